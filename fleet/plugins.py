@@ -11,6 +11,7 @@ from typing import Any
 
 from fleet.errors import UserError
 from preprocess.base import InputError, import_object
+from preprocess.own_code import OwnCode
 from scheduler.base import Cluster, Options, Progress, RateTable, Round
 from scheduler.base import InputError as RoundError
 from scheduler.ensemble.policies import POLICIES, Decide, Policy, check_round
@@ -77,9 +78,11 @@ def find_policy(name: str) -> Policy:
     """
     if name in POLICIES:
         return POLICIES[name]
-    found = load_named(name, "policy", sorted(POLICIES), "policy")
+    code = OwnCode()
+    with code.running():
+        found = load_named(name, "policy", sorted(POLICIES), "policy")
     policy = found if isinstance(found, Policy) else Policy(name, _function(name, found))
-    return replace(policy, name=name, decide=_checked(name, policy.decide))
+    return replace(policy, name=name, decide=_checked(name, policy.decide, code))
 
 
 def _function(name: str, found: Any) -> Decide:
@@ -101,10 +104,11 @@ def _function(name: str, found: Any) -> Decide:
     )
 
 
-def _checked(name: str, decide: Decide) -> Decide:
+def _checked(name: str, decide: Decide, code: OwnCode) -> Decide:
     def checked(rates: RateTable, progress: Progress, cluster: Cluster, options: Options) -> Round:
         try:
-            answer = decide(rates, progress, cluster, options)
+            with code.running():
+                answer = decide(rates, progress, cluster, options)
         except Exception as error:  # the user's function may raise anything
             what = " ".join(f"{type(error).__name__}: {error}".split())
             raise UserError(f"the policy {name} failed: {what}") from error

@@ -180,13 +180,6 @@ def rng_for(seed: int, purpose: int, *more: int) -> np.random.Generator:
     return np.random.default_rng([seed, purpose, *more])
 
 
-def find_in_working_folder() -> None:
-    """Have modules of the working folder found last, wherever the process may go from there."""
-    folder = os.getcwd()
-    if not {"", folder} & {*sys.path}:
-        sys.path.append(folder)
-
-
 def import_function(path: str, role: str) -> Any:
     """The function that an import path ``module:function`` names; see :func:`import_object`.
 
@@ -215,7 +208,9 @@ def import_object(path: str, role: str, form: str = "module:function") -> Any:
     module_name, _, name = path.partition(":")
     if not (module_name and name):
         raise InputError(f"{role} {path!r} is not an import path {form}")
-    find_in_working_folder()
+    folder = os.getcwd()
+    if not {"", folder} & {*sys.path}:
+        sys.path.append(folder)
     try:
         module = import_own(module_name)
     except KeyboardInterrupt:

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from preprocess.base import AUGMENT, BadImage, BadSample, InputError, Source, counted
 from preprocess.batches import Work, done
+from preprocess.own_code import OwnCode
 from preprocess.sample import Affine, wire_dtype
 from preprocess.target import is_mask, read_mask, target_of
 from preprocess.transforms import Transform
@@ -64,6 +66,7 @@ class Chain:
             transforms = decoded_whole(transforms)
         self._fixed, self._varying = split_transforms(transforms, fixed)
         self._seed, self._random = seed, _Generators(seed)
+        self._code = code_of(source)
 
     @property
     def is_random(self) -> bool:
@@ -97,7 +100,8 @@ class Chain:
             BadSample: it cannot be read or decoded.
         """
         try:
-            data = self.source.read(index)
+            with self._reading():
+                data = self.source.read(index)
             mask = None if self._masks is None else read_mask(self.source, index, self._masks)
         except IndexError as error:
             raise InputError(
@@ -108,6 +112,9 @@ class Chain:
             return self._fix(data, mask)
         except BadImage as error:
             raise BadSample(self.source.name(index), str(error)) from error
+
+    def _reading(self) -> AbstractContextManager[None]:
+        return nullcontext() if self._code is None else self._code.running(quick=True)
 
     def vary(self, part: Part, index: int, epoch: int, training: bool = True) -> Part:
         """Do to a prepared sample what differs from epoch to epoch.
@@ -200,6 +207,14 @@ class Chain:
         for transform in transforms:
             image, mask = transform.apply_with_mask(image, mask, rng, training)
         return Part(image, mask.pixels)
+
+
+def code_of(source: Any) -> OwnCode | None:
+    """The code of a source of the user's own; None of ours."""
+    while isinstance(inner := getattr(source, "source", None), Source):
+        source = inner
+    module = type(source).__module__
+    return None if module.startswith("preprocess.") else OwnCode(module)
 
 
 def _numbers(array: np.ndarray, is_precise: bool) -> np.ndarray:

@@ -32,7 +32,11 @@ from preprocess.base import (
 )
 from preprocess.division import fold_of, groups_of, strata_of, taken
 from preprocess.fingerprint import Fingerprint, Known, Marks, marks_of, with_targets
+<<<<<<< HEAD
 from preprocess.sources.image_folder import on_unread
+=======
+from preprocess.own_code import OwnCode
+>>>>>>> 4340a05f (own_code: call searchers, rules, policies and data in it)
 from preprocess.sources.table import columns_of
 from preprocess.target import TargetSpec, TargetWish, target_of, told_array
 from preprocess.target_checks import checked_labels, checked_target
@@ -485,10 +489,13 @@ def _open_at(
 
     Targets are of the kind that is asked for, where the sources do not say themselves what they have.
     """
-    function, is_ours = _function(source, options, path), source in SOURCES
+    is_ours, code = source in SOURCES, OwnCode()
+    with code.running():
+        function = _function(source, options, path)
     given = {"target": target} if target is not None and _wants_target(function) else {}
     try:
-        found = function(path, **options, **given)
+        with code.running():
+            found = function(path, **options, **given)
     except (InputError, KeyboardInterrupt):
         raise
     except BaseException as error:  # the user's function may raise anything, and exit

@@ -64,7 +64,7 @@ MAY_IMPORT = {
     "preprocess.sources": "preprocess.base preprocess.files preprocess.decode preprocess.fingerprint "
     "preprocess.parts preprocess.passing preprocess.target",
     "preprocess.unfinished": "preprocess.sample",
-    "preprocess.transforms": "preprocess.base preprocess.decode preprocess.sample preprocess.unfinished",
+    "preprocess.transforms": "preprocess.own_code preprocess.base preprocess.decode preprocess.sample preprocess.unfinished",
     "preprocess.batches": "preprocess.base preprocess.sample preprocess.transforms preprocess.unfinished",
     "preprocess.chain": "preprocess.base preprocess.batches preprocess.sample preprocess.target preprocess.transforms",
     "preprocess.probe": "preprocess.base preprocess.chain preprocess.decode preprocess.sample preprocess.target "
@@ -76,7 +76,7 @@ MAY_IMPORT = {
     "preprocess.decoded_copy": "preprocess.base preprocess.chain preprocess.packing preprocess.pipeline "
     "preprocess.sample preprocess.source preprocess.sources preprocess.target "
     "preprocess.transforms",
-    "preprocess.source": "preprocess.base preprocess.division preprocess.fingerprint "
+    "preprocess.source": "preprocess.base preprocess.division preprocess.fingerprint preprocess.own_code "
     "preprocess.sources preprocess.target preprocess.target_checks",
     "scheduler.base": "",
     "scheduler.files": "scheduler.base",

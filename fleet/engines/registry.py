@@ -55,7 +55,7 @@ def make_engine(
             trainers,
             deterministic=any(network.train.deterministic for network in spec.networks),
             slot=slot,
-            folder=Path(spec.output),
+            folder=Path(spec.output).absolute(),
             pin=pin,
             transforms={feed: data.transforms for feed, data in spec.feeds.items()},
         )

@@ -22,6 +22,7 @@ from fleet.spec import NetworkSpec, Spec
 from fleet.spec.engines import ENGINES
 from fleet.storage.paths import RunPaths
 from fleet.storage.results import over_by_table
+from preprocess.own_code import import_own, process_kept
 
 log = logging.getLogger("fleet.runtime.ahead")
 
@@ -112,7 +113,8 @@ class Loading:
         Such a module of the user's may import TensorFlow, too, and two threads that import a package with circles find
         it half made: so it is imported when the thread is done.
         """
-        return _Unpickler(packed, self).load()
+        with process_kept():
+            return _Unpickler(packed, self).load()
 
 
 class _Unpickler(pickle.Unpickler):
@@ -126,6 +128,7 @@ class _Unpickler(pickle.Unpickler):
         """The class or function of a name."""
         if module not in sys.modules:
             self._loading.finish()
+            import_own(module)
         return super().find_class(module, name)
 
 

@@ -311,7 +311,7 @@ class CoordinatorSide:
             UserError
         ) as error:  # a log that was damaged is no reason to fail after all else went well
             shown = f"without a report, because {error}"
-        print(f"Everything is in {self._launch.paths.root}; {shown}.", flush=True)
+        print(f"Everything is in {self._launch.spec.output}; {shown}.", flush=True)
 
     def _joined(self, rows: Sequence[NetworkResult]) -> list[EnsembleResult]:
         """How good the best networks are together, once all that will finish have."""

@@ -176,12 +176,12 @@ class _Asked:
 
 
 def _ask(request: Request, ranks: Ranks, name: str) -> _Asked:
-    replayed = None if request.replay is None else RunPaths(Path(request.replay))
+    replayed = None if request.replay is None else RunPaths(Path(request.replay).absolute())
     spec, remark = spec_for_run(request.spec, replayed, request.fresh)
     if remark:
         print(f"fleet: {remark}", file=sys.stderr, flush=True)
     written = spec.networks
-    paths = RunPaths(spec.output, name)
+    paths = RunPaths(spec.output.absolute(), name)  # wherever users' code may go
     left = replayed or (None if request.fresh else paths)
     told = state_of(
         () if left is None else read_run(left, (NetworkAdded, Commanded, CacheChosen, EarlierRead))
@@ -200,7 +200,7 @@ def _ask(request: Request, ranks: Ranks, name: str) -> _Asked:
             dataclasses.replace(spec, networks=()),
             (),
             roles,
-            RunPaths(trained.output),
+            RunPaths(trained.output.absolute()),
             left,
             told,
             replay,

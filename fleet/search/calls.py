@@ -15,7 +15,7 @@ import numpy as np
 
 from fleet.domain.events import Searched
 from fleet.errors import UserError
-from fleet.search.searcher import Knowing, Resuming, Searcher, Verdict
+from fleet.search.searcher import Knowing, Resuming, Searcher, Verdict, running
 
 
 @dataclass(frozen=True)
@@ -87,6 +87,11 @@ def make(searcher: Searcher, call: Call) -> Any:
         Nonsense: that cannot be understood.
         BaseException: whatever the searcher raises.
     """
+    with running(searcher):
+        return _answer(searcher, call)
+
+
+def _answer(searcher: Searcher, call: Call) -> Any:
     match call:
         case Ask(number):
             return _values(searcher.ask(number))

@@ -21,6 +21,7 @@ from fleet.search.rungs import Bracket, Settled, natural
 from fleet.search.searcher import Verdict
 from fleet.spec.model import one_line
 from fleet.spec.search import Prune, find_rule
+from preprocess.own_code import OwnCode, seed_generators
 
 
 class Judge:
@@ -242,8 +243,8 @@ def _bracket(prune: Prune, least: int) -> Bracket:
 class _LookedAt:
     """A rule of a user's own, whose answers are looked at before they are carried out."""
 
-    def __init__(self, name: str, judge: Judge) -> None:
-        self._name, self._judge = name, judge
+    def __init__(self, name: str, judge: Judge, code: OwnCode) -> None:
+        self._name, self._judge, self._code = name, judge, code
         self._waiting: set[str] = set()
 
     def __getattr__(self, method: str) -> Callable[..., Any]:
@@ -251,7 +252,8 @@ class _LookedAt:
 
     def _asked(self, method: str, *arguments: Any) -> Any:
         try:
-            answer = getattr(self._judge, method)(*arguments)
+            with self._code.running():
+                answer = getattr(self._judge, method)(*arguments)
         except Exception as error:  # the user's class may raise anything
             raise UserError(
                 f"the rule {self._name} failed in {method}: {one_line(error)}"
@@ -298,18 +300,21 @@ def make_judge(prune: Prune, most_epochs: int, seed: int) -> Judge:
         module, _, name = rule.make.partition(":")
         ours: Judge = getattr(import_module(module, "fleet.search"), name)(prune, most_epochs, seed)
         return ours
-    make = load_object(rule.make, "rule") if isinstance(rule.make, str) else rule.make
-    try:
-        judge = make(prune, most_epochs, seed)
-    except Exception as error:  # the user's class may raise anything
-        raise UserError(
-            f"the rule {prune.rule} cannot be made of (prune, most_epochs, seed): {one_line(error)}"
-        ) from error
+    code = OwnCode()
+    with code.running():
+        seed_generators(seed)
+        make = load_object(rule.make, "rule") if isinstance(rule.make, str) else rule.make
+        try:
+            judge = make(prune, most_epochs, seed)
+        except Exception as error:  # the user's class may raise anything
+            raise UserError(
+                f"the rule {prune.rule} cannot be made of (prune, most_epochs, seed): {one_line(error)}"
+            ) from error
     if lacks := [method for method in _METHODS if not callable(getattr(judge, method, None))]:
         raise UserError(
             f"the rule {prune.rule} has no method {', '.join(lacks)}; see fleet.search.pruning.Judge"
         )
-    return cast(Judge, _LookedAt(prune.rule, judge))
+    return cast(Judge, _LookedAt(prune.rule, judge, code))
 
 
 _METHODS = ("add", "promotable", "let_go_on", "leave", "settle", "next_rung", "expected")

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from enum import StrEnum
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, cast, runtime_checkable
 
 from fleet.errors import UserError
 from fleet.plugins import load_object
 from fleet.spec.model import one_line
 from fleet.spec.search import Mode
 from fleet.spec.space import Member, Range, Space, members, numbered
+from preprocess.own_code import OwnCode, seed_generators
 
 
 class Verdict(StrEnum):
@@ -184,9 +186,36 @@ def make_searcher(
         raise UserError(
             f"no searcher is named {ask!r}; one of {', '.join(SEARCHERS)}, or an import path module:Class"
         )
-    kind: Any = SEARCHERS[ask] if ask in SEARCHERS else load_object(ask, "searcher")
+    if ask in SEARCHERS:
+        return cast(Searcher, SEARCHERS[ask](space, seed, mode, **options))
+    code = OwnCode()
+    with code.running():
+        seed_generators(seed)
+        searcher = _made(ask, load_object(ask, "searcher"), space, seed, mode, options)
+    _CODES[id(searcher)] = searcher, code
+    return searcher
+
+
+_CODES: dict[int, tuple[Searcher, OwnCode]] = {}  # of searchers of users
+
+
+def running(searcher: Searcher) -> AbstractContextManager[None]:
+    """A context in which a searcher is called: what it changes in the process is put back, and kept for it."""
+    if isinstance(searcher, _Listing):
+        return nullcontext()
+    return _CODES.setdefault(id(searcher), (searcher, OwnCode()))[1].running()
+
+
+def _made(
+    ask: str,
+    kind: Any,
+    space: Space,
+    seed: int,
+    mode: Mode | tuple[Mode, ...],
+    options: Mapping[str, Any],
+) -> Searcher:
     try:
-        searcher = kind(space, seed, mode, **options)
+        searcher: Searcher = kind(space, seed, mode, **options)
     except (UserError, KeyboardInterrupt):
         raise
     except BaseException as error:  # a class of a user's may raise anything

@@ -34,6 +34,7 @@ from fleet.errors import FleetError, UserError
 from fleet.spec.engines import EngineInfo
 from fleet.units import counted
 from preprocess.base import InputError, import_function
+from preprocess.own_code import OwnCode
 
 # Strict, since pydantic would otherwise read `true` as the number 1.
 Count = Annotated[int, Field(strict=True, ge=1)]
@@ -280,11 +281,16 @@ def check_import(path: str) -> None:
     Raises:
         UserError: there is no such module or function, or what must be imported to know raises.
     """
+    if "" not in sys.path and str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))  # as `python -m` does; a console script does not
+    with OwnCode().running():
+        _check_import(path)
+
+
+def _check_import(path: str) -> None:
     module, _, function = path.partition(":")
     if not module or not function.isidentifier():
         raise UserError(f"{path!r} should be written module:function")
-    if "" not in sys.path and str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))  # as `python -m` does; a console script does not
     try:
         found = importlib.util.find_spec(module)
     except KeyboardInterrupt:

@@ -14,6 +14,7 @@ from pydantic.dataclasses import dataclass
 
 from fleet.errors import UserError
 from fleet.plugins import load_named
+from preprocess.own_code import OwnCode
 from fleet.spec.fields import IMPORT_PATH, NO_FLAG, AboveZero, Duration, OneOf, Positive, written_as
 from fleet.vocabulary.measures import UP, direction_of
 
@@ -301,7 +302,8 @@ def find_rule(name: str) -> PruningRule:
     """
     if name in RULES:
         return RULES[name]
-    found = load_named(name, "rule", RULES, "rule")
+    with OwnCode().running():
+        found = load_named(name, "rule", RULES, "rule")
     if isinstance(found, PruningRule):
         return replace(found, name=name)
     if not callable(found):

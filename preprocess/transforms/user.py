@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import zlib
 from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
 
 from preprocess.base import BadImage, InputError, import_function
+from preprocess.own_code import OwnCode, seed_generators
 from preprocess.transforms.base import Mask
 
 
@@ -33,7 +35,16 @@ class UserTransform:
     @cached_property
     def function(self) -> Any:
         """The function itself."""
-        return import_function(self.path, "transform")
+        with self._code.running():
+            return import_function(self.path, "transform")
+
+    @cached_property
+    def _code(self) -> OwnCode:
+        return OwnCode(keeps_draws=False)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the function: its module is imported on each rank as here."""
+        return {"path": self.path, "parameters": self.parameters}
 
     def apply(self, image: np.ndarray, rng: np.random.Generator, training: bool) -> np.ndarray:
         """What the user's function makes of it."""
@@ -69,11 +80,24 @@ class UserTransform:
     def _call(
         self, image: np.ndarray, rng: np.random.Generator, training: bool, **mask: np.ndarray
     ) -> Any:
+        function = self.function
         try:
-            # A copy, for the function may write into it.
-            return self.function(np.array(image), rng, training, **mask, **self.parameters)
+            with self._code.running(quick=True):
+                seed_generators(_seed_of(rng))
+                # A copy, for the function may write into it.
+                return function(np.array(image), rng, training, **mask, **self.parameters)
         except BadImage:
             raise
         except Exception as error:
             error.add_note(f"in the transform {self.path}")
             raise
+
+
+def _seed_of(rng: np.random.Generator) -> int:
+    """A seed that follows from what a generator would draw next, which it still does."""
+    state: Any = rng.bit_generator.state["state"]
+    parts = [
+        one.tobytes() if isinstance(one, np.ndarray) else repr(one).encode()
+        for one in state.values()
+    ]
+    return zlib.crc32(b"".join(parts))
