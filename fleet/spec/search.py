@@ -14,9 +14,9 @@ from pydantic.dataclasses import dataclass
 
 from fleet.errors import UserError
 from fleet.plugins import load_named
-from preprocess.own_code import OwnCode
 from fleet.spec.fields import IMPORT_PATH, NO_FLAG, AboveZero, Duration, OneOf, Positive, written_as
 from fleet.vocabulary.measures import UP, direction_of
+from preprocess.own_code import OwnCode
 
 Mode: TypeAlias = Literal["maximize", "minimize"]
 
