@@ -80,7 +80,7 @@ def seed_generators(seed: int) -> None:
     """
     random.seed(seed)
     np.random.seed(seed % 2**32)
-    if torch := sys.modules.get("torch"):
+    if torch := sys.modules.get("torch.random"):
         torch.manual_seed(seed)
 
 
