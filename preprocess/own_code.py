@@ -342,7 +342,8 @@ def _put_collecting(value: tuple) -> None:
 
 
 def _numpy_state() -> tuple:
-    name, keys, *rest = np.random.get_state(legacy=True)
+    state: Any = np.random.get_state(legacy=True)
+    name, keys, *rest = state
     return name, keys.tobytes(), *rest
 
 
