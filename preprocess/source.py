@@ -32,11 +32,8 @@ from preprocess.base import (
 )
 from preprocess.division import fold_of, groups_of, strata_of, taken
 from preprocess.fingerprint import Fingerprint, Known, Marks, marks_of, with_targets
-<<<<<<< HEAD
-from preprocess.sources.image_folder import on_unread
-=======
 from preprocess.own_code import OwnCode
->>>>>>> 4340a05f (own_code: call searchers, rules, policies and data in it)
+from preprocess.sources.image_folder import on_unread
 from preprocess.sources.table import columns_of
 from preprocess.target import TargetSpec, TargetWish, target_of, told_array
 from preprocess.target_checks import checked_labels, checked_target

@@ -66,7 +66,8 @@ MAY_IMPORT = {
     "preprocess.unfinished": "preprocess.sample",
     "preprocess.transforms": "preprocess.own_code preprocess.base preprocess.decode preprocess.sample preprocess.unfinished",
     "preprocess.batches": "preprocess.base preprocess.sample preprocess.transforms preprocess.unfinished",
-    "preprocess.chain": "preprocess.base preprocess.batches preprocess.sample preprocess.target preprocess.transforms",
+    "preprocess.chain": "preprocess.base preprocess.batches preprocess.own_code preprocess.sample "
+    "preprocess.target preprocess.transforms",
     "preprocess.probe": "preprocess.base preprocess.chain preprocess.decode preprocess.sample preprocess.target "
     "preprocess.transforms",
     "preprocess.pipeline": "preprocess.base preprocess.batches preprocess.chain preprocess.loading preprocess.probe "
