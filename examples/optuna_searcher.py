@@ -63,9 +63,9 @@ class Searcher:
     def ask(self, number):
         for _ in range(20):  # a small space is used up at some time
             trial = self.study.ask(self.space)
-            if trial.params not in self.asked:
+            if repr(trial.params) not in self.asked:  # 1, 1.0 and True are three choices
                 self.trials[number] = trial
-                self.asked.append(trial.params)
+                self.asked.append(repr(trial.params))
                 return trial.params
             self.study.tell(trial, state=TrialState.FAIL)
         return None
@@ -74,12 +74,10 @@ class Searcher:
         """A network of an earlier run, or of another searcher of this one."""
         self.study.enqueue_trial(values)
         self.trials[number] = self.study.ask(self.space)
-        self.asked.append(self.trials[number].params)
+        self.asked.append(repr(self.trials[number].params))
 
     def report(self, number, epoch, value):
-        if math.isnan(value):
-            return "stop"
-        if self.has_several:
+        if self.has_several or math.isnan(value):  # a later epoch may have a value
             return "go_on"
         self.trials[number].report(value, epoch)
         return "stop" if self.trials[number].should_prune() else "go_on"

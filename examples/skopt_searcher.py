@@ -57,7 +57,9 @@ class Searcher:
     def known(self, number, values):
         """A network of an earlier run, or of another searcher of this one."""
         self.asked[number] = [
-            choices.index(values[name]) if isinstance(choices, tuple) else values[name]
+            list(map(repr, choices)).index(repr(values[name]))  # 1, 1.0 and True are three choices
+            if isinstance(choices, tuple)
+            else values[name]
             for name, choices in self.space.items()
         ]
 

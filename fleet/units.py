@@ -176,6 +176,19 @@ def listed(names: Sequence[str], most: int = 3) -> str:
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
+def about(seconds: float) -> str:
+    """Return a duration that is only estimated, as a person says it.
+
+    >>> about(5.2), about(130), about(5400), about(72600)
+    ('about 5 s', 'about 2 min', 'about 1.5 h', 'about 20 h')
+    """
+    for unit_s, unit in ((3600, "h"), (60, "min")):
+        if seconds >= unit_s:
+            amount = seconds / unit_s
+            return f"about {amount:.2g} {unit}" if amount < 10 else f"about {amount:.0f} {unit}"
+    return f"about {seconds:.0f} s"
+
+
 def format_duration(seconds: float) -> str:
     """A duration as a person reads it.
 

@@ -7,6 +7,7 @@ of their own, or a fraction.
 
 from __future__ import annotations
 
+import copy
 import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -317,7 +318,7 @@ def _opened(
     features: Sequence[str],
 ) -> tuple[Opener, Opened]:
     """What lies at a path, and what opens further parts of it: in tables, features are found by their names."""
-    opener: Opener = partial(_open_at, source, options, target)
+    opener: Opener = partial(_open_at, source, copy.deepcopy(dict(options)), target)
     opened = opener(path)
     columns = columns_of(opened[0])
     if columns is None or columns.is_paths:

@@ -83,7 +83,7 @@ def run(args: argparse.Namespace) -> None:
         for name, path in trackers.items():
             with storing(path):
                 write(name, tracked, path)
-            print(f"{path}: {TRACKERS[name].shown.format(path=path)}")
+            print(f"{path}: {TRACKERS[name].command(path)}")
 
 
 def _write_onnx(paths: RunPaths, name: str, path: Path | bool) -> None:

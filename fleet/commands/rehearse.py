@@ -43,7 +43,7 @@ from fleet.spec.engines import find_engine
 from fleet.storage.files import write_json
 from fleet.storage.paths import RunPaths
 from fleet.terminal import print_table
-from fleet.units import counted, format_duration, listed
+from fleet.units import about, counted, format_duration, listed
 from preprocess.sample import SampleSpec
 from scheduler.base import Cluster, RateTable
 from scheduler.ensemble.costs import Costs
@@ -51,6 +51,7 @@ from scheduler.ensemble.policies import POLICIES
 from scheduler.ensemble.rates_file import write_rates
 from scheduler.simulation.ensemble import Simulated, simulate
 
+_ESTIMATED = "estimated"  # rates of which nothing was measured
 _MOST_BY_ITSELF = 8  # GPUs, where neither an option nor the spec says how many
 
 
@@ -109,7 +110,7 @@ def run(args: argparse.Namespace) -> int:
     spec = with_cache(spec, choice.cache)
     found, origin = known_rates_of(spec, args.spec, args.rates, sample, whole) or (
         estimated_rates(spec, sample, whole.gpus_per_node),
-        "estimated",
+        _ESTIMATED,
     )
     rates = with_sharing(spec, with_epochs(spec, found, len(data.train)))
     policies = {**POLICIES, spec.policy.name: spec.policy}  # it may be one of the user's own
@@ -128,7 +129,7 @@ def run(args: argparse.Namespace) -> int:
     show(
         args,
         lambda: _numbers(spec, cluster, origin, outcomes, rehearsal, told, profiling),
-        lambda: _print(told, rehearsal, profiling),
+        lambda: _print(told, rehearsal, profiling, origin != _ESTIMATED),
     )
     return status
 
@@ -270,31 +271,33 @@ def _announce(
     rehearsal: Rehearsal,
     profiling: SurveyEstimate,
 ) -> None:
-    policy = spec.schedule.policy
+    policy, is_known = spec.schedule.policy, origin != _ESTIMATED
+    shown = format_duration if is_known else about
+    by_what = "" if is_known else ", by estimated rates: nothing was measured"
     planned = next(outcome for outcome in outcomes if outcome.policy == policy)
     print(
         f"{counted(len(spec.networks), 'network')}, {counted(rehearsal.rates.samples_per_epoch, 'sample')} an epoch; "
         f"{told_of_gpus(cluster)}; rates: {origin}"
     )
-    print_policies(outcomes)
+    print_policies(outcomes, is_known)
     print_table(
         ["round", "start", "takes", "networks on GPUs"],
         [
             [
                 number,
-                format_duration(one.start_s),
-                format_duration(one.end_s - one.start_s),
+                shown(one.start_s),
+                shown(one.end_s - one.start_s),
                 listed([f"{member.name} {member.gpus}" for member in one.members], most=8),
             ]
             for number, one in enumerate(planned.rounds[:10], start=1)
         ],
-        title=f"{policy}: {format_duration(planned.makespan_s)} in {counted(len(planned.rounds), 'round')}",
+        title=f"{policy}: {shown(planned.makespan_s)} in {counted(len(planned.rounds), 'round')}{by_what}",
     )
     total_s = profiling.seconds + planned.makespan_s
     if profiling.measurements:
         print(
             f"Before that, rates are measured: {counted(profiling.measurements, 'measurement')} in about "
-            f"{format_duration(profiling.seconds)}. The whole run: about {format_duration(total_s)}."
+            f"{format_duration(profiling.seconds)}. The whole run: {about(total_s)}{by_what}."
         )
     if spec.document.walltime is not None and total_s > spec.document.walltime:
         print(
@@ -308,7 +311,7 @@ def _announce(
     )
 
 
-def _print(told: Account, rehearsal: Rehearsal, profiling: SurveyEstimate) -> None:
+def _print(told: Account, rehearsal: Rehearsal, profiling: SurveyEstimate, is_known: bool) -> None:
     print(
         f"{counted(len({stint.name for stint in told.stints}), 'network')} trained in "
         f"{counted(len(told.stints), 'group')}; GPU time: "
@@ -317,11 +320,13 @@ def _print(told: Account, rehearsal: Rehearsal, profiling: SurveyEstimate) -> No
         )
     )
     if told.measured_s is not None:
+        own_s = told.measured_s / rehearsal.scale
+        own = format_duration(own_s) if is_known else f"{about(own_s)}, by estimated rates,"
         per_group, per_epoch = 1000 * told.costs.regroup_s, 1000 * told.costs.epoch_s
         print(
             f"It took {format_duration(told.measured_s)}, {told.ratio:.3f} times what the "
             f"simulation says ({per_group:.0f} ms to form a group, {per_epoch:.0f} ms between epochs): "
-            f"{format_duration(told.measured_s / rehearsal.scale)} of the run's own time"
+            f"{own} of the run's own time"
             + (
                 f", and {format_duration(profiling.seconds)} of measuring before it."
                 if profiling.seconds

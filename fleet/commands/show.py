@@ -47,8 +47,16 @@ def show(args: argparse.Namespace, record: Callable[[], Any], text: Callable[[],
         text()
 
 
-def print_policies(outcomes: Sequence[Simulated]) -> None:
-    """Print how policies do side by side, the reference among them."""
+def print_policies(outcomes: Sequence[Simulated], is_known: bool = True) -> None:
+    """Print how policies do side by side, the reference among them.
+
+    Args:
+        is_known: whether rates were measured; times by estimated ones are rounded.
+    """
+
+    def rounded(seconds: float) -> float:
+        return round(seconds) if is_known else float(f"{seconds:.2g}")
+
     reference = next(outcome for outcome in outcomes if outcome.policy == REFERENCE.name).makespan_s
     print_table(
         [
@@ -64,11 +72,11 @@ def print_policies(outcomes: Sequence[Simulated]) -> None:
         [
             [
                 outcome.policy,
-                round(outcome.makespan_s),
+                rounded(outcome.makespan_s),
                 outcome.makespan_s / outcome.lower_bound_s,
                 reference / outcome.makespan_s,
-                round(outcome.waiting_s_per_gpu),
-                round(outcome.checkpoint_s),
+                rounded(outcome.waiting_s_per_gpu),
+                rounded(outcome.checkpoint_s),
                 len(outcome.rounds),
                 bar(reference / outcome.makespan_s, 4.0, 20),
             ]
@@ -76,7 +84,8 @@ def print_policies(outcomes: Sequence[Simulated]) -> None:
         ],
     )
     print(
-        f"No schedule can be faster than {outcomes[0].lower_bound_s:.0f} s; speed-up is over {REFERENCE.name}."
+        f"No schedule can be faster than {rounded(outcomes[0].lower_bound_s):.0f} s"
+        f"{'' if is_known else ', by estimated rates'}; speed-up is over {REFERENCE.name}."
     )
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated, TypeAlias
+from typing import Annotated, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -285,6 +285,47 @@ class Convergence:
     improved_epoch: int = 0
 
 
+class Best(NamedTuple):
+    """The best of the epochs so far, by which networks are exported, ranked, judged and told of.
+
+    Attributes:
+        record: of that epoch; None before there is one.
+        score: what is monitored of it, so that more is better.
+        improved_epoch: the last one that was better by more than ``min_delta``.
+        newest: the last epoch of all.
+    """
+
+    record: EpochRecord | None = None
+    score: float = math.nan
+    improved_epoch: int = 0
+    newest: EpochRecord | None = None
+
+    def after(self, record: EpochRecord, converge: Converge) -> Best:
+        """Return the best when one more epoch has ended; values of other data cannot be compared."""
+        best, score = self, converge.sign * record.value(converge.watched)
+        if self.newest is not None and self.newest.precedes_other_data:
+            best = Best(improved_epoch=self.newest.epoch)
+        # The first epoch is the best so far whatever it is; one that is no number gives way to any that is.
+        if (
+            best.record is None
+            or score > best.score + converge.min_delta
+            or (math.isnan(best.score) and not math.isnan(score))
+        ):
+            return Best(record, score, record.epoch, record)
+        if score == best.score and judged_loss(record) < judged_loss(best.record):
+            # better, but no improvement of what is monitored: patience does not wait
+            return Best(record, score, best.improved_epoch, record)
+        return best._replace(newest=record)
+
+
+def best_of(history: Iterable[EpochRecord], converge: Converge) -> Best:
+    """Return the best of finished epochs."""
+    best = Best()
+    for record in history:
+        best = best.after(record, converge)
+    return best
+
+
 def convergence(history: Sequence[EpochRecord], converge: Converge) -> Convergence:
     """Judge a history. Early stopping has no state of its own: a resumed network stops where it would have.
 
@@ -296,24 +337,8 @@ def convergence(history: Sequence[EpochRecord], converge: Converge) -> Convergen
         converge: when to stop.
     """
     sign = converge.sign
-    begin = max(
-        (place for place, record in enumerate(history[:-1], start=1) if record.precedes_other_data),
-        default=0,
-    )
-    best, best_epoch, improved, least = -math.inf, 0, begin, math.inf
-    for record in history[begin:]:
-        value, loss = sign * record.value(converge.watched), judged_loss(record)
-        # The first epoch is the best so far whatever it is; one that is no number gives way to any that is.
-        if (
-            not best_epoch
-            or value > best + converge.min_delta
-            or (math.isnan(best) and not math.isnan(value))
-        ):
-            best, best_epoch, improved, least = value, record.epoch, record.epoch, loss
-        elif (
-            value == best and loss < least
-        ):  # better, but no improvement of what is monitored: patience does not wait
-            best_epoch, least = record.epoch, loss
+    record, best, improved, _ = best_of(history, converge)
+    best_epoch = 0 if record is None else record.epoch
     reason = ""
     if converge.target is not None and best_epoch and best >= sign * converge.target:
         reason = f"{converge.watched} reached {sign * best:.4g}"

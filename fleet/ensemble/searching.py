@@ -119,7 +119,7 @@ class Searching:
         self._networks.add(admitted.network)
         self._launch.outbox.note(admitted.added)
         if not admitted.added.entry:
-            self.mind.add(name)
+            self.mind.add(name, admitted.network.train.converge)
         if admitted.added.wrong:
             self.fail(name, admitted.added.wrong)
 

@@ -7,7 +7,7 @@ changed. So where a network has trained on since, or is another one, its study i
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
@@ -27,8 +27,9 @@ from optuna.trial import FrozenTrial, TrialState
 
 from fleet.errors import UserError
 from fleet.export.tracked import TrackedNetwork, TrackedRun
+from fleet.export.trackers import DATABASES
 from fleet.spec.chosen import as_plain
-from fleet.spec.space import Range, member_of
+from fleet.spec.space import Range, key_of_value, member_of
 from fleet.storage.results import Status
 
 _STATES = {
@@ -36,7 +37,6 @@ _STATES = {
     Status.PRUNED: TrialState.PRUNED,
     Status.FAILED: TrialState.FAIL,
 }
-_DATABASES = (".db", ".sqlite", ".sqlite3")
 
 
 def write(run: TrackedRun, path: Path) -> None:
@@ -66,7 +66,7 @@ def write(run: TrackedRun, path: Path) -> None:
 
 
 def _storage(path: Path) -> BaseStorage:
-    if path.suffix in _DATABASES:
+    if path.suffix in DATABASES:
         return RDBStorage(f"sqlite:///{path.absolute()}")
     return JournalStorage(JournalFileBackend(str(path)))
 
@@ -174,7 +174,8 @@ def _trial(run: TrackedRun, network: TrackedNetwork) -> FrozenTrial:
             )
     elif state is TrialState.PRUNED and reported and len(network.objectives) == 1:
         values = [list(reported.values())[-1]]  # as Optuna has it of a trial that it prunes
-    distributions = dict(_distributions(network, run.spaces.get(network.entry, {})))
+    space = run.spaces.get(network.entry, {})
+    distributions = dict(_distributions(network, space))
     return FrozenTrial(
         number=-1,
         trial_id=-1,
@@ -184,7 +185,7 @@ def _trial(run: TrackedRun, network: TrackedNetwork) -> FrozenTrial:
         datetime_start=datetime.fromtimestamp(network.began),
         datetime_complete=datetime.fromtimestamp(network.ended) if state.is_finished() else None,
         params={
-            name: _value(network.drawn[name], distribution)
+            name: _value(network.drawn[name], distribution, space[name])
             for name, distribution in distributions.items()
         },
         distributions=distributions,
@@ -211,11 +212,23 @@ def _distributions(
 
 def _distribution(dimension: Any) -> BaseDistribution:
     if not isinstance(dimension, Range):
-        return CategoricalDistribution(tuple(dict.fromkeys(map(as_plain, dimension))))
+        different = _different(dimension)
+        return CategoricalDistribution(tuple(map(_categories(different), different)))
     if dimension.integer:
         return IntDistribution(int(dimension.low), int(dimension.high), log=dimension.log)
     return FloatDistribution(float(dimension.low), float(dimension.high), log=dimension.log)
 
 
-def _value(value: Any, distribution: BaseDistribution) -> Any:
-    return as_plain(value) if isinstance(distribution, CategoricalDistribution) else value
+def _different(choices: Sequence[Any]) -> list[Any]:
+    return list({key_of_value(choice): choice for choice in choices}.values())
+
+
+def _categories(choices: Sequence[Any]) -> Callable[[Any], Any]:
+    """How choices are written: as JSON where some are equal to Optuna that differ, such as 1, 1.0 and true."""
+    plain = list(map(as_plain, choices))
+    return key_of_value if len(set(plain)) < len(plain) else as_plain
+
+
+def _value(value: Any, distribution: BaseDistribution, dimension: Any) -> Any:
+    is_choice = isinstance(distribution, CategoricalDistribution)
+    return _categories(_different(dimension))(value) if is_choice else value

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fleet.domain.events import Ended
-from fleet.domain.network import SCORES, EpochRecord
+from fleet.domain.network import SCORES, Best, EpochRecord
 from fleet.domain.run import RunNetwork, RunState
 from fleet.monitor.past import log_of, past_of
 from fleet.spec import Converge, ModelEntry, NetworkSpec
@@ -238,14 +238,12 @@ class _Making:
     def _epochs(
         self, name: str, history: Sequence[EpochRecord], converge: Converge
     ) -> Iterator[TrackedEpoch]:
-        best, monitor = math.nan, converge.watched
+        best, monitor = Best(), converge.watched
         for record in history:
-            value = record.value(monitor)
-            if not converge.sign * value <= converge.sign * best:  # or there is none yet
-                best = value if value == value else best
+            best = best.after(record, converge)
             values = {column: record.value(column) for column in (*SCORES, *record.metrics)}
             values |= {column: float(getattr(record, column)) for column in _OF_EPOCHS} | {
-                f"best_{monitor}": best
+                f"best_{monitor}": converge.sign * best.score
             }
             t_s = self._ended.get((name, record.epoch, record.stream_epoch))
             yield TrackedEpoch(

@@ -8,9 +8,12 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from pkgutil import resolve_name
+from shlex import quote
 
 from fleet.errors import UserError
 from fleet.export.tracked import TrackedRun
+
+DATABASES = (".db", ".sqlite", ".sqlite3")  # of SQLite, by their endings
 
 
 @dataclass(frozen=True)
@@ -22,7 +25,7 @@ class Tracker:
         place: what is written, within the folder of a run where nothing else is said.
         is_file: whether that is a file.
         help: what is written, in a few words.
-        shown: what looks at it; ``{path}`` stands for it.
+        shown: what looks at it; ``{path}`` stands for it, and ``{storage}`` for it as libraries of databases name it.
     """
 
     name: str
@@ -31,6 +34,15 @@ class Tracker:
     is_file: bool
     help: str
     shown: str
+
+    def command(self, path: Path) -> str:
+        """What looks at what was written, for a shell.
+
+        >>> TRACKERS["optuna"].command(Path("x y.db")), TRACKERS["optuna"].command(Path("x.log"))
+        ("optuna-dashboard 'sqlite:///x y.db'", 'optuna-dashboard x.log')
+        """
+        storage = f"sqlite:///{path}" if path.suffix in DATABASES else str(path)
+        return self.shown.format(path=quote(str(path)), storage=quote(storage))
 
 
 TRACKERS = {
@@ -58,7 +70,7 @@ TRACKERS = {
             "track/optuna.log",
             True,
             "add studies to a journal of Optuna, or to a database whose name ends with .db",
-            "optuna-dashboard {path}",
+            "optuna-dashboard {storage}",
         ),
     )
 }

@@ -104,7 +104,8 @@ class NetworkEpoch(EpochRecord):
     def cells(self) -> dict[str, Any]:
         """The row of a table, with a column for each metric."""
         said = {name: self.value(name) if name in SCORES else getattr(self, name) for name in _HEAD}
-        return said | apart({name: self.value(name) for name in self.metrics}, list(said), "metric")
+        metrics = {name: self.value(name) for name in self.metrics if name not in SCORES}
+        return said | apart(metrics, list(said), "metric")
 
 
 def read_history(run: str | Path) -> Table[NetworkEpoch]:

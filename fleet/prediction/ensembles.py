@@ -18,7 +18,7 @@ from fleet.errors import UserError
 from fleet.prediction.kept import Predicted, joined, read_predicted
 from fleet.prediction.scores import Scores, Truth, quick_score, score
 from fleet.spec import Spec
-from fleet.storage.files import replacing
+from fleet.storage.files import or_nan, or_nothing, replacing
 from fleet.storage.paths import PARTS, RunPaths
 from fleet.storage.results import NetworkResult, Status
 from fleet.units import counted, listed
@@ -322,7 +322,9 @@ def write_ensembles(paths: RunPaths, rows: Sequence[EnsembleResult]) -> None:
                     [math.nan] * len(_SCORES) if scores is None else asdict(scores).values()
                 )
             ]
-            writer.writerow([row.name, json.dumps(row.members), row.samples, *values])
+            writer.writerow(
+                [row.name, json.dumps(row.members), row.samples, *map(or_nothing, values)]
+            )
 
 
 def read_ensembles(run: str | Path) -> list[EnsembleResult]:
@@ -343,7 +345,8 @@ def read_ensembles(run: str | Path) -> list[EnsembleResult]:
 
 def _parse(row: Mapping[str, str]) -> EnsembleResult:
     validation, test = (
-        Scores(*(float(row[f"{prefix}_{name}"]) for name in _SCORES)) for prefix in ("val", "test")
+        Scores(*(float(or_nan(row[f"{prefix}_{name}"])) for name in _SCORES))
+        for prefix in ("val", "test")
     )
     return EnsembleResult(
         row["name"],

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fleet.domain.events import EarlierRead
-from fleet.domain.network import EpochRecord, convergence
+from fleet.domain.network import EpochRecord, best_of
 from fleet.domain.objectives import come_to
 from fleet.domain.run import RunSearch, RunState
 from fleet.errors import UserError
@@ -71,14 +71,13 @@ def _known(
     network = state.networks.get(row.name)
     history: tuple[EpochRecord, ...] = () if network is None else network.standing.history
     converge = Converge(monitor=monitor, direction="max" if mode == "maximize" else "min")
-    best = convergence(history, converge).best_epoch
-    record = next((one for one in history if one.epoch == best), None)
+    record = best_of(history, converge).record
     values = come_to([name for name, _ in objectives], record, beside_epochs(row, state))
     is_valued = math.isfinite(values[0])
     if not is_valued and row.status is not Status.FAILED:
         raise UserError(f"without {monitor}")
     curve = tuple(one.value(monitor) for one in history)
-    value = None if not is_valued else values if others else values[0]
+    value = values if others else values[0] if is_valued else None
     return Know(0, member, curve, _ENDS[row.status].value, value, row.name, run)
 
 

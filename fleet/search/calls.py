@@ -5,6 +5,7 @@ Everything that a searcher may answer becomes plain JSON here, so that what is l
 
 from __future__ import annotations
 
+import copy
 import math
 import numbers
 from collections.abc import Callable, Iterable, Mapping
@@ -110,7 +111,7 @@ def _answer(searcher: Searcher, call: Call) -> Any:
 
 def _tell_all(searcher: Any, known: Know) -> None:
     """Tell of a network that a searcher has not asked for; what it answers to reports has no meaning then."""
-    searcher.known(known.number, dict(known.values))
+    searcher.known(known.number, copy.deepcopy(dict(known.values)))
     for epoch, value in enumerate(known.curve, 1):
         searcher.report(known.number, epoch, value)
     if known.outcome:
@@ -150,11 +151,13 @@ def _number(answer: Any) -> int | None:
 def _plain(value: Any) -> Any:
     """A value as JSON has it: numbers of numpy become numbers of Python, tuples lists.
 
-    Raises:
-        Nonsense: it cannot be JSON, as an object or a number that is infinite.
+    NaN and infinity become text that no space has: only the network with such a value fails.
 
-    >>> _plain({"rate": np.float32(0.5), "blocks": (np.int64(1), True)})
-    {'rate': 0.5, 'blocks': [1, True]}
+    Raises:
+        Nonsense: it cannot be JSON, as an object.
+
+    >>> _plain({"rate": np.float32(0.5), "blocks": (np.int64(1), True), "decay": float("nan")})
+    {'rate': 0.5, 'blocks': [1, True], 'decay': '<nan>'}
     """
     if isinstance(value, np.generic | np.ndarray):
         value = value.tolist()
@@ -164,8 +167,8 @@ def _plain(value: Any) -> Any:
         return str(value)
     if isinstance(value, numbers.Integral):
         return int(value)
-    if isinstance(value, numbers.Real) and math.isfinite(float(value)):
-        return float(value)
+    if isinstance(value, numbers.Real):
+        return float(value) if math.isfinite(value) else f"<{float(value)}>"
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
     if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 from fleet.errors import UserError
 from fleet.search.calls import Ask, Call, Know, Nonsense, Report, Resume, Tell
 from fleet.search.searcher import End, Verdict
-from fleet.spec.space import Member, Space, member_of
+from fleet.spec.space import Member, Space, key_of_value, member_of
 
 PARENT = "parent"  # the key of an answer that is none of the space
 
@@ -264,7 +264,7 @@ class Conversation:
         if recalled is not None:
             asked = Asked(number, values, parent, recalled)
             if parent is None and not recalled:
-                self._seen.setdefault(_text(values), number)
+                self._seen.setdefault(key_of_value(values), number)
         else:
             asked = self._checked(number, values, parent)
         self._wrong = self._wrong + 1 if asked.wrong else 0
@@ -277,7 +277,7 @@ class Conversation:
             member = member_of(self._space, values)
             if (
                 parent is None
-                and (before := self._seen.setdefault(_text(member), number)) != number
+                and (before := self._seen.setdefault(key_of_value(member), number)) != number
             ):
                 raise UserError(
                     f"the same values as of number {before}; each network should be another one"
@@ -302,10 +302,6 @@ def fitting(space: Space, values: Mapping[str, Any]) -> Member | None:
         return member_of(space, values)
     except UserError:
         return None
-
-
-def _text(member: Member) -> str:
-    return repr(sorted(member.items()))
 
 
 def _key(call: Call) -> tuple[object, ...]:

@@ -11,11 +11,11 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 from fleet.domain import events as ev
 from fleet.domain.events.search import USER
-from fleet.domain.network import EpochRecord, Standing, judged_loss
+from fleet.domain.network import Best, EpochRecord, Standing, best_of
 from fleet.domain.objectives import come_to
 from fleet.domain.outlook import Coming, Outlook
 from fleet.search.calls import Call, Know, Nonsense, Report, Resume, Tell, as_call, as_event
@@ -23,9 +23,10 @@ from fleet.search.conversation import Asked, Conversation
 from fleet.search.pruning import Judge, make_judge
 from fleet.search.rungs import natural
 from fleet.search.searcher import End, Mode, Resuming, Searcher, Verdict
-from fleet.spec import NetworkSpec, Spec
+from fleet.spec import Converge, NetworkSpec, Spec
+from fleet.spec.origin import is_below
 from fleet.spec.search import Prune, Search, find_rule
-from fleet.spec.space import Member, Space, size_of, space_of
+from fleet.spec.space import Member, Space, override, size_of, space_of
 
 _SEARCHER, _END = "searcher", "end"
 
@@ -40,6 +41,7 @@ class Entry:
         monitor: the loss, accuracy or metric that is judged.
         resumes: whether its searcher can say which paused network goes on.
         earlier: what earlier runs found of which it is told.
+        min_delta: how much better an epoch must be than the best one so far, where the space does not say it.
     """
 
     name: str
@@ -49,6 +51,14 @@ class Entry:
     monitor: str
     resumes: bool = False
     earlier: tuple[Know, ...] = ()
+    min_delta: float = 0.0
+
+    def converge_of(self, values: Mapping[str, object]) -> Converge:
+        """What decides which epoch of a network with these values is the best."""
+        drawn = override({}, {k: v for k, v in values.items() if is_below(k, "train.converge")})
+        settings = drawn.get("train", {}).get("converge", {})
+        min_delta = settings.get("min_delta", self.min_delta)
+        return converge_by(self.monitor, self.mode, min_delta)
 
     @property
     def objectives(self) -> tuple[tuple[str, Mode], ...]:
@@ -83,10 +93,17 @@ def entries_of(ends: Spec) -> dict[int, Entry]:
             entry.space or {},
             _mode(first[index]),
             first[index].train.converge.watched,
+            min_delta=first[index].train.converge.min_delta,
         )
         for index, entry in ends.searches.items()
         if entry.search is not None and index in first
     }
+
+
+def converge_by(monitor: str, mode: Mode, min_delta: float = 0.0) -> Converge:
+    """What decides which epoch is the best."""
+    direction: Literal["max", "min"] = "max" if mode == "maximize" else "min"
+    return Converge(monitor=monitor, direction=direction, min_delta=min_delta)
 
 
 def _mode(network: NetworkSpec) -> Mode:
@@ -139,8 +156,8 @@ class Life:
     Attributes:
         entry, number: empty for a network that was in the spec.
         values: the monitored one of each epoch that the rule has heard of.
-        best: the best monitored value so far, NaN before there is one.
-        record: of the epoch of that value; of several, the one of least loss.
+        converge: what decides which epoch is the best.
+        top: the best epoch so far.
         seconds: that it has trained.
         rate: the most samples/s that an epoch had on each of its GPUs, 0 before there is one.
         verdict: of the rule, on the newest of them.
@@ -155,8 +172,8 @@ class Life:
     entry: str = ""
     number: int = -1
     values: list[float] = field(default_factory=list)
-    best: float = math.nan
-    record: EpochRecord | None = None
+    converge: Converge = field(default_factory=Converge)
+    top: Best = field(default_factory=Best)
     seconds: float = 0.0
     rate: float = 0.0
     verdict: Verdict = Verdict.GO_ON
@@ -165,6 +182,11 @@ class Life:
     waits: bool = False
     holders: set[str] = field(default_factory=set)
     end: End | None = None
+
+    @property
+    def best(self) -> float:
+        """The monitored value of its best epoch; NaN before there is one."""
+        return self.converge.sign * self.top.score
 
     @property
     def judged(self) -> int:
@@ -189,6 +211,7 @@ class Mind:
         trainers: how many there are.
         obeys: whether what searchers answer to a report is done.
         parameters: network -> how many weights it has, where that is known; a view.
+        converge: network -> what decides which epoch is the best, where its entry does not say so.
 
     Attributes:
         rate_of: gives the samples/s of a network on one GPU, as they are known now; None where they are not.
@@ -206,6 +229,7 @@ class Mind:
         trainers: int,
         obeys: bool = True,
         parameters: Mapping[str, int] | None = None,
+        converge: Mapping[str, Converge] | None = None,
     ) -> None:
         self.is_open = False
         self.rate_of: Callable[[str], float | None] = lambda name: None
@@ -215,12 +239,12 @@ class Mind:
             entry.name: Conversation(entry.space, entry.settings.limit, entry.resumes and obeys)
             for entry in entries
         }
-        self._lives = {name: Life(name) for name in networks}
-        self._judge, self._rule, self._obeys, self._trainers = judge, rule, obeys, trainers
-        self._watched = {
-            "": (monitor, _sign(mode)),
-            **{entry.name: (entry.monitor, _sign(entry.mode)) for entry in entries},
+        self._converge = converge_by(monitor, mode)  # of networks of no entry
+        self._own = dict(converge or {})
+        self._lives = {
+            name: Life(name, converge=self._own.get(name, self._converge)) for name in networks
         }
+        self._judge, self._rule, self._obeys, self._trainers = judge, rule, obeys, trainers
         self._objectives: dict[
             str, object
         ] = {}  # entry -> those of its newest searcher, in the log
@@ -443,6 +467,8 @@ class Mind:
     def _take_up(self, life: Life, standing: Standing) -> None:
         """See to it that what an earlier launch knew of a network, and did not act on, is acted on."""
         is_done = standing.outcome is not None
+        if len(standing.history) == life.judged:  # only this knows where data was changed
+            life.top = best_of(standing.history, life.converge)
         talk = self._talks.get(life.entry)
         if talk is not None:
             for epoch, value in enumerate(life.values, 1):
@@ -490,14 +516,8 @@ class Mind:
         """Take an epoch into account; returns whether it is new."""
         if record.epoch != life.judged + 1:
             return False
-        monitor, sign = self._watched[life.entry]
-        value = record.value(monitor)
-        is_better = not math.isfinite(life.best) or sign * value > sign * life.best
-        if is_better or (
-            value == life.best and life.record and judged_loss(record) < judged_loss(life.record)
-        ):
-            life.best, life.record = value, record
-        life.values.append(value)
+        life.top = life.top.after(record, life.converge)
+        life.values.append(record.value(life.converge.watched))
         life.seconds += record.seconds
         life.rate = max(
             life.rate, record.samples / (record.seconds * record.gpus) if record.seconds else 0.0
@@ -505,7 +525,7 @@ class Mind:
         if life.entry:
             self._epochs[life.entry] += 1
             self._gpu_s[life.entry] += record.gpus * record.seconds
-        score = sign * life.best if math.isfinite(life.best) else -math.inf
+        score = life.top.score if math.isfinite(life.top.score) else -math.inf
         life.verdict = self._judge.add(life.name, record.epoch, score, is_done)
         return True
 
@@ -564,9 +584,13 @@ class Mind:
             case int():
                 self._let_go_on(self._lives[network], _SEARCHER)
 
-    def add(self, name: str) -> None:
-        """A network has come that no searcher has asked for."""
-        self._lives[name] = life = Life(name)
+    def add(self, name: str, converge: Converge | None = None) -> None:
+        """A network has come that no searcher has asked for.
+
+        Args:
+            converge: what decides which epoch is the best.
+        """
+        self._lives[name] = life = Life(name, converge=converge or self._converge)
         self._sort(life)
 
     def rule(self, name: str, verdict: Verdict) -> None:
@@ -595,7 +619,8 @@ class Mind:
     def _add(self, entry: str, asked: Asked) -> None:
         name = self._entries[entry].network(asked.number)
         parent = None if asked.parent is None else self._entries[entry].network(asked.parent)
-        self._lives[name] = life = Life(name, entry, asked.number)
+        converge = self._entries[entry].converge_of({} if asked.wrong else asked.values)
+        self._lives[name] = life = Life(name, entry, asked.number, converge=converge)
         self._sort(life)
         self._decided.append(Add(name, entry, asked.number, asked.values, parent, asked.wrong))
 
@@ -717,11 +742,11 @@ class Mind:
         """What a searcher is told that a network has come to: of several objectives in each."""
         names, life = [name for name, _ in entry.objectives], self._lives[entry.network(number)]
         best = self._known_best(life)
-        if len(names) == 1 or best is None:
+        if len(names) == 1:
             return best
         return come_to(
             names,
-            life.record,
+            life.top.record,
             {
                 "parameters": self._parameters.get(life.name),
                 "rate": self.rate_of(life.name) or life.rate or None,
@@ -789,10 +814,6 @@ class Mind:
         self._decided.append(Note(event))
 
 
-def _sign(mode: Mode) -> int:
-    return 1 if mode == "maximize" else -1
-
-
 def make_mind(
     spec: Spec,
     ends: Spec,
@@ -832,4 +853,5 @@ def make_mind(
         trainers,
         obeys=find_rule(prune.rule).obeys,
         parameters=parameters,
+        converge={network.name: network.train.converge for network in spec.networks},
     )

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from enum import StrEnum
-from typing import Any, Protocol, cast, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from fleet.errors import UserError
 from fleet.plugins import load_object
 from fleet.spec.model import one_line
 from fleet.spec.search import Mode
-from fleet.spec.space import Member, Range, Space, members, numbered
+from fleet.spec.space import Member, Range, Space, key_of_value, members, numbered
 from preprocess.own_code import OwnCode, seed_generators
 
 
@@ -119,7 +120,7 @@ class _Listing:
     """
 
     def __init__(self, members: Iterator[Member]) -> None:
-        self._members, self._listed, self._known = members, list[Member](), list[Member]()
+        self._members, self._listed, self._known = members, list[Member](), set[str]()
         self._first: int | None = (
             None  # the number that was asked for first; others have asked for those before
         )
@@ -128,7 +129,9 @@ class _Listing:
         """The next member; None beyond the last one. Of a number it is always the same."""
         self._first = number if self._first is None else self._first
         while len(self._listed) <= number - self._first:
-            member = next((one for one in self._members if one not in self._known), None)
+            member = next(
+                (one for one in self._members if key_of_value(one) not in self._known), None
+            )
             if member is None:
                 return None
             self._listed.append(member)
@@ -136,7 +139,7 @@ class _Listing:
 
     def known(self, number: int, values: Mapping[str, Any]) -> None:
         """These values need not be tried again."""
-        self._known.append(dict(values))
+        self._known.add(key_of_value(dict(values)))
 
     def report(self, number: int, epoch: int, value: float) -> str:
         """It judges nothing."""
@@ -187,7 +190,7 @@ def make_searcher(
             f"no searcher is named {ask!r}; one of {', '.join(SEARCHERS)}, or an import path module:Class"
         )
     if ask in SEARCHERS:
-        return cast(Searcher, SEARCHERS[ask](space, seed, mode, **options))
+        return _made(ask, SEARCHERS[ask], space, seed, mode, options)
     code = OwnCode()
     with code.running():
         seed_generators(seed)
@@ -215,7 +218,8 @@ def _made(
     options: Mapping[str, Any],
 ) -> Searcher:
     try:
-        searcher: Searcher = kind(space, seed, mode, **options)
+        # What it does with them changes neither the space nor what the spec says.
+        searcher: Searcher = kind(copy.deepcopy(space), seed, mode, **copy.deepcopy(dict(options)))
     except (UserError, KeyboardInterrupt):
         raise
     except BaseException as error:  # a class of a user's may raise anything

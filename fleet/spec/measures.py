@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Mapping
 from typing import Any, TypeAlias
@@ -68,17 +69,24 @@ def name_of(measure: Measure) -> str:
 
 def parameters_of(measure: Measure) -> dict[str, Any]:
     """The parameters of a loss or a metric, by name."""
-    return {} if isinstance(measure, str) else dict(next(iter(measure.values())))
+    return {} if isinstance(measure, str) else copy.deepcopy(dict(next(iter(measure.values()))))
 
 
 def label_of(measure: Measure) -> str:
     """What a metric is called in tables: its parameter ``name``, or its name as it is written, without a module.
 
+    A function called ``accuracy`` keeps its module, for there is an accuracy in any case.
+
     >>> label_of("mae"), label_of("my_metrics:quantile"), label_of({"AUC": {"curve": "PR", "name": "auc_pr"}})
     ('mae', 'quantile', 'auc_pr')
+    >>> label_of("my_metrics:accuracy")
+    'my_metrics.accuracy'
     """
     named = parameters_of(measure).get("name")
-    return named if isinstance(named, str) else name_of(measure).rpartition(":")[2]
+    if isinstance(named, str):
+        return named
+    module, _, name = name_of(measure).rpartition(":")
+    return f"{module}.{name}" if module and name == "accuracy" else name
 
 
 def unfit(measure: Measure, kind: str, known: Mapping[str, MeasureWord]) -> str:
@@ -163,6 +171,8 @@ def check_measures(
         for name in labels
         if labels.count(name) > 1 or name.startswith(("val_", "test_")) or name in COLUMNS
     ]
+    # Keras' own accuracy, as people write it for Keras, is the one that there is in any case.
+    taken += [label_of(one) for one in metrics if label_of(one) == "accuracy" != one]
     if taken:
         raise ValueError(
             f"metrics: two columns of the results would be named {taken[0]!r}; a parameter `name` gives "

@@ -14,6 +14,7 @@ and softmax regression, the least there is to compare with.
 from __future__ import annotations
 
 import ast
+import copy
 import dataclasses
 import difflib
 import importlib.util
@@ -366,7 +367,7 @@ def call_of(
     except (TypeError, ValueError):  # a builtin
         names = {}  # type: ignore[assignment]
     word = "outputs" if "outputs" in names and "classes" not in names else "classes"
-    return {"input_shape": input_shape, word: outputs, **architecture.args}
+    return {"input_shape": input_shape, word: outputs, **copy.deepcopy(architecture.args)}
 
 
 def one_line(error: BaseException) -> str:

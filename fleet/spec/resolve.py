@@ -47,7 +47,7 @@ from fleet.spec.schema import (
     Spec,
     holds,
 )
-from fleet.spec.search import OF_NETWORKS, Prune, find_rule
+from fleet.spec.search import OF_NETWORKS, Objective, Prune, find_rule
 from fleet.spec.space import Member, Range, Space, contradictions, draw, ends, grid, override
 from fleet.spec.train import Train
 from fleet.spec.words import Problem, incomplete_schedule, unknown_words, with_direction, with_rate
@@ -373,6 +373,10 @@ def _objective_problems(
         name for label in dict.fromkeys([*FIELDS, *labels]) for name in (label, f"val_{label}")
     ]
     monitor = (entry.train.get("converge") or {}).get("monitor")
+    direction = (entry.train.get("converge") or {}).get("direction")
+    top = document.train.converge
+    if direction is None and top.watched == objectives[0].value:
+        direction = top.direction
     for place, objective in enumerate(objectives):
         where, name = ("models", index, "search", "objectives", place, "value"), objective.value
         measured = ", ".join(known)
@@ -398,6 +402,12 @@ def _objective_problems(
                 f"nobody can tell whether more of {name} is better",
                 "with `mode: maximize`, or minimize",
             )
+        elif place == 0 and _turns(objective, direction):
+            yield (
+                ("models", index, "search", "objectives", place, "mode"),
+                f"{objective.mode} and train.converge.direction: {direction} contradict each other",
+                "one of them, which says what is better",
+            )
         elif place == 0 and monitor not in (None, name):
             yield (
                 ("models", index, "train", "converge", "monitor"),
@@ -406,6 +416,12 @@ def _objective_problems(
                 ),
                 "left out",
             )
+
+
+def _turns(objective: Objective, own: Any) -> bool:
+    """Whether an entry's direction is the other one than the mode of its first objective."""
+    senses = {"max": "maximize", "min": "minimize"}
+    return objective.mode is not None and senses.get(own, objective.mode) != objective.mode
 
 
 def _unread(document: Document, content: Mapping[str, Any]) -> Iterator[tuple[tuple, str, str]]:

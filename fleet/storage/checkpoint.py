@@ -24,7 +24,7 @@ import numpy as np
 from fleet.domain.network import EpochRecord, State, convergence, stream_epochs
 from fleet.errors import CheckpointError, DamagedError, LeaseLost, UserError
 from fleet.spec import Converge
-from fleet.storage.files import replacing, storing
+from fleet.storage.files import or_nan, or_nothing, replacing, storing
 from fleet.storage.lease import Fence, check_of
 from fleet.storage.paths import RunPaths
 from fleet.storage.verified import read_verified, write_verified
@@ -331,7 +331,10 @@ def write_history(path: Path, history: Sequence[EpochRecord], fence: Fence | Non
         metrics = list(dict.fromkeys(name for record in history for name in record.metrics))
         writer.writerow([*fields, *metrics])
         writer.writerows(
-            [*(getattr(record, name) for name in fields), *(record.value(name) for name in metrics)]
+            map(
+                or_nothing,
+                [*(getattr(record, name) for name in fields), *map(record.value, metrics)],
+            )
             for record in history
         )
 
@@ -343,9 +346,15 @@ def read_history(path: Path) -> tuple[EpochRecord, ...]:
         with open(path, encoding="utf-8", newline="") as file:
             return tuple(
                 EpochRecord(
-                    **{name: kinds[name](value) for name, value in row.items() if name in kinds},
+                    **{
+                        name: kinds[name](or_nan(value) if kinds[name] is float else value)
+                        for name, value in row.items()
+                        if name in kinds
+                    },
                     metrics={
-                        name: float(value) for name, value in row.items() if name not in kinds
+                        name: float(or_nan(value))
+                        for name, value in row.items()
+                        if name not in kinds
                     },
                 )
                 for row in csv.DictReader(file)

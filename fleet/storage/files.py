@@ -369,3 +369,20 @@ class SharedPacing(Pacing):
 
 
 _SHARED = 20  # times as long as a writing takes is no other, by one launch
+
+
+# ---- cells of tables -----------------------------------------------------------------------------
+
+
+def or_nothing(value: Any) -> Any:
+    """Return what a cell of a CSV file holds of a value: nothing where there is none, as of NaN and None.
+
+    >>> or_nothing(0.5), or_nothing(float("nan")), or_nothing(None)
+    (0.5, '', '')
+    """
+    return "" if value is None or value != value else value
+
+
+def or_nan(cell: str) -> str:
+    """Return a cell with a number as Python reads it; versions before 0.3.0 wrote "nan" where there is none."""
+    return cell or "nan"

@@ -34,6 +34,8 @@ from fleet.storage.checkpoint import CheckpointLookup, is_exported, newest
 from fleet.storage.files import (
     Pacing,
     SharedPacing,
+    or_nan,
+    or_nothing,
     patiently,
     remove,
     replacing,
@@ -359,11 +361,16 @@ class Results:
                 **(
                     {}
                     if record is None
-                    else {metric: record.value(metric) for metric in record.metrics}
+                    else {
+                        metric: record.value(metric)
+                        for metric in record.metrics
+                        if metric not in net.SCORES
+                    }
                 ),
                 **{
                     f"test_{metric}": nan if value is None else value
                     for metric, value in tested.metrics.items()
+                    if metric not in net.SCORES
                 },
                 **self._rate(network, told),
             },
@@ -447,18 +454,9 @@ class _Columns:
 
     def cells(self, row: NetworkResult) -> list[Any]:
         """What a row has in them."""
-        values = {name: getattr(row, name) for name in self.names}
-        if not math.isnan(row.loss) and math.isnan(
-            row.accuracy
-        ):  # it means nothing for such targets
-            values |= {
-                name: ""
-                for name in self.names
-                if name.endswith("accuracy") and math.isnan(values[name])
-            }
+        values = [*(getattr(row, name) for name in self.names), *map(row.metrics.get, self.metrics)]
         return [
-            *(json.dumps(value) if isinstance(value, dict) else value for value in values.values()),
-            *(row.metrics.get(name, "") for name in self.metrics),
+            json.dumps(value) if isinstance(value, dict) else or_nothing(value) for value in values
         ]
 
 
@@ -697,9 +695,7 @@ def over_by_table(paths: RunPaths) -> set[str]:
 
 
 def _parse_row(row: dict[str, str]) -> NetworkResult:
-    row = {
-        name: value or "nan" if name.endswith("accuracy") else value for name, value in row.items()
-    }
+    row = row | {name: or_nan(row.get(name, "")) for name in _VALUES}
     metrics = {
         name: float(value)
         for name, value in row.items()
@@ -716,8 +712,8 @@ def _parse_row(row: dict[str, str]) -> NetworkResult:
         float(row["accuracy"]),
         float(row["val_loss"]),
         float(row["val_accuracy"]),
-        float(row.get("test_loss", "nan")),
-        float(row.get("test_accuracy", "nan")),
+        float(row["test_loss"]),
+        float(row["test_accuracy"]),
         float(row["seconds"]),
         json.loads(row["drawn"]),
         metrics,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import itertools
 import math
@@ -170,7 +171,7 @@ def _own(settings: Optimizer, rate: Any, accumulate: int) -> keras.optimizers.Op
         settings,
         keras.optimizers.Optimizer,
         "keras.optimizers.Optimizer",
-        lambda function: function(learning_rate=rate, **(settings.args or {})),
+        lambda function: function(learning_rate=rate, **copy.deepcopy(settings.args or {})),
     )
 
 

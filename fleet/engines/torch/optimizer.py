@@ -232,7 +232,9 @@ def _options(optimizer: torch.optim.Optimizer) -> dict[str, str]:
 def _made(settings: Optimizer, flat: Flat, rate: float) -> torch.optim.Optimizer:
     def make(function: Callable[..., Any]) -> Any:
         word = "lr" if "lr" in inspect.signature(function).parameters else "learning_rate"
-        return function(list(flat.parameters.values()), **{word: rate}, **(settings.args or {}))
+        return function(
+            list(flat.parameters.values()), **{word: rate}, **copy.deepcopy(settings.args or {})
+        )
 
     found: torch.optim.Optimizer = own_optimizer(
         settings, torch.optim.Optimizer, "torch.optim.Optimizer", make

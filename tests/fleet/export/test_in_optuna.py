@@ -207,3 +207,15 @@ def test_its_dashboard_shows_the_studies(tmp_path):
     assert [trial["state"] for trial in trials] == ["Complete", "Pruned", "Fail", "Complete"]
     assert [len(trial["intermediate_values"]) for trial in trials] == [4, 2, 0, 3]
     assert said == ["200 OK"] * 2
+
+
+@FORMS
+def test_choices_that_python_calls_equal_stay_apart(tmp_path, name):
+    choices = (True, 1, 1.0)
+    networks = [
+        replace(EARLY.networks[0], name=f"net-{place}", drawn={"a": choice})
+        for place, choice in enumerate(choices)
+    ]
+    write("optuna", made_up(*networks, spaces={"net": {"a": choices}}), path := tmp_path / name)
+    trials = studies(path)["digits-net"].trials
+    assert [trial.params["a"] for trial in trials] == ["true", "1", "1.0"]

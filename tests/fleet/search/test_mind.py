@@ -368,9 +368,7 @@ def test_after_ten_wrong_answers_nothing_is_asked_any_more():
     assert len(launch.outcomes) == 11
 
 
-@pytest.mark.parametrize(
-    "answer", [ValueError("no"), 3, {LEARNING_RATE: object()}, {LEARNING_RATE: math.inf}, {1: 2}]
-)
+@pytest.mark.parametrize("answer", [ValueError("no"), 3, {LEARNING_RATE: object()}, {1: 2}])
 def test_a_searcher_that_cannot_be_understood_is_called_no_more(answer):
     launch = Launch(
         Disk(), search_of(most=3), SPACE, searcher=Scripted(SPACE, 0, "maximize", [GOOD, answer])
@@ -459,3 +457,49 @@ def test_who_is_dropped_and_lets_go_unfinished_is_told_of_then():
     assert (launch.asked_for, launch.mind.is_over) == (None, False)
     launch.do(launch.mind.decide())
     assert launch.asked_for.call == Tell(0, "pruned", None)
+
+
+# ---- one definition of the best, and whole answers ----------------------------------------------
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_value_that_is_no_number_fails_only_its_network(bad):
+    answers = [GOOD, {LEARNING_RATE: bad}, {LEARNING_RATE: 0.03}]
+    searcher = Scripted(SPACE, 0, "maximize", answers)
+    launch = Launch(Disk(), search_of(most=3), SPACE, searcher=searcher).run()
+    assert [end for _, end in launch.outcomes.values()] == [End.FINISHED, End.FAILED, End.FINISHED]
+    assert not launch.mind.has_failed
+
+
+def told_of(entry, values):
+    """What a searcher is told of a network that ends its epochs with these values."""
+    mind = Mind([entry], [], make_judge(Prune(), 9, 0), "none", "maximize", "val_accuracy", 1)
+    consult = mind.decide()[-1]
+    mind.answered("net", consult.call, GOOD)
+    for epoch, value in enumerate(values, start=1):
+        mind.epoch_ended("net-0", record(epoch, value), epoch == len(values))
+    mind.network_over("net-0", End.FINISHED)
+    while True:
+        call = next(one.call for one in mind.decide() if isinstance(one, Consult))
+        if isinstance(call, Tell):
+            return call.value
+        mind.answered("net", call, "go_on")
+
+
+@pytest.mark.parametrize(("min_delta", "best"), [(0.0, 0.7), (0.2, 0.5)])
+def test_a_searcher_hears_the_best_that_the_table_has(min_delta, best):
+    entry = Entry("net", search_of(most=1), SPACE, "maximize", "val_accuracy", min_delta=min_delta)
+    assert told_of(entry, [0.5, 0.6, 0.7]) == best
+
+
+def test_a_min_delta_may_be_drawn():
+    entry = Entry("net", search_of(most=1), SPACE, "maximize", "val_accuracy")
+    assert entry.converge_of({"train.converge.min_delta": 0.2}).min_delta == 0.2
+    assert entry.converge_of({"train.converge": {"min_delta": 0.3}}).min_delta == 0.3
+
+
+def test_without_a_first_value_several_objectives_are_a_tuple_still():
+    several = search_of(most=1, objectives=[{"value": "val_accuracy"}, {"value": "epochs"}])
+    first, epochs = told_of(Entry("net", several, SPACE, "maximize", "val_accuracy"), [math.nan])
+    assert math.isnan(first)
+    assert epochs == 1

@@ -80,10 +80,21 @@ def test_a_space_that_is_used_up_is_nothing_more_to_ask_for():
     assert not any(add.wrong for add in launch.added.values())
 
 
-def test_a_value_that_is_no_number_ends_a_trial_of_optuna():
+def test_a_first_value_that_is_no_number_prunes_nothing():
+    def value(name, epoch):
+        return math.nan if epoch == 1 else 0.5
+
+    options = {"pruner": "median", "pruner_options": {"n_startup_trials": 1}}
+    search = search_of("optuna_searcher:Searcher", most=3, options=options)
+    launch, _, _ = run_struck([], search, SPACE, value=value)
+    assert set(launch.outcomes.values()) == {(9, End.FINISHED)}
+    assert not launch.mind.has_failed
+
+
+def test_values_that_are_no_numbers_fail_a_trial_of_optuna():
     search = search_of("optuna_searcher:Searcher", most=3)
     launch, _, _ = run_struck([], search, SPACE, value=lambda name, epoch: math.nan)
-    assert set(launch.outcomes.values()) == {(1, End.PRUNED)}
+    assert set(launch.outcomes.values()) == {(9, End.FINISHED)}
     assert not launch.mind.has_failed
 
 

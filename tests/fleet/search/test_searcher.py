@@ -116,3 +116,34 @@ def test_what_lies_outside_of_a_space_is_said(values, says):
 def test_a_member_is_written_as_the_space_has_it():
     assert member_of(LISTS, {"width": 16.0, "depth": 2.0}) == {"width": 16, "depth": 2}
     assert type(member_of(LISTS, {"width": 16, "depth": 2.0})["depth"]) is int
+
+
+class Emptying:
+    """A searcher that takes keys out of the space that it was given."""
+
+    def __init__(self, space, seed, mode, choices):
+        space["width"][1].append(7)
+        space.clear()
+        choices.clear()
+
+    def ask(self, number):
+        return None
+
+    report = tell = ask
+
+
+def test_a_searcher_cannot_change_the_space_that_it_was_given():
+    space, options = {"width": ([16], [32])}, {"choices": [1]}
+    make_searcher("tests.fleet.search.test_searcher:Emptying", space, 0, "maximize", options)
+    assert space == {"width": ([16], [32])}
+    assert options == {"choices": [1]}
+
+
+def test_known_values_that_python_calls_equal_are_others():
+    searcher = make_searcher("grid", {"a": (True, 1, 1.0)}, 0, "maximize", {})
+    searcher.known(-1, {"a": 1})
+    assert [repr(searcher.ask(number)) for number in range(3)] == [
+        "{'a': True}",
+        "{'a': 1.0}",
+        "None",
+    ]

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from fleet.__main__ import main
 from fleet.errors import SpecError
 from fleet.spec import Document, ModelEntry, Schedule, dump, json_schema, load, parse, with_output
+from fleet.spec.measures import label_of
 from fleet.spec.model import load_function
 from scheduler.base import Delta, Options
 from scheduler.ensemble.policies import POLICIES
@@ -1279,3 +1280,33 @@ train:
     assert "'val_mae' is not computed" in found[1].wrong
     assert "should be one of loss, accuracy" in found[1].right
     assert not any("when_scaled" in str(one) for one in found)
+
+
+@pytest.mark.parametrize(
+    ("objective", "converge"),
+    [
+        ({"value": "val_quantile", "mode": "minimize"}, {"direction": "max"}),
+        ({"value": "val_loss", "mode": "maximize"}, {"direction": "min"}),
+    ],
+)
+def test_an_objective_and_a_direction_that_contradict_are_refused(objective, converge):
+    entry = {
+        "family": "cnn",
+        "space": {"dropout": [0.1, 0.2]},
+        "search": {"most": 2, "objectives": [objective]},
+        "train": {"metrics": ["mine:quantile"], "converge": converge},
+    }
+    with pytest.raises(SpecError) as caught:
+        parse({"models": [entry]})
+    keys = [mistake.key for mistake in caught.value.mistakes]
+    assert "models[0].search.objectives[0].mode" in keys
+
+
+def test_a_metric_named_accuracy_has_a_column_of_its_own():
+    train = {"metrics": ["mine:accuracy"], "converge": {"monitor": "val_accuracy"}}
+    (network,) = parse({"train": train, "models": [{"family": "cnn"}]}).networks
+    assert [label_of(metric) for metric in network.train.metrics] == ["mine.accuracy"]
+    with pytest.raises(SpecError, match="two columns of the results would be named 'accuracy'"):
+        parse(
+            {"train": {"metrics": [{"AUC": {"name": "accuracy"}}]}, "models": [{"family": "cnn"}]}
+        )

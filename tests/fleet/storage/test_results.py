@@ -12,7 +12,7 @@ from fleet.domain.events import GroupStarted, Searched
 from fleet.domain.network import Judged, Outcome, Standing, State, divergence
 from fleet.errors import UserError
 from fleet.monitor.report import best_rows
-from fleet.storage.checkpoint import write_history, write_state
+from fleet.storage.checkpoint import read_history, write_history, write_state
 from fleet.storage.files import Pacing, replacing
 from fleet.storage.paths import RunPaths
 from fleet.storage.results import NetworkResult, Status, leaderboard, read_results, recover
@@ -515,3 +515,30 @@ def test_the_table_has_no_more_parameters_than_it_has_room_for():
     headers, _, left_out = best_rows(rows)
     assert headers[-9:-3] == ["batch.size", "kernel", "p0", "p1", "p2", "p3"]
     assert left_out == "Networks also differ in p4, p5: see `drawn` in results.csv."
+
+
+def test_what_is_missing_is_an_empty_cell_and_was_nan_before(results):
+    come_to(results, "a", Standing(history(0.5)))
+    results.write()
+    with open(results.paths.results, newline="") as file:
+        cells = {row["name"]: row for row in csv.DictReader(file)}
+    assert cells["b"]["loss"] == cells["b"]["val_loss"] == cells["a"]["test_loss"] == ""
+    assert "nan" not in [cell for row in cells.values() for cell in row.values()]
+    text = results.paths.results.read_text()
+    for written in (text, text.replace(",,", ",nan,").replace(",nan,0,0", ",,0,0")):
+        results.paths.results.write_text(written)
+        rows = {row.name: row for row in read_results(results.paths.root)}
+        assert math.isnan(rows["b"].loss)
+        assert math.isnan(rows["a"].test_loss)
+        assert rows["a"].val_accuracy == 0.5
+
+
+def test_a_history_reads_back_with_empty_cells_and_with_nan(tmp_path):
+    path, epochs = tmp_path / "history.csv", history(0.5, math.nan)
+    write_history(path, epochs)
+    text = path.read_text()
+    assert "nan" not in text
+    for written in (text, text.replace(",,", ",nan,", 1)):
+        path.write_text(written)
+        assert [one.val_accuracy for one in read_history(path)][0] == 0.5
+        assert math.isnan(read_history(path)[1].val_accuracy)
