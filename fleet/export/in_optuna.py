@@ -26,8 +26,7 @@ from optuna.study import Study, StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
 from fleet.errors import UserError
-from fleet.export.tracked import TrackedNetwork, TrackedRun
-from fleet.export.trackers import DATABASES
+from fleet.export.tracked import DATABASES, TrackedNetwork, TrackedRun
 from fleet.spec.chosen import as_plain
 from fleet.spec.space import Range, key_of_value, member_of
 from fleet.storage.results import Status

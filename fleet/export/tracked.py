@@ -19,6 +19,7 @@ from fleet.spec.chosen import Plain, chosen
 from fleet.storage.paths import RunPaths
 from fleet.storage.results import NetworkResult, Status
 
+DATABASES = (".db", ".sqlite", ".sqlite3")  # of SQLite, by their endings
 _OF_EPOCHS = ("learning_rate", "batch", "samples", "gpus", "seconds")
 
 

@@ -11,9 +11,7 @@ from pkgutil import resolve_name
 from shlex import quote
 
 from fleet.errors import UserError
-from fleet.export.tracked import TrackedRun
-
-DATABASES = (".db", ".sqlite", ".sqlite3")  # of SQLite, by their endings
+from fleet.export.tracked import DATABASES, TrackedRun
 
 
 @dataclass(frozen=True)
