@@ -42,7 +42,7 @@ def resident(root: int, window: re.Pattern[str]) -> Resident:
         window: of the path of the mapping that counts as the window.
     """
     processes = mapped = window_rss = window_pss = rss = pss = 0
-    for process in _descendants(root):
+    for process in descendants(root):
         try:
             lines = Path(f"/proc/{process}/smaps").read_text().splitlines()
         except OSError:  # it has ended
@@ -65,11 +65,12 @@ def resident(root: int, window: re.Pattern[str]) -> Resident:
     return Resident(processes, mapped, window_rss, window_pss, rss, pss)
 
 
-def _descendants(process: int) -> Iterator[int]:
+def descendants(process: int) -> Iterator[int]:
+    """Give the number of a process, and those of all that it has started."""
     yield process
     try:
         for task in Path(f"/proc/{process}/task").iterdir():
             for child in (task / "children").read_text().split():
-                yield from _descendants(int(child))
+                yield from descendants(int(child))
     except OSError:  # it has ended
         return

@@ -17,6 +17,7 @@ from fleet.comm.protocols import Group
 from fleet.engines.base import Setup, Slot, check_index
 from fleet.engines.keras.ahead import Inputs
 from fleet.engines.keras.exchange import find_horovod, make_exchange
+from fleet.engines.keras.gradients import keep_gradients_with_graphs
 from fleet.engines.keras.kernels import use_kernels
 from fleet.engines.keras.losses import make_losses
 from fleet.engines.keras.metrics import make_metrics
@@ -44,6 +45,7 @@ class KerasEngine:
     """
 
     def __init__(self, setup: Setup) -> None:
+        keep_gradients_with_graphs()
         self._sample, exchange = setup.sample, setup.resources.exchange
         take_device(setup.index, setup.trainers, setup.deterministic, setup.slot)
         self._horovod: Any

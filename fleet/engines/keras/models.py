@@ -19,6 +19,7 @@ import numpy as np
 import tensorflow as tf
 from keras import layers
 
+from fleet.engines.keras.gradients import keep_gradients_with_graphs
 from fleet.engines.own import build_alone, generators_seeded, own_model
 from fleet.errors import ModelError, NetworkWarning, UserError
 from fleet.spec.layers import Layer, layers_of
@@ -97,6 +98,7 @@ def count_keras_parameters(
     A function that wants values, which there are none of, is called once more, and its network built; arguments and
     errors are those of :func:`build_model`.
     """
+    keep_gradients_with_graphs()
 
     def build() -> keras.Model:
         with _seeded(seed), keras.StatelessScope(initialize_variables=False):

@@ -1,0 +1,183 @@
+"""Memory of a process that meets many networks, each of another architecture: a trainer, and ``fleet check``.
+
+    python benchmarks/memory.py [--engine keras] [--family cnn] [--networks 220] [--of trainer check] [--json]
+
+A trainer trains the networks one after another, an epoch each, as rank 1 of a run of two ranks. The process in which
+``fleet check`` tries networks builds each, and takes a step. What either holds (RSS) is read when a network is done.
+*Added* is how much more that is for the last ten networks than for the eleventh to the twentieth, by their medians:
+libraries are loaded by then, and their caches filled. The goal is 10 MB for 200 networks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import bisect
+import itertools
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from resident import descendants  # beside this file
+
+from fleet.api import mpirun
+from fleet.commands.show import print_json
+from fleet.domain.events import NetworkFinished
+from fleet.jobs.trials import try_networks
+from fleet.runtime.inputs import open_inputs, settle
+from fleet.spec import load
+from fleet.storage.event_log import read_events
+from fleet.storage.paths import RunPaths
+from fleet.terminal import print_table
+
+ROOT = Path(__file__).parents[1]
+FIRST, SOME = 20, 10  # networks that are not counted, and those of a median
+GOAL_MB = 10.0
+_EVERY_S = 0.1
+
+
+def architectures(family: str) -> Iterator[dict[str, Any]]:
+    """Arguments of networks of a family, each another architecture, in an order without a trend in size."""
+    widths = [width for pair in zip(range(2, 14), range(25, 13, -1), strict=True) for width in pair]
+    for more in itertools.count(4):
+        for width in widths:
+            if family == "cnn":
+                yield {"filters": [width], "dense": [more]}
+            else:
+                yield {"blocks": [1, 1], "width": width, "dropout": more / 1000}
+
+
+def spec(folder: Path, args: argparse.Namespace) -> Path:
+    """Write the spec of a run of all networks."""
+    made = itertools.islice(architectures(args.family), args.networks)
+    content = {
+        "name": "memory",
+        "output": str(folder / "run"),
+        "data": {
+            "source": "builtin:noise",
+            "options": {"samples": 256, "size": 8},
+            "transforms": [{"scale": {"mean": 0.5, "std": 0.5}}],
+        },
+        "models": [
+            {"family": args.family, "name": f"net-{place}", "args": arguments}
+            for place, arguments in enumerate(made)
+        ],
+        "train": {
+            "batch": {"size": 64},
+            "converge": {"max_epochs": 1},
+            "optimizer": {"name": "sgd", "learning_rate": 0.01},
+        },
+        "resources": {"engine": args.engine, "preprocessors": 1},
+    }
+    path = folder / "memory.yaml"
+    path.write_text(yaml.safe_dump(content))
+    return path
+
+
+def resident_mb(root: int) -> float:
+    """RSS of the largest process that a process has started, in MB."""
+    return max(_of_process(process) for process in descendants(root) if process != os.getpid())
+
+
+def _of_process(process: int) -> float:
+    try:
+        pages = int(Path(f"/proc/{process}/statm").read_text().split()[1])
+    except OSError:  # it has ended
+        return 0.0
+    return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
+
+
+def of_trainer(folder: Path, args: argparse.Namespace) -> list[float]:
+    """MB of a trainer, when it had finished each network."""
+    path, sizes = spec(folder, args), []
+    launch = subprocess.Popen(
+        [*mpirun(2), "-m", "fleet.run", str(path), "--plain"],
+        cwd=ROOT,
+        stdout=subprocess.DEVNULL,
+        stderr=sys.stderr,
+    )
+    while launch.poll() is None:
+        sizes.append((time.time(), resident_mb(launch.pid)))
+        time.sleep(_EVERY_S)
+    if launch.returncode:
+        raise RuntimeError(f"the launch ended with status {launch.returncode}")
+    log = read_events(RunPaths(folder / "run").events)
+    times = [at for at, event in log if isinstance(event, NetworkFinished)]
+    return [sizes[max(0, bisect.bisect(sizes, (at, 0.0)) - 1)][1] for at in times]
+
+
+def of_check(folder: Path, args: argparse.Namespace) -> list[float]:
+    """MB of the process of ``fleet check``, when it had tried each network."""
+    found = load(spec(folder, args))
+    opened = open_inputs(found)
+    [found] = settle(opened, found)
+    sizes: list[float] = []
+
+    tried = try_networks(
+        found,
+        opened.sample,
+        range(len(found.networks)),
+        advance=lambda _: sizes.append(resident_mb(os.getpid())),
+    )
+    if problems := {trial.problem for trial in tried.trials.values() if trial.problem}:
+        raise RuntimeError("; ".join(problems))
+    return sizes
+
+
+def added(sizes: Sequence[float]) -> float:
+    """MB by which a process has grown after its first networks."""
+    return statistics.median(sizes[-SOME:]) - statistics.median(sizes[FIRST - SOME : FIRST])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--engine", default="keras")
+    parser.add_argument("--family", choices=["cnn", "resnet"], default="cnn")
+    parser.add_argument("--networks", type=int, default=220)
+    parser.add_argument(
+        "--of", nargs="+", choices=["trainer", "check"], default=["trainer", "check"]
+    )
+    parser.add_argument("--json", action="store_true")
+    args = parser.parse_args()
+    if args.networks < FIRST + SOME:
+        parser.error(f"--networks should be {FIRST + SOME} or more")
+    measured = []
+    for what in args.of:
+        with tempfile.TemporaryDirectory() as name:
+            sizes = (of_trainer if what == "trainer" else of_check)(Path(name), args)
+        measured.append({"of": what, "sizes_mb": sizes, "added_mb": added(sizes)})
+    if args.json:
+        print_json(
+            {
+                "engine": args.engine,
+                "family": args.family,
+                "networks": args.networks,
+                "goal_mb": GOAL_MB,
+                "measured": measured,
+            }
+        )
+        return
+    print_table(
+        ["of", f"MB after {FIRST}", f"MB after {args.networks}", "added, MB"],
+        [
+            [
+                one["of"],
+                f"{one['sizes_mb'][FIRST - 1]:.1f}",
+                f"{one['sizes_mb'][-1]:.1f}",
+                f"{one['added_mb']:.1f}",
+            ]
+            for one in measured
+        ],
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,38 @@
+"""Gradients of ``tf.custom_gradient``, kept for as long as the graphs that they belong to.
+
+TensorFlow registers each of them by a new name, and for good. A gradient holds the tensors of its graph, and so the
+graph of each network that a process has ever trained: every Keras optimizer adds up gradients by such a function.
+Here the graph holds the gradient, and the registry only refers to it.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.framework.ops import gradient_registry  # has no public name
+
+_PREFIX = "CustomGradient-"  # of the names that tf.custom_gradient makes up
+
+
+@functools.cache
+def keep_gradients_with_graphs() -> None:
+    """Have each gradient of ``tf.custom_gradient`` that is registered from now on end with its graph."""
+    register = tf.RegisterGradient.__call__
+
+    def register_with_graph(self: Any, function: Callable[..., Any]) -> Callable[..., Any]:
+        name: str = self._op_type
+        if not name.startswith(_PREFIX):
+            return register(self, function)  # type: ignore[no-any-return] # TensorFlow has no types
+        graph = tf.compat.v1.get_default_graph()
+        if not hasattr(graph, "fleet_gradients"):
+            graph.fleet_gradients = []
+        graph.fleet_gradients.append(function)
+        held = weakref.ref(function, lambda _: gradient_registry._registry.pop(name, None))
+        register(self, lambda *arguments: held()(*arguments))  # type: ignore[misc]
+        return function
+
+    tf.RegisterGradient.__call__ = register_with_graph
