@@ -365,13 +365,6 @@ class Document:
             "and how they are augmented."
         ),
     )
-    defaults: Annotated[Literal["0.2", "0.3"], BeforeValidator(_as_text)] = Field(
-        default="0.3",
-        description=(
-            "The version of FLEET whose defaults count. In 0.2 a learning rate that was not given was 0.01 for every "
-            "optimizer. A run that began with 0.2 keeps that when it is resumed."
-        ),
-    )
     data: Data = Data()
     train: Train = Train()
     schedule: Schedule = Schedule()
@@ -412,6 +405,13 @@ class Document:
         default="",
         description=(
             "Folder of the run, for results, checkpoints, logs and the report. Without it, runs/NAME with the run's name."
+        ),
+    )
+    defaults: Annotated[Literal["0.2", "0.3"], BeforeValidator(_as_text)] = Field(
+        default="0.3",
+        description=(
+            "The version of FLEET whose defaults count. In 0.2 a learning rate that was not given was 0.01 for every "
+            "optimizer. A run that began with 0.2 keeps that when it is resumed."
         ),
     )
 
