@@ -13,6 +13,7 @@ import os
 import sys
 import sysconfig
 import traceback
+import unicodedata
 from collections.abc import Sequence, Sized
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,6 +39,15 @@ def encoded(text: str) -> bytes:
         return text.encode(errors="surrogateescape")
     except UnicodeEncodeError:  # a surrogate that stands for no byte
         return text.encode(errors="backslashreplace")
+
+
+def spelled(name: str) -> str:
+    r"""Give a name of a class as it compares: without spaces around it, each accent in one letter with its base.
+
+    >>> spelled("cafe\u0301 ") == "café"
+    True
+    """
+    return unicodedata.normalize("NFC", name).strip()
 
 
 class InputError(ValueError):

@@ -29,10 +29,11 @@ from preprocess.base import (
     in_one_line,
     printable,
     row_numbers,
+    spelled,
     twice_in,
 )
 from preprocess.division import fold_of, groups_of, strata_of, taken
-from preprocess.fingerprint import Fingerprint, Known, Marks, marks_of, with_targets
+from preprocess.fingerprint import UNSEEN, Fingerprint, Known, Marks, marks_of, with_targets
 from preprocess.own_code import OwnCode
 from preprocess.sources.image_folder import on_unread
 from preprocess.sources.table import columns_of
@@ -295,6 +296,7 @@ def open_each(
     if division is None or first is None:
         return tuple(found), Fingerprint({})
     sides = np.zeros(len(first), np.int8)
+    remarks = [found[0].remark]
     for side, part, where in ((1, "validation", validation), (2, "test", test)):
         if (there := found[0].parts().get(part)) is None:
             continue
@@ -302,8 +304,10 @@ def open_each(
             marks[part] = with_targets(
                 _known_by(there, where if isinstance(where, str) else path), there, targets[0]
             )
+            remarks.append(_copied(marks, part, there, where))
         else:
             sides[rows] = side
+    found[0] = replace(found[0], remark="\n".join(filter(None, remarks)))
     folds = np.empty(0, np.int16) if known.folds is None else known.folds
     return tuple(found), Fingerprint(
         marks, division, sides, folds, test if isinstance(test, str) else ""
@@ -400,16 +404,19 @@ def _divided(
     elif test is not None:
         train, tested = split(train, test, seed, "test", _held_out(known, 2))
         known = None if known is None or not isinstance(train, View) else known[train.indices]
+    whole = train
     remark = ""
     if isinstance(validation, str):
         held_out = _alike(opener(validation)[0], train, validation)
+        _check_apart(validation, held_out, {"training": train}, "validation")
     elif held_out is not None:
         held_out, remark = _alike(held_out, train, source), _remark_on_test_part(held_out, path)
     elif validation is not None:
         train, held_out = split(train, validation, seed, known=_held_out(known, 1))
+        remark = _remark_on_share(held_out, whole, validation)
     remark = "\n".join(filter(None, [remark, *_on_unread(opened)]))
     if tested is not None and isinstance(test, str):
-        _check_apart(test, tested, {"training": train, "validation": held_out})
+        _check_apart(test, tested, {"training": train, "validation": held_out}, "test")
     return DataSet(train, held_out, target_of(train).names, tested, remark)
 
 
@@ -454,13 +461,60 @@ def _overlap(one: Source, other: Source) -> bool:
     )
 
 
-def _check_apart(path: str, test: Source, others: Mapping[str, Source | None]) -> None:
+def _check_apart(path: str, data: Source, others: Mapping[str, Source | None], part: str) -> None:
+    """Refuse data of a path of its own that is other data too."""
+    should = "chooses nothing" if part == "test" else "nobody trains on"
     for what, source in others.items():
-        if source is not None and _overlap(test, source):
+        if source is not None and _overlap(data, source):
             raise InputError(
-                f"data.test: {path}: this is {what} data too; it should be data that chooses nothing, and "
+                f"data.{part}: {path}: this is {what} data too; it should be data that {should}, and "
                 "lie elsewhere"
             )
+
+
+def _remark_on_share(held_out: Source, whole: Source, share: float) -> str:
+    """A word about many more samples held out than asked for; nothing of others."""
+    count, asked = len(held_out), share * len(whole)
+    if count < 1.5 * asked or count - asked < 3:
+        return ""
+    why = "samples of one group stay together"
+    if groups_of(whole) is None:
+        why = "each class of two samples or more has one at least on either side"
+    return (
+        f"data.validation: {count} of {len(whole)} samples are held out ({count / len(whole):.0%}), not "
+        f"{share:.0%}, because {why}; give the path of validation data, or use data.folds, to train on more"
+    )
+
+
+def _copied(marks: Mapping[str, Marks], part: str, source: Source, path: float | str | None) -> str:
+    """A word about samples of a part that are copies of training samples; empty where there are none.
+
+    Nothing is said of data many of whose training samples are alike, such as rows of a few small numbers.
+
+    Raises:
+        InputError: a spec names a copy of all training samples as another part.
+    """
+    ours, theirs = (_contents(marks[name]) for name in ("train", part))
+    known = ours[ours != UNSEEN]
+    if not len(known) or len(np.unique(known)) < 0.9 * len(known):
+        return ""
+    copies = np.flatnonzero(np.isin(theirs, known))
+    if not len(copies):
+        return ""
+    first = source.name(int(copies[0]))
+    if isinstance(path, str) and np.array_equal(np.unique(theirs), np.unique(ours)):
+        raise InputError(
+            f"data.{part}: {path}: this is a copy of the training data; it should be other data"
+        )
+    return (
+        f"data: {len(copies)} of {len(source)} {part} samples are training samples too, with the same "
+        f"content, such as {first}"
+    )
+
+
+def _contents(marks: Marks) -> np.ndarray:
+    """A number for the content of each sample, ``UNSEEN`` where that was not looked at."""
+    return marks.names if marks.by_content else marks.seen.get("content", np.empty(0, np.uint64))
 
 
 def _remark_on_test_part(held_out: Source, path: str | None) -> str:
@@ -607,6 +661,12 @@ def _checked(source: Source, origin: str) -> Source:
         raise InputError(
             f"{origin}: two classes are named {twice!r}; each should have a name of its own"
         )
+    if twice := twice_in(tuple(map(spelled, classes))):
+        alike = [name for name in classes if spelled(name) == twice]
+        raise InputError(
+            f"{origin}: the classes {alike[0]!a} and {alike[1]!a} are one name in two spellings "
+            "(a space around it, or an accent as a letter of its own); make them one class"
+        )
     labels = checked_labels(classified, origin)
     if labels is classified.labels and classes == classified.classes:
         return source
@@ -652,7 +712,8 @@ def _with_classes(
 ) -> Source:
     if source.classes == classes:
         return source
-    unknown = sorted(set(source.classes) - set(classes))
+    place_of = {spelled(name): number for number, name in enumerate(classes)}
+    unknown = sorted(name for name in source.classes if spelled(name) not in place_of)
     if unknown:
         raise InputError(
             f"{place}: the {part} data has classes that the training data lacks: "
@@ -660,5 +721,5 @@ def _with_classes(
             f"the {len(classes)} classes of training are "
             f"{', '.join(classes[:5])}{' ...' if len(classes) > 5 else ''}"
         )
-    labels = np.array([classes.index(name) for name in source.classes])[source.labels]
+    labels = np.array([place_of[spelled(name)] for name in source.classes])[source.labels]
     return Relabelled(source, labels, classes)

@@ -30,7 +30,13 @@ from fleet.monitor.timeline import state_of
 from fleet.runtime.caching import Means, choose_cache
 from fleet.runtime.feeds import Feed
 from fleet.runtime.folder import free_disk
-from fleet.runtime.inputs import Inputs, folds_of, open_inputs, samples_of_epoch, settle
+from fleet.runtime.inputs import (
+    Inputs,
+    folds_of,
+    open_marked_inputs,
+    samples_of_epoch,
+    settle,
+)
 from fleet.runtime.known_rates import read_rates_of
 from fleet.runtime.prepare import kinds_of
 from fleet.runtime.searchers import make_searchers
@@ -112,7 +118,7 @@ def _check(path: str, steps: bool) -> _Found:
     if remark:
         print(f"fleet check: {remark}", file=sys.stderr)
     try:
-        opened = open_inputs(spec)
+        opened = open_marked_inputs(spec, None)
     except (UserError, InputError) as error:
         return _Found(spec, None, {}, [_data_mistake(spec, str(error))])
     for line in opened.data.remark.splitlines():

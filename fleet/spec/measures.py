@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 
 from fleet.errors import UserError
 from fleet.vocabulary.measures import MeasureWord, snake
+from preprocess.base import spelled
 
 # The loss by the kind of the target, where a spec names none.
 LOSS_OF = {
@@ -205,9 +206,10 @@ def class_weight_vector(
         UserError: it names no class.
     """
     weights = [1.0] * classes
+    places = {spelled(name): place for place, name in enumerate(names)}
     for key, weight in wanted.items():
-        if str(key) in names:
-            weights[names.index(str(key))] = float(weight)
+        if spelled(str(key)) in places:
+            weights[places[spelled(str(key))]] = float(weight)
         elif str(key).isdigit() and int(key) < classes:
             weights[int(key)] = float(weight)
         else:

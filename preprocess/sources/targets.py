@@ -21,7 +21,7 @@ from functools import cached_property
 
 import numpy as np
 
-from preprocess.base import InputError, RandomAccess, and_more, counted, printable
+from preprocess.base import InputError, RandomAccess, and_more, counted, printable, spelled
 from preprocess.sources.masks import Masks
 from preprocess.target import Kind, TargetSpec, TargetWish
 
@@ -111,6 +111,9 @@ def label_sets(
     Raises:
         InputError: a label is none of those that ``wish`` names.
     """
+    distinct = set().union(*sets)
+    if len(set(map(_spelled, distinct))) < len(distinct):
+        sets = [set(map(_spelled, members)) for members in sets]
     names = sorted(set().union(*sets))  # type: ignore[type-var]
     labels = tuple(printable(str(label)) for label in names)
     columns = dict(zip(names, range(len(names)), strict=True))
@@ -203,6 +206,10 @@ def _are_numbers(names: Sequence[str]) -> bool:
 
 def _shown(names: Sequence[str]) -> str:
     return f"{', '.join(map(repr, names[:10]))}{' ...' if len(names) > 10 else ''}"
+
+
+def _spelled(label: object) -> object:
+    return spelled(label) if isinstance(label, str) else label
 
 
 def flat(numbers: np.ndarray) -> np.ndarray:
@@ -313,6 +320,9 @@ def _classes(
                 f"{origin}: {name(int(empty[0]))} has no class{and_more(empty)}: an empty text"
             )
     distinct, labels = np.unique(values, return_inverse=True)
+    if values.dtype.kind == "U" and len(set(map(spelled, distinct))) < len(distinct):
+        values = np.array([spelled(text) for text in values])
+        distinct, labels = np.unique(values, return_inverse=True)
     classes = tuple(printable(str(name)) for name in distinct)
     return Targets("class", labels.astype(np.int64).reshape(len(values)), classes)
 

@@ -1,10 +1,12 @@
 """From a spec's `data` to training and validation samples."""
 
+import shutil
+
 import numpy as np
 import pytest
 
 from preprocess.base import InputError, Source
-from preprocess.source import SOURCES, View, open_data, split
+from preprocess.source import SOURCES, View, open_data, open_each, split
 from tests.preprocess.samples import Memory, pattern, write
 
 
@@ -169,6 +171,95 @@ def test_test_data_that_chooses_something_is_refused(folder, test, what):
         InputError, match=f"data.test: .*: this is {what} data too; it should be data that chooses"
     ):
         open_data("image_folder", str(place), str(place / "val"), seed=7, test=str(place / test))
+
+
+# ---- one class in two spellings ---------------------------------------------------------------
+
+NFC, NFD = "caf\u00e9", "cafe\u0301"
+
+
+def classes_of(folder, *names):
+    """A folder of these classes with an image each."""
+    for number, name in enumerate(names):
+        write(folder / name / "0.png", pattern(4, 6, seed=number))
+    return str(folder)
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"), [(NFC, NFD), (NFD, NFC), ("cat", "cat "), (" cat", "cat")]
+)
+def test_parts_may_spell_a_class_in_two_ways(tmp_path, ours, theirs):
+    path = classes_of(tmp_path / "a", ours, "dog")
+    data = open_data("image_folder", path, classes_of(tmp_path / "b", "dog", theirs), 0)
+    names = [data.validation.name(row).split("/")[-2] for row in range(2)]
+    classes = [data.classes[label] for label in data.validation.labels]
+    assert dict(zip(names, classes, strict=True)) == {theirs: ours, "dog": "dog"}
+
+
+@pytest.mark.parametrize("names", [(NFC, NFD), ("cat", "cat ")])
+def test_one_class_in_two_folders_is_refused(tmp_path, names):
+    with pytest.raises(InputError, match="one name in two spellings"):
+        open_data("image_folder", classes_of(tmp_path, *names), None, 0)
+
+
+def test_one_class_in_two_spellings_is_one_in_tables(tmp_path):
+    (tmp_path / "a.csv").write_text(f"x,target\n1,cat\n2,cat \n3,{NFC}\n4,{NFD}\n")
+    data = open_data("table", str(tmp_path / "a.csv"), None, 0)
+    assert (data.classes, data.train.labels.tolist()) == (("caf\u00e9", "cat"), [1, 1, 0, 0])
+
+
+def test_a_lone_class_keeps_its_spelling_in_tables(tmp_path):
+    (tmp_path / "a.csv").write_text("x,target\n1, cat\n2, dog\n3, cat\n")
+    assert open_data("table", str(tmp_path / "a.csv"), None, 0).classes == (" cat", " dog")
+
+
+# ---- validation data that is none -------------------------------------------------------------
+
+
+def test_a_share_of_many_small_classes_is_told_of(tmp_path):
+    for name in range(10):
+        for number in range(2):
+            write(tmp_path / f"{name}/{number}.png", pattern(4, 6, seed=number))
+    data = open_data("image_folder", str(tmp_path), 0.1, 0)
+    assert len(data.validation) == 10
+    assert "10 of 20 samples are held out (50%), not 10%" in data.remark
+
+
+@pytest.mark.parametrize("place", [".", "../pets", "cat/.."])
+def test_training_data_named_as_validation_is_refused(folder, place):
+    with pytest.raises(InputError, match="data.validation: .*: this is training data too"):
+        open_data("image_folder", str(folder), str(folder / place), 0)
+
+
+@pytest.mark.parametrize("part", ["validation", "test"])
+def test_a_copy_of_training_data_is_refused(folder, part):
+    more = folder.parent / "more"
+    shutil.copytree(folder, more)
+    asked = {"validation": None, "test": None, part: str(more)}
+    with pytest.raises(InputError, match=f"data.{part}: {more}: this is a copy"):
+        open_each("image_folder", str(folder), **asked, seed=0, division="")
+    write(more / "dog/9.png", pattern(4, 6, seed=99))
+    [data], _ = open_each("image_folder", str(folder), **asked, seed=0, division="")
+    assert f"8 of 9 {part} samples are training samples too" in data.remark
+
+
+def test_copies_of_training_rows_are_refused_or_told_of(tmp_path):
+    rows = [f"{number / 7},{number % 2}" for number in range(20)]
+    for name, some in (("a", rows), ("b", rows[::-1]), ("c", rows[3:9])):
+        (tmp_path / f"{name}.csv").write_text("\n".join(["x,target", *some]) + "\n")
+    path, whole, some = (str(tmp_path / f"{name}.csv") for name in "abc")
+    with pytest.raises(InputError, match="b.csv: this is a copy of the training data"):
+        open_each("table", path, whole, 0, division="")
+    [data], _ = open_each("table", path, some, 0, division="")
+    assert "6 of 6 validation samples are training samples too" in data.remark
+
+
+def test_rows_of_few_values_may_be_alike(tmp_path):
+    for name, count in (("a", 40), ("b", 10)):
+        rows = [f"{number % 2},{number % 3},{number % 2}" for number in range(count)]
+        (tmp_path / f"{name}.csv").write_text("\n".join(["x,y,target", *rows]) + "\n")
+    [data], _ = open_each("table", *[str(tmp_path / f"{n}.csv") for n in "ab"], 0, division="")
+    assert data.remark == ""
 
 
 # ---- the user's own ---------------------------------------------------------------------------
