@@ -212,7 +212,7 @@ def read_table(path: str, delimiter: str | None = None, names: Sequence[str] = (
     """Read a table; a file that ends in ``.parquet`` or ``.pq`` is one of Parquet, any other one of CSV.
 
     Args:
-        path: of the file, or of a folder of files of the same columns. CSV may be compressed, with an ending ``.gz``, ``.bz2`` or ``.xz``.
+        path: of the file, or of a folder of files of the same columns. CSV may be compressed (``.gz``, ``.bz2``, ``.xz``).
         delimiter: between the cells of a CSV file; found in its first line where it is not given.
         names: of the columns of a CSV file without a header, which has numbers in its first line. Without them, a
             header must be there.
