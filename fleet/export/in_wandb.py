@@ -10,8 +10,11 @@ import shutil
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 import wandb
+from wandb.sdk import wandb_run
 
 from fleet.export.tracked import TrackedNetwork, TrackedRun
 from fleet.storage.results import Status
@@ -44,6 +47,24 @@ def _replace(run: TrackedRun, network: TrackedNetwork, folder: Path, said: str) 
         made.rename(folder)
 
 
+class _Clock:
+    """The module ``time``, where it is always the same time.
+
+    Args:
+        now: in seconds since 1970.
+    """
+
+    def __init__(self, now: float) -> None:
+        self._now = now
+
+    def time(self) -> float:
+        """Return the time, in seconds since 1970."""
+        return self._now
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(time, name)
+
+
 def _log(run: TrackedRun, network: TrackedNetwork, place: Path) -> Path:
     """Have W&B write a network; returns the folder."""
     settings = wandb.Settings(
@@ -55,18 +76,20 @@ def _log(run: TrackedRun, network: TrackedNetwork, place: Path) -> Path:
         x_disable_stats=True,
         x_disable_meta=True,
     )
-    one = wandb.init(
-        project=run.name,
-        group=f"{run.name}-{run.key[:6]}",
-        name=network.name,
-        id=network.key,
-        job_type=network.entry or None,
-        tags=[str(network.status)],
-        config=dict(network.params),
-        dir=str(place),
-        settings=settings,
-        reinit="finish_previous",
-    )
+    # No setting of W&B says when a run began: it asks its module `time`.
+    with patch.object(wandb_run, "time", _Clock(network.began), create=True):
+        one = wandb.init(
+            project=run.name,
+            group=f"{run.name}-{run.key[:6]}",
+            name=network.name,
+            id=network.key,
+            job_type=network.entry or None,
+            tags=[str(network.status)],
+            config=dict(network.params),
+            dir=str(place),
+            settings=settings,
+            reinit="finish_previous",
+        )
     for epoch in network.epochs:
         one.log({**epoch.values, "_timestamp": epoch.date}, step=epoch.epoch)
     files = {f"file.{name}": path.absolute().as_uri() for name, path in network.files.items()}

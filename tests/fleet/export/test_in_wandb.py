@@ -109,6 +109,8 @@ def test_each_network_is_an_offline_run_whatever_was_written_before(tmp_path, be
     assert [
         (values["val_accuracy"], values["_timestamp"]) for _, values in sorted(first.steps.items())
     ] == [(epoch / 10, 1000 + 60 * epoch) for epoch in (1, 2, 3, 4)]
+    began = {name: one.run.start_time.ToSeconds() for name, one in runs.items()}
+    assert began == {network.name: round(network.began) for network in LATE.networks}
     assert (first.summary["status"], first.summary["reason"]) == ("finished", "finished")
     said = listed(tmp_path)
     assert all(Path(path).parent.name in said for path in times), said
