@@ -128,7 +128,9 @@ def join_exports(spec: Spec, files: Sequence[Path], weights: Sequence[float], ki
         raise UserError(
             f"resources.engine: {spec.engine.name} writes no networks that can be loaded again"
         )
-    joined: Joined = _function(spec.engine, spec.engine.join)(files, weights, kind)
+    join = _function(spec.engine, spec.engine.join)
+    with OwnCode().running():
+        joined: Joined = join(files, weights, kind)
     return joined
 
 

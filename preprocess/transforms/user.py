@@ -83,7 +83,8 @@ class UserTransform:
         function = self.function
         try:
             with self._code.running(quick=True):
-                seed_generators(_seed_of(rng))
+                if rng is not None:  # what is made once for all draws nothing
+                    seed_generators(_seed_of(rng))
                 # A copy, for the function may write into it.
                 return function(np.array(image), rng, training, **mask, **self.parameters)
         except BadImage:

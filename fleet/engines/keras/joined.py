@@ -30,6 +30,7 @@ class JoinedModels:
 
     def __init__(self, files: Sequence[Path], weights: Sequence[float], kind: str) -> None:
         models = [_load(file) for file in files]
+        _check_apart(files, models)
         dtype = models[0].inputs[0].dtype
         images = keras.Input(models[0].input_shape[1:], name="images", dtype=dtype)
         self._is_precise = dtype == "float64"
@@ -55,6 +56,19 @@ class JoinedModels:
 
     def save(self, path: Path) -> None:  # noqa: D102 - Joined says it
         replace_by(path, self._model.save)
+
+
+def _check_apart(files: Sequence[Path], models: Sequence[keras.Model]) -> None:
+    """Refuse models whose classes give them the same weights: each would have those that were read last."""
+    owners: dict[int, Path] = {}
+    for file, model in zip(files, models, strict=True):
+        for variable in model.variables:
+            other = owners.setdefault(id(variable), file)
+            if other != file:
+                raise UserError(
+                    f"{file} cannot be joined with {other}: their code gives both the weights {variable.path}; "
+                    "make all layers inside of the model"
+                )
 
 
 def to_onnx(file: Path, path: Path) -> None:

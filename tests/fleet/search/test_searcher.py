@@ -1,12 +1,16 @@
 """Our own searchers, and what makes a user's one."""
 
 import itertools
+import random
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fleet.errors import UserError
+from fleet.search.calls import Ask
+from fleet.search.calls import make as called
 from fleet.search.searcher import Resuming, Verdict, make_searcher
 from fleet.spec.space import Range, draw, grid, member_of
 
@@ -147,3 +151,34 @@ def test_known_values_that_python_calls_equal_are_others():
         "{'a': 1.0}",
         "None",
     ]
+
+
+ROAMING = """
+import os, random
+
+class Roaming:
+    def __init__(self, space, seed, mode):
+        random.seed(7)
+    def ask(self, number):
+        os.chdir("/")
+        return {"x": random.random()}
+    def report(self, number, epoch, value):
+        return "go_on"
+    def tell(self, number, outcome, value):
+        pass
+"""
+
+
+def test_a_searcher_keeps_its_numbers_and_leaves_the_process(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "roaming_searcher.py").write_text(ROAMING)
+    searcher = make_searcher("roaming_searcher:Roaming", {}, 0, "minimize", {})
+    asked = []
+    for number in range(2):
+        random.seed(number)
+        asked.append(called(searcher, Ask(number))["x"])
+        assert Path.cwd() == tmp_path
+        assert random.random() == random.Random(number).random()
+    random.seed(7)
+    assert asked == [random.random(), random.random()]

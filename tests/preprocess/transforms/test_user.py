@@ -1,8 +1,14 @@
 """The user's own functions."""
 
+import os
+import pickle
+import random
+import sys
+
 import numpy as np
 import pytest
 
+from preprocess.base import rng_for
 from preprocess.transforms.parse import parse_transform
 from preprocess.transforms.user import UserTransform
 from tests.preprocess.samples import numbered
@@ -29,3 +35,39 @@ def test_an_error_in_a_users_function_is_not_taken_for_a_bad_image():
     with pytest.raises(ZeroDivisionError) as caught:
         UserTransform(f"{__name__}:raises").apply(numbered(2, 2), None, True)
     assert caught.value.__notes__ == [f"in the transform {__name__}:raises"]
+
+
+DRAWING = """
+import os, random
+import numpy as np
+
+def noise(image, rng, training):
+    os.chdir("/")
+    np.seterr(all="raise")
+    return image + np.random.rand() + random.random() + rng.random()
+"""
+
+
+@pytest.fixture
+def noise(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "drawing_noise.py").write_text(DRAWING)
+    yield UserTransform("drawing_noise:noise")
+    sys.modules.pop("drawing_noise", None)
+
+
+def test_what_a_function_draws_follows_from_its_generator(noise):
+    image = np.zeros((2, 2, 1))
+    first = noise.apply(image, rng_for(1, 3), True)
+    random.seed(8)
+    np.random.seed(8)
+    other = pickle.loads(pickle.dumps(noise))
+    assert np.array_equal(other.apply(image, rng_for(1, 3), True), first)
+    assert not np.array_equal(other.apply(image, rng_for(2, 3), True), first)
+
+
+def test_what_a_function_changes_in_the_process_is_put_back(noise):
+    before = os.getcwd(), np.geterr()
+    noise.apply(np.zeros((2, 2, 1)), rng_for(1, 3), True)
+    assert (os.getcwd(), np.geterr()) == before
