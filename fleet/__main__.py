@@ -39,6 +39,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "stop": ("fleet.commands.live.rule", "drop a network of a run that is going on"),
     "pause": ("fleet.commands.live.rule", "pause a network of a run that is going on"),
     "resume": ("fleet.commands.live.rule", "let a paused network go on"),
+    "skip": ("fleet.commands.live.skip", "leave networks out of the next launches of a run"),
     "yield": (
         "fleet.commands.live.give_back",
         "have a run that is going on give nodes back, and train on",

@@ -93,6 +93,7 @@ class World(Protocol):
             each does a bounded piece of work and says whether it did any.
         outlives: whether the launch outlives its ranks: ``mpirun --with-ft ulfm``.
         hosts: what the nodes are called, in the order of their numbers, once :meth:`node_of` has asked.
+        before_end: is called before this rank ends all ranks at once.
     """
 
     rank: int
@@ -101,6 +102,7 @@ class World(Protocol):
     duties: list[Callable[[], bool]]
     outlives: bool
     hosts: tuple[str, ...]
+    before_end: Callable[[], object]
 
     # ---- messages ----
 

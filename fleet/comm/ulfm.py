@@ -225,6 +225,7 @@ class ULFMWorld(MPIWorld):
         Args:
             all_know: whether the heir knows by itself that all are to end.
         """
+        self.before_end()
         others = set() if all_know else {self._heir}
         if self.rank == self._heir:
             others = set(range(self.size)) - {self.rank}

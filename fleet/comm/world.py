@@ -73,6 +73,7 @@ class MPIWorld:
         self._places: list[tuple[str, int]] = []  # of all ranks: host and process
         self._node_of: tuple[int, ...] = ()
         self._goes_last = False
+        self.before_end: Callable[[], object] = lambda: None
 
     # ---- messages ----
 
@@ -243,6 +244,7 @@ class MPIWorld:
 
     def end(self, status: int) -> NoReturn:
         """End all ranks at once."""
+        self.before_end()
         self.comm.Abort(status)
 
     def retire(self) -> NoReturn:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, NamedTuple, TypeAlias
 
@@ -174,12 +174,44 @@ class Outcome:
         is_failure: whether it failed.
         may_pass: whether what made it fail may pass, so that the next launch tries it again.
         is_pruned: whether it was dropped before it was done.
+        deaths: how many ranks died while they trained it, where that made it fail.
+        is_skipped: whether launches leave it out (``fleet skip``); then ``is_pruned`` is set as well.
     """
 
     reason: str
     is_failure: bool = False
     may_pass: bool = False
     is_pruned: bool = False
+    deaths: int = 0
+    is_skipped: bool = False
+
+
+@dataclass(frozen=True)
+class Death:
+    """A rank died, or did not come back, while it trained a network.
+
+    Attributes:
+        how: in words, such as ``rank 3 on node07 died``.
+        epochs: that the network had finished by then.
+        is_sure: whether the network is to blame; otherwise it is trained last, and does not fail for it.
+    """
+
+    how: str
+    epochs: int
+    is_sure: bool = True
+
+
+def reason_of_deaths(deaths: Collection[Death], most: int) -> str:
+    """Why a network has failed; nothing where fewer ranks died than make it a failed one.
+
+    >>> reason_of_deaths([Death("rank 1 on a died", 0), Death("rank 2 on a died", 0)], most=2)
+    'ranks were lost while they trained it, 2 times (max_deaths: 2): rank 1 on a died; rank 2 on a died'
+    """
+    sure = [death.how for death in deaths if death.is_sure]
+    if len(sure) < most:
+        return ""
+    times = counted(len(sure), "time")
+    return f"ranks were lost while they trained it, {times} (max_deaths: {most}): {'; '.join(sure)}"
 
 
 @dataclass(frozen=True)
@@ -220,6 +252,11 @@ class Standing:
         return cls(
             history, Outcome(f"pruned after {counted(len(history), 'epoch')}", is_pruned=True)
         )
+
+    @property
+    def is_skipped(self) -> bool:
+        """Whether launches leave it out."""
+        return self.outcome is not None and self.outcome.is_skipped
 
     @property
     def is_pruned(self) -> bool:

@@ -50,7 +50,12 @@ def after(standing: Standing, change: Change) -> Standing:
             return replace(
                 standing,
                 is_paused=False,
-                outcome=Outcome(change.reason, is_failure=True, may_pass=change.may_pass),
+                outcome=Outcome(
+                    change.reason,
+                    is_failure=True,
+                    may_pass=change.may_pass,
+                    deaths=change.deaths,
+                ),
             )
         case (
             e.NetworkRetried() | e.GroupStarted()

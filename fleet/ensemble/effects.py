@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from fleet.comm.messages import Message, Tag
 from fleet.domain.events import Event, NetworkAdded
-from fleet.domain.network import EpochRecord, Standing
+from fleet.domain.network import Death, EpochRecord, Standing
 from fleet.errors import ExitStatus, FleetError
 from fleet.search.calls import Call
 from fleet.search.mind import Add, Consult, Note
@@ -19,6 +19,8 @@ from scheduler.ensemble.online import Traits
 
 if TYPE_CHECKING:
     from scheduler.eviction.plan import Action
+
+PATIENCE_S = 30.0  # for groups that do not answer when a launch ends
 
 # ---- heard -------------------------------------------------------------------------------------
 
@@ -32,9 +34,14 @@ class RanksDied:
 
 @dataclass(frozen=True)
 class EndAsked:
-    """The launch is to end before its networks are done: a signal came, or its time is nearly over."""
+    """The launch is to end before its networks are done: a signal came, or its time is nearly over.
+
+    Attributes:
+        patience_s: seconds for which groups that do not answer are waited for.
+    """
 
     reason: str
+    patience_s: float = PATIENCE_S
 
 
 @dataclass(frozen=True)
@@ -62,6 +69,7 @@ class Leased:
         took_over: whether the launch before had not let go.
         unlogged: epochs that are in the checkpoint, and in no event log.
         is_news: whether no event log says that it is over, if it is.
+        deaths: of ranks that trained it.
     """
 
     network: str
@@ -71,6 +79,7 @@ class Leased:
     took_over: bool = False
     unlogged: tuple[EpochRecord, ...] = ()
     is_news: bool = False
+    deaths: tuple[Death, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -199,6 +208,14 @@ class ReadCheckpoint:
 
 
 @dataclass(frozen=True)
+class KeepDeath:
+    """Remember, also for later launches, that a rank has died, or does not come back, which trains a network."""
+
+    network: str
+    death: Death
+
+
+@dataclass(frozen=True)
 class Fail:
     """End all ranks at once: no rank can go on."""
 
@@ -220,7 +237,16 @@ class Finish:
 # Of what the mind of searches decides: Note, log an event and show it to all who watch; Consult, call a searcher, which
 # Consulted or ConsultFailed answers; Add, look at a network that was asked for, which Admitted answers.
 Effect: TypeAlias = (
-    Tell | Note | KeepParameters | KeepRates | ReadCheckpoint | Consult | Add | Fail | Finish
+    Tell
+    | Note
+    | KeepParameters
+    | KeepRates
+    | KeepDeath
+    | ReadCheckpoint
+    | Consult
+    | Add
+    | Fail
+    | Finish
 )
 
 

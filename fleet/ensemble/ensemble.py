@@ -149,7 +149,7 @@ class Ensemble:
             ending.give_up_on(building)
         for group in self._groups.struck:
             self._groups.remove(group.name)
-            self._networks.strike(group.name)
+            self._networks.strike(group.name, self._groups.how_died(group))
             self._placement.has_news = True  # it gets no devices before its checkpoint is read
         if not ending.has_begun:
             self._leaving.decide()

@@ -404,6 +404,20 @@ class Groups:
             if group.phase is Phase.STRUCK and idle >= alive.intersection(group.devices)
         ]
 
+    def how_died(self, group: TrainingGroup) -> str:
+        """Which ranks of a group have died, in words; nothing where a whole node has, for that is no network's doing."""
+        ranks = [rank for rank in self._ranks(group.devices) if rank in self.lost]
+        node_of = self._roles.node_of
+        nodes = {node_of[rank] for rank in ranks}
+        has_whole_node = any(
+            all(rank in self.lost for rank, node in enumerate(node_of) if node == gone)
+            for gone in nodes
+        )
+        if not ranks or has_whole_node:
+            return ""
+        who = f"{'ranks' if len(ranks) > 1 else 'rank'} {', '.join(map(str, ranks))}"
+        return f"{who} died"
+
     @property
     def held_back(self) -> set[str]:
         """The groups between two epochs that get no orders yet, because others have not come as far.

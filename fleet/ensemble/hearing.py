@@ -156,6 +156,9 @@ class Hearing:
             ):  # otherwise trainers prepare their samples themselves from now on
                 self._buildings.lose([device])
                 tasks = self._groups.lose(rank, died)
+                for name in {task.network for task in tasks}:
+                    self._networks.die(name, f"rank {rank} died")
+                    self._searching.fail_of_deaths(name)
                 self._rates.lose(self._groups.cluster.whole_gpus, tasks)
         self._groups.see_who_is_there()
         self._launch.produce()  # which no struck group holds back
@@ -165,6 +168,7 @@ class Hearing:
     def _on_checkpoint_read(self, read: e.CheckpointRead) -> None:
         self._networks.take_up(read)
         self._searching.read(read.network)
+        self._searching.fail_of_deaths(read.network)
 
     def _on_leased(self, leased: e.Leased) -> None:
         self._networks.lease(leased)

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 
 from fleet.comm import messages as m
 from fleet.domain import events
-from fleet.domain.network import EpochRecord, Judged, Standing
+from fleet.domain.network import Death, EpochRecord, Judged, Standing, reason_of_deaths
 from fleet.domain.standings import Change, after
-from fleet.ensemble.effects import CheckpointRead, KeepParameters, Leased, Outbox, ReadCheckpoint
+from fleet.ensemble.effects import (
+    CheckpointRead,
+    KeepDeath,
+    KeepParameters,
+    Leased,
+    Outbox,
+    ReadCheckpoint,
+)
 from fleet.ensemble.history import Impossible
 from fleet.errors import ExitStatus
 from fleet.spec import NetworkSpec
@@ -32,6 +39,9 @@ class Networks:
         outbox: takes what is to be done.
         elsewhere: the networks that other launches may be training.
         alone: the networks that need GPUs of their own.
+        deaths: of ranks that trained a network in earlier launches. Such a network gets no devices as long as any other
+            is left here: it may take the whole launch with it once more.
+        max_deaths: how many of them make a network a failed one.
     """
 
     def __init__(
@@ -42,6 +52,8 @@ class Networks:
         outbox: Outbox,
         elsewhere: Iterable[str] = (),
         alone: Iterable[str] = (),
+        deaths: Mapping[str, Sequence[Death]] | None = None,
+        max_deaths: int = 2,
     ) -> None:
         self.specs = {network.name: network for network in networks}
         self._standings = {name: standings.get(name, Standing()) for name in self.specs}
@@ -66,6 +78,12 @@ class Networks:
             self.specs
         )  # those that have been taken in, or may have other epochs, since that was asked
         self.alone = set(alone)  # those that ran out of memory beside others
+        self._deaths = {name: list(died) for name, died in (deaths or {}).items() if died}
+        self._max_deaths = max_deaths
+        self._struck_by: dict[str, str] = {}  # fallen network -> how a rank of it died
+        self._holds_none = False
+        self._held = set[str]()  # of those with which ranks died, while others are left
+        self.hold_back()
 
     # ---- how far they are ----
 
@@ -114,7 +132,14 @@ class Networks:
         """Have a network among those that are unavailable if it is."""
         gone = any(
             name in names
-            for names in (self._over, self._paused, self._resting, self._fallen, self._elsewhere)
+            for names in (
+                self._over,
+                self._paused,
+                self._resting,
+                self._fallen,
+                self._elsewhere,
+                self._held,
+            )
         )
         (self._unavailable.add if gone else self._unavailable.discard)(name)
 
@@ -149,6 +174,7 @@ class Networks:
         self.specs[network.name] = network
         self._standings[network.name] = Standing()
         self._moved.add(network.name)
+        self.hold_back()
 
     def judge(self, judged: events.NetworkJudged) -> None:
         """A network is paused or dropped before it is done, or goes on."""
@@ -161,6 +187,7 @@ class Networks:
 
     def end_epoch(self, done: m.EpochDone) -> None:
         """A network has finished an epoch, and perhaps its training; one that was dropped meanwhile ends with it."""
+        self._deaths.pop(done.network, None)
         self._note(
             events.EpochEnded(
                 done.network,
@@ -185,9 +212,50 @@ class Networks:
             )
         )
 
-    def fail(self, name: str, reason: str, detail: str = "", may_pass: bool = False) -> None:
+    def fail(
+        self, name: str, reason: str, detail: str = "", may_pass: bool = False, deaths: int = 0
+    ) -> None:
         """A network has failed, and is not tried again in this launch."""
-        self._note(events.NetworkFailed(name, reason, detail, may_pass))
+        self._note(events.NetworkFailed(name, reason, detail, may_pass, deaths))
+
+    # ---- ranks that die with them ----
+
+    def die(self, name: str, how: str, is_sure: bool = True) -> None:
+        """A rank has died, or does not come back, which trains a network: that is trained last from now on.
+
+        Args:
+            how: in words.
+            is_sure: whether the network is to blame.
+        """
+        death = Death(how, len(self.history(name)), is_sure)
+        self._deaths.setdefault(name, []).append(death)
+        self._outbox.add(KeepDeath(name, death))
+        self.hold_back()
+
+    def has_died_of(self, name: str) -> tuple[str, int]:
+        """Why a network has failed because of ranks that died, and how many they are; nothing where it has not."""
+        deaths = self._deaths.get(name, ())
+        if self.is_over(name):
+            return "", 0
+        return reason_of_deaths(deaths, self._max_deaths), len(deaths)
+
+    def hold_back(self) -> None:
+        """Find out anew which networks wait until no other is left."""
+        before = self._held
+        if not self._deaths and not before:
+            return
+        gone = self._over | self._paused | self._elsewhere | self._deaths.keys()
+        is_last = self._holds_none or self.specs.keys() <= gone
+        self._held = set() if is_last else set(self._deaths)
+        for name in before ^ self._held:
+            self._sort(name)
+
+    def hold_none_back(self) -> bool:
+        """The others that are left cannot train here, so none waits for them; returns whether any did."""
+        self._holds_none = True
+        has_held = bool(self._held)
+        self.hold_back()
+        return has_held
 
     def may_retry(self, failed: m.Failed | m.Measured) -> bool:
         """Whether a network may be tried again after it has failed; then that is counted."""
@@ -239,6 +307,7 @@ class Networks:
         ):
             (names.add if belongs else names.discard)(name)
         self._sort(name)
+        self.hold_back()
         self._moved.add(name)
         self._epochs.pop(name, None)
         if standing.history:
@@ -247,6 +316,8 @@ class Networks:
     def lease(self, leased: Leased) -> None:
         """A network is here now."""
         self._elsewhere.discard(leased.network)
+        if leased.deaths:
+            self._deaths[leased.network] = list(leased.deaths)
         self._stand(leased.network, leased.standing)
         for record in leased.unlogged:
             self._outbox.note(events.EpochEnded(leased.network, record))
@@ -262,7 +333,7 @@ class Networks:
         outcome, history = leased.standing.outcome, leased.standing.history
         if outcome is not None and leased.is_news:
             self._outbox.note(
-                events.NetworkFailed(leased.network, outcome.reason)
+                events.NetworkFailed(leased.network, outcome.reason, deaths=outcome.deaths)
                 if outcome.is_failure
                 else events.NetworkFinished(leased.network, outcome.reason, len(history))
             )
@@ -287,8 +358,13 @@ class Networks:
             self._sort(name)
         return bool(rested)
 
-    def strike(self, name: str) -> None:
-        """The group of a network has lost a rank, and has let go: only its checkpoint says how far it is."""
+    def strike(self, name: str, how: str = "") -> None:
+        """The group of a network has lost a rank, and has let go: only its checkpoint says how far it is.
+
+        Args:
+            how: it was lost, in words; nothing where the network is not to blame.
+        """
+        self._struck_by[name] = how
         self._fallen.add(name)
         self._sort(name)
         self._outbox.add(ReadCheckpoint(name))
@@ -320,3 +396,5 @@ class Networks:
                 again=was_over and found.outcome is None,
             )
         )
+        if (how := self._struck_by.pop(name, "")) and not self.is_over(name):
+            self.die(name, how)

@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from fleet.comm import messages as m
 from fleet.comm.roles import Roles
-from fleet.domain.network import Standing
+from fleet.domain.network import Death, Standing
 from fleet.ensemble.building import Buildings, StartupTimes
 from fleet.ensemble.effects import Outbox
 from fleet.ensemble.groups import Groups
@@ -39,6 +39,7 @@ class Setup:
         sharing: k -> what k networks on one GPU train together as times of one, as far as that is known.
         alone: the networks that are known to need GPUs of their own.
         hosts: what the nodes are called, in the order of their numbers; empty where nobody has asked.
+        deaths: network -> the deaths of ranks that trained it in earlier launches.
     """
 
     spec: Spec
@@ -55,6 +56,7 @@ class Setup:
     sharing: Mapping[int, float] = field(default_factory=dict)
     alone: frozenset[str] = frozenset()
     hosts: tuple[str, ...] = ()
+    deaths: Mapping[str, Sequence[Death]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -118,7 +120,14 @@ class Parts:
             setup.replayed_batches,
         )
         networks = Networks(
-            spec.networks, standings, spec.document.retries, outbox, setup.elsewhere, setup.alone
+            spec.networks,
+            standings,
+            spec.document.retries,
+            outbox,
+            setup.elsewhere,
+            setup.alone,
+            setup.deaths,
+            spec.document.max_deaths,
         )
         groups = Groups(setup.roles, setup.outlives, production, outbox)
         return cls(

@@ -66,7 +66,11 @@ class Placement:
         if self._networks.has_left and not (
             self._groups or self._groups.wanted.members or self._networks.away
         ):
-            self._give_up()
+            if self._networks.hold_none_back():
+                self.has_news = True
+                self.decide()
+            else:
+                self._give_up()
 
     def _plan(self) -> None:
         rates, (ahead, survivors) = self._supply.told(self._rates), self._searching.rungs()

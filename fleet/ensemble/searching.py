@@ -101,6 +101,13 @@ class Searching:
         self._networks.fail(name, reason, detail, may_pass)
         self.over(name, End.FAILED)
 
+    def fail_of_deaths(self, name: str) -> None:
+        """A rank was lost that trained a network; after too many the network has failed."""
+        reason, deaths = self._networks.has_died_of(name)
+        if reason:
+            self._networks.fail(name, reason, deaths=deaths)
+            self.over(name, End.FAILED)
+
     def answered(self, answer: Consulted | ConsultFailed) -> None:
         """A searcher has answered, or has failed."""
         self._has_heard = True

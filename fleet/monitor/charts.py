@@ -25,6 +25,7 @@ BARS = (
 STATUS_COLOURS = {
     Status.FINISHED: "#4e79a7",
     Status.PRUNED: "#e0955b",
+    Status.SKIPPED: "#bab0ac",
     Status.PAUSED: "#edc948",
     Status.TRAINING: "#59a14f",
 }

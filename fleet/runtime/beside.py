@@ -148,6 +148,7 @@ class BesideOthers:
         self.follow()  # it may just have been logged that it is over, or was pruned
         before, lease = self._results.standing(name), self.leases.held(name)
         assert lease.fence is not None
+        self._results.deaths.take_in_network(name)
         standing, state = take_up(self._results, self._results.spec.by_name[name])
         # What was saved by a launch that was killed, it may not have come to log.
         unlogged = (
@@ -163,4 +164,5 @@ class BesideOthers:
             lease.took_over,
             unlogged,
             before.outcome is None,
+            tuple(self._results.deaths.of(name, len(standing.history))),
         )

@@ -166,6 +166,11 @@ class CoordinatorSide:
             sharing=self._rates.sharing,
             alone=self._rates.alone,
             hosts=world.hosts,
+            deaths={
+                name: deaths
+                for name, epochs in self._epochs_left.items()
+                if (deaths := self.results.deaths.of(name, epochs))
+            },
         )
 
     @property

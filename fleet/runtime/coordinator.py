@@ -250,7 +250,7 @@ class Coordinator:
             self._note(failed)
         if not self._is_interrupted and (reason := self._interruption.reason()):
             self._is_interrupted = True
-            self._handle(e.EndAsked(reason))
+            self._handle(e.EndAsked(reason, self._interruption.patience_s))
         if self._beside is not None:
             for heard in self._beside.look(
                 self._log.now(), self._ensemble.training, self._is_interrupted
@@ -382,6 +382,8 @@ class Coordinator:
                 self._results.count(network, parameters)
             case e.KeepRates(rates):
                 self._files.profile.keep(rates)
+            case e.KeepDeath(network, death):
+                self._results.deaths.note(network, death)
             case e.ReadCheckpoint(network):
                 standing, state = look_up(self._results, self._results.networks[network])
                 self._queue.append(

@@ -14,6 +14,7 @@ from fleet.storage.event_log import in_order, read_events
 from fleet.storage.identity import trial_identity
 from fleet.storage.lease import check_of
 from fleet.storage.results import Results, parameters_of, recover
+from fleet.storage.skipping import read_skipped
 from fleet.units import counted
 
 
@@ -27,7 +28,7 @@ class Resumed:
         unlogged: epochs that are in checkpoints and in no log. Among launches that work at the same time that is seen
             when a network is taken: the others may be about to log what they have saved.
         found: how far networks are by their checkpoints, where logs say otherwise.
-        changes: to be logged of checkpoints that are damaged or gone.
+        changes: to be logged of checkpoints that are damaged or gone, and of ranks that died.
         first_epoch: of the stream that no launch has consumed.
     """
 
@@ -35,7 +36,7 @@ class Resumed:
     log: tuple[ev.Event, ...]
     unlogged: Sequence[ev.EpochEnded]
     found: Mapping[str, ev.FoundStanding]
-    changes: Sequence[ev.NetworkFellBack]
+    changes: Sequence[ev.NetworkFellBack | ev.NetworkFailed | ev.NetworkWarned]
     first_epoch: int
 
 
@@ -57,10 +58,17 @@ def resume(launch: Launch) -> Resumed:
         lambda network: trial_identity(network, spec, launch.sample, launch.beside),
         test=str(spec.data.test) if launch.is_tested else "",
         check=check_of(launch.fence),
+        skipped=frozenset() if launch.replayed else read_skipped(paths),
     )
+    if is_alone:
+        results.deaths.take_in()
     standings, states = recover(results, launch.found)
     lost = [] if launch.replayed else _lost(run, standings, states, launch.changes)
-    found = told.differing(standings)
+    # What this launch says by an event, or does itself, no log needs to be told beside that.
+    is_own = {name for name, standing in standings.items() if _is_of_this_launch(standing)}
+    found = {
+        name: standing for name, standing in told.differing(standings).items() if name not in is_own
+    }
     if not is_alone:
         standings = {
             name: standing.pruned_after(told.standing(name)) for name, standing in standings.items()
@@ -101,9 +109,34 @@ def resume(launch: Launch) -> Resumed:
         tuple(logged.event for logged in logs.get(paths.events, ())),
         unlogged,
         found,
-        [*damaged, *lost],
+        [*damaged, *lost, *(_deaths(results, standings) if is_alone else ())],
         1 + max(consumed, default=-1),
     )
+
+
+def _is_of_this_launch(standing: Standing) -> bool:
+    outcome = standing.outcome
+    return outcome is not None and (outcome.is_skipped or outcome.deaths > 0)
+
+
+def _deaths(
+    results: Results, standings: Mapping[str, Standing]
+) -> list[ev.NetworkFailed | ev.NetworkWarned]:
+    """What is to be logged of networks with which ranks died: they fail, or are trained last."""
+    said: list[ev.NetworkFailed | ev.NetworkWarned] = []
+    for name, standing in standings.items():
+        outcome = standing.outcome
+        if outcome is not None and outcome.deaths:
+            said.append(ev.NetworkFailed(name, outcome.reason, deaths=outcome.deaths))
+        elif outcome is None and (deaths := results.deaths.of(name, len(standing.history))):
+            said.append(
+                ev.NetworkWarned(
+                    name,
+                    f"{deaths[-1].how} while it was trained ({len(deaths)} of max_deaths: "
+                    f"{results.deaths.most}); it is trained last",
+                )
+            )
+    return said
 
 
 def _lost(

@@ -14,13 +14,14 @@ from fleet.engines.base import Engine, Slot
 from fleet.engines.registry import make_engine
 from fleet.errors import ExitStatus
 from fleet.runtime.ahead import Loading
-from fleet.runtime.interrupt import Interruption
+from fleet.runtime.interrupt import INTERRUPTED, Interruption
 from fleet.runtime.launch import Launch
 from fleet.runtime.preprocessor import Preprocessor
 from fleet.runtime.start import Laps
 from fleet.runtime.training.shared_gpus import SharedGpus
 from fleet.runtime.training.sources import sources_of
 from fleet.runtime.training.trainer import Trainer
+from fleet.runtime.witness import Witness
 from fleet.storage.lease import Lease
 from fleet.stream.compose import NodeMemory
 from fleet.stream.finish import NodeEpochs
@@ -76,6 +77,10 @@ class Session:
     def run(self) -> int:
         """Do this rank's part; returns the exit status that this rank should end with."""
         log.info("%s; JPEG by %s", self._world.library(), decoder_name())
+        witness = self._witness = Witness(self._world, self._launch.paths)
+        self._interruption.on_signal = self._on_signal
+        self._interruption.end_at_once = lambda: self._world.end(INTERRUPTED)
+        self._world.before_end = witness.leave
         if self._roles.shared or self._roles.slots > 1:
             self._map_memory()
         gpu = self._gpu()  # by the name it has without MPS
@@ -102,6 +107,10 @@ class Session:
         if gpus is not None:
             gpus.stop()
         return board.end() if board is not None else int(ExitStatus.OK)
+
+    def _on_signal(self, number: int) -> None:
+        if lost := self._witness.on_signal(number):
+            self._interruption.cause = lost
 
     def _board(self) -> CoordinatorSide:
         from fleet.runtime.board import (
@@ -134,6 +143,7 @@ class Session:
             self._launch.codes,
             self._launch.fence,
             tenants,
+            self._witness.mark,
         )
         trainer.start(is_busy)
         trainer.run()

@@ -393,6 +393,13 @@ class Document:
             "not answer."
         ),
     )
+    max_deaths: Annotated[int, Field(ge=1, le=100), kinds.NO_FLAG] = Field(
+        default=2,
+        description=(
+            "How often a rank may die, or not come back, while it trains a network, over all launches and without an "
+            "epoch in between, until the network counts as failed. Until then it is trained last."
+        ),
+    )
     track: tuple[kinds.TrackItem, ...] = Field(
         default=(),
         description=(

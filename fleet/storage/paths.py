@@ -10,9 +10,9 @@ from pathlib import Path
 
 # All files that FLEET writes, here and for each run inside `replay`, and what a killed launch left of one (`.tmp`).
 _WRITTEN = re.compile(
-    r"(replay/[^/]+/)?(\.fleet-run|\.fleet-lock|\.fleet-(jobs-)?lease/[^/]+|\.fleet-leases/[^/]+/[^/]+|spec\.yaml|profile\.json|events\.jsonl|results\.csv|ensembles\.csv|(sample|standardized)\.json|data\.npz"
-    r"|bad_samples\.csv|report\.html|events/[^/]+\.jsonl|logs/([^/]+/)?rank-\d+\.log|decoded\.h5|models/[^/]+/(history\.csv|(first|last|previous)\.h5|best\.\w+|(export|failure|test)\.json|(validation|test)\.npz)"
-    r"|export/(results|history)\.(csv|parquet)|track/.+|logs/([^/]+/)?track\.log|jobs/[^/]+|mailbox/[^/]+|tensorboard/[^/]+/events\.out\.tfevents\.[^/]+|(models/[^/]+/)?\.[^/]+\.tmp(\.[^/]+)?)"
+    r"(replay/[^/]+/)?(\.fleet-run|\.fleet-lock|\.fleet-(jobs-)?lease/[^/]+|\.fleet-leases/[^/]+/[^/]+|spec\.yaml|profile\.json|events\.jsonl|results\.csv|ensembles\.csv|(sample|standardized|skipped)\.json|data\.npz"
+    r"|bad_samples\.csv|report\.html|events/[^/]+\.jsonl|logs/([^/]+/)?rank-\d+\.log|decoded\.h5|models/[^/]+/(history\.csv|(first|last|previous)\.h5|best\.\w+|(export|failure|test|deaths)\.json|(validation|test)\.npz)"
+    r"|export/(results|history)\.(csv|parquet)|track/.+|logs/([^/]+/)?track\.log|jobs/[^/]+|mailbox/[^/]+|training/[^/]+|tensorboard/[^/]+/events\.out\.tfevents\.[^/]+|(models/[^/]+/)?\.[^/]+\.tmp(\.[^/]+)?)"
 )
 
 PARTS = (
@@ -87,6 +87,8 @@ class RunPaths:
         ".fleet-jobs-lease"
     )  # the folder of the lease that lets one job of a chain at a time work
     models = _Place("models")  # the folders of all networks
+    training = _Place("training")  # the folder in which each rank says which network it is at
+    skipped = _Place("skipped.json")  # the names of the networks that launches leave out
 
     def network_lease(self, name: str) -> Path:
         """The folder of the lease that lets one launch at a time train a network."""
@@ -170,6 +172,10 @@ class RunPaths:
     def failure(self, name: str) -> Path:
         """Why a network failed; only networks that failed have this file."""
         return self.model(name) / "failure.json"
+
+    def deaths(self, name: str) -> Path:
+        """Where and how often ranks died while they trained a network; only networks where one did have this file."""
+        return self.model(name) / "deaths.json"
 
     def tensorboard(self, name: str) -> Path:
         """TensorBoard's folder for one network."""

@@ -31,6 +31,7 @@ from fleet.spec import NetworkSpec, Spec
 from fleet.spec.judging import Yardstick, ranking_of
 from fleet.spec.layers import count_for
 from fleet.storage.checkpoint import CheckpointLookup, is_exported, newest
+from fleet.storage.deaths import Deaths
 from fleet.storage.files import (
     Pacing,
     SharedPacing,
@@ -109,6 +110,7 @@ class Status(StrEnum):
     PAUSED = "paused"
     FINISHED = "finished"
     PRUNED = "pruned"
+    SKIPPED = "skipped"
     FAILED = "failed"
 
 
@@ -172,6 +174,11 @@ class NetworkResult:
         )
 
 
+# What becomes of a network that launches leave out.
+SKIPPED = net.Outcome(
+    "left out by fleet skip; with --undo launches train it again", is_pruned=True, is_skipped=True
+)
+
 SHOWN_PARAMETERS = 6  # drawn ones that the final table has at most
 _LONGEST_VALUE = 20  # letters of one
 _FEW = 100  # networks, of which the table is written at every change
@@ -189,8 +196,10 @@ class Results:
         check: raises where this launch may not write any more.
         damaged: finished network -> what is wrong with its newest checkpoint, which nobody needs any more.
         test: which test data networks are judged on when they are done; empty if there is none.
+        skipped: the networks that this launch leaves out.
 
     Attributes:
+        deaths: of ranks, over all launches.
         networks: those of the spec, and those that came later, by name.
     """
 
@@ -204,6 +213,7 @@ class Results:
     check: Callable[[], None] = lambda: None
     test: str = ""
     pacing: Pacing = field(default_factory=Pacing)
+    skipped: frozenset[str] = frozenset()
     _changes: int = 0  # since the table was written
     _noted: dict[str, net.Standing] = field(
         default_factory=dict
@@ -214,6 +224,7 @@ class Results:
 
     def __post_init__(self) -> None:
         self.networks = dict(self.spec.by_name)
+        self.deaths = Deaths(self.paths, self.spec.document.max_deaths)
         self._yardsticks = {
             name: Yardstick.of(network.train) for name, network in self.networks.items()
         }
@@ -236,7 +247,9 @@ class Results:
 
     def on_event(self, event: events.Event) -> None:
         """Write down what has become of a network; the state of the run has taken the event in."""
-        if isinstance(event, events.BadSample):
+        if isinstance(event, events.RankLost):
+            self.deaths.lose(event.rank)
+        elif isinstance(event, events.BadSample):
             self.add_bad(event.name, event.reason)
         elif isinstance(event, Change):
             standing, before = (
@@ -266,8 +279,10 @@ class Results:
                         "reason": outcome.reason,
                         "may_pass": outcome.may_pass,
                         "tried": self.tried(self.networks[name]),
+                        **({"deaths": outcome.deaths} if outcome.deaths else {}),
                     },
                 )
+                self.deaths.forget(name)  # tried again, for whatever reason, it begins anew
             else:
                 remove(self.paths.failure(name))  # of an earlier launch
 
@@ -325,6 +340,8 @@ class Results:
             status = (
                 Status.FAILED
                 if outcome.is_failure
+                else Status.SKIPPED
+                if outcome.is_skipped
                 else Status.PRUNED
                 if outcome.is_pruned
                 else Status.FINISHED
@@ -569,6 +586,14 @@ def take_up(
     standing, state = look_up(results, network, found)
     if (failure := _failure(results, network)) is not None:
         standing = replace(standing, outcome=net.Outcome(failure, is_failure=True))
+    if standing.outcome is not None:
+        return standing, state
+    deaths = results.deaths.of(network.name, len(standing.history))
+    if reason := results.deaths.reason(deaths):
+        died = net.Outcome(reason, is_failure=True, deaths=len(deaths))
+        return replace(standing, outcome=died), state
+    if network.name in results.skipped:
+        return replace(standing, outcome=SKIPPED), state
     return standing, state
 
 
@@ -615,6 +640,7 @@ def _failure(results: Results, network: NetworkSpec) -> str | None:
     try:
         content = json.loads(results.paths.failure(network.name).read_text(encoding="utf-8"))
         is_final = not content["may_pass"] and content["tried"] == results.tried(network)
+        is_final &= content.get("deaths", math.inf) >= results.deaths.most  # it may be more now
         return str(content["reason"]) if is_final else None
     except (OSError, ValueError, LookupError, TypeError):  # nobody can tell: it is tried again
         return None

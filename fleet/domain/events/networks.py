@@ -82,12 +82,14 @@ class NetworkFailed(Kind, word="failed"):
     Attributes:
         detail: the traceback, if there is one.
         may_pass: whether the next launch tries it again.
+        deaths: how many ranks died while they trained it, where that is why it failed.
     """
 
     network: str
     reason: str
     detail: str = ""
     may_pass: Annotated[bool, OmitDefault] = False
+    deaths: Annotated[int, OmitDefault] = 0
 
 
 class NetworkFellBack(Kind, word="fell_back"):

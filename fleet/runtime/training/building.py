@@ -69,8 +69,6 @@ def build_within(
     except SystemExit as error:
         raise ModelError(exit_reason(error)) from error
     except KeyboardInterrupt as error:
-        if watch.is_interrupted:
-            raise
         raise ModelError("it raised KeyboardInterrupt") from error
     except Exception:
         raise
@@ -85,15 +83,11 @@ class _Watch:
         self._limit_s, self._duties = limit_s, duties
         self._is_over = threading.Event()
         self._error: BaseException | None = None  # of a duty
-        self.is_interrupted = False
 
     @contextmanager
     def on(self) -> Iterator[None]:
         """Watch from here on."""
-        before = {
-            number: signal.signal(number, handler)
-            for number, handler in ((signal.SIGALRM, self._stop), (signal.SIGINT, self._interrupt))
-        }
+        before = signal.signal(signal.SIGALRM, self._stop)
         # In a thread of its own, for this one may be deaf; and a handler may not print where a function prints.
         thread = threading.Thread(target=self._do_duties, name="duties", daemon=True)
         try:
@@ -105,8 +99,7 @@ class _Watch:
         finally:
             self._is_over.set()
             signal.setitimer(signal.ITIMER_REAL, 0)
-            for number, handler in before.items():
-                signal.signal(number, handler)
+            signal.signal(signal.SIGALRM, before)
             if self._duties is not None:
                 thread.join()
         if self._error is not None:  # not one of the network that was built
@@ -117,10 +110,6 @@ class _Watch:
     def _stop(self, number: int, frame: FrameType | None) -> None:
         if not self._is_over.is_set():
             raise _OutOfTime
-
-    def _interrupt(self, number: int, frame: FrameType | None) -> None:
-        self.is_interrupted = True
-        raise KeyboardInterrupt
 
     def _do_duties(self) -> None:
         assert self._duties is not None

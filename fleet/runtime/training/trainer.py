@@ -32,6 +32,7 @@ from fleet.storage.checkpoint import (
     promote_previous,
     read_state,
 )
+from fleet.storage.deaths import Mark
 from fleet.storage.identity import checksum_of, identity
 from fleet.storage.lease import Fence
 from fleet.storage.paths import RunPaths
@@ -55,6 +56,7 @@ class Trainer:
     Args:
         make_engine: makes what computes; called once, before the first network is built here.
         tenants: of the GPU.
+        mark: says in the run's folder which network this rank is at.
     """
 
     def __init__(
@@ -68,7 +70,9 @@ class Trainer:
         codes: Mapping[str, Code],
         fence: Fence | None,
         tenants: Tenants,
+        mark: Mark,
     ) -> None:
+        self._mark = mark
         self._world, self._spec, self._paths, self._make_engine = world, spec, paths, make_engine
         self._sample, self._sources, self._codes = sample, sources, codes
         self._writer = CheckpointWriter(paths, spec.checkpoint, fence, spec.engine.suffix)
@@ -97,16 +101,18 @@ class Trainer:
                 self.stop()
                 self._world.retire()
             self._load_engine()
+            if isinstance(order, m.Pause | m.GoOn | m.Stop):
+                continue  # it came when the group had stopped already, or had been struck
+            if not isinstance(order, m.Measure | m.Start | m.Join):
+                raise InfrastructureError(f"rank {self._world.rank} did not expect {order}")
+            self._mark.set(order.network.name)
             if isinstance(order, m.Measure):
                 self._measure(order)
             elif isinstance(order, m.Start):
                 self._serve(order)
-            elif isinstance(order, m.Join):
-                self._join(order)
-            elif isinstance(order, m.Pause | m.GoOn | m.Stop):
-                continue  # it came when the group had stopped already, or had been struck
             else:
-                raise InfrastructureError(f"rank {self._world.rank} did not expect {order}")
+                self._join(order)
+            self._mark.clear()
             self._tell(m.Ready(self._world.rank))
 
     def stop(self) -> None:

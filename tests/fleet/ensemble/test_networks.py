@@ -2,8 +2,8 @@
 
 from fleet.comm.messages import EpochDone, Failed
 from fleet.domain.events import EpochEnded, GroupStruck, NetworkJudged
-from fleet.domain.network import Outcome, Standing
-from fleet.ensemble.effects import CheckpointRead, Outbox
+from fleet.domain.network import Death, Outcome, Standing
+from fleet.ensemble.effects import CheckpointRead, KeepDeath, Outbox
 from fleet.ensemble.networks import Networks
 from fleet.search.mind import Note
 from tests.fleet.histories import record, spec
@@ -55,3 +55,42 @@ def test_what_runs_out_of_memory_beside_others_in_its_export_is_exported_alone()
         Failed("a", "out of memory", "", may_pass=False, out_of_memory=True), slots=2
     )
     assert networks.has_left
+
+
+def of_two(**rest):
+    """The networks ``a`` and ``b``, with one death of ``a``."""
+    networks = spec({"family": "softmax", "name": "a"}, {"family": "softmax", "name": "b"}).networks
+    outbox = Outbox()
+    return Networks(
+        networks, {}, 0, outbox, deaths={"a": [Death("rank 1 died", 0)]}, **rest
+    ), outbox
+
+
+def test_a_network_with_a_death_gets_no_devices_until_no_other_is_left():
+    networks, _ = of_two()
+    assert set(networks.unavailable) == {"a"}
+    networks.finish("b", "done")
+    assert set(networks.unavailable) == {"b"}
+
+
+def test_a_network_with_a_death_does_not_wait_for_others_that_cannot_train():
+    networks, _ = of_two()
+    assert networks.hold_none_back()
+    assert not networks.unavailable
+    assert not networks.hold_none_back()
+
+
+def test_a_network_fails_after_so_many_deaths_without_an_epoch_in_between():
+    networks, outbox = of_two()
+    networks.die("a", "rank 2 died")
+    assert outbox.take() == [KeepDeath("a", Death("rank 2 died", 0))]
+    assert networks.has_died_of("a")[1] == 2
+    assert "rank 1 died; rank 2 died" in networks.has_died_of("a")[0]
+    networks.end_epoch(EpochDone("a", record(1), 0.0, ""))
+    assert networks.has_died_of("a") == ("", 0)
+
+
+def test_a_death_that_may_be_due_to_something_else_fails_no_network():
+    networks, _ = of_two()
+    networks.die("a", "rank 2 did not come back", is_sure=False)
+    assert networks.has_died_of("a")[0] == ""

@@ -1,0 +1,53 @@
+"""Leave networks out of the next launches of a run, or have them trained again.
+
+  fleet skip runs/digits cnn-3           from the next launch on, cnn-3 is not trained; its row says `skipped`
+  fleet skip runs/digits cnn-3 --undo    the launches after that train it again, from where it was
+
+It takes effect when a launch begins, so it can be given at any time. A launch that is at work goes on with the network:
+`fleet stop` drops it there.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from fleet.domain.events import Commanded, NetworkAdded
+from fleet.domain.late import with_late
+from fleet.errors import UserError
+from fleet.monitor.timeline import state_of
+from fleet.storage.event_log import read_run
+from fleet.storage.lease import is_held
+from fleet.storage.network_leases import held_lease
+from fleet.storage.paths import RunPaths
+from fleet.storage.run_spec import spec_of
+from fleet.storage.skipping import read_skipped, write_skipped
+from fleet.units import listed
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.add_argument("run", metavar="RUN", type=Path, help="folder of the run")
+    parser.add_argument("networks", metavar="NAME", nargs="+", help="name of a network")
+    parser.add_argument("--undo", action="store_true", help="train them again")
+
+
+def run(args: argparse.Namespace) -> None:
+    """Note which networks are left out."""
+    paths = RunPaths(args.run)
+    if not paths.marker.exists():
+        raise UserError(f"{args.run} is no folder of a run")
+    told = state_of(read_run(paths, (NetworkAdded, Commanded)))
+    known = list(with_late(spec_of(paths), told).by_name)
+    before, wanted = read_skipped(paths), frozenset(args.networks)
+    # What is left out may have gone from the spec since.
+    if unknown := sorted(wanted - (before if args.undo else frozenset()) - set(known)):
+        raise UserError(
+            f"no network of the run is named {unknown[0]!r}; there are {listed(known, 8) or 'none yet'}"
+        )
+    write_skipped(paths, before - wanted if args.undo else before | wanted)
+    names = ", ".join(args.networks)
+    does = "train" if args.undo else "leave out"
+    print(f"the next launches {does} {names}")
+    if is_held(paths.lease) or held_lease(paths) is not None:
+        print("the launch that is at work goes on as it began")

@@ -1,0 +1,65 @@
+"""A rank that looks after the others of its node: which of them has died, and what that one trained.
+
+When a rank dies, Open MPI's mpirun kills all others half a second later, and tells them by signals before that. That is
+time enough to see which process is gone, to say in the run's folder what it trained (:mod:`fleet.storage.deaths`), and
+to name the network. What a signal finds alive did not die by itself: each rank takes its own mark away then.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import suppress
+
+from fleet.comm.protocols import World
+from fleet.runtime.interrupt import SIGNALS
+from fleet.storage.deaths import Mark, claim
+from fleet.storage.paths import RunPaths
+from launch.processes import started
+
+
+class Witness:
+    """See the module; collective over all ranks.
+
+    Args:
+        paths: of the run.
+
+    Attributes:
+        mark: of this rank.
+    """
+
+    def __init__(self, world: World, paths: RunPaths) -> None:
+        self._paths = paths
+        self.mark = Mark(paths, world.rank, world.host)
+        self._host = world.host
+        # A process of the same number may begin later.
+        self._processes = world.gather((world.host, os.getpid(), started(os.getpid())))
+
+    def on_signal(self, number: int) -> str:
+        """The launch may be ending, or be killed just now; returns which rank has died, in words."""
+        lost = self.look()
+        if number in SIGNALS:
+            self.mark.close()
+        return lost
+
+    def leave(self) -> None:
+        """This rank ends by itself, and all others with it."""
+        self.look()
+        self.mark.close()
+
+    def look(self) -> str:
+        """See which ranks of this node have died, and say what they trained; returns the last one, in words."""
+        lost = ""
+        for rank, (host, pid, began) in enumerate(self._processes):
+            if host != self._host or started(pid) == began:
+                continue
+            lost = f"rank {rank} on {host} has died"
+            if network := claim(self._paths, rank):
+                with suppress(OSError):  # nobody listens any more
+                    print(
+                        f"fleet: rank {rank} on {host} died while it trained {network}, and all ranks end: the same "
+                        f"command goes on, with {network} last (fleet skip leaves it out)",
+                        file=sys.stderr,
+                        flush=True,
+                    )
+        return lost

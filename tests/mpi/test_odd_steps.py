@@ -1,0 +1,48 @@
+"""Networks whose steps kill their rank, or never come back: no launch after that is held up by them."""
+
+import pytest
+
+from fleet.domain.events import GroupStarted
+from tests.examples import long_but_first
+from tests.mpi.conftest import ROOT, spec
+
+ODD = (str(ROOT / "tests/mpi/odd_steps.py"),)
+MODELS = [{"family": "softmax", "name": name} for name in ("a", "bad", "c")]
+
+
+def started(run):
+    return [event.network for event in run.events(GroupStarted)]
+
+
+def status_of(run):
+    return {name: row.status for name, row in run.results().items()}
+
+
+@pytest.mark.parametrize("does", long_but_first("kill", "exit"))
+@pytest.mark.parametrize("ranks", long_but_first(2, 1))
+def test_a_network_that_kills_its_rank_comes_last_and_then_fails(launch, tmp_path, does, ranks):
+    content, odd = (
+        spec(tmp_path, MODELS),
+        {"program": ODD, "environment": {"FLEET_TEST_STEP": does}},
+    )
+    first = launch(ranks, content, **odd)
+    assert first.status not in (0, 3, 75)
+    assert "while it trained bad" in first.output or ranks == 1
+    second = launch(ranks, content, **odd)
+    assert "bad: rank" in second.output
+    assert started(second)[-1] == "bad"
+    third = launch(ranks, content, **odd)
+    assert third.status == 3, third.output
+    assert status_of(third) == {"a": "finished", "bad": "failed", "c": "finished"}
+    assert "max_deaths: 2" in third.results()["bad"].reason
+    content["max_deaths"] = 3
+    assert launch(ranks, content).status == 0  # it is tried again, and is well
+
+
+@pytest.mark.long
+def test_a_network_that_kills_ranks_fails_in_a_launch_that_outlives_them(launch, tmp_path):
+    content = spec(tmp_path, MODELS)
+    odd = {"program": ODD, "environment": {"FLEET_TEST_STEP": "kill"}}
+    run = launch(4, content, survive=True, **odd)
+    assert run.status == 3, run.output
+    assert status_of(run) == {"a": "finished", "bad": "failed", "c": "finished"}
