@@ -6,17 +6,19 @@ others; then each rank takes up its role.
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import pickle
 import re
 import socket
 import sys
+import threading
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from fleet.arguments import Parser, add_changes, duration
 from fleet.collecting import without_collecting
@@ -41,6 +43,7 @@ from launch.devices import gpus_per_node, visible_gpus
 from launch.environment import is_first, launched_ranks, local_rank
 from launch.leftovers import remove_leftovers, take_own_folder
 from launch.memory import free_shared_memory
+from launch.processes import end_children
 from launch.systems import this_job
 from launch.walltime import seconds_left
 
@@ -48,6 +51,9 @@ if TYPE_CHECKING:  # what each rank loads anyway, --help should not wait for
     from fleet.comm.protocols import World
     from fleet.runtime.ahead import Announcement
     from fleet.runtime.launch import Launch, Ranks
+
+
+_LEFT_S = 0.5  # for threads that end by themselves
 
 
 def parse_arguments(argv: Sequence[str] | None = None) -> Request:
@@ -150,6 +156,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with _lease(world, request) as lease:
             status = _run(world, request, batch_left, interruption, lease, laps)
+        end_children()
         return world.leave(status)
     except KeyboardInterrupt:
         world.end(130)
@@ -308,5 +315,21 @@ def start_logging(path: Path, rank: int, host: str) -> None:
     logger.propagate = False
 
 
+def leave(status: int) -> NoReturn:
+    """End this process, also where code of a network has left threads for which Python would wait for ever."""
+    threads = [thread for thread in threading.enumerate() if not thread.daemon]
+    for thread in set(threads) - {threading.main_thread()}:
+        thread.join(_LEFT_S)
+    if not any(thread.is_alive() for thread in set(threads) - {threading.main_thread()}):
+        sys.exit(status)
+    # What Python does in the end, but for waiting.
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if (mpi := sys.modules.get("mpi4py.MPI")) is not None and not mpi.Is_finalized():
+        mpi.Finalize()
+    os._exit(status)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

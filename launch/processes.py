@@ -5,6 +5,8 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import time
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -63,6 +65,62 @@ def started(pid: int) -> str | None:
 def end_with_parent() -> None:
     """Have Linux kill this process when the one that started it is gone."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def end_children(patience_s: float = 1.0) -> None:
+    """End the processes that this one has started and left, which would keep what it shows its output to waiting.
+
+    Those whose output goes elsewhere are left alone, and so is what Python has started to tidy up after this process.
+
+    Args:
+        patience_s: seconds for them to end after SIGTERM, before SIGKILL.
+    """
+    outputs = {_output(os.getpid(), number) for number in (1, 2)} - {""}
+    pids = [
+        pid
+        for pid in _left_by(os.getpid())
+        if {_output(pid, 1), _output(pid, 2)} & outputs and not _is_tidying(pid)
+    ]
+    until = time.monotonic() + patience_s
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        for pid in pids:
+            with suppress(OSError):
+                os.kill(pid, number)
+        while any(map(started, pids)) and time.monotonic() < until:
+            time.sleep(0.01)
+        pids = [pid for pid in pids if started(pid)]
+
+
+def _left_by(owner: int) -> list[int]:
+    """The processes below one, and those that Open MPI's mpirun finds in its group, which it has for itself there."""
+    children: dict[int, list[int]] = {}
+    found = []
+    for entry in os.scandir("/proc"):
+        with suppress(OSError, ValueError, IndexError):
+            pid = int(entry.name)
+            _, fields = _fields(Path("/proc"), pid)
+            children.setdefault(int(fields[1]), []).append(pid)
+            if "PRTE_LAUNCHED" in os.environ and int(fields[2]) == owner != pid:
+                found.append(pid)
+    below = [owner]
+    for pid in below:
+        below += children.get(pid, [])
+    return [pid for pid in dict.fromkeys([*below, *found]) if pid != owner]
+
+
+def _output(pid: int, number: int) -> str:
+    """Where a process writes to."""
+    try:
+        return os.readlink(f"/proc/{pid}/fd/{number}")
+    except OSError:
+        return ""
+
+
+def _is_tidying(pid: int) -> bool:
+    try:
+        return b"resource_tracker" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
 
 
 def _stat(proc: Path, pid: int) -> _Process:

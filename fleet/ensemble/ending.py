@@ -5,7 +5,7 @@ from __future__ import annotations
 from fleet.comm import messages as m
 from fleet.domain import events
 from fleet.ensemble.building import DEAF_S, Building
-from fleet.ensemble.effects import Finish
+from fleet.ensemble.effects import PATIENCE_S, Finish
 from fleet.ensemble.group import Phase
 from fleet.ensemble.parts import Parts
 from fleet.ensemble.rates import Rates
@@ -26,22 +26,51 @@ class Ending:
         self._launch, self._rates, self._searching = launch, rates, searching
         self._groups, self._networks, self._outbox = launch.groups, launch.networks, launch.outbox
         self.since_s = float("inf")
+        self._until_s = float("inf")  # when nobody waits any longer for groups that do not answer
         self.status: ExitStatus | None = None
+
+    @property
+    def wakes_s(self) -> float:
+        """When groups that do not answer are given up; infinity where none is left."""
+        return self._until_s if len(self._groups) else float("inf")
 
     @property
     def has_begun(self) -> bool:
         """Whether the launch ends, though networks are left."""
         return self.since_s < float("inf")
 
-    def begin(self, reason: str) -> None:
-        """Have all groups save and let go, wherever in an epoch they are."""
+    def begin(self, reason: str, patience_s: float = PATIENCE_S) -> None:
+        """Have all groups save and let go, wherever in an epoch they are.
+
+        Args:
+            patience_s: seconds for which those that do not answer are waited for.
+        """
         if self.has_begun:
             return
         self.since_s = self._launch.now_s
+        self._until_s = self.since_s + patience_s
         self._outbox.note(events.Interrupted(reason, replay=bool(self._launch.setup.replayed)))
         for group in self._groups:
             if group.phase in (Phase.TRAINING, Phase.PAUSING):
                 self._groups.pause(group, ends=True)
+
+    def give_up_silent(self) -> None:
+        """Once it is time, wait no longer for groups that do not answer; each of their networks is trained last then."""
+        if self._launch.now_s < self._until_s:
+            return
+        self._until_s = float("inf")
+        for group in self._groups:
+            silent_s = self._launch.now_s - group.heard_s
+            ranks = self._groups.give_up(group.devices)
+            self._launch.buildings.lose(group.devices)
+            self._launch.tell_preprocessors(m.Forget(ranks))
+            who = f"{'ranks' if len(ranks) > 1 else 'rank'} {', '.join(map(str, ranks))}"
+            how = f"{who} did not come back, and had been silent for {format_duration(silent_s)}"
+            self._outbox.note(
+                events.NetworkWarned(group.name, f"{how}; given up, and trained last from now on")
+            )
+            if not self._networks.is_over(group.name):
+                self._networks.die(group.name, how, is_sure=group.stands_out(silent_s))
 
     def give_up_on(self, building: Building) -> None:
         """Wait no longer for ranks that do not come back from building a network: the launch ends without them."""

@@ -160,13 +160,16 @@ class Ensemble:
             ):
                 self._train()
         if ending.has_begun:
+            ending.give_up_silent()
             ending.wind_up()
         rested_s = (
             float("inf")
             if ending.has_begun
             else min(self._networks.wakes_s, self._searching.closes_s)
         )
-        self._wakes_s = min(rested_s, self._launch.buildings.wakes_s(ending.since_s))
+        self._wakes_s = min(
+            rested_s, self._launch.buildings.wakes_s(ending.since_s), ending.wakes_s
+        )
 
     def _train(self) -> None:
         """Bring what runs nearer to what should run, or end."""

@@ -97,6 +97,10 @@ _STANCES = {
 }
 
 
+# A group in training is silent for longer than that, and so many times longer than ever before, only if a step hangs.
+_SILENT_S, _SILENT = 5.0, 5.0
+
+
 @dataclass
 class TrainingGroup:
     """A training group, from its start until its ranks are free again.
@@ -111,6 +115,9 @@ class TrainingGroup:
         recruits: the devices that will join it -> whether they have built the network.
         before: the devices that it had before it changed for those that it has.
         number: it rises with each group that is started.
+        heard_s: when it was started, or has said something last.
+        longest_s: for which it was silent between two words of training.
+        has_trained: whether it has told of training.
         name: of the network.
     """
 
@@ -124,6 +131,9 @@ class TrainingGroup:
     before: tuple[int, ...] = ()
     phase: Phase = Phase.FORMING
     number: int = 0
+    heard_s: float = 0.0
+    longest_s: float = 0.0
+    has_trained: bool = False
     name: str = field(init=False)
     _member: Member = field(init=False)
 
@@ -160,6 +170,17 @@ class TrainingGroup:
                 f"{self.name} is {self.phase.name} ({self.phase.value}), and yet there is {step}"
             )
         self.phase = after
+
+    def hear(self, now_s: float, is_training: bool) -> None:
+        """The group has said something, of training or of something else."""
+        if is_training and self.has_trained:
+            self.longest_s = max(self.longest_s, now_s - self.heard_s)
+        self.has_trained |= is_training
+        self.heard_s = now_s
+
+    def stands_out(self, silent_s: float) -> bool:
+        """Whether so long a silence is none of its usual ones, so that its network is to blame for it."""
+        return self.has_trained and silent_s > max(_SILENT_S, _SILENT * self.longest_s)
 
     def holding(
         self, can_change: bool, grows_inside: bool, is_answered: bool, is_leaving: bool = False

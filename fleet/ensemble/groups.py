@@ -261,7 +261,13 @@ class Groups:
         """
         ranks, number = self._ranks(devices), self._next_number()
         group = TrainingGroup(
-            network, devices, epoch, dict.fromkeys(devices, epoch), joins=epoch, number=number
+            network,
+            devices,
+            epoch,
+            dict.fromkeys(devices, epoch),
+            joins=epoch,
+            number=number,
+            heard_s=self._outbox.now_s,
         )
         self._devices.take(devices)
         self._groups[group.name] = self._joining[group.name] = group

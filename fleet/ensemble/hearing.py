@@ -53,6 +53,7 @@ class Hearing:
             if group is None:
                 raise Impossible(f"{heard.network} has no group, and yet there is {heard}")
             self._groups.advance(group, heard)
+            group.hear(self._outbox.now_s, isinstance(heard, m.Pace | m.EpochDone))
             if not isinstance(heard, m.Joined):  # that is said before
                 self._buildings.end(heard.network)
             if group.phase is Phase.STRUCK:
@@ -223,7 +224,7 @@ _HANDLERS: Mapping[type, Callable[[Hearing, Any], bool | None]] = {
     m.Bad: lambda self, bad: self._complaints.bad(bad),
     e.RanksDied: Hearing._on_ranks_died,
     e.CheckpointRead: Hearing._on_checkpoint_read,
-    e.EndAsked: lambda self, asked: self._ending.begin(asked.reason),
+    e.EndAsked: lambda self, asked: self._ending.begin(asked.reason, asked.patience_s),
     e.NodesAsked: Hearing._on_nodes_asked,
     e.Leased: Hearing._on_leased,
     e.Admitted: Hearing._on_admitted,

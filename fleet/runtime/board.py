@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import sys
+import threading
 from collections.abc import Iterable, Sequence
 
 from fleet.comm.protocols import World
@@ -55,6 +57,7 @@ from scheduler.ensemble.sharing import Sharing, worth
 
 # For trackers, when all else is done: their libraries take seconds to load. Little of a walltime may be left.
 _PATIENCE_S, _HURRIED_S = 60.0, 10.0
+_LAST_S = 10.0  # for all that is written in the end by a launch that is stuck
 
 
 def meaning(status: ExitStatus, rows: Iterable[NetworkResult]) -> str:
@@ -253,6 +256,20 @@ class CoordinatorSide:
     def close(self) -> None:
         """Leave the terminal as it was."""
         self._view.close()
+
+    def cut(self, why: str) -> int:
+        """The same in a launch that is stuck, from another thread; it takes some seconds at most.
+
+        Args:
+            why: all ranks have to be ended, in words.
+        """
+        print(f"fleet: {why}", file=sys.stderr, flush=True)
+        status = self.coordinator.status or ExitStatus.RESUMABLE
+        self.coordinator.status = status
+        ending = threading.Thread(target=self.end, name="ending", daemon=True)
+        ending.start()
+        ending.join(_LAST_S)
+        return int(status)
 
     def end(self) -> int:
         """Write and print what came out; returns the exit status."""

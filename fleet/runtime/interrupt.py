@@ -72,6 +72,11 @@ class Interruption:
             target=self._listen, args=(self._pipe,), name="signals", daemon=True
         ).start()
 
+    @property
+    def is_watched(self) -> bool:
+        """Whether this process takes signals."""
+        return self._pipe is not None
+
     def _note(self, number: int, frame: FrameType | None) -> None:
         if number in SIGNALS:
             self._signal = number

@@ -21,6 +21,7 @@ from fleet.runtime.start import Laps
 from fleet.runtime.training.shared_gpus import SharedGpus
 from fleet.runtime.training.sources import sources_of
 from fleet.runtime.training.trainer import Trainer
+from fleet.runtime.watchdog import Watchdog
 from fleet.runtime.witness import Witness
 from fleet.storage.lease import Lease
 from fleet.stream.compose import NodeMemory
@@ -92,6 +93,9 @@ class Session:
             SharedGpus(self._world, self._roles, shared, os.environ) if self._shares_gpus else None
         )
         board = self._board() if self._world.rank == 0 else None
+        watchdog = None
+        if board is not None and self._interruption.is_watched:
+            watchdog = self._watchdog(board)
         busy, self._first_epoch = self._world.share(
             None if board is None else (frozenset(board.busy), board.first_epoch)
         )
@@ -104,6 +108,8 @@ class Session:
             if board is not None:
                 board.close()
         self._world.finish()
+        if watchdog is not None:
+            watchdog.stop()
         if gpus is not None:
             gpus.stop()
         return board.end() if board is not None else int(ExitStatus.OK)
@@ -120,6 +126,18 @@ class Session:
         return CoordinatorSide(
             self._world, self._launch, self._interruption, self._lease, self._laps
         )
+
+    def _watchdog(self, board: CoordinatorSide) -> Watchdog:
+        """What ends the launch in time, whatever this rank or another is stuck in."""
+
+        def cut(why: str) -> None:
+            board.close()
+            self._world.end(board.cut(why))
+
+        watchdog = Watchdog(self._world, self._interruption, lambda: board.coordinator.status, cut)
+        self._world.duties.append(watchdog.see_duty)
+        watchdog.start()
+        return watchdog
 
     def _train(self, board: CoordinatorSide | None, is_busy: bool) -> None:
         """A trainer; on a launch of one rank it coordinates while it waits.

@@ -15,7 +15,7 @@ from fleet.comm.protocols import World
 from fleet.runtime.interrupt import SIGNALS
 from fleet.storage.deaths import Mark, claim
 from fleet.storage.paths import RunPaths
-from launch.processes import started
+from launch.processes import end_children, started
 
 
 class Witness:
@@ -46,6 +46,7 @@ class Witness:
         """This rank ends by itself, and all others with it."""
         self.look()
         self.mark.close()
+        end_children()
 
     def look(self) -> str:
         """See which ranks of this node have died, and say what they trained; returns the last one, in words."""

@@ -3,6 +3,7 @@
 import pytest
 
 from fleet.domain.events import GroupStarted
+from fleet.storage.deaths import Deaths
 from tests.examples import long_but_first
 from tests.mpi.conftest import ROOT, spec
 
@@ -37,6 +38,28 @@ def test_a_network_that_kills_its_rank_comes_last_and_then_fails(launch, tmp_pat
     assert "max_deaths: 2" in third.results()["bad"].reason
     content["max_deaths"] = 3
     assert launch(ranks, content).status == 0  # it is tried again, and is well
+
+
+@pytest.mark.parametrize("ranks", long_but_first(3, 1))
+def test_a_step_that_hangs_does_not_hold_up_the_end_of_the_walltime(launch, tmp_path, ranks):
+    models = MODELS if ranks > 1 else MODELS[1:2]
+    content = spec(tmp_path, models, source="slow", train={"converge": {"max_epochs": 200}})
+    odd = {"program": ODD, "environment": {"FLEET_TEST_STEP": "hang"}}
+    run = launch(ranks, content, "--walltime", "20s", **odd)
+    assert run.status == 75, run.output
+    assert run.seconds < 60
+    assert "bad: rank" in run.output
+    assert Deaths(run.paths, 2).of("bad", 0)
+    if ranks > 1:
+        assert run.history("a") or run.history("c")
+
+
+@pytest.mark.parametrize("does", ["thread", "child"])
+def test_what_code_of_a_network_leaves_does_not_keep_the_launch(launch, tmp_path, does):
+    content = spec(tmp_path, MODELS)
+    odd = {"program": ODD, "environment": {"FLEET_TEST_STEP": does}}
+    run = launch(2, content, timeout=120, **odd)
+    assert run.status == 0, run.output
 
 
 @pytest.mark.long

@@ -98,6 +98,8 @@ class World(fakes.World):
 
 class Interruption:
     why = None
+    patience_s = 30.0
+    is_watched = False
 
     def reason(self):
         return self.why

@@ -44,6 +44,9 @@ def prepare(
 class Interruption:
     """Comes after the coordinator has asked so many times."""
 
+    patience_s = 30.0
+    is_watched = False
+
     def __init__(self, after=None):
         self._left = after
 

@@ -1,0 +1,52 @@
+"""``fleet skip``: networks that the next launches leave out."""
+
+import pytest
+
+from fleet.__main__ import main
+from fleet.domain.run import RunState
+from fleet.storage.paths import RunPaths
+from fleet.storage.results import Results, Status, take_up
+from fleet.storage.skipping import read_skipped
+from tests.fleet.histories import spec
+
+NETWORKS = [{"family": "softmax", "name": name} for name in ("a", "b")]
+
+
+@pytest.fixture
+def run(tmp_path):
+    paths = RunPaths(tmp_path)
+    paths.marker.touch()
+    paths.spec.write_text(
+        "models: [{family: softmax, name: a}, {family: softmax, name: b}]\n"
+        "data: {source: npz, path: none.npz}\nresources: {engine: numpy}\n"
+    )
+    return paths
+
+
+def test_networks_are_left_out_until_that_is_undone(run, capsys):
+    assert main(["skip", str(run.root), "a", "b"]) == 0
+    assert main(["skip", str(run.root), "b", "--undo"]) == 0
+    assert read_skipped(run) == {"a"}
+    assert capsys.readouterr().out.splitlines() == [
+        "the next launches leave out a, b",
+        "the next launches train b",
+    ]
+    assert main(["skip", str(run.root), "a", "--undo"]) == 0
+    assert not run.skipped.exists()
+
+
+def test_a_name_that_the_run_does_not_have_is_refused(run, capsys):
+    assert main(["skip", str(run.root), "c"]) == 2
+    assert "'c'; there are a, b" in capsys.readouterr().err
+    assert not run.skipped.exists()
+
+
+def test_a_network_that_is_left_out_is_a_row_that_says_so(tmp_path):
+    content, paths = spec(*NETWORKS), RunPaths(tmp_path)
+    results = Results(content, paths, RunState(content), skipped=frozenset({"a"}))
+    for network in content.networks:
+        results.run.hear(network.name, take_up(results, network)[0])
+    assert {row.name: row.status for row in results.rows()} == {
+        "a": Status.SKIPPED,
+        "b": Status.WAITING,
+    }

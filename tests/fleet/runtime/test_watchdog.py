@@ -1,0 +1,67 @@
+"""The thread that ends a launch whose main thread is stuck."""
+
+import threading
+
+import pytest
+
+from fleet.errors import ExitStatus
+from fleet.runtime import watchdog
+from fleet.runtime.watchdog import Watchdog
+
+PATIENCE_S = 0.05
+
+
+class World:
+    def __init__(self):
+        self.did = threading.Event()
+
+    def do_duties(self):
+        self.did.set()
+        return True
+
+
+class Asked:
+    patience_s = PATIENCE_S
+
+    def __init__(self, reason):
+        self._reason = reason
+
+    def reason(self):
+        return self._reason
+
+
+@pytest.fixture
+def watch(monkeypatch):
+    for name in ("_LOOK_S", "_LATE_S", "_MORE_S", "_LEAVING_S"):
+        monkeypatch.setattr(watchdog, name, 0.05)
+    started = []
+
+    def watch(reason, status=None):
+        world, cut, why = World(), threading.Event(), []
+        dog = Watchdog(
+            world, Asked(reason), lambda: status, lambda said: (why.append(said), cut.set())
+        )
+        started.append(dog)
+        dog.start()
+        return world, cut, why
+
+    yield watch
+    for dog in started:
+        dog.stop()
+
+
+def test_it_coordinates_and_then_ends_a_launch_that_is_stuck_when_it_should_end(watch):
+    world, cut, why = watch("the walltime is nearly over")
+    assert world.did.wait(10)
+    assert cut.wait(10)
+    assert "test_watchdog.py" in why[0]
+
+
+def test_it_ends_a_launch_that_is_over_and_whose_ranks_do_not_leave(watch):
+    assert watch("", ExitStatus.OK)[1].wait(10)
+
+
+def test_it_does_nothing_in_a_launch_that_goes_on(watch):
+    world, cut, _ = watch("")
+    assert not cut.wait(0.5)
+    assert not world.did.is_set()
