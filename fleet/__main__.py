@@ -13,6 +13,7 @@ import os
 import shlex
 import signal
 import sys
+from contextlib import AbstractContextManager, nullcontext
 from importlib import import_module
 
 from fleet import __version__
@@ -128,7 +129,8 @@ def main(argv: list[str] | None = None) -> int:
             f"fleet {name}: {error}" if is_first(os.environ) else "", ExitStatus.BAD_INPUT
         )
     try:
-        return int(module.run(args) or ExitStatus.OK)
+        with _json_alone() if getattr(args, "json", False) else nullcontext():
+            return int(module.run(args) or ExitStatus.OK)
     except (FleetError, ValueError) as error:
         if (status := status_of(error)) is None:
             raise
@@ -138,6 +140,12 @@ def main(argv: list[str] | None = None) -> int:
         return ExitStatus.OK
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
+
+
+def _json_alone() -> AbstractContextManager[None]:
+    from fleet.commands.show import json_alone  # which other commands need not import
+
+    return json_alone()
 
 
 def _split(words: list[str]) -> tuple[str | None, list[str]]:

@@ -156,6 +156,39 @@ class ClassSource(Source, Protocol):
         """The names of the classes; a label is a position in it."""
 
 
+def read_input(source: Source, index: int) -> bytes | np.ndarray:
+    """Read a sample of a source, which may also give a tensor or an image of Pillow.
+
+    Raises:
+        BadSample: it is missing or unreadable.
+        InputError: the source gives something else.
+    """
+    given: Any = source.read(index)
+    if isinstance(given, bytes | np.ndarray):
+        return given
+    if isinstance(given, bytearray | memoryview):
+        return bytes(given)
+    return array_of(given, f"data.source: read({index})", "the bytes of an image file or an array")
+
+
+def array_of(given: Any, giver: str, wanted: str) -> np.ndarray:
+    """Make an array of what a user's function gives, such as a tensor.
+
+    Args:
+        giver: what gives it, and `wanted` what it should give, for the message.
+
+    Raises:
+        InputError: it is none, or cannot be read as one.
+    """
+    why = ""
+    if hasattr(given, "__array__") or hasattr(given, "__array_interface__"):
+        try:
+            return np.asarray(given)
+        except Exception as error:  # a tensor on a GPU, or one with a gradient, says what to do
+            why = f": {in_one_line(error)}"
+    raise InputError(f"{giver} gives a {type(given).__name__}; it should give {wanted}{why}")
+
+
 def row_numbers(source: Source) -> np.ndarray:
     """Where each sample lies in the table, the array or the list of files that is read, (n,) int64 from 0.
 

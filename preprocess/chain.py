@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from preprocess.base import AUGMENT, BadImage, BadSample, InputError, Source, counted
+from preprocess.base import AUGMENT, BadImage, BadSample, InputError, Source, counted, read_input
 from preprocess.batches import Work, done
 from preprocess.own_code import OwnCode
 from preprocess.sample import Affine, wire_dtype
@@ -101,7 +101,7 @@ class Chain:
         """
         try:
             with self._reading():
-                data = self.source.read(index)
+                data = read_input(self.source, index)
             mask = None if self._masks is None else read_mask(self.source, index, self._masks)
         except IndexError as error:
             raise InputError(

@@ -22,7 +22,7 @@ from zipfile import BadZipFile
 
 import numpy as np
 
-from preprocess.base import BadSample, InputError, Source, counted, encoded, in_one_line
+from preprocess.base import BadSample, InputError, Source, counted, encoded, in_one_line, read_input
 from preprocess.target import Kind, TargetWish, is_mask, plain_targets, target_of
 
 WHOLE = 256 << 20  # bytes of data all of which is read
@@ -299,7 +299,7 @@ def described(rows: Any) -> str:
 
 def _input(source: Source, index: int) -> bytes | np.ndarray:
     try:
-        return source.read(index)
+        return read_input(source, index)
     except BadSample:
         return b""
 

@@ -15,7 +15,15 @@ import h5py
 import numpy as np
 from PIL import Image
 
-from preprocess.base import BadSample, CannotWrite, InputError, Source, counted, printable
+from preprocess.base import (
+    BadSample,
+    CannotWrite,
+    InputError,
+    Source,
+    counted,
+    printable,
+    read_input,
+)
 from preprocess.files.deaf_file import DeafFile
 from preprocess.pipeline import Pipeline
 from preprocess.sample import wire_dtype
@@ -154,7 +162,7 @@ def _sample(
     """A sample as it is to be written, and its mask where it has one."""
     if isinstance(part, Pipeline):
         return part.finish(part.prepare(index), index, epoch=0)
-    found = part.read(index)
+    found = read_input(part, index)
     return (
         found if isinstance(found, bytes) else np.atleast_1d(found),
         read_mask(part, index, target) if target.kind == "mask" else None,

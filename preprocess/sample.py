@@ -64,6 +64,17 @@ class ImageSpec:
         """Bytes that it takes."""
         return self.size * np.dtype(self.dtype).itemsize
 
+    def made_up(self, random: np.random.Generator, rows: int) -> np.ndarray:
+        """Make up inputs that networks of such data take: (rows, ...) of this type.
+
+        Whole numbers that are no image may be those of tokens or categories, of which there are two at least.
+        """
+        shape = (rows, *self.shape)
+        if np.issubdtype(self.dtype, np.integer):
+            values = 256 if len(self.shape) == 3 else 2
+            return random.integers(0, values, shape).astype(self.dtype)
+        return random.random(shape, np.float32)
+
     def __str__(self) -> str:
         return f"{' x '.join(map(str, self.shape)) or 'a number,'} {self.dtype}"
 

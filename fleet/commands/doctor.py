@@ -57,7 +57,7 @@ from launch.leftovers import remove_leftovers
 from launch.memory import free_shared_memory
 from launch.numa import Near, near
 from launch.place import format_numbers
-from preprocess.base import DataSet, InputError
+from preprocess.base import DataSet, InputError, read_input
 from preprocess.sample import SampleSpec
 
 if TYPE_CHECKING:  # importing it starts MPI
@@ -238,7 +238,7 @@ def _reading_problem(data: DataSet | None) -> str:
     for source in () if data is None else data.parts().values():
         for index in {0, len(source) // 2, len(source) - 1}:
             try:
-                source.read(index)
+                read_input(source, index)
             except Exception as error:
                 return f"{source.name(index)}: {error}"
     return ""

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from fleet.domain.record import as_json
 from fleet.errors import UserError
@@ -29,9 +30,28 @@ def add_json(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def print_json(value: Any) -> None:
-    """Print a dataclass, dict or list as JSON; what JSON cannot say (NaN, infinity) becomes null."""
-    print(json.dumps(as_json(value), indent=1, allow_nan=False))
+_outputs: list[IO[str]] = []  # where JSON goes while all else goes to stderr
+
+
+@contextmanager
+def json_alone() -> Iterator[None]:
+    """Send all that is printed to stderr, such as by a user's module, and only JSON to stdout."""
+    _outputs.append(sys.stdout)
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        _outputs.pop()
+
+
+def print_json(value: Any, indent: int | None = 1) -> None:
+    """Print a dataclass, dict or list as JSON; what JSON cannot say (NaN, infinity) becomes null.
+
+    Args:
+        indent: None for a single line.
+    """
+    output = _outputs[-1] if _outputs else sys.stdout
+    print(json.dumps(as_json(value), indent=indent, allow_nan=False), file=output, flush=True)
 
 
 def show(args: argparse.Namespace, record: Callable[[], Any], text: Callable[[], object]) -> None:

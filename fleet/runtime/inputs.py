@@ -33,6 +33,8 @@ from preprocess.transforms import Transform
 from preprocess.transforms.colour import Standardize
 from preprocess.transforms.on_device import finished_on_host
 
+_CHANNELS = 4  # of an image, at most, where its last number is not taken for them
+
 
 @dataclass(frozen=True)
 class Inputs:
@@ -196,12 +198,28 @@ def _look(spec: Spec, data_of: Mapping[str, DataSet]) -> Inputs:
                 data.remark,
                 looks["train"].remark,
                 feeding.remark(spec, feeds),
+                _on_channels(samples),
                 _on_standardizing(spec, each),
                 feeding.on_finishing(spec, each),
             ),
         )
     )
     return Inputs(replace(data, remark=said), transforms, samples, looks, feeds=feeds)
+
+
+def _on_channels(samples: Mapping[str, SampleSpec]) -> str:
+    """How inputs are taken whose channels seem to come first, in a line; nothing where none do."""
+    for sample in samples.values():
+        for each in (sample, *sample.own.values()):
+            shape = each.image.shape
+            if len(shape) == 3 and shape[0] <= _CHANNELS < min(shape[1:]):
+                height, width, channels = shape
+                return (
+                    f"data: inputs of {each.image} are taken for images of height {height} and width {width} with "
+                    f"{channels} channels; if their channels come first, move these to the end: "
+                    f"({width}, {channels}, {height})"
+                )
+    return ""
 
 
 def _on_standardizing(spec: Spec, each: Mapping[str, tuple[Transform, ...]]) -> str:

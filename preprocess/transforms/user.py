@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from preprocess.base import BadImage, InputError, import_function
+from preprocess.base import BadImage, InputError, array_of, import_function
 from preprocess.own_code import OwnCode, seed_generators
 from preprocess.transforms.base import Mask
 
@@ -48,7 +48,7 @@ class UserTransform:
 
     def apply(self, image: np.ndarray, rng: np.random.Generator, training: bool) -> np.ndarray:
         """What the user's function makes of it."""
-        return self._call(image, rng, training)
+        return self._array(self._call(image, rng, training))
 
     def apply_with_mask(
         self, image: np.ndarray, mask: Mask, rng: np.random.Generator, training: bool
@@ -64,12 +64,15 @@ class UserTransform:
                 "parameter mask, (height, width) integers, and return both: (image, mask)"
             )
         found = self._call(image, rng, training, mask=np.array(mask.pixels))
-        if not (isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], np.ndarray)):
+        if not (isinstance(found, tuple) and len(found) == 2):
             raise InputError(
                 f"transform {self.path}: it should return (image, mask) where samples have masks, not "
                 f"{type(found).__name__}"
             )
-        return found[0], dataclasses.replace(mask, pixels=found[1])
+        return self._array(found[0]), dataclasses.replace(mask, pixels=self._array(found[1]))
+
+    def _array(self, given: Any) -> np.ndarray:
+        return array_of(given, f"transform {self.path}", "a NumPy array")
 
     @cached_property
     def _takes_masks(self) -> bool:

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from PIL import Image
 
 from preprocess.base import BadImage, InputError
 from preprocess.chain import split_transforms
@@ -173,6 +174,56 @@ def test_a_users_transform_may_refuse_an_image():
     dark = np.zeros((6, 6, 3), np.uint8)
     _, _, [bad] = load(pipeline([*IMAGES, dark], ["decode", f"{__name__}:refuse_dark"]), [12])
     assert str(bad) == "sample 12: too dark"
+
+
+class Tensor:
+    """An array of another library, which may be none of this host's."""
+
+    def __init__(self, array):
+        self._array = array
+
+    def __array__(self, dtype=None, copy=None):
+        if self._array is None:
+            raise TypeError("use .cpu() first")
+        return self._array
+
+
+def tensor(image, rng, training):
+    return Tensor(image / 2)
+
+
+def listed(image, rng, training):
+    return image.tolist()
+
+
+def elsewhere(image, rng, training):
+    return Tensor(None)
+
+
+def test_a_users_transform_may_give_a_tensor():
+    images, _, bad = load(pipeline(transforms=[f"{__name__}:tensor"]), [4])
+    assert bad == []
+    assert np.array_equal(images[0], (IMAGES[4] / 2).astype(np.float32))
+
+
+@pytest.mark.parametrize(
+    ("name", "said"), [("listed", "gives a list"), ("elsewhere", r"use .cpu\(\) first")]
+)
+def test_what_is_no_array_names_the_transform(name, said):
+    with pytest.raises(InputError, match=f"transform {__name__}:{name} .*{said}"):
+        pipeline(transforms=[f"{__name__}:{name}"])
+
+
+def test_a_source_may_read_tensors_or_images_of_pillow():
+    samples = [Tensor(IMAGES[0]), Image.fromarray(IMAGES[1]), memoryview(encode(IMAGES[2]))]
+    images, _, bad = load(pipeline(samples, transforms=["decode"]), [0, 1, 2])
+    assert bad == []
+    assert np.array_equal(images, np.stack(IMAGES[:3]))
+
+
+def test_a_source_that_reads_no_array_is_named():
+    with pytest.raises(InputError, match=r"data.source: read\(0\) gives a dict"):
+        pipeline([{"image": IMAGES[0]}] * 2, transforms=[])
 
 
 def halve(image, rng, training):

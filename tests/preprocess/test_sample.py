@@ -24,3 +24,17 @@ def test_an_affine_fits_its_number_of_channels():
     Affine((0.5, 0.4, 0.3), 0.5).check(3)
     with pytest.raises(InputError, match="3 numbers"):
         Affine(0.5, (0.5, 0.4, 0.3)).check(1)
+
+
+@pytest.mark.parametrize(
+    ("image", "most"),
+    [
+        (ImageSpec((8, 8, 3), "uint8"), 255),
+        (ImageSpec((40,), "int64"), 1),
+        (ImageSpec((40,), "float32"), 1.0),
+    ],
+)
+def test_made_up_inputs_are_of_the_data_and_small_where_tokens_may_be(image, most):
+    made = image.made_up(np.random.default_rng(0), 5)
+    assert (made.shape, str(made.dtype)) == ((5, *image.shape), image.dtype)
+    assert 0 <= made.min() < made.max() <= most

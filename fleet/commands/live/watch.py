@@ -12,7 +12,6 @@ the present and follows it.
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from collections import defaultdict
 from collections.abc import Iterator
@@ -20,8 +19,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 from fleet.arguments import moment, positive
+from fleet.commands.show import print_json
 from fleet.domain.events import Event
-from fleet.domain.record import as_json
 from fleet.domain.run import Broken, RunState
 from fleet.errors import UserError
 from fleet.monitor.timeline import moments_of
@@ -105,4 +104,4 @@ def _print(event: Event, state: RunState, as_lines_of_json: bool) -> None:
         if text := tell(event, state):
             print(text, flush=True)
     elif (report := report_of(event, state)) is not None:
-        print(json.dumps(as_json(asdict(report))), flush=True)
+        print_json(asdict(report), indent=None)

@@ -65,7 +65,7 @@ class TorchEngine:
 
     def _build(self, network: NetworkSpec, group: Group, code: OwnCode | None) -> TorchNetwork:
         train, sample = network.train, self._sample.of(network.feed, network.fold)
-        module, dtype = build_module(
+        module, dtype, differentiates = build_module(
             network.architecture,
             sample.image,
             sample.target,
@@ -99,6 +99,7 @@ class TorchEngine:
             train.precision == "mixed_bfloat16",
             note,
             code,
+            differentiates,
         )
 
 

@@ -7,11 +7,13 @@ pickled, so loading a network takes the code of its module.
 
 from __future__ import annotations
 
+import builtins
 import json
 import logging
 import sys
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from functools import partial
 from importlib.util import find_spec
@@ -24,7 +26,7 @@ from safetensors.numpy import save_file
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from fleet.engines.torch.models import build_module
+from fleet.engines.torch.models import Built, build_module
 from fleet.errors import ModelError, UserError
 from fleet.plugins import look_last_in
 from fleet.spec import NetworkSpec
@@ -34,6 +36,8 @@ from fleet.storage.paths import RunPaths
 from preprocess.sample import ImageSpec, SampleSpec
 from preprocess.target import TargetSpec
 
+_ROWS = 2  # by which a network is written as ONNX
+
 
 class Exported(nn.Module):
     """A network as it is used: it takes samples as the stream carries them, images as (n, height, width, channels).
@@ -42,16 +46,23 @@ class Exported(nn.Module):
         dtype: of what the module is called with.
         scale: multiplier and offset of samples, float32 or float64, where they are scaled first.
         is_mask: whether its outputs are classes of pixels, which it gives as (n, height, width, classes).
+        differentiates: whether it takes derivatives in ``forward``, also where no gradients are wanted.
     """
 
     multiplier: Tensor | None
     offset: Tensor | None
 
     def __init__(
-        self, module: nn.Module, dtype: torch.dtype, scale: Sequence[Any] | None, is_mask: bool
+        self,
+        module: nn.Module,
+        dtype: torch.dtype,
+        scale: Sequence[Any] | None,
+        is_mask: bool,
+        differentiates: bool = False,
     ) -> None:
         super().__init__()
         self.module, self._dtype, self._is_mask = module, dtype, is_mask
+        self._differentiates = differentiates
         multiplier, offset = (
             (None, None) if scale is None else (torch.from_numpy(np.array(part)) for part in scale)
         )
@@ -68,7 +79,11 @@ class Exported(nn.Module):
             samples = samples.permute(0, 3, 1, 2)
         # A module may write into what it is given, which is the caller's memory unless it is new.
         inputs = samples.to(self._dtype, memory_format=torch.contiguous_format, copy=not is_new)
-        outputs: Tensor = self.module(inputs).float()
+        if self._differentiates and not torch.is_grad_enabled():
+            with torch.enable_grad():
+                outputs: Tensor = self.module(inputs).detach().float()
+        else:
+            outputs = self.module(inputs).float()
         return outputs.movedim(1, -1) if self._is_mask else outputs
 
 
@@ -148,13 +163,14 @@ def load(file: Path) -> tuple[Exported, dict[str, Any]]:
             scale = [np.array(said[part], precision) for part in ("multiplier", "offset")]
         dtype = getattr(torch, said["called_with"])
         weights = load_file(file)
-    module = _built(file, note, architecture, image, target, scale is not None)
+    built = _built(file, note, architecture, image, target, scale is not None)
     with told_as(
         f"{file} does not fit what {architecture.target} builds, whose code has changed since:",
         UserError,
     ):
-        module.load_state_dict(weights)
-    return Exported(module, dtype, scale, target.kind == "mask").eval(), note
+        built.module.load_state_dict(weights)
+    is_mask = target.kind == "mask"
+    return Exported(built.module, dtype, scale, is_mask, built.differentiates).eval(), note
 
 
 def _built(
@@ -164,11 +180,11 @@ def _built(
     image: ImageSpec,
     target: TargetSpec,
     is_scaled: bool,
-) -> nn.Module:
+) -> Built:
     """A network's module, whose code may stand where it stood when the network was written."""
     look_last_in(beside := note.get("beside"))
     try:
-        return build_module(architecture, image, target, 0, is_scaled).module
+        return build_module(architecture, image, target, 0, is_scaled)
     except (UserError, ModelError) as error:
         where = f", or where it was: {beside}" if beside else ""
         raise UserError(
@@ -194,15 +210,37 @@ def to_onnx(file: Path, path: Path) -> None:
     """Write an exported network as ONNX; see :attr:`fleet.spec.engines.EngineInfo.to_onnx`.
 
     Raises:
-        UserError: ``onnx`` is not installed.
+        UserError: ``onnx`` is not installed, or the module takes a fixed number of rows when it is traced.
         Exception: of the exporter, for what it does not know.
     """
     if find_spec("onnx") is None:
         raise UserError("--onnx: onnx is not installed: pip install onnx onnxscript")
     network, note = load(file)
-    samples = torch.zeros(
-        (2, *note["input"]["shape"]), dtype=getattr(torch, note["input"]["dtype"])
+    logging.getLogger("torch.onnx._internal.exporter._registration").setLevel(
+        logging.ERROR
+    )  # it misses torchvision
+    for lengths in (nullcontext, _lengths_traced):
+        with lengths():
+            traced = _write_onnx(network, note, path)
+            if _takes_any_rows(network, note, path, traced):
+                return
+    path.unlink()
+    raise UserError(
+        "the module computes with the number of its rows as a plain number, so ONNX would take "
+        f"{_ROWS} rows only; take it as x.shape[0], let -1 stand for it in a shape, and do not loop over rows"
     )
+
+
+def _write_onnx(
+    network: Exported, note: Mapping[str, Any], path: Path, rows: int = _ROWS, traced: bool = False
+) -> bool:
+    """Write a network as ONNX by a few rows, of whatever number; returns whether it was traced.
+
+    Args:
+        traced: by the exporter that traces, as it is also done without onnxscript or with one of another time.
+    """
+    dtype = getattr(torch, note["input"]["dtype"])
+    samples = torch.ones((rows, *note["input"]["shape"]), dtype=dtype)
     write = partial(
         torch.onnx.export,
         network,
@@ -211,19 +249,40 @@ def to_onnx(file: Path, path: Path) -> None:
         input_names=["samples"],
         output_names=["outputs"],
     )
-    logging.getLogger("torch.onnx._internal.exporter._registration").setLevel(
-        logging.ERROR
-    )  # it misses torchvision
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        try:
-            write(
-                dynamo=True,
-                external_data=False,
-                verbose=False,
-                dynamic_shapes=({0: torch.export.Dim("n")},),
-            )
-        except (
-            ImportError
-        ):  # without onnxscript, or with one of another time: by the exporter before
-            write(dynamo=False, dynamic_axes={"samples": {0: "n"}, "outputs": {0: "n"}})
+        if not traced:
+            try:
+                dynamic = ({0: torch.export.Dim("n")},)
+                write(dynamo=True, external_data=False, verbose=False, dynamic_shapes=dynamic)
+                return False
+            except ImportError:
+                pass
+        write(dynamo=False, dynamic_axes={"samples": {0: "n"}, "outputs": {0: "n"}})
+    return True
+
+
+def _takes_any_rows(network: Exported, note: Mapping[str, Any], path: Path, traced: bool) -> bool:
+    """Whether what was written takes any number of rows: then its input says so, and other rows give the same file."""
+    import onnx
+
+    if not traced:
+        [samples] = onnx.load(path).graph.input
+        return bool(samples.type.tensor_type.shape.dim[0].dim_param)
+    other = path.with_name(f"{path.name}.other")
+    try:
+        _write_onnx(network, note, other, _ROWS + 1, traced=True)
+        return other.read_bytes() == path.read_bytes()
+    finally:
+        other.unlink(missing_ok=True)
+
+
+@contextmanager
+def _lengths_traced() -> Iterator[None]:
+    """A context in which ``len(x)`` of a tensor is ``x.shape[0]``, which exporters can follow."""
+    plain = builtins.len
+    builtins.len = lambda x: x.shape[0] if isinstance(x, Tensor) and x.dim() else plain(x)
+    try:
+        yield
+    finally:
+        builtins.len = plain

@@ -41,7 +41,7 @@ class JoinedModules:
         )
 
     def predict(self, images: np.ndarray) -> np.ndarray:  # noqa: D102 - Joined says it
-        with torch.inference_mode():
+        with torch.no_grad():  # in which a module may take derivatives all the same
             parts = [
                 self._mean(
                     torch.from_numpy(np.ascontiguousarray(images[first : first + _BATCH])).to(

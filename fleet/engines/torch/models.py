@@ -5,7 +5,12 @@ Every module gives **logits**, or values: the loss takes the softmax itself.
 
 from __future__ import annotations
 
+import itertools
 import math
+import os
+import select
+import signal
+import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,21 +27,31 @@ from torch.utils._pytree import tree_leaves
 from fleet.engines.own import build_alone, generators_seeded, own_model
 from fleet.errors import ModelError
 from fleet.spec.layers import Layer, Shape, layers_of
-from fleet.spec.model import Architecture, one_line
+from fleet.spec.model import Architecture, load_function, one_line
+from launch.processes import end_with_parent
 from preprocess.sample import ImageSpec
 from preprocess.target import TargetSpec
 
 _EPSILON = 1.001e-5  # of batch normalisation, as the Keras engine has it
 _ROWS = 2  # of a batch that is looked at
 _NOISES = (0.1, 1.0) * 8  # on weights, which would take logits out of the range of probabilities
+# Of whole numbers, of which 0 may stand for none; quantities are drawn
+_VALUES = {torch.float32: (1,), torch.int64: (1, 0)}
+_COUNTING_S = 10.0  # for a module without values to be built
 _CUT = 0.87962566103423978  # standard deviation of a normal distribution that is cut off at two of its own
 
 
 class Built(NamedTuple):
-    """A module, and the type of what it is called with."""
+    """A module, and how it is called.
+
+    Attributes:
+        dtype: of what it is called with.
+        differentiates: whether it takes derivatives in ``forward``, so that gradients are needed to judge, too.
+    """
 
     module: nn.Module
     dtype: torch.dtype
+    differentiates: bool = False
 
 
 def build_module(
@@ -75,7 +90,7 @@ def build_module(
             module = own_model(
                 architecture, image.shape, target.outputs, nn.Module, "torch.nn.Module"
             ).float()
-            return Built(module, _checked(architecture.target, module, image, target, is_scaled))
+            return _checked(architecture.target, module, image, target, is_scaled)
 
     built = build_alone(
         architecture.target, partial(build, seed), lambda built: built.module.parameters()
@@ -88,23 +103,46 @@ def count_parameters(
     architecture: Architecture, shape: tuple[int, ...], classes: int, seed: int
 ) -> int:
     """The parameters of a network, trained or not, without taking the memory for them where that is possible."""
+    load_function(architecture.target)
 
-    def build() -> nn.Module:
+    def without_values() -> int:
         with _seeded(seed), torch.device("meta"):
-            return own_model(architecture, shape, classes, nn.Module, "torch.nn.Module")
-
-    try:
-        return parameters_in(build_alone(architecture.target, build, nn.Module.parameters))
-    except Exception:  # it wants values, is made of lazy modules, or says why when it is built
-        with _seeded(seed):
-            module = own_model(architecture, shape, classes, nn.Module, "torch.nn.Module").float()
-            _on_samples(
-                architecture.target,
-                module,
-                ImageSpec(shape, "float32"),
-                [torch.float32, torch.int64],
-            )
+            module = own_model(architecture, shape, classes, nn.Module, "torch.nn.Module")
             return parameters_in(module)
+
+    if (counted := _counted_apart(without_values)) is not None:
+        return counted
+    with _seeded(seed):  # it wants values, is made of lazy modules, or says why when it is built
+        module = own_model(architecture, shape, classes, nn.Module, "torch.nn.Module").float()
+        image = ImageSpec(shape, "float32")
+        _on_samples(architecture.target, module, image, [torch.float32, torch.int64])
+        return parameters_in(module)
+
+
+def _counted_apart(count: Callable[[], int]) -> int | None:
+    """What a function counts in a process of its own; None where it fails there, or takes long.
+
+    A module's code may keep tensors that it makes, such as a table of positions. Those without values would fail, or
+    spoil, the module that is built afterwards.
+    """
+    reads, writes = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads
+        child = os.fork()
+    if child == 0:
+        try:
+            end_with_parent()
+            torch.set_num_threads(1)  # there are no other threads in a child
+            os.write(writes, b"%d" % count())
+        finally:
+            os._exit(0)
+    os.close(writes)
+    with open(reads, "rb") as pipe:
+        is_over, *_ = select.select([pipe], [], [], _COUNTING_S)
+        counted = pipe.read() if is_over else b""
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return int(counted) if counted else None
 
 
 def parameters_in(module: nn.Module) -> int:
@@ -132,16 +170,15 @@ def kept_bytes(module: nn.Module, shape: tuple[int, ...], dtype: torch.dtype) ->
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in own:
             kept[storage.data_ptr()] = storage.nbytes() // _ROWS
-        return tensor
+        return tensor.detach()  # an output that keeps itself would never be freed
 
     device = next(module.parameters()).device
     rows = torch.zeros(_ROWS, *shape, dtype=dtype, device=device)
     was_training, held = module.training, []
     try:
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-            held.append(
-                module.eval()(rows)
-            )  # what is kept stays where it is, and no address is used twice
+            module.eval()
+            held.append(module(rows))  # what is kept stays where it is: no address is used twice
     finally:
         module.train(was_training)
     return sum(kept.values()) + 2 * max(kept.values()) if kept else None
@@ -266,8 +303,8 @@ def _scaled(layer: nn.Conv2d | nn.Linear, start: str) -> nn.Module:
 
 def _checked(
     name: str, module: nn.Module, image: ImageSpec, target: TargetSpec, is_scaled: bool
-) -> torch.dtype:
-    """Try a module on two samples, which also makes its lazy parameters; returns the type of what it takes."""
+) -> Built:
+    """Try a module on two samples, which also makes its lazy parameters."""
     if wrong := [
         key for key, value in module.state_dict().items() if not isinstance(value, torch.Tensor)
     ]:
@@ -275,7 +312,7 @@ def _checked(
             f"{name}: its state holds {wrong[0]}, which is no tensor and cannot be saved"
         )
     is_whole = len(image.shape) != 3 and not is_scaled and np.dtype(image.dtype).kind in "iu"
-    values, dtype = _on_samples(
+    values, dtype, differentiates = _on_samples(
         name, module, image, [torch.int64, torch.float32] if is_whole else [torch.float32]
     )
     wanted = (target.outputs, *target.shape) if target.kind == "mask" else (target.outputs,)
@@ -284,7 +321,7 @@ def _checked(
             f"{name} gives outputs of shape {(None, *values.shape[1:])}, not {(None, *wanted)}"
         )
     _refuse_probabilities(name, module, values, dtype, image, target)
-    return dtype
+    return Built(module, dtype, differentiates)
 
 
 def _on_samples(
@@ -293,8 +330,8 @@ def _on_samples(
     image: ImageSpec,
     dtypes: list[torch.dtype],
     call: Callable[[torch.Tensor], torch.Tensor] | None = None,
-) -> tuple[torch.Tensor, torch.dtype]:
-    """What a module gives for two samples, of the first type that it takes.
+) -> tuple[torch.Tensor, torch.dtype, bool]:
+    """What a module gives for two samples, of the first type that it takes; and whether it wants gradients for that.
 
     Args:
         call: calls it; without it, it is called as it is.
@@ -303,11 +340,11 @@ def _on_samples(
         ModelError: it cannot take such samples, or gives no tensor.
     """
     was_training, error = module.training, Exception()
-    for dtype in dtypes:  # numbers of things, which embeddings take, or quantities
-        samples = _samples(image.shape, dtype)
+    tried = [_samples(image.shape, dtype, value) for dtype in dtypes for value in _VALUES[dtype]]
+    for samples, with_gradients in itertools.product(tried, (False, True)):
         try:
-            with torch.no_grad():
-                module.eval()
+            module.eval()  # a train() of the user's own may return nothing
+            with torch.set_grad_enabled(with_gradients):
                 found = (call or module)(samples)
         except Exception as caught:
             error = caught
@@ -319,19 +356,23 @@ def _on_samples(
                 f"{name} gives a {type(found).__name__}; samples have one target, so it should give one "
                 "tensor"
             )
-        return found.float(), dtype
+        return found.detach().float(), samples.dtype, with_gradients
     what = "images of " if len(image.shape) == 3 else "samples of "
     raise ModelError(
         f"{name} cannot take {what}{'x'.join(map(str, samples.shape))}: {one_line(error)}"
     ) from error
 
 
-def _samples(shape: Shape, dtype: torch.dtype) -> torch.Tensor:
-    """Two samples of a shape (height, width, channels) or another, as a module is called with them."""
+def _samples(shape: Shape, dtype: torch.dtype, value: int = 1) -> torch.Tensor:
+    """Two samples of a shape (height, width, channels) or another, as a module is called with them.
+
+    Args:
+        value: of whole numbers.
+    """
     channels_first = (shape[2], *shape[:2]) if len(shape) == 3 else shape
     if dtype.is_floating_point:
         return torch.empty(2, *channels_first).uniform_(-1, 1)
-    return torch.zeros(2, *channels_first, dtype=dtype)
+    return torch.full((2, *channels_first), value, dtype=dtype)
 
 
 class _Outside(TorchDispatchMode):
@@ -385,13 +426,14 @@ def check_whole(name: str, built: Built, shape: Shape, build: Callable[[], nn.Mo
     Raises:
         ModelError: they are not.
     """
-    module, dtype = built
+    module, dtype, differentiates = built
     was_training = module.training
     with _seeded(0):
         samples = _samples(shape, dtype)
-    outside = _Outside(module.eval(), samples)
+    outside = _Outside(module, samples)
+    module.eval()
     try:
-        with torch.no_grad(), _seeded(0), outside:
+        with torch.set_grad_enabled(differentiates), _seeded(0), outside:
             wanted = module(samples)
     finally:
         module.train(was_training)
@@ -405,8 +447,9 @@ def check_whole(name: str, built: Built, shape: Shape, build: Callable[[], nn.Mo
         return
     again = build()
     again.load_state_dict(module.state_dict())
-    with torch.no_grad(), _seeded(0):
-        found = again.eval()(samples)
+    again.eval()
+    with torch.set_grad_enabled(differentiates), _seeded(0):
+        found = again(samples)
     if not torch.allclose(wanted, found, rtol=1e-3, atol=1e-3, equal_nan=True):
         raise ModelError(
             f"{name}: the module holds something that is neither a parameter nor a buffer (register_buffer)"

@@ -84,11 +84,7 @@ def _is_sure(rate: StepRate, spread: float) -> bool:
 def made_up(sample: SampleSpec, rows: int) -> tuple[np.ndarray, np.ndarray]:
     """Samples of no meaning, as they travel: inputs (rows, ...) and targets (rows,)."""
     image = sample.unfinished or sample.image
-    random, shape = np.random.default_rng(0), (rows, *image.shape)
-    if np.issubdtype(image.dtype, np.integer):
-        images = random.integers(0, 256, shape).astype(image.dtype)
-    else:
-        images = random.random(shape, np.float32).astype(image.dtype, copy=False)
+    images = image.made_up(np.random.default_rng(0), rows)
     if sample.unfinished is not None:
         images = packed(images, np.zeros((rows, 4)))
     return images, sample.target.made_up(random, rows)

@@ -147,6 +147,19 @@ def test_the_best_network_says_what_each_image_shows(run, images, fleet):
     assert first["probability"] == first["probabilities"]["dog"]
 
 
+def test_json_stands_alone_where_a_module_prints(run, images, fleet, monkeypatch):
+    plain = StandIn.predict
+
+    def predict(self, images):
+        print("forward")
+        return plain(self, images)
+
+    monkeypatch.setattr(StandIn, "predict", predict)
+    _, found, error = fleet("predict", run.root, images / "white.png", "--json")
+    assert [line["class"] for line in found["images"]] == ["dog"]
+    assert "forward" in error
+
+
 def test_several_are_averaged_and_those_are_chosen_that_go_together(run, images, fleet):
     _, found, _ = fleet("predict", run.root, images / "white.png", "--top", 3, "--json")
     assert found["networks"] == pytest.approx({"a": 1 / 3, "b": 1 / 3, "c": 1 / 3})

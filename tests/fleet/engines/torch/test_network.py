@@ -1,5 +1,7 @@
 """A PyTorch network on one rank: settings, states, samples that cannot be read, mistakes."""
 
+import gc
+import weakref
 from dataclasses import replace
 
 import numpy as np
@@ -597,3 +599,53 @@ def test_an_export_changes_no_arrays_that_it_is_given(tmp_path):
     before = images.copy()
     assert np.array_equal(joined.predict(images), joined.predict(images))
     assert np.array_equal(images, before)
+
+
+def test_a_table_that_modules_share_has_values_when_it_is_built(batch):
+    model = {"build": f"{MODULES}:tabled"}
+    spec = spec_of(model)
+    assert count_parameters(spec.networks[0], spec, SAMPLE) == 3 * 65
+    assert built(model).step(*batch, 12).count == 12
+
+
+def test_a_module_whose_train_returns_nothing_is_built(batch):
+    trainable = built({"build": f"{MODULES}:train_without_return"})
+    assert trainable.row_bytes() > 0
+    assert trainable.step(*batch, 12).count == 12
+
+
+@pytest.mark.parametrize("name", ["embedding", "packed_tokens"])
+def test_tokens_are_tried_on_values_that_they_may_have(name, tmp_path):
+    sample = SampleSpec(ImageSpec((5,), "int64"), 3)
+    trainable = built({"build": f"{MODULES}:{name}"}, sample)
+    tokens = np.array([[1, 2, 1, 0, 0], [2, 1, 2, 1, 2]])
+    trainable.check_learns(tokens, np.array([0, 1]))
+    assert "loading best.safetensors takes" in trainable.try_export(tmp_path)
+    assert built({"build": f"{MODULES}:embedding"}, sample).try_export(tmp_path)
+
+
+def test_a_module_that_draws_in_evaluation_is_exported(tmp_path):
+    trainable = built({"build": f"{MODULES}:drawing"})
+    assert "loading best.safetensors takes" in trainable.try_export(tmp_path)
+
+
+def test_forward_may_take_derivatives_in_evaluation(tmp_path):
+    sample = SampleSpec(ImageSpec((2,), "float32"), 2, target=TargetSpec("value", 2))
+    trainable = built({"build": f"{MODULES}:differentiating"}, sample)
+    points = np.array([[0.5, -1.0], [0.25, 1.0]], np.float32)
+    before = trainable.predict(points, np.zeros((2, 2), np.float32))[1]
+    assert np.isfinite(before).all()
+    assert before.any()
+    trainable.try_export(tmp_path)
+    trainable.step(points, np.ones((2, 2), np.float32), 2)
+    after = trainable.predict(points, np.zeros((2, 2), np.float32))[1]
+    assert abs(after - before).max() > 0
+
+
+def test_what_a_step_holds_is_freed_once_it_is_counted():
+    trainable = built({"build": f"{MODULES}:normalised"})
+    trainable.row_bytes()
+    weight = weakref.ref(next(trainable.module.parameters()))
+    del trainable
+    gc.collect()
+    assert weight() is None

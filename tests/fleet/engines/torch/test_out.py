@@ -214,6 +214,49 @@ def test_onnx_takes_samples_as_the_stream_has_them(tmp_path):
     assert found == pytest.approx(outputs_of(network, images), abs=1e-4)
 
 
+@pytest.mark.parametrize("exporter", ["newer", "tracing"])
+@pytest.mark.parametrize("name", ["viewing", "adding_zeros"])
+def test_onnx_takes_any_rows_where_a_module_says_len(tmp_path, monkeypatch, name, exporter):
+    pytest.importorskip("onnxscript", reason="onnxscript is not installed")
+    from onnx.reference import ReferenceEvaluator
+
+    if exporter == "tracing":
+        without_onnxscript(monkeypatch)
+    model = {"build": f"tests.torch_modules:{name}"}
+    network = built(model)
+    network.export(network.state(), tmp_path / "best.safetensors")
+    write_onnx(spec_of(model).engine, tmp_path / "best.safetensors", tmp_path / "best.onnx")
+    images = np.random.default_rng(1).integers(0, 255, (5, 8, 8, 1), np.uint8)
+    [found] = ReferenceEvaluator(str(tmp_path / "best.onnx")).run(None, {"samples": images})
+    assert found == pytest.approx(outputs_of(network, images), abs=1e-4)
+
+
+@pytest.mark.parametrize("exporter", ["newer", "tracing"])
+def test_onnx_of_a_fixed_number_of_rows_is_refused(tmp_path, monkeypatch, exporter):
+    pytest.importorskip("onnxscript", reason="onnxscript is not installed")
+    if exporter == "tracing":
+        without_onnxscript(monkeypatch)
+    model = {"build": "tests.torch_modules:row_by_row"}
+    network = built(model)
+    network.export(network.state(), tmp_path / "best.safetensors")
+    with pytest.raises(UserError, match=r"x.shape\[0\]"):
+        write_onnx(spec_of(model).engine, tmp_path / "best.safetensors", tmp_path / "best.onnx")
+    assert not (tmp_path / "best.onnx").exists()
+
+
+def without_onnxscript(monkeypatch):
+    import torch
+
+    plain = torch.onnx.export
+
+    def export(*arguments, dynamo, **more):
+        if dynamo:
+            raise ImportError("no onnxscript")
+        plain(*arguments, dynamo=False, **more)
+
+    monkeypatch.setattr("torch.onnx.export", export)
+
+
 # ---- beginning with weights ----
 
 
