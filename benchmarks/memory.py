@@ -11,7 +11,6 @@ libraries are loaded by then, and their caches filled. The goal is 10 MB for 200
 from __future__ import annotations
 
 import argparse
-import bisect
 import itertools
 import os
 import statistics
@@ -32,14 +31,13 @@ from fleet.domain.events import NetworkFinished
 from fleet.jobs.trials import try_networks
 from fleet.runtime.inputs import open_inputs, settle
 from fleet.spec import load
-from fleet.storage.event_log import read_events
 from fleet.storage.paths import RunPaths
 from fleet.terminal import print_table
 
 ROOT = Path(__file__).parents[1]
 FIRST, SOME = 20, 10  # networks that are not counted, and those of a median
 GOAL_MB = 10.0
-_EVERY_S = 0.1
+_EVERY_S = 0.2
 
 
 def architectures(family: str) -> Iterator[dict[str, Any]]:
@@ -95,21 +93,26 @@ def _of_process(process: int) -> float:
 
 def of_trainer(folder: Path, args: argparse.Namespace) -> list[float]:
     """MB of a trainer, when it had finished each network."""
-    path, sizes = spec(folder, args), []
+    path = spec(folder, args)
+    sizes: list[float] = []
     launch = subprocess.Popen(
         [*mpirun(2), "-m", "fleet.run", str(path), "--plain"],
         cwd=ROOT,
         stdout=subprocess.DEVNULL,
         stderr=sys.stderr,
     )
+    log = RunPaths(folder / "run").events
+    finished = 0
     while launch.poll() is None:
-        sizes.append((time.time(), resident_mb(launch.pid)))
+        text = log.read_text() if log.exists() else ""
+        many = text.count(f'"event": "{NetworkFinished.word}"')
+        size = resident_mb(launch.pid)
+        sizes += [size] * (many - finished)
+        finished = many
         time.sleep(_EVERY_S)
     if launch.returncode:
         raise RuntimeError(f"the launch ended with status {launch.returncode}")
-    log = read_events(RunPaths(folder / "run").events)
-    times = [at for at, event in log if isinstance(event, NetworkFinished)]
-    return [sizes[max(0, bisect.bisect(sizes, (at, 0.0)) - 1)][1] for at in times]
+    return sizes
 
 
 def of_check(folder: Path, args: argparse.Namespace) -> list[float]:

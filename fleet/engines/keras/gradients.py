@@ -26,7 +26,7 @@ def keep_gradients_with_graphs() -> None:
     def register_with_graph(self: Any, function: Callable[..., Any]) -> Callable[..., Any]:
         name: str = self._op_type
         if not name.startswith(_PREFIX):
-            return register(self, function)  # type: ignore[no-any-return] # TensorFlow has no types
+            return register(self, function)
         graph = tf.compat.v1.get_default_graph()
         if not hasattr(graph, "fleet_gradients"):
             graph.fleet_gradients = []

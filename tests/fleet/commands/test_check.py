@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 
+import numpy as np
 import pytest
 import yaml
 
@@ -100,6 +101,19 @@ def test_a_spec_that_is_right_is_a_table_with_parameters_and_memory(check):
     # 17 x 3 weights of 8 bytes with a velocity; for each of 8 rows 17 inputs, and 3 logits with their gradient
     assert 51 * 16 + 8 * 8 * (17 + 2 * 3) == 2288
     assert row[:5] == ["zeros", "check_functions:zeros()", "51", "2.29", "kB"]
+
+
+def test_channels_that_seem_to_come_first_are_said(check, folder):
+    labels = np.arange(20) % 2
+    for name, shape in (("first", (3, 16, 17)), ("last", (16, 17, 3))):
+        np.savez(folder / f"{name}.npz", x=np.ones((20, *shape), np.float32), y=labels)
+    first, last = (
+        check({"family": "softmax"}, data={"source": "npz", "path": f"{name}.npz"})
+        for name in ("first", "last")
+    )
+    assert (first[0], last[0]) == (0, 0)
+    assert "height 3 and width 16 with 17 channels" in first[1].err
+    assert last[1].err == ""
 
 
 def test_all_networks_that_cannot_be_built_are_said_at_once_with_their_lines(check, folder):
