@@ -95,6 +95,7 @@ bench: env
 	$(BIN)/python benchmarks/planning.py
 	$(BIN)/python benchmarks/reservations.py
 	$(BIN)/python benchmarks/large.py
+	$(BIN)/python benchmarks/memory.py
 	$(BIN)/python benchmarks/eviction.py
 	$(BIN)/python benchmarks/elastic.py
 	$(if $(DATA),$(BIN)/python benchmarks/idle_nodes.py --data $(DATA)/idle_nodes)

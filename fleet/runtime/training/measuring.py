@@ -84,7 +84,8 @@ def _is_sure(rate: StepRate, spread: float) -> bool:
 def made_up(sample: SampleSpec, rows: int) -> tuple[np.ndarray, np.ndarray]:
     """Samples of no meaning, as they travel: inputs (rows, ...) and targets (rows,)."""
     image = sample.unfinished or sample.image
-    images = image.made_up(np.random.default_rng(0), rows)
+    random = np.random.default_rng(0)
+    images = image.made_up(random, rows)
     if sample.unfinished is not None:
         images = packed(images, np.zeros((rows, 4)))
     return images, sample.target.made_up(random, rows)
