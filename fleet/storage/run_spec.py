@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from fleet.domain.events import Started
 from fleet.errors import SpecError, UserError
@@ -64,7 +65,7 @@ def _networks_of(spec: Spec) -> tuple[NetworkSpec, ...]:
     return *spec.networks, *extremes(spec).networks
 
 
-def _defaults_of(paths: RunPaths) -> dict[str, str]:
+def _defaults_of(paths: RunPaths) -> dict[str, Any]:
     """The key of a spec that says whose defaults a run has; nothing for those of today."""
     if not (paths.marker.exists() and paths.spec.is_file()):
         return {}
