@@ -287,13 +287,13 @@ def _forget_modules(target: str) -> None:
 
 
 def _lies_in(folder: Path, module: ModuleType) -> bool:
-    file = getattr(module, "__file__", None)
+    file: str | None = getattr(module, "__file__", None)
     if file is None or not Path(file).is_relative_to(folder):
         return False
     return not any(Path(file).is_relative_to(library) for library in _LIBRARIES)
 
 
-_LIBRARIES = (
+_LIBRARIES: tuple[str | Path, ...] = (
     *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
     *(Path(__file__).parents[2] / name for name in ("fleet", "preprocess", "scheduler", "launch")),
 )

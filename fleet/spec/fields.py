@@ -170,8 +170,8 @@ OptimizerName = Annotated[
 Family = Annotated[str, OneOf(_families)]
 _TRACKERS = ("mlflow", "wandb", "optuna")
 TrackItem = Annotated[
-    dict[Literal[_TRACKERS], str | None],
-    Field(min_length=1),  # type: ignore[valid-type]
+    dict[Literal[_TRACKERS], str | None],  # type: ignore[valid-type]
+    Field(min_length=1),
     BeforeValidator(lambda item: {item: None} if isinstance(item, str) else item),
     WithJsonSchema(
         {

@@ -540,5 +540,6 @@ def test_a_history_reads_back_with_empty_cells_and_with_nan(tmp_path):
     assert "nan" not in text
     for written in (text, text.replace(",,", ",nan,", 1)):
         path.write_text(written)
-        assert [one.val_accuracy for one in read_history(path)][0] == 0.5
-        assert math.isnan(read_history(path)[1].val_accuracy)
+        first, second = read_history(path)[:2]
+        assert first.val_accuracy == 0.5
+        assert math.isnan(second.val_accuracy)
