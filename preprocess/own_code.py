@@ -28,7 +28,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from types import ModuleType
 from typing import Any
 
@@ -78,10 +78,19 @@ def seed_generators(seed: int) -> None:
     Args:
         seed: below 2**64.
     """
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
+    seed_host_generators(seed)
     if torch := sys.modules.get("torch.random"):
         torch.manual_seed(seed)
+
+
+def seed_host_generators(seed: int) -> None:
+    """Seed Python's and NumPy's generators; PyTorch's take a hundred times as long where CUDA is not in use.
+
+    Args:
+        seed: below 2**64.
+    """
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
 
 
 class OwnCode:
@@ -115,24 +124,21 @@ class OwnCode:
             with _put_back():
                 yield
             return
-        names = [
-            name
-            for name, setting in SETTINGS.items()
-            if (setting.is_quick or not quick) and (self._keeps_draws or not setting.is_drawn)
-        ]
+        watched = _watched(quick, self._keeps_draws, len(SETTINGS))
         handlers = {} if quick else _handlers()
-        with _kept(names) as found:
-            _INSIDE.code = self
-            try:
-                _restore(found)  # what runs in other threads may have changed it
-                _put(_BY_IMPORT.get(self._module, {}))
-                _put(self._changes)
-                yield
-            finally:
-                _INSIDE.code = None
+        found = _enter(watched)
+        _INSIDE.code = self
+        try:
+            _put(_BY_IMPORT.get(self._module, {}))
+            _put(self._changes)
+            yield
+        finally:
+            _INSIDE.code = None
+            changed = _leave(watched, found)
+            if changed or self._changes:
                 others = {name: one for name, one in self._changes.items() if name not in found}
-                self._changes = others | _lasting(_changed(found))
-                _put_handlers(handlers)
+                self._changes = others | _lasting(changed)
+            _put_handlers(handlers)
 
 
 @contextmanager
@@ -151,8 +157,12 @@ def _put_back() -> Iterator[None]:
 @contextmanager
 def process_kept() -> Iterator[None]:
     """A context after which the process is as before, but for its generators of random numbers."""
-    with _kept([name for name, setting in SETTINGS.items() if not setting.is_drawn]):
+    watched = _watched(False, False, len(SETTINGS))
+    found = _enter(watched)
+    try:
         yield
+    finally:
+        _leave(watched, found)
 
 
 class _Inside(threading.local):
@@ -167,24 +177,46 @@ _FOUND: dict[str, Any] = {}  # as it was before the first of those that are insi
 _ENTERED = 0  # how many are inside, of all threads
 
 
-@contextmanager
-def _kept(names: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Put settings back as they were before any thread has come in here; gives what they were."""
+@lru_cache
+def _watched(quick: bool, draws: bool, many: int) -> dict[str, Callable[[], Any]]:
+    """How to look at each setting that is put back, of those that are registered (so many)."""
+    return {
+        name: setting.get
+        for name, setting in SETTINGS.items()
+        if (setting.is_quick or not quick) and (draws or not setting.is_drawn)
+    }
+
+
+def _enter(watched: Mapping[str, Callable[[], Any]]) -> dict[str, Any]:
+    """Note what settings are, as they were before any thread has come in here."""
     global _ENTERED
     with _LOCK:
-        if not _ENTERED:
+        are_others = _ENTERED > 0
+        if not are_others:
             _FOUND.clear()
-        for name in names:
+        for name, get in watched.items():
             if name not in _FOUND:
-                _FOUND[name] = SETTINGS[name].get()
-        found = {name: _FOUND[name] for name in names}
+                _FOUND[name] = get()
+        found = {name: _FOUND[name] for name in watched} if are_others else _FOUND.copy()
         _ENTERED += 1
+    if are_others:
+        _restore(found)  # what runs in other threads may have changed it
+    return found
+
+
+def _leave(watched: Mapping[str, Callable[[], Any]], found: Mapping[str, Any]) -> dict[str, Any]:
+    """Put settings back; returns what those were that had changed."""
+    global _ENTERED
+    changed: dict[str, Any] = {}
     try:
-        yield found
+        now = {name: get() for name, get in watched.items()}
+        if now != found:
+            changed = {name: value for name, value in now.items() if value != found[name]}
+            _put({name: found[name] for name in changed})
     finally:
-        _restore(found)
         with _LOCK:
             _ENTERED -= 1
+    return changed
 
 
 def _changed(found: Mapping[str, Any]) -> dict[str, Any]:
@@ -354,7 +386,7 @@ def _put_numpy_state(state: tuple) -> None:
 
 def attribute(owner: Any, name: str) -> tuple[Callable[[], Any], Callable[[Any], None]]:
     """How an attribute is looked up and set."""
-    return lambda: getattr(owner, name), lambda value: setattr(owner, name, value)
+    return partial(getattr, owner, name), partial(setattr, owner, name)
 
 
 register("the working folder", _folder, _go_to)

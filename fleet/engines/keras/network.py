@@ -47,7 +47,7 @@ from fleet.engines.measures import Measures
 from fleet.engines.own import calling, running
 from fleet.errors import ModelError
 from fleet.storage.files import replace_by
-from preprocess.own_code import OwnCode, seed_generators
+from preprocess.own_code import OwnCode, seed_host_generators
 from preprocess.sample import SampleSpec
 
 _Local: TypeAlias = tuple[list[tf.Tensor], Any]  # this rank's gradients and sums
@@ -156,7 +156,9 @@ class KerasNetwork:
     ) -> Callable[[], Done]:
         with running(self.code, quick=True):
             if self.code is not None:
-                seed_generators(self._seed)  # what is drawn while a graph is made is a part of it
+                seed_host_generators(
+                    self._seed
+                )  # what is drawn while a graph is made is a part of it
             return self._begin_together(images, targets, sizes, rows, asked, weights)
 
     def _begin_together(
@@ -313,7 +315,7 @@ class KerasNetwork:
         self, images: np.ndarray, targets: np.ndarray, weights: np.ndarray | None
     ) -> tuple[tf.Tensor, tf.Tensor]:
         if self.code is not None:
-            seed_generators(self._seed)
+            seed_host_generators(self._seed)
         with self._averaged():
             sums, outputs = self._judge(*rows_of(images, targets, weights))
             return sums, outputs

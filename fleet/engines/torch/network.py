@@ -31,7 +31,7 @@ from fleet.engines.torch.models import kept_bytes, parameters_in
 from fleet.engines.torch.optimizer import Updates
 from fleet.engines.torch.start import begin_with
 from fleet.errors import ModelError
-from preprocess.own_code import OwnCode, seed_generators
+from preprocess.own_code import OwnCode, seed_host_generators
 from preprocess.sample import SampleSpec
 
 
@@ -371,7 +371,7 @@ class TorchNetwork:
         if self._device.type == "cuda":
             torch.cuda.manual_seed(seed)
         if self.code is not None:
-            seed_generators(seed)
+            seed_host_generators(seed)
 
     def _outputs(self, images: np.ndarray) -> Tensor:
         """Logits or values, float32; of masks with classes last, as a view."""

@@ -30,8 +30,10 @@ def _put_print_options(values: Mapping[str, Any]) -> None:
     vars(PRINT_OPTS).update(values)
 
 
-def _put_device(device: torch.device) -> None:
-    torch.set_default_device(None if device.type == "cpu" else device)
+def _device() -> torch.device | None:
+    """What ``set_default_device`` was given; PyTorch's own function takes a third of all these together."""
+    context = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
+    return None if context is None else context.device
 
 
 def _generators() -> list[bytes]:
@@ -49,7 +51,7 @@ def _put_generators(states: list[bytes]) -> None:
 
 
 register("PyTorch's default dtype", torch.get_default_dtype, torch.set_default_dtype)
-register("PyTorch's default device", torch.get_default_device, _put_device)
+register("PyTorch's default device", _device, torch.set_default_device)
 register("gradients", torch.is_grad_enabled, torch.set_grad_enabled)
 register("detection of anomalies", torch.is_anomaly_enabled, torch.set_anomaly_enabled)
 register("PyTorch's determinism", _determinism, _put_determinism)
