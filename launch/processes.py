@@ -24,6 +24,7 @@ _LAUNCHERS = frozenset(
     }
 )
 _PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None)
 
 
 class _Process(NamedTuple):
@@ -62,9 +63,9 @@ def started(pid: int) -> str | None:
     return None if not fields or fields[0] in "ZX" else fields[19]
 
 
-def end_with_parent() -> None:
-    """Have Linux kill this process when the one that started it is gone."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+def end_with_parent(number: int = signal.SIGKILL) -> None:
+    """Have Linux send this process a signal when the thread that started it is gone."""
+    _LIBC.prctl(_PR_SET_PDEATHSIG, number)
 
 
 def end_children(patience_s: float = 1.0) -> None:

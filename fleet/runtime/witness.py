@@ -2,12 +2,14 @@
 
 When a rank dies, Open MPI's mpirun kills all others half a second later, and tells them by signals before that. That is
 time enough to see which process is gone, to say in the run's folder what it trained (:mod:`fleet.storage.deaths`), and
-to name the network. What a signal finds alive did not die by itself: each rank takes its own mark away then.
+to name the network. What a signal finds alive did not die by itself: each rank takes its own mark away then. The same
+holds where the launcher is killed, of which the kernel tells each rank.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from contextlib import suppress
 
@@ -15,7 +17,8 @@ from fleet.comm.protocols import World
 from fleet.runtime.interrupt import SIGNALS
 from fleet.storage.deaths import Mark, claim
 from fleet.storage.paths import RunPaths
-from launch.processes import end_children, started
+from launch.environment import find_launcher
+from launch.processes import end_children, end_with_parent, started
 
 
 class Witness:
@@ -32,11 +35,20 @@ class Witness:
         self._paths = paths
         self.mark = Mark(paths, world.rank, world.host)
         self._host = world.host
+        self._launcher = None if find_launcher(os.environ) is None else os.getppid()
+        if world.outlives:
+            if world.rank:  # the others see it die, and end with the launcher by SIGKILL
+                self.mark.close()
+        elif self._launcher is not None:
+            end_with_parent(signal.SIGCONT)
         # A process of the same number may begin later.
         self._processes = world.gather((world.host, os.getpid(), started(os.getpid())))
 
     def on_signal(self, number: int) -> str:
         """The launch may be ending, or be killed just now; returns which rank has died, in words."""
+        if self._launcher not in (None, os.getppid()):  # the launcher was killed, and its ranks end
+            self.mark.close()
+            return ""
         lost = self.look()
         if number in SIGNALS:
             self.mark.close()

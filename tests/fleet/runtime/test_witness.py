@@ -1,0 +1,72 @@
+"""What a rank takes a signal for."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from fleet.storage.paths import RunPaths
+
+_RANK = """
+import sys, time
+from pathlib import Path
+from types import SimpleNamespace
+from fleet.runtime.interrupt import Interruption
+from fleet.runtime.witness import Witness
+from fleet.storage.paths import RunPaths
+
+world = SimpleNamespace(rank=1, host="node", outlives=sys.argv[2] == "outlives", gather=lambda own: [own] * 2)
+interruption = Interruption(None)
+interruption.watch()
+witness = Witness(world, RunPaths(Path(sys.argv[1])))
+interruption.on_signal = witness.on_signal
+witness.mark.set("good")
+print("ready", flush=True)
+time.sleep(20)
+"""
+_LAUNCHER = "import subprocess, sys; subprocess.run([sys.executable, *sys.argv[1:]])"
+
+
+@pytest.fixture
+def launcher(tmp_path):
+    started = []
+
+    def launch(how):
+        environment = {**os.environ, "OMPI_COMM_WORLD_SIZE": "2"}
+        process = subprocess.Popen(
+            [sys.executable, "-c", _LAUNCHER, "-c", _RANK, str(tmp_path), how],
+            env=environment,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+        )
+        started.append(process)
+        assert process.stdout.readline() == b"ready\n"
+        return process
+
+    yield launch
+    for process in started:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.stdout.close()
+        process.wait()
+
+
+def marks(tmp_path):
+    return list(RunPaths(tmp_path).training.glob("*"))
+
+
+def test_the_death_of_the_launcher_is_laid_to_no_network(launcher, tmp_path):
+    process = launcher("ends")
+    assert marks(tmp_path)
+    process.kill()
+    until = time.monotonic() + 15
+    while marks(tmp_path) and time.monotonic() < until:
+        time.sleep(0.02)
+    assert not marks(tmp_path)
+
+
+def test_a_rank_that_others_outlive_leaves_no_mark(launcher, tmp_path):
+    launcher("outlives")
+    assert not marks(tmp_path)
