@@ -173,6 +173,8 @@ def run(
 ) -> ExitStatus:
     """Run the main job and wait for it; it prints what it does.
 
+    Ctrl-C stops it with everything saved (RESUMABLE); a second one ends it at once.
+
     What mpirun says of a status that the run has explained is left out.
 
     Args:
@@ -190,6 +192,7 @@ def run(
     Raises:
         UserError: the spec or an argument is wrong; the reason was printed.
         InfrastructureError: the run broke down; the report was printed.
+        KeyboardInterrupt: Ctrl-C came twice, or before the run had begun.
     """
     events = _events(spec, arguments)
     before = log_mark(events)

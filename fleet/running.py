@@ -22,7 +22,7 @@ from typing import Any
 from fleet.domain.events import Commanded, EpochEnded, Event, NetworkAdded, NodesLeft, Started
 from fleet.domain.network import SCORES, EpochRecord
 from fleet.domain.run import RunNetwork, RunState
-from fleet.errors import ExitStatus, InfrastructureError, UserError, shortened
+from fleet.errors import EXPLAINED, ExitStatus, InfrastructureError, UserError, shortened
 from fleet.monitor.report import best_rows
 from fleet.monitor.view import NotebookView
 from fleet.runtime.outside.clerk import NetworkOver
@@ -35,6 +35,7 @@ from fleet.storage.network_leases import held_lease
 from fleet.storage.paths import RunPaths
 from fleet.storage.results import read_results
 from fleet.storage.run_spec import spec_of
+from launch.notices import wait
 
 PATIENCE_S = 60.0  # for the answer to a command, and for the begin of a launch
 _LOOK_S = 0.2  # between two looks at the event log
@@ -318,6 +319,7 @@ class Running:
             stale,
         )
         self._status: ExitStatus | None = None
+        self._is_interrupted = False
         self._lock = threading.Lock()
         self._shows: threading.Thread | None = None
 
@@ -450,9 +452,9 @@ class Running:
         """Wait for the launch; returns how it ended, as :func:`fleet.api.run` does.
 
         Raises:
-            UserError, InfrastructureError: as that raises.
+            UserError, InfrastructureError, KeyboardInterrupt: as that raises.
         """
-        status = self._process.wait()
+        status = wait(self._process, EXPLAINED, self._stop)
         with self._lock:
             if self._status is None:
                 self._status = self._end(status)
@@ -466,8 +468,15 @@ class Running:
         One that has just been started is waited for: it would die of the signal. If it has not begun within a minute,
         it is ended as it is, and has nothing to save.
         """
+        self._is_interrupted = True
         # Upon SIGTERM mpirun ends its ranks at once, saved or not; SIGUSR2 it passes on, and waits for them.
         self._process.send_signal(signal.SIGUSR2 if self._has_begun(PATIENCE_S) else signal.SIGTERM)
+
+    def _stop(self) -> None:
+        """Upon Ctrl-C."""
+        if self._is_interrupted:
+            raise KeyboardInterrupt
+        self.interrupt()
 
     def __enter__(self) -> Running:
         return self

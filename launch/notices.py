@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import IO
 
 from launch.leftovers import remove_leftovers
+from launch.processes import end_with_parent
 
 _RULE = re.compile(rb"-{70,}\s*")
 _STATUS = re.compile(rb"Exit code: +(\d+)\s*$|Errorcode: (\d+)\s*$", re.MULTILINE)
@@ -108,16 +111,47 @@ def run_quietly(
     out: IO[str] | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> int:
-    """Start a launch, wait for it, and return how it ended; see :func:`start`."""
+    """Start a launch, wait for it, and return how it ended; see :func:`start` and :func:`wait`."""
     process, shown = start(command, explained, out, environment)
     try:
-        return process.wait()
-    except BaseException:  # Ctrl-C
-        process.kill()
-        raise
+        return wait(process, explained, lambda: process.send_signal(signal.SIGUSR2))
     finally:
         shown.join(PATIENCE_S)
         remove_leftovers()
+
+
+def wait(
+    process: subprocess.Popen[bytes], explained: Sequence[int], stop: Callable[[], object]
+) -> int:
+    """Wait for a launch, and return how it ended. Ctrl-C stops it with everything saved; a second one ends it at once.
+
+    Args:
+        explained: the statuses of which the program itself speaks.
+        stop: has the launch save everything and end.
+
+    Raises:
+        KeyboardInterrupt: the launch was ended at once, or before it had begun.
+    """
+    try:
+        try:
+            return process.wait()
+        except KeyboardInterrupt:
+            stop()
+            if (status := process.wait()) in (0, *explained):
+                return status
+            raise
+    except BaseException:
+        end_at_once(process)
+        raise
+
+
+def end_at_once(process: subprocess.Popen[bytes]) -> None:
+    """End a launch, and save nothing."""
+    process.send_signal(signal.SIGINT)  # mpirun ends its ranks, too
+    try:
+        process.wait(PATIENCE_S)
+    finally:
+        process.kill()
 
 
 def start(
@@ -129,6 +163,9 @@ def start(
     is_ended: Callable[[], bool] = lambda: False,
 ) -> tuple[subprocess.Popen[bytes], threading.Thread]:
     """Start a launch whose notices of explained statuses are not shown.
+
+    It has a session of its own, for mpirun would end its ranks at once upon Ctrl-C; :func:`wait` passes that on. If this
+    process dies, the launch saves everything and ends.
 
     Args:
         explained, is_ended: see :class:`Notices`.
@@ -142,7 +179,17 @@ def start(
     Raises:
         OSError: it cannot be started.
     """
-    process = subprocess.Popen(command, env=environment, stdout=out, stderr=subprocess.PIPE)
+    # Linux takes the end of the thread that starts a process for the end of its parent.
+    is_main = threading.current_thread() is threading.main_thread()
+    process = subprocess.Popen(
+        command,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=out,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+        preexec_fn=partial(end_with_parent, signal.SIGUSR2) if is_main else None,
+    )
     assert process.stderr is not None
     thread = threading.Thread(
         target=_pass_on,

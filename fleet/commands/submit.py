@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import math
 import os
+import signal
 import subprocess
 import sys
 from dataclasses import replace
@@ -169,6 +170,8 @@ def _hand_in(
     with writing_into(paths), replacing(paths.job_script) as file:
         file.write(script)
     if not system.has_queue:
+        # The job takes Ctrl-C, saves, and ends.
+        signal.signal(signal.SIGINT, lambda number, frame: None)
         return subprocess.run(["bash", str(paths.job_script)], check=False).returncode
     id_ = submit(system, paths.job_script)
     note(paths, HandedIn(id_))

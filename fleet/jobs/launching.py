@@ -91,6 +91,7 @@ class WarnedLaunch:
         )
         self._said = b""
         self.is_signalled = False
+        self._is_interrupted = False  # by Ctrl-C; a second one ends the launch at once
 
     def listen(self) -> None:
         """Pass on from now on what the batch system sends."""
@@ -205,10 +206,14 @@ class WarnedLaunch:
                 meanwhile()
 
     def _pass_on(self, number: int, frame: FrameType | None) -> None:
+        is_second = number == signal.SIGINT and self._is_interrupted
+        self._is_interrupted |= number == signal.SIGINT
         self.is_signalled = True
-        self._warn(f"{signal.Signals(number).name} came")
+        self._warn(
+            f"{signal.Signals(number).name} came", signal.SIGINT if is_second else signal.SIGUSR2
+        )
 
-    def _warn(self, warning: str) -> None:
+    def _warn(self, warning: str, number: int = signal.SIGUSR2) -> None:
         self.warning = warning
         if self._process is not None and self._process.returncode is None:
-            self._process.send_signal(signal.SIGUSR2)
+            self._process.send_signal(number)

@@ -1,11 +1,16 @@
 """What mpirun says of ranks that end with a status, as Open MPI 5.0.11 says it."""
 
+import os
+import signal
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import launch
 from launch.notices import Notices, run_quietly, start
 
 RULE = "-" * 74 + "\n"
@@ -116,3 +121,65 @@ def test_of_a_job_that_the_batch_system_ends_no_box_advises_to_debug(box, is_end
     assert notices.feed(f"before\n{box}after\n".encode()) + notices.close() == (
         b"before\nafter\n" if is_ended else f"before\n{box}after\n".encode()
     )
+
+
+CALLER = f"""
+import sys
+sys.path.insert(0, {str(Path(launch.__file__).parents[1])!r})
+from launch.notices import run_quietly
+sys.exit(run_quietly([sys.executable, "-u", "-c", *sys.argv[1:]], (75,)))
+"""
+SAVING = """
+import signal, sys, time
+def save(number, frame):
+    print("saved", flush=True)
+    time.sleep(float(sys.argv[1]))
+    sys.exit(75)
+signal.signal(signal.SIGUSR2, save)
+print("begun", flush=True)
+time.sleep(30)
+"""
+
+
+@pytest.fixture
+def caller():
+    started = []
+
+    def call(saves_s):
+        process = subprocess.Popen(
+            [sys.executable, "-c", CALLER, SAVING, saves_s],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        started.append(process)
+        assert process.stdout.readline() == b"begun\n"
+        return process
+
+    yield call
+    for process in started:
+        process.kill()
+        process.stdout.close()
+        process.wait()
+
+
+def test_an_interrupt_of_the_terminal_stops_a_launch_with_all_saved(caller):
+    process = caller("0")
+    os.killpg(process.pid, signal.SIGINT)
+    assert process.wait(20) == 75
+    assert process.stdout.readline() == b"saved\n"
+
+
+def test_a_second_interrupt_ends_a_launch_at_once(caller):
+    process = caller("30")
+    os.killpg(process.pid, signal.SIGINT)
+    assert process.stdout.readline() == b"saved\n"
+    os.killpg(process.pid, signal.SIGINT)
+    assert process.wait(20) == -signal.SIGINT
+
+
+def test_a_launch_whose_caller_dies_saves_and_ends(caller):
+    process = caller("0")
+    os.killpg(process.pid, signal.SIGKILL)
+    assert process.stdout.readline() == b"saved\n"
+    assert process.stdout.readline() == b""

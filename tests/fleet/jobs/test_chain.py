@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -14,9 +15,11 @@ from hypothesis import strategies as st
 from fleet.domain.events import ScheduleOptions, Started
 from fleet.domain.record import to_json
 from fleet.jobs.chain import ChainLimits, History, JobStop, JobStopped, decide, note
+from fleet.jobs.launching import WarnedLaunch
 from fleet.jobs.notes import Begun, CalledOff
 from fleet.jobs.systems import lease_of_process
 from fleet.storage.paths import RunPaths
+from launch.systems import SYSTEMS
 from tests.fakes import put_programs
 from tests.places import ROOT
 from tests.waiting import wait_until
@@ -234,6 +237,15 @@ def test_a_signal_reaches_the_launch_as_sigusr2_and_ends_a_chain_on_this_machine
     assert [(stop["status"], stop["warned"], stop["then"]) for stop in job.stops()] == [
         (75, True, "it was told to stop")
     ]
+
+
+def test_a_second_interrupt_ends_the_launch_of_a_job_at_once(tmp_path):
+    sent = []
+    warned = WarnedLaunch(RunPaths(tmp_path), SYSTEMS["local"], "1")
+    warned._process = SimpleNamespace(returncode=None, send_signal=sent.append)
+    for _ in range(2):
+        warned._pass_on(signal.SIGINT, None)
+    assert sent == [signal.SIGUSR2, signal.SIGINT]
 
 
 @pytest.fixture
