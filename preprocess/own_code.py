@@ -70,6 +70,7 @@ def register(
 ) -> None:
     """Add a setting to those that are put back; a library's are added when its engine is imported."""
     SETTINGS[name] = Setting(get, put, is_quick, is_drawn, is_kept, at_import)
+    _watched.cache_clear()
 
 
 def seed_generators(seed: int) -> None:
@@ -124,7 +125,7 @@ class OwnCode:
             with _put_back():
                 yield
             return
-        watched = _watched(quick, self._keeps_draws, len(SETTINGS))
+        watched = _watched(quick, self._keeps_draws)
         handlers = {} if quick else _handlers()
         found = _enter(watched)
         _INSIDE.code = self
@@ -157,7 +158,7 @@ def _put_back() -> Iterator[None]:
 @contextmanager
 def process_kept() -> Iterator[None]:
     """A context after which the process is as before, but for its generators of random numbers."""
-    watched = _watched(False, False, len(SETTINGS))
+    watched = _watched(False, False)
     found = _enter(watched)
     try:
         yield
@@ -178,8 +179,8 @@ _ENTERED = 0  # how many are inside, of all threads
 
 
 @lru_cache
-def _watched(quick: bool, draws: bool, many: int) -> dict[str, Callable[[], Any]]:
-    """How to look at each setting that is put back, of those that are registered (so many)."""
+def _watched(quick: bool, draws: bool) -> dict[str, Callable[[], Any]]:
+    """How to look at each setting that is put back."""
     return {
         name: setting.get
         for name, setting in SETTINGS.items()

@@ -211,7 +211,7 @@ def _details(said: str, table: str) -> str:
 def _is_number(value: Any) -> bool:
     try:
         return value in ("", None) or math.isfinite(float(value))
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return False
 
 

@@ -151,7 +151,7 @@ def _number(answer: Any) -> int | None:
 def _plain(value: Any) -> Any:
     """A value as JSON has it: numbers of numpy become numbers of Python, tuples lists.
 
-    NaN and infinity become text that no space has: only the network with such a value fails.
+    NaN, infinity and numbers beyond a float's become text that no space has: only the network with such a value fails.
 
     Raises:
         Nonsense: it cannot be JSON, as an object.
@@ -165,10 +165,14 @@ def _plain(value: Any) -> Any:
         return value
     if isinstance(value, str):
         return str(value)
-    if isinstance(value, numbers.Integral):
-        return int(value)
     if isinstance(value, numbers.Real):
-        return float(value) if math.isfinite(value) else f"<{float(value)}>"
+        try:
+            is_finite = math.isfinite(value)
+        except OverflowError:
+            return "<too large>"
+        if not is_finite:
+            return f"<{float(value)}>"
+        return int(value) if isinstance(value, numbers.Integral) else float(value)
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
     if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):

@@ -13,7 +13,7 @@ from contextlib import suppress
 import numpy as np
 import pytest
 
-from preprocess.own_code import SETTINGS, OwnCode, import_own, process_kept
+from preprocess.own_code import SETTINGS, OwnCode, import_own, process_kept, register
 
 CHANGES = {
     "cwd": lambda: os.chdir("/"),
@@ -126,3 +126,15 @@ def test_a_process_is_kept_around_several_calls():
         with OwnCode().running():
             assert os.getcwd() == before
     assert os.getcwd() == before
+
+
+@pytest.mark.parametrize("quick", [True, False])
+def test_a_call_looks_at_each_setting_twice(quick):
+    looks, cwd = [], SETTINGS["the working folder"]
+    register("the working folder", lambda: looks.append(1), cwd.put)
+    try:
+        with OwnCode().running(quick):
+            assert len(looks) == 1
+        assert len(looks) == 2
+    finally:
+        register("the working folder", cwd.get, cwd.put)

@@ -4,7 +4,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from fleet.monitor.html import render
+from fleet.monitor.html import html_table, render
 from fleet.monitor.report import read_report
 from fleet.units import format_duration
 from tests.fleet.logs import LOG, as_text, epoch, made_up_run
@@ -67,3 +67,7 @@ def test_an_open_page_takes_up_what_is_written_until_the_run_has_ended(run):
 def test_an_epoch_of_an_absurd_number_takes_no_time_and_no_memory(run):
     run.events.write_text(as_text([*LOG, epoch(24.0, "a", 10**30, 10.0)]))
     assert str(10**30) in render(read_report(run))
+
+
+def test_an_integer_beyond_floats_is_shown():
+    assert str(10**400) in html_table(["seed"], [[10**400]])

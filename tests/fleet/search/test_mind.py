@@ -462,7 +462,7 @@ def test_who_is_dropped_and_lets_go_unfinished_is_told_of_then():
 # ---- one definition of the best, and whole answers ----------------------------------------------
 
 
-@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("bad", [math.nan, math.inf, pytest.param(10**400, id="large")])
 def test_a_value_that_is_no_number_fails_only_its_network(bad):
     answers = [GOOD, {LEARNING_RATE: bad}, {LEARNING_RATE: 0.03}]
     searcher = Scripted(SPACE, 0, "maximize", answers)
