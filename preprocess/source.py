@@ -490,9 +490,6 @@ def _copied(marks: Mapping[str, Marks], part: str, source: Source, path: float |
     """A word about samples of a part that are copies of training samples; empty where there are none.
 
     Nothing is said of data many of whose training samples are alike, such as rows of a few small numbers.
-
-    Raises:
-        InputError: a spec names a copy of all training samples as another part.
     """
     ours, theirs = (_contents(marks[name]) for name in ("train", part))
     known = ours[ours != UNSEEN]
@@ -503,8 +500,9 @@ def _copied(marks: Mapping[str, Marks], part: str, source: Source, path: float |
         return ""
     first = source.name(int(copies[0]))
     if isinstance(path, str) and np.array_equal(np.unique(theirs), np.unique(ours)):
-        raise InputError(
-            f"data.{part}: {path}: this is a copy of the training data; it should be other data"
+        return (
+            f"data.{part}: {path} is a copy of the training data; results on it say nothing of new "
+            "samples, so name other data"
         )
     return (
         f"data: {len(copies)} of {len(source)} {part} samples are training samples too, with the same "
