@@ -11,8 +11,8 @@ TRAIN, VALIDATION, TEST = "train", "validation", "test"
 
 _WORDS = {
     TRAIN: r"train(ing|val)?",
-    VALIDATION: r"val|valid|validate|validation|dev|development",
-    TEST: r"test(ing)?",
+    VALIDATION: r"val|valid|validate|validation|dev|development|eval|evaluation",
+    TEST: r"test(ing)?|holdout",
 }
 _PLAIN = ("train", "validation", "val", "test")
 _MORE = r"([ _.-]?(set|data|dataset|split|images?|imgs?))?([ _.-]?\d+)?"
@@ -23,7 +23,7 @@ _WORD = {part: re.compile(words, re.IGNORECASE) for part, words in _WORDS.items(
 def part_of(name: str) -> str | None:
     """Say which part of the data a name stands for, in any case; None where it is no usual name of one.
 
-    >>> [part_of(name) for name in ("Training", "valid", "dev_set", "test1", "trains", "cat")]
+    >>> [part_of(name) for name in ("Training", "valid", "eval_set", "Holdout", "trains", "cat")]
     ['train', 'validation', 'validation', 'test', None, None]
     """
     name = name.strip()

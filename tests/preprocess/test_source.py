@@ -225,6 +225,15 @@ def test_a_share_of_many_small_classes_is_told_of(tmp_path):
     assert "10 of 20 samples are held out (50%), not 10%" in data.remark
 
 
+@pytest.mark.parametrize(("name", "stands_in"), [("eval", False), ("Holdout", True)])
+def test_eval_validates_and_holdout_is_test_data(folder, name, stands_in):
+    shutil.copytree(folder, folder.parent / "all" / "train")
+    write(folder.parent / "all" / name / "dog/9.png", pattern(4, 6, seed=99))
+    data = open_data("image_folder", str(folder.parent / "all"), 0.5, 0)
+    assert (len(data.train), len(data.validation)) == (8, 1)
+    assert ("is taken for validation" in data.remark) == stands_in
+
+
 @pytest.mark.parametrize("place", [".", "../pets", "cat/.."])
 def test_training_data_named_as_validation_is_refused(folder, place):
     with pytest.raises(InputError, match="data.validation: .*: this is training data too"):
