@@ -201,6 +201,7 @@ def overwriting(input_shape, classes):
 
         def forward(self, images):
             images -= images.mean()
+            images[:, 0] = 2
             return self.linear(images.flatten(1))
 
     return Overwriting()
@@ -333,8 +334,8 @@ def drawing(input_shape, classes):
     return Drawing()
 
 
-def differentiating(input_shape, outputs):
-    """Gives the derivatives of what it computes by its inputs."""
+def differentiating(input_shape, outputs, enables=False):
+    """Gives the derivatives of what it computes by its inputs; it may enable gradients itself."""
     import torch
 
     class Differentiating(torch.nn.Module):
@@ -343,6 +344,8 @@ def differentiating(input_shape, outputs):
             self.inner = dense(input_shape, 1)
 
         def forward(self, points):
+            if enables:
+                torch.set_grad_enabled(True)
             points.requires_grad_(True)
             value = torch.tanh(self.inner(points)).sum()
             return torch.autograd.grad(value, points, create_graph=True)[0][:, :outputs]
@@ -376,3 +379,14 @@ def row_by_row(input_shape, classes):
             return torch.cat([self.inner(row[None]) for row in images])
 
     return Rows()
+
+
+def transposed(input_shape, classes):
+    """Its buffer is a transposed view."""
+    from math import prod
+
+    import torch
+
+    module = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(prod(input_shape), classes))
+    module.register_buffer("turned", torch.randn(3, 2).t())
+    return module

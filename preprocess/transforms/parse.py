@@ -59,7 +59,7 @@ def parse_transform(item: object) -> Transform:
     name, parameters = _name_and_parameters(item)
     if ":" in name:
         transform = UserTransform(name, parameters)
-        transform.function  # noqa: B018 - a wrong path is reported now, not at the first sample
+        transform.check()  # what is wrong is reported now, not at the first sample
         return transform
     if name not in TRANSFORMS:
         known = ", ".join(signature(known) for known in TRANSFORMS)

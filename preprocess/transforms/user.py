@@ -38,6 +38,24 @@ class UserTransform:
         with self._code.running():
             return import_function(self.path, "transform")
 
+    def check(self) -> None:
+        """See that the function can be called with what it is given.
+
+        Raises:
+            InputError: it takes other parameters.
+        """
+        function = self.function
+        try:
+            mask = {"mask": None} if self._takes_masks else {}
+            inspect.signature(function).bind(None, None, None, **mask, **self.parameters)
+        except TypeError as error:
+            raise InputError(
+                f"transform {self.path}: {error}; it should take (image, rng, training), and by name what "
+                "the spec gives it"
+            ) from None
+        except ValueError:  # a function of C, whose parameters nobody knows
+            pass
+
     @cached_property
     def _code(self) -> OwnCode:
         return OwnCode(keeps_draws=False)

@@ -79,11 +79,11 @@ class Exported(nn.Module):
             samples = samples.permute(0, 3, 1, 2)
         # A module may write into what it is given, which is the caller's memory unless it is new.
         inputs = samples.to(self._dtype, memory_format=torch.contiguous_format, copy=not is_new)
-        if self._differentiates and not torch.is_grad_enabled():
-            with torch.enable_grad():
-                outputs: Tensor = self.module(inputs).detach().float()
-        else:
-            outputs = self.module(inputs).float()
+        is_judging = not torch.is_grad_enabled()
+        with torch.enable_grad() if self._differentiates else nullcontext():
+            outputs: Tensor = self.module(inputs).float()
+        if is_judging:  # a module may take gradients by itself
+            outputs = outputs.detach()
         return outputs.movedim(1, -1) if self._is_mask else outputs
 
 
@@ -131,7 +131,9 @@ def write(state: Mapping[str, np.ndarray], note: Mapping[str, Any], path: Path) 
         StorageError: the disk is full, ...
     """
     write_json(path.with_suffix(".json"), note)
-    replace_by(path, lambda file: save_file(dict(state), file))
+    # safetensors writes the memory of an array as it lies there, that of a transposed buffer, too
+    ordered = {name: np.asarray(value, order="C") for name, value in state.items()}
+    replace_by(path, lambda file: save_file(ordered, file))
 
 
 def _names_in(folder: Path, feed: str, outputs: int) -> list[str]:

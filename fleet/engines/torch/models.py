@@ -434,7 +434,7 @@ def check_whole(name: str, built: Built, shape: Shape, build: Callable[[], nn.Mo
     module.eval()
     try:
         with torch.set_grad_enabled(differentiates), _seeded(0), outside:
-            wanted = module(samples)
+            wanted = module(samples.clone())  # it may write into them
     finally:
         module.train(was_training)
     if any(one.requires_grad for one in outside.tensors):

@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 
-from preprocess.base import rng_for
+from preprocess.base import InputError, rng_for
 from preprocess.transforms.parse import parse_transform
 from preprocess.transforms.user import UserTransform
 from tests.preprocess.samples import numbered
@@ -35,6 +35,16 @@ def test_an_error_in_a_users_function_is_not_taken_for_a_bad_image():
     with pytest.raises(ZeroDivisionError) as caught:
         UserTransform(f"{__name__}:raises").apply(numbered(2, 2), None, True)
     assert caught.value.__notes__ == [f"in the transform {__name__}:raises"]
+
+
+def untold(image, rng, size):
+    return image
+
+
+@pytest.mark.parametrize(("name", "key"), [("blacken", "sise"), ("untold", "size")])
+def test_parameters_that_a_function_does_not_take_are_refused(name, key):
+    with pytest.raises(InputError, match=rf"{name}: .*'{key}'; it should take \(image, rng"):
+        parse_transform({f"{__name__}:{name}": {key: 2}})
 
 
 DRAWING = """

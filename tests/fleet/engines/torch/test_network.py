@@ -629,9 +629,11 @@ def test_a_module_that_draws_in_evaluation_is_exported(tmp_path):
     assert "loading best.safetensors takes" in trainable.try_export(tmp_path)
 
 
-def test_forward_may_take_derivatives_in_evaluation(tmp_path):
+@pytest.mark.parametrize("enables", [False, True])
+def test_forward_may_take_derivatives_in_evaluation(tmp_path, enables):
     sample = SampleSpec(ImageSpec((2,), "float32"), 2, target=TargetSpec("value", 2))
-    trainable = built({"build": f"{MODULES}:differentiating"}, sample)
+    model = {"build": f"{MODULES}:differentiating", "args": {"enables": enables}}
+    trainable = built(model, sample)
     points = np.array([[0.5, -1.0], [0.25, 1.0]], np.float32)
     before = trainable.predict(points, np.zeros((2, 2), np.float32))[1]
     assert np.isfinite(before).all()

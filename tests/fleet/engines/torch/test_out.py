@@ -143,6 +143,17 @@ def test_an_export_is_the_state_dict_and_a_note_and_gives_what_the_network_does(
     ] == [0.25, 0.75]
 
 
+def test_a_transposed_buffer_is_exported_as_it_is(tmp_path):
+    from safetensors.numpy import load_file
+
+    network, path = (
+        built({"build": "tests.torch_modules:transposed"}),
+        tmp_path / "best.safetensors",
+    )
+    network.export(network.state(), path)
+    assert np.array_equal(load_file(path)["turned"], network.module.turned.numpy())
+
+
 def test_masks_and_values_come_out_as_they_are_asked_for(tmp_path):
     mask = SampleSpec(
         ImageSpec((4, 6, 3), "uint8"), 3, None, target=TargetSpec("mask", 3, size=(4, 6))
