@@ -292,7 +292,7 @@ def _logits(
         return model
     if target.kind != "multilabel" and _are_probabilities(values):
         return _without(name, model, "softmax")
-    if not _are_bounded(values):
+    if not _are_bounded(values) or np.isnan(values).any():  # NaN is reported later
         return model
     if target.kind == "multilabel" and _ends_in(model, "sigmoid"):
         return _without(name, model, "sigmoid")

@@ -498,7 +498,7 @@ def _refuse_probabilities(
     Raises:
         ModelError: it is one.
     """
-    if target.kind == "value" or not _are_bounded(values):
+    if target.kind == "value" or not _are_bounded(values) or values.isnan().any():
         return
     are_shares = bool((values.sum(1) - 1).abs().max() < 1e-2)
     found = "softmax" if are_shares and target.kind != "multilabel" else ""
