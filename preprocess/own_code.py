@@ -314,10 +314,11 @@ def _environment() -> dict[bytes, bytes]:
 
 
 def _put_environment(values: Mapping[bytes, bytes]) -> None:
-    for name in os.environb.keys() - values.keys():
+    now = _environment()
+    for name in now.keys() - values.keys():
         del os.environb[name]
     for name, value in values.items():
-        if os.environb.get(name) != value:
+        if now.get(name) != value:
             os.environb[name] = value
     time.tzset()
 
