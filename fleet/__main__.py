@@ -117,11 +117,10 @@ def main(argv: list[str] | None = None) -> int:
     )
     module.configure(parser)
     try:
-        parse = (
-            parser.parse_intermixed_args
-            if getattr(module, "INTERMIXED", False)
-            else parser.parse_args
-        )
+        if getattr(module, "INTERMIXED", False):
+            parse = parser.parse_intermixed_args
+        else:
+            parse = parser.parse_args
         args = parse(rest)
         args.command_line = shlex.join(["fleet", *words])  # for those who tell how to begin again
     except UserError as error:  # all ranks of a launch are told the same, and one of them says so
@@ -132,7 +131,8 @@ def main(argv: list[str] | None = None) -> int:
         with _json_alone() if getattr(args, "json", False) else nullcontext():
             return int(module.run(args) or ExitStatus.OK)
     except (FleetError, ValueError) as error:
-        if (status := status_of(error)) is None:
+        status = status_of(error)
+        if status is None:
             raise
         return _complain(f"fleet {name}: {error}", status)
     except BrokenPipeError:  # the reader (head, less) has seen enough
@@ -165,11 +165,10 @@ def _no_command(words: list[str]) -> int:
         return ExitStatus.OK
     word = words[0]
     family = [name for name in COMMANDS if name.split()[0] == word]
-    what = (
-        f"fleet {word} needs one of: " + ", ".join(n.split()[1] for n in family)
-        if family
-        else f"unknown command {word!r}; there are: " + ", ".join(COMMANDS)
-    )
+    if family:
+        what = f"fleet {word} needs one of: " + ", ".join(n.split()[1] for n in family)
+    else:
+        what = f"unknown command {word!r}; there are: " + ", ".join(COMMANDS)
     return _complain(f"fleet: {what}", ExitStatus.BAD_INPUT)
 
 

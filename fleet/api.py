@@ -225,7 +225,8 @@ def launch(
         SpecError: the spec is wrong.
     """
     events = _events(spec, arguments)
-    before, stale = log_mark(events), first_line(events) if "--fresh" in arguments else b""
+    before = log_mark(events)
+    stale = first_line(events) if "--fresh" in arguments else b""
     in_notebook = log is None and NotebookView.is_wanted()
     out = open(os.devnull, "w") if in_notebook else log  # noqa: SIM115 (open until the launch ends)
     process, shown = start(
@@ -282,11 +283,10 @@ def _status(spec: str | Path, ended: int, events: Path, before: tuple[int, int])
     if status == ExitStatus.BAD_INPUT:
         raise UserError(f"{spec} cannot be run")
     if status not in (ExitStatus.OK, ExitStatus.NETWORK_FAILED, ExitStatus.RESUMABLE):
-        how = (
-            f"ended with status {ended}"
-            if ended
-            else "broke off, as when a node dies; run it again to resume it"
-        )
+        if ended:
+            how = f"ended with status {ended}"
+        else:
+            how = "broke off, as when a node dies; run it again to resume it"
         raise InfrastructureError(f"the run of {spec} {how}")
     return ExitStatus(status)
 

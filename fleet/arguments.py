@@ -86,13 +86,12 @@ def positive(text: str) -> float:
 
 def as_written(text: str) -> int | float:
     """A number that prints as it was written: whole ones stay whole."""
-    value = (
-        int(text)
-        if re.fullmatch(_WHOLE, text)
-        else float(text)
-        if re.fullmatch(_NUMBER, text)
-        else math.nan
-    )
+    if re.fullmatch(_WHOLE, text):
+        value: float = int(text)
+    elif re.fullmatch(_NUMBER, text):
+        value = float(text)
+    else:
+        value = math.nan
     if not abs(value) <= sys.float_info.max:
         raise _wrong(text, "should be a number")
     return value
@@ -129,11 +128,15 @@ def moment(text: str) -> float:
 
 def duration_or_auto(text: str) -> float | str:
     """Seconds, or the word ``auto``."""
-    return text if text == AUTO else duration(text)
+    if text == AUTO:
+        return text
+    return duration(text)
 
 
-count, seed = whole(1), whole(0, 2**64 - 1)
-delta, stream = written_as(parse_delta), written_as(parse_stream)
+count = whole(1)
+seed = whole(0, 2**64 - 1)
+delta = written_as(parse_delta)
+stream = written_as(parse_stream)
 
 
 def _bounds(least: float, most: float) -> str:

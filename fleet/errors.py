@@ -166,7 +166,9 @@ def status_of(error: Exception) -> ExitStatus | None:
         isinstance(error, ValueError) and type(error).__name__ == "InputError"
     ):
         return ExitStatus.BAD_INPUT
-    return ExitStatus.INFRASTRUCTURE if isinstance(error, FleetError) else None
+    if isinstance(error, FleetError):
+        return ExitStatus.INFRASTRUCTURE
+    return None
 
 
 def exit_reason(error: SystemExit) -> str:

@@ -81,7 +81,10 @@ def find_policy(name: str) -> Policy:
     code = OwnCode()
     with code.running():
         found = load_named(name, "policy", sorted(POLICIES), "policy")
-    policy = found if isinstance(found, Policy) else Policy(name, _function(name, found))
+    if isinstance(found, Policy):
+        policy = found
+    else:
+        policy = Policy(name, _function(name, found))
     return replace(policy, name=name, decide=_checked(name, policy.decide, code))
 
 
@@ -93,11 +96,10 @@ def _function(name: str, found: Any) -> Decide:
             pass
         else:
             return found
-    what = (
-        f"the function {found.__name__}{inspect.signature(found)}"
-        if inspect.isfunction(found)
-        else (f"of type {type(found).__name__}")
-    )
+    if inspect.isfunction(found):
+        what = f"the function {found.__name__}{inspect.signature(found)}"
+    else:
+        what = f"of type {type(found).__name__}"
     raise UserError(
         f"policy {name!r} is {what}; it should be a Policy, or a function of (rates, progress, cluster, "
         "options)"

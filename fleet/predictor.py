@@ -62,7 +62,10 @@ class Predictor:
         self._feed, found = fed_alike(self._spec, rows)
         self.sample = read_sample(paths, self._feed)
         self._columns = _columns_of(paths, self._spec, self._feed, self.sample)
-        self._target_columns = () if self._columns is None else self._columns.targets
+        if self._columns is None:
+            self._target_columns: tuple[str, ...] = ()
+        else:
+            self._target_columns = self._columns.targets
         members = _members(paths, found, self.sample.target.kind, top, select)
         parts = {
             one.row.name: [part.name for part in one.parts]
@@ -75,7 +78,8 @@ class Predictor:
             for name, times in members.items()
             for part in parts[name]
         }
-        if partly := [one.lacks for one in found if one.lacks]:
+        partly = [one.lacks for one in found if one.lacks]
+        if partly:
             log.warning(
                 "%s: %s%s; a network is joined once all of its folds have",
                 paths.root,
@@ -93,15 +97,21 @@ class Predictor:
     @property
     def names(self) -> tuple[str, ...]:
         """What the outputs are called: the classes, labels or values, by their columns; or else their numbers."""
-        target, columns = self.sample.target, self._target_columns
-        of_values = columns if target.kind == "value" and len(columns) == target.outputs else ()
+        target = self.sample.target
+        columns = self._target_columns
+        if target.kind == "value" and len(columns) == target.outputs:
+            of_values = columns
+        else:
+            of_values = ()
         return target.names or of_values or tuple(map(str, range(target.outputs)))
 
     @property
     def target_column(self) -> str | None:
         """The column of a table in which the classes stood; None where targets were something else."""
         columns = self._target_columns
-        return columns[0] if self.sample.target.kind == "class" and len(columns) == 1 else None
+        if self.sample.target.kind == "class" and len(columns) == 1:
+            return columns[0]
+        return None
 
     def predict(self, images: np.ndarray) -> np.ndarray:
         """Predict from inputs that are prepared: as :meth:`prepare` gives them.
@@ -145,7 +155,8 @@ class Predictor:
         Raises:
             InputError, UserError: one cannot be read, or is no input for these networks.
         """
-        names, predicted = [], []
+        names = []
+        predicted = []
         for found, images in self.prepare(files):
             names += found
             predicted.append(self.predict(images))
@@ -182,7 +193,8 @@ class Predictor:
         ):
             if not is_single:
                 source = NamedFiles(list(together))
-                if unread := on_unread(source):
+                unread = on_unread(source)
+                if unread:
                     log.warning("%s", unread)
                 yield source
                 continue

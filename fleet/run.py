@@ -131,7 +131,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if is_first(os.environ):
             print(f"fleet: {error}", file=sys.stderr)
         return int(ExitStatus.BAD_INPUT)
-    interruption, laps = Interruption(None), Laps()
+    interruption = Interruption(None)
+    laps = Laps()
     interruption.watch()  # from the start: a rank that dies of a signal takes the others with it
     # Before MPI starts, for after that no process should be forked.
     batch_left = seconds_left(os.environ) if is_first(os.environ) else None
@@ -228,8 +229,10 @@ def _run(
     )
     laps.end("meeting")
     launch: Launch | None = None
-    problem, status = "", ExitStatus.OK
-    loading, announcement = Loading(), Announcement(world)
+    problem = ""
+    status = ExitStatus.OK
+    loading = Loading()
+    announcement = Announcement(world)
     if world.rank:
         loading.hear(world)
     else:
@@ -255,7 +258,10 @@ def _run(
             if line:
                 print(f"fleet: {line}", file=sys.stderr, flush=True)
     start_logging(launch.paths.log(world.rank), world.rank, world.host)
-    given = request.walltime if request.walltime is not None else launch.spec.document.walltime
+    if request.walltime is not None:
+        given: float | None = request.walltime
+    else:
+        given = launch.spec.document.walltime
     interruption.limit(shortest(given, batch_left))
     return Session(world, launch, interruption, lease, loading, laps).run()
 
@@ -270,7 +276,8 @@ def _prepared(
         name = _name() if request.beside_others else ""
         return prepare(request, ranks, lease, announcement.give, name), "", ExitStatus.OK
     except (FleetError, ValueError) as error:
-        if (status := _status_of(error)) is None:
+        status = _status_of(error)
+        if status is None:
             raise
         return None, str(error), status
 
@@ -326,7 +333,8 @@ def leave(status: int) -> NoReturn:
     atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()
-    if (mpi := sys.modules.get("mpi4py.MPI")) is not None and not mpi.Is_finalized():
+    mpi = sys.modules.get("mpi4py.MPI")
+    if mpi is not None and not mpi.Is_finalized():
         mpi.Finalize()
     os._exit(status)
 

@@ -71,7 +71,8 @@ def _asked(
         raise UserError(f"{run} is no folder of a run")
     _check_takes_commands(paths)
     mailbox = Mailbox(paths.mailbox)
-    name, until = mailbox.put(content), time.monotonic() + patience_s
+    name = mailbox.put(content)
+    until = time.monotonic() + patience_s
     while (answer := mailbox.take_answer(name, 1.0)) is None:
         if is_held(paths.lease) and time.monotonic() < until:
             continue
@@ -184,7 +185,8 @@ def await_nodes(run: str | Path, asked: NodesPromised, patience_s: float) -> Nod
     Raises:
         UserError: they were not given back in time; the launch goes on with it.
     """
-    paths, until = RunPaths(Path(run)), time.monotonic() + patience_s
+    paths = RunPaths(Path(run))
+    until = time.monotonic() + patience_s
     tail = RunTail(paths, from_end=True, starts={paths.events: asked.since})
     for dated in follow(tail, lambda: not is_held(paths.lease) or time.monotonic() > until):
         if isinstance(dated.event, NodesLeft) and dated.event.command == asked.command:
@@ -229,7 +231,8 @@ def report_of(event: Event, run: RunState) -> Report | None:
     """
     if not isinstance(event, EpochEnded):
         return None
-    network, record = run.networks[event.network], event.record
+    network = run.networks[event.network]
+    record = event.record
     metrics = {name: _shown(record.value(name)) for name in (*SCORES, *record.metrics)}
     return Report(
         event.network,
@@ -246,11 +249,15 @@ def _value(network: RunNetwork, record: EpochRecord) -> float:
     if network.monitor is not None:
         return record.value(network.monitor)
     accuracy = record.value("val_accuracy")
-    return record.value("val_loss") if math.isnan(accuracy) else accuracy
+    if math.isnan(accuracy):
+        return record.value("val_loss")
+    return accuracy
 
 
 def _shown(value: float) -> float | None:
-    return None if math.isnan(value) else value
+    if math.isnan(value):
+        return None
+    return value
 
 
 def meet_all(run: RunState, logs: Iterable[Path]) -> None:
@@ -311,13 +318,11 @@ class Running:
         end: Callable[[int], ExitStatus],
         stale: bytes = b"",
     ) -> None:
-        self._process, self._paths, self._start, self._end, self._stale = (
-            process,
-            paths,
-            start,
-            end,
-            stale,
-        )
+        self._process = process
+        self._paths = paths
+        self._start = start
+        self._end = end
+        self._stale = stale
         self._status: ExitStatus | None = None
         self._is_interrupted = False
         self._lock = threading.Lock()
@@ -419,7 +424,8 @@ class Running:
     def reports(self) -> Iterator[Report]:
         """Every epoch's end of this launch, as it happens; ends with the launch."""
         for event, run in self._heard():
-            if (report := report_of(event, run)) is not None:
+            report = report_of(event, run)
+            if report is not None:
                 yield report
 
     def _heard(self, look: Callable[[], None] = lambda: None) -> Iterator[tuple[Event, RunState]]:

@@ -55,7 +55,9 @@ def brief(value: object) -> str:
     >>> brief(0.123456), brief(123456), brief("adam")
     ('0.1235', '123456', 'adam')
     """
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return str(value)
 
 
 def terminal() -> IO[str] | None:
@@ -118,7 +120,10 @@ class ProgressLine:
     def __init__(
         self, who: str, what: str, unit: str, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self.who, self.what, self.unit, self.clock = who, what, unit, clock
+        self.who = who
+        self.what = what
+        self.unit = unit
+        self.clock = clock
         self.began = clock()
         self.next = self.began + 2
         self.wrote = False
@@ -130,7 +135,10 @@ class ProgressLine:
             return
         seconds = now - self.began
         rate = done / seconds
-        left = f"about {format_duration((total - done) / rate)} left" if rate else "nothing yet"
+        if rate:
+            left = f"about {format_duration((total - done) / rate)} left"
+        else:
+            left = "nothing yet"
         screen = sys.stderr.isatty()
         print(
             f"{self.who}: {self.what} {done:,} of {total:,} {self.unit} ({done / total:.0%}), {rate:,.0f}/s, {left}",

@@ -185,7 +185,9 @@ def about(seconds: float) -> str:
     for unit_s, unit in ((3600, "h"), (60, "min")):
         if seconds >= unit_s:
             amount = seconds / unit_s
-            return f"about {amount:.2g} {unit}" if amount < 10 else f"about {amount:.0f} {unit}"
+            if amount < 10:
+                return f"about {amount:.2g} {unit}"
+            return f"about {amount:.0f} {unit}"
     return f"about {seconds:.0f} s"
 
 
@@ -213,4 +215,6 @@ def format_size(count: float) -> str:
         if count < 999.5:  # from there on it would be rounded to 1000
             return f"{count:.3g} {unit}"
         count /= 1000
-    return f"{count:.3g} TB" if count < 999.5 else f"{count:.0f} TB"
+    if count < 999.5:
+        return f"{count:.3g} TB"
+    return f"{count:.0f} TB"

@@ -62,7 +62,9 @@ def memory_mib(gpu: str, ask: Callable[[list[str]], str] = call) -> int | None:
         ).strip()
     except (InputError, OSError):
         return None
-    return int(text) if text.isdecimal() else None
+    if text.isdecimal():
+        return int(text)
+    return None
 
 
 def gpus_per_node(shown: Sequence[Sequence[str]], node_of: Sequence[int]) -> int | None:

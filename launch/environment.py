@@ -62,7 +62,9 @@ def launched_ranks(environment: Mapping[str, str]) -> int | None:
     8
     """
     launcher = find_launcher(environment)
-    return None if launcher is None else _number(environment, launcher.size)
+    if launcher is None:
+        return None
+    return _number(environment, launcher.size)
 
 
 def is_first(environment: Mapping[str, str]) -> bool:
@@ -87,4 +89,6 @@ def local_rank(environment: Mapping[str, str]) -> int | None:
 
 def _number(environment: Mapping[str, str], variable: str) -> int | None:
     value = environment.get(variable, "")
-    return int(value) if value.isascii() and value.isdecimal() else None
+    if value.isascii() and value.isdecimal():
+        return int(value)
+    return None

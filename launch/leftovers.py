@@ -54,7 +54,8 @@ def remove_leftovers(temporary: Path | None = None, shared: Path = Path(SHARED))
         temporary: where temporary files are, if not where this process has them.
         shared: where memory that processes share has its names.
     """
-    host, temporary = _host(os.environ), temporary or Path(tempfile.gettempdir())
+    host = _host(os.environ)
+    temporary = temporary or Path(tempfile.gettempdir())
     found = [*_folders(temporary, host), *_segments(shared, host)]
     for path in found:
         if path.is_dir():
@@ -74,7 +75,8 @@ def _folders(temporary: Path, host: str) -> Iterator[Path]:
     """Folders of dead launchers and ranks."""
     ours = re.compile(rf"fleet\.{re.escape(host)}\.(\d+)")
     for entry in _own(temporary):
-        if found := ours.fullmatch(entry.name) or _OF_A_LAUNCHER.fullmatch(entry.name):
+        found = ours.fullmatch(entry.name) or _OF_A_LAUNCHER.fullmatch(entry.name)
+        if found:
             is_here = found.re is ours or os.path.exists(f"{entry.path}/pmix.{host}.tool")
             if is_here and not started(int(found[1])):
                 yield Path(entry.path)

@@ -12,7 +12,9 @@ def free_memory() -> int:
     """Bytes of this machine's memory that nobody uses."""
     with open("/proc/meminfo", encoding="ascii") as file:
         found = re.search(r"MemAvailable:\s+(\d+) kB", file.read())
-    return int(found[1]) * 1024 if found else 1 << 62
+    if found:
+        return int(found[1]) * 1024
+    return 1 << 62
 
 
 def free_shared_memory() -> int:

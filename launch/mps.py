@@ -14,7 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 CONTROL = "nvidia-cuda-mps-control"
-_PIPE, _LOG, _VISIBLE = "CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY", "CUDA_VISIBLE_DEVICES"
+_PIPE = "CUDA_MPS_PIPE_DIRECTORY"
+_LOG = "CUDA_MPS_LOG_DIRECTORY"
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
 _START_S = 30  # a daemon may take as long
 
 # A daemon ends when its clients have: the process that says so may be one of them, and does not wait.
@@ -80,7 +82,8 @@ def start(gpus: Iterable[str], environment: Mapping[str, str]) -> tuple[Daemons 
     for place, gpu in enumerate(names):
         pipe = daemons.folder / str(place)
         pipe.mkdir()
-        if problem := _start({**environment, _PIPE: str(pipe), _LOG: str(pipe), _VISIBLE: gpu}):
+        problem = _start({**environment, _PIPE: str(pipe), _LOG: str(pipe), _VISIBLE: gpu})
+        if problem:
             daemons.stop(environment)
             return None, f"GPU {gpu}: {CONTROL} {problem}"
     return daemons, ""
@@ -103,4 +106,6 @@ def _start(environment: Mapping[str, str]) -> str:
         return f"does not answer within {_START_S} s"
     except OSError as error:
         return f"cannot be started: {error.strerror}"
-    return f"ended with status {ended.returncode}" if ended.returncode else ""
+    if ended.returncode:
+        return f"ended with status {ended.returncode}"
+    return ""

@@ -49,7 +49,8 @@ class Notices:
     def __init__(
         self, explained: Sequence[int], is_ended: Callable[[], bool] = lambda: False
     ) -> None:
-        self._explained, self._is_ended = frozenset(explained), is_ended
+        self._explained = frozenset(explained)
+        self._is_ended = is_ended
         self._begun = b""  # of a line
         self._is_inside_line = False  # which has been shown as far as it came
         self._box: list[bytes] = []
@@ -69,7 +70,9 @@ class Notices:
 
     def close(self) -> bytes:
         """What is left at the end."""
-        left, self._box, self._begun = b"".join(self._box) + self._begun, [], b""
+        left = b"".join(self._box) + self._begun
+        self._box = []
+        self._begun = b""
         return left
 
     def _line(self, line: bytes) -> bytes:
@@ -85,9 +88,14 @@ class Notices:
         if len(self._box) == 2 and not line.startswith((*_OF_A_STATUS, _OF_AN_ABORT, *_OF_AN_END)):
             return self._open(is_rule)
         if is_rule:
-            box, self._box = b"".join(self._box), []
-            return b"" if self._tells_nothing_new(box) else box
-        return self._open() if len(self._box) > _MOST_LINES else b""
+            box = b"".join(self._box)
+            self._box = []
+            if self._tells_nothing_new(box):
+                return b""
+            return box
+        if len(self._box) > _MOST_LINES:
+            return self._open()
+        return b""
 
     def _open(self, begins_another: bool = False) -> bytes:
         """No box of mpirun's: what was held back of it, but for a rule that may begin one."""
@@ -137,7 +145,8 @@ def wait(
             return process.wait()
         except KeyboardInterrupt:
             stop()
-            if (status := process.wait()) in (0, *explained):
+            status = process.wait()
+            if status in (0, *explained):
                 return status
             raise
     except BaseException:

@@ -62,11 +62,10 @@ def beside(found: Sequence[Near]) -> Iterator[None]:
 
 def bind(found: Sequence[Near]) -> None:
     """Keep this process to those of its cores that are on the node of all these GPUs, where it has some there."""
-    cores = (
-        os.sched_getaffinity(0) & found[0].cores
-        if len({one.node for one in found}) == 1
-        else frozenset()
-    )
+    if len({one.node for one in found}) == 1:
+        cores = os.sched_getaffinity(0) & found[0].cores
+    else:
+        cores = set()
     if cores:
         os.sched_setaffinity(0, cores)
 

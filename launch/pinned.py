@@ -35,7 +35,9 @@ class Pinning:
         warn: Callable[[str], object],
         libraries: Iterable[tuple[str, str]] | None = None,
     ) -> None:
-        self._device, self._warn, self._has_warned = device, warn, False
+        self._device = device
+        self._warn = warn
+        self._has_warned = False
         self._libraries = LIBRARIES if libraries is None else libraries
         self._held: list[Any] = []  # it stays registered, so it must stay
 
@@ -60,7 +62,8 @@ class Pinning:
         name, register = self._found
         if register is None:
             return self._say("neither cudaHostRegister nor hipHostRegister is there")
-        if not (size := memoryview(memory).nbytes):
+        size = memoryview(memory).nbytes
+        if not size:
             return None
         held = (ctypes.c_char * size).from_buffer(memory)
         status = register(

@@ -63,7 +63,8 @@ def format_numbers(numbers: Sequence[int], separator: str = ",") -> str:
 def main(arguments: Sequence[str]) -> None:
     """Bind this process, where the launcher says which rank it is, and start the program in its place."""
     lists, *command = arguments
-    ranks, place = lists.split(":"), local_rank(os.environ)
+    ranks = lists.split(":")
+    place = local_rank(os.environ)
     if place is not None and place < len(ranks):
         # A job that was given a part of a node only may not have these CPUs; then it stays where it is.
         allowed = os.sched_getaffinity(0) & set(parse_cpus(ranks[place]))

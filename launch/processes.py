@@ -60,7 +60,9 @@ def started(pid: int) -> str | None:
         _, fields = _fields(Path("/proc"), pid)
     except OSError:
         return None
-    return None if not fields or fields[0] in "ZX" else fields[19]
+    if not fields or fields[0] in "ZX":
+        return None
+    return fields[19]
 
 
 def end_with_parent(number: int = signal.SIGKILL) -> None:

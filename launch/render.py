@@ -119,10 +119,14 @@ def _fill(template: str, values: dict[str, str]) -> str:
 
 
 def _directives(job: Job, system: System, site: Site, counts: dict[str, int]) -> Sequence[str]:
-    asked = [system.account.format(job.account)] if job.account is not None else []
+    if job.account is not None:
+        asked = [system.account.format(job.account)]
+    else:
+        asked = []
     if system.rerun is not None:
         asked.append(system.rerun[0 if job.jobs > 1 or job.harvest is not None else 1])
-    if queue := job.queue or site.queue:
+    queue = job.queue or site.queue
+    if queue:
         asked.append((site.queue_option or system.queue).format(queue))
     resources = site.resources or (system.gpu_resources if site.gpus else system.resources)
     return [*asked, *(line.format(**counts) for line in resources), *site.directives]
@@ -154,7 +158,10 @@ def _rank(job: Job, site: Site) -> list[str]:
     """What runs the module of a rank."""
     if job.image is None:
         return [shlex.quote(str(job.python))]
-    gpus = ["--rocm" if site.visible.startswith("ROCR") else "--nv"] if site.gpus else []
+    if site.gpus:
+        gpus = ["--rocm" if site.visible.startswith("ROCR") else "--nv"]
+    else:
+        gpus = []
     binds = [f"--bind={shlex.quote(str(folder))}" for folder in (job.folder, job.run, *job.beside)]
     return ["apptainer", "exec", *gpus, *binds, '"$image"', "python"]
 

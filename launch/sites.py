@@ -168,7 +168,8 @@ def parse_site(content: Mapping[str, Any], place: str) -> Site:
     base = SITES[base_name]
     defaults = {field.name: getattr(base, field.name) for field in dataclasses.fields(Site)}
     given = {key: value for key, value in content.items() if key != "base"}
-    if unknown := sorted(map(str, given.keys() - defaults.keys())):
+    unknown = sorted(map(str, given.keys() - defaults.keys()))
+    if unknown:
         known = "\n".join(
             f"  {name}: {_shown(value)}" for name, value in {"base": base_name, **defaults}.items()
         )
@@ -223,7 +224,8 @@ def places(site: Site, ranks: int, place: str, trainers: int | None = None) -> t
     near = [list(parse_cpus(text)) for text in site.cpus]
     if len({cpu for cpus in near for cpu in cpus}) < (cores_of_node := sum(map(len, near))):
         raise InputError(f"{place}: cpus: a CPU is in two lists")
-    trainers, preparing = trainers or site.gpus, []
+    trainers = trainers or site.gpus
+    preparing = []
     for rank in range(ranks - trainers):
         cores = near[rank % site.gpus]
         if len(cores) == 1:
@@ -257,8 +259,12 @@ def _checked(key: str, value: Any, place: str) -> Any:
         lines = [value]
     if any("\n" in line for line in lines):
         raise InputError(f"{place}: {key}: {value!r} should not have line breaks in it")
-    return tuple(value) if isinstance(value, list) else value
+    if isinstance(value, list):
+        return tuple(value)
+    return value
 
 
 def _shown(value: Any) -> str:
-    return str(list(value)) if isinstance(value, tuple) else str(value)
+    if isinstance(value, tuple):
+        return str(list(value))
+    return str(value)

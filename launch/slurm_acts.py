@@ -74,7 +74,8 @@ def shrink(job: str, nodes: Sequence[str]) -> list[str]:
     found = find_jobs(f"--jobs={job}").get(job)
     had = () if found is None else found.hosts
     gone = {node.partition(".")[0] for node in nodes}
-    if unknown := gone.difference(had[1:]):
+    unknown = gone.difference(had[1:])
+    if unknown:
         raise InputError(
             f"job {job} cannot give back {', '.join(sorted(unknown))}: Slurm's names for its nodes are "
             f"{', '.join(had)}, and the first stays"

@@ -112,7 +112,9 @@ class SlurmJob:
         Raises:
             InputError: Slurm does not answer.
         """
-        return _hostnames(self.listed) if self.holds and self.listed else ()
+        if self.holds and self.listed:
+            return _hostnames(self.listed)
+        return ()
 
 
 @cache
@@ -131,7 +133,8 @@ def find_jobs(*options: str) -> dict[str, SlurmJob]:
     """
     # What parts the fields is drawn anew each time: a name or a comment may hold tabs, newlines and any line that its
     # user thought of, but not this.
-    mark, width = f"<{secrets.token_hex(8)}>", len(_FIELDS)
+    mark = f"<{secrets.token_hex(8)}>"
+    width = len(_FIELDS)
     text = call(
         [
             "squeue",
@@ -227,7 +230,8 @@ def parse_comment(job: str, comment: str) -> Said:
         return Said({})
     words = [word.partition("=") for word in match[1].split(",")]
     said = {name: value for name, _, value in words}
-    signal, yields = said.pop("signal", None), said.pop("yields", None)
+    signal = said.pop("signal", None)
+    yields = said.pop("yields", None)
     try:
         if not all(name and equals and value for name, equals, value in words):
             raise ValueError

@@ -270,7 +270,10 @@ def submit(
     Raises:
         InputError: the system is not there, or refused it; the message has its words.
     """
-    options = [option.format(job=after) for option in system.after] if after is not None else []
+    if after is not None:
+        options = [option.format(job=after) for option in system.after]
+    else:
+        options = []
     if walltime_s is not None:
         options += [
             option.format(minutes=max(1, math.ceil(walltime_s / 60))) for option in system.walltime
@@ -373,12 +376,16 @@ def knows_job(name: str, job: str, systems: Mapping[str, System] = SYSTEMS) -> b
     if system is None or not (system.state and system.over):
         return None
     try:
-        said, answered = call([word.format(job=job) for word in system.state]), True
+        said = call([word.format(job=job) for word in system.state])
+        answered = True
     except InputError as error:
-        said, answered = str(error), False
+        said = str(error)
+        answered = False
     if re.search(system.over, said):
         return False
-    return True if answered else None
+    if answered:
+        return True
+    return None
 
 
 # ---- how long past jobs took ---------------------------------------------------------------------
@@ -402,7 +409,8 @@ def past_runs(system: System, name: str, user: str) -> list[float]:
     said = call([word.format(name=name, user=user) for word in system.past])
     if not system.past_records:
         return parse_past(said)
-    if not (ids := said.split()[-_MOST:]):
+    ids = said.split()[-_MOST:]
+    if not ids:
         return []
     return parse_records(call([*system.past_records, *ids]))
 

@@ -27,9 +27,10 @@ def seconds_left(environment: Mapping[str, str]) -> float | None:
         )
     if "PBS_JOBID" in environment:
         left = parse_qstat(_output(("qstat", "-f", environment["PBS_JOBID"])), time.time())
-        return (
-            _seconds(environment.get("PBS_WALLTIME", "")) if left is None else left
-        )  # Torque sets it
+        # Torque sets it
+        if left is None:
+            return _seconds(environment.get("PBS_WALLTIME", ""))
+        return left
     return None
 
 
@@ -41,7 +42,9 @@ def _ask_slurm(environment: Mapping[str, str]) -> float | None:
     if end is not None:
         left = max(0.0, end - time.time())
         # Slurm dates by the clock of its server, and that of this node may be minutes behind.
-        return left if start is None else min(left, end - start)
+        if start is None:
+            return left
+        return min(left, end - start)
     return clock_s(
         _output(("squeue", "--noheader", "--format=%L", f"--jobs={environment['SLURM_JOB_ID']}"))
     )
@@ -56,7 +59,9 @@ def parse_bjobs(text: str) -> float | None:
     (5400.0, None, None)
     """
     match = re.fullmatch(r"\s*(\d+):(\d+)\s+L\s*", text)
-    return None if match is None else float(3600 * int(match[1]) + 60 * int(match[2]))
+    if match is None:
+        return None
+    return float(3600 * int(match[1]) + 60 * int(match[2]))
 
 
 def parse_qstat(text: str, now: float) -> float | None:
@@ -86,7 +91,9 @@ def parse_qstat(text: str, now: float) -> float | None:
 
 
 def _seconds(text: str) -> float | None:
-    return float(text) if re.fullmatch(r"\d{1,15}", text) else None
+    if re.fullmatch(r"\d{1,15}", text):
+        return float(text)
+    return None
 
 
 def _output(command: Sequence[str]) -> str:

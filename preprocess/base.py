@@ -101,7 +101,9 @@ def and_more(things: Sized) -> str:
     >>> and_more([1, 2, 3]), and_more([1])
     (' (and 2 more)', '')
     """
-    return f" (and {len(things) - 1} more)" if len(things) > 1 else ""
+    if len(things) > 1:
+        return f" (and {len(things) - 1} more)"
+    return ""
 
 
 def twice_in(names: Sequence[str]) -> str | None:
@@ -195,7 +197,9 @@ def row_numbers(source: Source) -> np.ndarray:
     It is the number of the sample, unless a source has an attribute ``row_numbers``: one that is a part of another.
     """
     found = getattr(source, "row_numbers", None)
-    return np.arange(len(source)) if found is None else np.asarray(found, np.int64)
+    if found is None:
+        return np.arange(len(source))
+    return np.asarray(found, np.int64)
 
 
 class RandomAccess:
@@ -215,7 +219,11 @@ class RandomAccess:
 
 
 # Purposes of randomness: streams of one seed that must not be the same stream.
-SPLIT, ORDER, AUGMENT, TEST_SPLIT, FOLDS = 1, 2, 3, 4, 5
+SPLIT = 1
+ORDER = 2
+AUGMENT = 3
+TEST_SPLIT = 4
+FOLDS = 5
 
 
 def rng_for(seed: int, purpose: int, *more: int) -> np.random.Generator:
@@ -264,7 +272,8 @@ def import_object(path: str, role: str, form: str = "module:function") -> Any:
         raise InputError(
             f"{role} {path!r}: cannot import {module_name!r}: {in_one_line(error)}"
         ) from error
-    if (found := getattr(module, name, None)) is None:
+    found = getattr(module, name, None)
+    if found is None:
         raise InputError(f"{role} {path!r}: module {module_name!r} has no {name!r}")
     return found
 
@@ -278,7 +287,9 @@ def in_one_line(error: BaseException) -> str:
     said = error.msg if isinstance(error, SyntaxError) else str(error)
     what = f"{type(error).__name__}: {' '.join(said.split())}".removesuffix(": ")
     place = _place(error)
-    return what if place is None else f"{what} ({place[0]}, line {place[1]})"
+    if place is None:
+        return what
+    return f"{what} ({place[0]}, line {place[1]})"
 
 
 def _place(error: BaseException) -> tuple[str, int] | None:

@@ -53,8 +53,12 @@ class Work:
         void: int,
         uniforms: np.ndarray,
     ) -> None:
-        self.kernels, self.images, self.masks, self.void = kernels, images, masks, void
-        self.count, self._uniforms = len(images), uniforms
+        self.kernels = kernels
+        self.images = images
+        self.masks = masks
+        self.void = void
+        self.count = len(images)
+        self._uniforms = uniforms
         self.used = np.zeros(self.count, np.int64)
         self._window: tuple[np.ndarray, np.ndarray, tuple[int, int]] | None = None
         self._mirror, self._upside = np.zeros((2, self.count), bool)
@@ -63,11 +67,9 @@ class Work:
     @property
     def size(self) -> tuple[int, int]:
         """(height, width) of an image as it is now."""
-        return (
-            (self.images.shape[1], self.images.shape[2])
-            if self._window is None
-            else self._window[2]
-        )
+        if self._window is None:
+            return (self.images.shape[1], self.images.shape[2])
+        return self._window[2]
 
     @property
     def form(self) -> tuple[tuple[int, ...], np.dtype]:
@@ -137,11 +139,10 @@ class Work:
         top, left, size = self._window or (zeros, zeros, images.shape[1:3])
         pixel = images.shape[3] * images.itemsize
         fits = out is not None and out.flags.c_contiguous
-        made = (
-            out
-            if out is not None and fits
-            else np.empty((self.count, *size, images.shape[3]), images.dtype)
-        )
+        if out is not None and fits:
+            made = out
+        else:
+            made = np.empty((self.count, *size, images.shape[3]), images.dtype)
         self.kernels.windows(
             _bytes(images),
             *images.shape[1:3],
@@ -181,7 +182,8 @@ class Work:
         )
         if self.masks is not None:
             rows = top[:, None] + nearest(heights[:, None], size[0])
-            columns, masks = left[:, None] + nearest(widths[:, None], size[1]), self.masks
+            columns = left[:, None] + nearest(widths[:, None], size[1])
+            masks = self.masks
             self.masks = np.empty((self.count, *size), masks.dtype)
             self.kernels.pick(_lines(masks), rows, columns, masks.itemsize, _lines(self.masks))
 
@@ -272,7 +274,8 @@ def _is_picture(work: Work) -> bool:
 def _resize(resize: Resize, work: Work, training: bool) -> bool:
     if (resize.filter not in _FILTERS) or not _is_picture(work):
         return False
-    if (size := resize.target(*work.size)) != work.size:
+    size = resize.target(*work.size)
+    if size != work.size:
         height, width = (np.full(work.count, length) for length in work.size)
         zeros = np.zeros(work.count, np.int64)
         work.resize((zeros, zeros, height, width), size, _FILTERS[resize.filter])
@@ -292,10 +295,14 @@ def _random_resized_crop(crop: RandomResizedCrop, work: Work, training: bool) ->
         )
         low, high = np.log(crop.ratio)
         aspect = np.exp(low + (high - low) * tries[:, 1:20:2])
-        heights, widths = np.rint(np.sqrt(pixels / aspect)), np.rint(np.sqrt(pixels * aspect))
+        heights = np.rint(np.sqrt(pixels / aspect))
+        widths = np.rint(np.sqrt(pixels * aspect))
         fits = (heights > 0) & (heights <= height) & (widths > 0) & (widths <= width)
-        some, found, rows = fits.any(axis=1), fits.argmax(axis=1), np.arange(work.count)
-        h, w = heights[rows, found], widths[rows, found]
+        some = fits.any(axis=1)
+        found = fits.argmax(axis=1)
+        rows = np.arange(work.count)
+        h = heights[rows, found]
+        w = widths[rows, found]
         drawn = np.where(some, 2 * found + 2, 20)
         lucky = np.stack(
             [
@@ -321,9 +328,10 @@ def _color_jitter(change: ColorJitter, work: Work, training: bool) -> bool:
     changes = change.changes()
     kinds, low, high = (np.array([one[place] for one in changes]) for place in range(3))
     many = len(changes)
-    order = (
-        np.argsort(work.ahead(many), axis=1) if many > 1 else np.zeros((work.count, 1), np.int64)
-    )
+    if many > 1:
+        order = np.argsort(work.ahead(many), axis=1)
+    else:
+        order = np.zeros((work.count, 1), np.int64)
     work.used += many if many > 1 else 0
     amounts = low[order] + (high - low)[order] * work.ahead(many)
     work.used += many
@@ -358,8 +366,6 @@ _DRAWS: dict[type, int] = {RandomCrop: 2, Flip: 2, RandomResizedCrop: 22, ColorJ
 
 def _draws(transform: Transform) -> int:
     """How often it draws, at most."""
-    return (
-        sum(map(_draws, transform.transforms))
-        if isinstance(transform, OnDevice)
-        else _DRAWS.get(type(transform), 0)
-    )
+    if isinstance(transform, OnDevice):
+        return sum(map(_draws, transform.transforms))
+    return _DRAWS.get(type(transform), 0)

@@ -65,7 +65,8 @@ class Chain:
         if self._masks is not None:
             transforms = decoded_whole(transforms)
         self._fixed, self._varying = split_transforms(transforms, fixed)
-        self._seed, self._random = seed, _Generators(seed)
+        self._seed = seed
+        self._random = _Generators(seed)
         self._code = code_of(source)
 
     @property
@@ -102,7 +103,10 @@ class Chain:
         try:
             with self._reading():
                 data = read_input(self.source, index)
-            mask = None if self._masks is None else read_mask(self.source, index, self._masks)
+            if self._masks is None:
+                mask = None
+            else:
+                mask = read_mask(self.source, index, self._masks)
         except IndexError as error:
             raise InputError(
                 f"the source says that it has {counted(len(self.source), 'sample')}, and has none at "
@@ -114,7 +118,9 @@ class Chain:
             raise BadSample(self.source.name(index), str(error)) from error
 
     def _reading(self) -> AbstractContextManager[None]:
-        return nullcontext() if self._code is None else self._code.running(quick=True)
+        if self._code is None:
+            return nullcontext()
+        return self._code.running(quick=True)
 
     def vary(self, part: Part, index: int, epoch: int, training: bool = True) -> Part:
         """Do to a prepared sample what differs from epoch to epoch.
@@ -178,7 +184,8 @@ class Chain:
             raise BadSample(self.source.name(index), str(error)) from error
 
     def _fix(self, data: bytes | np.ndarray, mask: np.ndarray | None) -> Part:
-        transforms, image = self._fixed, data
+        transforms = self._fixed
+        image = data
         if isinstance(image, np.ndarray):
             image = _numbers(image, self.is_precise)
         if transforms and isinstance(transforms[0], Decode | SideBySide):
@@ -214,7 +221,9 @@ def code_of(source: Any) -> OwnCode | None:
     while isinstance(inner := getattr(source, "source", None), Source):
         source = inner
     module = type(source).__module__
-    return None if module.startswith("preprocess.") else OwnCode(module)
+    if module.startswith("preprocess."):
+        return None
+    return OwnCode(module)
 
 
 def _numbers(array: np.ndarray, is_precise: bool) -> np.ndarray:
@@ -265,13 +274,11 @@ class _Generators(threading.local):
 
 def affine_of(scale: Scale | Standardize | None) -> Affine | None:
     """What trainers do to an image first; one that leaves it as it is, where the training samples will tell."""
-    return (
-        Affine(0.0, 1.0, 1.0)
-        if isinstance(scale, Standardize)
-        else None
-        if scale is None
-        else scale.affine
-    )
+    if isinstance(scale, Standardize):
+        return Affine(0.0, 1.0, 1.0)
+    if scale is None:
+        return None
+    return scale.affine
 
 
 def split_scale(

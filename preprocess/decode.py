@@ -48,7 +48,9 @@ _CORRUPT = ("Corrupt JPEG data", "Premature end of JPEG")  # how libjpeg's warni
 
 def decoder_name() -> str:
     """Which library decodes JPEG files here, for the log of a run."""
-    return "Pillow " + PIL.__version__ if simplejpeg is None else "simplejpeg"
+    if simplejpeg is None:
+        return "Pillow " + PIL.__version__
+    return "simplejpeg"
 
 
 def decode(
@@ -112,7 +114,9 @@ def bits_used(data: bytes) -> int:
 def to_array(image: Image.Image) -> np.ndarray:
     """A Pillow image as an array (height, width, channels)."""
     array = np.asarray(image)
-    return array[:, :, None] if array.ndim == 2 else array
+    if array.ndim == 2:
+        return array[:, :, None]
+    return array
 
 
 def to_image(array: np.ndarray) -> Image.Image:
@@ -162,13 +166,17 @@ def _turn_of_jpeg(data: bytes) -> Image.Transpose | None:
 
 
 def _turned(image: Image.Image, turn: Image.Transpose | None) -> Image.Image:
-    return image if turn is None else image.transpose(turn)
+    if turn is None:
+        return image
+    return image.transpose(turn)
 
 
 def _seen(height: int, width: int, turn: Image.Transpose | None) -> tuple[int, int]:
     """(height, width) of an image after its turn."""
     is_on_its_side = turn in (_TURNS[5], _TURNS[6], _TURNS[7], _TURNS[8])
-    return (width, height) if is_on_its_side else (height, width)
+    if is_on_its_side:
+        return (width, height)
+    return (height, width)
 
 
 def _decode_simplejpeg(data: bytes, mode: Mode, at_least: Enough | None) -> np.ndarray | None:
@@ -195,12 +203,16 @@ def _decode_simplejpeg(data: bytes, mode: Mode, at_least: Enough | None) -> np.n
         return None
     if not is_usual:
         return None
-    return array if turn is None else to_array(_turned(to_image(array), turn))
+    if turn is None:
+        return array
+    return to_array(_turned(to_image(array), turn))
 
 
 def _of_size(at_least: Enough | None, height: int, width: int) -> tuple[int, int] | None:
     """What is enough of an image of this size."""
-    return at_least(height, width) if callable(at_least) else at_least
+    if callable(at_least):
+        return at_least(height, width)
+    return at_least
 
 
 def _draft_scale(height: int, width: int, at_least: tuple[int, int] | None) -> int:
@@ -254,4 +266,6 @@ def _convert(image: Image.Image, mode: Mode, bits: int, is_pgm: bool) -> Image.I
     # Pillow warns of palettes with transparency unless they become RGBA first.
     if image.mode == "P":
         image = image.convert("RGBA")
-    return image if image.mode == mode else image.convert(mode)
+    if image.mode == mode:
+        return image
+    return image.convert(mode)

@@ -94,7 +94,8 @@ class Copied(View):
 
     def __init__(self, source: Source, copy: HDF5) -> None:
         super().__init__(source, np.arange(len(source)))
-        self._copy, self.left_out = copy, copy.left_out()
+        self._copy = copy
+        self.left_out = copy.left_out()
         self._reasons = {bad.position: bad.reason for bad in self.left_out}
         self._rows = np.cumsum([index not in self._reasons for index in range(len(source))]) - 1
         if is_mask(source):
@@ -142,7 +143,8 @@ def _fingerprint(data: DataSet, transforms: Sequence[Transform]) -> str:
     """A hash of what a copy depends on: the transforms, the names of the samples and their targets; masks are not read."""
     found = hashlib.sha256(repr((_FORM, transforms, data.classes)).encode())
     for source in data.parts().values():
-        targets, weights = plain_targets(source), getattr(source, "weights", None)
+        targets = plain_targets(source)
+        weights = getattr(source, "weights", None)
         for index in range(len(source)):
             said = "" if targets is None else targets[index]
             found.update(encoded(f"{source.name(index)}\0{said}\n"))

@@ -50,7 +50,8 @@ def taken(
     """
     if not 0 < fraction < 1:
         raise InputError(f"{part}: {fraction} is not a fraction between 0 and 1 (nor a path)")
-    rng, groups = rng_for(seed, TEST_SPLIT if part == "test" else SPLIT), groups_of(source)
+    rng = rng_for(seed, TEST_SPLIT if part == "test" else SPLIT)
+    groups = groups_of(source)
     if known is not None and (known >= 0).any():
         return _taken_of_new(source, fraction, rng, part, _of_known_groups(known, groups))
     found = np.zeros(len(source), bool)
@@ -63,13 +64,12 @@ def taken(
         )
         found[members[np.isin(unit, order[: min(count, len(sizes) - 1)])]] = True
     if not found.any():
-        why = (
-            "all samples are in one group"
-            if groups is not None
-            else "no class has two"
-            if isinstance(source, ClassSource)
-            else "there is only one"
-        )
+        if groups is not None:
+            why = "all samples are in one group"
+        elif isinstance(source, ClassSource):
+            why = "no class has two"
+        else:
+            why = "there is only one"
         raise InputError(
             f"{part}: {fraction} of {counted(len(source), 'sample')} is none, because {why}"
         )
@@ -80,7 +80,8 @@ def _taken_of_new(
     source: Source, fraction: float, rng: np.random.Generator, part: str, known: np.ndarray
 ) -> np.ndarray:
     """The samples that were held out, and the fraction of the new ones: of each stratum, and of all."""
-    found, groups = known == 1, groups_of(source)
+    found = known == 1
+    groups = groups_of(source)
     strata = [new for members in strata_of(source) if len(new := members[known[members] < 0])]
     shares = np.array([fraction * len(new) for new in strata])
     counts = np.floor(shares).astype(int)
@@ -117,19 +118,20 @@ def fold_of(source: Source, folds: int, seed: int, known: np.ndarray | None = No
     Raises:
         InputError: there are fewer samples, or groups, than folds.
     """
-    rng, groups = rng_for(seed, FOLDS), groups_of(source)
+    rng = rng_for(seed, FOLDS)
+    groups = groups_of(source)
     units = len(source) if groups is None else len(np.unique(groups))
     if units < folds:
         what = counted(units, "sample" if groups is None else "group")
         raise InputError(
             f"data.folds: {folds} folds of {what}; there should be at least one for each"
         )
-    fold = (
-        np.full(len(source), -1)
-        if known is None
-        else _of_known_groups(known, groups).astype(np.int64)
-    )
-    held, dealt = np.bincount(fold[fold >= 0], minlength=folds), 0
+    if known is None:
+        fold = np.full(len(source), -1)
+    else:
+        fold = _of_known_groups(known, groups).astype(np.int64)
+    held = np.bincount(fold[fold >= 0], minlength=folds)
+    dealt = 0
     if groups is not None:
         _deal_groups(fold, groups, held, rng)
         return fold
@@ -138,7 +140,8 @@ def fold_of(source: Source, folds: int, seed: int, known: np.ndarray | None = No
         new = members[fold[members] < 0]
         fold[rng.permutation(new)] = turn[(dealt + np.arange(len(new))) % folds]
         dealt += len(new)
-    if (empty := np.setdiff1d(np.arange(folds), fold)).size:
+    empty = np.setdiff1d(np.arange(folds), fold)
+    if empty.size:
         raise InputError(
             f"data.folds: all samples of fold {empty[0]} have gone; start over with --fresh"
         )
@@ -152,7 +155,8 @@ def _deal_groups(
     new = np.flatnonzero(fold < 0)
     unit = np.unique(groups[new], return_inverse=True)[1]
     sizes = np.bincount(unit)
-    order, fold_of_unit = rng.permutation(len(sizes)), np.zeros(len(sizes), np.int64)
+    order = rng.permutation(len(sizes))
+    fold_of_unit = np.zeros(len(sizes), np.int64)
     for number in order[np.argsort(-sizes[order], kind="stable")]:
         fold_of_unit[number] = smallest = int(np.argmin(held))
         held[smallest] += sizes[number]
@@ -173,18 +177,19 @@ def _units(
     members: np.ndarray, groups: np.ndarray | None, rng: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
     """What stays together: the unit of each of some samples, and all units in random order."""
-    unit = (
-        np.arange(len(members))
-        if groups is None
-        else np.unique(groups[members], return_inverse=True)[1]
-    )
+    if groups is None:
+        unit = np.arange(len(members))
+    else:
+        unit = np.unique(groups[members], return_inverse=True)[1]
     return unit, rng.permutation(unit.max(initial=-1) + 1)
 
 
 def groups_of(source: Source) -> np.ndarray | None:
     """The group of each sample, where some must stay together."""
     found = getattr(source, "groups", None)
-    return None if found is None else np.asarray(found)
+    if found is None:
+        return None
+    return np.asarray(found)
 
 
 def strata_of(source: Source) -> list[np.ndarray]:

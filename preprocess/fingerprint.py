@@ -128,11 +128,10 @@ class Fingerprint:
         if division != self.division or "train" not in self.parts:
             return Known()
         before = self.parts["train"]
-        place = (
-            np.arange(len(train.names))
-            if np.array_equal(before.names, train.names)
-            else (found_again(before, train, with_edited=not has_groups))
-        )
+        if np.array_equal(before.names, train.names):
+            place = np.arange(len(train.names))
+        else:
+            place = found_again(before, train, with_edited=not has_groups)
         return Known(
             *(
                 np.where(place >= 0, known[place], -1) if len(known) else None
@@ -166,14 +165,18 @@ def marks_of(source: Source, path: str = "") -> Marks:
     if own is not None:
         return own()
     said: Callable[[], Any] | None = getattr(source, "fingerprint", None)
-    places = {path, os.path.abspath(path), os.path.realpath(path)} if path else set()
+    if path:
+        places = {path, os.path.abspath(path), os.path.realpath(path)}
+    else:
+        places = set()
     try:
         facts = {} if said is None else {"fingerprint": str(said())}
-        names = (
-            by_number(len(source))
-            if len(source) > _NAMED
-            else hashed(_without(str(source.name(index)), places) for index in range(len(source)))
-        )
+        if len(source) > _NAMED:
+            names = by_number(len(source))
+        else:
+            names = hashed(
+                _without(str(source.name(index)), places) for index in range(len(source))
+            )
     except Exception as error:  # the user's class may raise anything
         raise InputError(
             f"{type(source).__name__}: its samples cannot be told apart: {in_one_line(error)}"
@@ -193,7 +196,8 @@ def with_targets(marks: Marks, source: Source, wish: TargetWish | None) -> Marks
         wish: what a spec asks for as its targets.
     """
     marks = replace(marks, wish="" if wish is None else str(wish))
-    seen, target = dict(marks.seen), target_of(source)
+    seen = dict(marks.seen)
+    target = target_of(source)
     weights = getattr(source, "weights", None)
     if weights is not None:
         seen["weight"] = of_rows(np.asarray(weights))
@@ -287,7 +291,8 @@ def marks_by_reading(
         if names is None:
             return Marks(contents, unit=unit, by_content=True)
         return Marks(names, {"content": contents}, unit)
-    content, rows = np.full(count, UNSEEN, np.uint64), looked_at(count)
+    content = np.full(count, UNSEEN, np.uint64)
+    rows = looked_at(count)
     content[rows] = hashed(_input(source, index) for index in rows.tolist())
     return Marks(by_number(count) if names is None else names, {"content": content}, unit)
 
@@ -321,7 +326,8 @@ def seen_of_files(keys: np.ndarray, paths: Sequence[str]) -> dict[str, np.ndarra
     So the same files are looked at when others are added.
     """
     count = len(paths)
-    size, content = np.full(count, UNSEEN, np.uint64), np.full(count, UNSEEN, np.uint64)
+    size = np.full(count, UNSEEN, np.uint64)
+    content = np.full(count, UNSEEN, np.uint64)
     lowest = np.argsort(keys, kind="stable")
     asked = lowest[:SIZED]
     size[asked] = _of_each(_size, [paths[row] for row in asked.tolist()])
@@ -355,7 +361,8 @@ def _whole(path: str) -> int:
 
 def _edges(path: str) -> int:
     with suppress(OSError), open(path, "rb", buffering=0) as file:
-        head, end = file.read(EDGE), file.seek(0, os.SEEK_END)
+        head = file.read(EDGE)
+        end = file.seek(0, os.SEEK_END)
         file.seek(max(len(head), end - EDGE))
         return of(head + file.read(EDGE))
     return UNSEEN
@@ -416,7 +423,8 @@ def differences(before: Fingerprint, now: Fingerprint) -> dict[str, list[str]]:
             part == "test" and before.tests != now.tests
         ):  # other data is asked for: that is no change
             continue
-        one, other = before.parts.get(name), now.parts.get(name)
+        one = before.parts.get(name)
+        other = now.parts.get(name)
         if one is None or other is None:
             found[name] = [
                 f"there is no {part} data any more" if other is None else f"the {part} data is new"
@@ -452,7 +460,9 @@ def _about(marks: Marks, is_of_targets: bool) -> Marks:
         seen={name: one for name, one in marks.seen.items() if name in wanted},
         facts={name: fact for name, fact in marks.facts.items() if name in wanted},
     )
-    return found if is_of_targets else replace(found, classes=(), labels=np.empty(0, np.int32))
+    if is_of_targets:
+        return found
+    return replace(found, classes=(), labels=np.empty(0, np.int32))
 
 
 def _is_of_targets(name: str) -> bool:
@@ -466,7 +476,8 @@ def _differences(before: Marks, now: Marks, is_further: bool = False) -> list[st
     if before.digest == now.digest:  # as a rule: to find each sample again takes long
         return []
     place = found_again(before, now)
-    kept, units = place >= 0, f"{now.unit}s"
+    kept = place >= 0
+    units = f"{now.unit}s"
     words = []
     for fact in dict.fromkeys([*before.facts, *now.facts]):
         old, new = (marks.facts.get(fact, "none") for marks in (before, now))
@@ -503,18 +514,18 @@ def _differences(before: Marks, now: Marks, is_further: bool = False) -> list[st
 
 def _more_and_fewer(before: Marks, now: Marks, place: np.ndarray) -> list[str]:
     """How many samples have come and gone, by class where they have one."""
-    came, gone = np.ones(len(place), bool), np.ones(len(before.names), bool)
+    came = np.ones(len(place), bool)
+    gone = np.ones(len(before.names), bool)
     came[_firsts(place)] = False  # a second one of the same content is new
     gone[place[place >= 0]] = False
     if not (came.any() or gone.any()):
         return []
     of_class: dict[str, list[int]] = {}
     for marks, rows, side in ((now, came, 0), (before, gone, 1)):
-        names = (
-            [marks.classes[label] for label in marks.labels[rows].tolist()]
-            if len(marks.labels)
-            else ([""] * int(rows.sum()))
-        )
+        if len(marks.labels):
+            names = [marks.classes[label] for label in marks.labels[rows].tolist()]
+        else:
+            names = [""] * int(rows.sum())
         for name, number in Counter(names).items():
             of_class.setdefault(name, [0, 0])[side] = number
     return [

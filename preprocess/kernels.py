@@ -42,7 +42,10 @@ def _compiled(*signature: Any, inline: str = "never") -> Callable[[Callable[...,
 def _product(a: Any, b: Any) -> Any:
     """(upper, lower) 64 bits of a product."""
     low = uint64(0xFFFFFFFF)
-    a_up, a_low, b_up, b_low = a >> uint64(32), a & low, b >> uint64(32), b & low
+    a_up = a >> uint64(32)
+    a_low = a & low
+    b_up = b >> uint64(32)
+    b_low = b & low
     middle = a_up * b_low + ((a_low * b_low) >> uint64(32))
     other = a_low * b_up + (middle & low)
     return a_up * b_up + (middle >> uint64(32)) + (other >> uint64(32)), a * b
@@ -53,13 +56,21 @@ def uniforms(seed: Any, stream: Any, epoch: Any, indices: Any, out: Any) -> None
     """What NumPy's Philox draws first for each sample of an epoch, from 0 to 1; four at a time."""
     for row in range(out.shape[0]):
         for block in range(out.shape[1] // 4):
-            c0, c1, c2, c3 = uint64(block + 1), uint64(0), uint64(indices[row]), uint64(epoch)
-            k0, k1 = uint64(seed), uint64(stream)
+            c0 = uint64(block + 1)
+            c1 = uint64(0)
+            c2 = uint64(indices[row])
+            c3 = uint64(epoch)
+            k0 = uint64(seed)
+            k1 = uint64(stream)
             for _ in range(10):
                 up0, low0 = _product(uint64(0xD2E7470EE14C6C93), c0)
                 up1, low1 = _product(uint64(0xCA5A826395121157), c2)
-                c0, c1, c2, c3 = up1 ^ c1 ^ k0, low1, up0 ^ c3 ^ k1, low0
-                k0, k1 = k0 + uint64(0x9E3779B97F4A7C15), k1 + uint64(0xBB67AE8584CAA73B)
+                c0 = up1 ^ c1 ^ k0
+                c1 = low1
+                c2 = up0 ^ c3 ^ k1
+                c3 = low0
+                k0 = k0 + uint64(0x9E3779B97F4A7C15)
+                k1 = k1 + uint64(0xBB67AE8584CAA73B)
             out[row, 4 * block] = (c0 >> uint64(11)) * 2.0**-53
             out[row, 4 * block + 1] = (c1 >> uint64(11)) * 2.0**-53
             out[row, 4 * block + 2] = (c2 >> uint64(11)) * 2.0**-53
@@ -93,8 +104,11 @@ def _mirror_threes(source: Any, at: Any, target: Any, to: Any, pixels: Any) -> N
     words = source[at + 3 * rest : at + 3 * pixels].view(np.uint32)
     turned = target[to : to + 12 * groups].view(np.uint32)
     for group in range(groups):
-        after, before = uint64(3 * group), uint64(3 * (groups - 1 - group))
-        a, b, c = words[before], words[before + uint64(1)], words[before + uint64(2)]
+        after = uint64(3 * group)
+        before = uint64(3 * (groups - 1 - group))
+        a = words[before]
+        b = words[before + uint64(1)]
+        c = words[before + uint64(2)]
         turned[after] = (c >> uint32(8)) | ((b << uint32(8)) & uint32(0xFF000000))
         turned[after + uint64(1)] = (
             (b >> uint32(24))
@@ -147,7 +161,8 @@ def windows(
         mirror, upside: whether left and right, top and bottom change places.
     """
     for row in range(top.size):
-        first, last = max(0, -left[row]), min(to_width, width - left[row])
+        first = max(0, -left[row])
+        last = min(to_width, width - left[row])
         for y in range(to_height):
             at = top[row] + (to_height - 1 - y if upside[row] else y)
             to = (row * to_height + y) * to_width * pixel
@@ -185,16 +200,21 @@ def pick(images: Any, rows: Any, columns: Any, pixel: Any, out: Any) -> None:
 def _weight(x: Any, kind: Any) -> Any:
     x = abs(x)
     if kind == 0:
-        return 1.0 - x if x < 1.0 else 0.0
+        if x < 1.0:
+            return 1.0 - x
+        return 0.0
     if kind == 1:
         if x < 1.0:
             return ((-0.5 + 2.0) * x - (-0.5 + 3.0)) * x * x + 1
-        return (((x - 5) * x + 8) * x - 4) * -0.5 if x < 2.0 else 0.0
+        if x < 2.0:
+            return (((x - 5) * x + 8) * x - 4) * -0.5
+        return 0.0
     if x >= 3.0:
         return 0.0
     if x == 0.0:
         return 1.0
-    whole, third = x * math.pi, x / 3 * math.pi
+    whole = x * math.pi
+    third = x / 3 * math.pi
     return math.sin(whole) / whole * (math.sin(third) / third)
 
 
@@ -203,12 +223,15 @@ def _taps(size: Any, to: Any, kind: Any, first: Any, count: Any, weights: Any) -
     """Of which pixels each new one is made, and by which weights."""
     scale = size / to
     stretch = max(scale, 1.0)
-    support, found = (kind + 1.0) * stretch, np.empty(weights.shape[1])
+    support = (kind + 1.0) * stretch
+    found = np.empty(weights.shape[1])
     for x in range(to):
         centre = (x + 0.5) * scale
         low = max(int(centre - support + 0.5), 0)
-        many, total = min(int(centre + support + 0.5), size) - low, 0.0
-        first[x], count[x] = low, many
+        many = min(int(centre + support + 0.5), size) - low
+        total = 0.0
+        first[x] = low
+        count[x] = many
         for tap in range(many):
             found[tap] = _weight((tap + low - centre + 0.5) * (1.0 / stretch), kind)
             total += found[tap]
@@ -228,7 +251,11 @@ def _narrow(source: Any, target: Any, channels: Any, first: Any, count: Any, wei
     half = np.int32(_HALF)
     for x in range(first.size):
         if channels == 3:  # three sums at a time
-            red, green, blue, at, to = half, half, half, uint64(3 * first[x]), uint64(3 * x)
+            red = half
+            green = half
+            blue = half
+            at = uint64(3 * first[x])
+            to = uint64(3 * x)
             for tap in range(count[x]):
                 weight = weights[x, tap]
                 red += np.int32(source[at]) * weight
@@ -295,18 +322,15 @@ def resize(
         kind: of filter: 0 bilinear, 1 bicubic, 2 lanczos.
     """
     most = 2 * (kind + 1) * (max(height // to_height, width // to_width) + 1) + 3
-    first_x, count_x, weights_x = (
-        np.empty(to_width, np.int64),
-        np.empty(to_width, np.int64),
-        np.empty((to_width, most), np.int32),
-    )
-    first_y, count_y, weights_y = (
-        np.empty(to_height, np.int64),
-        np.empty(to_height, np.int64),
-        np.empty((to_height, most), np.int32),
-    )
+    first_x = np.empty(to_width, np.int64)
+    count_x = np.empty(to_width, np.int64)
+    weights_x = np.empty((to_width, most), np.int32)
+    first_y = np.empty(to_height, np.int64)
+    count_y = np.empty(to_height, np.int64)
+    weights_y = np.empty((to_height, most), np.int32)
     line = to_width * channels
-    narrow, totals = np.empty((height, line), np.uint8), np.empty(line, np.int32)
+    narrow = np.empty((height, line), np.uint8)
+    totals = np.empty(line, np.int32)
     for row in range(top.size):
         _taps(widths[row], to_width, kind, first_x, count_x, weights_x)
         _taps(heights[row], to_height, kind, first_y, count_y, weights_y)
@@ -348,16 +372,15 @@ def _grey(red: Any, green: Any, blue: Any) -> Any:
 @_compiled()
 def _turn_hue(red: Any, green: Any, blue: Any, by: Any) -> Any:
     """To hue, saturation and value, and back, the hue turned by so many 256ths; each of them is a byte between."""
-    most, least = max(red, max(green, blue)), min(red, min(green, blue))
+    most = max(red, max(green, blue))
+    least = min(red, min(green, blue))
     if most == least:
         return most, most, most
     spread = np.float32(most - least)
     saturation = np.float32(spread / np.float32(most))
-    to_red, to_green, to_blue = (
-        np.float32(np.float32(most - red) / spread),
-        np.float32(np.float32(most - green) / spread),
-        np.float32(np.float32(most - blue) / spread),
-    )
+    to_red = np.float32(np.float32(most - red) / spread)
+    to_green = np.float32(np.float32(most - green) / spread)
+    to_blue = np.float32(np.float32(most - blue) / spread)
     if red == most:
         hue = np.float32(to_blue - to_green)
     elif green == most:
@@ -371,7 +394,8 @@ def _turn_hue(red: Any, green: Any, blue: Any, by: Any) -> Any:
         return most, most, most
     sixth = math.floor(np.float64(np.float32(h)) * 6.0 / 255.0)
     rest = np.float32(np.float64(np.float32(h)) * 6.0 / 255.0 - np.float64(np.float32(sixth)))
-    part, value = np.float32(np.float64(np.float32(s)) / 255.0), np.float64(np.float32(most))
+    part = np.float32(np.float64(np.float32(s)) / 255.0)
+    value = np.float64(np.float32(most))
     p = uint8(int(value * (1.0 - np.float64(part)) + 0.5))
     q = uint8(int(value * (1.0 - np.float64(np.float32(part * rest))) + 0.5))
     t = uint8(int(value * (1.0 - np.float64(part) * (1.0 - np.float64(rest))) + 0.5))
@@ -384,7 +408,9 @@ def _turn_hue(red: Any, green: Any, blue: Any, by: Any) -> Any:
         return p, most, t
     if place == 3:
         return p, q, most
-    return (t, p, most) if place == 4 else (most, p, q)
+    if place == 4:
+        return (t, p, most)
+    return (most, p, q)
 
 
 @_compiled(void(uint8[:, :, ::1], int64[:, ::1], float64[:, ::1]))
@@ -396,13 +422,16 @@ def jitter(images: Any, kinds: Any, amounts: Any) -> None:
         amounts: of each: a factor, or of the hue a share of the colour circle.
     """
     table = np.empty(256, np.uint8)
-    pixels, channels = images.shape[1], images.shape[2]
+    pixels = images.shape[1]
+    channels = images.shape[2]
     for row in range(images.shape[0]):
         image = images[row]
         for change in range(kinds.shape[1]):
-            kind, share = kinds[row, change], np.float32(amounts[row, change])
+            kind = kinds[row, change]
+            share = np.float32(amounts[row, change])
             if kind < 2:
-                against, total = uint8(0), 0
+                against = uint8(0)
+                total = 0
                 if kind == 1:
                     for x in range(pixels):
                         total += (
@@ -436,6 +465,7 @@ def jitter(images: Any, kinds: Any, amounts: Any) -> None:
 def scale(rows: Any, multiplier: Any, offset: Any, out: Any) -> None:
     """``rows * multiplier + offset``, one rounding each."""
     for row in range(rows.shape[0]):
-        source, target = rows[row], out[row]
+        source = rows[row]
+        target = out[row]
         for column in range(target.size):
             target[column] = np.float32(source[column]) * multiplier[column] + offset[column]

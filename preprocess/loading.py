@@ -28,7 +28,8 @@ class Loading:
     def spent(self, seconds: float) -> None:
         """So long something has taken without them; loads them, in a thread, when that has become too long."""
         with self._lock:
-            before, self._spent_s = self._spent_s, self._spent_s + seconds
+            before = self._spent_s
+            self._spent_s = self._spent_s + seconds
         if before < _WORTH_S <= self._spent_s:
             threading.Thread(target=self.now, name="kernels", daemon=True).start()
 

@@ -50,7 +50,8 @@ class Moments:
         )
 
     def __add__(self, other: Moments) -> Moments:
-        count, apart = self.count + other.count, other.mean - self.mean
+        count = self.count + other.count
+        apart = other.mean - self.mean
         return Moments(
             count,
             self.mean + apart * other.count / count,

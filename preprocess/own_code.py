@@ -80,7 +80,8 @@ def seed_generators(seed: int) -> None:
         seed: below 2**64.
     """
     seed_host_generators(seed)
-    if torch := sys.modules.get("torch.random"):
+    torch = sys.modules.get("torch.random")
+    if torch:
         torch.manual_seed(seed)
 
 
@@ -198,7 +199,10 @@ def _enter(watched: Mapping[str, Callable[[], Any]]) -> dict[str, Any]:
         for name, get in watched.items():
             if name not in _FOUND:
                 _FOUND[name] = get()
-        found = {name: _FOUND[name] for name in watched} if are_others else _FOUND.copy()
+        if are_others:
+            found = {name: _FOUND[name] for name in watched}
+        else:
+            found = _FOUND.copy()
         _ENTERED += 1
     if are_others:
         _restore(found)  # what runs in other threads may have changed it

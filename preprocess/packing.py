@@ -124,7 +124,11 @@ def _write_part(
     target = target_of(source)
     kept: list[int] = []
     bad = []
-    inputs, masks = None, _files(group, "targets", len(source)) if target.kind == "mask" else None
+    inputs = None
+    if target.kind == "mask":
+        masks = _files(group, "targets", len(source))
+    else:
+        masks = None
     for index in range(len(source)):
         try:
             found, mask = _sample(part, index, target)
@@ -214,11 +218,10 @@ def _as_row(found: bytes | np.ndarray, inputs: h5py.Dataset, name: str) -> np.nd
         and (wire_dtype(found.dtype) == inputs.dtype)
     ):
         return found
-    what = (
-        "an encoded file"
-        if isinstance(found, bytes)
-        else f"an array {found.shape} of {found.dtype}"
-    )
+    if isinstance(found, bytes):
+        what = "an encoded file"
+    else:
+        what = f"an array {found.shape} of {found.dtype}"
     raise InputError(
         f"{name} is {what}, unlike the first sample; all samples of one file must be alike"
     )
@@ -245,7 +248,8 @@ def _write_targets(
     if target.kind != "class":
         group["targets"].attrs["kind"] = target.kind
     for name in ("weights", "groups", "strata"):
-        if (found := getattr(source, name, None)) is not None:
+        found = getattr(source, name, None)
+        if found is not None:
             group.create_dataset(name, data=np.asarray(found)[kept])
 
 
@@ -262,4 +266,6 @@ def _encode(mask: np.ndarray | None, target: TargetSpec) -> np.ndarray:
 
 def _ignored(target: TargetSpec) -> int:
     """The value of the pixels of a mask that count for nothing, in the file."""
-    return 255 if target.dtype == np.uint8 else 65535
+    if target.dtype == np.uint8:
+        return 255
+    return 65535

@@ -7,7 +7,9 @@ from collections.abc import Collection, Mapping, Sequence
 
 from preprocess.base import InputError, Source, and_more, counted
 
-TRAIN, VALIDATION, TEST = "train", "validation", "test"
+TRAIN = "train"
+VALIDATION = "validation"
+TEST = "test"
 
 _WORDS = {
     TRAIN: r"train(ing|val)?",
@@ -104,7 +106,8 @@ def check_numbered(paths: Sequence[str]) -> None:
     """
     sets: dict[tuple[str, str, str], set[int]] = {}
     for path in paths:
-        if match := _NUMBERED.match(path):
+        match = _NUMBERED.match(path)
+        if match:
             begin, number, total, end = match.groups()
             sets.setdefault((begin, total, end), set()).add(int(number))
     for (begin, total, end), numbers in sets.items():

@@ -65,11 +65,14 @@ class Pipeline(Chain):
         piece: Piece | None = None,
     ) -> None:
         super().__init__(source, expecting(transforms, sample.unfinished), seed, fixed)
-        self.sample, self._piece = sample, piece
+        self.sample = sample
+        self._piece = piece
         self.is_precise = sample.wire.dtype == "float64"
         self._carried = carried or sample.kept_target
-        self._shape, self._dtype = sample.wire.shape, np.dtype(sample.wire.dtype)
-        self._target, self._room = sample.target, _Room()
+        self._shape = sample.wire.shape
+        self._dtype = np.dtype(sample.wire.dtype)
+        self._target = sample.target
+        self._room = _Room()
 
     @classmethod
     def probed(cls, source: Source, transforms: Sequence[Transform], seed: int) -> Pipeline:
@@ -143,7 +146,8 @@ class Pipeline(Chain):
                 targets,
                 self._target,
             )
-        everything, bad = np.fromiter(indices, np.int64), list[BadSample]()
+        everything = np.fromiter(indices, np.int64)
+        bad = list[BadSample]()
         for first in range(0, len(everything), _AT_ONCE):
             alike = dict[object, tuple[np.ndarray, list[int], list[np.ndarray | None]]]()
             for position, index in enumerate(everything[first : first + _AT_ONCE].tolist(), first):
@@ -177,10 +181,13 @@ class Pipeline(Chain):
     @property
     def _kernels(self) -> Any:
         """The compiled loops, which know no float64; None where there are none."""
-        return None if self.is_precise else LOADING.kernels
+        if self.is_precise:
+            return None
+        return LOADING.kernels
 
     def _make(self, index: int, epoch: int, training: bool) -> Part:
-        part, began = self.prepare(index), time.perf_counter()
+        part = self.prepare(index)
+        began = time.perf_counter()
         try:
             return self.finish(part, index, epoch, training)
         finally:
@@ -221,17 +228,19 @@ class Pipeline(Chain):
             images[:], targets[:] = kept, self.answered(kept_targets, indices)
             return []
         of_kept = self._carried
-        usable, masks = (
-            of_kept.usable(kept_targets),
-            kept_targets["target"] if of_kept.kind == "mask" else None,
-        )
+        usable = of_kept.usable(kept_targets)
+        if of_kept.kind == "mask":
+            masks = kept_targets["target"]
+        else:
+            masks = None
         for position in np.flatnonzero(~usable).tolist():
             images[position] = 0
             self._target.mark(targets, position)
 
         positions = np.flatnonzero(usable)
         if len(positions) < len(kept):
-            kept, masks = kept[positions], None if masks is None else masks[positions]
+            kept = kept[positions]
+            masks = None if masks is None else masks[positions]
         return self._vary(kept, masks, positions, indices, epoch, images, targets, training)
 
     def _vary(
@@ -250,7 +259,8 @@ class Pipeline(Chain):
         Args:
             parts, masks: of the samples ``indices[positions]``, which go to these positions of images and targets.
         """
-        kernels, began = self._kernels, time.perf_counter()
+        kernels = self._kernels
+        began = time.perf_counter()
         begun = None
         if kernels is not None and len(positions):
             begun = self.begin(kernels, parts, masks, indices[positions], epoch, training)
@@ -263,16 +273,15 @@ class Pipeline(Chain):
             zip(positions.tolist(), indices[positions].tolist(), strict=True)
         ):
             try:
-                part = (
-                    self.vary(
+                if begun is None:
+                    part = self.vary(
                         Part(parts[place], None if masks is None else masks[place]),
                         index,
                         epoch,
                         training,
                     )
-                    if begun is None
-                    else self.end(begun, place, index, epoch, training)
-                )
+                else:
+                    part = self.end(begun, place, index, epoch, training)
                 self._check(part, index)
                 self._reader.put(targets, position, index, part.mask)
                 images[position] = part.image
@@ -305,7 +314,9 @@ class Pipeline(Chain):
 
     def taken(self, kept: np.ndarray) -> np.ndarray:
         """What is of use here of samples that another pipeline has left: (k, ...)."""
-        return kept if self._piece is None else self._piece.apply(kept)
+        if self._piece is None:
+            return kept
+        return self._piece.apply(kept)
 
     def answered(self, kept_targets: np.ndarray, indices: np.ndarray) -> np.ndarray:
         """The targets of samples that need nothing else any more: (k,) of the target's type ``wire``.
@@ -316,10 +327,8 @@ class Pipeline(Chain):
         """
         if self._carried == self._target:
             return kept_targets
-        usable, targets = (
-            self._carried.usable(kept_targets),
-            np.empty(len(indices), self._target.wire),
-        )
+        usable = self._carried.usable(kept_targets)
+        targets = np.empty(len(indices), self._target.wire)
         for position, index in enumerate(indices.tolist()):
             if usable[position]:
                 self._reader.put(targets, position, index)
@@ -339,7 +348,10 @@ class Pipeline(Chain):
         targets: np.ndarray,
         spec: TargetSpec,
     ) -> list[BadSample]:
-        reader = self._reader if spec is self._target else TargetReader(self.source, spec)
+        if spec is self._target:
+            reader = self._reader
+        else:
+            reader = TargetReader(self.source, spec)
         bad = []
         for position, index in enumerate(map(int, indices)):
             try:

@@ -92,7 +92,9 @@ def probe(
         InputError: no sample can be used, samples that differ in shape, or transforms that do not fit them.
     """
     found = look(source, transforms, seed, fixed)
-    return found.keeping() if keep else found.sample
+    if keep:
+        return found.keeping()
+    return found.sample
 
 
 def look(
@@ -179,7 +181,10 @@ def _on_depth(bits: Sequence[int], transforms: Sequence[Transform]) -> str:
     if not transforms:
         return ""
     first = transforms[0]
-    decoders = [made[0] for made in first.lists] if isinstance(first, SideBySide) else [first]
+    if isinstance(first, SideBySide):
+        decoders = [made[0] for made in first.lists]
+    else:
+        decoders = [first]
     is_told = any(not isinstance(decode, Decode) or decode.bits < 16 for decode in decoders)
     if is_told or not bits or not all(0 < used <= _FEW_BITS for used in bits):
         return ""
@@ -193,7 +198,9 @@ def _on_depth(bits: Sequence[int], transforms: Sequence[Transform]) -> str:
 
 def _spread(count: int) -> list[int]:
     """A few samples, spread over the source."""
-    return np.unique(np.linspace(0, count - 1, PROBES).astype(int)).tolist() if count else []
+    if count:
+        return np.unique(np.linspace(0, count - 1, PROBES).astype(int)).tolist()
+    return []
 
 
 def _samples(chain: Chain) -> list[_Probed]:
@@ -230,7 +237,8 @@ def _samples(chain: Chain) -> list[_Probed]:
 
 
 def _alike_at_the_end(found: Sequence[_Probed]) -> ImageSpec:
-    name, image = found[0].name, ImageSpec.of(found[0].image)
+    name = found[0].name
+    image = ImageSpec.of(found[0].image)
     if np.dtype(image.dtype).kind not in "fiu":
         raise InputError(f"{name} becomes {image}; transforms must give numbers")
     for other in found[1:]:
@@ -253,7 +261,10 @@ def _left_to_device(sample: SampleSpec, left: OnDevice, name: str) -> SampleSpec
         size = left.size(*image.shape[:2])
     except BadImage as error:
         raise InputError(f"none of the samples can be used; the first: {name} {error}") from error
-    target = replace(sample.target, size=size) if sample.target.kind == "mask" else sample.target
+    if sample.target.kind == "mask":
+        target = replace(sample.target, size=size)
+    else:
+        target = sample.target
     return replace(
         sample, image=replace(image, shape=(*size, image.shape[2])), target=target, unfinished=image
     )
@@ -274,7 +285,8 @@ def _alike_masks(found: Sequence[_Probed]) -> tuple[int, int]:
 
 def _alike_when_kept(found: Sequence[_Probed], chain: Chain) -> tuple[ImageSpec | None, str]:
     """A sample up to the first random transform; or why there is no such thing."""
-    name, image = found[0].name, ImageSpec.of(found[0].kept)
+    name = found[0].name
+    image = ImageSpec.of(found[0].kept)
     for other in found:
         if chain.scales_early and other.kept.dtype != np.uint8:
             return None, (

@@ -30,7 +30,9 @@ def wire_dtype(dtype: np.dtype) -> np.dtype:
     """
     if dtype.kind == "b":
         return np.dtype(np.uint8)
-    return np.dtype(np.float32) if dtype.kind == "f" else dtype.newbyteorder("=")
+    if dtype.kind == "f":
+        return np.dtype(np.float32)
+    return dtype.newbyteorder("=")
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,9 @@ class ImageSpec:
 
     def precise(self) -> ImageSpec:
         """The same with numbers that have a fraction as float64."""
-        return replace(self, dtype="float64") if self.dtype == "float32" else self
+        if self.dtype == "float32":
+            return replace(self, dtype="float64")
+        return self
 
     @property
     def size(self) -> int:
@@ -183,11 +187,9 @@ class SampleSpec:
     def of(self, feed: str, fold: int | None = None) -> SampleSpec:
         """What the networks of a feed are fed with, or those of a fold of it: this, where no other is known."""
         found = self.own.get(feed, self)
-        return (
-            replace(found, affine=found.folds[fold], folds=())
-            if fold is not None and found.folds
-            else found
-        )
+        if fold is not None and found.folds:
+            return replace(found, affine=found.folds[fold], folds=())
+        return found
 
     def precise(self) -> SampleSpec:
         """The same sample, whose numbers travel as float64 where they have a fraction."""
@@ -197,11 +199,9 @@ class SampleSpec:
     @property
     def wire(self) -> ImageSpec:
         """An input as it travels to the trainers: a row of bytes, where something is left to the device."""
-        return (
-            self.image
-            if self.unfinished is None
-            else ImageSpec((self.unfinished.nbytes + PLACE_BYTES,), "uint8")
-        )
+        if self.unfinished is None:
+            return self.image
+        return ImageSpec((self.unfinished.nbytes + PLACE_BYTES,), "uint8")
 
     @property
     def kept_target(self) -> TargetSpec:

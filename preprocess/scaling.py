@@ -47,7 +47,8 @@ def scale_into(
         np.add(np.multiply(images, multiplier, out=out, dtype=np.float32), offset, out=out)
         return
     pixels = out.shape[-2] * out.shape[-1]
-    rows, scaled = images.reshape(-1, pixels), out.reshape(-1, pixels)
+    rows = images.reshape(-1, pixels)
+    scaled = out.reshape(-1, pixels)
     multiplier, offset = along_row(multiplier, offset, out.shape[-2])
     if images.dtype != np.uint8:
         _by_numpy(rows, multiplier, offset, scaled)

@@ -90,7 +90,8 @@ class View:
         self._place = np.full(len(source), -1)
         self._place[indices] = np.arange(len(indices))
         for name in ("groups", "strata", "weights"):
-            if (found := getattr(source, name, None)) is not None:
+            found = getattr(source, name, None)
+            if found is not None:
                 setattr(self, name, np.asarray(found)[indices])
         self._take_targets(source)
 
@@ -98,10 +99,8 @@ class View:
         target: TargetSpec | None = getattr(source, "target", None)
         if target is None:
             classified = cast(ClassSource, source)
-            self.labels, self.classes = (
-                np.asarray(classified.labels)[self.indices],
-                classified.classes,
-            )
+            self.labels = np.asarray(classified.labels)[self.indices]
+            self.classes = classified.classes
             return
         self.target = target
         if target.kind != "mask":
@@ -132,7 +131,8 @@ class _TargetsOf:
     """The targets of some samples of a source, looked up when they are asked for: an array may be memory-mapped."""
 
     def __init__(self, source: Source, indices: np.ndarray) -> None:
-        self._source, self._indices = source, indices
+        self._source = source
+        self._indices = indices
 
     def __len__(self) -> int:
         return len(self._indices)
@@ -154,7 +154,8 @@ class Relabelled(View):
 
     def __init__(self, source: Source, labels: np.ndarray, classes: tuple[str, ...]) -> None:
         super().__init__(source, np.arange(len(source)))
-        self.labels, self.classes = labels, classes
+        self.labels = labels
+        self.classes = classes
 
 
 class Told(View):
@@ -166,7 +167,8 @@ class Told(View):
     """
 
     def __init__(self, source: Source, target: TargetSpec) -> None:
-        self.target, self.masks = target, getattr(source, "masks", None)
+        self.target = target
+        self.masks = getattr(source, "masks", None)
         super().__init__(source, np.arange(len(source)))
 
     def _take_targets(self, source: Source) -> None:
@@ -298,9 +300,11 @@ def open_each(
     sides = np.zeros(len(first), np.int8)
     remarks = [found[0].remark]
     for side, part, where in ((1, "validation", validation), (2, "test", test)):
-        if (there := found[0].parts().get(part)) is None:
+        there = found[0].parts().get(part)
+        if there is None:
             continue
-        if (rows := _rows_in(there, first)) is None:
+        rows = _rows_in(there, first)
+        if rows is None:
             marks[part] = with_targets(
                 _known_by(there, where if isinstance(where, str) else path), there, targets[0]
             )
@@ -327,7 +331,10 @@ def _opened(
     columns = columns_of(opened[0])
     if columns is None or columns.is_paths:
         return opener, opened
-    names = tuple(features) if sorted(features) == sorted(columns.inputs) else columns.inputs
+    if sorted(features) == sorted(columns.inputs):
+        names = tuple(features)
+    else:
+        names = columns.inputs
     opener = partial(_open_at, source, {**options, "inputs": names}, target)
     return opener, opened if names == columns.inputs else opener(path)
 
@@ -359,7 +366,9 @@ def _rows_in(part: Source, whole: Source) -> np.ndarray | None:
     if part is whole:
         return np.arange(len(whole))
     rows = _rows_in(part.source, whole) if isinstance(part, View) else None
-    return None if rows is None or not isinstance(part, View) else rows[part.indices]
+    if rows is None or not isinstance(part, View):
+        return None
+    return rows[part.indices]
 
 
 def _divided_like(first: Source, other: Source, place: str) -> View:
@@ -372,7 +381,8 @@ def _divided_like(first: Source, other: Source, place: str) -> View:
             f"{place}: data.target of an entry: the source has other samples, or another order of them, "
             "for these targets, so they cannot be shared"
         )
-    view, strata = View(other, np.arange(count)), np.zeros(count, np.int64)
+    view = View(other, np.arange(count))
+    strata = np.zeros(count, np.int64)
     for number, members in enumerate(strata_of(first)):
         strata[members] = number
     view.strata = strata
@@ -397,13 +407,20 @@ def _divided(
     train, held_out, tested = opened
     tested = None if tested is None else _alike(tested, train, source, "test")
     if isinstance(test, str) and _is_own_test_part(held_out, test, path):
-        tested, held_out = _alike(cast(Source, held_out), train, source, "test"), None
+        tested = _alike(cast(Source, held_out), train, source, "test")
+        held_out = None
     elif isinstance(test, str):
         tested = _alike(opener(test)[0], train, test, "test")
-        held_out = None if held_out is not None and _overlap(held_out, tested) else held_out
+        if held_out is not None and _overlap(held_out, tested):
+            held_out = None
+        else:
+            held_out = held_out
     elif test is not None:
         train, tested = split(train, test, seed, "test", _held_out(known, 2))
-        known = None if known is None or not isinstance(train, View) else known[train.indices]
+        if known is None or not isinstance(train, View):
+            known = None
+        else:
+            known = known[train.indices]
     whole = train
     remark = ""
     if isinstance(validation, str):
@@ -431,7 +448,9 @@ def _is_own_test_part(held_out: Source | None, test: str, path: str | None) -> b
 
 def _held_out(known: np.ndarray | None, side: int) -> np.ndarray | None:
     """Whether samples were on a side: 1, 0, or -1 of new ones."""
-    return None if known is None else np.where(known < 0, -1, known == side)
+    if known is None:
+        return None
+    return np.where(known < 0, -1, known == side)
 
 
 def split(
@@ -474,7 +493,8 @@ def _check_apart(path: str, data: Source, others: Mapping[str, Source | None], p
 
 def _remark_on_share(held_out: Source, whole: Source, share: float) -> str:
     """A word about many more samples held out than asked for; nothing of others."""
-    count, asked = len(held_out), share * len(whole)
+    count = len(held_out)
+    asked = share * len(whole)
     if count < 1.5 * asked or count - asked < 3:
         return ""
     why = "samples of one group stay together"
@@ -512,7 +532,9 @@ def _copied(marks: Mapping[str, Marks], part: str, source: Source, path: float |
 
 def _contents(marks: Marks) -> np.ndarray:
     """A number for the content of each sample, ``UNSEEN`` where that was not looked at."""
-    return marks.names if marks.by_content else marks.seen.get("content", np.empty(0, np.uint64))
+    if marks.by_content:
+        return marks.names
+    return marks.seen.get("content", np.empty(0, np.uint64))
 
 
 def _remark_on_test_part(held_out: Source, path: str | None) -> str:
@@ -539,10 +561,14 @@ def _open_at(
 
     Targets are of the kind that is asked for, where the sources do not say themselves what they have.
     """
-    is_ours, code = source in SOURCES, OwnCode()
+    is_ours = source in SOURCES
+    code = OwnCode()
     with code.running():
         function = _function(source, options, path)
-    given = {"target": target} if target is not None and _wants_target(function) else {}
+    if target is not None and _wants_target(function):
+        given = {"target": target}
+    else:
+        given = {}
     try:
         with code.running():
             found = function(path, **options, **given)
@@ -569,7 +595,10 @@ def _open_at(
     if target is not None and not given:
         parts = tuple(None if part is None else told(part, target) for part in parts)
     # A source of the user's own is where its labels are made; of others, the path is.
-    place = str(path) if is_ours else f"{source}{f' of {path}' if path else ''}"
+    if is_ours:
+        place = str(path)
+    else:
+        place = f"{source}{f' of {path}' if path else ''}"
     return cast(
         Opened,
         tuple(
@@ -637,7 +666,8 @@ def _with_names(source: ClassSource, wish: TargetWish) -> Source:
         return source
     if classes == tuple(map(str, range(len(classes)))) and len(classes) == len(wish.names):
         return Relabelled(source, source.labels, wish.names)
-    if unknown := [name for name in classes if name not in wish.names]:
+    unknown = [name for name in classes if name not in wish.names]
+    if unknown:
         raise InputError(
             f"data.target: names: the source has the class {unknown[0]!r}{and_more(unknown)}, which is "
             f"none of {', '.join(wish.names[:10])}; the names should be those of the data"
@@ -655,11 +685,13 @@ def _checked(source: Source, origin: str) -> Source:
     classes = tuple(printable(str(name)) for name in classified.classes)
     if not classes:
         raise InputError(f"{origin}: no classes; at least two are needed")
-    if twice := twice_in(classes):
+    twice = twice_in(classes)
+    if twice:
         raise InputError(
             f"{origin}: two classes are named {twice!r}; each should have a name of its own"
         )
-    if twice := twice_in(tuple(map(spelled, classes))):
+    twice = twice_in(tuple(map(spelled, classes)))
+    if twice:
         alike = [name for name in classes if spelled(name) == twice]
         raise InputError(
             f"{origin}: the classes {alike[0]!a} and {alike[1]!a} are one name in two spellings "
@@ -686,7 +718,8 @@ def _alike(source: Source, train: Source, place: str | None, part: str = "valida
     """
     if isinstance(source, ClassSource) and isinstance(train, ClassSource):
         return _with_classes(source, train.classes, place, part)
-    ours, theirs = target_of(train), target_of(source)
+    ours = target_of(train)
+    theirs = target_of(source)
     if ours.kind == theirs.kind == "multilabel" and set(theirs.names) < set(ours.names):
         return WithLabels(source, ours)
     if replace(theirs, weighted=ours.weighted) != ours:
@@ -698,11 +731,9 @@ def _alike(source: Source, train: Source, place: str | None, part: str = "valida
 
 
 def _names(target: TargetSpec) -> str:
-    return (
-        f": {', '.join(target.names[:5])}{' ...' if len(target.names) > 5 else ''}"
-        if target.names
-        else ""
-    )
+    if target.names:
+        return f": {', '.join(target.names[:5])}{' ...' if len(target.names) > 5 else ''}"
+    return ""
 
 
 def _with_classes(

@@ -79,7 +79,8 @@ class TargetSpec:
             raise ValueError(
                 f"target: {counted(len(self.names), 'name')} for {counted(self.outputs, 'output')}"
             )
-        if twice := twice_in(self.names):
+        twice = twice_in(self.names)
+        if twice:
             raise ValueError(
                 f"target: two outputs are named {twice!r}; each should have a name of its own"
             )
@@ -112,7 +113,9 @@ class TargetSpec:
         >>> TargetSpec("mask", 3).void, TargetSpec("mask", 1000).void
         (255, -1)
         """
-        return 255 if self.dtype == np.uint8 else -1
+        if self.dtype == np.uint8:
+            return 255
+        return -1
 
     @property
     def is_plain(self) -> bool:
@@ -147,7 +150,9 @@ class TargetSpec:
             The targets (n, ...) by themselves, and their weights (n,) float32; None for classes without weights. Of a
             sample that cannot be used the weight is below 0, or the label where there is none.
         """
-        return (targets, None) if self.is_plain else (targets["target"], targets["weight"])
+        if self.is_plain:
+            return (targets, None)
+        return (targets["target"], targets["weight"])
 
     def made_up(self, random: np.random.Generator, rows: int) -> np.ndarray:
         """Targets of no meaning that a source might have: (rows,) of the type :attr:`wire`."""
@@ -167,7 +172,10 @@ class TargetSpec:
         """What a network depends on, beside :attr:`outputs`; nothing of classes without weights."""
         if self.is_plain:
             return {}
-        size = {} if self.kind != "mask" else {"size": self.shape, "ignore": self.ignore}
+        if self.kind != "mask":
+            size = {}
+        else:
+            size = {"size": self.shape, "ignore": self.ignore}
         return {"target": {"kind": self.kind, "weighted": self.weighted, **size}}
 
     def __str__(self) -> str:
@@ -243,7 +251,9 @@ class TargetWish:
         targets = np.asanyarray(told_array(source))
         if self.kind == "class":
             return int(targets.max(initial=0)) + 1
-        return targets.shape[1] if targets.ndim == 2 else 1
+        if targets.ndim == 2:
+            return targets.shape[1]
+        return 1
 
 
 def told_array(source: Source) -> Any:
@@ -253,7 +263,8 @@ def told_array(source: Source) -> Any:
         InputError: it has none.
     """
     for name in ("targets", "labels"):
-        if (found := getattr(source, name, None)) is not None:
+        found = getattr(source, name, None)
+        if found is not None:
             return found
     raise InputError(
         f"data.target: the source ({type(source).__name__}) has neither targets nor labels"
@@ -280,7 +291,9 @@ def plain_targets(source: Source) -> Any:
     said: TargetSpec | None = getattr(source, "target", None)
     if said is None:
         return cast(ClassSource, source).labels
-    return None if said.kind == "mask" else source.targets  # type: ignore[attr-defined]
+    if said.kind == "mask":
+        return None
+    return source.targets  # type: ignore[attr-defined]
 
 
 class TargetReader:
@@ -292,7 +305,8 @@ class TargetReader:
     """
 
     def __init__(self, source: Source, spec: TargetSpec) -> None:
-        self._source, self.spec = source, spec
+        self._source = source
+        self.spec = spec
         self._weights: np.ndarray | None = getattr(source, "weights", None)
         self._values = plain_targets(source)
 
@@ -379,4 +393,6 @@ def _check_classes(mask: np.ndarray, name: str, spec: TargetSpec, ignore: int | 
 
 
 def _size(shape: Sequence[int]) -> str:
-    return " x ".join(map(str, shape)) if shape else "a number"
+    if shape:
+        return " x ".join(map(str, shape))
+    return "a number"

@@ -48,7 +48,8 @@ def checked_target(source: Source, origin: str) -> TargetSpec | None:
 
 def _check_targets(source: Source, target: TargetSpec, origin: str) -> None:
     targets = _array(source, "targets", origin)
-    count, shape = len(source), target.shape
+    count = len(source)
+    shape = target.shape
     allowed = [(count, *shape)] + ([(count,)] if shape == (1,) else [])
     if targets.shape not in allowed or targets.dtype.kind not in "iufb":
         raise InputError(
@@ -116,7 +117,8 @@ def _check_each(
     right: str,
 ) -> None:
     """Name the first sample of which a value is wrong, and how many more there are."""
-    first, count = -1, 0
+    first = -1
+    count = 0
     for begin in range(0, len(values), _AT_ONCE):
         wrong = is_wrong(np.asarray(values[begin : begin + _AT_ONCE])).reshape(
             len(values[begin : begin + _AT_ONCE]), -1
@@ -152,7 +154,8 @@ def checked_labels(source: ClassSource, origin: str) -> np.ndarray:
         InputError: the labels are of another shape or type, or one is no class; names the first such sample.
     """
     try:
-        labels, count = np.asarray(source.labels), len(source)
+        labels = np.asarray(source.labels)
+        count = len(source)
     except Exception as error:  # the user's class may hold anything
         raise InputError(
             f"{origin}: its labels are not one number for each sample: {in_one_line(error)}"
@@ -169,7 +172,10 @@ def checked_labels(source: ClassSource, origin: str) -> np.ndarray:
         )
     if len(labels) and labels.dtype.kind not in "iub":
         # The first label that rounding would change is the best example.
-        index = int(np.argmax(labels != np.floor(labels))) if labels.dtype.kind == "f" else 0
+        if labels.dtype.kind == "f":
+            index = int(np.argmax(labels != np.floor(labels)))
+        else:
+            index = 0
         raise InputError(
             f"{origin}: {source.name(index)} has the label {labels[index]}, of type {labels.dtype}; "
             f"{_wanted(source)}"
@@ -181,7 +187,9 @@ def checked_labels(source: ClassSource, origin: str) -> np.ndarray:
             f"{labels[outside[0]]}{and_more(outside)}, not one of the {len(source.classes)} classes; "
             f"{_wanted(source)}"
         )
-    return labels.astype(np.int64) if labels.dtype.kind == "b" or not len(labels) else labels
+    if labels.dtype.kind == "b" or not len(labels):
+        return labels.astype(np.int64)
+    return labels
 
 
 def _wanted(source: ClassSource) -> str:

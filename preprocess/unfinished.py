@@ -24,7 +24,10 @@ def packed(images: np.ndarray, places: np.ndarray, out: np.ndarray | None = None
         .reshape(len(images), -1)
         .view(np.uint8)
     )
-    rows = np.empty((len(images), pixels.shape[1] + PLACE_BYTES), np.uint8) if out is None else out
+    if out is None:
+        rows = np.empty((len(images), pixels.shape[1] + PLACE_BYTES), np.uint8)
+    else:
+        rows = out
     rows[:, :-PLACE_BYTES] = pixels
     rows[:, -PLACE_BYTES:] = np.ascontiguousarray(places, np.int32).view(np.uint8)
     return rows
@@ -59,12 +62,17 @@ def window(
 ) -> np.ndarray:
     """The window at (top, left) of an image or a mask; what lies outside of it is ``outside``."""
     height, width = image.shape[:2]
-    bottom, right = top + size[0], left + size[1]
+    bottom = top + size[0]
+    right = left + size[1]
     if top >= 0 and left >= 0 and bottom <= height and right <= width:
         return image[top:bottom, left:right]
     shape = (*size, *image.shape[2:])
-    found = np.full(shape, outside, image.dtype) if outside else np.zeros(shape, image.dtype)
+    if outside:
+        found = np.full(shape, outside, image.dtype)
+    else:
+        found = np.zeros(shape, image.dtype)
     inside = image[max(top, 0) : max(bottom, 0), max(left, 0) : max(right, 0)]
-    y, x = max(-top, 0), max(-left, 0)
+    y = max(-top, 0)
+    x = max(-left, 0)
     found[y : y + inside.shape[0], x : x + inside.shape[1]] = inside
     return found

@@ -32,7 +32,8 @@ def counted(number: int, what: str) -> str:
 
 
 # What a machine may have; sums, products and quotients of such numbers are numbers as well.
-LEAST, MOST = 1e-12, 1e15
+LEAST = 1e-12
+MOST = 1e15
 MOST_NODES = 1_000_000  # more would only cost memory
 MOST_SLOTS = 64  # of a GPU
 
@@ -299,7 +300,9 @@ class Cluster:
     @cached_property
     def whole_gpus(self) -> int:
         """How many GPUs can be used, with any of their slots."""
-        return self.gpus if self.slots == 1 else len({self.gpu(device) for device in self.devices})
+        if self.slots == 1:
+            return self.gpus
+        return len({self.gpu(device) for device in self.devices})
 
     def node(self, device: int) -> int:
         """The node on which a device sits."""
@@ -446,10 +449,14 @@ class Delta:
 
     def of(self, reference: float) -> float:
         """The distance in samples/s at a reference rate."""
-        return self.value * reference if self.relative else self.value
+        if self.relative:
+            return self.value * reference
+        return self.value
 
     def __str__(self) -> str:
-        return f"{100 * self.value:.12g}%" if self.relative else f"{self.value:.12g}/s"
+        if self.relative:
+            return f"{100 * self.value:.12g}%"
+        return f"{self.value:.12g}/s"
 
 
 @dataclass(frozen=True)

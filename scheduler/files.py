@@ -85,14 +85,17 @@ def line_blocks(
     Raises:
         InputError: as of :func:`read_bytes`.
     """
-    rest, line = b"", 1
+    rest = b""
+    line = 1
     with _opened(path) as file:
         size = os.fstat(file.fileno()).st_size
         while piece := file.read(BLOCK):
             rest += piece
-            if end := rest.rfind(b"\n") + 1:
+            end = rest.rfind(b"\n") + 1
+            if end:
                 yield line, rest[:end]
-                line, rest = line + rest.count(b"\n", 0, end), rest[end:]
+                line = line + rest.count(b"\n", 0, end)
+                rest = rest[end:]
             heard(os.lseek(file.fileno(), 0, os.SEEK_CUR), size)
     if rest:
         yield line, rest + b"\n"
@@ -112,7 +115,9 @@ def numbers_in(block: bytes, columns: int) -> NDArray[np.float64] | None:
             rows = np.loadtxt(io.BytesIO(block), delimiter=",", ndmin=2)
         except ValueError:
             return None
-    return rows if rows.shape[1] == columns or not rows.size else None
+    if rows.shape[1] == columns or not rows.size:
+        return rows
+    return None
 
 
 def record_of(
@@ -225,4 +230,6 @@ class MistakeReader:
 
 def _short(value: Any) -> str:
     text = json.dumps(value)
-    return text if len(text) <= 40 else text[:37] + "..."
+    if len(text) <= 40:
+        return text
+    return text[:37] + "..."

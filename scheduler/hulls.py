@@ -31,7 +31,8 @@ def concave_hulls(
     array([0, 2, 3, 4])
     """
     changes = np.flatnonzero(np.diff(row)) + 1
-    left, right = np.concatenate(([0], changes)), np.concatenate((changes, [len(row)])) - 1
+    left = np.concatenate(([0], changes))
+    right = np.concatenate((changes, [len(row)])) - 1
     found = [left, right]
     least = TOLERANCE * float(np.abs(y).max(initial=0.0))
     inner = np.ones(len(row), np.bool_)
@@ -44,7 +45,9 @@ def concave_hulls(
         slope = (y[right] - y[left]) / np.where(width > 0, width, 1)
         above = (y[point] - y[left][line]) - slope[line] * (x[point] - x[left][line])
         kept = above > least
-        point, line, above = point[kept], line[kept], above[kept]
+        point = point[kept]
+        line = line[kept]
+        above = above[kept]
         if not len(point):
             break
         first = np.flatnonzero(np.diff(line, prepend=-1))
@@ -54,11 +57,10 @@ def concave_hulls(
         vertex = point[at_top[np.flatnonzero(np.diff(group[at_top], prepend=-1))]]
         found.append(vertex)
         old = line[first]
-        left, right = (
-            np.stack((left[old], vertex), 1).reshape(-1),
-            np.stack((vertex, right[old]), 1).reshape(-1),
-        )
+        left = np.stack((left[old], vertex), 1).reshape(-1)
+        right = np.stack((vertex, right[old]), 1).reshape(-1)
         line = 2 * group + (point > vertex[group])
         inside = point != vertex[group]
-        point, line = point[inside], line[inside]
+        point = point[inside]
+        line = line[inside]
     return np.unique(np.concatenate(found))

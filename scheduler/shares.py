@@ -60,7 +60,9 @@ class Gains:
 
     def up_to(self, units: int) -> Gains:
         """The same where there are no more units."""
-        return self if len(self.values) <= units + 1 else Gains(self.values[: units + 1])
+        if len(self.values) <= units + 1:
+            return self
+        return Gains(self.values[: units + 1])
 
 
 class Climb(NamedTuple):
@@ -83,16 +85,15 @@ def climb(gains: Sequence[Gains], units: int) -> Climb:
     >>> climb([Gains(np.array([0.0, 3, 5])), Gains(np.array([0.0, 1, 6]))], units=3)
     Climb(counts=array([1, 2]), price=2.0, left=0)
     """
-    if new := [one for one in gains if one.steps is None]:
+    new = [one for one in gains if one.steps is None]
+    if new:
         _find_steps(new)
     steps: list[Any] = [one.steps for one in gains]
     first = np.array([one.first for one in steps], np.int64)
     spare = units - int(first.sum())
     owner = np.repeat(np.arange(len(steps)), [len(one.length) for one in steps])
-    length, slope = (
-        np.concatenate([one.length for one in steps]),
-        np.concatenate([one.slope for one in steps]),
-    )
+    length = np.concatenate([one.length for one in steps])
+    slope = np.concatenate([one.slope for one in steps])
     steep = np.arange(len(slope))
     if 0 <= spare < len(slope) - 1:  # no more of them than units can be taken
         steep = np.flatnonzero(slope >= np.partition(slope, -spare - 1)[-spare - 1])
@@ -107,7 +108,9 @@ def _find_steps(gains: Sequence[Gains]) -> None:
     row, count, gain = _possible(gains)
     first = count[np.searchsorted(row, np.arange(len(gains)))].tolist()
     corner = concave_hulls(row, count, gain)
-    row, length, rise = row[corner], np.diff(count[corner]), np.diff(gain[corner])
+    row = row[corner]
+    length = np.diff(count[corner])
+    rise = np.diff(gain[corner])
     rising = np.flatnonzero((row[1:] == row[:-1]) & (rise > 0))
     length, slope = length[rising], rise[rising] / length[rising]
     ends = [0, *np.searchsorted(row[1:][rising], np.arange(1, len(gains) + 1)).tolist()]
@@ -119,10 +122,8 @@ def _find_steps(gains: Sequence[Gains]) -> None:
 def _possible(gains: Sequence[Gains]) -> tuple[IntArray, IntArray, FloatArray]:
     """Of all counts that takers may have, one after the other: the taker, the count, and what it gains."""
     sizes = [len(one.values) for one in gains]
-    row, gain = (
-        np.repeat(np.arange(len(gains)), sizes),
-        np.concatenate([one.values for one in gains]),
-    )
+    row = np.repeat(np.arange(len(gains)), sizes)
+    gain = np.concatenate([one.values for one in gains])
     count = np.arange(len(gain)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
     possible = np.flatnonzero(np.isfinite(gain))
     return row[possible], count[possible], gain[possible]
@@ -141,9 +142,12 @@ def settled(gains: Sequence[Gains], reached: Climb) -> list[int]:
     loss = reached.price * more - better
     rounding = 1e-9 * max(1.0, float(np.abs(gain).max()))
     kept = loss <= reached.price * reached.left - better[more <= reached.left].max() + rounding
-    row, count, gain = row[kept], count[kept], gain[kept]
+    row = row[kept]
+    count = count[kept]
+    gain = gain[kept]
     starts = np.searchsorted(row, np.arange(len(gains)))
-    fewest, most = count[starts], count[np.append(starts[1:], len(row)) - 1]
+    fewest = count[starts]
+    most = count[np.append(starts[1:], len(row)) - 1]
     offsets = np.cumsum(most - fewest + 1) - (most - fewest + 1)
     dense = np.full(int((most - fewest + 1).sum()), -math.inf)
     dense[offsets[row] + count - fewest[row]] = gain
@@ -180,21 +184,26 @@ def programme(gains: Sequence[FloatArray], units: int) -> list[int]:
     gains = [gain[: units + 1] for gain in gains]
     later = sum(len(gain) - 1 for gain in gains)  # what the takers not yet looked at can use
     units = min(units, later)
-    low, best = 0, np.zeros(1)  # best[v - low] = F(v); beyond its end F stays as it is
+    # best[v - low] = F(v); beyond its end F stays as it is
+    low = 0
+    best = np.zeros(1)
     windows = []
     for gain in gains:
         most = len(gain) - 1
         later -= most
-        first, last = max(0, units - later), min(units, low + len(best) - 1 + most)
+        first = max(0, units - later)
+        last = min(units, low + len(best) - 1 + most)
         windows.append(_Window(first - most, _reach(best, low, first - most, last)))
-        low, best = first, _convolve(windows[-1].values, gain)
+        low = first
+        best = _convolve(windows[-1].values, gain)
     return _trace_back(gains, windows, units)
 
 
 def _reach(best: FloatArray, low: int, first: int, last: int) -> FloatArray:
     """F on the budgets first..last, from its values on low, low + 1, ...: none below 0, constant beyond."""
     values = np.empty(last - first + 1)
-    known, end = low - first, low - first + len(best)
+    known = low - first
+    end = low - first + len(best)
     values[:known] = -math.inf
     values[known:end] = best[: last - low + 1]
     values[end:] = best[-1]
@@ -203,7 +212,8 @@ def _reach(best: FloatArray, low: int, first: int, last: int) -> FloatArray:
 
 def _convolve(values: FloatArray, gain: FloatArray) -> FloatArray:
     """max over n of gain[n] + values[v - n], for each v that has all the values."""
-    shifts, budgets = len(gain), len(values) - len(gain) + 1
+    shifts = len(gain)
+    budgets = len(values) - len(gain) + 1
     step = values.itemsize
     rows: FloatArray = np.ndarray(
         (shifts, budgets), buffer=values, strides=(step, step)

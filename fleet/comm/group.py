@@ -33,7 +33,8 @@ class MPIGroup:
     def __init__(
         self, world: World, comm: MPI.Intracomm, ranks: Sequence[int], shares_node: bool = False
     ) -> None:
-        self.comm, self.ranks = comm, tuple(ranks)
+        self.comm = comm
+        self.ranks = tuple(ranks)
         self._shares_node = shares_node
         self._node_sum: NodeSum | None = None
         self.rank: int = comm.rank
@@ -71,11 +72,10 @@ class MPIGroup:
         if not is_small and (shared := self._shared_sum()) is not None:
             shared.add(part, self._until)
             return
-        first = (
-            self.comm.Iallreduce(MPI.IN_PLACE, part, op=MPI.SUM)
-            if is_small
-            else self.comm.Ibarrier()
-        )
+        if is_small:
+            first = self.comm.Iallreduce(MPI.IN_PLACE, part, op=MPI.SUM)
+        else:
+            first = self.comm.Ibarrier()
         self._await(lambda: first.Test() or None)
         if not is_small:
             with self.striking():
@@ -100,13 +100,15 @@ class MPIGroup:
         """Wait for ranks that mostly come at nearly the same time: sleep after a while only."""
 
         def is_ready() -> T | None:
-            if (found := ready()) is None:
+            found = ready()
+            if found is None:
                 self.check()
             return found
 
         with self.striking():
             for _ in range(_SPINS):
-                if (found := ready()) is not None:
+                found = ready()
+                if found is not None:
                     return found
                 os.sched_yield()
             return self._world.wait(is_ready)
@@ -183,18 +185,18 @@ class MPIBroadcast:
     def __init__(
         self, comm: MPI.Intracomm, buffers: Sequence[np.ndarray], root: int, number: int
     ) -> None:
-        self._comm, self._buffers = comm, buffers
+        self._comm = comm
+        self._buffers = buffers
         self._tags = [(number + index) % 32000 for index in range(len(buffers))]
         parent, children = tree(comm.rank, comm.size, root)
         self._children: Sequence[int] = children
-        self._requests = (
-            []
-            if parent is None
-            else [
+        if parent is None:
+            self._requests = []
+        else:
+            self._requests = [
                 comm.Irecv(buffer, source=parent, tag=tag)
                 for buffer, tag in zip(buffers, self._tags, strict=True)
             ]
-        )
         self.is_done()
 
     def is_done(self) -> bool:  # noqa: D102 - Broadcast says it

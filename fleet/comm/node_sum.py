@@ -39,7 +39,10 @@ class NodeSum:
     """
 
     def __init__(self, turns: np.ndarray, stages: np.ndarray, rank: int) -> None:
-        self._turns, self._stages, self._rank, self._turn = turns[:, 0], stages, rank, 0
+        self._turns = turns[:, 0]
+        self._stages = stages
+        self._rank = rank
+        self._turn = 0
 
     def add(self, values: np.ndarray, until: Until) -> None:
         """Replace an array (n,), on every rank, by the sum of all ranks' arrays; collective.

@@ -49,12 +49,16 @@ class Roles:
     @property
     def unit(self) -> str:
         """What networks are trained on, in a word: without GPUs and without sharing, a rank for each."""
-        return self.device if self.device == "GPU" or self.slots > 1 else "trainer"
+        if self.device == "GPU" or self.slots > 1:
+            return self.device
+        return "trainer"
 
     @property
     def idle_slots(self) -> int:
         """How many slots are expected to train no more on what they share than one: a step leaves nothing of a core."""
-        return self.slots if self.device == "core" else 1
+        if self.device == "core":
+            return self.slots
+        return 1
 
     @cached_property
     def rank_of(self) -> dict[int, int]:
@@ -123,7 +127,12 @@ def roles_of(
     """
     asked = spec.resources
     is_gpu = gpus_per_node is not None or not spec.engine.learns  # an emulated one
-    device = "GPU" if is_gpu else "core" if asked.gpus_per_node == "auto" else "device"
+    if is_gpu:
+        device = "GPU"
+    elif asked.gpus_per_node == "auto":
+        device = "core"
+    else:
+        device = "device"
     if cores is not None:  # fewer of them only make a large group slow
         cores = max(cores, *(network.min_gpus for network in spec.networks), 1)
     return assign(
@@ -143,7 +152,8 @@ def missing_slots(spec: Spec, roles: Roles) -> str:
     A number asks for as many, auto for two: they show whether more would pay. More than there are networks would stay
     empty.
     """
-    asked, devices = spec.resources.per_device, roles.cluster.whole_gpus
+    asked = spec.resources.per_device
+    devices = roles.cluster.whole_gpus
     wanted = min(2 if asked == "auto" else asked, math.ceil(spec.most_at_once / devices))
     if roles.slots >= wanted or (
         asked == "auto" and roles.device == "core"
@@ -187,10 +197,13 @@ def assign(
     >>> roles.preprocessors, roles.trainers, roles.gpus_per_node
     ((0,), (1, 2, 3, 4), 4)
     """
-    size, nodes = len(node_of), max(node_of) + 1
-    room = (
-        None if gpus_per_node is None or slots is None else gpus_per_node * slots
-    )  # for trainers on a node
+    size = len(node_of)
+    nodes = max(node_of) + 1
+    # for trainers on a node
+    if gpus_per_node is None or slots is None:
+        room = None
+    else:
+        room = gpus_per_node * slots
 
     def made(preprocessors: Sequence[int], trainers: Sequence[int]) -> Roles:
         most = _most_on_a_node(node_of, trainers)
@@ -207,9 +220,11 @@ def assign(
         )
 
     if size == 1 or own_preprocessing:
-        able = (
-            range(size) if size == 1 else range(1, size)
-        )  # with more than one, rank 0 coordinates and no more
+        # with more than one, rank 0 coordinates and no more
+        if size == 1:
+            able = range(size)
+        else:
+            able = range(1, size)
         trainers = tuple(
             rank
             for node in range(nodes)

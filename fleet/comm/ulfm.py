@@ -29,7 +29,9 @@ from launch.processes import end_with_parent
 # What Open MPI's mpirun gives its ranks under --with-ft ulfm.
 _FT_ENABLED = "OMPI_MCA_mpi_ft_enable"
 # Tags beside those of roles: a rank is ready to make a group; is done, and may go; has failed, so that all end.
-_READY_TAG, _DONE_TAG, _FAILED_TAG = 101, 102, 103
+_READY_TAG = 101
+_DONE_TAG = 102
+_FAILED_TAG = 103
 # How long a call that cannot be interrupted may go on waiting for a rank that has died.
 _PATIENCE_S = 3.0
 # Collectives that a death has cut short, or their buffers. MPI may still write into these: nothing frees them.
@@ -56,7 +58,8 @@ class ULFMWorld(MPIWorld):
     # ---- which ranks are alive ----
 
     def heed_deaths(self) -> None:  # noqa: D102 - World says it
-        if (status := self._notice()) is not None:
+        status = self._notice()
+        if status is not None:
             self._end(status, all_know=True)
         if 0 in self.lost:
             raise CoordinatorLost("rank 0, which coordinates, has died")
@@ -77,7 +80,8 @@ class ULFMWorld(MPIWorld):
     def check(self, ranks: Sequence[int]) -> None:
         """Raise GroupStruck when one of some ranks has died."""
         self.heed_deaths()
-        if dead := self.lost.intersection(ranks):
+        dead = self.lost.intersection(ranks)
+        if dead:
             raise GroupStruck("died: rank " + ", ".join(map(str, sorted(dead))))
 
     # ---- messages ----
@@ -125,7 +129,8 @@ class ULFMWorld(MPIWorld):
         backoff = Backoff()
         while not others <= self._ready[number]:
             self.check(ranks)
-            if (heard := self._receive(_READY_TAG)) is not None:
+            heard = self._receive(_READY_TAG)
+            if heard is not None:
                 rank, of = heard
                 self._ready[of].add(rank)
             else:
@@ -178,7 +183,8 @@ class ULFMWorld(MPIWorld):
         heard = {self.rank}
 
         def all_heard() -> bool | None:
-            if (rank := self._receive(tag)) is not None:
+            rank = self._receive(tag)
+            if rank is not None:
                 heard.add(rank)
             return len(heard | self.lost) == self.size or None
 

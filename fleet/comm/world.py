@@ -36,7 +36,8 @@ class Backoff:
     """Sleeps that grow from 20 microseconds to the longest, until something happens."""
 
     def __init__(self, longest: float = LONGEST_S) -> None:
-        self._pause, self._longest = SHORTEST_S, longest
+        self._pause = SHORTEST_S
+        self._longest = longest
 
     def reset(self) -> None:
         """Something happened: be quick again."""
@@ -94,7 +95,9 @@ class MPIWorld:
     def _receive(self, tag: int) -> Any:
         # Open MPI looks first, and only then takes in what has come: the first look may find nothing of it.
         matched = self.comm.improbe(tag=tag) or self.comm.improbe(tag=tag)
-        return None if matched is None else matched.recv()
+        if matched is None:
+            return None
+        return matched.recv()
 
     def _is_over(self, request: MPI.Request) -> bool:
         """Whether a message has been taken, or never will be."""
@@ -109,7 +112,8 @@ class MPIWorld:
         backoff = Backoff(self._longest_pause * patience)
         while True:
             worked = self.do_duties()
-            if (value := ready()) is not None:
+            value = ready()
+            if value is not None:
                 return value
             self.heed_deaths()
             if worked:
@@ -221,7 +225,9 @@ class MPIWorld:
         self._goes_last = (
             self.rank == 0 and status != 0 and "PRTE_LAUNCHED" in os.environ and is_one_node
         )
-        return 0 if self.rank and "PRTE_LAUNCHED" in os.environ else status
+        if self.rank and "PRTE_LAUNCHED" in os.environ:
+            return 0
+        return status
 
     def go(self) -> None:
         """The end of this process, when Python has cleaned up all that was started after MPI: see :meth:`leave`."""

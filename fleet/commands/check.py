@@ -123,10 +123,8 @@ def _check(path: str, steps: bool) -> _Found:
         return _Found(spec, None, {}, [_data_mistake(spec, str(error))])
     for line in opened.data.remark.splitlines():
         print(f"fleet check: {line}", file=sys.stderr)
-    written, spec = (
-        spec,
-        dataclasses.replace(spec, networks=(*spec.networks, *extremes(spec).networks)),
-    )
+    written = spec
+    spec = dataclasses.replace(spec, networks=(*spec.networks, *extremes(spec).networks))
     mistakes: list[SpecMistake] = []
     try:
         [spec] = settle(opened, spec)
@@ -162,7 +160,8 @@ def _check(path: str, steps: bool) -> _Found:
 
 def _kept(spec: Spec, opened: Inputs) -> tuple[CacheChosen, list[SpecMistake]]:
     """What becomes of decoded samples; and why they cannot be kept as the spec says."""
-    paths, preprocessors = RunPaths(spec.output), 0 if spec.policy.own_samples else 1
+    paths = RunPaths(spec.output)
+    preprocessors = 0 if spec.policy.own_samples else 1
     means = Means(preprocessors, 1, False, free_shared_memory(), free_disk(paths))
     choice = choose_cache(spec, opened, means, state_of(read_run(paths, (CacheChosen,))).cache)
     unkept = []
@@ -187,11 +186,10 @@ def _data_mistake(spec: Spec, said: str) -> SpecMistake:
 def _tried(spec: Spec, opened: Inputs, steps: bool) -> tuple[dict[int, Trial], list[SpecMistake]]:
     """The networks, tried out; and what is wrong with the engine."""
     places = range(len(spec.networks))
-    rates = (
-        None
-        if spec.schedule.rates is None or not spec.engine.needs_rates
-        else (read_rates_of(spec, spec.schedule.rates))
-    )
+    if spec.schedule.rates is None or not spec.engine.needs_rates:
+        rates = None
+    else:
+        rates = read_rates_of(spec, spec.schedule.rates)
     with progress_bar(len(places), "trying networks") as advance:
         try:
             tried = try_networks(
@@ -232,7 +230,8 @@ def _some_samples(spec: Spec, opened: Inputs) -> dict[str, tuple[np.ndarray, np.
         places = np.unique(np.linspace(0, pipeline.samples - 1, _SAMPLES).astype(int))
         images, targets = pipeline.empty(len(places))
         pipeline.load(places.tolist(), 0, images, targets)
-        if (usable := pipeline.sample.target.usable(targets)).any():
+        usable = pipeline.sample.target.usable(targets)
+        if usable.any():
             found[key] = images[usable], targets[usable]
     return found
 
@@ -255,11 +254,9 @@ def _numbers(found: _Found) -> dict[str, Any]:
     if found.spec is not None:
         numbers["name"] = found.spec.document.name
     if found.spec is not None and found.opened is not None:
-        data, image, target = (
-            found.opened.data,
-            found.opened.sample.image,
-            found.opened.sample.target,
-        )
+        data = found.opened.data
+        image = found.opened.sample.image
+        target = found.opened.sample.target
         test = {} if data.test is None else {"test_samples": len(data.test)}
         numbers |= {
             "samples": len(data.train),
@@ -284,10 +281,14 @@ def _rows(spec: Spec, found: _Found) -> Iterator[tuple[NetworkSpec, Trial]]:
 def _print(path: str, found: _Found) -> None:
     if found.spec is None or found.opened is None:
         return
-    data, image = found.opened.data, found.opened.sample.image
+    data = found.opened.data
+    image = found.opened.sample.image
     test = "" if data.test is None else f" and {len(data.test)} test"
     folds = found.spec.data.folds
-    judging = f" and {len(data.validation or ())} validation" if folds is None else ""
+    if folds is None:
+        judging = f" and {len(data.validation or ())} validation"
+    else:
+        judging = ""
     divided = "" if folds is None else f", in {folds} folds"
     print(
         f"{path}: {len(data.train)} training{judging}{test} samples of {image} in "
@@ -365,14 +366,14 @@ def _row(network: NetworkSpec, trial: Trial) -> list[Any]:
     else:
         shown = rate["name"] if isinstance(rate, dict) else f"{rate:g}"
     arguments = ", ".join(f"{key}={value}" for key, value in network.architecture.args.items())
-    least, most = network.min_gpus, network.max_gpus
-    gpus = (
-        f"{least} or more"
-        if most is None
-        else str(least)
-        if least == most
-        else f"{least} to {most}"
-    )
+    least = network.min_gpus
+    most = network.max_gpus
+    if most is None:
+        gpus = f"{least} or more"
+    elif least == most:
+        gpus = str(least)
+    else:
+        gpus = f"{least} to {most}"
     memory = "" if trial.memory is None else format_size(trial.memory)
     return [
         network.name,

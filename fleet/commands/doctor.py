@@ -159,7 +159,10 @@ def _examine(world: MPIWorld, args: argparse.Namespace) -> int:
         if startup is not None and not args.json:
             print_startup(startup)
         _show(args, findings, f"ranks: {world.size}, nodes: {max(node_of) + 1}", hangs, startup)
-    status = ExitStatus.INFRASTRUCTURE if world.share(findings) else ExitStatus.OK
+    if world.share(findings):
+        status = ExitStatus.INFRASTRUCTURE
+    else:
+        status = ExitStatus.OK
     world.finish()
     return world.leave(int(status))
 
@@ -180,7 +183,10 @@ def _show(
         }
         for host, one in hangs
     ]
-    told = {} if startup is None else {"startup": {**asdict(startup), "advice": startup.advice}}
+    if startup is None:
+        told = {}
+    else:
+        told = {"startup": {**asdict(startup), "advice": startup.advice}}
     show(
         args,
         lambda: {"findings": findings, "gpus": gpus, **told},
@@ -215,11 +221,10 @@ def _facts(
         node_of.index(node_of[world.rank]) == world.rank
     )  # what is the same on all ranks of a node
     gpus = visible_gpus(os.environ, files)
-    libraries = (
-        problems_of(spec.engine, gpus, spec.resources.exchange)
-        if leads and spec is not None
-        else []
-    )
+    if leads and spec is not None:
+        libraries = problems_of(spec.engine, gpus, spec.resources.exchange)
+    else:
+        libraries = []
     return checks.RankFacts(
         world.host,
         my_cores(),
@@ -269,7 +274,8 @@ def _check_room(
     try:
         if opened is None or roles is None:
             return checks.check_disk(_disk(spec, None if opened is None else opened.sample)), ""
-        paths, shared_free = RunPaths(spec.output), min(rank.shared_free for rank in facts)
+        paths = RunPaths(spec.output)
+        shared_free = min(rank.shared_free for rank in facts)
         means = Means(
             len(roles.preprocessors), roles.gpus_per_node, False, shared_free, free_disk(paths)
         )
@@ -300,8 +306,10 @@ def _try_lease(world: World, node_of: Sequence[int], spec: Spec) -> checks.Lease
     firsts = [node_of.index(node) for node in range(max(node_of) + 1)]
     ranks = firsts if len(firsts) > 1 else list(range(min(world.size, 2)))
     folder = Path(world.share(_make_probe(spec) if world.rank == 0 else None))
-    process, tries = Process(), world.rank in ranks and folder != Path()
-    won, problem = False, ""
+    process = Process()
+    tries = world.rank in ranks and folder != Path()
+    won = False
+    problem = ""
     world.gather(None)
     if tries:
         try:
@@ -323,11 +331,9 @@ def _try_lease(world: World, node_of: Sequence[int], spec: Spec) -> checks.Lease
     world.gather(None)
     if world.rank == 0 and tries:
         shutil.rmtree(folder, ignore_errors=True)
-    return (
-        checks.LeaseTrial(world.host, won, holder.launch if holder else "", noticed, problem)
-        if tries
-        else None
-    )
+    if tries:
+        return checks.LeaseTrial(world.host, won, holder.launch if holder else "", noticed, problem)
+    return None
 
 
 def _make_probe(spec: Spec) -> str:
@@ -357,18 +363,25 @@ def _disk(spec: Spec, sample: SampleSpec | None, decoded: int = 0) -> checks.Dis
             pass
     except OSError as error:
         problem = error.strerror or str(error)
-    needed = (
-        0
-        if sample is None
-        else sum(_folder_bytes(network, spec, sample) for network in spec.networks)
-    )
+    if sample is None:
+        needed = 0
+    else:
+        needed = sum(_folder_bytes(network, spec, sample) for network in spec.networks)
     if spec.checkpoint.quota is not None:
         needed = min(needed, spec.checkpoint.quota)
-    what = "the checkpoints and decoded samples" if decoded else "the checkpoints"
+    if decoded:
+        what = "the checkpoints and decoded samples"
+    else:
+        what = "the checkpoints"
     return checks.Disk(str(folder), shutil.disk_usage(folder).free, needed + decoded, problem, what)
 
 
 def _folder_bytes(network: NetworkSpec, spec: Spec, sample: SampleSpec) -> int:
     """Bytes of all that a network may have on disk at once; 0 where nobody knows, or there is nothing to keep."""
-    parameters = parameters_of(network, spec, sample) if spec.engine.learns else None
-    return 0 if parameters is None else folder_bytes(parameters, network, spec)
+    if spec.engine.learns:
+        parameters = parameters_of(network, spec, sample)
+    else:
+        parameters = None
+    if parameters is None:
+        return 0
+    return folder_bytes(parameters, network, spec)

@@ -204,7 +204,10 @@ def _carry_out(args: argparse.Namespace) -> int:
             raise UserError(f"--for {args.urgent}: no job of that id is waiting")
     machine = evicting.ClusterView(args.partition, user, _costs(args, _storage(args)), _give_back)
     first = machine.look()
-    margin = min(1.0, deadline / 10) if args.margin is None else args.margin / 60
+    if args.margin is None:
+        margin = min(1.0, deadline / 10)
+    else:
+        margin = args.margin / 60
     eviction = Eviction(args.nodes, deadline, margin, first.signals, first.runs)
     whose = "all users" if user is None else user
     try:
@@ -213,7 +216,8 @@ def _carry_out(args: argparse.Namespace) -> int:
         raise UserError(f"squeue, running jobs of {whose}: {error}") from None
     record = args.record or Path(RECORD)
     waiting = still_held(record)
-    if held := evicting.held_by_others(first, machine, waiting):
+    held = evicting.held_by_others(first, machine, waiting)
+    if held:
         print(
             f"{', '.join(held)}: held in the queue, and {record} does not say why; if that is left from an eviction: "
             f"scontrol release {','.join(held)}"
@@ -222,7 +226,8 @@ def _carry_out(args: argparse.Namespace) -> int:
         users = {job: standing.user for job, standing in machine.seen.items()}
         print(f"{counted(len(first.jobs), 'running job')} of {whose} may be asked to make room")
         print("\n".join(evicting.lines_of(rehearse(first.jobs, eviction), users, first.signals)))
-        if rivals := evicting.rivals(first, args.urgent, machine):
+        rivals = evicting.rivals(first, args.urgent, machine)
+        if rivals:
             print(f"{', '.join(rivals)}: would be held in the queue meanwhile")
         if waiting:
             print(
@@ -242,7 +247,9 @@ def _carry_out(args: argparse.Namespace) -> int:
     )
     with DeferredSignals() as interruption:
         is_good = evicting.carry_out(eviction, first, machine, diary, keeping, interruption)
-    return ExitStatus.OK if is_good else ExitStatus.INFRASTRUCTURE
+    if is_good:
+        return ExitStatus.OK
+    return ExitStatus.INFRASTRUCTURE
 
 
 def _give_back(run: str, nodes: int, within_s: float) -> tuple[str, ...]:
@@ -299,7 +306,8 @@ def _changes(plans: Sequence[Plan]) -> list[Plan]:
 def _show_trade_off(plans: Sequence[Plan]) -> None:
     rows = []
     for before, plan in zip([plans[0], *plans], plans, strict=False):
-        saved, counts = before.loss - plan.loss, Counter(plan.actions.values())
+        saved = before.loss - plan.loss
+        counts = Counter(plan.actions.values())
         rows.append(
             [
                 plan.deadline,

@@ -124,7 +124,8 @@ def run(args: argparse.Namespace) -> None:
     if args.end:
         _call_off(args, roots, system)
         return
-    runs, scripts = [], {}
+    runs = []
+    scripts = {}
     for name, spec in specs:
         check_shareable(spec, name)
         of_spec = opts.with_gpus(args, spec, site)
@@ -199,7 +200,8 @@ def _replaced(plan: HarvestPlan, scripts: Mapping[Path, str]) -> list[str]:
 def _changes(old: HarvestPlan, new: HarvestPlan) -> Iterator[str]:
     """In which options two plans differ."""
     for option in ("nodes_per_job", "backlog", "most"):
-        before, now = getattr(old.limits, option), getattr(new.limits, option)
+        before = getattr(old.limits, option)
+        now = getattr(new.limits, option)
         if before != now:
             yield f"--{option.replace('_', '-')} {before} -> {now}"
     for what, before, now in (
@@ -216,7 +218,8 @@ def _words_changed(old: str, new: str) -> Iterator[str]:
     >>> list(_words_changed("#SBATCH --time=01:00:00 x", "#SBATCH --time=02:00:00 x"))
     ['--time=01:00:00 -> --time=02:00:00']
     """
-    before, now = old.split(), new.split()
+    before = old.split()
+    now = new.split()
     for tag, begin, end, new_begin, new_end in SequenceMatcher(
         None, before, now, autojunk=False
     ).get_opcodes():
@@ -228,7 +231,9 @@ def _call_off(args: argparse.Namespace, roots: Sequence[Path], system: System) -
     plans = [HarvestPlan.read(RunPaths(root).harvest) for root in roots]
     for root in roots:
         note(RunPaths(root), CalledOff())  # until the harvest is asked for again
-    orders, left, queue = [], [], BatchQueue(system)
+    orders = []
+    left = []
+    queue = BatchQueue(system)
     for root, plan in zip(
         roots, plans, strict=True
     ):  # runs that are harvested together look again, which is no harm

@@ -95,14 +95,18 @@ def run(args: argparse.Namespace) -> int:
 
 def _spec_of(command: Sequence[str]) -> str:
     """The spec in the command of a launch: what follows ``fleet.run``, or the last word."""
-    place = command.index("fleet.run") + 1 if "fleet.run" in command[:-1] else -1
+    if "fleet.run" in command[:-1]:
+        place = command.index("fleet.run") + 1
+    else:
+        place = -1
     return command[place]
 
 
 def _job_id(system: System) -> str:
     if not system.job_variable:
         return f"process {os.getpid()}"
-    if not (job := os.environ.get(system.job_variable)):
+    job = os.environ.get(system.job_variable)
+    if not job:
         raise UserError(
             f"{system.job_variable} is not set: this is no job of {system.name} (fleet submit starts one)"
         )

@@ -77,12 +77,18 @@ def find_site(name: str) -> Site:
 
 def with_gpus(args: argparse.Namespace, spec: Spec, site: Site) -> Site:
     """A site that knows nothing of GPUs, with those that are asked for, or that the spec counts on."""
-    asked, counted_on = args.gpus_per_node, spec.resources.gpus_per_node
+    asked = args.gpus_per_node
+    counted_on = spec.resources.gpus_per_node
     if asked is not None and site.gpus:
         raise UserError(
             f"--gpus-per-node goes with a site that does not say; {args.site} has {site.gpus}"
         )
-    gpus = asked if asked is not None else 0 if counted_on == "auto" else counted_on
+    if asked is not None:
+        gpus = asked
+    elif counted_on == "auto":
+        gpus = 0
+    else:
+        gpus = counted_on
     if not gpus or site.gpus:
         return site
     # One rank trains on each, two prepare; a number of ranks that the site's file names is kept if it will do.
@@ -157,7 +163,8 @@ def ranks_of(args: argparse.Namespace, spec: Spec, site: Site) -> int | None:
     With slots (``resources.per_device: K``) a GPU has K trainers, and as many ranks prepare as without.
     """
     asked: int | None = args.ranks_per_node
-    preparing, slots = spec.resources.preprocessors, spec.resources.per_device
+    preparing = spec.resources.preprocessors
+    slots = spec.resources.per_device
     further = 0 if slots == "auto" else (slots - 1) * site.gpus
     if asked is not None or not site.gpus or (preparing == "auto" and not further):
         return asked

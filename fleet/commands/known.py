@@ -36,14 +36,18 @@ def known_rates_of(
     if file is not None:
         return read_rates_of(spec, file), file
     found = known_rates(spec, *cached(spec, place, sample, cluster), cluster.gpus_per_node)
-    return None if found is None else (found, "measured before")
+    if found is None:
+        return None
+    return (found, "measured before")
 
 
 def known_beside_steps(spec: Spec) -> BesideSteps | None:
     """What the newest launch on such a machine took beside steps; None where there was none."""
     known = read_cache(cache_path()).get(beside_steps_key(spec.resources.engine, hardware()), {})
     is_whole = len(known) == len(dataclasses.fields(BesideSteps))
-    return BesideSteps(*(known[number].rate for number in sorted(known))) if is_whole else None
+    if is_whole:
+        return BesideSteps(*(known[number].rate for number in sorted(known)))
+    return None
 
 
 def cached(
@@ -82,11 +86,9 @@ def shared_cluster(spec: Spec, cluster: Cluster) -> Cluster:
         MOST_SLOTS, math.ceil(spec.most_at_once / max(1, cluster.gpus))
     )  # more would stay empty
     slots = most if asked == "auto" else min(asked, most)
-    return (
-        cluster
-        if slots <= 1
-        else Cluster.of(cluster.gpus, cluster.gpus_per_node, slots, fills=asked != "auto")
-    )
+    if slots <= 1:
+        return cluster
+    return Cluster.of(cluster.gpus, cluster.gpus_per_node, slots, fills=asked != "auto")
 
 
 def with_sharing(spec: Spec, rates: RateTable) -> RateTable:
@@ -95,6 +97,6 @@ def with_sharing(spec: Spec, rates: RateTable) -> RateTable:
     Of what is not known, :func:`scheduler.ensemble.sharing.speedup` has a guess.
     """
     is_shared = spec.resources.per_device != 1 and len(rates.sharing) < 2
-    return (
-        dataclasses.replace(rates, sharing=recorded_sharing(spec) or (1.0,)) if is_shared else rates
-    )
+    if is_shared:
+        return dataclasses.replace(rates, sharing=recorded_sharing(spec) or (1.0,))
+    return rates

@@ -69,7 +69,10 @@ def told_of_gpus(cluster: Cluster) -> str:
     >>> told_of_gpus(Cluster.of(4, 2)), told_of_gpus(Cluster.of(4, 2, slots=3))
     ('4 GPUs, 2 a node', '4 GPUs, 2 a node, up to 3 networks on each')
     """
-    shared = f", up to {counted(cluster.slots, 'network')} on each" if cluster.slots > 1 else ""
+    if cluster.slots > 1:
+        shared = f", up to {counted(cluster.slots, 'network')} on each"
+    else:
+        shared = ""
     return f"{counted(cluster.whole_gpus, 'GPU')}, {cluster.gpus_per_node // cluster.slots} a node{shared}"
 
 

@@ -124,7 +124,10 @@ def _print(
     left_out: Sequence[BadSample],
 ) -> None:
     unit = "image" if args.source == "image_folder" else "sample"
-    tested = f" and {counted(counts['test'], f'test {unit}')}" if counts["test"] else ""
+    if counts["test"]:
+        tested = f" and {counted(counts['test'], f'test {unit}')}"
+    else:
+        tested = ""
     print(
         f"{args.out}: {counted(counts['train'], f'training {unit}')} and "
         f"{counted(counts['validation'], f'validation {unit}')}{tested} {'of' if target.kind == 'class' else 'with'} "

@@ -56,7 +56,8 @@ def run(args: argparse.Namespace) -> None:
     if spec is not None:
         from fleet.commands.known import shared_cluster, with_sharing
 
-        rates, cluster = with_sharing(spec, rates), shared_cluster(spec, cluster)
+        rates = with_sharing(spec, rates)
+        cluster = shared_cluster(spec, cluster)
     if not options.peak_limited:  # so that the rates shown are those that are planned with
         rates = as_printed(rates, cluster.whole_gpus)
     if policy.sets_batch:

@@ -124,13 +124,12 @@ def _print_rows(
     for table, predicted in tables.items():
         for row, numbers in enumerate(predicted):
             said = answer(numbers)
-            chosen = (
-                [said["class"]]
-                if "class" in said
-                else [";".join(said["labels"])]
-                if "labels" in said
-                else []
-            )
+            if "class" in said:
+                chosen = [said["class"]]
+            elif "labels" in said:
+                chosen = [";".join(said["labels"])]
+            else:
+                chosen = []
             writer.writerow(
                 [*([table, row] if len(tables) > 1 else [row]), *chosen, *map(str, numbers)]
             )
@@ -188,4 +187,6 @@ def _joined(predictor: Predictor) -> str:
 def _shown(value: Any) -> Any:
     if isinstance(value, dict):
         return ", ".join(f"{name} {number:.4g}" for name, number in value.items())
-    return ", ".join(value) if isinstance(value, list) else value
+    if isinstance(value, list):
+        return ", ".join(value)
+    return value

@@ -101,7 +101,8 @@ def run(args: argparse.Namespace) -> int:
     if args.output is not None:
         _check_output(args.output)
     opened = open_inputs(spec)
-    data, sample = opened.data, opened.sample
+    data = opened.data
+    sample = opened.sample
     whole = _cluster(args, spec)
     nodes = whole.gpus // whole.gpus_per_node
     cluster = shared_cluster(spec, whole)
@@ -167,7 +168,10 @@ def _cluster(args: argparse.Namespace, spec: Spec) -> Cluster:
     elif args.ranks is None:
         gpus = _some_gpus(spec, per_node)
     else:
-        slots = 1 if spec.resources.per_device == "auto" else spec.resources.per_device
+        if spec.resources.per_device == "auto":
+            slots = 1
+        else:
+            slots = spec.resources.per_device
         nodes = 1 if per_node is None else -(-args.ranks // (per_node * slots + 1))
         gpus = -(-(args.ranks - nodes) // slots)
     if gpus < 1:
@@ -218,7 +222,8 @@ def _perform(
 
 def _written(rehearsal: Rehearsal, folder: Path, output: Path) -> Path:
     """The spec file of a rehearsal, which names the rates file beside it."""
-    rates, spec = folder / "rates.json", folder / "spec.yaml"
+    rates = folder / "rates.json"
+    spec = folder / "spec.yaml"
     write_json(rates, write_rates(rehearsal.rates))
     schedule = dataclasses.replace(rehearsal.document.schedule, rates=str(rates))
     api.write_spec(
@@ -271,7 +276,8 @@ def _announce(
     rehearsal: Rehearsal,
     profiling: SurveyEstimate,
 ) -> None:
-    policy, is_known = spec.schedule.policy, origin != _ESTIMATED
+    policy = spec.schedule.policy
+    is_known = origin != _ESTIMATED
     shown = format_duration if is_known else about
     by_what = "" if is_known else ", by estimated rates: nothing was measured"
     planned = next(outcome for outcome in outcomes if outcome.policy == policy)
@@ -321,8 +327,12 @@ def _print(told: Account, rehearsal: Rehearsal, profiling: SurveyEstimate, is_kn
     )
     if told.measured_s is not None:
         own_s = told.measured_s / rehearsal.scale
-        own = format_duration(own_s) if is_known else f"{about(own_s)}, by estimated rates,"
-        per_group, per_epoch = 1000 * told.costs.regroup_s, 1000 * told.costs.epoch_s
+        if is_known:
+            own = format_duration(own_s)
+        else:
+            own = f"{about(own_s)}, by estimated rates,"
+        per_group = 1000 * told.costs.regroup_s
+        per_epoch = 1000 * told.costs.epoch_s
         print(
             f"It took {format_duration(told.measured_s)}, {told.ratio:.3f} times what the "
             f"simulation says ({per_group:.0f} ms to form a group, {per_epoch:.0f} ms between epochs): "

@@ -71,13 +71,15 @@ def run(args: argparse.Namespace) -> None:
                 "--every: it writes the page while the run goes on; without --json and --at"
             )
         _keep_writing(paths, args.html or paths.report, args.every)
-    report = (
-        replace(read_report(paths), data_now=tuple(changed_since(paths)))
-        if args.at is None
-        else (report_at(paths, args.at))
-    )
+    if args.at is None:
+        report = replace(read_report(paths), data_now=tuple(changed_since(paths)))
+    else:
+        report = report_at(paths, args.at)
     over = over_of(paths) if args.at is None else None
-    harvest = {} if over is None else {"harvest": {"why": over.why, "again": over.again}}
+    if over is None:
+        harvest = {}
+    else:
+        harvest = {"harvest": {"why": over.why, "again": over.again}}
     show(args, lambda: report.numbers() | harvest, lambda: _print(report, over))
     page = args.html or (paths.report if args.at is None else None)
     if page is None:

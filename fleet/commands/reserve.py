@@ -62,13 +62,12 @@ def run(args: argparse.Namespace) -> None:
     remaining = known.beyond(max(args.failed, default=0.0))
     if few or remaining is None:
         _say_why(remaining)
-    single = (
-        best.expected_makespan
-        if remaining is None
-        else asking.expected_makespan(
+    if remaining is None:
+        single = best.expected_makespan
+    else:
+        single = asking.expected_makespan(
             remaining, [remaining.longest], args.backfill_rate, sum(args.failed)
         )
-    )
     # By how much the expected makespan may be above the least, as a share of it: hardly ever.
     bound = {"error_bound": best.excess} if best.excess else {}
     show(
@@ -94,27 +93,29 @@ def _best(args: argparse.Namespace) -> tuple[Discrete, asking.RequestSequence, b
         if asking.too_few(runs):
             return known, asking.requests_from_runs(runs, args.failed, args.backfill_rate), True
         return known, asking.requests_after(known, args.failed, args.backfill_rate), False
-    known = read_table(args.table) if law is None else discretise(law, args.points)
+    if law is None:
+        known = read_table(args.table)
+    else:
+        known = discretise(law, args.points)
     return known, asking.requests_after(known, args.failed, args.backfill_rate), False
 
 
 def _say_why(remaining: Discrete | None) -> None:
-    why = (
-        "the job has outlived every run time known"
-        if remaining is None
-        else f"fewer than {asking.FEWEST_RUNS} past runs are too few to learn from"
-    )
+    if remaining is None:
+        why = "the job has outlived every run time known"
+    else:
+        why = f"fewer than {asking.FEWEST_RUNS} past runs are too few to learn from"
     print(f"fleet reserve: {why}: asking for twice the longest time known", file=sys.stderr)
 
 
 def _print(best: asking.RequestSequence, single: float, remaining: Discrete | None) -> None:
-    rows, tried = [], 0.0
+    rows = []
+    tried = 0.0
     for number, request in enumerate(best.requests, 1):
-        needed = (
-            1.0
-            if remaining is None
-            else float(remaining.probabilities[remaining.values > tried].sum())
-        )
+        if remaining is None:
+            needed = 1.0
+        else:
+            needed = float(remaining.probabilities[remaining.values > tried].sum())
         rows.append([number, f"{request:.7g}", f"{needed:.2%}"])
         tried = request
     print_table(["request", "walltime", "needed in"], rows)

@@ -75,7 +75,9 @@ def print_policies(outcomes: Sequence[Simulated], is_known: bool = True) -> None
     """
 
     def rounded(seconds: float) -> float:
-        return round(seconds) if is_known else float(f"{seconds:.2g}")
+        if is_known:
+            return round(seconds)
+        return float(f"{seconds:.2g}")
 
     reference = next(outcome for outcome in outcomes if outcome.policy == REFERENCE.name).makespan_s
     print_table(

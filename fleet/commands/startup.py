@@ -70,10 +70,8 @@ class Startup:
     @property
     def advice(self) -> str:
         """What to do."""
-        slowest, middle = (
-            max(one.all_s for one in self.ranks),
-            median(one.all_s for one in self.ranks),
-        )
+        slowest = max(one.all_s for one in self.ranks)
+        middle = median(one.all_s for one in self.ranks)
         told = (
             f"imports: {self.alone.all_s:.1f} s on a rank alone, {middle:.1f} s in the middle of all at a time, "
             f"{slowest:.1f} s on the slowest"
@@ -102,9 +100,10 @@ def look(world: World, spec: Spec | None) -> Startup:
 
 
 def _packages(engine: EngineInfo) -> list[str]:
-    module = (
-        engine.make.partition(":")[0] if isinstance(engine.make, str) else engine.make.__module__
-    )
+    if isinstance(engine.make, str):
+        module = engine.make.partition(":")[0]
+    else:
+        module = engine.make.__module__
     return ["h5py", "fleet.run", f"fleet.engines{module}" if module.startswith(".") else module]
 
 

@@ -119,7 +119,8 @@ def run(args: argparse.Namespace) -> int:
             "fleet submit: the job asks for no GPUs; --gpus-per-node, resources.gpus_per_node or --site would",
             file=sys.stderr,
         )
-    if pay := _slots_that_pay(args, spec, site):
+    pay = _slots_that_pay(args, spec, site)
+    if pay:
         print(f"fleet submit: {pay}", file=sys.stderr)
     if args.dry_run:
         show(args, lambda: {"script": script, **told}, lambda: print(script, end=""))
@@ -131,7 +132,10 @@ def _end(args: argparse.Namespace) -> int:
     """End a chain, and say what was done."""
     if args.spec is not None:
         raise UserError(f"--end {args.end} goes without a spec; {args.spec} is one")
-    root = load(str(args.end)).output if args.end.suffix in (".yaml", ".yml") else args.end
+    if args.end.suffix in (".yaml", ".yml"):
+        root = load(str(args.end)).output
+    else:
+        root = args.end
     back, told = end_chain(RunPaths(root.absolute()))
     if args.json:
         print_json({"cancelled": back, "told": told})
@@ -196,9 +200,13 @@ def _job(
         raise UserError(
             f"--nodes is {args.nodes}; with --system {system.name} there is only this machine"
         )
-    once, image = _once(args, spec), _image(args)
+    once = _once(args, spec)
+    image = _image(args)
     requests = () if asked is None else asked.chain.requests
-    walltime = requests[0] if requests else args.walltime or spec.document.walltime
+    if requests:
+        walltime: float | None = requests[0]
+    else:
+        walltime = args.walltime or spec.document.walltime
     jobs, retries = _limits(args, system)
     return replace(
         opts.job_of(args, args.spec, spec, system, site, walltime),
@@ -276,12 +284,14 @@ def _limits(args: argparse.Namespace, system: System) -> tuple[int, int]:
 
 def _slots_that_pay(args: argparse.Namespace, spec: Spec, site: Site) -> str:
     """How many networks should share a GPU where the job lets fewer; nothing where that is not so, or not known."""
-    gpus, networks = args.nodes * site.gpus, spec.most_at_once
+    gpus = args.nodes * site.gpus
+    networks = spec.most_at_once
     if not spec.engine.uses_gpus or not 0 < gpus < networks:
         return ""
     ranks = opts.ranks_of(args, spec, site) or site.ranks
     slots = opts.roles_of_job(args, spec, site).slots
-    speedups, asked = recorded_sharing(spec), spec.resources.per_device
+    speedups = recorded_sharing(spec)
+    asked = spec.resources.per_device
     pays = worth(speedups)
     # What is known may all pay; then one more may, too.
     count = min(pays + (pays == len(speedups) == slots), math.ceil(networks / gpus))

@@ -36,11 +36,10 @@ from scheduler.reservation.laws import Discrete, empirical
 from scheduler.reservation.requests import FEWEST_RUNS, SAFETY
 from scheduler.simulation.ensemble import simulate
 
-DRAWS, LEAST_DRAWS, DRAWS_S = (
-    60,
-    8,
-    10.0,
-)  # of how many epochs networks train: so many, or fewer where they take long
+# of how many epochs networks train: so many, or fewer where they take long
+DRAWS = 60
+LEAST_DRAWS = 8
+DRAWS_S = 10.0
 START_S = 60.0  # until ranks are ready, where no launch here has told
 _MINUTE = 60.0
 
@@ -71,11 +70,10 @@ class AskedTimes:
         """It in words."""
         first, *rest = map(format_duration, self.chain.requests)
         then = f", then {', '.join(rest)} if that is not enough" if rest else ""
-        again = (
-            ""
-            if is_chain or not rest
-            else " (the same command asks for the next; --chain does it by itself)"
-        )
+        if is_chain or not rest:
+            again = ""
+        else:
+            again = " (the same command asks for the next; --chain does it by itself)"
         cost = f"{_hours(self.chain.asked, nodes)} node-hours asked for, {_hours(self.chain.used, nodes)} used"
         lines = [
             f"asks for {first}{then}{again}",
@@ -126,7 +124,8 @@ def automatic(args: argparse.Namespace, spec: Spec, system: System, site: Site) 
     paths = RunPaths(spec.output.absolute())
     past = past_of(paths.stops)
     known = _left(_known(args, spec, system, site, past), past)
-    start_s, saving_s = _start_s(spec, paths), max(args.warn or WARNING_S, RESERVE_S)
+    start_s = _start_s(spec, paths)
+    saving_s = max(args.warn or WARNING_S, RESERVE_S)
     overhead = start_s + saving_s
     found = best_chain(known.law, overhead, args.max_jobs or MOST_JOBS)
     requests = [_whole_minutes(request) for request in found.requests]
@@ -173,11 +172,10 @@ def _known(
             Discrete(np.array([longest]), np.array([1.0])),
             f"{counted(len(few), 'past run')}, too few to learn from: twice the longest ({_range(few)})",
         )
-    missing = (
-        "what it trains is asked for while it runs, so that it cannot be simulated"
-        if grows
-        else "no rates are known (schedule.rates, or those of an earlier run on this machine)"
-    )
+    if grows:
+        missing = "what it trains is asked for while it runs, so that it cannot be simulated"
+    else:
+        missing = "no rates are known (schedule.rates, or those of an earlier run on this machine)"
     raise UserError(
         f"--walltime auto: nothing tells how long {spec.document.name} takes: no chain in {spec.output} "
         f"has finished, {silence}, and {missing}; name a walltime for the first job, such as 2h"
@@ -195,7 +193,9 @@ def _accounted(name: str, system: System) -> tuple[list[float], str]:
 
 def _range(seconds: tuple[float, ...] | list[float]) -> str:
     ends = format_duration(min(seconds)), format_duration(max(seconds))
-    return ends[0] if ends[0] == ends[1] else f"{ends[0]} to {ends[1]}"
+    if ends[0] == ends[1]:
+        return ends[0]
+    return f"{ends[0]} to {ends[1]}"
 
 
 def _left(known: KnownTimes, past: ChainTimes) -> KnownTimes:
@@ -219,7 +219,9 @@ def _start_s(spec: Spec, paths: RunPaths) -> float:
     if times:
         return times[-1]
     known = known_beside_steps(spec)
-    return START_S if known is None else known.ready_s
+    if known is None:
+        return START_S
+    return known.ready_s
 
 
 # ---- by simulation ------------------------------------------------------------------------------
@@ -240,12 +242,14 @@ def _simulated(args: argparse.Namespace, spec: Spec, site: Site) -> KnownTimes |
     if found is None:
         return None
     given = _given(spec, opened, roles)
-    rates, origin = (
-        with_sharing(spec, replace(found[0], samples_per_epoch=len(opened.data.train))),
-        found[1],
-    )
-    shared = f", up to {cluster.slots} networks on each," if cluster.slots > 1 else ""
-    rng, end = np.random.default_rng(spec.seed), time.monotonic() + DRAWS_S
+    rates = with_sharing(spec, replace(found[0], samples_per_epoch=len(opened.data.train)))
+    origin = found[1]
+    if cluster.slots > 1:
+        shared = f", up to {cluster.slots} networks on each,"
+    else:
+        shared = ""
+    rng = np.random.default_rng(spec.seed)
+    end = time.monotonic() + DRAWS_S
     times: list[float] = []
     while len(times) < DRAWS and (len(times) < LEAST_DRAWS or time.monotonic() < end):
         drawn = replace(
@@ -306,19 +310,21 @@ class _Given:
     @property
     def words(self) -> str:
         """It, as a part of a sentence."""
-        return (
-            ""
-            if math.isinf(self.stream.rate)
-            else f" and an input of {self.stream.rate:.0f} samples/s"
-        )
+        if math.isinf(self.stream.rate):
+            return ""
+        return f" and an input of {self.stream.rate:.0f} samples/s"
 
 
 def _given(spec: Spec, opened: Inputs, roles: Roles) -> _Given:
     """By what the last launch has noted, or else by what a look at the samples takes here."""
     paths = RunPaths(spec.output.absolute())
     run = state_of(read_run(paths))
-    look, samples = opened.looks["train"], len(opened.data.train)
-    judging = 0 if opened.data.validation is None else len(opened.data.validation)
+    look = opened.looks["train"]
+    samples = len(opened.data.train)
+    if opened.data.validation is None:
+        judging = 0
+    else:
+        judging = len(opened.data.validation)
     hands = len(roles.preprocessors or roles.trainers)
     means = Means(len(roles.preprocessors), roles.gpus_per_node)
     cache = choose_cache(spec, opened, means, run.cache).cache

@@ -75,7 +75,9 @@ class EpochRecord:
     def value(self, name: str) -> float:
         """One of its losses, accuracies or metrics; NaN where there is no such."""
         found = getattr(self, name) if name in SCORES else self.metrics.get(name)
-        return math.nan if found is None else float(found)
+        if found is None:
+            return math.nan
+        return float(found)
 
 
 @dataclass(frozen=True)
@@ -275,7 +277,9 @@ class Standing:
 
     def with_history(self, history: tuple[EpochRecord, ...]) -> Standing:
         """The same after other epochs."""
-        return Standing.pruned(history) if self.is_pruned else replace(self, history=history)
+        if self.is_pruned:
+            return Standing.pruned(history)
+        return replace(self, history=history)
 
     def found_after(self, before: Standing) -> Standing:
         """This, of a checkpoint, with what no checkpoint knows and was so before: that it is paused, or was pruned."""
@@ -285,7 +289,9 @@ class Standing:
 
     def pruned_after(self, before: Standing) -> Standing:
         """This, of a checkpoint, or that it was pruned, if it was so before and has not finished all the same."""
-        return Standing.pruned(self.history) if before.is_pruned and not self.is_finished else self
+        if before.is_pruned and not self.is_finished:
+            return Standing.pruned(self.history)
+        return self
 
 
 @dataclass(frozen=True)
@@ -339,7 +345,8 @@ class Best(NamedTuple):
 
     def after(self, record: EpochRecord, converge: Converge) -> Best:
         """Return the best when one more epoch has ended; values of other data cannot be compared."""
-        best, score = self, converge.sign * record.value(converge.watched)
+        best = self
+        score = converge.sign * record.value(converge.watched)
         if self.newest is not None and self.newest.precedes_other_data:
             best = Best(improved_epoch=self.newest.epoch)
         # The first epoch is the best so far whatever it is; one that is no number gives way to any that is.
@@ -398,7 +405,9 @@ def reason_now(history: Sequence[EpochRecord], final: str, converge: Converge) -
         converge: when to stop.
     """
     reason = convergence(history, converge).reason
-    return final or reason if reason else ""
+    if reason:
+        return final or reason
+    return ""
 
 
 # A loss beyond it has no square in float32: neither norms of gradients nor what optimizers keep can be computed.
@@ -422,7 +431,8 @@ def divergence(history: Sequence[EpochRecord], is_judged: bool) -> str:
         history: the finished epochs, at least one.
         is_judged: whether there were validation samples: then their loss should be a number.
     """
-    record, first = history[-1], history[0].loss
+    record = history[-1]
+    first = history[0].loss
     if abs(record.loss) > min(LARGEST_LOSS, _GROWTH * max(abs(first), 1.0)):
         return f"diverged: the loss became {record.loss:.4g} in epoch {record.epoch}, after {first:.4g} in the first"
     if is_judged and not abs(record.val_loss) <= LARGEST_LOSS:
@@ -439,7 +449,8 @@ def epochs_left(history: Sequence[EpochRecord], converge: Converge) -> tuple[int
         history: the finished epochs.
         converge: when to stop.
     """
-    verdict, done = convergence(history, converge), len(history)
+    verdict = convergence(history, converge)
+    done = len(history)
     if verdict.reason:
         return 0, 0
     most = converge.max_epochs - done
@@ -460,5 +471,10 @@ def judged_loss(record: EpochRecord) -> float:
     """The loss that breaks a tie: of validation, or of training without it; infinite where it is no number."""
     has_accuracy = not math.isnan(record.accuracy)  # values have none, of training or of validation
     is_validated = not math.isnan(record.val_accuracy if has_accuracy else record.val_loss)
-    loss = record.val_loss if is_validated or not math.isnan(record.val_accuracy) else record.loss
-    return math.inf if math.isnan(loss) else loss
+    if is_validated or not math.isnan(record.val_accuracy):
+        loss = record.val_loss
+    else:
+        loss = record.loss
+    if math.isnan(loss):
+        return math.inf
+    return loss

@@ -30,9 +30,11 @@ def come_to(
     """
 
     def value(name: str) -> float | None:
-        return (
-            known.get(name) if name in OF_NETWORKS else None if best is None else best.value(name)
-        )
+        if name in OF_NETWORKS:
+            return known.get(name)
+        if best is None:
+            return None
+        return best.value(name)
 
     return tuple(math.nan if (found := value(name)) is None else float(found) for name in names)
 
@@ -56,11 +58,13 @@ def front(values: Sequence[Sequence[float]], modes: Sequence[str]) -> list[int]:
         for place, one in enumerate(values)
         if all(map(math.isfinite, one))
     }
-    kept, places = np.empty((0, len(signs))), list[int]()
+    kept = np.empty((0, len(signs)))
+    places = list[int]()
     for place in sorted(
         costs, key=lambda place: (costs[place], place)
     ):  # whoever surpasses one stands before it
         cost = np.array(costs[place])
         if not np.any(np.all(kept <= cost, axis=1) & np.any(kept < cost, axis=1)):
-            kept, places = np.vstack([kept, cost]), [*places, place]
+            kept = np.vstack([kept, cost])
+            places = [*places, place]
     return places

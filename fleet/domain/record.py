@@ -139,7 +139,8 @@ def _flat(kind: type) -> frozenset[str]:
 
 def _written(value: Any) -> dict[str, Any]:
     kind: type = type(value)
-    defaults, flat = _defaults(kind), _flat(kind)
+    defaults = _defaults(kind)
+    flat = _flat(kind)
     content: dict[str, Any] = {}
     for name, places in _places(kind).items():
         item = getattr(value, name)
@@ -154,7 +155,8 @@ def _written(value: Any) -> dict[str, Any]:
 
 
 def _read_fields(kind: type, record: Mapping[str, Any]) -> Any:
-    values, flat = {}, _flat(kind)
+    values = {}
+    flat = _flat(kind)
     for name, (hint, marks) in _marks(kind).items():
         if name in flat:
             values[name] = _read_fields(hint, record)
@@ -185,11 +187,9 @@ def _read(hint: Any, value: Any) -> Any:
         return value
     origin, arguments = _parts(hint)
     if origin is Annotated:
-        return (
-            math.nan
-            if value is None and MayBeNan in hint.__metadata__
-            else _read(arguments[0], value)
-        )
+        if value is None and MayBeNan in hint.__metadata__:
+            return math.nan
+        return _read(arguments[0], value)
     if origin in (Union, UnionType):
         if value is None and NoneType in arguments:
             return None
@@ -217,11 +217,9 @@ def is_finite(value: Any) -> bool:
 @cache
 def _field_names(kind: type) -> tuple[str, ...] | None:
     """Of a dataclass; None of any other type."""
-    return (
-        tuple(field.name for field in dataclasses.fields(kind))
-        if dataclasses.is_dataclass(kind)
-        else None
-    )
+    if dataclasses.is_dataclass(kind):
+        return tuple(field.name for field in dataclasses.fields(kind))
+    return None
 
 
 _PLAIN = frozenset({int, str, bool, NoneType})
@@ -236,7 +234,9 @@ def as_json(value: Any) -> Any:
     if value is None or isinstance(value, str | int):
         return value
     if isinstance(value, float):
-        return value if math.isfinite(value) else None
+        if math.isfinite(value):
+            return value
+        return None
     if isinstance(value, list | tuple):
         kinds = set(map(type, value))
         if kinds <= _PLAIN or (
@@ -245,7 +245,8 @@ def as_json(value: Any) -> Any:
             return list(value)
         return [as_json(item) for item in value]
     kind: type = type(value)
-    if (names := _field_names(kind)) is not None:
+    names = _field_names(kind)
+    if names is not None:
         found = {name: getattr(value, name) for name in names}
         return {
             name: item if type(item) in _PLAIN else as_json(item) for name, item in found.items()

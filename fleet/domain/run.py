@@ -183,7 +183,9 @@ class RunNetwork:
     @property
     def epochs(self) -> int:
         """How many epochs it has trained; its history may lack some of which no log tells."""
-        return self.standing.history[-1].epoch if self.standing.history else 0
+        if self.standing.history:
+            return self.standing.history[-1].epoch
+        return 0
 
 
 @dataclass
@@ -214,7 +216,8 @@ class RunSearch:
         """A search begins, or goes on with other settings, perhaps with another searcher."""
         self.settings = began.settings
         if began.is_another:
-            self.calls, self.earlier = [], {}
+            self.calls = []
+            self.earlier = {}
 
     def tell(self, read: e.EarlierRead) -> None:
         """The searcher is told what an earlier run found."""
@@ -265,7 +268,10 @@ class RunState:
 
     def __init__(self, spec: Spec | None = None) -> None:
         self._spec = spec
-        self._converge = Converge() if spec is None else spec.document.train.converge
+        if spec is None:
+            self._converge = Converge()
+        else:
+            self._converge = spec.document.train.converge
         self.networks: dict[str, RunNetwork] = {}
         self.launches: list[RunLaunch] = []
         self.epochs: list[RunEpoch] = []
@@ -283,9 +289,10 @@ class RunState:
         self.missed = 0
         self._logged: set[tuple[str, int, int]] = set()  # network, epoch, and epoch of the stream
         self._running: dict[object, RunLaunch] = {}  # log -> its newest launch
-        self._entries = (
-            {} if spec is None else {entry.stem: entry for entry in spec.searches.values()}
-        )
+        if spec is None:
+            self._entries = {}
+        else:
+            self._entries = {entry.stem: entry for entry in spec.searches.values()}
         for network in () if spec is None else spec.networks:
             converge = network.train.converge
             self._meet(network.name, converge.monitor, converge.max_epochs)
@@ -293,7 +300,9 @@ class RunState:
     @property
     def launch(self) -> RunLaunch | None:
         """The newest one."""
-        return self.launches[-1] if self.launches else None
+        if self.launches:
+            return self.launches[-1]
+        return None
 
     @property
     def refused(self) -> set[str]:
@@ -307,7 +316,9 @@ class RunState:
 
     def standing(self, name: str) -> Standing:
         """How far a network is; one of which nobody has told has not begun."""
-        return network.standing if (network := self.networks.get(name)) else Standing()
+        if network := self.networks.get(name):
+            return network.standing
+        return Standing()
 
     def search(self, entry: str) -> RunSearch:
         """What the searchers of an entry have heard and answered; nothing where it is new."""
@@ -335,21 +346,22 @@ class RunState:
         """
         for name, standing in standings.items():
             network = self._network(name)
-            network.standing = (
-                standing if name in afresh else standing.found_after(network.standing)
-            )
+            if name in afresh:
+                network.standing = standing
+            else:
+                network.standing = standing.found_after(network.standing)
 
     def differing(self, standings: Mapping[str, Standing]) -> dict[str, e.FoundStanding]:
         """What checkpoints say of networks otherwise than the log; epochs that it lacks are logged, so do not count."""
         found = {}
         for name, now in standings.items():
-            before, outcome = self._network(name).standing, now.outcome or Outcome("")
+            before = self._network(name).standing
+            outcome = now.outcome or Outcome("")
             says_more = len(before.history) > len(now.history) or before.tested != now.tested
-            known = (
-                Outcome("")
-                if before.is_pruned and not now.is_finished
-                else before.outcome or Outcome("")
-            )
+            if before.is_pruned and not now.is_finished:
+                known = Outcome("")
+            else:
+                known = before.outcome or Outcome("")
             if says_more or (known.reason, known.is_failure) != (
                 outcome.reason,
                 outcome.is_failure,
@@ -416,11 +428,12 @@ class RunState:
                 launch.lost.update(event.devices)
             case e.StreamStarted():
                 launch.stream = event
-                launch.supply = (
-                    None
-                    if event.kept
-                    else e.SupplyFound(event.supply_samples_per_s, event.demand_samples_per_s)
-                )
+                if event.kept:
+                    launch.supply = None
+                else:
+                    launch.supply = e.SupplyFound(
+                        event.supply_samples_per_s, event.demand_samples_per_s
+                    )
             case e.SupplyFound():
                 launch.supply = event
             case _:
@@ -463,9 +476,8 @@ class RunState:
         launch = self._running[log] = RunLaunch(start, t_s, t_s, _before=self.launch)
         self.launches.append(launch)
         for name in start.finished:
-            if (
-                standing := self._network(name).standing
-            ).outcome is None:  # it found that out by itself
+            standing = self._network(name).standing
+            if standing.outcome is None:  # it found that out by itself
                 self._network(name).standing = replace(
                     standing, is_paused=False, outcome=FOUND_DONE
                 )
@@ -496,7 +508,10 @@ class RunState:
             case e.RateOff():
                 launch.corrected += event.corrected
             case e.RateMeasured():
-                network = None if self._spec is None else self._spec.by_name.get(event.network)
+                if self._spec is None:
+                    network = None
+                else:
+                    network = self._spec.by_name.get(event.network)
                 if (
                     self._spec and network and event.rate > 0
                 ):  # to build and trace it is what forming its group takes
@@ -533,7 +548,8 @@ class RunState:
     def _let_go(self, t_s: float, name: str) -> None:
         """A network has no group any more."""
         network = self._network(name)
-        if (group := network.group) is not None:
+        group = network.group
+        if group is not None:
             group.launch._tenants.subtract(map(group.launch.gpu, group.devices))
             network.group = None
             del group.launch.groups[name]
@@ -542,7 +558,9 @@ class RunState:
     # ---- epochs ----
 
     def _end_epoch(self, t_s: float, ended: e.EpochEnded, launch: RunLaunch | None) -> None:
-        name, record, network = ended.network, ended.record, self._network(ended.network)
+        name = ended.network
+        record = ended.record
+        network = self._network(ended.network)
         self.missed += ended.missed
         self._logged.add((name, record.epoch, record.stream_epoch))
         is_news = record.epoch > network.epochs
@@ -575,7 +593,8 @@ class RunState:
         before = launch._before
         if before is None:
             return launch.began_s
-        if (place := before._killed.get(name)) is not None:
+        place = before._killed.get(name)
+        if place is not None:
             self.records.insert(place, Record(before.ended_s, "epoch", name))
         return before.ended_s
 
@@ -583,7 +602,8 @@ class RunState:
         self, t_s: float, ended: e.EpochEnded, launch: RunLaunch, group: RunGroup | None
     ) -> None:
         """What an epoch says of how long others will take; the first of a group traces and compiles."""
-        name, record = ended.network, ended.record
+        name = ended.network
+        record = ended.record
         is_first = group is not None and group.ended_s is None
         if group is not None:
             group.ended_s = t_s
@@ -628,16 +648,16 @@ class RunState:
     def _add(self, added: e.NetworkAdded) -> None:
         self.added[added.network] = added
         entry = self._entries.get(added.entry)
-        given = (
-            self.given.get(added.network, {}).get("train") or {}
-            if entry is None
-            else entry.own_train
-        )
+        if entry is None:
+            given = self.given.get(added.network, {}).get("train") or {}
+        else:
+            given = entry.own_train
         own = {"monitor": self._converge.monitor, **(given.get("converge") or {})}
         network = self._meet(
             added.network, own["monitor"], added.max_epochs, added.number if added.entry else None
         )
-        network.monitor, network.max_epochs = own["monitor"], added.max_epochs
+        network.monitor = own["monitor"]
+        network.max_epochs = added.max_epochs
         if added.wrong:
             network.standing = replace(
                 network.standing, outcome=Outcome(added.wrong, is_failure=True)
@@ -667,4 +687,6 @@ def _is_known(standing: Standing, record: EpochRecord) -> bool:
 
 def _gpus(network: RunNetwork) -> float:
     """How many GPUs a network has."""
-    return 0.0 if network.group is None else network.group.launch.share(network.group.devices)
+    if network.group is None:
+        return 0.0
+    return network.group.launch.share(network.group.devices)

@@ -60,7 +60,9 @@ def after(standing: Standing, change: Change) -> Standing:
         case (
             e.NetworkRetried() | e.GroupStarted()
         ):  # one that was over is tried again, or wants more
-            return standing if standing.outcome is None or standing.is_pruned else Standing(history)
+            if standing.outcome is None or standing.is_pruned:
+                return standing
+            return Standing(history)
         case e.NetworkFellBack(afresh=True):
             return Standing()
         case e.NetworkFellBack(finished=False) | e.NetworkTaken():
@@ -103,8 +105,6 @@ def until(history: tuple[EpochRecord, ...], epoch: int) -> tuple[EpochRecord, ..
 def _gone_back(standing: Standing, epochs: int) -> Standing:
     """A network goes on from a checkpoint: what was logged last may not have been saved."""
     history = until(standing.history, epochs)
-    return (
-        standing
-        if len(history) == len(standing.history)
-        else Standing(history).found_after(standing)
-    )
+    if len(history) == len(standing.history):
+        return standing
+    return Standing(history).found_after(standing)

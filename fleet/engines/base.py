@@ -134,11 +134,9 @@ class Slot:
         >>> [Slot(number, slots=2, memory_mib=81920).memory_limit for number in (0, 1)], Slot(1, slots=2).memory_limit
         ([None, 36864], None)
         """
-        return (
-            None
-            if self.number == 0 or self.memory_mib is None
-            else int(_USABLE * self.memory_mib / self.slots)
-        )
+        if self.number == 0 or self.memory_mib is None:
+            return None
+        return int(_USABLE * self.memory_mib / self.slots)
 
 
 @dataclass(frozen=True)
@@ -476,7 +474,9 @@ class Engine(Protocol):
 
 def rows_of(images: np.ndarray, targets: np.ndarray, weights: np.ndarray | None) -> Rows:
     """What a step is given, without weights where there are none."""
-    return (images, targets) if weights is None else (images, targets, weights)
+    if weights is None:
+        return (images, targets)
+    return (images, targets, weights)
 
 
 def batches_of(rows: Rows, sizes: Sequence[int]) -> list[Rows]:
@@ -488,7 +488,9 @@ def batches_of(rows: Rows, sizes: Sequence[int]) -> list[Rows]:
 def readable(rows: Rows) -> Rows:
     """Those that could be read; of the others the target, or the weight, is negative."""
     valid = rows[-1] >= 0
-    return rows if valid.all() else tuple(part[valid] for part in rows)
+    if valid.all():
+        return rows
+    return tuple(part[valid] for part in rows)
 
 
 def check_arrays(own: Mapping[str, Sequence[int]], arrays: Arrays) -> None:

@@ -43,12 +43,12 @@ class EmulatedEngine:
 
     def __init__(self, setup: Setup) -> None:
         assert setup.rates is not None  # its row wants a spec to name them
-        rates, self._time_scale = setup.rates, setup.resources.time_scale
-        self._classes, self._samples = setup.sample.classes, rates.samples_per_epoch
-        self._networks, self._comm_s = (
-            {network.name: network for network in rates.models},
-            rates.comm_s,
-        )
+        rates = setup.rates
+        self._time_scale = setup.resources.time_scale
+        self._classes = setup.sample.classes
+        self._samples = rates.samples_per_epoch
+        self._networks = {network.name: network for network in rates.models}
+        self._comm_s = rates.comm_s
         self._part = lambda: share(rates.sharing, setup.slot.tenants())
 
     def build(self, network: NetworkSpec, group: Group) -> Sleeper:  # noqa: D102 - Engine says it
@@ -60,7 +60,8 @@ class EmulatedEngine:
         def step_s(gpus: int, size: int) -> float:
             if not (network.train.batch.is_elastic and size):
                 return self._time_scale * size / rate(rates, gpus)
-            if not (found := step_rate(rates, self._comm_s, gpus, size)):
+            found = step_rate(rates, self._comm_s, gpus, size)
+            if not found:
                 raise ModelError(f"a batch of {size} does not fit on {counted(gpus, 'GPU')}")
             return self._time_scale * size / found
 
@@ -119,8 +120,11 @@ class Sleeper:
         curve: LossCurve,
         part: Callable[[], float] = lambda: 1.0,
     ) -> None:
-        self._step_s, self._curve, self._part = step_s, curve, part
-        self._group, self._factor = group, 1.0
+        self._step_s = step_s
+        self._curve = curve
+        self._part = part
+        self._group = group
+        self._factor = 1.0
         self._clock = time.perf_counter()  # of the emulated GPU, at the end of its last step
         self._left = self._clock  # when that was on this machine
         self._is_between = True
@@ -165,7 +169,8 @@ class Sleeper:
         return self._judged(_by_label(targets, weights))
 
     def _judged(self, seen: np.ndarray) -> Sums:
-        count, loss = float(seen.sum()), self._curve.loss(float(self._weights.sum()))
+        count = float(seen.sum())
+        loss = self._curve.loss(float(self._weights.sum()))
         return Sums(count * loss, count * math.exp(-loss), count)
 
     def average_statistics(self) -> None:

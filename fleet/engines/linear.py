@@ -66,9 +66,10 @@ class Answers:
         """(n, outputs): what is predicted minus what is wanted."""
         if self.kind == "class":
             return np.exp(self._log_shares) - self._wanted
-        predicted = (
-            0.5 * (1 + np.tanh(self.outputs / 2)) if self.kind == "multilabel" else self.outputs
-        )
+        if self.kind == "multilabel":
+            predicted = 0.5 * (1 + np.tanh(self.outputs / 2))
+        else:
+            predicted = self.outputs
         found: np.ndarray = predicted - self._wanted
         return found
 
@@ -84,7 +85,10 @@ class Answers:
         if self.kind == "value":
             return self.targets
         width = self.outputs.shape[1]
-        wanted = np.eye(width)[self.targets] if self.kind == "class" else self.targets
+        if self.kind == "class":
+            wanted = np.eye(width)[self.targets]
+        else:
+            wanted = self.targets
         return wanted * (1 - self.smoothing) + self.smoothing / (
             width if self.kind == "class" else 2
         )
@@ -156,9 +160,10 @@ def measure_of(
         smoothing: of labels.
         class_weights: of all classes in order, which count in training alone.
     """
-    of_classes = (
-        np.array(list(class_weights.values())) if isinstance(class_weights, Mapping) else None
-    )
+    if isinstance(class_weights, Mapping):
+        of_classes = np.array(list(class_weights.values()))
+    else:
+        of_classes = None
 
     def measure(
         outputs: np.ndarray, targets: np.ndarray, weights: np.ndarray | None, training: bool

@@ -129,12 +129,14 @@ class Metrics:
     """The metrics of a network: states side by side, each of a metric's width, which add up."""
 
     def __init__(self, metrics: Sequence[Any], target: TargetSpec) -> None:
-        self._metrics, self._target = tuple(metrics), target
+        self._metrics = tuple(metrics)
+        self._target = target
         self.width = sum(metric.width for metric in self._metrics)
 
     def scores(self, more: Sequence[float]) -> dict[str, float]:
         """What sums over samples come to."""
-        found, first = {}, 0
+        found = {}
+        first = 0
         for metric in self._metrics:
             with np.errstate(divide="ignore", invalid="ignore"):
                 found[metric.name] = metric.result(
@@ -161,8 +163,10 @@ def given_to(train: Train, target: TargetSpec, known: Collection[str]) -> dict[s
         SettingError: it has no such one, or is not of such targets.
     """
     assert train.loss is not None
-    name, given = name_of(train.loss), parameters_of(train.loss)
-    if wrong := [key for key in given if key not in known]:
+    name = name_of(train.loss)
+    given = parameters_of(train.loss)
+    wrong = [key for key in given if key not in known]
+    if wrong:
         raise SettingError(
             f"{name} takes no {', '.join(wrong)}; it takes {', '.join(known) or 'no parameters'}",
             "train",

@@ -53,7 +53,8 @@ def own_loss(train: Train, kind: type, **always: Any) -> tuple[Any, dict[str, An
         SettingError: there is none, or it cannot be made.
     """
     assert train.loss is not None
-    name, given = name_of(train.loss), parameters_of(train.loss)
+    name = name_of(train.loss)
+    given = parameters_of(train.loss)
     if train.label_smoothing:
         raise SettingError(
             "label_smoothing works with the losses that FLEET has; your own loss may do it itself",
@@ -97,7 +98,9 @@ def takes_outputs_first(function: Any) -> bool | None:
     )
     is_first = (outputs[0] and not outputs[1]) or (targets[1] and not targets[0])
     is_second = (outputs[1] and not outputs[0]) or (targets[0] and not targets[1])
-    return None if is_first == is_second else is_first
+    if is_first == is_second:
+        return None
+    return is_first
 
 
 def in_order(function: Callable[..., Any], is_reversed: bool = False) -> Callable[..., Any]:
@@ -166,7 +169,8 @@ def own_model(
         UserError: there is no such function, or it does not take such arguments.
         ModelError: it builds none.
     """
-    name, function = architecture.target, load_function(architecture.target)
+    name = architecture.target
+    function = load_function(architecture.target)
     keywords = call_of(function, architecture, shape, outputs)
     try:
         inspect.signature(function).bind(**keywords)
@@ -189,7 +193,8 @@ def own_model(
 @contextmanager
 def generators_seeded(seed: int) -> Iterator[None]:
     """Seed Python's and NumPy's generators of random numbers, and give them back as they were."""
-    python, numpy = random.getstate(), np.random.get_state()
+    python = random.getstate()
+    numpy = np.random.get_state()
     try:
         seed_generators(seed)
         yield
@@ -209,7 +214,9 @@ def code_of(network: NetworkSpec) -> OwnCode | None:
 
 def running(code: OwnCode | None, quick: bool = False) -> AbstractContextManager[None]:
     """A context in which a user's code is called, where there is such; see :meth:`OwnCode.running`."""
-    return nullcontext() if code is None else code.running(quick)
+    if code is None:
+        return nullcontext()
+    return code.running(quick)
 
 
 def calling(method: F) -> F:
@@ -278,7 +285,8 @@ def _forget_modules(target: str) -> None:
     """Have the module of an import path imported anew, and all that lie in its folder or below and are no library's."""
     name = target.partition(":")[0]
     names = [name]
-    if file := getattr(sys.modules[name], "__file__", None):
+    file = getattr(sys.modules[name], "__file__", None)
+    if file:
         place = Path(file).absolute()
         folder = place.parents[name.count(".") + (place.name == "__init__.py")]
         modules = list(sys.modules.items())

@@ -36,7 +36,8 @@ def reason_of(error: BaseException) -> str:
         return str(error)
     if isinstance(error, SystemExit):
         return exit_reason(error)
-    raised, kind = "" if isinstance(error, Exception) else "it raised ", f"{type(error).__name__}: "
+    raised = "" if isinstance(error, Exception) else "it raised "
+    kind = f"{type(error).__name__}: "
     return f"{raised}{kind}{_without_frames(str(error)).removeprefix(kind)}".removesuffix(": ")[
         :500
     ]

@@ -60,7 +60,8 @@ def make_engine(
             transforms={feed: data.transforms for feed, data in spec.feeds.items()},
         )
     )
-    if missing := [name for name in ("exchange_name", "build") if not hasattr(engine, name)]:
+    missing = [name for name in ("exchange_name", "build") if not hasattr(engine, name)]
+    if missing:
         raise UserError(
             f"resources.engine: {spec.resources.engine} makes a {type(engine).__name__}, which has no "
             f"{' and no '.join(missing)}: it should make an engine, as in fleet.engines.base"
@@ -104,7 +105,8 @@ def parameters_of(network: NetworkSpec, spec: Spec, sample: SampleSpec) -> int |
 def count_parameters(network: NetworkSpec, spec: Spec, sample: SampleSpec) -> int | None:
     """The same; what a user's function raises is raised as it is."""
     sample = sample.of(network.feed)
-    architecture, shape = network.architecture, sample.image.shape
+    architecture = network.architecture
+    shape = sample.image.shape
     if architecture.kind == "family":
         return count_for(architecture.settings, sample)
     if spec.engine.count_parameters is None:

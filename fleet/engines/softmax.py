@@ -60,7 +60,9 @@ class NumpyEngine:
 
 def _features(sample: SampleSpec) -> int:
     """How many numbers a model looks at: those of a sample, or, for masks, the channels of a pixel."""
-    return sample.image.shape[-1] if sample.target.kind == "mask" else sample.image.size
+    if sample.target.kind == "mask":
+        return sample.image.shape[-1]
+    return sample.image.size
 
 
 def make(setup: Setup) -> NumpyEngine:
@@ -87,7 +89,8 @@ class SoftmaxRegression:
     ) -> None:
         train, optimizer = network.train, network.train.optimizer
         assert isinstance(optimizer.learning_rate, float)  # its row knows no schedules
-        self._group, self._sample = group, sample
+        self._group = group
+        self._sample = sample
         self._answers = measure_of(sample.target, train.label_smoothing, train.class_weights)
         self._metrics = {
             label_of(name): metric_of(name_of(name), sample.target)
@@ -114,7 +117,8 @@ class SoftmaxRegression:
         stop: bool = False,
         weights: np.ndarray | None = None,
     ) -> Sums:
-        gradient, mine = np.zeros_like(self._weights), Sums(stop=stop, more=self._nothing)
+        gradient = np.zeros_like(self._weights)
+        mine = Sums(stop=stop, more=self._nothing)
         error: BaseException | None = None
         try:
             answers, inputs = self._judge(images, targets, weights, training=True)
@@ -123,7 +127,8 @@ class SoftmaxRegression:
             )
             mine += self._sums(answers)
         except BaseException as caught:  # the other ranks wait for this one's part
-            error, mine = caught, Sums(stop=stop, failed=True, more=mine.more)
+            error = caught
+            mine = Sums(stop=stop, failed=True, more=mine.more)
         buffer = np.concatenate([gradient.ravel(), mine.pack()])
         self._group.sum(buffer)
         gradient = buffer[: gradient.size].reshape(self._weights.shape)
@@ -220,12 +225,14 @@ class SoftmaxRegression:
     def _features(self, images: np.ndarray) -> np.ndarray:
         """(n, features + 1), or for masks (n, height, width, channels + 1)."""
         images = finished(images, self._sample)
-        scaled = images if self._sample.affine is None else self._sample.affine.apply(images)
-        features = (
-            scaled
-            if self._sample.target.kind == "mask"
-            else scaled.reshape(len(images), self._sample.image.size)
-        )
+        if self._sample.affine is None:
+            scaled = images
+        else:
+            scaled = self._sample.affine.apply(images)
+        if self._sample.target.kind == "mask":
+            features = scaled
+        else:
+            features = scaled.reshape(len(images), self._sample.image.size)
         return np.concatenate(
             [features.astype(np.float64), np.ones((*features.shape[:-1], 1))], axis=-1
         )

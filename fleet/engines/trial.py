@@ -98,19 +98,18 @@ class _Trying:
             row_bytes: kind of network -> bytes that a step holds for each row, of those that were tried already; one of
                 a kind that is there takes no step.
         """
-        spec, network = self.request.spec, self.network
+        spec = self.request.spec
+        network = self.network
         self._begin("building")
         self.trial.parameters = count_parameters(network, spec, self.request.sample)
         if not spec.engine.learns or not self._fits_here():
             return  # it is not built
         with contextlib.closing(engine.build(network, Alone())) as trainable:
-            if (
-                (start := network.train.begins)
-                and not network.parent
-                and isinstance(trainable, Starting)
-            ):
+            start = network.train.begins
+            if start and not network.parent and isinstance(trainable, Starting):
                 trainable.begin_with(Path(start.file), start.skip)
-            if (kind := _kind(network)) not in row_bytes:
+            kind = _kind(network)
+            if kind not in row_bytes:
                 row_bytes[kind] = self._step(trainable)
             self._measure(trainable, row_bytes[kind])
             if (
@@ -120,7 +119,8 @@ class _Trying:
             ):
                 self._begin("the export")
                 with tempfile.TemporaryDirectory(prefix="fleet-check-") as folder:
-                    if note := trainable.try_export(Path(folder)):
+                    note = trainable.try_export(Path(folder))
+                    if note:
                         self.trial.notes += (note,)
 
     def _begin(self, stage: str) -> None:
@@ -128,10 +128,12 @@ class _Trying:
 
     def _fits_here(self) -> bool:
         """Whether it can be built on this machine; it might be trained on a GPU all the same."""
-        if (parameters := self.trial.parameters) is None:
+        parameters = self.trial.parameters
+        if parameters is None:
             return True
         self.trial.memory = memory = training_bytes(parameters, self.network, self.request.spec)
-        if wrong := too_large(parameters, self.network, self.request.spec):
+        wrong = too_large(parameters, self.network, self.request.spec)
+        if wrong:
             raise ModelError(wrong)
         if memory > self.request.memory:
             self.trial.notes += (
@@ -145,7 +147,8 @@ class _Trying:
         self._begin("a training step")
         if self.request.steps:
             sample = self.request.sample.of(self.network.feed)
-            image, target = sample.wire, sample.target
+            image = sample.wire
+            target = sample.target
             images, targets = self.request.samples.get(self.network.feed) or (
                 np.zeros((_ROWS, *image.shape), image.dtype),
                 target.made_up(np.random.default_rng(0), _ROWS),
@@ -162,7 +165,9 @@ class _Trying:
                 *([] if weights is None else [weights[:rows]]),
             )
         try:
-            return trainable.row_bytes() if isinstance(trainable, Examinable) else None
+            if isinstance(trainable, Examinable):
+                return trainable.row_bytes()
+            return None
         except Exception:  # the step has not been tried, and would have failed
             return None
 
@@ -170,7 +175,8 @@ class _Trying:
         network = self.network
         if isinstance(trainable, Examinable):
             self.trial.parameters = trainable.count_parameters()
-        if (parameters := self.trial.parameters) is not None:
+        parameters = self.trial.parameters
+        if parameters is not None:
             rows = -(-network.global_batch(network.min_gpus) // network.min_gpus)
             self.trial.memory = training_bytes(parameters, network, self.request.spec) + rows * (
                 row_bytes or 0
@@ -216,7 +222,8 @@ def _try(trying: _Trying, engine: Engine | None, row_bytes: dict[str, int | None
         try:
             trying.run(engine, row_bytes)  # type: ignore[arg-type] # None only where it is not asked
         except SettingError as error:
-            trial.problem, trial.setting = str(error), error.setting
+            trial.problem = str(error)
+            trial.setting = error.setting
         except BaseException as error:  # a user's function may raise anything
             trial.problem = reason_of(error)
     trial.warnings = tuple(told)

@@ -56,7 +56,8 @@ class Buildings:
 
     def end_of(self, device: int) -> None:
         """The first of some devices has said that all of them have built the network."""
-        if (building := self._by_device.pop(device, None)) is not None:
+        building = self._by_device.pop(device, None)
+        if building is not None:
             self._devices_of[building.network.name].discard(device)
 
     def end(self, network: str, gpus: int | None = None) -> None:
@@ -91,7 +92,9 @@ class Buildings:
         """When the next of them is deaf; infinity where nothing is built."""
         while self._until and not self._is_due(*self._until[0]):
             heapq.heappop(self._until)
-        return min(self._until[0][0], ends_s) + DEAF_S if self._until else float("inf")
+        if self._until:
+            return min(self._until[0][0], ends_s) + DEAF_S
+        return float("inf")
 
     def _is_due(self, until_s: float, device: int) -> bool:
         """Whether what a device builds is late at this time."""
@@ -113,7 +116,9 @@ class StartupTimes:
     """
 
     def __init__(self, ends_s: float | None, outbox: Outbox) -> None:
-        self._ends_s, self._outbox, self._has_stepped = ends_s, outbox, False
+        self._ends_s = ends_s
+        self._outbox = outbox
+        self._has_stepped = False
         self._started: dict[str, float] = {}  # the networks of which nothing has been heard since
         self._builds: dict[
             str, float
@@ -130,12 +135,14 @@ class StartupTimes:
 
     def built(self, network: str, now_s: float) -> None:
         """A group has built its network."""
-        if (began := self._started.get(network)) is not None:
+        began = self._started.get(network)
+        if began is not None:
             self._builds[network] = now_s - began
 
     def trained(self, network: str, now_s: float) -> None:
         """A group told of training, or that there is nothing left to train."""
-        if (began := self._started.pop(network, None)) is not None:
+        began = self._started.pop(network, None)
+        if began is not None:
             self.longest_s = max(self.longest_s or 0.0, now_s - began)
 
     def stepped(self, network: str, now_s: float) -> None:
@@ -147,7 +154,9 @@ class StartupTimes:
 
     def left_s(self, now_s: float) -> float | None:
         """Seconds until the walltime is a reason to stop; None where it never is."""
-        return None if self._ends_s is None else max(0.0, self._ends_s - now_s)
+        if self._ends_s is None:
+            return None
+        return max(0.0, self._ends_s - now_s)
 
     def is_too_late(self, now_s: float) -> bool:
         """Whether a group that starts now would hardly come to train."""

@@ -52,9 +52,12 @@ class Claims:
     """
 
     def __init__(self, epochs: Mapping[str, int], most: int, idle_s: float) -> None:
-        self._epochs, self._most, self._idle_s = dict(epochs), most, idle_s
+        self._epochs = dict(epochs)
+        self._most = most
+        self._idle_s = idle_s
         self.held: set[str] = set()
-        self._want, self._let_go = Want((), 0), list[Effect]()
+        self._want = Want((), 0)
+        self._let_go = list[Effect]()
         self._idle_since: float | None = None
         self._ends = False
 
@@ -88,8 +91,10 @@ class Claims:
                 launch stays for them.
         """
         paused = self.held.intersection(paused)
-        effects, self._let_go = self._let_go, []
-        if (want := self._wanted(self._most + len(paused))) != self._want:
+        effects = self._let_go
+        self._let_go = []
+        want = self._wanted(self._most + len(paused))
+        if want != self._want:
             self._want = want
             effects.append(want)
         return effects + self._leave(now_s, bool(self.held - paused))
@@ -108,7 +113,8 @@ class Claims:
         elif self._idle_since is None:
             self._idle_since = now_s
         elif now_s >= self._idle_since + self._idle_s:
-            self._ends, self._want = True, Want((), 0)
+            self._ends = True
+            self._want = Want((), 0)
             return [
                 self._want,
                 Leave(

@@ -13,7 +13,9 @@ class Complaints:
     """All that has been complained of."""
 
     def __init__(self, setup: Setup, outbox: Outbox) -> None:
-        self._outbox, self._samples, self._most = outbox, setup.samples, setup.spec.data.max_bad
+        self._outbox = outbox
+        self._samples = setup.samples
+        self._most = setup.spec.data.max_bad
         self._bad = set(setup.bad)
         self._warnings: set[str] = set()
 

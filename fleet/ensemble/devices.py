@@ -29,13 +29,12 @@ class Devices:
 
     def __init__(self, devices: Iterable[int]) -> None:
         self.alive = set(devices)
-        self.returning, self.absent = set(self.alive), set(self.alive)
-        self.free, self.idle, self.taken, self.measuring = (
-            set[int](),
-            set[int](),
-            set[int](),
-            set[int](),
-        )
+        self.returning = set(self.alive)
+        self.absent = set(self.alive)
+        self.free = set[int]()
+        self.idle = set[int]()
+        self.taken = set[int]()
+        self.measuring = set[int]()
         self._vacated: set[int] = set()
 
     def rest(self, device: int) -> None:
@@ -89,7 +88,8 @@ class Devices:
 
     def _sort(self, devices: Iterable[int]) -> None:
         for device in devices:
-            is_idle, is_taken = device in self.idle, device in self.taken
+            is_idle = device in self.idle
+            is_taken = device in self.taken
             is_free = is_idle and not is_taken and device not in self._vacated
             returns = device in self.alive and not (is_idle or is_taken or device in self.measuring)
             (self.free.add if is_free else self.free.discard)(device)

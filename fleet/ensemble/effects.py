@@ -276,5 +276,6 @@ class Outbox:
 
     def take(self) -> list[Effect]:
         """What has been collected since this was called last."""
-        effects, self._effects = self._effects, []
+        effects = self._effects
+        self._effects = []
         return effects

@@ -23,8 +23,12 @@ class Ending:
     """
 
     def __init__(self, launch: Parts, rates: Rates, searching: Searching) -> None:
-        self._launch, self._rates, self._searching = launch, rates, searching
-        self._groups, self._networks, self._outbox = launch.groups, launch.networks, launch.outbox
+        self._launch = launch
+        self._rates = rates
+        self._searching = searching
+        self._groups = launch.groups
+        self._networks = launch.networks
+        self._outbox = launch.outbox
         self.since_s = float("inf")
         self._until_s = float("inf")  # when nobody waits any longer for groups that do not answer
         self.status: ExitStatus | None = None
@@ -32,7 +36,9 @@ class Ending:
     @property
     def wakes_s(self) -> float:
         """When groups that do not answer are given up; infinity where none is left."""
-        return self._until_s if len(self._groups) else float("inf")
+        if len(self._groups):
+            return self._until_s
+        return float("inf")
 
     @property
     def has_begun(self) -> bool:
@@ -74,7 +80,8 @@ class Ending:
 
     def give_up_on(self, building: Building) -> None:
         """Wait no longer for ranks that do not come back from building a network: the launch ends without them."""
-        network, is_late = building.network, self._launch.now_s >= building.until_s + DEAF_S
+        network = building.network
+        is_late = self._launch.now_s >= building.until_s + DEAF_S
         ranks = self._groups.give_up(building.devices)
         self._launch.buildings.lose(building.devices)
         self._launch.tell_preprocessors(m.Forget(ranks))
@@ -97,7 +104,8 @@ class Ending:
 
     def finish(self) -> None:
         """All ranks end."""
-        self.status, roles = self._status(), self._launch.setup.roles
+        self.status = self._status()
+        roles = self._launch.setup.roles
         self._rates.keep()
         self._outbox.tell(roles.trainers, m.Tag.TRAINER, m.Exit())
         self._launch.tell_preprocessors(m.Exit())

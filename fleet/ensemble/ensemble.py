@@ -51,15 +51,19 @@ class Ensemble:
         begun: Sequence[Decision] = (),
     ) -> None:
         self._launch = launch = Parts.of(setup, standings)
-        self._outbox, self._groups, self._networks = launch.outbox, launch.groups, launch.networks
-        self._rates, self._leaving = make_rates(speeds, launch), Leaving(launch)
+        self._outbox = launch.outbox
+        self._groups = launch.groups
+        self._networks = launch.networks
+        self._rates = make_rates(speeds, launch)
+        self._leaving = Leaving(launch)
         self._searching = Searching(mind, begun, launch, self._rates)
         self._ending = Ending(launch, self._rates, self._searching)
         self._placement = Placement(
             launch, self._rates, self._searching, self._leaving, self._ending, ask
         )
         self._hearing = Hearing(launch, self._rates, self._searching, self._leaving, self._ending)
-        self._history, self._wakes_s = History(), float("-inf")
+        self._history = History()
+        self._wakes_s = float("-inf")
         self._undecided = 0  # what has been heard since it decided
 
     @property
@@ -97,7 +101,9 @@ class Ensemble:
         To decide takes a time that grows with the devices; a group waits for its orders as long as these messages take.
         """
         devices = self._groups.cluster.gpus
-        return max(_FEWEST, devices // 8) if devices >= _MANY else 1
+        if devices >= _MANY:
+            return max(_FEWEST, devices // 8)
+        return 1
 
     def handle(
         self, now_s: float, heard: e.Heard | None = None, more_wait: bool = False
@@ -144,7 +150,8 @@ class Ensemble:
     # ---- decide ----
 
     def _decide(self) -> None:
-        ending, ends_s = self._ending, self._ending.since_s
+        ending = self._ending
+        ends_s = self._ending.since_s
         for building in self._launch.buildings.deaf(self._outbox.now_s, ends_s):
             ending.give_up_on(building)
         for group in self._groups.struck:
@@ -162,11 +169,10 @@ class Ensemble:
         if ending.has_begun:
             ending.give_up_silent()
             ending.wind_up()
-        rested_s = (
-            float("inf")
-            if ending.has_begun
-            else min(self._networks.wakes_s, self._searching.closes_s)
-        )
+        if ending.has_begun:
+            rested_s = float("inf")
+        else:
+            rested_s = min(self._networks.wakes_s, self._searching.closes_s)
         self._wakes_s = min(
             rested_s, self._launch.buildings.wakes_s(ending.since_s), ending.wakes_s
         )

@@ -98,7 +98,8 @@ _STANCES = {
 
 
 # A group in training is silent for longer than that, and so many times longer than ever before, only if a step hangs.
-_SILENT_S, _SILENT = 5.0, 5.0
+_SILENT_S = 5.0
+_SILENT = 5.0
 
 
 @dataclass

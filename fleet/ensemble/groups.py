@@ -41,26 +41,24 @@ class Groups:
     def __init__(
         self, roles: Roles, outlives: bool, production: Production, outbox: Outbox
     ) -> None:
-        self._roles, self._outlives, self._production, self._outbox = (
-            roles,
-            outlives,
-            production,
-            outbox,
-        )
+        self._roles = roles
+        self._outlives = outlives
+        self._production = production
+        self._outbox = outbox
         self.cluster = roles.cluster
         self.lost: set[int] = set()
         self.deaf: set[int] = set()
         self._devices = Devices(self.cluster.devices)
-        self._has_come, self._are_awaited = (
-            False,
-            True,
-        )  # whether any trainer has, and until all have
+        # whether any trainer has, and until all have
+        self._has_come = False
+        self._are_awaited = True
         self._groups: dict[str, TrainingGroup] = {}
         self._standing: dict[str, TrainingGroup] = {}  # those that wait for orders
         self._joining: dict[str, TrainingGroup] = {}
         self._measuring: dict[tuple[int, ...], Task] = {}
         self._number = 0  # of the latest group of ranks
-        self._wanted, self._members = Round(), dict[str, tuple[int, Member]]()
+        self._wanted = Round()
+        self._members = dict[str, tuple[int, Member]]()
         self._unlike: set[str] = set()  # networks whose groups are not as wanted
 
     def __iter__(self) -> Iterator[TrainingGroup]:
@@ -83,7 +81,8 @@ class Groups:
 
     @wanted.setter
     def wanted(self, wanted: Round) -> None:
-        before, self._wanted = self._members, wanted
+        before = self._members
+        self._wanted = wanted
         self._members = {
             member.name: (place, member) for place, member in enumerate(wanted.members)
         }
@@ -92,7 +91,8 @@ class Groups:
 
     def _compare(self, name: str) -> None:
         """Find out anew whether the group of a network is as wanted."""
-        group, member = self._groups.get(name), self._members.get(name)
+        group = self._groups.get(name)
+        member = self._members.get(name)
         is_as_wanted = group is member is None or (
             group is not None
             and member is not None
@@ -165,7 +165,8 @@ class Groups:
         Raises:
             Impossible: the rank builds nothing.
         """
-        group, device = self.get(built.network), self._roles.device_of[built.rank]
+        group = self.get(built.network)
+        device = self._roles.device_of[built.rank]
         if group is not None and group.recruits.get(device) is False:
             group.recruits[device] = True
             return
@@ -259,7 +260,8 @@ class Groups:
         Args:
             epoch: the number of the first one that it may train on.
         """
-        ranks, number = self._ranks(devices), self._next_number()
+        ranks = self._ranks(devices)
+        number = self._next_number()
         group = TrainingGroup(
             network,
             devices,
@@ -332,7 +334,9 @@ class Groups:
             reads_from[device] = self._first_read(device, group, stay, fresh)
             self._tell([device], order._replace(reads_from=reads_from[device]))
             del group.recruits[device]
-        group.before, group.devices, group.reads_from = group.devices, devices, reads_from
+        group.before = group.devices
+        group.devices = devices
+        group.reads_from = reads_from
         group.joins = fresh if len(devices) > len(stay) else None
         self._joining[group.name] = group
         self._devices.leave([device for device in group.before if device not in devices])
@@ -403,7 +407,8 @@ class Groups:
         """The groups that have lost a rank, and whose other ranks have all let go."""
         if not self.lost:
             return []
-        idle, alive = self._devices.idle, self._devices.alive
+        idle = self._devices.idle
+        alive = self._devices.alive
         return [
             group
             for group in self
@@ -440,7 +445,9 @@ class Groups:
             for group in self
             if group.name not in waiting and group.phase not in (Phase.STOPPING, Phase.STRUCK)
         )
-        return set(waiting) if are_behind else set()
+        if are_behind:
+            return set(waiting)
+        return set()
 
     def running(self, leaving: Collection[str]) -> tuple[Member, ...]:
         """The groups that a policy can count on.
@@ -488,7 +495,9 @@ class Groups:
         }
         others = sorted(self._members[name] for name in names & self._members.keys())
         found = moves(apart, Round(tuple(member for _, member in others)), self._devices.free)
-        return tuple(move for move in found if self._is_clear(move, alone)) if alone else found
+        if alone:
+            return tuple(move for move in found if self._is_clear(move, alone))
+        return found
 
     def _is_clear(self, move: Move, alone: Collection[str]) -> bool:
         """Whether no network that needs GPUs of its own comes to share one by a move: it may end at once beside others.
@@ -500,16 +509,15 @@ class Groups:
         group = self.get(move.name)
         own = set() if group is None else {*group.devices, *group.recruits}
         new = {self.cluster.gpu(device) for device in set(move.devices) - own}
-        others = (
-            self._devices.busy()
-            if move.name in alone
-            else {
+        if move.name in alone:
+            others = self._devices.busy()
+        else:
+            others = {
                 device
                 for other in self
                 if other.name in alone
                 for device in (*other.devices, *other.recruits)
             }
-        )
         return new.isdisjoint(self.cluster.gpu(device) for device in others - own)
 
     # ---- small things ----
@@ -517,9 +525,10 @@ class Groups:
     def _batch(self, network: NetworkSpec, devices: Sequence[int], epoch: int) -> int | None:
         """The batch of an epoch that a network begins on some devices."""
         _, wanted = self._members.get(network.name, (0, None))
-        chosen = (
-            None if wanted is None else wanted.batch_on(len(devices), network.train.batch.bounds[0])
-        )
+        if wanted is None:
+            chosen = None
+        else:
+            chosen = wanted.batch_on(len(devices), network.train.batch.bounds[0])
         return self._production.batch(epoch, chosen)
 
     def _tell(self, devices: Sequence[int], message: m.Message) -> None:

@@ -30,14 +30,17 @@ class Hearing:
     def __init__(
         self, launch: Parts, rates: Rates, searching: Searching, leaving: Leaving, ending: Ending
     ) -> None:
-        self._launch, self._rates, self._searching = launch, rates, searching
-        self._leaving, self._ending = leaving, ending
-        self._outbox, self._groups, self._networks = launch.outbox, launch.groups, launch.networks
-        self._production, self._startup, self._buildings = (
-            launch.production,
-            launch.startup,
-            launch.buildings,
-        )
+        self._launch = launch
+        self._rates = rates
+        self._searching = searching
+        self._leaving = leaving
+        self._ending = ending
+        self._outbox = launch.outbox
+        self._groups = launch.groups
+        self._networks = launch.networks
+        self._production = launch.production
+        self._startup = launch.startup
+        self._buildings = launch.buildings
         self._complaints = Complaints(launch.setup, launch.outbox)
 
     def hear(self, heard: e.Heard) -> bool:
@@ -58,7 +61,8 @@ class Hearing:
                 self._buildings.end(heard.network)
             if group.phase is Phase.STRUCK:
                 return False
-        if (handler := _HANDLERS.get(type(heard))) is None:
+        handler = _HANDLERS.get(type(heard))
+        if handler is None:
             raise Impossible(f"a coordinator is not told {heard}")
         is_news = handler(self, heard)
         return is_news is True or isinstance(heard, _NEWS)
@@ -82,7 +86,8 @@ class Hearing:
             self._groups.pause(group, ends=True)
 
     def _on_prepared(self, said: m.Prepared) -> None:
-        if (changed := self._production.hear_prepared(said)) is not None:
+        changed = self._production.hear_prepared(said)
+        if changed is not None:
             self._outbox.note(changed)
 
     def _on_pace(self, pace: m.Pace) -> bool:
@@ -142,7 +147,8 @@ class Hearing:
 
     def _on_measured(self, measured: m.Measured) -> None:
         self._buildings.end(measured.network, measured.gpus)
-        if (task := self._groups.measured(measured)) is not None:
+        task = self._groups.measured(measured)
+        if task is not None:
             self._rates.measured(task, measured)
 
     def _on_ranks_died(self, died: e.RanksDied) -> None:
@@ -173,14 +179,14 @@ class Hearing:
 
     def _on_leased(self, leased: e.Leased) -> None:
         self._networks.lease(leased)
-        if (outcome := leased.standing.outcome) is not None:
-            end = (
-                End.FAILED
-                if outcome.is_failure
-                else End.PRUNED
-                if outcome.is_pruned
-                else End.FINISHED
-            )
+        outcome = leased.standing.outcome
+        if outcome is not None:
+            if outcome.is_failure:
+                end = End.FAILED
+            elif outcome.is_pruned:
+                end = End.PRUNED
+            else:
+                end = End.FINISHED
             self._searching.over(leased.network, end)
 
     def _on_admitted(self, admitted: e.Admitted) -> None:

@@ -35,7 +35,8 @@ class TransitionError(InfrastructureError):
     """
 
     def __init__(self, what: str, history: Iterable[Moment]) -> None:
-        self.what, self.history = what, tuple(history)
+        self.what = what
+        self.history = tuple(history)
         shown = "\n".join(_lines(self.history[-_SHOWN:]))
         super().__init__(
             f"{what}\nThis is what was heard before, and what was done about it:\n{shown}"

@@ -36,12 +36,10 @@ class Leaving:
     """The requests for nodes of a launch."""
 
     def __init__(self, launch: Parts) -> None:
-        self._setup, self._groups, self._networks, self._outbox = (
-            launch.setup,
-            launch.groups,
-            launch.networks,
-            launch.outbox,
-        )
+        self._setup = launch.setup
+        self._groups = launch.groups
+        self._networks = launch.networks
+        self._outbox = launch.outbox
         self._requests: list[_Request] = []
         self._given_back = 0
         self._ways: dict[str, Action] = {}  # of the groups that leave
@@ -81,7 +79,8 @@ class Leaving:
             UserError: it cannot do without so many.
         """
         roles = self._setup.roles
-        cluster, first = self._groups.cluster, roles.node_of[0]
+        cluster = self._groups.cluster
+        first = roles.node_of[0]
         able = sorted({cluster.node(device) for device in cluster.devices} - {first}, reverse=True)
         if not 1 <= count <= len(able):
             raise UserError(
@@ -97,7 +96,8 @@ class Leaving:
                 if node not in chosen
             }
             node = min(plans, key=lambda node: self._cost(plans[node], now_s))
-            chosen, ways = [*chosen, node], plans[node]
+            chosen = [*chosen, node]
+            ways = plans[node]
         self._check_rest(chosen)
         return Offer(tuple(chosen), tuple(map(self._host, chosen)), ways)
 
@@ -109,7 +109,8 @@ class Leaving:
         """
         rest = self._groups.cluster.without(self._devices(nodes)).gpus
         for name in self._networks.left:
-            if (least := self._networks.specs[name].min_gpus) > rest:
+            least = self._networks.specs[name].min_gpus
+            if least > rest:
                 raise UserError(
                     f"{name} needs {counted(least, self._setup.roles.unit)}, and {rest} would be left"
                 )
@@ -134,7 +135,8 @@ class Leaving:
 
     def _job(self, group: TrainingGroup, now_s: float) -> RunningJob:
         """A group as the planner of evictions knows it."""
-        name, every = group.name, self._setup.spec.checkpoint.every
+        name = group.name
+        every = self._setup.spec.checkpoint.every
         since_s = max(_LEAST_S, now_s - self._saved_s.get(name, now_s))
         loss = len(group.devices) * min(since_s, since_s if every is None else every)
         writes_s = self._writes_s.get(name, max(self._writes_s.values(), default=_WRITE_S))
@@ -200,7 +202,8 @@ class Leaving:
         """Have the ranks of some nodes end, where a launch goes on without them; otherwise they wait for its end."""
         if not self._setup.outlives:
             return
-        roles, there = self._setup.roles, set(nodes)
+        roles = self._setup.roles
+        there = set(nodes)
         ranks = {
             rank for rank, node in enumerate(roles.node_of) if node in there
         } - self._groups.lost
@@ -215,14 +218,13 @@ class Leaving:
 
     def _leaving(self) -> list[TrainingGroup]:
         leaving = {device for request in self._requests for device in request.devices}
-        return (
-            [group for group in self._groups if not leaving.isdisjoint(group.devices)]
-            if leaving
-            else []
-        )
+        if leaving:
+            return [group for group in self._groups if not leaving.isdisjoint(group.devices)]
+        return []
 
     def _devices(self, nodes: Iterable[int]) -> set[int]:
-        cluster, there = self._groups.cluster, set(nodes)
+        cluster = self._groups.cluster
+        there = set(nodes)
         return {
             device
             for device in self._setup.roles.device_of.values()
@@ -230,4 +232,6 @@ class Leaving:
         }
 
     def _host(self, node: int) -> str:
-        return self._setup.hosts[node] if node < len(self._setup.hosts) else f"node {node}"
+        if node < len(self._setup.hosts):
+            return self._setup.hosts[node]
+        return f"node {node}"

@@ -64,7 +64,8 @@ class Networks:
         self._epochs = {
             name: float(len(one.history)) for name, one in self._standings.items() if one.history
         }
-        self._retries, self._outbox = retries, outbox
+        self._retries = retries
+        self._outbox = outbox
         self._failures: Counter[str] = Counter()  # of each network, for reasons that may pass
         self._resting: dict[str, float] = {}  # network -> when it is tried again, in seconds
         self._fallen: set[str] = set()
@@ -155,7 +156,8 @@ class Networks:
 
     def moved(self) -> set[str]:
         """The networks whose finished epochs may be others than when this was asked last; at first all."""
-        moved, self._moved = self._moved, set()
+        moved = self._moved
+        self._moved = set()
         return moved
 
     @property
@@ -165,7 +167,9 @@ class Networks:
         if None in outcomes:
             return ExitStatus.RESUMABLE
         has_failed = any(outcome is not None and outcome.is_failure for outcome in outcomes)
-        return ExitStatus.NETWORK_FAILED if has_failed else ExitStatus.OK
+        if has_failed:
+            return ExitStatus.NETWORK_FAILED
+        return ExitStatus.OK
 
     # ---- what happens to them ----
 
@@ -330,7 +334,8 @@ class Networks:
                 leased.took_over,
             )
         )
-        outcome, history = leased.standing.outcome, leased.standing.history
+        outcome = leased.standing.outcome
+        history = leased.standing.history
         if outcome is not None and leased.is_news:
             self._outbox.note(
                 events.NetworkFailed(leased.network, outcome.reason, deaths=outcome.deaths)
@@ -375,14 +380,13 @@ class Networks:
         Raises:
             Impossible: nobody asked for it.
         """
-        name, history = read.network, read.standing.history
+        name = read.network
+        history = read.standing.history
         if name not in self._fallen:
             raise Impossible(f"nobody has asked how far {name} is, and yet there is {read}")
         self._fallen.remove(name)
-        had, was_over = (
-            {(record.epoch, record.stream_epoch) for record in self.history(name)},
-            self.is_final(name),
-        )
+        had = {(record.epoch, record.stream_epoch) for record in self.history(name)}
+        was_over = self.is_final(name)
         found = read.standing.found_after(self._standings[name])
         for record in history:
             if (record.epoch, record.stream_epoch) not in had:  # saved, and then the master died
@@ -396,5 +400,6 @@ class Networks:
                 again=was_over and found.outcome is None,
             )
         )
-        if (how := self._struck_by.pop(name, "")) and not self.is_over(name):
+        how = self._struck_by.pop(name, "")
+        if how and not self.is_over(name):
             self.die(name, how)

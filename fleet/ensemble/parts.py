@@ -111,7 +111,8 @@ class Parts:
         Args:
             standings: how far earlier launches have brought the networks.
         """
-        outbox, spec = Outbox(), setup.spec
+        outbox = Outbox()
+        spec = setup.spec
         production = Production(
             setup.layout,
             setup.roles.preprocessors,
@@ -147,7 +148,8 @@ class Parts:
 
     def produce(self) -> None:
         """Tell preprocessors how far the stream is wanted, where that has changed."""
-        if (order := self.production.order(self.groups.joining)) is not None:
+        order = self.production.order(self.groups.joining)
+        if order is not None:
             self.tell_preprocessors(order)
 
     def tell_preprocessors(self, message: m.Message) -> None:

@@ -37,17 +37,22 @@ class Placement:
         ending: Ending,
         ask: Ask,
     ) -> None:
-        self._launch, self._rates, self._ask, self._supply = launch, rates, ask, Supply(launch)
-        self._searching, self._leaving, self._ending = searching, leaving, ending
-        self._groups, self._networks, self._production = (
-            launch.groups,
-            launch.networks,
-            launch.production,
-        )
-        self._outbox, self._roles = launch.outbox, launch.setup.roles
+        self._launch = launch
+        self._rates = rates
+        self._ask = ask
+        self._supply = Supply(launch)
+        self._searching = searching
+        self._leaving = leaving
+        self._ending = ending
+        self._groups = launch.groups
+        self._networks = launch.networks
+        self._production = launch.production
+        self._outbox = launch.outbox
+        self._roles = launch.setup.roles
         self.has_news = True
         self._deciding_s = 0.0  # that the policy has taken since it last wanted something else
-        self._round, self._is_late = 0, False
+        self._round = 0
+        self._is_late = False
 
     def decide(self) -> None:
         """Ask the policy if there is news, and make the moves that can be made now."""
@@ -61,7 +66,8 @@ class Placement:
         for group in self._groups.standing:
             if group.name not in held_back:
                 self._go_on(group)
-        if starts := [move for move in found if isinstance(move, moves.Start)]:
+        starts = [move for move in found if isinstance(move, moves.Start)]
+        if starts:
             self._start(starts)
         if self._networks.has_left and not (
             self._groups or self._groups.wanted.members or self._networks.away
@@ -73,7 +79,8 @@ class Placement:
                 self._give_up()
 
     def _plan(self) -> None:
-        rates, (ahead, survivors) = self._supply.told(self._rates), self._searching.rungs()
+        rates = self._supply.told(self._rates)
+        (ahead, survivors) = self._searching.rungs()
         progress = Progress(
             running=self._groups.running(self._leaving.groups),
             epochs_done=self._networks.epochs_done,
@@ -112,7 +119,8 @@ class Placement:
 
     def _make(self, move: moves.Move) -> None:
         """Make a move of a group that runs; one that is to change inside its epoch is asked to stand still first."""
-        if (group := self._groups.get(move.name)) is None:
+        group = self._groups.get(move.name)
+        if group is None:
             return  # to start groups comes last
         match move:
             case moves.Recruit():
@@ -170,7 +178,8 @@ class Placement:
     def _do_not_start(self, starts: Sequence[moves.Start]) -> None:
         """Start nothing any more; end once nothing runs."""
         if not self._is_late:
-            self._is_late, startup = True, self._launch.startup
+            self._is_late = True
+            startup = self._launch.startup
             self._outbox.note(
                 events.TooLate(
                     tuple(start.name for start in starts),
@@ -183,18 +192,15 @@ class Placement:
 
     def _give_up(self) -> None:
         """Nothing runs, and the policy starts nothing."""
-        left, cluster, lost = (
-            ", ".join(self._networks.left),
-            self._groups.cluster,
-            self._groups.lost,
-        )
+        left = ", ".join(self._networks.left)
+        cluster = self._groups.cluster
+        lost = self._groups.lost
         if self._leaving.has_left or lost:
             few = f"{counted(cluster.gpus, 'trainer')} {'is' if cluster.gpus == 1 else 'are'}"
-            why = (
-                "nodes were given back"
-                if self._leaving.has_left
-                else f"{counted(len(lost), 'rank')} died"
-            )
+            if self._leaving.has_left:
+                why = "nodes were given back"
+            else:
+                why = f"{counted(len(lost), 'rank')} died"
             self._ending.begin(f"{why}, and {few} too few for {left}")
         else:
             self._outbox.add(

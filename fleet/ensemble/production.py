@@ -74,8 +74,11 @@ class Production:
         replayed: Sequence[int] = (),
         batches: Sequence[int] = (),
     ) -> None:
-        self._layout, self._preprocessors = layout, tuple(preprocessors)
-        self._first, self._replayed, self._batches = first, tuple(replayed), tuple(batches)
+        self._layout = layout
+        self._preprocessors = tuple(preprocessors)
+        self._first = first
+        self._replayed = tuple(replayed)
+        self._batches = tuple(batches)
         self._granted = first - 1  # the latest epoch that any group may train on
         self._throughput: dict[int, float] = {}  # rank of a preprocessor -> samples/s
         self._prepared: dict[int, _Recently] = {}  # likewise
@@ -112,11 +115,9 @@ class Production:
         """How groups depend on each other's pace, as :func:`fleet.units.parse_stream` reads it."""
         if self._layout is None or self._layout.slots >= self._layout.chunks:
             return "free"
-        return (
-            f"ring:{self._layout.slots / self._layout.chunks:.2%}"
-            if self._layout.is_ring
-            else "lockstep"
-        )
+        if self._layout.is_ring:
+            return f"ring:{self._layout.slots / self._layout.chunks:.2%}"
+        return "lockstep"
 
     # ---- epochs ----
 
@@ -145,11 +146,15 @@ class Production:
 
     def stream_epoch(self, number: int) -> int:
         """The stream epoch behind a number: itself, or the one that a replay repeats."""
-        return self._replayed[number] if number < len(self._replayed) else number
+        if number < len(self._replayed):
+            return self._replayed[number]
+        return number
 
     def batch(self, number: int, chosen: int | None) -> int | None:
         """The batch of an epoch: what the policy has chosen, or what a replay repeats."""
-        return self._batches[number] if number < len(self._batches) else chosen
+        if number < len(self._batches):
+            return self._batches[number]
+        return chosen
 
     def grant(self, epoch: int) -> None:
         """A group may train on an epoch from now on."""
@@ -239,17 +244,17 @@ class Production:
             chooses: whether some may be left out.
             policy: its name, for the log.
         """
-        demand = (
-            max((rate for network in rates.models for rate in network.rates), default=0.0)
-            if rates
-            else 0.0
-        )
+        if rates:
+            demand = max((rate for network in rates.models for rate in network.rates), default=0.0)
+        else:
+            demand = 0.0
         demand /= time_scale
         reached = list(accumulate(self._throughput.get(rank, 0.0) for rank in self._preprocessors))
         needed = len(self._preprocessors)
         if chooses and demand and self._layout is not None:
             needed = preprocessors_needed(reached, demand)
-        self.turns, supply = self._preprocessors[:needed], reached[needed - 1]
+        self.turns = self._preprocessors[:needed]
+        supply = reached[needed - 1]
         self._begun = StreamStarted(
             needed,
             len(self._preprocessors),
@@ -276,7 +281,8 @@ class Production:
         chunks = self._layout.chunks if self._layout is not None else 0
         limit = hold = NO_LIMIT
         if self.is_in_step:
-            limit, hold = (self._granted + 2) * chunks, min([*joining, self._granted + 1]) * chunks
+            limit = (self._granted + 2) * chunks
+            hold = min([*joining, self._granted + 1]) * chunks
         order = Produce(
             limit, hold, first=self._first * chunks, turns=self.turns, since=self._since
         )

@@ -55,7 +55,8 @@ class Shared:
         Args:
             rates: that are given.
         """
-        asked, roles = setup.spec.resources.per_device, setup.roles
+        asked = setup.spec.resources.per_device
+        roles = setup.roles
         return cls(
             roles,
             None if asked == "auto" else asked,
@@ -76,20 +77,25 @@ class Shared:
         )
 
     def _bound(self, curve: Sequence[float], networks: float) -> str:
-        pays, slots = worth(curve), self.roles.slots
+        pays = worth(curve)
+        slots = self.roles.slots
         if (
             pays < slots
             or networks <= slots * self.roles.cluster.whole_gpus
             or (pays == slots < len(curve))
         ):
             return ""  # it does not pay, or is tried without a word; or more slots would stay empty
-        return "per_device" if self.asked is not None and slots >= self.asked else "ranks"
+        if self.asked is not None and slots >= self.asked:
+            return "per_device"
+        return "ranks"
 
 
 def known_sharing(setup: Setup) -> events.SharingLearned | None:
     """What earlier runs have shown, where it says that more networks should share a GPU than may in this launch."""
     told = Shared.of(setup, None).told(Sharing(setup.sharing).curve, setup.spec.most_at_once)
-    return told if told.bound else None
+    if told.bound:
+        return told
+    return None
 
 
 class Rates:
@@ -100,16 +106,22 @@ class Rates:
     """
 
     def __init__(self, speeds: Speeds, launch: Parts) -> None:
-        setup, given = launch.setup, speeds.given
-        self._given, self._keys, self._outbox = given, dict(speeds.survey.keys), launch.outbox
+        setup = launch.setup
+        given = speeds.given
+        self._given = given
+        self._keys = dict(speeds.survey.keys)
+        self._outbox = launch.outbox
         is_file = setup.spec.schedule.rates is not None
-        self._check = (
-            RateCheck(self._keys, not is_file)
-            if setup.spec.engine.learns and (is_file or given is None)
-            else None
-        )  # otherwise nobody has said how fast networks are
+        # otherwise nobody has said how fast networks are
+        if setup.spec.engine.learns and (is_file or given is None):
+            self._check: RateCheck | None = RateCheck(self._keys, not is_file)
+        else:
+            self._check = None
         self._shared = Shared.of(setup, given)
-        self._sharing = self._shared.learned if speeds.online is None else speeds.online.sharing
+        if speeds.online is None:
+            self._sharing = self._shared.learned
+        else:
+            self._sharing = speeds.online.sharing
         # Rates are those of the time that is emulated; what is measured here is that of the clock.
         self._time_scale = 1.0 if given is None else setup.spec.resources.time_scale
         self._planned_by = self._curve
@@ -125,7 +137,9 @@ class Rates:
     @property
     def _curve(self) -> tuple[float, ...]:
         """s(1), s(2), ... as far as it is known."""
-        return (1.0,) if self._sharing is None else self._sharing.curve
+        if self._sharing is None:
+            return (1.0,)
+        return self._sharing.curve
 
     @property
     def table(self) -> RateTable | None:
@@ -172,7 +186,9 @@ class Rates:
             and name not in self.guessed
             and self._are_said
         )
-        return rate_of(table.by_name[name], 1) if table is not None and is_known else None
+        if table is not None and is_known:
+            return rate_of(table.by_name[name], 1)
+        return None
 
     def add(self, admitted: Admitted) -> None:
         """A network has come: it has its own rates, those of one of equal speed, or those in the middle of all."""
@@ -184,7 +200,8 @@ class Rates:
             self._given = self._given.with_network(admitted.rates or self._like(admitted))
 
     def _like(self, admitted: Admitted) -> Network:
-        network, models = admitted.network, self._given.models if self._given is not None else ()
+        network = admitted.network
+        models = self._given.models if self._given is not None else ()
         twin = next((one for one in models if self._keys.get(one.name) == admitted.key), None)
         alike = Network("", middle(models)) if twin is None else twin
         return replace(
@@ -193,7 +210,10 @@ class Rates:
 
     def observe(self, name: str, gpus: int, shown: StepRate) -> None:
         """A group has shown how fast its steps are."""
-        network = self._given.by_name.get(name) if self._given is not None and shown.rate else None
+        if self._given is not None and shown.rate:
+            network = self._given.by_name.get(name)
+        else:
+            network = None
         if network is not None:
             if self._sharing is not None:
                 self._sharing.observe(
@@ -261,7 +281,8 @@ class MeasuredRates(Rates):
 
     def __init__(self, speeds: Speeds, launch: Parts) -> None:
         super().__init__(speeds, launch)
-        self._survey, self._launch = speeds.survey, launch
+        self._survey = speeds.survey
+        self._launch = launch
         self._began_s: float | None = None
 
     def lose(self, devices: int, tasks: Sequence[Task] = ()) -> None:  # noqa: D102
@@ -291,7 +312,9 @@ class MeasuredRates(Rates):
         )
 
     def measure(self, fail: Callable[..., None]) -> None:  # noqa: D102
-        groups, networks, now_s = self._launch.groups, self._launch.networks, self._launch.now_s
+        groups = self._launch.groups
+        networks = self._launch.networks
+        now_s = self._launch.now_s
         if self._given is not None:
             return
         self._began_s = now_s if self._began_s is None else self._began_s
@@ -318,7 +341,8 @@ class MeasuredRates(Rates):
             )
         )
         self._outbox.add(KeepRates(lambda: found))
-        late, self._late = self._late, []
+        late = self._late
+        self._late = []
         for admitted in late:
             self.add(admitted)
 
@@ -328,7 +352,8 @@ class LearnedRates(Rates):
 
     def __init__(self, online: OnlineRates, speeds: Speeds, launch: Parts) -> None:
         super().__init__(speeds, launch)
-        self._online, self._known = online, speeds.survey.known
+        self._online = online
+        self._known = speeds.survey.known
         self._told_steps: dict[
             tuple[str, int], int
         ] = {}  # key and GPUs -> the steps that it was learned from
@@ -370,7 +395,8 @@ class LearnedRates(Rates):
         key = self._keys.get(name)
         if key is None or not shown.rate:
             return
-        if (remembered := self._known.get(key, {}).get(gpus)) is not None and shown.beside == 1:
+        remembered = self._known.get(key, {}).get(gpus)
+        if remembered is not None and shown.beside == 1:
             self._compare(name, gpus, shown, remembered)
         self._online.observe(
             name, gpus, Observation(shown.rate, shown.spread, shown.steps, shown.beside)
@@ -386,11 +412,15 @@ class LearnedRates(Rates):
         super().planned(is_new, tried, is_over)
         if is_new or self._online.has_news:
             self._online.planned(tried)
-            if (table := self.table) is not self._table:
-                before, self._table = () if self._table is None else self._table.models, table
-                same = (
-                    len(before) if table.models[: len(before)] == before else 0
-                )  # networks have come, one by one
+            table = self.table
+            if table is not self._table:
+                before = () if self._table is None else self._table.models
+                self._table = table
+                # networks have come, one by one
+                if table.models[: len(before)] == before:
+                    same = len(before)
+                else:
+                    same = 0
                 self._tell(table.models[same:], is_over)
 
     def _tell(self, networks: Sequence[Network], is_over: Callable[[str], bool]) -> None:
@@ -423,11 +453,9 @@ def make_rates(speeds: Speeds, launch: Parts) -> Rates:
     """The rates of a launch, by what is known beforehand."""
     if speeds.given is not None:
         return Rates(speeds, launch)
-    return (
-        MeasuredRates(speeds, launch)
-        if speeds.online is None
-        else LearnedRates(speeds.online, speeds, launch)
-    )
+    if speeds.online is None:
+        return MeasuredRates(speeds, launch)
+    return LearnedRates(speeds.online, speeds, launch)
 
 
 class RateCheck:
@@ -439,7 +467,8 @@ class RateCheck:
     """
 
     def __init__(self, keys: Mapping[str, str], is_measured: bool) -> None:
-        self._keys, self._is_measured = keys, is_measured
+        self._keys = keys
+        self._is_measured = is_measured
         self._told: dict[
             tuple[str, int], float
         ] = {}  # key and GPUs -> what the rate was said to be
@@ -477,11 +506,9 @@ class Supply:
     """
 
     def __init__(self, launch: Parts) -> None:
-        self._production, self._outbox, self._groups = (
-            launch.production,
-            launch.outbox,
-            launch.groups,
-        )
+        self._production = launch.production
+        self._outbox = launch.outbox
+        self._groups = launch.groups
         self._time_scale = (
             launch.setup.spec.resources.time_scale
         )  # rates are those of the time that is emulated
@@ -500,7 +527,8 @@ class Supply:
         Args:
             rates: that are known.
         """
-        table, cluster = rates.table, self._groups.cluster
+        table = rates.table
+        cluster = self._groups.cluster
         assert table is not None  # or no policy is asked
         supply = float("inf")
         if rates.are_samples:
@@ -513,11 +541,13 @@ class Supply:
         if (
             self._of[0] is not table or self._of[1] != cluster.whole_gpus
         ):  # for there may be thousands of networks
-            self._of, self._told = (table, cluster.whole_gpus), None
+            self._of = (table, cluster.whole_gpus)
+            self._told = None
             self._demand = max(
                 (reaches(network, cluster.whole_gpus) for network in table.models), default=0.0
             )
-        before, now = min(self._planned, self._demand), min(supply, self._demand)
+        before = min(self._planned, self._demand)
+        now = min(supply, self._demand)
         self.has_changed = abs(now - before) > OFF * before
         if self.has_changed:
             self._planned = supply
@@ -538,7 +568,8 @@ def traits_of(network: NetworkSpec, key: str, input_shape: tuple[int, ...], clas
         input_shape: of a sample.
         classes: number of outputs.
     """
-    architecture, operations = network.architecture, None
+    architecture = network.architecture
+    operations = None
     if architecture.kind == "family":
         try:
             operations = float(count_operations(architecture.settings, input_shape, classes))

@@ -33,7 +33,9 @@ class Searching:
     """
 
     def __init__(self, mind: Mind, begun: Iterable[Decision], launch: Parts, rates: Rates) -> None:
-        self.mind, self._launch, self._networks = mind, launch, launch.networks
+        self.mind = mind
+        self._launch = launch
+        self._networks = launch.networks
         mind.rate_of = rates.alone
         self._open_for = launch.setup.spec.document.open_for
         self.idle_since_s: float | None = None
@@ -41,7 +43,8 @@ class Searching:
         self._decided = list(begun)
         self._has_heard = True  # something from which decisions may follow
         self._coming: set[str] = set()  # networks that are being looked at
-        self._ahead, self._survivors = Values(), set[str]()
+        self._ahead = Values()
+        self._survivors = set[str]()
 
     # ---- what is known ----
 
@@ -65,10 +68,8 @@ class Searching:
             a rung, and are neither over nor paused.
         """
         for name in self._networks.moved() if self.mind.has_rungs else ():
-            most, done = (
-                self._networks.specs[name].train.converge.max_epochs,
-                len(self._networks.history(name)),
-            )
+            most = self._networks.specs[name].train.converge.max_epochs
+            done = len(self._networks.history(name))
             self._ahead[name] = max(1, min(most, self.mind.next_rung(name, done) or most) - done)
             survives = done >= (self.mind.next_rung(name, 0) or most) and not (
                 self._networks.is_over(name) or self._networks.is_paused(name)
@@ -144,10 +145,14 @@ class Searching:
             Whether some go on.
         """
         now_s = self._launch.now_s
-        self.idle_since_s = now_s if self.idle_since_s is None else self.idle_since_s
+        if self.idle_since_s is None:
+            self.idle_since_s = now_s
+        else:
+            self.idle_since_s = self.idle_since_s
         if now_s < self.closes_s or not self.mind.is_open:
             return False
-        self.mind.is_open, self._has_heard = False, True
+        self.mind.is_open = False
+        self._has_heard = True
         return self.decide()
 
     def decide(self) -> bool:
@@ -155,7 +160,8 @@ class Searching:
         if not self._has_heard and not self.mind.has_untold:
             return False
         self._has_heard = False
-        decided, self._decided = self._decided, []
+        decided = self._decided
+        self._decided = []
         training = self._launch.groups.names
         counts = Counter(map(self.mind.entry, training)) if self.mind.asks else {}
         decided += self.mind.decide(counts, training | self._networks.fallen)

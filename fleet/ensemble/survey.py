@@ -57,8 +57,13 @@ class Survey:
         known: Mapping[str, Mapping[int, float]],
         timed: Mapping[str, Timed] | None = None,
     ) -> None:
-        self.networks, self.keys, self.profile, self.devices = networks, keys, profile, devices
-        self._gpus_per_node, self.measured, self._is_scaling = gpus_per_node, 0, False
+        self.networks = networks
+        self.keys = keys
+        self.profile = profile
+        self.devices = devices
+        self._gpus_per_node = gpus_per_node
+        self.measured = 0
+        self._is_scaling = False
         self.known = {key: dict(rates) for key, rates in known.items()}
         self._timed = dict(timed or {})
         self.failed: dict[str, Outcome] = {}
@@ -230,7 +235,9 @@ class Survey:
     @staticmethod
     def _least(network: NetworkSpec) -> int:
         """The fewest GPUs on which a network is measured."""
-        return 1 if network.train.batch.is_elastic else network.min_gpus
+        if network.train.batch.is_elastic:
+            return 1
+        return network.min_gpus
 
     def _able(self) -> list[NetworkSpec]:
         """The networks of which there are rates: too few trainers may be left for one that wants several."""
@@ -267,7 +274,9 @@ def estimate(survey: Survey, rates: RateTable, build_s: float) -> SurveyEstimate
         samples = survey.profile.batches * specs[task.network].global_batch(task.gpus)
         return build_s + samples / rate(networks[task.network], task.gpus)
 
-    now_s, idle, running = 0.0, survey.devices, list[tuple[float, int, Task]]()
+    now_s = 0.0
+    idle = survey.devices
+    running = list[tuple[float, int, Task]]()
     started = 0
     while True:
         while (task := survey.next(idle)) is not None:

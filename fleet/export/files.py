@@ -70,7 +70,9 @@ def alike(values: list[Any]) -> list[Any]:
 
 def flat(value: Any) -> Any:
     """A value that a cell can hold."""
-    return json.dumps(value) if isinstance(value, list | tuple | Mapping) else value
+    if isinstance(value, list | tuple | Mapping):
+        return json.dumps(value)
+    return value
 
 
 def is_nothing(value: Any) -> bool:

@@ -27,10 +27,9 @@ from fleet.export.trackers import load, write
 from fleet.spec import look_beside
 from fleet.storage.paths import RunPaths
 
-_PAUSE, _LEAST_S = (
-    4,
-    1.0,
-)  # between two writings: so many times as long as the last one took, or so many seconds
+# between two writings: so many times as long as the last one took, or so many seconds
+_PAUSE = 4
+_LEAST_S = 1.0
 _ALONE_S = 120.0  # for which it outlives the launch at most
 
 
@@ -78,9 +77,10 @@ class Follower:
     def _say(self, name: str, path: Path, error: BaseException) -> None:
         if (name, path) not in self._failed:
             self._failed.add((name, path))
-            why = (
-                str(error) if isinstance(error, FleetError) else f"{type(error).__name__}: {error}"
-            )
+            if isinstance(error, FleetError):
+                why = str(error)
+            else:
+                why = f"{type(error).__name__}: {error}"
             said = {"tracker": name, "path": str(path), "reason": " ".join(why.split())[:500]}
             with suppress(OSError):  # nobody may be there to hear it
                 print(json.dumps(said), file=self.out, flush=True)
@@ -92,7 +92,8 @@ def calls(source: int) -> Iterator[bool]:
     Args:
         source: the descriptor on which bytes come.
     """
-    is_last, pause_s = False, _LEAST_S
+    is_last = False
+    pause_s = _LEAST_S
     while not is_last:
         is_last = not os.read(source, 1 << 16) or _ends_within(source, pause_s)
         began = time.monotonic()

@@ -24,11 +24,10 @@ T = TypeVar("T")
 _DATABASE = "mlflow.db"
 _STATUSES = {Status.FINISHED: "FINISHED", Status.PRUNED: "KILLED", Status.FAILED: "FAILED"}
 _WRITTEN = "fleet.written"  # a tag: how many epochs are there, and what these are known by
-_MOST_METRICS, _MOST_PARAMS, _LONGEST = (
-    1000,
-    100,
-    5000,
-)  # of a batch, and of a value: more than the store takes
+# of a batch, and of a value: more than the store takes
+_MOST_METRICS = 1000
+_MOST_PARAMS = 100
+_LONGEST = 5000
 
 
 def write(run: TrackedRun, path: Path) -> None:
@@ -47,12 +46,10 @@ def write(run: TrackedRun, path: Path) -> None:
 
 def _experiment(client: MlflowClient, name: str, path: Path) -> str:
     found = client.get_experiment_by_name(name)
-    return (
-        found.experiment_id
-        if found
-        else client.create_experiment(
-            name, artifact_location=(path.absolute() / "artifacts").as_uri()
-        )
+    if found:
+        return found.experiment_id
+    return client.create_experiment(
+        name, artifact_location=(path.absolute() / "artifacts").as_uri()
     )
 
 
@@ -60,19 +57,24 @@ class _Store:
     """An experiment in a store."""
 
     def __init__(self, client: MlflowClient, experiment: str) -> None:
-        self._client, self._experiment = client, experiment
+        self._client = client
+        self._experiment = experiment
 
     def parent(self, run: TrackedRun) -> Run:
         """The run itself, as it is now."""
         found = self._found(f"tags.fleet.key = '{run.key}'")
-        parent = (
-            found[0]
-            if found
-            else self._client.create_run(
+        if found:
+            parent = found[0]
+        else:
+            parent = self._client.create_run(
                 self._experiment, _ms(run.began), {"fleet.key": run.key}, run.name
             )
-        )
-        status = "FINISHED" if run.is_over else "RUNNING" if run.is_going_on else "SCHEDULED"
+        if run.is_over:
+            status = "FINISHED"
+        elif run.is_going_on:
+            status = "RUNNING"
+        else:
+            status = "SCHEDULED"
         self._say(
             parent,
             run.params,
@@ -88,11 +90,13 @@ class _Store:
         return self._found(f"tags.mlflow.parentRunId = '{parent}'")
 
     def _found(self, asked: str) -> list[Run]:
-        found, token = list[Run](), None
+        found = list[Run]()
+        token = None
         while token or not found:
             page = self._client.search_runs([self._experiment], asked, page_token=token)
             found += page
-            if not (token := page.token):
+            token = page.token
+            if not token:
                 break
         return found
 
@@ -107,7 +111,8 @@ class _Store:
         done = int(written.partition(" ")[0] or 0)
         if child is not None and written and network.digest(done) != written.split(" ")[1]:
             self._client.delete_run(child.info.run_id)
-            child, done = None, 0
+            child = None
+            done = 0
         if child is None:
             child = self._client.create_run(
                 self._experiment,
@@ -157,9 +162,10 @@ class _Store:
         places = {name: path.absolute().as_uri() for name, path in files.items()}
         tags = {_named(name): value for name, value in tags.items()}
         tags = {**tags, **{f"fleet.file.{name}": place for name, place in places.items()}}
-        if changed := {
+        changed = {
             name: value for name, value in tags.items() if there.data.tags.get(name) != value
-        }:
+        }
+        if changed:
             self._client.log_batch(
                 number, tags=[RunTag(name, value[:_LONGEST]) for name, value in changed.items()]
             )

@@ -97,7 +97,9 @@ def _name(storage: BaseStorage, run: TrackedRun, entry: str) -> str:
         study.study_name: study.user_attrs.get("run")
         for study in optuna.get_all_study_summaries(storage)
     }
-    return name if taken.get(name, run.key) == run.key else f"{name}-{run.key[:6]}"
+    if taken.get(name, run.key) == run.key:
+        return name
+    return f"{name}-{run.key[:6]}"
 
 
 def _trials(study: Study) -> dict[str, FrozenTrial]:
@@ -159,18 +161,18 @@ def _trial(run: TrackedRun, network: TrackedNetwork) -> FrozenTrial:
     """A network as a trial."""
     monitor = network.objectives[0].name
     reported = {one.epoch: one.values[monitor] for one in network.epochs if monitor in one.values}
-    state, values = _STATES.get(network.status, TrialState.RUNNING), None
+    state = _STATES.get(network.status, TrialState.RUNNING)
+    values = None
     if state is TrialState.COMPLETE:
         values = [one.value for one in network.objectives]
         if any(
             map(math.isnan, values)
         ):  # of several, others than the first may be told while the run goes on
-            state, values = (
-                TrialState.RUNNING
-                if run.is_going_on and values[0] == values[0]
-                else TrialState.FAIL,
-                None,
-            )
+            if run.is_going_on and values[0] == values[0]:
+                state = TrialState.RUNNING
+            else:
+                state = TrialState.FAIL
+            values = None
     elif state is TrialState.PRUNED and reported and len(network.objectives) == 1:
         values = [list(reported.values())[-1]]  # as Optuna has it of a trial that it prunes
     space = run.spaces.get(network.entry, {})
@@ -225,9 +227,13 @@ def _different(choices: Sequence[Any]) -> list[Any]:
 def _categories(choices: Sequence[Any]) -> Callable[[Any], Any]:
     """How choices are written: as JSON where some are equal to Optuna that differ, such as 1, 1.0 and true."""
     plain = list(map(as_plain, choices))
-    return key_of_value if len(set(plain)) < len(plain) else as_plain
+    if len(set(plain)) < len(plain):
+        return key_of_value
+    return as_plain
 
 
 def _value(value: Any, distribution: BaseDistribution, dimension: Any) -> Any:
     is_choice = isinstance(distribution, CategoricalDistribution)
-    return _categories(_different(dimension))(value) if is_choice else value
+    if is_choice:
+        return _categories(_different(dimension))(value)
+    return value

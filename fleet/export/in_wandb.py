@@ -31,7 +31,8 @@ def write(run: TrackedRun, path: Path) -> None:
             continue
         stamp = time.strftime("%Y%m%d_%H%M%S", time.localtime(network.began))
         folder = root / f"offline-run-{stamp}-{network.key}"
-        wanted, written = f"{network.stamp}\n", folder / _WRITTEN
+        wanted = f"{network.stamp}\n"
+        written = folder / _WRITTEN
         if not written.exists() or written.read_text(encoding="utf-8") != wanted:
             _replace(run, network, folder, wanted)
 

@@ -79,7 +79,9 @@ class TrackedNetwork:
     @property
     def ended(self) -> float:
         """When its newest epoch ended."""
-        return self.epochs[-1].date if self.epochs else self.began
+        if self.epochs:
+            return self.epochs[-1].date
+        return self.began
 
     def digest(self, epochs: int | None = None) -> str:
         """What its first epochs are known by, together with its hyper-parameters."""
@@ -127,8 +129,10 @@ def track(paths: RunPaths) -> TrackedRun:
     Raises:
         UserError: there is no run there, or its spec cannot be read.
     """
-    past, log = past_of(paths), log_of(paths)
-    document, run = past.spec.document, past.run
+    past = past_of(paths)
+    log = log_of(paths)
+    document = past.spec.document
+    run = past.run
     began = run.launches[0].start.date if run.launches else 0.0
     key = _digest(f"{document.name}\0{began}")
     rows = {row.name: row for row in past.rows}
@@ -180,7 +184,8 @@ class _Making:
 
     def network(self, spec: NetworkSpec, entry: ModelEntry, row: NetworkResult) -> TrackedNetwork:
         """One of them."""
-        converge, name = spec.train.converge, spec.name
+        converge = spec.train.converge
+        name = spec.name
         began = self._date(self._began[name]) if name in self._began else self.began
         found = self.run.networks.get(name, RunNetwork(0, 0))
         about: dict[str, Any] = {
@@ -239,7 +244,8 @@ class _Making:
     def _epochs(
         self, name: str, history: Sequence[EpochRecord], converge: Converge
     ) -> Iterator[TrackedEpoch]:
-        best, monitor = Best(), converge.watched
+        best = Best()
+        monitor = converge.watched
         for record in history:
             best = best.after(record, converge)
             values = {column: record.value(column) for column in (*SCORES, *record.metrics)}
@@ -256,7 +262,9 @@ class _Making:
     def _date(self, t_s: float) -> float:
         """Seconds since 1970 of a moment of the run, on whose clock the time without a launch is left out."""
         launch = next((one for one in reversed(self.run.launches) if one.began_s <= t_s), None)
-        return self.began if launch is None else launch.start.date + t_s - launch.began_s
+        if launch is None:
+            return self.began
+        return launch.start.date + t_s - launch.began_s
 
 
 def _digest(text: str) -> str:

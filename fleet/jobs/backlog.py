@@ -93,7 +93,8 @@ class Harvested:
     @property
     def needless(self) -> tuple[str, ...]:
         """The jobs in the queue that would find nothing to train: those that were handed in last."""
-        found, left = [], self.waiting - self.spare
+        found = []
+        left = self.waiting - self.spare
         for job, nodes in self.queued:
             if left <= 0:
                 found.append(job)
@@ -192,9 +193,11 @@ def _shared(
     if not wanting or room <= 0 or nodes <= 0:
         return []
     known = [progress(run) for run in wanting if run.rate is not None]
-    usual = (
-        statistics.fmean(known) if known else 1.0
-    )  # one that is being measured may be as any other
+    # one that is being measured may be as any other
+    if known:
+        usual = statistics.fmean(known)
+    else:
+        usual = 1.0
     gains = [usual if run.rate is None else progress(run) for run in wanting]
     trainers = [
         _trainer(run, gain / max(gains), nodes, gap_s)

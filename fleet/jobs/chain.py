@@ -82,7 +82,8 @@ def decide(stops: Sequence[JobStop], limits: ChainLimits) -> Continuation:
         ExitStatus.NETWORK_FAILED: "some networks failed, the others finished",
         ExitStatus.BAD_INPUT: "the spec or the arguments are wrong",
     }
-    if (status := stops[-1].status) in over:
+    status = stops[-1].status
+    if status in over:
         return Continuation(False, over[ExitStatus(status)])
     failures = sum(stop.is_failure for stop in stops)
     if failures > limits.retries:
@@ -95,7 +96,9 @@ def decide(stops: Sequence[JobStop], limits: ChainLimits) -> Continuation:
 
 
 def _times(count: int) -> str:
-    return "once" if count == 1 else f"{count} times"
+    if count == 1:
+        return "once"
+    return f"{count} times"
 
 
 def _next_request(stops: Sequence[JobStop], requests: Sequence[float]) -> float | None:
@@ -105,7 +108,9 @@ def _next_request(stops: Sequence[JobStop], requests: Sequence[float]) -> float 
     (1200, 1200)
     """
     used = sum(not stop.is_failure for stop in stops)
-    return requests[min(used, len(requests) - 1)] if requests else None
+    if requests:
+        return requests[min(used, len(requests) - 1)]
+    return None
 
 
 # ---- what is remembered between jobs ------------------------------------------------------------
@@ -156,9 +161,12 @@ class ChainTimes:
 
 def past_of(path: Path) -> ChainTimes:
     """How long the chains of a run's folder were at work; a launch that ended without a word does not count."""
-    finished, so_far, begun = [], 0.0, None
+    finished = []
+    so_far = 0.0
+    begun = None
     for line in read_lines(path):
-        noted, moment = from_json(line, _KINDS), _moment(line)
+        noted = from_json(line, _KINDS)
+        moment = _moment(line)
         if isinstance(noted, Begun):
             begun = moment
         elif isinstance(noted, JobStopped) and begun is not None and moment is not None:
@@ -216,25 +224,27 @@ class History:
                 self.known |= jobs
                 self._ours |= jobs
                 self.stops.append(noted.stop)
-                self.following, self.unfinished, self.then = (
-                    noted.next,
-                    None,
-                    noted.then or noted.why,
-                )
+                self.following = noted.next
+                self.unfinished = None
+                self.then = noted.then or noted.why
             case CalledOff():
                 self._is_off = bool(self._ours)
             case HandedIn() | Begun():
                 self.known.add(noted.job)
                 if noted.job not in self._ours:
-                    self._ours, self._is_off = {noted.job}, False
+                    self._ours = {noted.job}
+                    self._is_off = False
         if isinstance(noted, Begun):
             self.unfinished = noted.job
             if noted.job != self.following:
-                self.stops, self.log_bytes = [], noted.log_bytes
+                self.stops = []
+                self.log_bytes = noted.log_bytes
 
     def stops_before(self, job: str) -> list[JobStop]:
         """The stops of the chain that a job goes on with: the newest one, where it was to be followed by this job."""
-        return self.stops if job == self.following else []
+        if job == self.following:
+            return self.stops
+        return []
 
     def is_called_off(self, job: str) -> bool:
         """Whether a user has ended the chain that a job belongs to; one that is handed in later is another chain's."""
@@ -275,8 +285,12 @@ class Keeper:
         once: Sequence[str] = (),
         requests: Sequence[float] = (),
     ) -> None:
-        self._paths, self._system, self._job, self._limits = paths, system, job, limits
-        self._once, self._requests = once, requests
+        self._paths = paths
+        self._system = system
+        self._job = job
+        self._limits = limits
+        self._once = once
+        self._requests = requests
         self._warned = WarnedLaunch(paths, system, job, warn_after)
 
     def run(self, command: Sequence[str]) -> int:
@@ -297,7 +311,8 @@ class Keeper:
             return self._run(command, lease)
 
     def _run(self, command: Sequence[str], lease: Lease) -> int:
-        if (lost := History.of(self._paths).unfinished) is not None:
+        lost = History.of(self._paths).unfinished
+        if lost is not None:
             note(
                 self._paths,
                 JobStopped(
@@ -347,11 +362,9 @@ class Keeper:
         if History.of(self._paths).is_called_off(self._job):
             return None, CALLED_OFF
         if not self._system.has_queue:
-            return (
-                (None, "it was told to stop")
-                if self._warned.is_signalled
-                else (self._job, decision.why)
-            )
+            if self._warned.is_signalled:
+                return (None, "it was told to stop")
+            return (self._job, decision.why)
         try:
             later = begin_later(self._system, [self._paths])
             return continue_job(
@@ -389,7 +402,8 @@ def end_chain(paths: RunPaths) -> tuple[list[str], list[str]]:
             f"({', '.join(sorted(history.known)) or f'{paths.stops} knows of none'}){why}"
         )
     note(paths, CalledOff())  # whatever job begins or ends from now on hands in no other
-    back, told = [], []
+    back = []
+    told = []
     for job in ours():
         if job.runs:
             call([word.format(job=job.id) for word in system.tell])
@@ -409,7 +423,8 @@ def _system_of_chain(paths: RunPaths) -> tuple[System, str]:
             f"--end {paths.root}: there is no chain: {paths.job_script} is missing, which fleet submit "
             "writes"
         ) from None
-    system, name = _SYSTEM.search(script), _NAME.search(script)
+    system = _SYSTEM.search(script)
+    name = _NAME.search(script)
     found = find_system(system[1].strip("'\"")) if system else None
     if found is None or (found.has_queue and name is None):
         raise UserError(

@@ -116,7 +116,8 @@ class ClusterView:
         Raises:
             InputError: Slurm does not answer.
         """
-        was, now = self.seen[job], slurm_jobs.find_jobs(f"--jobs={job}").get(job)
+        was = self.seen[job]
+        now = slurm_jobs.find_jobs(f"--jobs={job}").get(job)
         if now is None or now.state not in ("RUNNING", "SUSPENDED"):
             return f"it is {now.state if now else 'gone'} by now"
         if now.start != was.start:
@@ -221,7 +222,8 @@ class Freed:
             has = frozenset(found.standing[job].hosts if job in found.held else ())
             self._by |= dict.fromkeys(had - has, job)
             self._had[job] = has
-        before, self._owners = self._owners, {}
+        before = self._owners
+        self._owners = {}
         if not self._by:
             return {}
         self._owners = {
@@ -284,7 +286,8 @@ class _Course:
         self, first: Candidates, sleep: Callable[[float], None], now_s: Callable[[], float]
     ) -> bool:
         """See :func:`carry_out`."""
-        start, pause = now_s(), min(max(self.eviction.deadline_min, LOOK_S[0]), LOOK_S[1])
+        start = now_s()
+        pause = min(max(self.eviction.deadline_min, LOOK_S[0]), LOOK_S[1])
         found: Candidates | None = first
         while True:
             minute = (now_s() - start) / 60
@@ -292,7 +295,8 @@ class _Course:
                 self._keep_back(found)
                 self._act(minute, found)
             self.room.touch()
-            if (ended := self._end(minute, found)) is not None:
+            ended = self._end(minute, found)
+            if ended is not None:
                 is_good, said = ended
                 self.diary.note("end", said, freed=self.eviction.freed)
                 return is_good
@@ -349,11 +353,10 @@ class _Course:
         elif self.free_min is None:
             self.free_min = self.told_min = minute
             others = self.freed.told()
-            how = (
-                f"were freed after {minute:.1f} min, but {others}"
-                if others
-                else f"are free after {minute:.1f} min"
-            )
+            if others:
+                how = f"were freed after {minute:.1f} min, but {others}"
+            else:
+                how = f"are free after {minute:.1f} min"
             self.diary.note("free", f"{self.eviction.freed} nodes {how}", freed=self.eviction.freed)
 
     def _counts(self, job: str) -> bool:
@@ -388,14 +391,15 @@ class _Course:
             return False, f"{self.interruption.name} came: it is broken off"
         if self.free_min is None:
             free = f"{self.eviction.freed} of {self.eviction.nodes} nodes are free"
-            return (False, f"{free}; {given_up}") if late else None
-        if (job := self.keeping.job) is None:
+            if late:
+                return (False, f"{free}; {given_up}")
+            return None
+        job = self.keeping.job
+        if job is None:
             over = max(self.eviction.deadline_min, self.free_min + KEEP_S / 60)
-            return (
-                (True, f"they are no longer kept free, after {minute:.1f} min")
-                if minute >= over
-                else None
-            )
+            if minute >= over:
+                return (True, f"they are no longer kept free, after {minute:.1f} min")
+            return None
         now = None if found is None else found.standing.get(job)
         if found is None or (now is not None and now.waits):
             return self._waits(job, now.reason if now else "", minute, given_up if late else "")
@@ -437,7 +441,8 @@ class _Course:
             InputError,
             FleetError,
         ) as error:  # the latter of a run: it does not give nodes back
-            wrong, done = str(error), ""
+            wrong = str(error)
+            done = ""
         if wrong:
             self.eviction.refused(step.job)
             self.diary.note(

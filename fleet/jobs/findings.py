@@ -205,7 +205,8 @@ def check_lease(trials: Sequence[LeaseTrial]) -> list[Finding]:
         trials: of one rank of each node, or of two ranks of the only node.
     """
     share = "name an `output:` on a file system that all nodes share"
-    if lost := [trial for trial in trials if trial.problem]:
+    lost = [trial for trial in trials if trial.problem]
+    if lost:
         return [
             Finding(
                 f"{trial.host} cannot take the lease of the run's folder: {trial.problem}", share
@@ -242,11 +243,10 @@ def _check_threads(node: int, ranks: Sequence[RankFacts], slots: int) -> Iterato
     threads = sum(rank.threads for rank in ranks)
     share = slots > 1 and not any(rank.gpus for rank in ranks)
     if threads > max(cores, len(ranks) * share):
-        why = (
-            f" ({' or '.join(THREAD_VARIABLES)} makes that {threads} threads)"
-            if threads > len(ranks)
-            else ""
-        )
+        if threads > len(ranks):
+            why = f" ({' or '.join(THREAD_VARIABLES)} makes that {threads} threads)"
+        else:
+            why = ""
         yield Finding(
             f"node {node} has {counted(len(ranks), 'rank')}{why} on {counted(cores, 'core')}",
             "start fewer ranks there, or let them use fewer threads",
@@ -256,10 +256,8 @@ def _check_threads(node: int, ranks: Sequence[RankFacts], slots: int) -> Iterato
 def _check_gpus(
     node: int, ranks: Sequence[RankFacts], trainers: Sequence[RankFacts], slots: int
 ) -> Iterator[Finding]:
-    there, shown = (
-        max(rank.gpu_files for rank in ranks),
-        {gpu for rank in ranks for gpu in rank.gpus},
-    )
+    there = max(rank.gpu_files for rank in ranks)
+    shown = {gpu for rank in ranks for gpu in rank.gpus}
     if not shown:
         if there:
             yield Finding(
@@ -278,7 +276,10 @@ def _check_gpus(
         for place, rank in enumerate(trainers)
         if rank.gpus
     ]
-    alone = [rank.gpus[0] for rank in ranks if len(rank.gpus) == 1] if there > 1 else []
+    if there > 1:
+        alone = [rank.gpus[0] for rank in ranks if len(rank.gpus) == 1]
+    else:
+        alone = []
     twice = {
         gpu: count
         for gpus in (alone, taken)
@@ -301,7 +302,8 @@ def _check_gpus(
             for one in rank.near
             if one.gpu == gpu and not rank.cores.mine & one.cores
         )
-    if missing := len(trainers) - sum(map(bool, taken)):
+    missing = len(trainers) - sum(map(bool, taken))
+    if missing:
         yield Finding(
             f"{counted(missing, 'trainer')} of node {node} are shown no GPU of their own",
             "start fewer ranks there, or set resources.gpus_per_node",

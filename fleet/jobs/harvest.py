@@ -42,11 +42,10 @@ from launch.systems import System, submit
 GAP_S = 600.0  # how long nodes are taken to stay idle before anything is known of it: it counts as one gap
 _EVERY_S = 30.0  # between two looks at the queue
 _TURNS = 12  # of a few seconds each, which a job that is about to end waits for others that look
-_REST_S, _MOST_REST_S, _PATIENCE_S = (
-    5.0,
-    300.0,
-    300.0,
-)  # where something may pass: the first pause, the longest, all
+# where something may pass: the first pause, the longest, all
+_REST_S = 5.0
+_MOST_REST_S = 300.0
+_PATIENCE_S = 300.0
 _RATES = 50  # newest epochs of which rates are taken
 
 
@@ -132,7 +131,8 @@ class BatchQueue:
     """
 
     def __init__(self, system: System) -> None:
-        self._system, self._queue = system, QUEUES[system.queue_commands]
+        self._system = system
+        self._queue = QUEUES[system.queue_commands]
 
     def jobs(self, names: Sequence[str]) -> list[QueuedJob]:
         """The jobs of this user with these names."""
@@ -173,11 +173,14 @@ class Backlog:
         environment: Mapping[str, str],
         file: Path | None = None,
     ) -> None:
-        self._queue, self._environment, self._file = queue, environment, file
+        self._queue = queue
+        self._environment = environment
+        self._file = file
         self._take(plan)
 
     def _take(self, plan: HarvestPlan) -> None:
-        self._plan, self.command = plan, plan.command
+        self._plan = plan
+        self.command = plan.command
         self._logs = {run.job: Logs(run.paths) for run in plan.runs}
 
     def finds_work(self, root: Path, job: str) -> bool:
@@ -210,7 +213,8 @@ class Backlog:
         """
         if self._file is not None:
             with suppress(UserError):  # it is as it was
-                if (plan := HarvestPlan.read(self._file)) != self._plan:
+                plan = HarvestPlan.read(self._file)
+                if plan != self._plan:
                     self._take(plan)
         for left in reversed(range(_TURNS if without else 1)):
             try:
@@ -312,11 +316,9 @@ class Backlog:
     def _why_over(self, run: HarvestRun, seen: Harvested) -> str:
         if seen.is_over:
             failed = self._failed(run)
-            return (
-                f"all networks are done, {failed} of them failed"
-                if failed
-                else "all networks are done"
-            )
+            if failed:
+                return f"all networks are done, {failed} of them failed"
+            return "all networks are done"
         if seen.is_called_off:
             return "it was called off (--end)"
         ends = [
@@ -368,12 +370,15 @@ class Logs:
     """What the launches of a run have logged, read as it grows."""
 
     def __init__(self, paths: RunPaths) -> None:
-        self._tail, self.run = RunTail(paths), RunState()
+        self._tail = RunTail(paths)
+        self.run = RunState()
 
     @property
     def start(self) -> Started | None:
         """Of the newest launch."""
-        return None if self.run.launch is None else self.run.launch.start
+        if self.run.launch is None:
+            return None
+        return self.run.launch.start
 
     @property
     def first_s(self) -> list[float]:
@@ -484,7 +489,9 @@ class HarvestJob:
     """
 
     def __init__(self, paths: RunPaths, backlog: Backlog, system: System, job: str) -> None:
-        self._paths, self._backlog, self._job = paths, backlog, job
+        self._paths = paths
+        self._backlog = backlog
+        self._job = job
         self._warned = WarnedLaunch(paths, system, job)
         self._was_answered = False
 
@@ -495,7 +502,8 @@ class HarvestJob:
             StorageError: nothing can be noted.
         """
         self._warned.listen()
-        if (refused := self._warned.await_room()) is not None:
+        refused = self._warned.await_room()
+        if refused is not None:
             return self._give_up(refused, ExitStatus.CAN_PASS)
         keep_last_room(self._paths.last_room)
         if isinstance(
@@ -521,7 +529,8 @@ class HarvestJob:
             and refused.may_pass
         ):
             status = int(ExitStatus.CAN_PASS)
-        if (refused := self._warned.await_room()) is not None:
+        refused = self._warned.await_room()
+        if refused is not None:
             return self._give_up(refused, status, warning)
         self._note(book.LaunchEnded(self._job, status, warning, self._warned.why))
         self._rest(status)
@@ -576,7 +585,8 @@ class HarvestJob:
 
     def _end(self) -> None:
         """See to it that others follow; where none does, say why."""
-        until, pause_s = time.monotonic() + _PATIENCE_S, _REST_S
+        until = time.monotonic() + _PATIENCE_S
+        pause_s = _REST_S
         while problem := self._top_up(self._job):
             if not self._was_answered:  # ever: nothing is known of other jobs
                 return
@@ -592,5 +602,6 @@ class HarvestJob:
                 break
             self._warned.pause(pause_s)
             pause_s *= 2
-        if (over := book.over_of(self._paths)) is not None:
+        over = book.over_of(self._paths)
+        if over is not None:
             say(str(over))

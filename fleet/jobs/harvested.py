@@ -95,7 +95,9 @@ def over_of(paths: RunPaths) -> HarvestOver | None:
         for one in noted_of(paths)
         if isinstance(one, HarvestAsked | HandedIn | Begun | HarvestOver)
     ]
-    return said[-1] if said and isinstance(said[-1], HarvestOver) else None
+    if said and isinstance(said[-1], HarvestOver):
+        return said[-1]
+    return None
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,9 @@ from launch.base import InputError
 from launch.slurm_jobs import SlurmJob, find_jobs
 
 _ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
-_TRIES, _PAUSE_S = 3, 2.0  # of each release: Slurm may be busy
+# of each release: Slurm may be busy
+_TRIES = 3
+_PAUSE_S = 2.0
 
 
 class HeldJobs:
@@ -36,7 +38,8 @@ class HeldJobs:
     def __init__(
         self, note: Callable[..., None], is_allowed: Callable[[str], bool], held: Sequence[str] = ()
     ) -> None:
-        self._note, self._is_allowed = note, is_allowed
+        self._note = note
+        self._is_allowed = is_allowed
         self._watched: set[str] = set()
         self._held = list(held)
 

@@ -33,7 +33,9 @@ _ROOM_S = (
     900.0  # that a job waits for a disk that is full or away; it waits no longer than its walltime
 )
 _PROBE_BYTES = 2**20
-_LEAST_S, _MOST_S = 1.0, 30.0  # between two tries
+# between two tries
+_LEAST_S = 1.0
+_MOST_S = 30.0
 _LAST_BYTES = 2**15
 
 
@@ -83,7 +85,10 @@ class WarnedLaunch:
     def __init__(
         self, paths: RunPaths, system: System, job: str, warn_after: float | None = None
     ) -> None:
-        self._paths, self._system, self._job, self._warn_after = paths, system, job, warn_after
+        self._paths = paths
+        self._system = system
+        self._job = job
+        self._warn_after = warn_after
         self.environment = {**os.environ, SYSTEM_VARIABLE: system.name}
         self._process: subprocess.Popen | None = None
         self.warning = self.why = self._words = (
@@ -104,7 +109,9 @@ class WarnedLaunch:
         Returns:
             What it says in the end, where it still refuses.
         """
-        until, pause_s, is_told = time.monotonic() + _ROOM_S, _LEAST_S, False
+        until = time.monotonic() + _ROOM_S
+        pause_s = _LEAST_S
+        is_told = False
         while (refused := refusal(self._paths.jobs)) is not None:
             if not refused.may_pass or self.is_signalled or time.monotonic() >= until:
                 return refused
@@ -137,7 +144,9 @@ class WarnedLaunch:
             meanwhile: is called now and then.
             every_s: seconds between two calls; None for none.
         """
-        self.warning, self._words, self._said = "", "", b""
+        self.warning = ""
+        self._words = ""
+        self._said = b""
         timer = threading.Timer(self._warn_after or 0, self._warn, ["the walltime is nearly over"])
         try:
             self._process, shown = start(
@@ -173,7 +182,9 @@ class WarnedLaunch:
         """Why the launch ended, given its status and that of its launcher."""
         if status == ExitStatus.RESUMABLE:
             interrupted = events_of(self._paths.events, Interrupted)
-            return interrupted[-1].reason if interrupted else self.warning
+            if interrupted:
+                return interrupted[-1].reason
+            return self.warning
         if status in (ExitStatus.OK, ExitStatus.NETWORK_FAILED):
             return "it ended"
         if status == ExitStatus.BAD_INPUT:
@@ -193,7 +204,8 @@ class WarnedLaunch:
     def _hear(self, said: bytes) -> None:
         *lines, self._said = (self._said + said).split(b"\n")
         for line in lines:
-            if (text := line.decode(errors="replace").lstrip("\0")).startswith("fleet: "):
+            text = line.decode(errors="replace").lstrip("\0")
+            if text.startswith("fleet: "):
                 self._words = shortened(text.removeprefix("fleet: "))
 
     def _wait(

@@ -31,11 +31,9 @@ def run_of(script: str) -> RunPaths | None:
     paths = RunPaths(Path(script).parent.parent)
     name = Path(script).name
     of_harvest = name.startswith("harvest-") and name.endswith(".sh")
-    return (
-        paths
-        if script in map(str, (paths.job_script, paths.jobs / name if of_harvest else ""))
-        else None
-    )
+    if script in map(str, (paths.job_script, paths.jobs / name if of_harvest else "")):
+        return paths
+    return None
 
 
 class MakingRoom:
@@ -51,7 +49,8 @@ class MakingRoom:
     def meet(self, scripts: Iterable[tuple[str, str]]) -> None:
         """Jobs by their scripts and users: their runs make room from now on."""
         for script, user in scripts:
-            if (paths := run_of(script)) is not None:
+            paths = run_of(script)
+            if paths is not None:
                 with suppress(KeyError):  # a user whom only other machines know
                     self._runs[paths.jobs] = pwd.getpwnam(user).pw_uid
 
@@ -101,4 +100,6 @@ def wait_s(paths: RunPaths) -> float:
 def begin_later(system: System, runs: Sequence[RunPaths]) -> list[str]:
     """Further options for a job that is handed in for one of some runs: to begin later, where one makes room."""
     seconds = max(map(wait_s, runs), default=0.0)
-    return [option.format(seconds=math.ceil(seconds)) for option in system.begin] if seconds else []
+    if seconds:
+        return [option.format(seconds=math.ceil(seconds)) for option in system.begin]
+    return []

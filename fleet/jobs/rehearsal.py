@@ -21,10 +21,13 @@ from scheduler.ensemble.rates import up_to_gap
 _STEPS = 16  # of the largest batch in an emulated epoch, at most
 _SIZE = 8  # pixels of a side of the samples that are made up
 _SECONDS = 30.0  # that a rehearsal takes, unless its steps are too many for this machine
-_STEP_S, _EPOCH_S = 4e-4, 0.05  # of a core: what a step costs each rank, and an epoch's end a group
+# of a core: what a step costs each rank, and an epoch's end a group
+_STEP_S = 4e-4
+_EPOCH_S = 0.05
 _LOAD = 0.5  # share of the cores that this may take
 # A network that nobody has measured: on one GPU, and how much of every further GPU is lost.
-_ESTIMATED_RATE, _LOST_PER_GPU = 100.0, 0.03
+_ESTIMATED_RATE = 100.0
+_LOST_PER_GPU = 0.03
 
 
 @dataclass(frozen=True)

@@ -64,7 +64,8 @@ def read_site(path: Path) -> SiteCheckpoints:
     """
     whole = _mapping(read_json(path), f"{path}")
     groups = ("partitions", "names", "jobs")
-    if unknown := whole.keys() - {"default", *groups}:
+    unknown = whole.keys() - {"default", *groups}
+    if unknown:
         raise UserError(
             f"{path}: {min(unknown)!r} is unknown; there are default, {', '.join(groups)}"
         )
@@ -154,11 +155,10 @@ def _join(
         raise UserError(
             f"job {job.id}: its checkpoints have sizes, so name --aggregate-bandwidth and --node-bandwidth"
         )
-    costs = (
-        checkpointing.costs(storage, grain)
-        if storage is not None
-        else RunningJob(job.id, job.nodes, checkpointing.loss)
-    )
+    if storage is not None:
+        costs = checkpointing.costs(storage, grain)
+    else:
+        costs = RunningJob(job.id, job.nodes, checkpointing.loss)
     if (
         job.signal is not None and storage is not None and "critical_gb" in said
     ):  # it waits for no moment of its own

@@ -73,7 +73,8 @@ def try_networks(
     Raises:
         UserError: the engine cannot be made.
     """
-    done, left = Trials(), list(networks)
+    done = Trials()
+    left = list(networks)
     while left:
         before = len(left)
         request = Request(
@@ -147,7 +148,9 @@ class _Process:
             for line in self._log.read().decode(errors="replace").splitlines()
             if line.strip()
         ]
-        return f"; the last that was printed: {lines[-1][:200]}" if lines else ""
+        if lines:
+            return f"; the last that was printed: {lines[-1][:200]}"
+        return ""
 
     def close(self) -> None:
         """End it, however it is."""
@@ -158,9 +161,14 @@ class _Process:
 
 def _watched(process: _Process, request: Request, done: Trials) -> Iterator[Trial]:
     """The trials of a process until it ends, and that of the network with which it ends."""
-    stage, index, has_ended = "starting", None, False
+    stage = "starting"
+    index = None
+    has_ended = False
     while True:
-        limit = _START_S if index is None else request.spec.networks[index].train.build_timeout
+        if index is None:
+            limit = _START_S
+        else:
+            limit = request.spec.networks[index].train.build_timeout
         if not process.said.poll(limit):
             break
         try:
@@ -169,10 +177,12 @@ def _watched(process: _Process, request: Request, done: Trials) -> Iterator[Tria
             has_ended = True
             break
         if "trial" in said:
-            stage, index = "", None
+            stage = ""
+            index = None
             yield said["trial"]
         elif "stage" in said:
-            stage, index = said["stage"], said.get("network")
+            stage = said["stage"]
+            index = said.get("network")
         elif "missing" in said:
             done.missing = said["missing"]
         elif "unusable" in said:
@@ -183,7 +193,8 @@ def _watched(process: _Process, request: Request, done: Trials) -> Iterator[Tria
 
 def _ended(process: _Process) -> str:
     """Why a process ended with a network."""
-    status, heard = process.popen.wait(), process.last_line()
+    status = process.popen.wait()
+    heard = process.last_line()
     if status >= 0:
         return f"it exited, with status {status}, and took the whole process along{heard}"
     name = signal.Signals(-status).name

@@ -98,21 +98,23 @@ class Account:
     @property
     def measured_s(self) -> float | None:
         """From the first group to the last."""
-        return None if self.replay is None else self.replay.measured_s * self.time_scale
+        if self.replay is None:
+            return None
+        return self.replay.measured_s * self.time_scale
 
     @property
     def simulated_s(self) -> float | None:
         """What that should have taken."""
-        return None if self.replay is None else self.replay.simulated.makespan_s * self.time_scale
+        if self.replay is None:
+            return None
+        return self.replay.simulated.makespan_s * self.time_scale
 
     @property
     def ratio(self) -> float | None:
         """How many times as long as simulated the run took."""
-        return (
-            None
-            if self.replay is None
-            else self.replay.measured_s / self.replay.simulated.makespan_s
-        )
+        if self.replay is None:
+            return None
+        return self.replay.measured_s / self.replay.simulated.makespan_s
 
 
 def account(run: RunState) -> Account | None:
@@ -162,11 +164,9 @@ def _first_signal_s(run: RunState) -> float | None:
         first.setdefault(epoch.network, epoch.t_s)
     missing = (network for name, network in run.networks.items() if name not in first)
     are_all_known = first and len(run.networks) >= run.launches[-1].start.networks
-    return (
-        max(first.values())
-        if are_all_known and all(one.standing.outcome for one in missing)
-        else None
-    )
+    if are_all_known and all(one.standing.outcome for one in missing):
+        return max(first.values())
+    return None
 
 
 def nothing(policy: str) -> Account:
@@ -204,13 +204,16 @@ def _startup(launch: RunLaunch) -> tuple[tuple[str, float], ...]:
 
 
 def _spent(run: RunState, stints: Sequence[Stint]) -> Spent:
-    launches, training, data = run.launches, 0.0, 0.0
+    launches = run.launches
+    training = 0.0
+    data = 0.0
     scheduling = sum(launch.scheduling_s * len(launch.gpus) for launch in launches)
     profiling = sum(launch.profiling_s * len(launch.gpus) for launch in launches)
     checkpointing = sum(launch.checkpointing_s for launch in launches)
     had = _had(launches, stints)
     for epoch in run.epochs:
-        took, waited = epoch.record.seconds, epoch.record.waited_s
+        took = epoch.record.seconds
+        waited = epoch.record.waited_s
         held = sum(
             part.gpu_seconds(epoch.t_s - took, epoch.t_s) for part in had.get(epoch.network, ())
         )
@@ -260,7 +263,9 @@ def _had(launches: Sequence[RunLaunch], stints: Iterable[Stint]) -> Mapping[str,
     had: defaultdict[str, list[_Part]] = defaultdict(list)
     for sharing in tenants.values():
         times = sorted({time for stint in sharing for time in (stint.start_s, stint.end_s)})
-        now, coming = list[Stint](), deque(sharing)  # in order of their start
+        # in order of their start
+        now = list[Stint]()
+        coming = deque(sharing)
         for begin, end in pairwise(times):
             now = [stint for stint in now if stint.end_s > begin]
             while coming and coming[0].start_s <= begin:
@@ -299,9 +304,10 @@ def _between_epochs(epochs: Iterable[RunEpoch], is_lockstep: bool) -> float:
     between: dict[object, float] = {}
     for epoch in epochs:
         if epoch.after is EpochEnded:
-            which = (
-                epoch.record.stream_epoch if is_lockstep else (epoch.network, epoch.record.epoch)
-            )
+            if is_lockstep:
+                which: object = epoch.record.stream_epoch
+            else:
+                which = (epoch.network, epoch.record.epoch)
             between[which] = min(epoch.gap_s, between.get(which, epoch.gap_s))
     return mean_s(list(between.values()))
 
@@ -325,10 +331,13 @@ def _replay(start: Started, run: RunState, costs: Costs) -> AsItRan | None:
         ),
         sharing=run.sharing,
     )
-    asked, delta = start.options, start.options.delta
-    unit = (
-        "" if delta.endswith(("%", "/s")) else "/s"
-    )  # until 0.1.0 samples/s were written without it
+    asked = start.options
+    delta = start.options.delta
+    # until 0.1.0 samples/s were written without it
+    if delta.endswith(("%", "/s")):
+        unit = ""
+    else:
+        unit = "/s"
     options = Options(asked.alpha, parse_delta(delta + unit), asked.peak_limited, asked.seed)
     scaled = Costs(**{name: seconds / scale for name, seconds in dataclasses.asdict(costs).items()})
     records = [record._replace(t_s=record.t_s / scale) for record in run.records]
@@ -365,7 +374,8 @@ def _shown(epochs: Iterable[RunEpoch], scale: float, devices: int) -> Mapping[st
     seconds: dict[str, float] = {}
     gpus: dict[str, int] = {}
     for epoch in epochs:
-        name, record = epoch.network, epoch.record
+        name = epoch.network
+        record = epoch.record
         samples[name] = samples.get(name, 0.0) + record.samples
         seconds[name] = seconds.get(name, 0.0) + record.seconds - record.waited_s
         gpus[name] = record.gpus

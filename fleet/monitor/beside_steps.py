@@ -57,7 +57,9 @@ def _passing_s(record: EpochRecord, rates: tuple[float, ...], judging: int) -> f
 
 def mean_s(seconds: Sequence[float]) -> float:
     """The mean of what clocks have measured, which may be a little below 0; 0 of nothing."""
-    return max(0.0, statistics.fmean(seconds)) if seconds else 0.0
+    if seconds:
+        return max(0.0, statistics.fmean(seconds))
+    return 0.0
 
 
 def shown_rates(launch: RunLaunch, judging: int) -> dict[str, dict[int, float]]:

@@ -83,7 +83,8 @@ def spread(items: Sequence[_T], first: int, most: int) -> Sequence[_T]:
     """
     if len(items) <= most:
         return items
-    others, many = most - first, len(items) - first
+    others = most - first
+    many = len(items) - first
     return [
         *items[:first],
         *(items[first + (many * place - 1) // others] for place in range(1, others + 1)),
@@ -92,7 +93,9 @@ def spread(items: Sequence[_T], first: int, most: int) -> Sequence[_T]:
 
 def _rounded(value: float | None) -> float | None:
     """Five digits, as many as anybody reads; None where it is no number."""
-    return float(f"{value:.5g}") if value is not None and math.isfinite(value) else None
+    if value is not None and math.isfinite(value):
+        return float(f"{value:.5g}")
+    return None
 
 
 # ---- curves over epochs ------------------------------------------------------------------------
@@ -136,7 +139,8 @@ def _timeline(
         for stint, device in wide
     ]
     for device, crowd in crowds:
-        begin_s, end_s = crowd[0].start_s, crowd[-1].end_s
+        begin_s = crowd[0].start_s
+        end_s = crowd[-1].end_s
         busy = sum(stint.end_s - stint.start_s for stint in crowd) / max(end_s - begin_s, 1e-9)
         bars.append(
             [
@@ -176,11 +180,9 @@ def _crowds(
     """
     if len(shown) <= BARS:
         return shown, []
-    wide, crowds, latest = (
-        list[tuple[Stint, int]](),
-        list[tuple[int, list[Stint]]](),
-        dict[int, list[Stint]](),
-    )
+    wide = list[tuple[Stint, int]]()
+    crowds = list[tuple[int, list[Stint]]]()
+    latest = dict[int, list[Stint]]()
     for stint, device in shown:
         if stint.end_s - stint.start_s >= most_s:
             wide.append((stint, device))
@@ -234,7 +236,10 @@ def _search(search: SearchReport, seconds: float, who: Mapping[str, int]) -> dic
 
 def _pareto(search: SearchReport, who: Mapping[str, int]) -> list[list[Any]]:
     """Networks as (network, whether it is of the front, what it came to in each objective); the front comes first."""
-    front = {one.network for one in search.front} if search.objectives else set()
+    if search.objectives:
+        front = {one.network for one in search.front}
+    else:
+        front = set()
     others = [
         one
         for one in search.ranked
@@ -258,7 +263,9 @@ def _key(name: str, values: Dimension) -> dict[str, Any]:
 
 
 def _text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
+    if isinstance(value, str):
+        return value
+    return json.dumps(value)
 
 
 def _descent(search: SearchReport, who: Mapping[str, int]) -> dict[str, Any]:
@@ -269,10 +276,8 @@ def _descent(search: SearchReport, who: Mapping[str, int]) -> dict[str, Any]:
     if not any(one.parent for one in search.tried):
         return {"rows": [], "epochs": 0}
     drawn = _families(_best_lines(search))
-    rows, line = (
-        {one.network: row for row, one in enumerate(drawn)},
-        {one.network for one in search.ancestry},
-    )
+    rows = {one.network: row for row, one in enumerate(drawn)}
+    line = {one.network for one in search.ancestry}
     return {
         "epochs": max(one.begins + one.epochs for one in drawn),
         "rows": [
@@ -293,7 +298,8 @@ def _best_lines(search: SearchReport) -> Sequence[Tried]:
     """The networks whose descent is drawn, by their numbers: of many the best ones, each with its ancestors."""
     if len(search.tried) <= DRAWN:
         return search.tried
-    by_name, kept = {one.network: one for one in search.tried}, dict[str, Tried]()
+    by_name = {one.network: one for one in search.tried}
+    kept = dict[str, Tried]()
     for best in search.ranked:
         if len(kept) >= DRAWN:
             break
@@ -305,8 +311,14 @@ def _best_lines(search: SearchReport) -> Sequence[Tried]:
 
 
 def _origin(one: Tried, search: SearchReport) -> str:
-    value = f", {search.monitor} {one.value:.4g}" if math.isfinite(one.value) else ""
-    parent = f", from {one.parent} after epoch {one.parent_epoch}" if one.parent else ""
+    if math.isfinite(one.value):
+        value = f", {search.monitor} {one.value:.4g}"
+    else:
+        value = ""
+    if one.parent:
+        parent = f", from {one.parent} after epoch {one.parent_epoch}"
+    else:
+        parent = ""
     return f"{one.network}, {one.status}{value}{parent}"
 
 
@@ -316,7 +328,8 @@ def _families(tried: Sequence[Tried]) -> list[Tried]:
     names = {one.network for one in tried}
     for one in tried:
         children.setdefault(one.parent if one.parent in names else "", []).append(one)
-    placed, waiting = list[Tried](), children.get("", [])[::-1]
+    placed = list[Tried]()
+    waiting = children.get("", [])[::-1]
     while waiting:
         placed.append(one := waiting.pop())
         waiting += children.get(one.network, [])[::-1]

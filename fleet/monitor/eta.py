@@ -42,10 +42,9 @@ _OWN = 0.1  # how far the durations of a network's epochs may be off at least th
 _OTHERS = 0.5  # and of one that has not, as long as few have
 _FORMING = 0.25  # how far off it may be what others took to form, as a share
 _RECENT = 10  # epochs of a network say how far durations are from what rates promise
-_WIDEST, _NARROWEST = (
-    3.0,
-    2.4,
-)  # range: its end over its beginning; of recorded runs four fifths are so held
+# range: its end over its beginning; of recorded runs four fifths are so held
+_WIDEST = 3.0
+_NARROWEST = 2.4
 _FEW = 0.25  # share of the networks that train fewer epochs than few ones, or more than many
 _UNKNOWN = (1.0,)  # samples/s where nobody has measured any: what epochs show says all
 
@@ -77,7 +76,9 @@ class Estimator:
     """
 
     def __init__(self, spec: Spec, networks: Mapping[str, NetworkSpec], run: RunState) -> None:
-        self._spec, self._networks, self._run = spec, networks, run
+        self._spec = spec
+        self._networks = networks
+        self._run = run
         self._now_s = 0.0
         self._typical = _UNKNOWN  # rates of a network that nobody has measured
         self._coming: dict[str, _Likeness] = {}  # by names that no network has
@@ -92,7 +93,9 @@ class Estimator:
     def _group(self, name: str) -> RunGroup | None:
         """The group of a network, if it is one of this launch."""
         group = None if name in self._coming else self._run.networks[name].group
-        return group if group is not None and group.launch is self._launch else None
+        if group is not None and group.launch is self._launch:
+            return group
+        return None
 
     def _promised(self, name: str, gpus: int) -> float:
         """The samples/s that a network has on so many GPUs by the rates that are known now."""
@@ -104,7 +107,9 @@ class Estimator:
         return rates.get(self._like(name)) or self._typical
 
     def _like(self, name: str) -> str:
-        return self._coming[name].like if name in self._coming else name
+        if name in self._coming:
+            return self._coming[name].like
+        return name
 
     def _stretches(self, name: str) -> list[float]:
         """How many times as long as promised a network's recent epochs took; rates may have become known since."""
@@ -118,12 +123,16 @@ class Estimator:
 
     def _stream(self) -> Stream:
         stream = parse_stream(self._launch.start.stream)
-        return replace(stream, rate=self._supply) if self._supply else stream
+        if self._supply:
+            return replace(stream, rate=self._supply)
+        return stream
 
     @property
     def _supply(self) -> float | None:
         """The samples/s of the preprocessors, where these prepare them for all."""
-        return None if self._launch.supply is None else self._launch.supply.supply_samples_per_s
+        if self._launch.supply is None:
+            return None
+        return self._launch.supply.supply_samples_per_s
 
     # ---- say ----
 
@@ -133,7 +142,8 @@ class Estimator:
         Args:
             now_s: on the clock of the events; when the newest of them came, unless given.
         """
-        if (launch := self._run.launch) is None:
+        launch = self._run.launch
+        if launch is None:
             return None
         self._now_s = max(self._now_s, launch.ended_s, now_s or 0.0)
         if launch.rates:
@@ -153,7 +163,8 @@ class Estimator:
             if standing.outcome is None and not standing.is_paused and name not in outlook.idle
         }
         left = {name: epochs for name, epochs in left.items() if epochs[1]}
-        networks, self._coming = len(left), {}
+        networks = len(left)
+        self._coming = {}
         for coming in outlook.coming:
             left |= self._stand_ins(coming, outlook)
             networks += int(coming.networks)
@@ -163,9 +174,9 @@ class Estimator:
         for end, sign in enumerate((-1, 1)):
             times.append(self._left_s({name: epochs[end] for name, epochs in left.items()}, sign))
         low, high = times
-        return (
-            None if low is None or high is None else Estimated(*useful_range(low, high), networks)
-        )
+        if low is None or high is None:
+            return None
+        return Estimated(*useful_range(low, high), networks)
 
     def _epochs_left(self, name: str, outlook: Outlook) -> tuple[int, int]:
         """The fewest and the most epochs that a network still trains; at its next rung it may be over."""
@@ -198,7 +209,8 @@ class Estimator:
         """How many epochs a network to come trains on average: by what came of those before it, and by the rule."""
         most = self._networks[like].train.converge.max_epochs
         stood = [epochs for epochs in before.values() if epochs is not None]
-        rung, expected = outlook.next_rung(like, 0), outlook.expected(most)
+        rung = outlook.next_rung(like, 0)
+        expected = outlook.expected(most)
         if not stood:
             return min(most, rung or epochs_left((), self._networks[like].train.converge)[0]), most
         low = min(statistics.fmean(stood), expected or most) * (1 - _OTHERS)
@@ -212,7 +224,10 @@ class Estimator:
         """Seconds of the run that is left, at least (sign -1) or at most (1); None where it cannot be simulated."""
         running = {name: epochs for name, epochs in left.items() if self._group(name)}
         waiting = {name: epochs for name, epochs in left.items() if name not in running}
-        found = self._simulated_s(left, sign) if waiting else self._going_on_s(running, sign)
+        if waiting:
+            found = self._simulated_s(left, sign)
+        else:
+            found = self._going_on_s(running, sign)
         cluster = self._launch.start.cluster.without(self._launch.lost)
         busy = {
             cluster.gpu(device)
@@ -230,13 +245,18 @@ class Estimator:
         ):
             return found
         # Devices are idle and networks wait: the policy has rounds. The simulation does not know that one is under way.
-        this, others = self._simulated_s(running, sign), self._simulated_s(waiting, sign)
-        return found if this is None or others is None else max(found, this + others)
+        this = self._simulated_s(running, sign)
+        others = self._simulated_s(waiting, sign)
+        if this is None or others is None:
+            return found
+        return max(found, this + others)
 
     def _going_on_s(self, running: Mapping[str, int], sign: int) -> float:
         """Seconds until groups that train are through, where nothing else is left: they go on as they are."""
-        stretches, regroup_s = self._stretches_of(running, sign), self._costs(sign).regroup_s
-        ends, ending_s = [], self._ending_s(is_over=True)
+        stretches = self._stretches_of(running, sign)
+        regroup_s = self._costs(sign).regroup_s
+        ends = []
+        ending_s = self._ending_s(is_over=True)
         for name, epochs in running.items():
             group = self._group(name)
             assert group is not None
@@ -271,16 +291,22 @@ class Estimator:
         others = [statistics.median(self._stretches(shown)) for shown in self._launch.timed]
         if len(others) >= 4:
             return _quartile(others, sign) * (1 + sign * _OWN)
-        typical = statistics.median(others) if others else self._launch.start.time_scale
+        if others:
+            typical = statistics.median(others)
+        else:
+            typical = self._launch.start.time_scale
         return typical * (1 + _OTHERS) ** sign
 
     def _simulated_s(self, left: Mapping[str, int], sign: int) -> float | None:
         """Seconds that some networks take, at least (sign -1) or at most (1); None where it cannot be simulated."""
-        launch, start, stretches = self._launch, self._launch.start, self._stretches_of(left, sign)
+        launch = self._launch
+        start = self._launch.start
+        stretches = self._stretches_of(left, sign)
         every, cluster = self._part(left, start.cluster.without(launch.lost))
         left = self._some(every, cluster)
         several = max(1, math.ceil(sum(left.values()) / _EPOCHS))  # epochs that are taken for one
-        costs, export_s = self._costs(sign), self._ending_s(is_over=True)
+        costs = self._costs(sign)
+        export_s = self._ending_s(is_over=True)
 
         def table(more_s: Mapping[str, float]) -> RateTable:
             return RateTable(
@@ -349,11 +375,10 @@ class Estimator:
     def _costs(self, sign: int) -> Costs:
         shown = [seconds for forming in self._launch.forming.values() for seconds in forming]
         shown = shown or self._launch.building
-        forming_s = (
-            _quartile(shown, sign)
-            if len(shown) < 4
-            else statistics.median(shown) * (1 + sign * _FORMING)
-        )
+        if len(shown) < 4:
+            forming_s = _quartile(shown, sign)
+        else:
+            forming_s = statistics.median(shown) * (1 + sign * _FORMING)
         return Costs(
             checkpoint_s=self._ending_s(is_over=False),
             regroup_s=forming_s + self._ending_s(is_over=True),
@@ -408,7 +433,8 @@ class Estimator:
         """Seconds of their simulation that have passed: groups that train have formed, and are within an epoch."""
         done = []
         for name in names:
-            if (group := self._group(name)) is None:
+            group = self._group(name)
+            if group is None:
                 continue
             if group.ended_s is None:
                 done.append(min(self._now_s - group.began_s, regroup_s))
@@ -431,7 +457,8 @@ def useful_range(low: float, high: float) -> tuple[float, float]:
     low = min(low, high)
     if low * _WIDEST**2 <= high:  # also where both are 0: nothing is left
         return high / _WIDEST, high
-    middle, width = math.sqrt(low * high), math.sqrt(min(max(high / low, _NARROWEST), _WIDEST))
+    middle = math.sqrt(low * high)
+    width = math.sqrt(min(max(high / low, _NARROWEST), _WIDEST))
     return middle / width, middle * width
 
 
@@ -445,8 +472,10 @@ def _likely_left(history: Sequence[EpochRecord], converge: Converge) -> tuple[in
     fewest, most = epochs_left(history, converge)
     if fewest == most:
         return fewest, most
-    patience, done = converge.patience or 0, len(history)
-    first, last = math.sqrt(max(1, done + fewest - patience)), math.sqrt(converge.max_epochs)
+    patience = converge.patience or 0
+    done = len(history)
+    first = math.sqrt(max(1, done + fewest - patience))
+    last = math.sqrt(converge.max_epochs)
     few, many = (
         min(most, max(fewest, round((first + share * (last - first)) ** 2) + patience - done))
         for share in (_FEW, 1 - _FEW)
@@ -462,8 +491,11 @@ def _quartile(values: Sequence[float], sign: int) -> float:
     """
     if not values:
         return 0.0
-    ordered, left_out = sorted(values), len(values) // 4
-    return ordered[left_out] if sign < 0 else ordered[-1 - left_out]
+    ordered = sorted(values)
+    left_out = len(values) // 4
+    if sign < 0:
+        return ordered[left_out]
+    return ordered[-1 - left_out]
 
 
 class EstimateTimes:
@@ -474,7 +506,8 @@ class EstimateTimes:
     """
 
     def __init__(self, least_s: float = 10.0) -> None:
-        self._least_s, self._next_s = least_s, -math.inf
+        self._least_s = least_s
+        self._next_s = -math.inf
 
     def is_due(self, now_s: float) -> bool:
         """Whether to estimate."""

@@ -106,11 +106,10 @@ def render(report: RunReport, every_s: float | None = None, in_haste: bool = Fal
     ]
     seconds = None if every_s is None else max(1, round(every_s))
     # With scripts, one of them loads the page anew: it stops where the page is not written any more.
-    again = (
-        ""
-        if seconds is None
-        else f'<noscript><meta http-equiv="refresh" content="{seconds}"></noscript>'
-    )
+    if seconds is None:
+        again = ""
+    else:
+        again = f'<noscript><meta http-equiv="refresh" content="{seconds}"></noscript>'
     return _PAGE.format(
         title=escape(report.name),
         again=again,
@@ -147,7 +146,10 @@ def _summary(report: RunReport) -> str:
     account = report.account
     counts = report.counts
     launches = f", {account.launches} launches" if account.launches > 1 else ""
-    shared = f", up to {counted(account.slots, 'network')} on each" if account.slots > 1 else ""
+    if account.slots > 1:
+        shared = f", up to {counted(account.slots, 'network')} on each"
+    else:
+        shared = ""
     facts = [
         (
             f"{counts['finished']} of {counts['networks']}",
@@ -182,7 +184,12 @@ def html_table(headers: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     numeric = [all(_is_number(row[column]) for row in rows) for column in range(len(headers))]
 
     def cell(tag: str, value: Any, column: int) -> str:
-        kind = "number" if numeric[column] else "failed" if value == Status.FAILED else ""
+        if numeric[column]:
+            kind = "number"
+        elif value == Status.FAILED:
+            kind = "failed"
+        else:
+            kind = ""
         return f"<{tag}{f' class={kind}' if kind else ''}>{'' if value is None else escape(str(value))}</{tag}>"
 
     def line(row: Sequence[Any]) -> str:
@@ -190,11 +197,9 @@ def html_table(headers: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
         return f"<tr{named(row)}>{cells}</tr>"
 
     def named(row: Sequence[Any]) -> str:
-        return (
-            f' data-network="{escape(str(row[headers.index("network")]))}"'
-            if "network" in headers
-            else ""
-        )
+        if "network" in headers:
+            return f' data-network="{escape(str(row[headers.index("network")]))}"'
+        return ""
 
     head = "".join(cell("th", header, column) for column, header in enumerate(headers))
     return (
@@ -244,22 +249,18 @@ def _search(search: SearchReport, number: int, in_haste: bool) -> list[str]:
         return [title, _note(search.words)]
     if not search.found:
         return [title, "<p class=note>No network of it has a value yet.</p>"]
-    few = (
-        ""
-        if len(search.tried) <= DRAWN
-        else (
-            f" Of {len(search.tried)} networks, the best {DRAWN} are drawn, their ancestors included."
-        )
-    )
-    descent = (
-        [
+    if len(search.tried) <= DRAWN:
+        few = ""
+    else:
+        few = f" Of {len(search.tried)} networks, the best {DRAWN} are drawn, their ancestors included."
+    if any(one.parent for one in search.tried):
+        descent = [
             "<p class=note>Which network began with whose weights, over the epochs that were trained before. The "
             f"best network and its ancestors are blue.{few}</p>",
             _place(number, "descent"),
         ]
-        if any(one.parent for one in search.tried)
-        else []
-    )
+    else:
+        descent = []
     of_many = (
         f"; of {len(search.ranked)} networks {TRIED} are drawn, from the best to the worst"
         * (len(search.ranked) > TRIED)
@@ -320,7 +321,10 @@ def _rungs(report: RunReport) -> list[str]:
 
 
 def _curves(report: RunReport) -> list[str]:
-    grey = "" if len(report.losses) <= NAMED else f" The best {NAMED} networks are in colour."
+    if len(report.losses) <= NAMED:
+        grey = ""
+    else:
+        grey = f" The best {NAMED} networks are in colour."
     if len(report.losses) > DRAWN:
         grey += (
             f" Of the other {len(report.losses) - NAMED}, {DRAWN - NAMED} are drawn, evenly from the best to the "
@@ -360,7 +364,8 @@ def _stints(account: Account) -> str:
 
 def _shares(account: Account) -> str:
     """A bar of all GPU time, and its parts in numbers."""
-    seconds, shares = dataclasses.asdict(account.spent), account.spent.shares
+    seconds = dataclasses.asdict(account.spent)
+    shares = account.spent.shares
     bar = "".join(
         f'<i style="width:{shares[part]:.3%};background:{fill}" title="{name}: {shares[part]:.2%}"></i>'
         for part, (name, fill) in _SPENT.items()
@@ -398,12 +403,16 @@ def _missed(report: RunReport) -> str:
 
 
 def _note(text: str) -> str:
-    return f"<p class=note>{escape(text[0].upper() + text[1:])}</p>" if text else ""
+    if text:
+        return f"<p class=note>{escape(text[0].upper() + text[1:])}</p>"
+    return ""
 
 
 def _comparison(account: Account) -> str:
     """What the run took and what it should have taken, and the costs that were simulated."""
-    measured_s, simulated_s, replay = account.measured_s, account.simulated_s, account.replay
+    measured_s = account.measured_s
+    simulated_s = account.simulated_s
+    replay = account.replay
     if measured_s is None or simulated_s is None or replay is None:
         return (
             "<p class=note>There is nothing to simulate: no network has ended an epoch, or some came while the run "

@@ -53,7 +53,8 @@ def importance_of(search: SearchReport, in_haste: bool = False) -> Importance | 
             found, words = way(search, varied, search.ranked[::every])
         except ImportError:
             continue
-        if (total := sum(found)) <= 0:
+        total = sum(found)
+        if total <= 0:
             return Importance({}, words)
         return Importance(
             dict(
@@ -140,10 +141,9 @@ _WAYS: tuple[Callable[[SearchReport, Sequence[str], Sequence[Tried]], _Found], .
 
 def _number(value: Any, values: Dimension) -> float:
     """A value as a forest takes it; one that is none of the space, since it is of an earlier one, lies below all."""
-    if (place := place_of(value, values)) is not None:
+    place = place_of(value, values)
+    if place is not None:
         return place
-    return (
-        values.low - (0.0 if values.log else values.high - values.low)
-        if isinstance(values, Range)
-        else -1.0
-    )
+    if isinstance(values, Range):
+        return values.low - (0.0 if values.log else values.high - values.low)
+    return -1.0

@@ -69,7 +69,8 @@ def past_of(paths: RunPaths, t_s: float = math.inf) -> PastRun:
     Raises:
         UserError: there is no run there, or its spec cannot be read.
     """
-    spec, log = spec_of(paths), until(log_of(paths), t_s)
+    spec = spec_of(paths)
+    log = until(log_of(paths), t_s)
     run = state_of(log, spec)
     spec, samples = with_late(spec, run), _samples(paths, spec)
     if samples:
@@ -92,7 +93,9 @@ def past_of(paths: RunPaths, t_s: float = math.inf) -> PastRun:
 
 def _samples(paths: RunPaths, spec: Spec) -> dict[str, SampleSpec]:
     """What a sample of each feed is; nothing where that was not kept."""
-    return {feed: read_sample(paths, feed) for feed in spec.feeds} if paths.sample.exists() else {}
+    if paths.sample.exists():
+        return {feed: read_sample(paths, feed) for feed in spec.feeds}
+    return {}
 
 
 @dataclass(frozen=True)

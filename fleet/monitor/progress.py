@@ -7,7 +7,8 @@ from typing import NamedTuple
 from fleet.domain.run import RunGroup, RunNetwork, RunState
 
 # Between two lines: short at first, when somebody may look on, and longer the longer the run takes.
-FIRST_S, LONGEST_S = 30.0, 300.0
+FIRST_S = 30.0
+LONGEST_S = 300.0
 _MOST_NAMED = 8
 
 
@@ -35,7 +36,8 @@ class Progress:
         self._run = run
         self._heard_s: dict[str, float] = {}  # when a line told of a network last
         self._paces: dict[str, EpochPart] = {}
-        self._said_s, self._every_s = 0.0, FIRST_S
+        self._said_s = 0.0
+        self._every_s = FIRST_S
 
     def hear(self, network: str, now_s: float) -> None:
         """A line has told of a network."""
@@ -48,7 +50,8 @@ class Progress:
             samples: of its epoch that are consumed.
             now_s: on the clock of :meth:`hear`, which starts at 0.
         """
-        if (known := self._run.networks.get(network)) is not None:
+        known = self._run.networks.get(network)
+        if known is not None:
             self._paces[network] = EpochPart(samples, samples_per_s, known.epochs, known.group)
         if now_s - self._said_s < self._every_s:
             return ""
@@ -63,12 +66,18 @@ class Progress:
         self._said_s = now_s
         self._every_s = min(2 * self._every_s, LONGEST_S)
         self._heard_s.update(dict.fromkeys(due, now_s))
-        more = f"; and {len(due) - _MOST_NAMED} more" if len(due) > _MOST_NAMED else ""
+        if len(due) > _MOST_NAMED:
+            more = f"; and {len(due) - _MOST_NAMED} more"
+        else:
+            more = ""
         return "; ".join(map(self._described, due[:_MOST_NAMED])) + more
 
     def _described(self, name: str) -> str:
         pace = self._paces[name]
-        samples = 1 if self._run.launch is None else max(self._run.launch.start.samples, 1)
+        if self._run.launch is None:
+            samples = 1
+        else:
+            samples = max(self._run.launch.start.samples, 1)
         return (
             f"{name} epoch {pace.epochs + 1}/{self._run.networks[name].max_epochs}: "
             f"{min(pace.samples / samples, 1):.0%} ({pace.samples_per_s:.0f} samples/s)"

@@ -103,17 +103,23 @@ class RunReport:
     def samples(self) -> str:
         """What became of decoded samples, and whose shuffle they have; nothing where the log does not say so."""
         cache = self.run.cache
-        return "" if cache is None else f"{cache.words}. {_SHUFFLES[cache.shuffle]}"
+        if cache is None:
+            return ""
+        return f"{cache.words}. {_SHUFFLES[cache.shuffle]}"
 
     @property
     def supply(self) -> SupplyFound | None:
         """What the input gave in the last launch; None where samples were kept, or nobody prepared them for all."""
-        return None if self.run.launch is None else self.run.launch.supply
+        if self.run.launch is None:
+            return None
+        return self.run.launch.supply
 
     @property
     def input(self) -> str:
         """What preprocessors gave; nothing where samples were kept, or nobody prepared them for all."""
-        return "" if self.supply is None else self.supply.words
+        if self.supply is None:
+            return ""
+        return self.supply.words
 
     @property
     def counts(self) -> dict[str, int]:
@@ -179,15 +185,18 @@ def best_rows(rows: Sequence[table.NetworkResult]) -> tuple[list[str], list[list
     parameters for which the table has no room.
     """
     headers, lines = table.leaderboard(rows)
-    said, rest = [], table.networks_of(rows[SHOWN:])
-    if counts := Counter(str(row.status) for row in rest):
+    said = []
+    rest = table.networks_of(rows[SHOWN:])
+    counts = Counter(str(row.status) for row in rest)
+    if counts:
         left_out = ", ".join(f"{number} {status}" for status, number in counts.items())
         total = len(table.networks_of(rows))
         said.append(
             f"These are the best {total - len(rest)} of {total} networks. All are in results.csv; left out "
             f"here: {left_out}."
         )
-    if more := table.varied_parameters(rows)[table.SHOWN_PARAMETERS :]:
+    more = table.varied_parameters(rows)[table.SHOWN_PARAMETERS :]
+    if more:
         said.append(
             f"Networks also differ in {', '.join(table.short_names(more))}: see `drawn` in results.csv."
         )
@@ -197,9 +206,9 @@ def best_rows(rows: Sequence[table.NetworkResult]) -> tuple[list[str], list[list
 def _record(row: table.NetworkResult) -> dict[str, Any]:
     """A row of the table, with metrics where its spec asks for some."""
     record = dataclasses.asdict(row)
-    return (
-        record if row.metrics else {key: value for key, value in record.items() if key != "metrics"}
-    )
+    if row.metrics:
+        return record
+    return {key: value for key, value in record.items() if key != "metrics"}
 
 
 @without_collecting()
@@ -214,7 +223,10 @@ def read_report(paths: RunPaths) -> RunReport:
     found = _account(paths, run)
     if found is None:
         raise UserError(f"{_place(paths)} has no launch, so there is nothing to report")
-    searches = searches_of(spec_of(paths), run, rows) if run.searches or run.added else ()
+    if run.searches or run.added:
+        searches = searches_of(spec_of(paths), run, rows)
+    else:
+        searches = ()
     return replace(
         _report(paths, run, rows, found),
         searches=searches,
@@ -249,7 +261,9 @@ def report_at(paths: RunPaths, t_s: float) -> RunReport:
 def _place(paths: RunPaths) -> Path:
     """Where the log of a run stands, or its logs."""
     logs = paths.event_logs()
-    return logs[0] if len(logs) == 1 else logs[-1].parent
+    if len(logs) == 1:
+        return logs[0]
+    return logs[-1].parent
 
 
 def _account(paths: RunPaths, run: RunState) -> Account | None:
@@ -291,4 +305,6 @@ def _curve(
 
 
 def _accuracy(record: EpochRecord) -> float:
-    return record.accuracy if math.isnan(record.val_accuracy) else record.val_accuracy
+    if math.isnan(record.val_accuracy):
+        return record.accuracy
+    return record.val_accuracy

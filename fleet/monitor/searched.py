@@ -99,7 +99,9 @@ class SearchReport:
     @property
     def title(self) -> str:
         """What it is about."""
-        return f"The search of {self.entry}" if self.entry else "The networks that were added"
+        if self.entry:
+            return f"The search of {self.entry}"
+        return "The networks that were added"
 
     @property
     def ancestry(self) -> tuple[Tried, ...]:
@@ -207,10 +209,8 @@ class RungReport:
 def rungs_of(run: RunState, rows: Sequence[NetworkResult]) -> tuple[RungReport, ...]:
     """Where networks were paused and pruned, and by whom; the lowest first."""
     # One that was judged from outside may have ended the epoch that it was in.
-    named, pruned = (
-        {row.name: row for row in rows},
-        defaultdict[int, dict[str, tuple[str, ...]]](dict),
-    )
+    named = {row.name: row for row in rows}
+    pruned = defaultdict[int, dict[str, tuple[str, ...]]](dict)
     for name, judged in run.judged["stop"].items():
         if name in named and named[name].status is Status.PRUNED:
             pruned[named[name].epochs][name] = judged.by
@@ -265,7 +265,8 @@ def searches_of(
         for one in found
         if (search := entries[one.entry].search) is not None
     ]
-    if outside := added.get(""):
+    outside = added.get("")
+    if outside:
         values = _that_differ({name: _said(run.given.get(name, {})) for name in outside})
         numbered = {
             name: replace(one, number=number, values={**values[name], **one.values})
@@ -380,7 +381,8 @@ def _report(
         for t_s, place, record in ends.get(network, ())
     )
     converge = _converge(spec, train, [record for *_, record in mine])
-    found, best = list[Found](), dict[str, float]()
+    found = list[Found]()
+    best = dict[str, float]()
     for t_s, _, network, record in mine:
         value = record.value(converge.watched)
         if not math.isfinite(value):
@@ -417,7 +419,12 @@ def _converge(spec: Spec, train: Mapping[str, Any], records: Sequence[EpochRecor
 
 
 def _tried(added: NetworkAdded, row: NetworkResult | None, value: float) -> Tried:
-    status = Status.FAILED if added.wrong else Status.WAITING if row is None else row.status
+    if added.wrong:
+        status = Status.FAILED
+    elif row is None:
+        status = Status.WAITING
+    else:
+        status = row.status
     return Tried(
         added.network,
         added.number,
@@ -446,9 +453,13 @@ def place_of(value: Any, values: Dimension) -> float | None:
     """
     if isinstance(values, Range):
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        return float(value) if is_number and values.low <= value <= values.high else None
+        if is_number and values.low <= value <= values.high:
+            return float(value)
+        return None
     choices = list(map(repr, values))
-    return float(choices.index(repr(value))) if repr(value) in choices else None
+    if repr(value) in choices:
+        return float(choices.index(repr(value)))
+    return None
 
 
 # ---- tables ------------------------------------------------------------------------------------

@@ -34,8 +34,10 @@ class TensorBoardObserver:
     """
 
     def __init__(self, paths: RunPaths, networks: Mapping[str, NetworkSpec]) -> None:
-        self._paths, self._networks = paths, networks
-        self._thread, self._unwritten = ThreadPoolExecutor(1, "tensorboard"), deque[Future[None]]()
+        self._paths = paths
+        self._networks = networks
+        self._thread = ThreadPoolExecutor(1, "tensorboard")
+        self._unwritten = deque[Future[None]]()
         # TensorBoard looks for files with such names.
         self._name = f"events.out.tfevents.{int(time.time())}.{socket.gethostname()}.{os.getpid()}"
         try:
@@ -46,11 +48,9 @@ class TensorBoardObserver:
             self._make_event: Any = None
             return
         self._hparams = hparams_pb
-        self._make_event, self._summary, self._record_writer = (
-            event_pb2.Event,
-            summary_pb2.Summary,
-            RecordWriter,
-        )
+        self._make_event = event_pb2.Event
+        self._summary = summary_pb2.Summary
+        self._record_writer = RecordWriter
 
     def on_event(self, event: Event) -> None:
         """Have an epoch's metrics written.
@@ -100,7 +100,8 @@ class TensorBoardObserver:
         with storing(folder):
             folder.mkdir(parents=True, exist_ok=True)
             with open(folder / self._name, "ab", buffering=0) as file:
-                events, now = [event], time.time()
+                events = [event]
+                now = time.time()
                 if not file.tell():
                     hparams = self._hparams(chosen(self._networks[network]), network)
                     events = [

@@ -14,7 +14,8 @@ from fleet.storage.event_log import Logged, launches_of
 
 # What a launch may seem to overlap the next one, in seconds and as a share of its time: its own clock and that of the
 # file server, which dates it, never quite agree.
-_JITTER_S, _DRIFT = 1.0, 1e-3
+_JITTER_S = 1.0
+_DRIFT = 1e-3
 _UNSEEN_S = (
     5.0  # for which one that shares networks may hold none yet, so that others do not see it
 )
@@ -74,11 +75,15 @@ def placed(log: Iterable[Logged]) -> list[Placed]:
         log: of all launches, one behind the other in the order of their dates.
     """
     found: list[Placed] = []
-    date, ends_date, began_s = 0.0, 0.0, 0.0  # of all that are side by side with the latest
+    # of all that are side by side with the latest
+    date = 0.0
+    ends_date = 0.0
+    began_s = 0.0
     for _, lines in launches_of(log):
         if not isinstance(start := lines[0].event, Started):
             continue
-        own_s, first_s = lines[-1].t_s - lines[0].t_s, lines[0].t_s
+        own_s = lines[-1].t_s - lines[0].t_s
+        first_s = lines[0].t_s
         overlaps = 0 < start.date < ends_date - _JITTER_S - _DRIFT * (ends_date - date)
         is_beside = bool(found) and (
             overlaps
@@ -94,7 +99,9 @@ def placed(log: Iterable[Logged]) -> list[Placed]:
         else:
             by_s = max((one.ended_s for one in found), default=0.0)
             found.append(Placed(start, lines, by_s, {}))
-            date, ends_date, began_s = start.date, 0.0, by_s + first_s
+            date = start.date
+            ends_date = 0.0
+            began_s = by_s + first_s
         ends_date = max(ends_date, start.date + own_s)
     return found
 

@@ -33,7 +33,10 @@ class PlainView:
     def __init__(
         self, run: RunState, out: IO[str] | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._run, self._out, self._clock, self._start = run, out or sys.stdout, clock, clock()
+        self._run = run
+        self._out = out or sys.stdout
+        self._clock = clock
+        self._start = clock()
         # Open MPI gives a rank a terminal. That one has gone says EIO, as a disk does, but for good.
         self._patience_s = 0.0 if self._out.isatty() else None
         self._progress = Progress(run)
@@ -57,10 +60,9 @@ class PlainView:
             def write() -> None:
                 nonlocal line
                 with storing(STDOUT):
-                    unsaid, line = (
-                        line,
-                        "",
-                    )  # what cannot be flushed is kept, and flushed the next time
+                    # what cannot be flushed is kept, and flushed the next time
+                    unsaid = line
+                    line = ""
                     self._out.write(unsaid)
                     self._out.flush()
 
@@ -84,11 +86,10 @@ def tell(event: ev.Event, run: RunState) -> str:
         and launch.corrected > 1
     ):
         return ""
-    most = (
-        {event.network: run.networks[event.network].max_epochs}
-        if isinstance(event, ev.EpochEnded)
-        else {}
-    )
+    if isinstance(event, ev.EpochEnded):
+        most = {event.network: run.networks[event.network].max_epochs}
+    else:
+        most = {}
     return describe(event, most, "GPU" if launch is None else launch.start.device)
 
 
@@ -100,7 +101,10 @@ def describe(event: ev.Event, max_epochs: Mapping[str, int], device: str = "GPU"
     """
     match event:
         case ev.Started():
-            done = f", {len(event.finished)} of them done before" if event.finished else ""
+            if event.finished:
+                done = f", {len(event.finished)} of them done before"
+            else:
+                done = ""
             return (
                 f"{counted(event.networks, 'network')}{done}; {counted(event.trainers, 'trainer')}, "
                 f"{counted(event.preprocessors, 'preprocessor')} on {counted(event.nodes, 'node')}; "
@@ -174,8 +178,11 @@ def _describe_judged(event: ev.NetworkJudged) -> str:
 
 def eta(estimated: ev.Estimated) -> str:
     """How long a run will go on, as a range."""
-    low, high = format_duration(estimated.low_s), format_duration(estimated.high_s)
-    return f"{low} to {high}" if low != high else high
+    low = format_duration(estimated.low_s)
+    high = format_duration(estimated.high_s)
+    if low != high:
+        return f"{low} to {high}"
+    return high
 
 
 def _describe_remembered(event: ev.RatesRemembered) -> str:
@@ -191,18 +198,21 @@ def _describe_remembered(event: ev.RatesRemembered) -> str:
 
 
 def _age(seconds: float) -> str:
-    return format_duration(seconds) if seconds < 2 * 86400 else f"{seconds // 86400:.0f} days"
+    if seconds < 2 * 86400:
+        return format_duration(seconds)
+    return f"{seconds // 86400:.0f} days"
 
 
 def _describe_trouble(event: ev.Event, device: str) -> str:
     match event:
         case ev.RateOff():
-            kept = (
-                "the cache of rates has the new rate now, and later runs go by it; this launch corrects other "
-                "wrong rates there without a message"
-                if event.corrected
-                else "correct schedule.rates"
-            )
+            if event.corrected:
+                kept = (
+                    "the cache of rates has the new rate now, and later runs go by it; this launch corrects other "
+                    "wrong rates there without a message"
+                )
+            else:
+                kept = "correct schedule.rates"
             return (
                 f"WARNING: {event.network} on {counted(event.gpus, device)} trains {event.rate:.0f} samples/s, "
                 f"and was taken to train {event.expected:.0f}: {kept}"
@@ -219,11 +229,10 @@ def _describe_trouble(event: ev.Event, device: str) -> str:
         case ev.NetworkFellBack():
             if event.finished:
                 return f"WARNING: {event.network} stays finished: {event.damage}; its best epoch is whole"
-            goes_on = (
-                f"goes on after epoch {event.epochs}"
-                if event.epochs or event.position
-                else "starts over"
-            )
+            if event.epochs or event.position:
+                goes_on = f"goes on after epoch {event.epochs}"
+            else:
+                goes_on = "starts over"
             return f"WARNING: {event.network} {goes_on}: {event.damage}"
         case ev.NetworkWarned():
             return f"WARNING: {event.network}: {event.warning}"
@@ -285,11 +294,10 @@ def _describe_trouble_around(event: ev.Event) -> str:
 
 def _describe_epoch(event: ev.EpochEnded, max_epochs: int) -> str:
     record = event.record
-    judged = (
-        ""
-        if math.isnan(record.val_loss)
-        else f", validation {record.val_loss:.4f}{_share(record.val_accuracy)}"
-    )
+    if math.isnan(record.val_loss):
+        judged = ""
+    else:
+        judged = f", validation {record.val_loss:.4f}{_share(record.val_accuracy)}"
     judged += "".join(
         f", {name} {record.value(name):.4g}"
         for name in record.metrics
@@ -303,17 +311,18 @@ def _describe_epoch(event: ev.EpochEnded, max_epochs: int) -> str:
 
 def _share(accuracy: float) -> str:
     """An accuracy behind a loss; nothing of targets that are no classes."""
-    return "" if math.isnan(accuracy) else f" {accuracy:.2%}"
+    if math.isnan(accuracy):
+        return ""
+    return f" {accuracy:.2%}"
 
 
 def _describe_stream(event: ev.StreamStarted) -> str:
     """Whether input or training is the bottleneck, and what to change."""
     supply = f"input {event.supply_samples_per_s:.0f} samples/s by {counted(event.preprocessors, 'preprocessor')}"
-    rates = (
-        f"{supply}, the fastest network takes {event.demand_samples_per_s:.0f}: "
-        if event.bottleneck
-        else (f"{supply}: ")
-    )
+    if event.bottleneck:
+        rates = f"{supply}, the fastest network takes {event.demand_samples_per_s:.0f}: "
+    else:
+        rates = f"{supply}: "
     if event.kept:
         return rates + "decoded in the first epoch, kept from then on"
     if not event.bottleneck:
@@ -324,9 +333,10 @@ def _describe_stream(event: ev.StreamStarted) -> str:
             "or decode once: data.cache: memory, or file)"
         )
     spare = event.of - event.preprocessors
-    advice = (
-        f" ({counted(spare, 'preprocessor')} of {event.of} could train instead)" if spare else ""
-    )
+    if spare:
+        advice = f" ({counted(spare, 'preprocessor')} of {event.of} could train instead)"
+    else:
+        advice = ""
     policy = POLICIES.get(event.policy)
     if policy is not None and policy.own_pace and event.pace == "shared":
         advice += (
@@ -342,12 +352,14 @@ def _describe_sharing(event: ev.SharingLearned) -> str:
     if not event.bound:
         return told
     is_tried = worth(event.speedups) == event.slots
-    more = (
-        "more may pay"
-        if is_tried
-        else f"this run has {counted(event.slots, 'slot')} on each {event.device}"
-    )
-    raised = "raise resources.per_device, and " if event.bound == "per_device" else ""
+    if is_tried:
+        more = "more may pay"
+    else:
+        more = f"this run has {counted(event.slots, 'slot')} on each {event.device}"
+    if event.bound == "per_device":
+        raised = "raise resources.per_device, and "
+    else:
+        raised = ""
     return f"{told}; {more}: {raised}start more ranks"
 
 
@@ -388,7 +400,9 @@ _PASSING = (
 
 
 def _shown(number: float, form: str) -> str:
-    return "" if math.isnan(number) else form.format(number)
+    if math.isnan(number):
+        return ""
+    return form.format(number)
 
 
 class LiveTable:
@@ -458,7 +472,8 @@ class LiveTable:
             table.add_column(header)
         groups = {} if self._run.launch is None else dict(self._run.launch.groups)
         for name in sorted(groups, key=lambda name: self._run.networks[name].number):
-            if (network := self._run.networks[name]).standing.outcome is None:
+            network = self._run.networks[name]
+            if network.standing.outcome is None:
                 table.add_row(name, *self._cells(name, network, groups[name]))
         return table
 
@@ -466,9 +481,14 @@ class LiveTable:
         """What the table shows of a network that trains."""
         from rich.progress_bar import ProgressBar
 
-        epochs, most = network.epochs, network.max_epochs
+        epochs = network.epochs
+        most = network.max_epochs
         last = network.standing.history[-1] if epochs else None
-        part, samples_per_s = 0.0, 0.0 if last is None else last.samples / max(last.seconds, 1e-9)
+        part = 0.0
+        if last is None:
+            samples_per_s = 0.0
+        else:
+            samples_per_s = last.samples / max(last.seconds, 1e-9)
         pace = self._paces.get(name)
         if pace is not None and pace.holds(network):
             part = pace.samples / max(self._samples(last), pace.samples)
@@ -563,4 +583,6 @@ def make_view(run: RunState, plain: bool) -> PlainView | LiveView:
         run: as it is by its events.
     """
     screen = None if plain else terminal()
-    return PlainView(run) if screen is None else LiveView(run, screen)
+    if screen is None:
+        return PlainView(run)
+    return LiveView(run, screen)

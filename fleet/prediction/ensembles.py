@@ -77,9 +77,9 @@ def fed_alike(spec: Spec, rows: Sequence[NetworkResult]) -> tuple[str, list[Cand
 
     def feed(row: NetworkResult) -> str:
         """Of a network that is not in the spec, that of its search; what others add is fed with what all may be."""
-        return (
-            known[row.name] if row.name in known else searched.get(row.name.rpartition("-")[0], "")
-        )
+        if row.name in known:
+            return known[row.name]
+        return searched.get(row.name.rpartition("-")[0], "")
 
     key = feed(rows[0]) if rows else ""
     return key, candidates([row for row in rows if feed(row) == key])
@@ -107,11 +107,11 @@ class Candidate:
         """What a network lacks of which some folds have finished; nothing of all others."""
         finished = sum(part.status is Status.FINISHED for part in self.parts)
         is_partly = 0 < finished < len(self.parts)
-        return (
-            f"only {finished} of the {len(self.parts)} folds of {self.row.name} have finished"
-            if is_partly
-            else ""
-        )
+        if is_partly:
+            return (
+                f"only {finished} of the {len(self.parts)} folds of {self.row.name} have finished"
+            )
+        return ""
 
 
 def candidates(rows: Sequence[NetworkResult]) -> list[Candidate]:
@@ -186,7 +186,9 @@ def _comparable(paths: RunPaths, found: Sequence[Candidate], kind: str) -> dict[
 def _held_out(paths: RunPaths, candidate: Candidate, kind: str) -> Predicted | None:
     """What a network predicts for the validation samples, of folds each for its own: no part has trained on them."""
     found = [read_predicted(paths, part.name, PARTS[0], kind) for part in candidate.parts]
-    return None if None in found else joined([one for one in found if one is not None])
+    if None in found:
+        return None
+    return joined([one for one in found if one is not None])
 
 
 def _tested(paths: RunPaths, candidate: Candidate, kind: str) -> Predicted | None:
@@ -201,7 +203,8 @@ def _tested(paths: RunPaths, candidate: Candidate, kind: str) -> Predicted | Non
 
 
 def _greedy(known: Mapping[str, Predicted]) -> dict[str, int]:
-    names, truth = list(known), next(iter(known.values())).truth
+    names = list(known)
+    truth = next(iter(known.values())).truth
     places = greedy([found.values for found in known.values()], truth)
     return {names[place]: places[place] for place in sorted(places)}
 
@@ -228,17 +231,20 @@ def greedy(predictions: Sequence[np.ndarray], truth: Truth, rounds: int = ROUNDS
     """
     total = np.zeros(predictions[0].shape, np.float64)
     path: list[int] = []
-    best, best_length = (0.0, np.inf), 0
+    best = (0.0, np.inf)
+    best_length = 0
     for length in range(1, rounds + 1):
         found = min(
             (_order((total + one) / length, truth), place not in path, place)
             for place, one in enumerate(predictions)
         )
-        order, place = found[0], found[2]
+        order = found[0]
+        place = found[2]
         path.append(place)
         total += predictions[place]
         if not best_length or order < best:
-            best, best_length = order, length
+            best = order
+            best_length = length
     return dict(Counter(path[:best_length]))
 
 

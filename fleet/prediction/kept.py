@@ -101,8 +101,10 @@ def read_predicted(paths: RunPaths, name: str, part: str, kind: str) -> Predicte
     path = paths.predictions(name, part)
     try:
         with open(path, "rb") as content, np.load(content, allow_pickle=False) as file:
-            outputs, targets = file["outputs"], file["targets"]
-            weights, rows = file.get("weights"), file.get("rows")
+            outputs = file["outputs"]
+            targets = file["targets"]
+            weights = file.get("weights")
+            rows = file.get("rows")
     except FileNotFoundError:
         return None
     except (OSError, ValueError, LookupError, TypeError, zipfile.BadZipFile) as error:
@@ -124,16 +126,13 @@ def joined(parts: Sequence[Predicted]) -> Predicted:
         np.concatenate([getattr(one, name) for one in of])
         for name, of in (("values", parts), ("targets", [one.truth for one in parts]))
     )
-    first, weights, rows = (
-        parts[0].truth,
-        [one.truth.weights for one in parts],
-        [one.rows for one in parts],
-    )
-    weighed = (
-        None
-        if first.weights is None
-        else np.concatenate([one for one in weights if one is not None])
-    )
+    first = parts[0].truth
+    weights = [one.truth.weights for one in parts]
+    rows = [one.rows for one in parts]
+    if first.weights is None:
+        weighed = None
+    else:
+        weighed = np.concatenate([one for one in weights if one is not None])
     if any(one is None for one in rows):
         return Predicted(values, Truth(first.kind, targets, weighed))
     lie = np.concatenate([one for one in rows if one is not None])

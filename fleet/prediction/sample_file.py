@@ -36,9 +36,10 @@ def write_sample(
     """
     feeds = {feed: _described(sample.of(feed), known) for feed, known in names.items()}
     first = next(iter(feeds.values()))
-    table = (
-        {} if columns is None else {"table": {name: getattr(columns, name) for name in _OF_TABLE}}
-    )
+    if columns is None:
+        table = {}
+    else:
+        table = {"table": {name: getattr(columns, name) for name in _OF_TABLE}}
     write_json(paths.sample, {**first, **({} if len(feeds) == 1 else {"feeds": feeds}), **table})
 
 
@@ -57,15 +58,13 @@ def read_columns(paths: RunPaths) -> Columns | None:
     """
     with told_as(f"{paths.sample} cannot be read:", UserError):
         found = json.loads(paths.sample.read_text(encoding="utf-8")).get("table")
-        return (
-            None
-            if found is None
-            else Columns(
-                tuple(found["inputs"]),
-                bool(found["is_paths"]),
-                tuple(found["targets"]),
-                delimiter=found["delimiter"],
-            )
+        if found is None:
+            return None
+        return Columns(
+            tuple(found["inputs"]),
+            bool(found["is_paths"]),
+            tuple(found["targets"]),
+            delimiter=found["delimiter"],
         )
 
 

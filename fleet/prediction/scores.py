@@ -76,7 +76,10 @@ def quick_score(predicted: np.ndarray, truth: Truth) -> tuple[float, float]:
     losses = _LOSSES[truth.kind](predicted, truth.targets)
     if truth.weights is not None:
         losses = losses * truth.weights
-    accuracy = math.nan if truth.kind == "value" else float(_right(predicted, truth).mean())
+    if truth.kind == "value":
+        accuracy = math.nan
+    else:
+        accuracy = float(_right(predicted, truth).mean())
     return accuracy, float(losses.mean())
 
 

@@ -46,8 +46,11 @@ class Admission:
         known: Mapping[str, Mapping[int, float]],
         learns: bool,
     ) -> None:
-        self._launch, self._results, self._learns = launch, results, learns
-        self._keys, self._known = keys, known
+        self._launch = launch
+        self._results = results
+        self._learns = learns
+        self._keys = keys
+        self._known = known
         self._spec = launch.spec  # with all entries that were added
         self._quota = Quota(launch.paths, launch.spec.checkpoint)
         self._waiting: dict[
@@ -57,7 +60,10 @@ class Admission:
         self._judged: list[
             NetworkSpec
         ] = []  # of the spec, and those that were added: judged by what others are
-        self._table = None if launch.spec.schedule.rates is None else launch.engine_rates
+        if launch.spec.schedule.rates is None:
+            self._table = None
+        else:
+            self._table = launch.engine_rates
 
     def ask(self, add: Add) -> None:
         """A search has asked for a network."""
@@ -92,7 +98,8 @@ class Admission:
 
     def _asked(self, add: Add) -> Admitted:
         """A network that a search has asked for; one that cannot be trained has failed, and says why."""
-        spec, wrong = self._launch.spec, add.wrong
+        spec = self._launch.spec
+        wrong = add.wrong
         index = next(index for index, entry in spec.searches.items() if entry.stem == add.entry)
         network = refused_network(spec, index, add.number, add.values)
         if not wrong:
@@ -167,7 +174,8 @@ class Admission:
         try:
             network = self._checked(network)
         except UserError as error:
-            network, wrong = stand_in(network, self._spec), " ".join(str(error).split())
+            network = stand_in(network, self._spec)
+            wrong = " ".join(str(error).split())
         return self._admitted(
             network,
             NetworkAdded(
@@ -197,13 +205,14 @@ class Admission:
             )
         [settled] = settle(launch.inputs, replace(self._spec, networks=(network,)))
         alone = told_when_to_end(settled)
-        if found := unfit(
+        found = unfit(
             alone,
             launch.sample,
             launch.inputs.data,
             launch.epoch_samples,
             len(launch.roles.trainers),
-        ):
+        )
+        if found:
             raise UserError(
                 "; ".join(f"{wrong}; {right}" if right else wrong for _, _, wrong, right in found)
             )
@@ -227,7 +236,8 @@ class Admission:
             SpecError: they are not.
         """
         if not self._judged:
-            spec, standing = self._launch.spec, self._results.standing
+            spec = self._launch.spec
+            standing = self._results.standing
             self._judged = [
                 *variants(spec),
                 *(
@@ -250,14 +260,18 @@ class Admission:
         return rates_of_late(network, launch.spec, self._table, launch.roles.cluster.whole_gpus)
 
     def _admitted(self, network: NetworkSpec, added: NetworkAdded) -> Admitted:
-        launch, sample = self._launch, self._launch.sample
+        launch = self._launch
+        sample = self._launch.sample
         self._results.add(network, None if added.wrong else parameters_of(network, sample))
         codes = codes_of_all(replace(launch.spec, networks=(network,)), launch.beside)
         key = speed_identity(network, launch.spec.resources, sample, launch.machine, codes)
         self._keys[network.name] = key
         is_learned = self._learns and not added.wrong
         seen = sample.of(network.feed)
-        traits = traits_of(network, key, seen.image.shape, seen.classes) if is_learned else None
+        if is_learned:
+            traits = traits_of(network, key, seen.image.shape, seen.classes)
+        else:
+            traits = None
         return Admitted(
             network,
             added,

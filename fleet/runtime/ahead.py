@@ -78,7 +78,8 @@ class Announcement:
     """Rank 0's word to all others of what they can import, given exactly once, whatever becomes of the rest."""
 
     def __init__(self, world: World) -> None:
-        self._world, self._is_given = world, False
+        self._world = world
+        self._is_given = False
 
     def give(self, ahead: Ahead) -> None:
         """Tell them, unless they know; collective, with :meth:`Loading.hear`."""

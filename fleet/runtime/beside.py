@@ -13,7 +13,7 @@ from contextlib import suppress
 
 from fleet.comm.messages import Join, Message, Start
 from fleet.domain.events import EpochEnded, Started
-from fleet.domain.network import Standing
+from fleet.domain.network import EpochRecord, Standing
 from fleet.domain.run import FOUND_DONE, RunState, is_whole
 from fleet.ensemble.claims import Claims, Leave, LetGo, Want
 from fleet.ensemble.effects import EndAsked, Leased
@@ -23,10 +23,9 @@ from fleet.storage.network_leases import NetworkLeases, held_lease
 from fleet.storage.paths import RunPaths
 from fleet.storage.results import Results, take_up
 
-_EVERY_S, _SHARE = (
-    1.0,
-    200,
-)  # between two looks at the logs of others, and how much longer than a look that is
+# between two looks at the logs of others, and how much longer than a look that is
+_EVERY_S = 1.0
+_SHARE = 200
 
 
 class BesideOthers:
@@ -49,8 +48,12 @@ class BesideOthers:
         results: Results,
         tail: RunTail,
     ) -> None:
-        self.leases, self._paths, self._claims, self._results = leases, paths, claims, results
-        self._tail, self._follow_at = tail, 0.0
+        self.leases = leases
+        self._paths = paths
+        self._claims = claims
+        self._results = results
+        self._tail = tail
+        self._follow_at = 0.0
         self._run = RunState()
         self.is_beside = held_lease(paths) is not None
 
@@ -65,7 +68,8 @@ class BesideOthers:
         Returns:
             What the ensemble is to hear.
         """
-        if (began := time.monotonic()) >= self._follow_at:
+        began = time.monotonic()
+        if began >= self._follow_at:
             self.follow()
             self._follow_at = (now := time.monotonic()) + max(_EVERY_S, _SHARE * (now - began))
         heard: list[Leased | EndAsked] = []
@@ -146,16 +150,18 @@ class BesideOthers:
     def _read(self, name: str) -> Leased:
         """How far a network is that was taken just now."""
         self.follow()  # it may just have been logged that it is over, or was pruned
-        before, lease = self._results.standing(name), self.leases.held(name)
+        before = self._results.standing(name)
+        lease = self.leases.held(name)
         assert lease.fence is not None
         self._results.deaths.take_in_network(name)
         standing, state = take_up(self._results, self._results.spec.by_name[name])
         # What was saved by a launch that was killed, it may not have come to log.
-        unlogged = (
-            ()
-            if not lease.took_over
-            else state_of(read_run(self._paths, (EpochEnded,))).unlogged(name, standing.history)
-        )
+        if not lease.took_over:
+            unlogged: tuple[EpochRecord, ...] = ()
+        else:
+            unlogged = state_of(read_run(self._paths, (EpochEnded,))).unlogged(
+                name, standing.history
+            )
         return Leased(
             name,
             standing.pruned_after(before),

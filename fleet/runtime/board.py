@@ -56,7 +56,8 @@ from launch.environment import find_launcher
 from scheduler.ensemble.sharing import Sharing, worth
 
 # For trackers, when all else is done: their libraries take seconds to load. Little of a walltime may be left.
-_PATIENCE_S, _HURRIED_S = 60.0, 10.0
+_PATIENCE_S = 60.0
+_HURRIED_S = 10.0
 _LAST_S = 10.0  # for all that is written in the end by a launch that is stuck
 
 
@@ -93,10 +94,13 @@ class CoordinatorSide:
         lease: Lease | None,
         laps: Laps,
     ) -> None:
-        spec, paths = launch.spec, launch.paths
+        spec = launch.spec
+        paths = launch.paths
         tail = RunTail(paths, from_end=True)  # before: what is logged meanwhile is heard afterwards
-        self._launch, self._before = launch, resume(launch)
-        self.results, self.first_epoch = self._before.results, self._before.first_epoch
+        self._launch = launch
+        self._before = resume(launch)
+        self.results = self._before.results
+        self.first_epoch = self._before.first_epoch
         self._run = self.results.run
         self._left = [
             network for network in spec.networks if self._run.standing(network.name).outcome is None
@@ -141,10 +145,8 @@ class CoordinatorSide:
             self._beside,
         )
         if self._beside is not None:
-            self.results.check, self.results.pacing = (
-                self._beside.leases.check,
-                SharedPacing(paths.results),
-            )
+            self.results.check = self._beside.leases.check
+            self.results.pacing = SharedPacing(paths.results)
             self._beside.leases.start()
 
     def _setup(self, world: World, left_s: float | None) -> Setup:
@@ -153,7 +155,8 @@ class CoordinatorSide:
         Args:
             left_s: seconds to its end, where that is known.
         """
-        launch, elsewhere = self._launch, () if self._beside is None else self._epochs_left
+        launch = self._launch
+        elsewhere = () if self._beside is None else self._epochs_left
         return Setup(
             launch.spec,
             launch.roles,
@@ -207,19 +210,23 @@ class CoordinatorSide:
     def _search(self, learns: bool) -> SearchParts:
         """What asks for networks and prunes them."""
         launch = self._launch
-        searchers, earlier = make_searchers(launch.ends, self._run), dict[str, list[Know]]()
-        begins, calls = (
-            list[ev.SearcherBegan | ev.EarlierRead](),
-            dict[str, Sequence[ev.Searched]](),
-        )
+        searchers = make_searchers(launch.ends, self._run)
+        earlier = dict[str, list[Know]]()
+        begins = list[ev.SearcherBegan | ev.EarlierRead]()
+        calls = dict[str, Sequence[ev.Searched]]()
         for entry in entries_of(launch.ends).values():
-            search, knows = self._run.search(entry.name), isinstance(searchers[entry.name], Knowing)
-            if (began := beginning(entry, search, knows)) is not None:
+            search = self._run.search(entry.name)
+            knows = isinstance(searchers[entry.name], Knowing)
+            began = beginning(entry, search, knows)
+            if began is not None:
                 begins.append(began)
-                search = (
-                    RunSearch(read=search.read) if began.is_another else search
-                )  # all else is another's
-            earlier[entry.name], calls[entry.name] = [], tuple(search.calls)
+                # all else is another's
+                if began.is_another:
+                    search = RunSearch(read=search.read)
+                else:
+                    search = search
+            earlier[entry.name] = []
+            calls[entry.name] = tuple(search.calls)
             for run in entry.settings.earlier:
                 found, read = earlier_of(entry, run, search, knows)
                 earlier[entry.name] += found
@@ -234,11 +241,12 @@ class CoordinatorSide:
             earlier=earlier,
         )
         admission = Admission(launch, self.results, self._rates.keys, self._rates.known, learns)
-        clerk = (
-            None
-            if launch.replayed or launch.request.beside_others
-            else Clerk(Mailbox(launch.paths.mailbox), self.results, admission, self._run.commands)
-        )
+        if launch.replayed or launch.request.beside_others:
+            clerk = None
+        else:
+            clerk = Clerk(
+                Mailbox(launch.paths.mailbox), self.results, admission, self._run.commands
+            )
         patience_s = {
             entry.stem: entry.search.answer_within
             for entry in launch.ends.searches.values()
@@ -292,9 +300,8 @@ class CoordinatorSide:
                 _HURRIED_S if status is ExitStatus.RESUMABLE else _PATIENCE_S
             ):
                 print(describe(failed, {}), flush=True)
-            if (said := meaning(status, self.results.rows())) and find_launcher(
-                os.environ
-            ) is not None:
+            said = meaning(status, self.results.rows())
+            if said and find_launcher(os.environ) is not None:
                 print(
                     f"Status {status.value}: {said}. Launchers take it for an abort; no rank has crashed.",
                     flush=True,
@@ -309,7 +316,8 @@ class CoordinatorSide:
         )
         if left_out:
             print(left_out)
-        if together := self._joined(rows):
+        together = self._joined(rows)
+        if together:
             print_table(*table_of(together), title="The best networks together")
         print(self.coordinator.summary())
         replayed = self.results.standing(rows[0].name).history if rows else ()

@@ -19,11 +19,13 @@ from preprocess.transforms.on_device import split_device
 _ROOM = 0.75  # share of a window, of free memory and of a free disk that samples may take
 _SLOW_S = 1e-3  # random transforms of a sample that take less hold no network back
 # To read a decoded sample from a file: each, and its bytes at the speed of a plain disk.
-_ROW_S, _BYTES_PER_S = 1e-4, 5e8
+_ROW_S = 1e-4
+_BYTES_PER_S = 5e8
 _AS_BEFORE = "as in the launch before"
 # Shares of the time that preparing samples takes if they are decoded in every epoch: what decoding once, before
 # training, may take; and it all, with a file.
-_BEFORE, _IN_ALL = 0.25, 0.5
+_BEFORE = 0.25
+_IN_ALL = 0.5
 
 
 @dataclass(frozen=True)
@@ -55,10 +57,8 @@ def choose_cache(
         earlier: what a launch of this run has chosen before; it holds as long as it is possible.
     """
     before = None if earlier is None else earlier.cache
-    asked, sizes = (
-        spec.data.cache,
-        {"memory": memory_bytes(opened, means), "file": file_bytes(opened), "none": 0},
-    )
+    asked = spec.data.cache
+    sizes = {"memory": memory_bytes(opened, means), "file": file_bytes(opened), "none": 0}
 
     def choice(cache: str, why: str) -> CacheChosen:
         is_own = cache == "memory" or not means.preprocessors
@@ -81,21 +81,22 @@ def choose_cache(
         return choice("file", _AS_BEFORE)
     if before == "memory":  # a file may lack samples that could not be read, which memory does not
         lacking = _impossible_in_memory(spec, opened, means, 1.0)
-        return choice("none", lacking) if lacking else choice("memory", _AS_BEFORE)
+        if lacking:
+            return choice("none", lacking)
+        return choice("memory", _AS_BEFORE)
     if before == "none":
         return choice("none", _AS_BEFORE)
-    if not (
-        in_memory := _impossible_in_memory(spec, opened, means, _ROOM)
-        or (_costly_in_memory(spec, opened, means))
-    ):
+    in_memory = _impossible_in_memory(spec, opened, means, _ROOM) or (
+        _costly_in_memory(spec, opened, means)
+    )
+    if not in_memory:
         return choice(
             "memory",
             f"{_samples(opened)} take {format_size(sizes['memory'])} of a window of "
             f"{format_size(spec.data.window)}",
         )
-    if not (
-        in_file := _impossible_in_file(spec, opened, means) or _costly_in_file(spec, opened, means)
-    ):
+    in_file = _impossible_in_file(spec, opened, means) or _costly_in_file(spec, opened, means)
+    if not in_file:
         return choice(
             "file",
             f"{in_memory}; in a file they take {format_size(sizes['file'])}, and "
@@ -115,11 +116,9 @@ def file_bytes(opened: Inputs) -> int:
     rows = {
         name: (len(source), _kept_row(opened, name)) for name, source in opened.data.parts().items()
     }
-    return (
-        sum(count * size for count, size in rows.values())
-        if all(size for _, size in rows.values())
-        else 0
-    )
+    if all(size for _, size in rows.values()):
+        return sum(count * size for count, size in rows.values())
+    return 0
 
 
 def _kept_row(opened: Inputs, part: str) -> int:
@@ -149,7 +148,8 @@ def _impossible_in_memory(spec: Spec, opened: Inputs, means: Means, share: float
     """
     if spec.data.order == "ring":
         return "order: ring is for data sets larger than the memory"
-    if unkept := opened.looks["train"].unkept:
+    unkept = opened.looks["train"].unkept
+    if unkept:
         return f"samples differ: {unkept}"
     needed = memory_bytes(opened, means) + judging_bytes(opened)
     takes = f"{_samples(opened)} take {format_size(needed)} decoded" + (
@@ -191,7 +191,8 @@ def _costly_in_memory(spec: Spec, opened: Inputs, means: Means) -> str:
     A network supplies itself then, with one rank. Of preprocessors there may be many; and where ranks share cores, what
     networks do each for itself is done instead of training. What a node has room to keep, one does for all.
     """
-    look, sharers = opened.looks["train"], float(means.preprocessors)
+    look = opened.looks["train"]
+    sharers = float(means.preprocessors)
     if means.is_crowded and means.preprocessors:
         taken = memory_bytes(opened, means) + judging_bytes(opened)
         alone = 1 - shared_epochs(spec, opened, taken, means.shared_free) / max(
@@ -218,11 +219,9 @@ def _impossible_in_file(spec: Spec, opened: Inputs, means: Means) -> str:
     for look in opened.looks.values():
         if look.unkept:
             return f"samples differ: {look.unkept}"
-    needed, checkpoints, quota = (
-        file_bytes(opened),
-        _checkpoint_bytes(spec, opened.sample),
-        spec.checkpoint.quota,
-    )
+    needed = file_bytes(opened)
+    checkpoints = _checkpoint_bytes(spec, opened.sample)
+    quota = spec.checkpoint.quota
     in_file = f"in a file they would take {format_size(needed)}"
     if quota is not None and checkpoints is None:
         return f"{in_file}, and nobody knows what checkpoint.quota leaves of the disk"
@@ -241,7 +240,8 @@ def _checkpoint_bytes(spec: Spec, sample: SampleSpec) -> int | None:
         return 0
     total = 0
     for network in spec.networks:
-        if (parameters := parameters_of(network, sample)) is None:
+        parameters = parameters_of(network, sample)
+        if parameters is None:
             return None
         total += folder_bytes(parameters, network, spec)
     return total
@@ -249,7 +249,8 @@ def _checkpoint_bytes(spec: Spec, sample: SampleSpec) -> int | None:
 
 def _costly_in_file(spec: Spec, opened: Inputs, means: Means) -> str:
     """Why decoding once would not pay: it is done by one rank before training, and reading takes time as well."""
-    look, counts = opened.looks["train"], [len(source) for source in opened.data.parts().values()]
+    look = opened.looks["train"]
+    counts = [len(source) for source in opened.data.parts().values()]
     hands = means.preprocessors or means.trainers
     samples = _most_epochs(spec) * len(opened.data.train)
     once_s = sum(counts) * look.fixed_s

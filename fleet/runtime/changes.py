@@ -77,7 +77,9 @@ def known_data(paths: RunPaths, fresh_networks: Sequence[str] = ()) -> Fingerpri
         None where nothing was trained, or FLEET 0.1.0 has trained it.
     """
     is_trained = any(path.parent.name not in fresh_networks for path in paths.models.glob("*/*.h5"))
-    return read_fingerprint(paths.data) if is_trained else None
+    if is_trained:
+        return read_fingerprint(paths.data)
+    return None
 
 
 def changes_of_data(spec: Spec, before: Fingerprint, now: Fingerprint) -> list[str]:
@@ -87,7 +89,10 @@ def changes_of_data(spec: Spec, before: Fingerprint, now: Fingerprint) -> list[s
     for part, words in differences(before, now).items():
         own = where.get(part)
         place = own if isinstance(own, str) else spec.data.path or spec.data.source
-        held_out = f" ({part})" if part in where and not isinstance(own, str) else ""
+        if part in where and not isinstance(own, str):
+            held_out = f" ({part})"
+        else:
+            held_out = ""
         found.append(f"{place}{held_out}: {', '.join(words)}")
     return list(dict.fromkeys(found))
 
@@ -99,13 +104,12 @@ def changed_since(paths: RunPaths) -> list[str]:
     of the user's own reads it.
     """
     try:
-        spec, before = spec_of(paths), known_data(paths)
+        spec = spec_of(paths)
+        before = known_data(paths)
         if before is None or ":" in spec.data.source:
             return []
-        places, noted_s = (
-            (spec.data.path, spec.data.validation, spec.data.test),
-            paths.data.stat().st_mtime,
-        )
+        places = (spec.data.path, spec.data.validation, spec.data.test)
+        noted_s = paths.data.stat().st_mtime
         if not any(isinstance(place, str) and _is_newer(Path(place), noted_s) for place in places):
             return []
         return changes_of_data(spec, before, mark_data(spec, before)[1])
@@ -302,7 +306,8 @@ def _amend(
     one: _Saved, spec: Spec, paths: RunPaths, sample: SampleSpec, code: Code, fence: Fence | None
 ) -> None:
     """Have all checkpoints of a network say what it is now, and what of that was accepted."""
-    mine, key = identity(one.network, spec, sample), one.network.architecture.key
+    mine = identity(one.network, spec, sample)
+    key = one.network.architecture.key
 
     def now(state: State) -> State:
         state = replace(
@@ -311,7 +316,9 @@ def _amend(
             architecture=key,
             code=code,
         )
-        return state.accepting(" ".join(one.changed)) if one.changed else state
+        if one.changed:
+            return state.accepting(" ".join(one.changed))
+        return state
 
     amend(paths, one.network.name, now, fence)
 

@@ -40,7 +40,7 @@ from fleet.storage.lease import Fence
 from fleet.storage.results import Results, look_up
 from scheduler.base import Cluster, Progress, RateTable
 from scheduler.ensemble.planning import plan
-from scheduler.ensemble.probing import probes_of_plan
+from scheduler.ensemble.probing import Tried, probes_of_plan
 
 log = logging.getLogger("fleet.runtime.coordinator")
 
@@ -141,19 +141,20 @@ class Coordinator:
         search: SearchParts,
         beside: BesideOthers | None = None,
     ) -> None:
-        self._world, self._setup, self._files, self._past = world, setup, files, past
+        self._world = world
+        self._setup = setup
+        self._files = files
+        self._past = past
         self._given, self._show, self._show_pace, self._interruption = (
             speeds.given,
             show,
             show_pace,
             interruption,
         )
-        self._results, self._log, self._beside, self._search = (
-            files.results,
-            files.log,
-            beside,
-            search,
-        )
+        self._results = files.results
+        self._log = files.log
+        self._beside = beside
+        self._search = search
         self._run = run = files.results.run
         self._checked_s = 0.0
         standings = self._run.standings
@@ -269,7 +270,8 @@ class Coordinator:
             self._handle(answer)
         has_heard, is_all = self._hear_messages()
         if is_all and self._world.lost > self._lost:  # when all that the dead have said is heard
-            died, self._lost = self._world.lost - self._lost, self._world.lost
+            died = self._world.lost - self._lost
+            self._lost = self._world.lost
             self._handle(e.RanksDied(tuple(sorted(died))))
         else:
             self._handle(None, more_wait=not is_all)
@@ -281,9 +283,11 @@ class Coordinator:
         Returns:
             Whether there were any, and whether these are all.
         """
-        has_heard, until_s = False, time.monotonic() + _TURN_S
+        has_heard = False
+        until_s = time.monotonic() + _TURN_S
         while self.status is None and not (has_heard and time.monotonic() >= until_s):
-            if (message := self._world.hear(Tag.COORDINATOR)) is None:
+            message = self._world.hear(Tag.COORDINATOR)
+            if message is None:
                 return has_heard, True
             has_heard = True
             if isinstance(message, Pace):
@@ -336,17 +340,14 @@ class Coordinator:
     def _ask(
         self, rates: RateTable, progress: Progress, cluster: Cluster, least: Least | None
     ) -> PolicyAnswer:
-        began, policy, options = (
-            time.perf_counter(),
-            self._setup.spec.policy,
-            self._setup.spec.options,
-        )
+        began = time.perf_counter()
+        policy = self._setup.spec.policy
+        options = self._setup.spec.options
         wanted = plan(policy, rates, progress, cluster, options)
-        tried = (
-            frozenset()
-            if least is None
-            else probes_of_plan(policy, rates, least, progress, cluster, options, wanted)
-        )
+        if least is None:
+            tried: Tried = frozenset()
+        else:
+            tried = probes_of_plan(policy, rates, least, progress, cluster, options, wanted)
         return PolicyAnswer(wanted, time.perf_counter() - began, tried)
 
     def _offer(self, nodes: int, within_s: float) -> e.Offer:
@@ -358,7 +359,8 @@ class Coordinator:
         Raises:
             LeaseLost: it was stopped for so long that another has taken over.
         """
-        if (now := time.monotonic()) >= self._checked_s + _LEASE_S:
+        now = time.monotonic()
+        if now >= self._checked_s + _LEASE_S:
             self._checked_s = now
             self._check_rights()
 
@@ -398,7 +400,8 @@ class Coordinator:
                 raise error
             case e.Finish(status, is_cut):
                 self._files.profile.write()
-                self.status, self.is_cut = status, is_cut
+                self.status = status
+                self.is_cut = is_cut
 
     def _admitted(self) -> Sequence[e.Admitted]:
         """The networks that were asked for and have come."""

@@ -43,7 +43,8 @@ def read_known(
     """
     rows = networks_of(read_results(run))
     state = state_of(read_run(RunPaths(Path(run))), None)
-    known, left_out = list[Know](), Counter[str]()
+    known = list[Know]()
+    left_out = Counter[str]()
     for row in sorted(
         rows, key=lambda row: state.networks[row.name].number if row.name in state.networks else -1
     ):
@@ -77,7 +78,12 @@ def _known(
     if not is_valued and row.status is not Status.FAILED:
         raise UserError(f"without {monitor}")
     curve = tuple(one.value(monitor) for one in history)
-    value = values if others else values[0] if is_valued else None
+    if others:
+        value: float | tuple[float, ...] | None = values
+    elif is_valued:
+        value = values[0]
+    else:
+        value = None
     return Know(0, member, curve, _ENDS[row.status].value, value, row.name, run)
 
 

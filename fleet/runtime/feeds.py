@@ -160,7 +160,10 @@ def look_at_shared(
 
 def _instead(spec: Spec) -> str:
     """What to do where samples cannot be shared."""
-    how = "data.cache: none" if spec.policy.own_samples else "schedule.policy: baseline"
+    if spec.policy.own_samples:
+        how = "data.cache: none"
+    else:
+        how = "schedule.policy: baseline"
     return f"or let each network prepare its own samples ({how})"
 
 
@@ -212,9 +215,8 @@ def look_at(
         for name, one in looks.items()
     }
     for part, sample in samples.items():
-        if (there := sample.unfinished or sample.image) != (
-            first := samples["train"].unfinished or samples["train"].image
-        ):
+        there = sample.unfinished or sample.image
+        if there != (first := samples["train"].unfinished or samples["train"].image):
             raise UserError(
                 f"data: training samples are {first} and {part} samples {there}; add a resize or a crop"
             )
@@ -291,7 +293,8 @@ def on_finishing(spec: Spec, each: Mapping[str, tuple[Transform, ...]]) -> str:
     """What of the transforms of each feed is left to the device, in a line or some."""
     lines = dict[str, None]()
     for key, transforms in each.items():
-        items, (host, left) = spec.feeds[key].transforms, split_device(transforms)
+        items = spec.feeds[key].transforms
+        (host, left) = split_device(transforms)
         if left is not None:
             first = len(split_scale(host)[0])
             lines[

@@ -139,7 +139,8 @@ def writing_into(paths: RunPaths) -> Iterator[None]:
 
 def _empty(paths: RunPaths, letters: Iterable[Path]) -> None:
     """Delete what earlier launches have written, and nothing else; of the mailbox, some letters."""
-    if foreign := paths.foreign():
+    foreign = paths.foreign()
+    if foreign:
         shown = listed([str(path.relative_to(paths.root)) for path in foreign], 5)
         raise UserError(
             f"--fresh: {paths.root} also holds what FLEET did not write: {shown}; move it away, or name "

@@ -176,7 +176,8 @@ def _look(spec: Spec, data_of: Mapping[str, DataSet]) -> Inputs:
             "hold plain values, and open its files when it reads"
         ) from None
     each = feeding.transforms_of(spec, data_of)
-    transforms, feeds = next(iter(each.values())), dict[str, Feed]()
+    transforms = next(iter(each.values()))
+    feeds = dict[str, Feed]()
     prepares_own = spec.policy.own_samples and spec.data.cache != "file"
     if len(each) == 1 or prepares_own:
         samples, looks = feeding.look_at(data, transforms, spec.seed)
@@ -226,7 +227,10 @@ def _on_standardizing(spec: Spec, each: Mapping[str, tuple[Transform, ...]]) -> 
     """What inputs are standardized by, in a line; nothing where they are not."""
     if not any(isinstance(split_scale(transforms)[1], Standardize) for transforms in each.values()):
         return ""
-    which = "each fold's training samples" if spec.data.folds else "the training samples"
+    if spec.data.folds:
+        which = "each fold's training samples"
+    else:
+        which = "the training samples"
     return (
         f"data: standardize takes means and deviations from {which} before anything is trained; they are exported "
         "with the networks"
@@ -271,7 +275,8 @@ def settle(opened: Inputs, *specs: Spec) -> list[Spec]:
     networks = [network for spec in specs for network in spec.networks]
     for key in specs[0].feeds:
         source = (opened.feeds[key].data if opened.feeds else opened.data).train
-        target, counts = target_of(source), tuple[int, ...]()
+        target = target_of(source)
+        counts = tuple[int, ...]()
         if any(
             network.train.class_weights == "balanced" for network in networks if network.feed == key
         ):
@@ -302,14 +307,13 @@ def _pixels_of_classes(source: Source, target: TargetSpec) -> tuple[int, ...]:
 def _folded(data: DataSet, folds: int, seed: int) -> DataSet:
     """Data of which every training sample judges the networks of its fold; a validation part is left aside."""
     fold_of(data.train, folds, seed)  # says what is wrong before anything else is done
-    remark = (
-        data.remark
-        if data.validation is None
-        else (
+    if data.validation is None:
+        remark = data.remark
+    else:
+        remark = (
             f"data: with data.folds: {folds} each network is judged by a fold of the training samples; the validation part "
             "of the data is not used, unless data.test names it"
         )
-    )
     return replace(data, validation=data.train, remark=remark)
 
 
@@ -317,11 +321,10 @@ def folds_of(spec: Spec, opened: Inputs) -> np.ndarray | None:
     """The fold of each training sample, (samples,); None where there are no folds."""
     if spec.data.folds is None:
         return None
-    known = (
-        None
-        if opened.fingerprint is None or not len(opened.fingerprint.folds)
-        else (opened.fingerprint.folds[opened.rows])
-    )
+    if opened.fingerprint is None or not len(opened.fingerprint.folds):
+        known = None
+    else:
+        known = opened.fingerprint.folds[opened.rows]
     return fold_of(opened.data.train, spec.data.folds, spec.seed, known)
 
 
@@ -351,8 +354,10 @@ def standardize(
         how = split_scale(feed.transforms)[1]
         if not isinstance(how, Standardize):
             continue
-        said, folds = json.dumps(settings.transforms, default=str), folds_of(spec, inputs)
-        kept, features = before.get(key), how.features(feed.samples["train"].image.shape)
+        said = json.dumps(settings.transforms, default=str)
+        folds = folds_of(spec, inputs)
+        kept = before.get(key)
+        features = how.features(feed.samples["train"].image.shape)
         if kept is not None and (kept.transforms, len(kept.folds), np.size(kept.affine.mean)) == (
             said,
             spec.data.folds or 0,

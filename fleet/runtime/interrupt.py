@@ -19,10 +19,12 @@ from fleet.units import format_duration
 SIGNALS = (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT)
 
 # What is kept of the walltime for finishing the step and writing checkpoints: a minute, less of a short one.
-RESERVE_S, _RESERVE_SHARE = 60.0, 0.1
+RESERVE_S = 60.0
+_RESERVE_SHARE = 0.1
 
 # Of that, what is kept for writing what came out when groups do not answer; and for how long these are waited for at least.
-_LAST_S, _LEAST_PATIENCE_S = 10.0, 3.0
+_LAST_S = 10.0
+_LEAST_PATIENCE_S = 3.0
 
 INTERRUPTED = 128 + signal.SIGINT  # how a process ends at once upon Ctrl-C
 

@@ -53,7 +53,8 @@ def told_of(network: NetworkSpec, spec: Spec, table: RateTable) -> Network:
     Raises:
         UserError: the policy chooses its batch, and the file does not say by what.
     """
-    batch, found = network.train.batch, rates_of(network, spec, table)
+    batch = network.train.batch
+    found = rates_of(network, spec, table)
     if batch.is_elastic and (found.params_mb is None or len(found.step_s) < 2):
         raise UserError(
             f"train.batch.size: {list(batch.bounds)}: {spec.schedule.rates} does not say how the speed of "
@@ -97,11 +98,10 @@ def rates_of(network: NetworkSpec, spec: Spec, table: RateTable) -> Network:
     Networks of a search have no names beforehand: the rates of a network that has the name of their entry are theirs,
     or else those in the middle of all.
     """
-    names = (
-        [network.name]
-        if network.number is None
-        else [network.name, spec.document.models[network.entry].stem]
-    )
+    if network.number is None:
+        names = [network.name]
+    else:
+        names = [network.name, spec.document.models[network.entry].stem]
     found = next((table.by_name[name] for name in names if name in table.by_name), None)
     return found or Network(network.name, middle(table.models))
 
@@ -132,7 +132,8 @@ class ProfileFile:
     """
 
     def __init__(self, path: Path) -> None:
-        self._path, self._pacing = path, Pacing()
+        self._path = path
+        self._pacing = Pacing()
         self._rates: Callable[[], RateTable] | None = None  # that are not written yet
 
     def keep(self, rates: Callable[[], RateTable]) -> None:
@@ -168,15 +169,14 @@ def check_remeasuring(spec: Spec, replays: bool = False) -> None:
     Raises:
         UserError: rates are read from a file, or nobody looks at them.
     """
-    why = (
-        "a replay measures no rates"
-        if replays
-        else f"rates are read from schedule.rates: {spec.schedule.rates}"
-        if spec.schedule.rates is not None
-        else ""
-        if spec.policy.needs_rates
-        else f"the policy {spec.schedule.policy} looks at no rates"
-    )
+    if replays:
+        why = "a replay measures no rates"
+    elif spec.schedule.rates is not None:
+        why = f"rates are read from schedule.rates: {spec.schedule.rates}"
+    elif spec.policy.needs_rates:
+        why = ""
+    else:
+        why = f"the policy {spec.schedule.policy} looks at no rates"
     if why:
         raise UserError(f"--remeasure: {why}; leave it out")
 

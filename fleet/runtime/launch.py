@@ -118,9 +118,9 @@ class Launch:
     def engine_rates(self) -> RateTable | None:
         """The rates by which an engine trains that needs some."""
         file = self.spec.schedule.rates
-        return (
-            self.rates if self.rates is None or file is None else rates_of_engine(file, self.rates)
-        )
+        if self.rates is None or file is None:
+            return self.rates
+        return rates_of_engine(file, self.rates)
 
     @property
     def epoch_samples(self) -> int:
@@ -131,8 +131,12 @@ class Launch:
     def store(self) -> Store:
         """Where trainers take samples from."""
         if self.roles.shared:
-            return "window" if self.kept is None else "node"
-        return "files" if self.kept is None else "own"
+            if self.kept is None:
+                return "window"
+            return "node"
+        if self.kept is None:
+            return "files"
+        return "own"
 
     @property
     def stream(self) -> Feed:
@@ -148,7 +152,9 @@ class Launch:
     @property
     def kept(self) -> ImageSpec | None:
         """A sample that every node keeps decoded; None where none are kept in memory."""
-        return self.sample.kept if self.spec.data.cache == "memory" else None
+        if self.spec.data.cache == "memory":
+            return self.sample.kept
+        return None
 
     @property
     def is_tested(self) -> bool:

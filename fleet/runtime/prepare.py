@@ -82,8 +82,14 @@ def prepare(
     if ahead.ranks:
         check_installed(asked.trained.engine)
     announce(ahead)
-    replay, paths, roles, left = asked.replay, asked.paths, asked.roles, asked.left
-    before = None if left is None else changes.known_data(left, request.fresh_network)
+    replay = asked.replay
+    paths = asked.paths
+    roles = asked.roles
+    left = asked.left
+    if left is None:
+        before = None
+    else:
+        before = changes.known_data(left, request.fresh_network)
     opened = inputs.open_marked_inputs(asked.trained, before, _features(left))
     means = Means(
         len(roles.preprocessors),
@@ -116,11 +122,10 @@ def prepare(
         changes.codes_of(spec, Path(request.spec).absolute().parent),
         replayed=() if replay is None else replay.history,
     )
-    changed = (
-        []
-        if before is None or opened.fingerprint is None
-        else changes.changes_of_data(spec, before, opened.fingerprint)
-    )
+    if before is None or opened.fingerprint is None:
+        changed = []
+    else:
+        changed = changes.changes_of_data(spec, before, opened.fingerprint)
     if replay is not None:
         replay.check(whole, opened.sample, launch.codes, changed, request.accept_changes)
     launch = _enter(launch, lease, before, changed, replay)
@@ -176,7 +181,10 @@ class _Asked:
 
 
 def _ask(request: Request, ranks: Ranks, name: str) -> _Asked:
-    replayed = None if request.replay is None else RunPaths(Path(request.replay).absolute())
+    if request.replay is None:
+        replayed = None
+    else:
+        replayed = RunPaths(Path(request.replay).absolute())
     spec, remark = spec_for_run(request.spec, replayed, request.fresh)
     if remark:
         print(f"fleet: {remark}", file=sys.stderr, flush=True)
@@ -242,7 +250,9 @@ def _enter(
     Raises:
         UserError: it is not, or the folder is not to be had.
     """
-    request, paths, fingerprint = launch.request, launch.paths, launch.inputs.fingerprint
+    request = launch.request
+    paths = launch.paths
+    fingerprint = launch.inputs.fingerprint
     is_fresh = request.fresh or replay is not None
     if request.beside_others and lease is not None:
         enter_folder(paths, lease)
@@ -281,7 +291,9 @@ def _both(spec: Spec, ends: Spec) -> Spec:
 def _decoded_path(cache: CacheChosen, paths: RunPaths, left: RunPaths | None) -> Path:
     """Where decoded samples are: a replay uses the file of its run, and makes one for itself if that was deleted."""
     of_run = paths if left is None else left
-    return paths.decoded if cache.is_passing and not of_run.decoded.exists() else of_run.decoded
+    if cache.is_passing and not of_run.decoded.exists():
+        return paths.decoded
+    return of_run.decoded
 
 
 def plan_memory(
@@ -297,7 +309,8 @@ def plan_memory(
     """
     if not roles.shared:
         return None
-    samples, settings = len(data.train), spec.data
+    samples = len(data.train)
+    settings = spec.data
     needed = samples * (sample.wire.nbytes + sample.target.nbytes)
     if settings.folds is not None and needed > settings.window:
         raise UserError(
@@ -354,7 +367,8 @@ def finished_epochs(launch: Launch, shared_free: float) -> int:
     """
     if launch.kept is None or not launch.roles.shared:
         return 0
-    spec, opened = launch.spec, launch.inputs
+    spec = launch.spec
+    opened = launch.inputs
     taken = shared_bytes(spec, opened, launch.roles, shared_free)
     return shared_epochs(_both(spec, launch.ends), opened, taken, shared_free)
 
@@ -371,7 +385,8 @@ def shared_bytes(spec: Spec, opened: inputs.Inputs, roles: Roles, shared_free: f
     """
     if not roles.shared:
         return 0
-    sample, samples = opened.sample, len(opened.data.train)
+    sample = opened.sample
+    samples = len(opened.data.train)
     layout = plan_memory(spec, opened.data, sample, roles, shared_free)
     if layout is not None:
         return layout.window_bytes + judging_bytes(opened)
@@ -395,7 +410,8 @@ def check_networks(
     Raises:
         UserError: all that is wrong with any.
     """
-    if found := unfit(spec, sample, data, samples, trainers):
+    found = unfit(spec, sample, data, samples, trainers)
+    if found:
         count = len({network.name for network, *_ in found})
         raise UserError(
             "\n  ".join(

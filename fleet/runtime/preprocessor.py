@@ -39,14 +39,17 @@ class Preprocessor:
         training: Pipeline,
         evaluation: Pipeline | None,
     ) -> None:
-        self._world, self._training, self._turns = world, training, roles.preprocessors
+        self._world = world
+        self._training = training
+        self._turns = roles.preprocessors
         node = roles.node_of[world.rank]
         leads = roles.nodes > 1 and roles.leader(node) == world.rank
-        self._window = (
-            WindowFiller(world, roles, shared.window, order, training, leads)
-            if shared.window
-            else None
-        )
+        if shared.window:
+            self._window: WindowFiller | None = WindowFiller(
+                world, roles, shared.window, order, training, leads
+            )
+        else:
+            self._window = None
         self._sets: list[SetFiller] = []
         if shared.validation is not None and evaluation is not None:
             self._sets.append(

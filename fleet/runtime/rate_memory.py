@@ -36,7 +36,8 @@ class RateMemory:
 
     def __init__(self, launch: Launch, left: Sequence[NetworkSpec]) -> None:
         spec, codes = launch.spec, codes_of_all(launch.spec, launch.beside)
-        self._launch, self._left = launch, left
+        self._launch = launch
+        self._left = left
         self._book = rate_cache.RateBook(rate_cache.cache_path(), launch.request.remeasure)
         self.keys = {
             network.name: speed_identity(
@@ -82,7 +83,9 @@ class RateMemory:
             for name, key in self.keys.items()
         }
         known = {name: found for name, found in rates.items() if found}
-        return ev.RatesRemembered(str(self._book.path), known) if known else None
+        if known:
+            return ev.RatesRemembered(str(self._book.path), known)
+        return None
 
     def speeds(self) -> Speeds:
         """What is known beforehand, the measurements that are missing, and what learns from training."""
@@ -172,7 +175,8 @@ class RateMemory:
         Args:
             shown: the launch, as it is now.
         """
-        spec, data = self._launch.spec, self._launch.inputs.data
+        spec = self._launch.spec
+        data = self._launch.inputs.data
         if shown is not None and spec.engine.learns and not self._launch.replayed:
             judging = 0 if data.validation is None else len(data.validation)
             for name, rates in (
@@ -180,7 +184,8 @@ class RateMemory:
             ):
                 for gpus, rate in rates.items():
                     self._book.add(self.keys[name], gpus, self._shown(rate, name))
-            if (found := beside_steps(shown, judging)) is not None:
+            found = beside_steps(shown, judging)
+            if found is not None:
                 key = rate_cache.beside_steps_key(
                     spec.resources.engine, self._launch.machine.hardware
                 )

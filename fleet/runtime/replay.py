@@ -176,7 +176,8 @@ class Replay:
 
     def take_first(self, paths: RunPaths) -> None:
         """Begin with the weights with which the network began, where it got them of another one."""
-        if (first := self.run.first(self.name)).exists():
+        first = self.run.first(self.name)
+        if first.exists():
             with writing_into(paths):
                 paths.model(self.name).mkdir(parents=True, exist_ok=True)
                 with replacing(paths.first(self.name), "wb") as file:
@@ -199,7 +200,8 @@ def replaying(spec: Spec, paths: RunPaths, name: str, trainers: int) -> tuple[Sp
     if not history:
         raise UserError(f"--replay {paths.root}: {name} has not finished an epoch there")
     network = spec.by_name[name]
-    batch, optimizer = network.train.batch, network.train.optimizer
+    batch = network.train.batch
+    optimizer = network.train.optimizer
     if batch.when_scaled == "per_gpu":
         gpus = {record.gpus for record in history}
         if len(gpus) > 1 or not isinstance(optimizer.learning_rate, float):

@@ -46,7 +46,9 @@ def resume(launch: Launch) -> Resumed:
     Raises:
         StorageError: the disk is full, ...
     """
-    spec, paths, is_alone = launch.spec, launch.paths, not launch.request.beside_others
+    spec = launch.spec
+    paths = launch.paths
+    is_alone = not launch.request.beside_others
     logs = {path: list(read_events(path)) for path in paths.event_logs()}
     told = state_of(in_order(logs.values()), spec)
     run = told if is_alone else RunState(spec)
@@ -63,7 +65,10 @@ def resume(launch: Launch) -> Resumed:
     if is_alone:
         results.deaths.take_in()
     standings, states = recover(results, launch.found)
-    lost = [] if launch.replayed else _lost(run, standings, states, launch.changes)
+    if launch.replayed:
+        lost = []
+    else:
+        lost = _lost(run, standings, states, launch.changes)
     # What this launch says by an event, or does itself, no log needs to be told beside that.
     is_own = {name for name, standing in standings.items() if _is_of_this_launch(standing)}
     found = {

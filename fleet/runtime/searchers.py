@@ -110,12 +110,15 @@ class _Work:
     """What a thread does for one entry; nothing of it matters any more once it is given up."""
 
     def __init__(self, entry: str, name: str) -> None:
-        self.entry, self.doing, self.since_s = entry, name, time.monotonic()
+        self.entry = entry
+        self.doing = name
+        self.since_s = time.monotonic()
         self.done: queue.SimpleQueue[Answer] = queue.SimpleQueue()
 
     def begin(self, call: Call) -> None:
         """A call begins: its time counts from now."""
-        self.doing, self.since_s = str(call), time.monotonic()
+        self.doing = str(call)
+        self.since_s = time.monotonic()
 
 
 class Searchers:
@@ -133,17 +136,16 @@ class Searchers:
         logged: Mapping[str, Sequence[Searched]] | None = None,
         patience_s: Mapping[str, float] | None = None,
     ) -> None:
-        self._searchers, self._logged, self._patience_s = (
-            dict(searchers),
-            dict(logged or {}),
-            dict(patience_s or {}),
-        )
+        self._searchers = dict(searchers)
+        self._logged = dict(logged or {})
+        self._patience_s = dict(patience_s or {})
         self._orders: queue.SimpleQueue[Callable[[], None] | None] | None = None
         self._work: _Work | None = None
 
     def consult(self, entry: str, call: Call) -> None:
         """Have a searcher called; before its first call it hears again those of earlier launches, in their order."""
-        searcher, logged = self._searchers[entry], self._logged.pop(entry, ())
+        searcher = self._searchers[entry]
+        logged = self._logged.pop(entry, ())
 
         def do(work: _Work) -> Answer:
             difference = replay(searcher, logged, work.begin)
@@ -154,7 +156,8 @@ class Searchers:
 
     def heard(self) -> Answer | None:
         """The answer, once it is there or nobody waits for it any longer; it never blocks."""
-        if (work := self._work) is None:
+        work = self._work
+        if work is None:
             return None
         try:
             answer = work.done.get_nowait()

@@ -63,13 +63,12 @@ class Session:
         loading: Loading | None = None,
         laps: Laps | None = None,
     ) -> None:
-        self._world, self._launch, self._interruption, self._lease = (
-            world,
-            launch,
-            interruption,
-            lease,
-        )
-        self._loading, self._laps = loading or Loading(), laps or Laps()
+        self._world = world
+        self._launch = launch
+        self._interruption = interruption
+        self._lease = lease
+        self._loading = loading or Loading()
+        self._laps = laps or Laps()
         self._roles = launch.roles
         self._shared = NodeMemory()
         self._first_epoch = 0  # of the stream, in this launch
@@ -89,9 +88,10 @@ class Session:
             bind(near([gpu]))
         shared = gpu if self._shares_gpus else None
         self._memory_mib = None if shared is None else memory_mib(shared)
-        gpus = (
-            SharedGpus(self._world, self._roles, shared, os.environ) if self._shares_gpus else None
-        )
+        if self._shares_gpus:
+            gpus = SharedGpus(self._world, self._roles, shared, os.environ)
+        else:
+            gpus = None
         board = self._board() if self._world.rank == 0 else None
         watchdog = None
         if board is not None and self._interruption.is_watched:
@@ -112,10 +112,13 @@ class Session:
             watchdog.stop()
         if gpus is not None:
             gpus.stop()
-        return board.end() if board is not None else int(ExitStatus.OK)
+        if board is not None:
+            return board.end()
+        return int(ExitStatus.OK)
 
     def _on_signal(self, number: int) -> None:
-        if lost := self._witness.on_signal(number):
+        lost = self._witness.on_signal(number)
+        if lost:
             self._interruption.cause = lost
 
     def _board(self) -> CoordinatorSide:
@@ -169,9 +172,10 @@ class Session:
 
     def _serve(self, board: CoordinatorSide | None) -> None:
         """A preprocessor, or rank 0 that coordinates, or both."""
-        preprocessor = (
-            self._preprocessor() if self._world.rank in self._roles.preprocessors else None
-        )
+        if self._world.rank in self._roles.preprocessors:
+            preprocessor = self._preprocessor()
+        else:
+            preprocessor = None
         if preprocessor is not None:
             preprocessor.start()
         if board is not None:
@@ -202,7 +206,9 @@ class Session:
 
     def _map_memory(self) -> None:
         """Make and map this node's shared memory; collective over all ranks."""
-        launch, roles, rank = self._launch, self._roles, self._world.rank
+        launch = self._launch
+        roles = self._roles
+        rank = self._world.rank
         node = roles.node_of[rank]
         leads = rank == roles.leader(node)
         evaluation = launch.inputs.data.validation
@@ -273,7 +279,8 @@ class Session:
     def _engine(self, tenants: Tenants) -> Engine:
         roles = self._roles
         slot, index = divmod(roles.place(self._world.rank), roles.whole_per_node)
-        spec, shown = self._launch.spec, self._gpus()
+        spec = self._launch.spec
+        shown = self._gpus()
         pin = (
             Pinning(index if len(shown) > 1 else 0, self._is_slow)
             if spec.engine.uses_gpus
@@ -310,11 +317,9 @@ class Session:
 
     def _gpus(self) -> tuple[str, ...]:
         """What this rank is shown, by the names that the system gives them; nothing where the engine uses none."""
-        return (
-            visible_gpus(os.environ, os.listdir("/dev"))
-            if self._launch.spec.engine.uses_gpus
-            else ()
-        )
+        if self._launch.spec.engine.uses_gpus:
+            return visible_gpus(os.environ, os.listdir("/dev"))
+        return ()
 
     def _is_slow(self, why: str) -> None:
         """Say once in a run that inputs go to GPUs from memory that their driver does not know of."""

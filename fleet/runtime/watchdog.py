@@ -45,8 +45,10 @@ class Watchdog:
         status: Callable[[], ExitStatus | None],
         cut: Callable[[str], object],
     ) -> None:
-        self._world, self._interruption = world, interruption
-        self._status, self._cut = status, cut
+        self._world = world
+        self._interruption = interruption
+        self._status = status
+        self._cut = cut
         self._main = threading.current_thread()
         self._is_over = threading.Event()
         self.did_s = time.monotonic()

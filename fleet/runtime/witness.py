@@ -67,7 +67,8 @@ class Witness:
             if host != self._host or started(pid) == began:
                 continue
             lost = f"rank {rank} on {host} has died"
-            if network := claim(self._paths, rank):
+            network = claim(self._paths, rank)
+            if network:
                 with suppress(OSError):  # nobody listens any more
                     print(
                         f"fleet: rank {rank} on {host} died while it trained {network}, and all ranks end: the same "

@@ -172,7 +172,9 @@ def _plain(value: Any) -> Any:
             return "<too large>"
         if not is_finite:
             return f"<{float(value)}>"
-        return int(value) if isinstance(value, numbers.Integral) else float(value)
+        if isinstance(value, numbers.Integral):
+            return int(value)
+        return float(value)
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
     if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
@@ -184,7 +186,9 @@ def _plain(value: Any) -> Any:
 
 def _shown(value: Any) -> str:
     text = " ".join(repr(value).split())
-    return text if len(text) <= 80 else text[:77] + "..."
+    if len(text) <= 80:
+        return text
+    return text[:77] + "..."
 
 
 # ---- the log -----------------------------------------------------------------------------------

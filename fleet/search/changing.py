@@ -30,10 +30,12 @@ def beginning(entry: Entry, search: RunSearch, knows: bool) -> SearcherBegan | N
         search: of earlier launches.
         knows: whether the searcher can be told of networks that it has not asked for.
     """
-    now, before = _settings(entry), search.settings
+    now = _settings(entry)
+    before = search.settings
     if before is None:
         return SearcherBegan(entry.name, now, knows=knows)
-    if not (changes := list(_changes(before, now))):
+    changes = list(_changes(before, now))
+    if not changes:
         return None
     is_another = any(before.get(key) != now[key] for key in _CHOICE)
     asked = [one.answer for one in search.asks if one.answer and not one.wrong]
@@ -60,7 +62,8 @@ def _settings(entry: Entry) -> dict[str, Any]:
 def _changes(before: Mapping[str, Any], now: Mapping[str, Any], path: str = "") -> Iterable[str]:
     """What has changed, in words."""
     for key in dict.fromkeys([*before, *now]):
-        old, new = before.get(key), now.get(key)
+        old = before.get(key)
+        new = now.get(key)
         if old == new:
             continue
         if (
@@ -79,7 +82,9 @@ def _said(value: Any) -> str:
         return "{" + ", ".join(f"{key}: {_said(one)}" for key, one in value.items()) + "}"
     if isinstance(value, list):
         return "[" + ", ".join(map(_said, value)) + "]"
-    return "not there" if value is None else str(value)
+    if value is None:
+        return "not there"
+    return str(value)
 
 
 def _told(space: Space, asked: Sequence[Mapping[str, Any]], knows: bool) -> str:

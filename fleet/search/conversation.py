@@ -52,7 +52,9 @@ class Conversation:
     """
 
     def __init__(self, space: Space, most: int, resumes: bool = False) -> None:
-        self._space, self._most, self._resumes = space, most, resumes
+        self._space = space
+        self._most = most
+        self._resumes = resumes
         self._asked: dict[int, Asked] = {}
         self._seen: dict[
             str, int
@@ -125,7 +127,8 @@ class Conversation:
     def know(self, earlier: Iterable[Know]) -> None:
         """Say what earlier runs found, as far as that was not said."""
         for one in earlier:
-            if (key := f"{one.source}/{one.name}") not in self._earlier:
+            key = f"{one.source}/{one.name}"
+            if key not in self._earlier:
                 self._earlier[key] = call = replace(one, number=-1 - len(self._earlier))
                 self._to_say[_key(call)] = call
 
@@ -158,10 +161,8 @@ class Conversation:
                 self._earlier[key] = call = replace(one, values=member)
                 self._to_say[_key(call)] = call
         for number, asked in self._asked.items():
-            member, told = (
-                fitting(space, asked.values),
-                self._told.get(number, Tell(number, "", None)),
-            )
+            member = fitting(space, asked.values)
+            told = self._told.get(number, Tell(number, "", None))
             if asked.wrong or member is None or not knows:
                 self._told[number] = told  # it is none of its networks
                 continue
@@ -188,7 +189,9 @@ class Conversation:
             return next(iter(self._to_say.values()))
         if wants_network and self._resumes and self._paused and not self._has_tried:
             return Resume()
-        return Ask(self.number) if wants_network and self.may_ask else None
+        if wants_network and self.may_ask:
+            return Ask(self.number)
+        return None
 
     def awaits(self, number: int) -> bool:
         """Whether something is still to be said about a network."""
@@ -257,10 +260,8 @@ class Conversation:
         if answer is None:
             self._is_dry = True
             return None
-        values, parent = (
-            {name: value for name, value in answer.items() if name != PARENT},
-            answer.get(PARENT),
-        )
+        values = {name: value for name, value in answer.items() if name != PARENT}
+        parent = answer.get(PARENT)
         if recalled is not None:
             asked = Asked(number, values, parent, recalled)
             if parent is None and not recalled:

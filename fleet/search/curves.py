@@ -53,7 +53,9 @@ class _Curve:
         level one.
         """
         n, x, y, xx, xy, yy = self.sums
-        of_x, of_xy, of_y = xx - x * x / n, xy - x * y / n, yy - y * y / n
+        of_x = xx - x * x / n
+        of_xy = xy - x * y / n
+        of_y = yy - y * y / n
         slopes = np.minimum(0.0, of_xy / np.where(of_x > 0, of_x, math.inf))  # minus a
         best = (of_y - 2 * slopes * of_xy + slopes * slopes * of_x).argmin()
         return float(
@@ -72,7 +74,9 @@ class Curves(Unjudged):
 
     def __init__(self, prune: Prune, most_epochs: int, seed: int) -> None:
         super().__init__(prune, most_epochs, seed)
-        self._least, self._others, self._most = max(prune.least, _FEWEST), prune.others, most_epochs
+        self._least = max(prune.least, _FEWEST)
+        self._others = prune.others
+        self._most = most_epochs
         self._curves: defaultdict[str, _Curve] = defaultdict(_Curve)
         self._missed: defaultdict[int, list[float]] = defaultdict(
             list
@@ -84,7 +88,8 @@ class Curves(Unjudged):
         curve = self._curves[name]
         if epochs <= curve.epochs:
             return Verdict.GO_ON
-        curve.epochs, curve.score = epochs, score
+        curve.epochs = epochs
+        curve.score = score
         if math.isfinite(score):
             curve.add(score)
         if is_done:
@@ -96,7 +101,9 @@ class Curves(Unjudged):
             and len(self._ended) >= self._others
             and (forecast + self._allowed(epochs) < max(self._ended))
         )
-        return Verdict.STOP if is_bad else Verdict.GO_ON
+        if is_bad:
+            return Verdict.STOP
+        return Verdict.GO_ON
 
     def _end(self, curve: _Curve) -> None:
         if math.isfinite(curve.score):
@@ -115,4 +122,6 @@ class Curves(Unjudged):
     def _allowed(self, epochs: int) -> float:
         """By how much a forecast after so many epochs may be too low."""
         missed = self._missed[epochs]
-        return max(0.0, missed[math.ceil(_SURE * len(missed)) - 1]) if missed else math.inf
+        if missed:
+            return max(0.0, missed[math.ceil(_SURE * len(missed)) - 1])
+        return math.inf

@@ -28,7 +28,8 @@ from fleet.spec.origin import is_below
 from fleet.spec.search import Prune, Search, find_rule
 from fleet.spec.space import Member, Space, override, size_of, space_of
 
-_SEARCHER, _END = "searcher", "end"
+_SEARCHER = "searcher"
+_END = "end"
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,9 @@ class Entry:
     @property
     def modes(self) -> Mode | tuple[Mode, ...]:
         """What a searcher is made with: whether high or low values are good, of several objectives of each."""
-        return tuple(mode for _, mode in self.objectives) if len(self.objectives) > 1 else self.mode
+        if len(self.objectives) > 1:
+            return tuple(mode for _, mode in self.objectives)
+        return self.mode
 
     def network(self, number: int) -> str:
         """The name of one of its networks."""
@@ -107,7 +110,9 @@ def converge_by(monitor: str, mode: Mode, min_delta: float = 0.0) -> Converge:
 
 
 def _mode(network: NetworkSpec) -> Mode:
-    return "maximize" if network.train.converge.sign > 0 else "minimize"
+    if network.train.converge.sign > 0:
+        return "maximize"
+    return "minimize"
 
 
 # ---- what follows ------------------------------------------------------------------------------
@@ -244,7 +249,10 @@ class Mind:
         self._lives = {
             name: Life(name, converge=self._own.get(name, self._converge)) for name in networks
         }
-        self._judge, self._rule, self._obeys, self._trainers = judge, rule, obeys, trainers
+        self._judge = judge
+        self._rule = rule
+        self._obeys = obeys
+        self._trainers = trainers
         self._objectives: dict[
             str, object
         ] = {}  # entry -> those of its newest searcher, in the log
@@ -323,11 +331,14 @@ class Mind:
 
     def _coming(self, entry: str) -> Coming:
         """How many networks an entry may yet ask for, and how many epochs its budget has left for them."""
-        settings, talk = self._entries[entry].settings, self._talks[entry]
-        networks, epochs = 0.0, 0.0
+        settings = self._entries[entry].settings
+        talk = self._talks[entry]
+        networks = 0.0
+        epochs = 0.0
         if not (talk.is_closed or self._is_spent(entry)):
             networks = min(settings.limit, size_of(self._entries[entry].space)) - talk.number
-            budget, trained = settings.budget, self._epochs[entry]
+            budget = settings.budget
+            trained = self._epochs[entry]
             epochs = math.inf
             if budget is not None and budget.epochs is not None:
                 epochs = budget.epochs - trained
@@ -373,10 +384,9 @@ class Mind:
         for name, standing in standings.items():
             if standing.is_finished:
                 self._finishes[name].add(len(standing.history))
-        judged, went_on = (
-            None,
-            set[str](),
-        )  # the last line, if it is a judgement, and who has gone on in that moment
+        # the last line, if it is a judgement, and who has gone on in that moment
+        judged = None
+        went_on = set[str]()
         for event in log:
             self._recall(event)
             judged = event if isinstance(event, ev.NetworkJudged) else None
@@ -441,7 +451,9 @@ class Mind:
         self, life: Life, verdict: Verdict, by: tuple[str, ...], epochs: int
     ) -> None:
         if by != (USER,):  # that is no answer to what was said of an epoch
-            life.verdict, life.acted, life.is_resumed = Verdict.GO_ON, epochs, False
+            life.verdict = Verdict.GO_ON
+            life.acted = epochs
+            life.is_resumed = False
         life.holders = set(by) if verdict is Verdict.PAUSE else set()
         if verdict is Verdict.STOP:
             self._drop(life)
@@ -453,12 +465,10 @@ class Mind:
 
     def _begin_afresh(self, life: Life) -> None:
         """Somebody has a network start over: it is judged again once it has more epochs than it had."""
-        life.end, life.verdict, life.acted, life.is_resumed = (
-            None,
-            Verdict.GO_ON,
-            life.judged,
-            False,
-        )
+        life.end = None
+        life.verdict = Verdict.GO_ON
+        life.acted = life.judged
+        life.is_resumed = False
         life.holders.clear()
         self._untold.pop(life.name, None)
         self._judge.let_go_on(life.name)
@@ -499,7 +509,8 @@ class Mind:
         """Have the rule and the searcher hear of an epoch; returns whether it counts."""
         if (life.end is not None and not is_done) or not self._count(life, record, is_done):
             return False
-        if (talk := self._talks.get(life.entry)) is not None:
+        talk = self._talks.get(life.entry)
+        if talk is not None:
             talk.report(life.number, record.epoch, life.values[-1])
         return True
 
@@ -538,7 +549,8 @@ class Mind:
             self._talks[life.entry].tell(life.number, end, self._known_best(life))
 
     def _end(self, life: Life, end: End) -> None:
-        life.end, life.waits = end, False
+        life.end = end
+        life.waits = False
         life.holders.clear()
         self._sort(life)
         if end is End.FINISHED:
@@ -557,18 +569,18 @@ class Mind:
 
     def answered(self, entry: str, call: Call, answer: object) -> None:
         """A searcher has answered what it was asked; see :func:`fleet.search.calls.make`."""
-        self._out, talk = None, self._talks[entry]
+        self._out = None
+        talk = self._talks[entry]
         try:
             follows = talk.take(call, answer)
         except Nonsense as error:
             self.searcher_failed(entry, str(error))
             return
         about = answer if isinstance(call, Resume) else call.number
-        network = (
-            self._entries[entry].network(about)
-            if isinstance(about, int) and about in talk.asked
-            else ""
-        )
+        if isinstance(about, int) and about in talk.asked:
+            network = self._entries[entry].network(about)
+        else:
+            network = ""
         self._note(
             as_event(
                 entry, call, answer, network, follows.wrong if isinstance(follows, Asked) else ""
@@ -607,7 +619,8 @@ class Mind:
 
     def searcher_failed(self, entry: str, reason: str) -> None:
         """A searcher has raised, hangs, or talks nonsense: it is not called again, and nobody waits for it."""
-        self._out, talk = None, self._talks[entry]
+        self._out = None
+        talk = self._talks[entry]
         if talk.failure:
             return
         talk.fail(reason)
@@ -618,7 +631,10 @@ class Mind:
 
     def _add(self, entry: str, asked: Asked) -> None:
         name = self._entries[entry].network(asked.number)
-        parent = None if asked.parent is None else self._entries[entry].network(asked.parent)
+        if asked.parent is None:
+            parent = None
+        else:
+            parent = self._entries[entry].network(asked.parent)
         converge = self._entries[entry].converge_of({} if asked.wrong else asked.values)
         self._lives[name] = life = Life(name, entry, asked.number, converge=converge)
         self._sort(life)
@@ -695,13 +711,17 @@ class Mind:
         return self._taken()
 
     def _taken(self) -> list[Decision]:
-        decided, self._decided = self._decided, []
+        decided = self._decided
+        self._decided = []
         return decided
 
     def _wants(self, entry: str, training: int) -> bool:
         """Whether one more network of an entry should be alive."""
         settings = self._entries[entry].settings
-        most = max(self._trainers, training + 2) if settings.at_once == "auto" else settings.at_once
+        if settings.at_once == "auto":
+            most = max(self._trainers, training + 2)
+        else:
+            most = settings.at_once
         return not self._is_spent(entry) and len(self._alive[entry]) < most
 
     def _is_spent(self, entry: str) -> bool:
@@ -740,7 +760,8 @@ class Mind:
 
     def _come_to(self, entry: Entry, number: int) -> float | tuple[float, ...] | None:
         """What a searcher is told that a network has come to: of several objectives in each."""
-        names, life = [name for name, _ in entry.objectives], self._lives[entry.network(number)]
+        names = [name for name, _ in entry.objectives]
+        life = self._lives[entry.network(number)]
         best = self._known_best(life)
         if len(names) == 1:
             return best
@@ -808,7 +829,9 @@ class Mind:
             (names.add if belongs else names.discard)(life.name)
 
     def _known_best(self, life: Life) -> float | None:
-        return life.best if math.isfinite(life.best) else None
+        if math.isfinite(life.best):
+            return life.best
+        return None
 
     def _note(self, event: ev.Event) -> None:
         self._decided.append(Note(event))
@@ -833,7 +856,8 @@ def make_mind(
         parameters: network -> how many weights it has, where that is known; a view.
         earlier: entry -> what earlier runs found of which its searcher is told.
     """
-    prune, everyone = spec.document.prune if judges else Prune(), [*spec.networks, *ends.networks]
+    prune = spec.document.prune if judges else Prune()
+    everyone = [*spec.networks, *ends.networks]
     entries = [
         replace(
             entry,

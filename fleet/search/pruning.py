@@ -80,7 +80,9 @@ class Median(Unjudged):
 
     def __init__(self, prune: Prune, most_epochs: int, seed: int) -> None:
         super().__init__(prune, most_epochs, seed)
-        self._least, self._others, self._in_step = prune.least, prune.others, prune.order == "rungs"
+        self._least = prune.least
+        self._others = prune.others
+        self._in_step = prune.order == "rungs"
         self._scores: defaultdict[int, list[float]] = defaultdict(
             list
         )  # after so many epochs, sorted
@@ -98,7 +100,9 @@ class Median(Unjudged):
         if self._in_step:
             self._waiting[name] = epochs, score
             return Verdict.PAUSE
-        return Verdict.STOP if self._is_bad(epochs, score) else Verdict.GO_ON
+        if self._is_bad(epochs, score):
+            return Verdict.STOP
+        return Verdict.GO_ON
 
     def _is_bad(self, epochs: int, score: float) -> bool:
         scores = self._scores[epochs]
@@ -138,8 +142,12 @@ def _median_of_others(scores: Sequence[float], own: int) -> float:
         return scores[place + (place >= own)]
 
     count = len(scores) - 1
-    low, high = other((count - 1) // 2), other(count // 2)
-    return low if low == high else (low + high) / 2  # infinite ones have no mean
+    low = other((count - 1) // 2)
+    high = other(count // 2)
+    # infinite ones have no mean
+    if low == high:
+        return low
+    return (low + high) / 2
 
 
 class Halving(Judge):
@@ -151,7 +159,8 @@ class Halving(Judge):
     """
 
     def __init__(self, brackets: Sequence[tuple[Bracket, int]], seed: int) -> None:
-        self._brackets, self._seed = tuple(brackets), seed
+        self._brackets = tuple(brackets)
+        self._seed = seed
 
     def _bracket(self, name: str) -> Bracket:
         if len(self._brackets) == 1:
@@ -174,7 +183,9 @@ class Halving(Judge):
         found = [
             first for bracket, _ in self._brackets if (first := bracket.promotable()) is not None
         ]
-        return max(found, key=lambda first: first[0])[1] if found else None
+        if found:
+            return max(found, key=lambda first: first[0])[1]
+        return None
 
     def let_go_on(self, name: str) -> None:
         """See :class:`Judge`."""
@@ -244,7 +255,9 @@ class _LookedAt:
     """A rule of a user's own, whose answers are looked at before they are carried out."""
 
     def __init__(self, name: str, judge: Judge, code: OwnCode) -> None:
-        self._name, self._judge, self._code = name, judge, code
+        self._name = name
+        self._judge = judge
+        self._code = code
         self._waiting: set[str] = set()
 
     def __getattr__(self, method: str) -> Callable[..., Any]:
@@ -270,14 +283,14 @@ class _LookedAt:
             case "let_go_on" | "leave":
                 self._waiting.discard(arguments[0])
             case "promotable" | "settle":
-                named = (
-                    ()
-                    if answer is None
-                    else (answer,)
-                    if method == "promotable"
-                    else (*answer[0], *answer[1])
-                )
-                if others := [name for name in named if name not in self._waiting]:
+                if answer is None:
+                    named: tuple[Any, ...] = ()
+                elif method == "promotable":
+                    named = (answer,)
+                else:
+                    named = (*answer[0], *answer[1])
+                others = [name for name in named if name not in self._waiting]
+                if others:
                     raise UserError(
                         f"the rule {self._name} decides on {others[0]!r}, which it has not paused"
                     )
@@ -303,14 +316,18 @@ def make_judge(prune: Prune, most_epochs: int, seed: int) -> Judge:
     code = OwnCode()
     with code.running():
         seed_generators(seed)
-        make = load_object(rule.make, "rule") if isinstance(rule.make, str) else rule.make
+        if isinstance(rule.make, str):
+            make = load_object(rule.make, "rule")
+        else:
+            make = rule.make
         try:
             judge = make(prune, most_epochs, seed)
         except Exception as error:  # the user's class may raise anything
             raise UserError(
                 f"the rule {prune.rule} cannot be made of (prune, most_epochs, seed): {one_line(error)}"
             ) from error
-    if lacks := [method for method in _METHODS if not callable(getattr(judge, method, None))]:
+    lacks = [method for method in _METHODS if not callable(getattr(judge, method, None))]
+    if lacks:
         raise UserError(
             f"the rule {prune.rule} has no method {', '.join(lacks)}; see fleet.search.pruning.Judge"
         )

@@ -76,7 +76,10 @@ class Rung:
     def release(self, name: str) -> bool:
         """It waits no longer; returns whether it did."""
         place = self._place.get(name)
-        at = len(self._waiting) if place is None else bisect_left(self._waiting, place)
+        if place is None:
+            at = len(self._waiting)
+        else:
+            at = bisect_left(self._waiting, place)
         if at == len(self._waiting) or self._waiting[at] != place:
             return False
         del self._waiting[at]
@@ -90,7 +93,9 @@ class Rung:
     @property
     def best_waiting(self) -> str | None:
         """The best of those that are paused here."""
-        return self._waiting[0].name if self._waiting else None
+        if self._waiting:
+            return self._waiting[0].name
+        return None
 
     def is_among(self, name: str, most: int) -> bool:
         """Whether a network is one of the best so many; equal ones count in order of their names."""
@@ -114,7 +119,10 @@ class Bracket:
     """
 
     def __init__(self, least: int, factor: int, pauses: bool, in_step: bool) -> None:
-        self._least, self._factor, self._pauses, self._in_step = least, factor, pauses, in_step
+        self._least = least
+        self._factor = factor
+        self._pauses = pauses
+        self._in_step = in_step
         self._rungs: dict[int, Rung] = {}
 
     def next_rung(self, epochs: int) -> int:
@@ -134,9 +142,13 @@ class Bracket:
         >>> Bracket(1, 2, True, False).expected(8)  # 1 epoch, 1 more of a half, 2 of a quarter, 4 of an eighth
         2.5
         """
-        total, share, at = 0.0, 1.0, 0
+        total = 0.0
+        share = 1.0
+        at = 0
         while (rung := self.next_rung(at)) < most:
-            total, share, at = total + share * (rung - at), share / self._factor, rung
+            total = total + share * (rung - at)
+            share = share / self._factor
+            at = rung
         return total + share * (most - at)
 
     def add(self, name: str, epochs: int, score: float, is_done: bool = False) -> Verdict:
@@ -172,7 +184,8 @@ class Bracket:
             return None
         for epochs in sorted(self._rungs, reverse=True):
             rung = self._rungs[epochs]
-            if (name := rung.best_waiting) is not None and self._goes_on(rung, name):
+            name = rung.best_waiting
+            if name is not None and self._goes_on(rung, name):
                 return epochs, name
         return None
 

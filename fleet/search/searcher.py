@@ -120,7 +120,9 @@ class _Listing:
     """
 
     def __init__(self, members: Iterator[Member]) -> None:
-        self._members, self._listed, self._known = members, list[Member](), set[str]()
+        self._members = members
+        self._listed = list[Member]()
+        self._known = set[str]()
         self._first: int | None = (
             None  # the number that was asked for first; others have asked for those before
         )

@@ -19,8 +19,12 @@ def chosen(network: NetworkSpec) -> dict[str, Plain]:
     All arguments of a family are among them, and of the training settings the optimizer, its learning rate, the batch,
     and what is not as it is by default.
     """
-    what, train = network.architecture, network.train
-    args = dataclasses.asdict(what.settings) if what.kind == "family" else what.args
+    what = network.architecture
+    train = network.train
+    if what.kind == "family":
+        args: Mapping[str, Any] = dataclasses.asdict(what.settings)
+    else:
+        args = what.args
     always = {
         "batch": {"size": train.batch.size},
         "optimizer": {"name": train.optimizer.name, "learning_rate": train.optimizer.learning_rate},
@@ -45,7 +49,9 @@ def as_plain(value: Any) -> Plain:
     >>> as_plain(0.5), as_plain([1, 2])
     (0.5, '[1, 2]')
     """
-    return value if isinstance(value, bool | int | float | str) else json.dumps(value)
+    if isinstance(value, bool | int | float | str):
+        return value
+    return json.dumps(value)
 
 
 def leaves(path: str, value: Any) -> Iterator[tuple[str, Any]]:

@@ -65,7 +65,9 @@ class EntryData:
 
 def feed_key(own: EntryData | None) -> str:
     """A key: networks with the same one are fed with the same; empty for what the document says."""
-    return "" if own is None else json.dumps(asdict(own), sort_keys=True)
+    if own is None:
+        return ""
+    return json.dumps(asdict(own), sort_keys=True)
 
 
 @dataclass(frozen=True, config=kinds.STRICT)

@@ -157,7 +157,9 @@ class EngineInfo:
 def _table(known: Table[Word], of_keras: Mapping[str, Word]) -> Mapping[str, Word]:
     if known is None:
         return of_keras
-    return known if isinstance(known, Mapping) else {name: of_keras[name] for name in known}
+    if isinstance(known, Mapping):
+        return known
+    return {name: of_keras[name] for name in known}
 
 
 # kind of words -> those of Keras, how a name is written, and what stands behind it
@@ -281,7 +283,7 @@ def find_engine(name: str) -> EngineInfo:
         )
     for kind, (of_keras, written, is_word) in _TABLES.items():
         known = getattr(found.knows, kind) or ()
-        if wrong := [
+        wrong = [
             word
             for word in known
             if not (
@@ -289,7 +291,8 @@ def find_engine(name: str) -> EngineInfo:
                 if isinstance(known, Mapping)
                 else word in of_keras
             )
-        ]:
+        ]
+        if wrong:
             raise UserError(
                 f"engine {name!r} knows {kind} that are none: {', '.join(map(repr, wrong))}; names of "
                 "fleet.vocabulary, or a table as in fleet.spec.engines.Words"

@@ -56,18 +56,18 @@ def default_of(field: dataclasses.Field[Any]) -> Any:
     """What a key is where it is not given; ``dataclasses.MISSING`` where it must be."""
     default = field.default
     if isinstance(default, FieldInfo):
-        return (
-            dataclasses.MISSING
-            if default.is_required()
-            else default.get_default(call_default_factory=True)
-        )
+        if default.is_required():
+            return dataclasses.MISSING
+        return default.get_default(call_default_factory=True)
     return default
 
 
 def key_of(field: dataclasses.Field[Any]) -> str:
     """How a key is written; some are words of Python, and no names there."""
     default = field.default
-    return default.alias if isinstance(default, FieldInfo) and default.alias else field.name
+    if isinstance(default, FieldInfo) and default.alias:
+        return default.alias
+    return field.name
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,7 +83,9 @@ class OneOf:
     def __get_pydantic_json_schema__(self, _: Any, handler: Any) -> dict[str, Any]:
         """What pydantic writes into the JSON Schema; values are checked elsewhere."""
         first, *others = self.schemas()
-        return {"anyOf": [first, *others]} if others else first
+        if others:
+            return {"anyOf": [first, *others]}
+        return first
 
 
 def _families() -> list[dict[str, Any]]:
@@ -121,7 +123,9 @@ def _no_flag(value: Any) -> Any:
 
 def _share_or_path(value: object) -> object:
     """A text that is written like a share is one; no path ends in a per cent sign."""
-    return parse_share(value) if isinstance(value, str) and value.rstrip().endswith("%") else value
+    if isinstance(value, str) and value.rstrip().endswith("%"):
+        return parse_share(value)
+    return value
 
 
 def _optimizers() -> list[str]:

@@ -41,11 +41,9 @@ def _misfits(
     network: NetworkSpec, spec: Spec, sample: SampleSpec, samples: int, is_validated: bool
 ) -> Iterator[Misfit]:
     # With a batch that follows the GPUs, the smallest that there can be is that of the fewest.
-    train, batch, sample = (
-        network.train,
-        network.largest_batch(network.min_gpus),
-        sample.of(network.feed),
-    )
+    train = network.train
+    batch = network.largest_batch(network.min_gpus)
+    sample = sample.of(network.feed)
     if batch > samples:
         yield (
             network,
@@ -90,13 +88,16 @@ def _misfits(
         except UserError as error:
             yield network, ("models", network.entry), str(error), ""
             return
-        if wrong := too_large(count_for(settings, sample), network, spec):
+        wrong = too_large(count_for(settings, sample), network, spec)
+        if wrong:
             yield network, ("models", network.entry), wrong, "a smaller one"
 
 
 def unmeasured(network: NetworkSpec, spec: Spec, kind: str) -> Iterator[Misfit]:
     """What of the loss and the metrics has no meaning for targets of a kind."""
-    train, losses, metrics = network.train, spec.engine.words.losses, spec.engine.words.metrics
+    train = network.train
+    losses = spec.engine.words.losses
+    metrics = spec.engine.words.metrics
     if kind == "value":
         for key, said in (
             ("label_smoothing", train.label_smoothing),
@@ -124,7 +125,8 @@ def unmeasured(network: NetworkSpec, spec: Spec, kind: str) -> Iterator[Misfit]:
             _fitting(losses, kind),
         )
     for place, metric in enumerate(train.metrics):
-        if wrong := unfit(metric, kind, metrics):
+        wrong = unfit(metric, kind, metrics)
+        if wrong:
             yield (
                 network,
                 (*spec.place_of(network, "train", "metrics"), place),

@@ -49,24 +49,31 @@ def _settled(network: NetworkSpec, target: TargetSpec, counts: tuple[int, ...]) 
         train = replace(
             train, converge=replace(train.converge, monitor=_default_monitor(target.kind))
         )
-    if (wanted := train.class_weights) is not None and target.kind in ("class", "mask"):
+    wanted = train.class_weights
+    if wanted is not None and target.kind in ("class", "mask"):
         try:
-            weights = (
-                (m.balanced(counts) if counts else ())
-                if isinstance(wanted, str)
-                else m.class_weight_vector(wanted, target.names, target.outputs)
-            )
+            if isinstance(wanted, str):
+                if counts:
+                    weights = m.balanced(counts)
+                else:
+                    weights = ()
+            else:
+                weights = m.class_weight_vector(wanted, target.names, target.outputs)
         except UserError as error:
             raise UserError(f"{network.name}: {error}") from error
         train = replace(
             train,
             class_weights={str(index): weight for index, weight in enumerate(weights)} or wanted,
         )
-    return network if train is network.train else replace(network, train=train)
+    if train is network.train:
+        return network
+    return replace(network, train=train)
 
 
 def _default_monitor(kind: str) -> str:
-    return "val_accuracy" if kind == "class" else "val_loss"
+    if kind == "class":
+        return "val_accuracy"
+    return "val_loss"
 
 
 # ---- what networks are ranked by ----------------------------------------------------------------
@@ -184,11 +191,9 @@ def kinds_said(spec: Spec) -> Callable[[NetworkSpec], Collection[str]]:
 
 def _weighing(weights: str | Mapping[str, float] | None) -> str | dict[str, float] | None:
     """The weights of classes that change anything: a class that is not named has that of 1."""
-    return (
-        {key: weight for key, weight in weights.items() if weight != 1}
-        if isinstance(weights, Mapping)
-        else weights
-    )
+    if isinstance(weights, Mapping):
+        return {key: weight for key, weight in weights.items() if weight != 1}
+    return weights
 
 
 @dataclass(frozen=True)
@@ -257,7 +262,8 @@ class _Comparison:
 
     def _measure(self, train: Train, monitor: str) -> str:
         """What stands behind a monitored name: the loss with its parameters, or the metric with its."""
-        name, words = monitor.removeprefix("val_"), self.spec.engine.words
+        name = monitor.removeprefix("val_")
+        words = self.spec.engine.words
         if name == "accuracy":
             return name
         if name != "loss":

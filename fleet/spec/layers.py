@@ -122,7 +122,10 @@ def count_for(settings: model.Settings, sample: SampleSpec) -> int:
     Raises:
         UserError: the image is too small for the network.
     """
-    shape = sample.image.shape[-1:] if sample.target.kind == "mask" else sample.image.shape
+    if sample.target.kind == "mask":
+        shape = sample.image.shape[-1:]
+    else:
+        shape = sample.image.shape
     return count_parameters(settings, shape, sample.classes)
 
 
@@ -185,7 +188,9 @@ def layers_of(
         return *_densenet(settings, input_shape), last
     if isinstance(settings, model.CNN):
         return *_cnn(settings), last
-    return (last,) if is_mask else (Layer("flatten", "flatten"), last)
+    if is_mask:
+        return (last,)
+    return (Layer("flatten", "flatten"), last)
 
 
 def _resnet(settings: model.ResNet, input_shape: Shape) -> Iterator[Layer]:
@@ -196,15 +201,17 @@ def _resnet(settings: model.ResNet, input_shape: Shape) -> Iterator[Layer]:
     channels = settings.width
     for stage, count in enumerate(settings.blocks):
         for block in range(count):
-            name, filters = f"stage{stage}_block{block}", settings.width * 2**stage
-            stride = (
-                2 if block == 0 and stage > 0 else 1
-            )  # of the first convolution, as in keras.applications
-            sizes = (
-                ((filters, 1), (filters, 3), (4 * filters, 1))
-                if is_narrow
-                else ((filters, 3), (filters, 3))
-            )
+            name = f"stage{stage}_block{block}"
+            filters = settings.width * 2**stage
+            # of the first convolution, as in keras.applications
+            if block == 0 and stage > 0:
+                stride = 2
+            else:
+                stride = 1
+            if is_narrow:
+                sizes: tuple[tuple[int, int], ...] = ((filters, 1), (filters, 3), (4 * filters, 1))
+            else:
+                sizes = ((filters, 3), (filters, 3))
             branch = _conv(settings, f"{name}_1", *sizes[0], stride)
             for place, size in enumerate(sizes[1:], 2):
                 branch += [
@@ -213,7 +220,10 @@ def _resnet(settings: model.ResNet, input_shape: Shape) -> Iterator[Layer]:
                 ]
             is_projected = stride > 1 or channels != sizes[-1][0]
             channels = sizes[-1][0]
-            shortcut = _conv(settings, f"{name}_0", channels, 1, stride) if is_projected else []
+            if is_projected:
+                shortcut = _conv(settings, f"{name}_0", channels, 1, stride)
+            else:
+                shortcut = []
             yield Layer("add", f"{name}_add", branch=tuple(branch), shortcut=tuple(shortcut))
             yield Layer("relu", f"{name}_out_relu")
     yield from _pooled(settings.dropout)
@@ -301,7 +311,9 @@ def _conv(
 
 
 def _norm(settings: model.ResNet | model.DenseNet | model.CNN, name: str) -> list[Layer]:
-    return [] if settings.norm == "none" else [Layer("norm", f"{name}_norm")]
+    if settings.norm == "none":
+        return []
+    return [Layer("norm", f"{name}_norm")]
 
 
 def _pooled(dropout: float) -> list[Layer]:
@@ -309,4 +321,6 @@ def _pooled(dropout: float) -> list[Layer]:
 
 
 def _dropout(name: str, share: float) -> list[Layer]:
-    return [Layer("dropout", name, share=share)] if share else []
+    if share:
+        return [Layer("dropout", name, share=share)]
+    return []

@@ -65,12 +65,16 @@ COLUMNS = frozenset(
 
 def name_of(measure: Measure) -> str:
     """The name of a loss or a metric, or its import path, without parameters."""
-    return measure if isinstance(measure, str) else next(iter(measure))
+    if isinstance(measure, str):
+        return measure
+    return next(iter(measure))
 
 
 def parameters_of(measure: Measure) -> dict[str, Any]:
     """The parameters of a loss or a metric, by name."""
-    return {} if isinstance(measure, str) else copy.deepcopy(dict(next(iter(measure.values()))))
+    if isinstance(measure, str):
+        return {}
+    return copy.deepcopy(dict(next(iter(measure.values()))))
 
 
 def label_of(measure: Measure) -> str:
@@ -87,7 +91,9 @@ def label_of(measure: Measure) -> str:
     if isinstance(named, str):
         return named
     module, _, name = name_of(measure).rpartition(":")
-    return f"{module}.{name}" if module and name == "accuracy" else name
+    if module and name == "accuracy":
+        return f"{module}.{name}"
+    return name
 
 
 def unfit(measure: Measure, kind: str, known: Mapping[str, MeasureWord]) -> str:
@@ -100,7 +106,9 @@ def unfit(measure: Measure, kind: str, known: Mapping[str, MeasureWord]) -> str:
     name = name_of(measure)
     word = None if ":" in name else known.get(snake(name))
     is_unfit = word is not None and kind in word.unfit
-    return f"{name} means nothing for targets that are {TARGETS[kind]}" if is_unfit else ""
+    if is_unfit:
+        return f"{name} means nothing for targets that are {TARGETS[kind]}"
+    return ""
 
 
 def canonical(measure: Measure, known: Mapping[str, MeasureWord]) -> Measure:
@@ -118,7 +126,9 @@ def canonical(measure: Measure, known: Mapping[str, MeasureWord]) -> Measure:
         for key, value in sorted(parameters_of(measure).items())
         if key != "name" and (key not in defaults or defaults[key] != value)
     }
-    return {short: given} if given else short
+    if given:
+        return {short: given}
+    return short
 
 
 def canonical_loss(
@@ -148,7 +158,9 @@ def written(measure: Measure) -> str:
     if isinstance(measure, str):
         return measure
     given = ", ".join(f"{key}: {value}" for key, value in parameters_of(measure).items())
-    return f"{{{name_of(measure)}: {{{given}}}}}" if given else name_of(measure)
+    if given:
+        return f"{{{name_of(measure)}: {{{given}}}}}"
+    return name_of(measure)
 
 
 def check_measures(

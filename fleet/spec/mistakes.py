@@ -43,7 +43,12 @@ def explain(
         ):
             continue  # members that are wrong were not counted
         where = (*prefix, *_document_path(item, content))
-        section = owner if where == prefix else _PARTS.get(str(where[-1])) if where else None
+        if where == prefix:
+            section = owner
+        elif where:
+            section = _PARTS.get(str(where[-1]))
+        else:
+            section = None
         if (
             section is Train and item["type"] == "value_error"
         ):  # of many keys, and perhaps of others' defaults
@@ -62,7 +67,8 @@ def _said_of(message: str, owner: type) -> tuple[tuple[str, ...], str, str]:
     place, _, said = message.partition(": ")
     keys = tuple(place.split("."))
     if keys[0] not in {field.name for field in dataclass_fields(owner)}:
-        keys, said = (), message
+        keys = ()
+        said = message
     wrong, _, right = said.partition("; ")
     return keys, wrong, right
 
@@ -101,7 +107,9 @@ def _document_path(item: ErrorDetails, content: Any) -> tuple:
         ):
             where.append(step)
             content = content[step]
-    return (*where, item["loc"][-1]) if item["type"] == "missing" else tuple(where)
+    if item["type"] == "missing":
+        return (*where, item["loc"][-1])
+    return tuple(where)
 
 
 _PARTS: dict[str, type] = {
@@ -150,4 +158,6 @@ def _valid_keys(owner: type | None, wrong: str) -> str:
         )
     close = difflib.get_close_matches(wrong, list(map(key_of, dataclass_fields(owner))), n=1)
     hint = f"{close[0]}? " if close else ""
-    return f"{hint}valid keys: {', '.join(shown)}" if shown else "there are no keys here"
+    if shown:
+        return f"{hint}valid keys: {', '.join(shown)}"
+    return "there are no keys here"

@@ -204,7 +204,9 @@ class Architecture:
         """Where the network comes from; an import path has a colon, and no application a family's name."""
         if ":" in self.target:
             return "import"
-        return "family" if self.target in FAMILIES else "application"
+        if self.target in FAMILIES:
+            return "family"
+        return "application"
 
     @cached_property
     def settings(self) -> Settings:
@@ -214,11 +216,16 @@ class Architecture:
     @cached_property
     def key(self) -> str:
         """The network as one line of JSON, the same for equal networks: for caches and hashes."""
-        args = dataclasses.asdict(self.settings) if self.kind == "family" else self.args
+        if self.kind == "family":
+            args: Mapping[str, Any] = dataclasses.asdict(self.settings)
+        else:
+            args = self.args
         return json.dumps({"target": self.target, "args": args}, sort_keys=True)
 
     def __eq__(self, other: object) -> bool:
-        return self.key == other.key if isinstance(other, Architecture) else NotImplemented
+        if isinstance(other, Architecture):
+            return self.key == other.key
+        return NotImplemented
 
     def __hash__(self) -> int:
         return hash(self.key)
@@ -235,7 +242,10 @@ def check_target(target: str, applications: str = APPLICATIONS) -> None:
     """
     names = application_names(applications)
     if target not in FAMILIES and (names or not applications) and target not in names:
-        known = f"no family and no function of {applications}" if applications else "no family"
+        if applications:
+            known = f"no family and no function of {applications}"
+        else:
+            known = "no family"
         raise UserError(
             f"{known} is named {target!r}"
             f"{_close(target, [*FAMILIES, *names])}; families: {', '.join(FAMILIES)}"
@@ -366,7 +376,10 @@ def call_of(
         names = inspect.signature(function).parameters
     except (TypeError, ValueError):  # a builtin
         names = {}  # type: ignore[assignment]
-    word = "outputs" if "outputs" in names and "classes" not in names else "classes"
+    if "outputs" in names and "classes" not in names:
+        word = "outputs"
+    else:
+        word = "classes"
     return {"input_shape": input_shape, word: outputs, **copy.deepcopy(architecture.args)}
 
 
@@ -407,7 +420,9 @@ COLOUR = re.compile(r"\x1b\[[0-9;]*m")  # Keras writes some of its messages in b
 def _close(word: str, names: Iterable[str]) -> str:
     by_lower = {name.lower(): name for name in names}
     matches = difflib.get_close_matches(word.lower(), by_lower, n=3)
-    return f" (did you mean {', '.join(by_lower[match] for match in matches)}?)" if matches else ""
+    if matches:
+        return f" (did you mean {', '.join(by_lower[match] for match in matches)}?)"
+    return ""
 
 
 # --- what follows from the settings --------------------------------------------------------
@@ -440,7 +455,10 @@ def check_input(settings: Settings, input_shape: tuple[int, ...]) -> None:
         )
     if isinstance(settings, ResNet):  # strided convolutions round up: one pixel stays one
         return
-    halvings = len(settings.filters) if isinstance(settings, CNN) else len(settings.blocks) - 1
+    if isinstance(settings, CNN):
+        halvings = len(settings.filters)
+    else:
+        halvings = len(settings.blocks) - 1
     side = 2**halvings
     if isinstance(settings, DenseNet) and large_stem(settings, input_shape):
         side = 4 * (side - 1) + 1  # the stem divides by four and rounds up

@@ -33,7 +33,9 @@ def rule_of(name: str) -> str:
     'at most 100 characters; it has 101'
     """
     too_long = len(name) > 100 and is_name(name[:100]) and re.fullmatch(r"[A-Za-z0-9._-]+", name)
-    return f"at most 100 characters; it has {len(name)}" if too_long else _RULE
+    if too_long:
+        return f"at most 100 characters; it has {len(name)}"
+    return _RULE
 
 
 def checked_name(name: str) -> str:

@@ -41,7 +41,9 @@ class Origin:
         path = tuple(where)
         while path and path not in self.lines:
             path = path[:-1]
-        return None if self._is_of_an_added_entry(where) else self.lines.get(path)
+        if self._is_of_an_added_entry(where):
+            return None
+        return self.lines.get(path)
 
     def _is_of_an_added_entry(self, where: Sequence[Any]) -> bool:
         """Whether it is in an entry that somebody has added to a run: the file of the spec has no line of that."""

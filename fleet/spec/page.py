@@ -100,9 +100,11 @@ def _sections(schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
 
 def _section(heading: str, part: dict[str, Any], schema: dict[str, Any]) -> str:
     lines = [f"## {heading}"]
-    if description := part.get("description"):
+    description = part.get("description")
+    if description:
         lines += ["", description]
-    if properties := part.get("properties"):
+    properties = part.get("properties")
+    if properties:
         required = part.get("required", ())
         lines += ["", "| key | type | default | meaning |", "| --- | --- | --- | --- |"]
         lines += [_row(key, value, key in required, schema) for key, value in properties.items()]
@@ -122,17 +124,18 @@ def _kind(value: dict[str, Any]) -> str:
     >>> _kind({"anyOf": [{"type": "integer", "minimum": 1}, {"const": "auto"}, {"type": "null"}]})
     'integer from 1, `auto`'
     """
-    if choices := value.get("anyOf", value.get("oneOf")):
+    choices = value.get("anyOf", value.get("oneOf"))
+    if choices:
         kinds = [kind for kind in dict.fromkeys(map(_kind, choices)) if kind]
         return ", ".join(kind for kind in kinds if kind != "integer" or "number" not in kinds)
     names = value.get("enum", [value["const"]] if "const" in value else [])
     if names and len(names) <= MOST_CHOICES:
         return ", ".join(f"`{name}`" for name in names)
-    if examples := value.get("examples"):
+    examples = value.get("examples")
+    if examples:
         return f"like `{examples[0]}`"
-    if (title := str(value.get("title", "")))[
-        :1
-    ].islower():  # those of pydantic are the keys, with a capital
+    title = str(value.get("title", ""))
+    if title[:1].islower():  # those of pydantic are the keys, with a capital
         return title
     kind = value.get("type", "object")
     words = {
@@ -162,4 +165,6 @@ def _default(value: dict[str, Any], required: bool) -> str:
     default = value.get("default")
     if default is None or default == "" or isinstance(default, dict):
         return ""
-    return f"`{default}`" if isinstance(default, str) else f"`{json.dumps(default)}`"
+    if isinstance(default, str):
+        return f"`{default}`"
+    return f"`{json.dumps(default)}`"

@@ -111,10 +111,11 @@ def _where_it_stands(
     origin: Origin, entry: ModelEntry, where: tuple, wrong: str, right: str = ""
 ) -> SpecMistake:
     """A mistake of an entry's section, which may come from what is drawn, or from the top of the document."""
-    key, said = (
-        "grid" if entry.space is None else "space",
-        key_path(where[2:]).removeprefix("args."),
-    )
+    if entry.space is None:
+        key = "grid"
+    else:
+        key = "space"
+    said = key_path(where[2:]).removeprefix("args.")
     drawn = list((entry.grid if entry.space is None else entry.space) or ())
     blamed = [name for name in drawn if is_below(said, name)]
     if (
@@ -168,7 +169,8 @@ def _resolve(content: Any, origin: Origin, run: Path | None = None) -> Spec:
         if count > 1
     ]
     for index, entry in spec.searches.items():
-        if taken := [name for name in names if re.fullmatch(rf"{re.escape(entry.stem)}-\d+", name)]:
+        taken = [name for name in names if re.fullmatch(rf"{re.escape(entry.stem)}-\d+", name)]
+        if taken:
             mistakes.append(
                 mistake(
                     ("models", index, "search"),
@@ -178,8 +180,9 @@ def _resolve(content: Any, origin: Origin, run: Path | None = None) -> Spec:
             )
     if mistakes:
         raise SpecError(list(dict.fromkeys(mistakes)))
-    kinds_of, everyone = kinds_said(spec), (*spec.networks, *variants(spec))
-    if unfit := joined(
+    kinds_of = kinds_said(spec)
+    everyone = (*spec.networks, *variants(spec))
+    unfit = joined(
         spec,
         [
             misfit
@@ -187,7 +190,8 @@ def _resolve(content: Any, origin: Origin, run: Path | None = None) -> Spec:
             if len(kinds := kinds_of(network)) == 1
             for misfit in unmeasured(network, spec, *kinds)
         ],
-    ):
+    )
+    if unfit:
         raise SpecError(unfit)
     check_comparable(spec, everyone, kinds_of)
     return spec
@@ -204,7 +208,8 @@ def _salvage(content: Mapping[str, Any]) -> tuple[Document, list[tuple[int, Mode
     for field in dataclass_fields(Document):
         if field.name in content and field.name != "models":
             parts |= _right_part(field.name, content[field.name])
-    models, entries = content.get("models"), []
+    models = content.get("models")
+    entries = []
     places = [ModelEntry(family="softmax")] * (
         len(models) if isinstance(models, list | tuple) else 1
     )
@@ -229,7 +234,8 @@ def _right_part(name: str, value: Any) -> dict[str, Any]:
             return {}
         return {name: getattr(document, name)}
 
-    if (whole := read(value)) or not isinstance(value, Mapping):
+    whole = read(value)
+    if whole or not isinstance(value, Mapping):
         return whole
     return read({key: item for key, item in value.items() if read({key: item})})
 
@@ -277,7 +283,8 @@ def _unfinished(document: Document) -> Iterator[tuple[tuple, str, str]]:
     """Why nothing is left to the device."""
     if document.data.finish == "host":
         return
-    engine, where = _known_engine(document), ("data", "finish")
+    engine = _known_engine(document)
+    where = ("data", "finish")
     if engine is not None and not engine.finishes:
         able = ", ".join(name for name, info in ENGINES.items() if info.finishes)
         yield (
@@ -378,7 +385,8 @@ def _objective_problems(
     if direction is None and top.watched == objectives[0].value:
         direction = top.direction
     for place, objective in enumerate(objectives):
-        where, name = ("models", index, "search", "objectives", place, "value"), objective.value
+        where = ("models", index, "search", "objectives", place, "value")
+        name = objective.value
         measured = ", ".join(known)
         if name in [other.value for other in objectives[:place]]:
             yield where, f"{name} counts already", "left out"
@@ -426,7 +434,8 @@ def _turns(objective: Objective, own: Any) -> bool:
 
 def _unread(document: Document, content: Mapping[str, Any]) -> Iterator[tuple[tuple, str, str]]:
     """The keys that stand there and would not be read."""
-    data, schedule = content.get("data"), content.get("schedule")
+    data = content.get("data")
+    schedule = content.get("schedule")
     if (
         document.data.folds is not None
         and isinstance(data, Mapping)
@@ -438,9 +447,8 @@ def _unread(document: Document, content: Mapping[str, Any]) -> Iterator[tuple[tu
             "left out, or data.test",
         )
     yield from _unread_by_the_rule(document.prune.rule, content.get("prune"))
-    if (
-        policy := _tried([], find_policy, document.schedule.policy)
-    ) is None:  # a mistake of its own
+    policy = _tried([], find_policy, document.schedule.policy)
+    if policy is None:  # a mistake of its own
         return
     if isinstance(schedule, Mapping) and "policy" not in schedule:
         policy = default_policy(
@@ -459,7 +467,8 @@ def _unread(document: Document, content: Mapping[str, Any]) -> Iterator[tuple[tu
 
 
 def _unread_by_the_rule(name: str, prune: Any) -> Iterator[tuple[tuple, str, str]]:
-    if (rule := _tried([], find_rule, name)) is None:  # a mistake of its own
+    rule = _tried([], find_rule, name)
+    if rule is None:  # a mistake of its own
         return
     for key in prune if isinstance(prune, Mapping) else ():
         if key != "rule" and key in _PRUNE_KEYS and key not in rule.reads:
@@ -539,7 +548,10 @@ class _MisfitError(Exception):
         self, part: str, owner: type, content: Mapping[str, Any], error: ValidationError
     ) -> None:
         super().__init__(part)
-        self.part, self.owner, self.content, self.error = part, owner, content, error
+        self.part = part
+        self.owner = owner
+        self.content = content
+        self.error = error
 
 
 class _WordsError(Exception):
@@ -597,7 +609,9 @@ def _networks(
         for fold in folds:
             of_fold = name if fold is None else f"{name}-fold{fold}"
             networks.append(_network(document, index, of_fold, train, architecture, drawn, fold))
-    return [] if entry.search is not None else networks
+    if entry.search is not None:
+        return []
+    return networks
 
 
 def extremes(spec: Spec) -> Spec:
@@ -633,9 +647,10 @@ def _judged_members(space: Space) -> list[Member]:
     members = [first]
     for key, values in space.items():
         if key.startswith(_JUDGING):
-            choices = (
-                [end[key] for end in ends({key: values})] if isinstance(values, Range) else values
-            )
+            if isinstance(values, Range):
+                choices: Sequence[Any] = [end[key] for end in ends({key: values})]
+            else:
+                choices = values
             members += [{**first, key: value} for value in choices]
     return members
 
@@ -662,7 +677,8 @@ def asked_network(spec: Spec, index: int, number: int, member: Member) -> Networ
         UserError: it cannot be built or trained with these values; the message says which, and what would be right.
     """
     document, entry = spec.document, spec.document.models[index]
-    name, engine = checked_name(f"{entry.stem}-{number}"), _known_engine(document)
+    name = checked_name(f"{entry.stem}-{number}")
+    engine = _known_engine(document)
     try:
         return _network(
             document,
@@ -744,7 +760,8 @@ def _draws(document: Document, index: int, entry: ModelEntry) -> list[dict[str, 
     if entry.space is not None:
         return ends(entry.space)
     if entry.grid is not None:
-        if (size := math.prod(map(len, entry.grid.values()))) > MOST_NETWORKS:
+        size = math.prod(map(len, entry.grid.values()))
+        if size > MOST_NETWORKS:
             raise UserError(
                 f"the grid has {counted(size, 'member')}: at most {MOST_NETWORKS} networks of one entry"
             )
@@ -762,7 +779,9 @@ def _names(entry: ModelEntry, draws: Sequence[Member], kept: Kept) -> list[str]:
 def _gpu_bounds(entry: ModelEntry) -> tuple[int, int | None]:
     if entry.gpus is None:
         return 1, None
-    return (entry.gpus, entry.gpus) if isinstance(entry.gpus, int) else entry.gpus
+    if isinstance(entry.gpus, int):
+        return (entry.gpus, entry.gpus)
+    return entry.gpus
 
 
 def _train(

@@ -33,7 +33,9 @@ MOST_NETWORKS = 10_000  # of one entry; more are a slip of the keyboard, and wou
 
 def _as_text(version: object) -> object:
     """A version that YAML reads as a number."""
-    return str(version) if isinstance(version, float) else version
+    if isinstance(version, float):
+        return str(version)
+    return version
 
 
 def _read_by(setting: str) -> str:
@@ -129,12 +131,12 @@ class ModelEntry:
         """Its training settings: the first objective of its search is what its networks monitor."""
         if self.search is None or not self.search.objectives:
             return self.train
-        first, own = self.search.objectives[0], self.train.get("converge") or {}
-        sense = (
-            {}
-            if first.sense is None
-            else {"direction": "max" if first.sense == "maximize" else "min"}
-        )
+        first = self.search.objectives[0]
+        own = self.train.get("converge") or {}
+        if first.sense is None:
+            sense = {}
+        else:
+            sense = {"direction": "max" if first.sense == "maximize" else "min"}
         own = {**sense, **own} if first.mode is None else {**own, **sense}
         return {**self.train, "converge": {**own, "monitor": first.value}}
 
@@ -426,12 +428,15 @@ class Document:
         """The data settings of an entry that are not those of the document; None where there are none."""
         if entry.data is None:
             return None
-        transforms, target = entry.data.transforms, entry.data.target
+        transforms = entry.data.transforms
+        target = entry.data.target
         own = EntryData(
             None if transforms == self.data.transforms else transforms,
             None if target == self.data.target else target,
         )
-        return None if own == EntryData() else own
+        if own == EntryData():
+            return None
+        return own
 
     def feed_of(self, entry: ModelEntry) -> str:
         """The key of what the networks of an entry are fed with; see :attr:`NetworkSpec.feed`."""
@@ -474,7 +479,9 @@ class NetworkSpec:
     @property
     def stem(self) -> str:
         """The name that the networks of all folds have in common."""
-        return self.name if self.fold is None else self.name.removesuffix(f"-fold{self.fold}")
+        if self.fold is None:
+            return self.name
+        return self.name.removesuffix(f"-fold{self.fold}")
 
     @cached_property
     def feed(self) -> str:
@@ -487,13 +494,15 @@ class NetworkSpec:
 
     def largest_batch(self, gpus: int) -> int:
         """The same; the most, where the policy chooses."""
-        return (
-            self.train.batch.bounds[1] if self.train.batch.is_elastic else self.global_batch(gpus)
-        )
+        if self.train.batch.is_elastic:
+            return self.train.batch.bounds[1]
+        return self.global_batch(gpus)
 
     def learning_rate_scale(self, gpus: int) -> int:
         """The linear scaling rule: the factor of the learning rate that goes with the batch."""
-        return gpus if self.train.batch.when_scaled == "per_gpu" else 1
+        if self.train.batch.when_scaled == "per_gpu":
+            return gpus
+        return 1
 
 
 @dataclass(frozen=True, config=kinds.STRICT)
@@ -521,7 +530,9 @@ class Spec:
             if is_below(dotted, name):
                 return (*entry, "space" if model.grid is None else "grid", name)
         is_own = holds(model.train, setting[1:])
-        return (*entry, *setting) if is_own or setting not in self.origin.lines else setting
+        if is_own or setting not in self.origin.lines:
+            return (*entry, *setting)
+        return setting
 
     @property
     def feeds(self) -> dict[str, Data]:  # noqa: D102

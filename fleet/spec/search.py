@@ -76,7 +76,11 @@ class Objective:
         if self.mode is not None or self.value in OF_NETWORKS:
             return self.mode or OF_NETWORKS[self.value]
         direction = direction_of(self.value)
-        return None if direction is None else "maximize" if direction == UP else "minimize"
+        if direction is None:
+            return None
+        if direction == UP:
+            return "maximize"
+        return "minimize"
 
 
 @dataclass(frozen=True, config=_STRICT)
@@ -157,7 +161,9 @@ class Search:
     @property
     def limit(self) -> int:
         """How many networks are asked for at most."""
-        return MOST_ASKED if self.most is None else self.most
+        if self.most is None:
+            return MOST_ASKED
+        return self.most
 
 
 @plain_dataclass(frozen=True)

@@ -70,7 +70,9 @@ class Range:
     @property
     def size(self) -> float:
         """How many numbers there are."""
-        return self.high - self.low + 1 if self.integer else math.inf
+        if self.integer:
+            return self.high - self.low + 1
+        return math.inf
 
     def at(self, share: float) -> int | float:
         """The number at a share in [0, 1) of the interval.
@@ -85,14 +87,18 @@ class Range:
         else:
             value = low + share * (high - low)
         value = min(max(value, self.low), self.high)  # what rounding may have crossed
-        return math.floor(value + 0.5) if self.integer else float(value)
+        if self.integer:
+            return math.floor(value + 0.5)
+        return float(value)
 
 
 Choices = Annotated[tuple[Any, ...], Field(min_length=1)]
 
 
 def _form(value: Any) -> str:
-    return "range" if isinstance(value, Range | Mapping) else "choices"
+    if isinstance(value, Range | Mapping):
+        return "range"
+    return "choices"
 
 
 # Told apart by their form, so that a mistake is reported for the form that was meant.
@@ -172,7 +178,9 @@ def members(dimensions: Space, seed: int) -> Iterator[Member]:
     """
     size = size_of(dimensions)
     stream = _stream(dimensions, random.Random(seed))
-    return stream if math.isinf(size) else itertools.islice(stream, int(size))
+    if math.isinf(size):
+        return stream
+    return itertools.islice(stream, int(size))
 
 
 def numbered(dimensions: Space, number: int) -> Member | None:
@@ -194,7 +202,9 @@ def numbered(dimensions: Space, number: int) -> Member | None:
             if isinstance(dimension, Range)
             else _different(dimension)[place]
         )
-    return None if number else {name: picked[name] for name in dimensions}
+    if number:
+        return None
+    return {name: picked[name] for name in dimensions}
 
 
 def ends(dimensions: Space) -> list[Member]:
@@ -224,7 +234,8 @@ def member_of(dimensions: Space, values: Mapping[str, Any]) -> Member:
     >>> member_of({"width": (16, 32), "blocks": Range(1, 3, integer=True)}, {"blocks": 2.0, "width": 16})
     {'width': 16, 'blocks': 2}
     """
-    foreign, missing = sorted(set(values) - set(dimensions)), sorted(set(dimensions) - set(values))
+    foreign = sorted(set(values) - set(dimensions))
+    missing = sorted(set(dimensions) - set(values))
     if foreign:
         raise UserError(f"the space has no {foreign[0]!r}; it has {', '.join(dimensions)}")
     if missing:
@@ -329,11 +340,9 @@ def _pick(dimension: Range | Sequence[Any], share: float) -> Any:
 
 def _ends(dimension: Range | Sequence[Any]) -> tuple[Any, Any]:
     if isinstance(dimension, Range):
-        return (
-            (dimension.low, dimension.high)
-            if dimension.integer
-            else (float(dimension.low), float(dimension.high))
-        )
+        if dimension.integer:
+            return (dimension.low, dimension.high)
+        return (float(dimension.low), float(dimension.high))
     if all(type(choice) in (int, float) for choice in dimension):
         return min(dimension), max(dimension)
     return dimension[0], dimension[-1]
@@ -361,11 +370,15 @@ def _inside(name: str, dimension: Range | Sequence[Any], value: Any) -> Any:
         raise UserError(f"{name}: {value!r} is not between {dimension.low} and {dimension.high}")
     if dimension.integer and value != int(value):
         raise UserError(f"{name}: {value!r} is no integer")
-    return int(value) if dimension.integer else float(value)
+    if dimension.integer:
+        return int(value)
+    return float(value)
 
 
 def _size(dimension: Range | Sequence[Any]) -> float:
-    return dimension.size if isinstance(dimension, Range) else len(_different(dimension))
+    if isinstance(dimension, Range):
+        return dimension.size
+    return len(_different(dimension))
 
 
 def _different(values: Sequence[Any]) -> list[Any]:
@@ -402,5 +415,8 @@ def _index(place: Any, word: str, name: str) -> str | int:
         return word
     if isinstance(place, list) and _is_place(word, place):
         return int(word)
-    what = f"a list of {len(place)}" if isinstance(place, list) else f"{place!r}"
+    if isinstance(place, list):
+        what = f"a list of {len(place)}"
+    else:
+        what = f"{place!r}"
     raise UserError(f"search space, {name}: there is no {word!r} in {what}")

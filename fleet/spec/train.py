@@ -76,7 +76,9 @@ class Batch:
     @property
     def bounds(self) -> tuple[int, int]:
         """The least and the largest size."""
-        return self.size if isinstance(self.size, tuple) else (self.size, self.size)
+        if isinstance(self.size, tuple):
+            return self.size
+        return (self.size, self.size)
 
     def learning_rate_scale(self, size: int) -> float:
         """The factor of the learning rate in an epoch of this batch.
@@ -87,7 +89,9 @@ class Batch:
         if not self.is_elastic or self.learning_rate == "fixed":
             return 1.0
         times = size / self.bounds[0]
-        return times if self.learning_rate == "linear" else math.sqrt(times)
+        if self.learning_rate == "linear":
+            return times
+        return math.sqrt(times)
 
     @model_validator(mode="after")
     def _is_a_range(self) -> Batch:
@@ -276,7 +280,9 @@ class Converge:
     @property
     def sign(self) -> int:
         """1 where more of what is monitored is better, else -1."""
-        return 1 if (self.direction or direction_of(self.watched)) == UP else -1
+        if (self.direction or direction_of(self.watched)) == UP:
+            return 1
+        return -1
 
 
 @dataclass(frozen=True, config=kinds.STRICT)
@@ -388,7 +394,9 @@ class Train:
     @property
     def begins(self) -> Start | None:
         """With which weights, as a mapping says it."""
-        return Start(self.start) if isinstance(self.start, str) else self.start
+        if isinstance(self.start, str):
+            return Start(self.start)
+        return self.start
 
     @model_validator(mode="after")
     def _is_measured(self) -> Train:

@@ -28,13 +28,15 @@ def unknown_words(train: Train, engine: EngineInfo) -> Iterator[Problem]:
     """
     if not engine.learns:
         return
-    words, knows = engine.words, engine.knows
+    words = engine.words
+    knows = engine.knows
     yield from _of_optimizer(train.optimizer, engine)
     if train.loss is not None:
         yield from _of_measure(("loss",), train.loss, words.losses, engine)
     for metric in train.metrics:
         yield from _of_measure(("metrics",), metric, words.metrics, engine)
-    if (monitor := train.converge.monitor) is not None and told_direction(train, engine) is None:
+    monitor = train.converge.monitor
+    if monitor is not None and told_direction(train, engine) is None:
         yield (
             ("converge", "monitor"),
             f"nobody can tell whether more of {monitor} is better",
@@ -72,18 +74,22 @@ def incomplete_schedule(train: Train, engine: EngineInfo) -> str:
 def told_direction(train: Train, engine: EngineInfo) -> Direction | None:
     """Whether more or less of what is monitored is better, by the spec or by what the engine knows of its metrics."""
     monitor = train.converge.watched
-    if (direction := train.converge.direction or direction_of(monitor)) is not None:
+    direction = train.converge.direction or direction_of(monitor)
+    if direction is not None:
         return direction
     asked = next(
         (name_of(one) for one in train.metrics if label_of(one) == monitor.removeprefix("val_")), ""
     )
     word = engine.words.metrics.get(snake(asked))
-    return None if word is None else word.better
+    if word is None:
+        return None
+    return word.better
 
 
 def with_direction(train: Train, engine: EngineInfo) -> Train:
     """The same, with the direction of a metric that the engine alone knows."""
-    converge, told = train.converge, told_direction(train, engine)
+    converge = train.converge
+    told = told_direction(train, engine)
     if told is None or converge.direction is not None or direction_of(converge.watched) is not None:
         return train
     return replace(train, converge=replace(converge, direction=told))
@@ -111,12 +117,17 @@ def with_rate(train: Train, engine: EngineInfo, defaults: str) -> Train:
 def optimizer_slots(optimizer: Optimizer, engine: EngineInfo) -> int:
     """How many numbers an optimizer keeps for each parameter, at most."""
     word = engine.words.optimizers.get(optimizer.name)
-    own = 0 if word is None else word.slots + (bool(optimizer.momentum) and word.slot_of_momentum)
+    if word is None:
+        own = 0
+    else:
+        own = word.slots + (bool(optimizer.momentum) and word.slot_of_momentum)
     return own + bool(optimizer.use_ema) + bool(optimizer.amsgrad) + bool(optimizer.centered)
 
 
 def _of_optimizer(optimizer: Optimizer, engine: EngineInfo) -> Iterator[Problem]:
-    name, known, schedules = optimizer.name, engine.words.optimizers, engine.words.schedules
+    name = optimizer.name
+    known = engine.words.optimizers
+    schedules = engine.words.schedules
     given = [
         item.name
         for item in fields(optimizer)
@@ -130,7 +141,8 @@ def _of_optimizer(optimizer: Optimizer, engine: EngineInfo) -> Iterator[Problem]
         yield ("optimizer",), f"{name} takes no {', '.join(foreign)}", ""
     if isinstance(rate := optimizer.learning_rate, Mapping):
         key = ("optimizer", "learning_rate")
-        if (name := str(rate.get("name"))) not in schedules:
+        name = str(rate.get("name"))
+        if name not in schedules:
             yield key, *_lacks(engine, "learning rate schedule", name, schedules, may_be_own=False)
         for problem in problems_of(rate, schedules[name]) if name in schedules else ():
             wrong, _, right = problem.partition("; ")
@@ -140,7 +152,8 @@ def _of_optimizer(optimizer: Optimizer, engine: EngineInfo) -> Iterator[Problem]
 def _of_measure(
     key: tuple[str, ...], measure: Measure, known: Mapping[str, MeasureWord], engine: EngineInfo
 ) -> Iterator[Problem]:
-    name, what = name_of(measure), {"metrics": "metric"}.get(key[0], key[0])
+    name = name_of(measure)
+    what = {"metrics": "metric"}.get(key[0], key[0])
     if not (engine.knows.own if ":" in name else snake(name) in known):
         yield (
             key,
@@ -172,6 +185,12 @@ def _lacks(
     wrong = f"the {engine.name} engine has no {what} {name!r}"
     near = {one.lower(): one for one in (*known, *short)}
     close = [near[one] for one in difflib.get_close_matches(name.lower(), near, n=3)]
-    right = "a name that it has" if close else f"it has {', '.join(known) or 'none by name'}"
-    own = ", or an import path module:function" if may_be_own and engine.knows.own else ""
+    if close:
+        right = "a name that it has"
+    else:
+        right = f"it has {', '.join(known) or 'none by name'}"
+    if may_be_own and engine.knows.own:
+        own = ", or an import path module:function"
+    else:
+        own = ""
     return wrong + (f" (did you mean {', '.join(close)}?)" if close else ""), right + own

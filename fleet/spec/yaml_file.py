@@ -124,11 +124,10 @@ def _refused(file: str, line: int | None, wrong: str, right: str) -> SpecError:
 
 def _no_yaml(file: str, error: Exception) -> SpecError:
     mark = getattr(error, "problem_mark", None)
-    what = (
-        "it is nested too deeply"
-        if isinstance(error, RecursionError)
-        else " ".join(str(getattr(error, "problem", None) or error).split())
-    )
+    if isinstance(error, RecursionError):
+        what = "it is nested too deeply"
+    else:
+        what = " ".join(str(getattr(error, "problem", None) or error).split())
     return _refused(file, mark.line + 1 if mark else None, f"is not YAML: {what}", "valid YAML")
 
 

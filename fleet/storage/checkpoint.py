@@ -68,7 +68,8 @@ def permission(fence: Fence | None, path: Path) -> Callable[[], None]:
         if fence is None:
             return
         fence.check()
-        if (newer := generation_of(path)) > fence.generation:
+        newer = generation_of(path)
+        if newer > fence.generation:
             raise LeaseLost(
                 f"{path} is of a later launch (generation {newer}) than this one ({fence.generation}), "
                 "which ends and writes nothing more"
@@ -92,7 +93,9 @@ _GENERATION = re.compile(
 
 def _generation(record: bytes) -> int:
     found = _GENERATION.search(record)
-    return int(found[1]) if found else 0
+    if found:
+        return int(found[1])
+    return 0
 
 
 def read_state(path: Path, with_arrays: bool = True) -> State:
@@ -153,7 +156,10 @@ def newest(paths: RunPaths, name: str, with_arrays: bool = True) -> CheckpointLo
         is_best = path == paths.best(name)
         try:
             state = read_state(path, with_arrays)
-            history = _longer(state.history, paths.history(name)) if is_best else state.history
+            if is_best:
+                history = _longer(state.history, paths.history(name))
+            else:
+                history = state.history
             # A launch was killed before it had written a last one, or somebody deleted it.
             if path != paths.last(name) and not damage:
                 damage.append(
@@ -177,7 +183,9 @@ def newest(paths: RunPaths, name: str, with_arrays: bool = True) -> CheckpointLo
 def _more(epochs: int, path: Path) -> str:
     """A word on the epochs that a network has trained beyond those of a checkpoint, as its table has them."""
     told = len(read_history(path))
-    return f", though {counted(told, 'epoch')} had been saved" if told > epochs else ""
+    if told > epochs:
+        return f", though {counted(told, 'epoch')} had been saved"
+    return ""
 
 
 def inherit(
@@ -215,7 +223,9 @@ def inherit(
 def saved_epochs(paths: RunPaths, name: str) -> int:
     """How many epochs of a network are in its newest checkpoint."""
     state = newest(paths, name, with_arrays=False).state
-    return 0 if state is None else state.epoch
+    if state is None:
+        return 0
+    return state.epoch
 
 
 def inherited(
@@ -237,7 +247,9 @@ def inherited(
 def _longer(history: tuple[EpochRecord, ...], path: Path) -> tuple[EpochRecord, ...]:
     """A history, and the epochs that a table has after it, if both begin with the same."""
     told = read_history(path)
-    return told if stream_epochs(told[: len(history)]) == stream_epochs(history) else history
+    if stream_epochs(told[: len(history)]) == stream_epochs(history):
+        return told
+    return history
 
 
 def _is_lost(error: CheckpointError) -> bool:

@@ -37,7 +37,9 @@ class _Module:
     @property
     def package(self) -> str:
         """What its relative imports start from."""
-        return self.name if self.file.name == "__init__.py" else self.name.rpartition(".")[0]
+        if self.file.name == "__init__.py":
+            return self.name
+        return self.name.rpartition(".")[0]
 
 
 def code_of(target: str, beside: Path = Path()) -> Code:
@@ -106,11 +108,9 @@ def _root(top: str, beside: Path) -> Path | None:
         return None
     if spec.submodule_search_locations:
         return Path(next(iter(spec.submodule_search_locations))).absolute().parent
-    return (
-        Path(spec.origin).absolute().parent
-        if spec.origin is not None and spec.has_location
-        else None
-    )
+    if spec.origin is not None and spec.has_location:
+        return Path(spec.origin).absolute().parent
+    return None
 
 
 def _is_installed(root: Path) -> bool:
@@ -139,7 +139,9 @@ def _file(root: Path, parts: list[str]) -> Path | None:
     spec = importlib.machinery.PathFinder.find_spec(
         ".".join(parts), [str(root.joinpath(*parts[:-1]))]
     )
-    return Path(spec.origin) if spec is not None and spec.origin is not None else None
+    if spec is not None and spec.origin is not None:
+        return Path(spec.origin)
+    return None
 
 
 def _imports(text: bytes, module: _Module) -> Iterator[str]:
@@ -173,4 +175,6 @@ def _package(module: _Module, level: int) -> str:
 
 
 def _called(function: ast.expr) -> str:
-    return function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+    if isinstance(function, ast.Attribute):
+        return function.attr
+    return getattr(function, "id", "")

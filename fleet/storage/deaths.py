@@ -26,7 +26,8 @@ from fleet.storage.files import remove, write_json
 from fleet.storage.lines import read_object
 from fleet.storage.paths import RunPaths
 
-_MARK, _DIED = ".json", ".died.json"
+_MARK = ".json"
+_DIED = ".died.json"
 
 
 class Mark:
@@ -83,7 +84,8 @@ class Deaths:
     """
 
     def __init__(self, paths: RunPaths, most: int) -> None:
-        self._paths, self.most = paths, most
+        self._paths = paths
+        self.most = most
         self._new: dict[str, list[str]] = defaultdict(list)  # network -> how, of those not kept yet
 
     def take_in(self) -> None:
@@ -135,7 +137,8 @@ class Deaths:
             StorageError: the disk is full, ...
         """
         found = self._read(name)
-        if new := self._new.pop(name, None):
+        new = self._new.pop(name, None)
+        if new:
             found += [Death(how, epochs) for how in new]
             self._write(name, found)
         return [death for death in found if death.epochs >= epochs]
@@ -180,7 +183,9 @@ def _died(mark: Path) -> Path:
 
 
 def _prefix(paths: RunPaths) -> str:
-    return f"{paths.launch}." if paths.launch else ""
+    if paths.launch:
+        return f"{paths.launch}."
+    return ""
 
 
 def _launch_of(path: Path) -> str:
@@ -189,7 +194,9 @@ def _launch_of(path: Path) -> str:
 
 def _rank_of(path: Path) -> str:
     number = path.name.rpartition("rank-")[2].partition(".")[0]
-    return f"rank {int(number)}" if number.isdecimal() else "a rank"
+    if number.isdecimal():
+        return f"rank {int(number)}"
+    return "a rank"
 
 
 def _network_at(path: Path) -> str:

@@ -39,7 +39,8 @@ class EventLog:
         with storing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = open_lines(path)
-        self._clock, self._start = clock, clock()
+        self._clock = clock
+        self._start = clock()
 
     def add(self, event: Event) -> None:
         """Append one event; ``t_s`` is seconds since this launch began; NaN becomes null.
@@ -179,7 +180,10 @@ class RunTail:
         self, paths: RunPaths, from_end: bool = False, starts: Mapping[Path, int] | None = None
     ) -> None:
         self._paths = paths
-        sizes = {path: path.stat().st_size for path in paths.event_logs()} if from_end else {}
+        if from_end:
+            sizes = {path: path.stat().st_size for path in paths.event_logs()}
+        else:
+            sizes = {}
         self._logs = {path: _Read(size) for path, size in {**sizes, **(starts or {})}.items()}
 
     def new(self) -> list[Dated]:
@@ -210,7 +214,8 @@ class RunTail:
         lines = lines[: lines.rfind(b"\n") + 1]
         log.size += len(lines)
         for line in lines.splitlines():
-            if (logged := _logged(json_object(line))) is None:
+            logged = _logged(json_object(line))
+            if logged is None:
                 continue
             if isinstance(logged.event, Started):
                 log.began = max(logged.event.date - logged.t_s, log.newest)
@@ -224,7 +229,9 @@ def _begun(lines: bytes) -> float:
         _logged(json_object(line)) for line in reversed(lines.splitlines()) if b'"start"' in line
     )
     logged = next((found for found in starts if found and isinstance(found.event, Started)), None)
-    return logged.event.date - logged.t_s if logged and isinstance(logged.event, Started) else 0.0
+    if logged and isinstance(logged.event, Started):
+        return logged.event.date - logged.t_s
+    return 0.0
 
 
 def events_of(path: Path, kind: type[E]) -> list[E]:
@@ -261,10 +268,13 @@ def launch_status(status: int, path: Path, before: tuple[int, int]) -> int:
     """
     after = log_mark(path)
     # A log that has become smaller is another one, of a run that was started over.
-    new = (
-        [] if after == before else list(read_events(path, before[1] if after[1] > before[1] else 0))
-    )
+    if after == before:
+        new = []
+    else:
+        new = list(read_events(path, before[1] if after[1] > before[1] else 0))
     if new and isinstance(last := new[-1].event, Ended):
         return last.status
     said = (ExitStatus.OK, ExitStatus.NETWORK_FAILED, ExitStatus.RESUMABLE)
-    return int(ExitStatus.INFRASTRUCTURE) if status in said else status
+    if status in said:
+        return int(ExitStatus.INFRASTRUCTURE)
+    return status

@@ -85,7 +85,8 @@ def patiently(write: Callable[[], T], patience_s: float | None = None) -> T:
         StorageError: that will not pass, or has not.
     """
     patience = PATIENCE_S if patience_s is None else patience_s
-    until, pause_s = None, 0.1
+    until = None
+    pause_s = 0.1
     while True:
         try:
             return write()
@@ -108,7 +109,8 @@ def side_by_side(read: Callable[[S], T], of: Iterable[S]) -> list[T]:
         return list(chain.from_iterable(pool.map(lambda part: list(map(read, part)), parts)))
 
 
-_AT_A_TIME, _PART = 16, 16
+_AT_A_TIME = 16
+_PART = 16
 
 
 def is_of_the_name(error: StorageError) -> bool:
@@ -118,19 +120,21 @@ def is_of_the_name(error: StorageError) -> bool:
 
 def _explain(path: Path, wanted: int, error: OSError) -> str:
     # Libraries put much text into their errors; the error number is enough.
-    why = os.strerror(error.errno) if error.errno else str(error).partition("\n")[0]
+    if error.errno:
+        why = os.strerror(error.errno)
+    else:
+        why = str(error).partition("\n")[0]
     sizes = [f"{format_size(wanted)} wanted"] * bool(wanted)
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         sizes += [f"{format_size(free)} free" for free in _free(path)]
     shown = f" ({', '.join(sizes)})" if sizes else ""
-    advice = (
-        ""
-        if error.errno in _OF_THE_NAME
-        else (
+    if error.errno in _OF_THE_NAME:
+        advice = ""
+    else:
+        advice = (
             f"; what was saved before is intact: {_ADVICE.get(error.errno or 0, 'mend that')}, and the same command "
             "resumes the run"
         )
-    )
     return f"{path} cannot be written: {why}{shown}{advice}"
 
 
@@ -240,7 +244,10 @@ def _renaming(
     """Rename files of the folder that is there now, whatever folder will have its name later."""
     held: tuple[Path, int] | None = getattr(_held, "folder", None)
     is_held = held is not None and held[0] == path.parent
-    folder = held[1] if held is not None and is_held else _open_folder(path.parent)
+    if held is not None and is_held:
+        folder = held[1]
+    else:
+        folder = _open_folder(path.parent)
 
     def rename(temporary: Path, previous: Path | None) -> None:
         check()
@@ -306,7 +313,8 @@ class Pacing:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._cost_s, self._at_s = 0.0, -math.inf
+        self._cost_s = 0.0
+        self._at_s = -math.inf
 
     def is_due(self, changes: int) -> bool:
         """Whether it should be written now, after so many changes."""
@@ -324,7 +332,9 @@ class Pacing:
         self._cost_s = self._at_s - began_s
 
 
-_CHANGE_S, _SHARE, _MOST_S = 0.00005, 500, 60.0
+_CHANGE_S = 0.00005
+_SHARE = 500
+_MOST_S = 60.0
 
 
 class SharedPacing(Pacing):
@@ -342,16 +352,21 @@ class SharedPacing(Pacing):
         self, path: Path, every_s: float = 1.5, clock: Callable[[], float] = time.monotonic
     ) -> None:
         super().__init__(clock)
-        self._path, self._every_s, self._seen = path, every_s, 0
+        self._path = path
+        self._every_s = every_s
+        self._seen = 0
 
     def is_due(self, changes: int) -> bool:
         """Whether it should be written now, after so many changes."""
         now = self._clock()
         if not changes or now < self._at_s + max(self._every_s, _SHARED * self._cost_s):
             return False
-        if (seen := self._changed()) == self._seen:
+        seen = self._changed()
+        if seen == self._seen:
             return True
-        self._seen, self._at_s = seen, now  # by another launch, which may not have known of all
+        # by another launch, which may not have known of all
+        self._seen = seen
+        self._at_s = now
         return False
 
     @contextmanager
@@ -380,7 +395,9 @@ def or_nothing(value: Any) -> Any:
     >>> or_nothing(0.5), or_nothing(float("nan")), or_nothing(None)
     (0.5, '', '')
     """
-    return "" if value is None or value != value else value
+    if value is None or value != value:
+        return ""
+    return value
 
 
 def or_nan(cell: str) -> str:

@@ -42,16 +42,21 @@ def identity(network: NetworkSpec, spec: Spec, sample: SampleSpec) -> str:
     architecture under the same name or other transforms are refused. `converge` and `deterministic` may change,
     because users want to train longer, or to repeat it; so may paths, because data sets are moved.
     """
-    data, first = spec.feeds[network.feed], next(iter(spec.feeds.values()))
+    data = spec.feeds[network.feed]
+    first = next(iter(spec.feeds.values()))
     ring = {"shards": data.shards} if data.order == "ring" else {}
-    test = (
-        {"test": data.test} if isinstance(data.test, float) else {}
-    )  # it is taken from the training samples
+    # it is taken from the training samples
+    if isinstance(data.test, float):
+        test = {"test": data.test}
+    else:
+        test = {}
     target = {} if data.target is None else {"target": data.target}
     is_divided = data.folds is not None or isinstance(data.validation, float) or bool(test)
-    divided = (
-        {"divided": first.target} if is_divided and first.target != data.target else {}
-    )  # by other targets
+    # by other targets
+    if is_divided and first.target != data.target:
+        divided = {"divided": first.target}
+    else:
+        divided = {}
     fold = {} if network.fold is None else {"fold": [network.fold, data.folds]}
     train = _TRAIN.dump_python(replace(network.train, start=network.train.begins), mode="json")
     for changeable in (
@@ -122,7 +127,8 @@ def trial_identity(
     Args:
         beside: the folder of the spec.
     """
-    engine, start = code_of(spec.resources.engine, beside), network.train.begins
+    engine = code_of(spec.resources.engine, beside)
+    start = network.train.begins
     return _hash(
         {
             "identity": identity(network, spec, sample),

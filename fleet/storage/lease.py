@@ -65,7 +65,8 @@ class Times:
         Raises:
             UserError: it is no duration above zero.
         """
-        if not (text := environment.get("FLEET_LEASE")):
+        text = environment.get("FLEET_LEASE")
+        if not text:
             return cls()
         try:
             stale = parse_duration(text)
@@ -150,7 +151,9 @@ class Process:
 
     def knows_job(self, holder: Holder) -> bool | None:
         """Whether the batch system of a holder still knows its job; None if there is none that answers."""
-        return self._ask(holder.system, holder.job) if holder.job else None
+        if holder.job:
+            return self._ask(holder.system, holder.job)
+        return None
 
 
 def _text(path: str) -> str:
@@ -197,11 +200,10 @@ class Fence:
         # The mark of who took it is looked for too: what is opened is seen as it is even where listings come late.
         if newest > self.generation or text is None or "\ntaken" in text or self.launch not in text:
             other = parse(read_generation(self.folder, newest) or "").holder
-            by = (
-                f" by another launch ({other})"
-                if newest != self.generation and other is not None
-                else ""
-            )
+            if newest != self.generation and other is not None:
+                by = f" by another launch ({other})"
+            else:
+                by = ""
             raise LeaseLost(
                 f"{self.what or self.folder.parent} has been taken over{by}, since this launch had shown "
                 "no sign of life for a while; it ends and writes nothing more, and what it had saved is "
@@ -211,7 +213,9 @@ class Fence:
 
 def check_of(fence: Fence | None) -> Callable[[], None]:
     """What to call before a file is replaced: :meth:`Fence.check`, or nothing where no lease is held."""
-    return (lambda: None) if fence is None else fence.check
+    if fence is None:
+        return lambda: None
+    return fence.check
 
 
 @dataclass(frozen=True)
@@ -249,7 +253,9 @@ def _generations(folder: Path) -> list[str]:
 def newest_text(folder: Path) -> Text:
     """What the file of the newest generation says; where there is none, that the lease is free."""
     generation = newest_generation(folder)
-    return parse(read_generation(folder, generation) or "") if generation else Text(True, None)
+    if generation:
+        return parse(read_generation(folder, generation) or "")
+    return Text(True, None)
 
 
 def is_held(folder: Path) -> bool:
@@ -278,7 +284,8 @@ def create_generation(folder: Path, generation: int, holder: Holder) -> bool:
     Raises:
         OSError: the file system does not let it be created.
     """
-    path, temporary = _file(folder, generation), folder / f".{holder.launch}.tmp"
+    path = _file(folder, generation)
+    temporary = folder / f".{holder.launch}.tmp"
     content = (_head(0, "held") + json.dumps(dataclasses.asdict(holder)) + "\n").encode()
     try:
         temporary.write_bytes(content)
@@ -367,7 +374,11 @@ class Lease:
         say: Callable[[str], None] = _say,
         what: str = "",
     ) -> None:
-        self._around, self.me, self.times, self._say, self._what = around, me, times, say, what
+        self._around = around
+        self.me = me
+        self.times = times
+        self._say = say
+        self._what = what
         self.fence: Fence | None = None
         self._lost: LeaseLost | None = None
         self._ended = threading.Event()
@@ -469,7 +480,8 @@ class Lease:
             UserError: another launch holds it.
             OSError: it cannot be written.
         """
-        began, seen = self._around.now(), _Sight(0, "", self._around.now())
+        began = self._around.now()
+        seen = _Sight(0, "", self._around.now())
         while True:
             newest = newest_generation(folder)
             yield 0.0
@@ -496,15 +508,15 @@ class Lease:
     def _look(self, seen: _Sight, newest: int, text: str) -> None:
         now = self._around.now()
         if newest != seen.generation:
-            seen.generation, seen.text, seen.since, seen.is_alive, seen.gone = (
-                newest,
-                text,
-                now,
-                False,
-                None,
-            )
+            seen.generation = newest
+            seen.text = text
+            seen.since = now
+            seen.is_alive = False
+            seen.gone = None
         elif text != seen.text:
-            seen.text, seen.since, seen.is_alive = text, now, True
+            seen.text = text
+            seen.since = now
+            seen.is_alive = True
 
     def _may_follow(self, seen: _Sight, text: Text, began: float) -> bool:
         """Whether the lease may be taken from its holder now.
@@ -512,7 +524,8 @@ class Lease:
         Raises:
             UserError: its holder is alive, or its job.
         """
-        holder, now = text.holder, self._around.now()
+        holder = text.holder
+        now = self._around.now()
         if text.is_free:
             return True
         if holder is not None and holder.is_of_job(self.me) and holder.restarts < self.me.restarts:
@@ -521,7 +534,8 @@ class Lease:
             seen.gone = now if seen.gone is None else seen.gone
             return now - seen.gone >= self.times.dying
         seen.gone = None
-        waited, unchanged = now - began, now - seen.since
+        waited = now - began
+        unchanged = now - seen.since
         if seen.is_alive and waited >= self.times.patience:
             raise UserError(
                 f"another launch is at work in this folder{_in_brackets(holder)}; wait for its end, or "
@@ -552,7 +566,9 @@ class Lease:
 
 
 def _in_brackets(holder: Holder | None) -> str:
-    return "" if holder is None else f" ({holder})"
+    if holder is None:
+        return ""
+    return f" ({holder})"
 
 
 def _forget(folder: Path, generation: int) -> None:

@@ -32,7 +32,8 @@ class NetworkLeases:
     """
 
     def __init__(self, paths: RunPaths, lease: Lease) -> None:
-        self._paths, self._lease = paths, lease
+        self._paths = paths
+        self._lease = lease
         self._names: tuple[str, ...] = ()
         self._most = 0
         self._trying: dict[str, tuple[Lease, Iterator[float]]] = {}
@@ -40,7 +41,8 @@ class NetworkLeases:
         self._taken: list[str] = []
         self._error: LeaseLost | StorageError | None = None
         self._lock = threading.Lock()  # of the held ones: none is renewed while it is let go
-        self._asked, self._ended = threading.Event(), threading.Event()
+        self._asked = threading.Event()
+        self._ended = threading.Event()
         self._threads: list[threading.Thread] = []
 
     # ---- what the coordinator says and hears ----
@@ -55,13 +57,15 @@ class NetworkLeases:
 
     def ask(self, names: Sequence[str], most: int) -> None:
         """Take the first of these networks that can be had, until so many are held; what was asked before is void."""
-        self._names, self._most = tuple(names), most
+        self._names = tuple(names)
+        self._most = most
         self._asked.set()
 
     def taken(self) -> list[str]:
         """The networks that have been taken since this was called last."""
         with self._lock:
-            taken, self._taken = self._taken, []
+            taken = self._taken
+            self._taken = []
         return taken
 
     def held(self, name: str) -> Lease:

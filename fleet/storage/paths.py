@@ -97,11 +97,9 @@ class RunPaths:
     @property
     def events(self) -> Path:
         """The event log of a launch: every decision and every epoch, one JSON object per line."""
-        return (
-            self.root / "events" / f"{self.launch}.jsonl"
-            if self.launch
-            else self.root / "events.jsonl"
-        )
+        if self.launch:
+            return self.root / "events" / f"{self.launch}.jsonl"
+        return self.root / "events.jsonl"
 
     def event_logs(self) -> list[Path]:
         """The event logs of all launches that there are: of those that were alone, then of the others, by name."""
@@ -197,5 +195,8 @@ class RunPaths:
     @property
     def segment_name(self) -> str:
         """A name for shared memory that no other run has, and no other launch of this one that works at the time."""
-        whose = f"{self.root.resolve()}\0{self.launch}" if self.launch else str(self.root.resolve())
+        if self.launch:
+            whose = f"{self.root.resolve()}\0{self.launch}"
+        else:
+            whose = str(self.root.resolve())
         return f"fleet-{os.getuid()}-{zlib.crc32(os.fsencode(whose)):08x}"

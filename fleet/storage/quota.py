@@ -29,7 +29,8 @@ class Quota:
     """
 
     def __init__(self, paths: RunPaths, settings: Checkpoint) -> None:
-        self._paths, self._limit = paths, settings.quota
+        self._paths = paths
+        self._limit = settings.quota
 
     def make_room(self, path: Path, wanted: int) -> None:
         """Drop checkpoints from which nobody goes on, those before the newest, until a file has room.
@@ -114,7 +115,8 @@ def check_quota(spec: Spec, sample: SampleSpec) -> None:
         if network.architecture.kind == "family"
     ]
     kept = 1 if spec.checkpoint.keep == "last" else 2
-    if (least := kept * sum(sizes) + max(sizes, default=0)) > quota:
+    least = kept * sum(sizes) + max(sizes, default=0)
+    if least > quota:
         raise UserError(
             f"checkpoint.quota: {format_size(quota)} is too small: {spec.checkpoint.keep} of "
             f"{counted(len(sizes), 'network')}, and one being written, need at least {format_size(least)}"

@@ -70,15 +70,14 @@ def read_cache(path: Path) -> dict[str, dict[int, KnownRate]]:
     """The rates known from before; what is damaged is left out, and so are the bare numbers of 0.1.0."""
     known: dict[str, dict[int, KnownRate]] = {}
     for key, sizes in (read_object(path) or {}).items():
-        rates = (
-            {
+        if isinstance(sizes, dict):
+            rates = {
                 int(gpus): found
                 for gpus, entry in sizes.items()
                 if gpus.isdecimal() and (found := _read(entry)) is not None
             }
-            if isinstance(sizes, dict)
-            else {}
-        )
+        else:
+            rates = {}
         if rates:
             known[key] = rates
     return known
@@ -99,7 +98,9 @@ def _read(entry: object) -> KnownRate | None:
         and math.isfinite(found.spread + found.at)
         and all(step.batch > 0 and 0 < step.seconds < math.inf for step in found.timed)
     )
-    return found if is_sound else None
+    if is_sound:
+        return found
+    return None
 
 
 class RateBook:
@@ -111,11 +112,14 @@ class RateBook:
     """
 
     def __init__(self, path: Path, remeasure: bool = False) -> None:
-        self.path, self._remeasure = path, remeasure
+        self.path = path
+        self._remeasure = remeasure
         self.known: KnownRates = {} if remeasure else read_cache(path)
         self._new: dict[str, dict[int, KnownRate]] = {}
         self._in_doubt: set[str] = set()  # keys of which the cache has a rate that proved wrong
-        self._pacing, self._changes = Pacing(), 0  # since it was written
+        # since it was written
+        self._pacing = Pacing()
+        self._changes = 0
 
     def add(self, key: str, gpus: int, rate: KnownRate) -> None:
         """A rate was measured, or learned."""

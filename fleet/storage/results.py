@@ -155,7 +155,9 @@ class NetworkResult:
 
     def value(self, name: str) -> float:
         """The value of a column; NaN where it has none."""
-        return getattr(self, name) if name in _VALUES else self.metrics.get(name, math.nan)
+        if name in _VALUES:
+            return getattr(self, name)
+        return self.metrics.get(name, math.nan)
 
     def cells(self) -> dict[str, Any]:
         """The row with a column for each drawn parameter, each metric, and each deviation over folds."""
@@ -252,10 +254,8 @@ class Results:
         elif isinstance(event, events.BadSample):
             self.add_bad(event.name, event.reason)
         elif isinstance(event, Change):
-            standing, before = (
-                self.standing(event.network),
-                self._noted.get(event.network, net.Standing()),
-            )
+            standing = self.standing(event.network)
+            before = self._noted.get(event.network, net.Standing())
             if standing != before:
                 patiently(lambda: self._note(event.network, standing, before.outcome))
                 self._noted[event.network] = standing
@@ -271,7 +271,8 @@ class Results:
         """
         if standing.tested is not None:
             write_tested(self.paths.tested(name), self.test, standing.history, standing.tested)
-        if (outcome := standing.outcome) is not None and outcome != before:
+        outcome = standing.outcome
+        if outcome is not None and outcome != before:
             if outcome.is_failure:
                 write_json(
                     self.paths.failure(name),
@@ -315,8 +316,10 @@ class Results:
     def row(self, network: NetworkSpec) -> NetworkResult:
         """The standing of one network."""
         name = network.name
-        standing, parameters = self.standing(name), self.parameters.get(name)
-        told, before = self.run.told.get(name, ()), self._rows.get(name)
+        standing = self.standing(name)
+        parameters = self.parameters.get(name)
+        told = self.run.told.get(name, ())
+        before = self._rows.get(name)
         if before is None or before[0] is not standing or before[1] != (parameters, told):
             self._rows[name] = before = (
                 standing,
@@ -333,19 +336,19 @@ class Results:
         told: tuple[float, ...],
     ) -> NetworkResult:
         name = network.name
-        history, outcome = standing.history, standing.outcome
+        history = standing.history
+        outcome = standing.outcome
         best = net.convergence(history, network.train.converge).best_epoch
         record = history[best - 1] if best else None
         if outcome is not None:
-            status = (
-                Status.FAILED
-                if outcome.is_failure
-                else Status.SKIPPED
-                if outcome.is_skipped
-                else Status.PRUNED
-                if outcome.is_pruned
-                else Status.FINISHED
-            )
+            if outcome.is_failure:
+                status = Status.FAILED
+            elif outcome.is_skipped:
+                status = Status.SKIPPED
+            elif outcome.is_pruned:
+                status = Status.PRUNED
+            else:
+                status = Status.FINISHED
         elif standing.is_paused:
             status = Status.PAUSED
         else:
@@ -396,9 +399,14 @@ class Results:
     def _rate(self, network: NetworkSpec, told: tuple[float, ...]) -> dict[str, float]:
         """The samples/s on one GPU of which the network's searcher was told, where that is an objective."""
         search = self.spec.document.models[network.entry].search if told else None
-        objectives = () if search is None else [objective.value for objective in search.objectives]
+        if search is None:
+            objectives: Sequence[str] = ()
+        else:
+            objectives = [objective.value for objective in search.objectives]
         rate = dict(zip(objectives, told, strict=False)).get("rate", math.nan)
-        return {} if math.isnan(rate) else {"rate": rate}
+        if math.isnan(rate):
+            return {}
+        return {"rate": rate}
 
     def rows(self) -> list[NetworkResult]:
         """All networks, the best first; those without a value last. Before the folds of a network stands their mean."""
@@ -483,7 +491,9 @@ def _line(cells: Sequence[Any]) -> str:
     return text.getvalue()
 
 
-_OF_FOLDS, _OF_CHILDREN = ("folds", "deviation"), ("parent", "parent_epoch")  # where there are any
+# where there are any
+_OF_FOLDS = ("folds", "deviation")
+_OF_CHILDREN = ("parent", "parent_epoch")
 _COLUMNS = [
     item.name
     for item in dataclasses.fields(NetworkResult)
@@ -507,7 +517,12 @@ def mean_of_folds(name: str, rows: Sequence[NetworkResult]) -> NetworkResult:
     mean = {column: fmean(values) if values else math.nan for column, values in known.items()}
     failed = [row for row in rows if row.status is Status.FAILED]
     statuses = {row.status for row in rows}
-    status = Status.FAILED if failed else statuses.pop() if len(statuses) == 1 else Status.TRAINING
+    if failed:
+        status = Status.FAILED
+    elif len(statuses) == 1:
+        status = statuses.pop()
+    else:
+        status = Status.TRAINING
     trained = [row for row in rows if row.epochs] or rows
     values: dict[str, Any] = {column: mean.pop(column) for column in _VALUES}
     return replace(
@@ -584,12 +599,14 @@ def take_up(
 ) -> tuple[net.Standing, net.State | None]:
     """How far another launch has brought a network, and whether it failed there; see :func:`look_up`."""
     standing, state = look_up(results, network, found)
-    if (failure := _failure(results, network)) is not None:
+    failure = _failure(results, network)
+    if failure is not None:
         standing = replace(standing, outcome=net.Outcome(failure, is_failure=True))
     if standing.outcome is not None:
         return standing, state
     deaths = results.deaths.of(network.name, len(standing.history))
-    if reason := results.deaths.reason(deaths):
+    reason = results.deaths.reason(deaths)
+    if reason:
         died = net.Outcome(reason, is_failure=True, deaths=len(deaths))
         return replace(standing, outcome=died), state
     if network.name in results.skipped:
@@ -624,7 +641,8 @@ def look_up(
 
 def _reason(found: CheckpointLookup, network: NetworkSpec) -> str:
     """Why a network is done, by the checkpoint that was found; nothing if it is not."""
-    converge, state = network.train.converge, found.state
+    converge = network.train.converge
+    state = found.state
     # Of the epochs after the best one only a table tells, if its checkpoint is all that is left. It is enough as long
     # as nobody wants to go on from there, and that epoch is the best one still.
     is_table = state is not None and state.epoch < len(found.history)
@@ -641,7 +659,9 @@ def _failure(results: Results, network: NetworkSpec) -> str | None:
         content = json.loads(results.paths.failure(network.name).read_text(encoding="utf-8"))
         is_final = not content["may_pass"] and content["tried"] == results.tried(network)
         is_final &= content.get("deaths", math.inf) >= results.deaths.most  # it may be more now
-        return str(content["reason"]) if is_final else None
+        if is_final:
+            return str(content["reason"])
+        return None
     except (OSError, ValueError, LookupError, TypeError):  # nobody can tell: it is tried again
         return None
 
@@ -754,9 +774,12 @@ def leaderboard(rows: Sequence[NetworkResult]) -> tuple[list[str], list[list[Any
     """Headers and rows of the final table."""
 
     def shown(row: NetworkResult, name: str) -> str:
-        value, deviation = row.value(name), row.deviation.get(name)
+        value = row.value(name)
+        deviation = row.deviation.get(name)
         around = "" if deviation is None else f" ± {deviation:.4f}"
-        return "" if math.isnan(value) else f"{value:.4f}{around}"
+        if math.isnan(value):
+            return ""
+        return f"{value:.4f}{around}"
 
     has_test = any(not math.isnan(row.test_loss) for row in rows)
     has_accuracy = any(not math.isnan(row.accuracy) for row in rows) or all(
@@ -832,6 +855,10 @@ def _brief(value: Any) -> Any:
     if isinstance(value, float):
         return float(f"{value:.4g}")
     if value is None or (isinstance(value, int) and not isinstance(value, bool)):
-        return "" if value is None else value
+        if value is None:
+            return ""
+        return value
     text = value if isinstance(value, str) else json.dumps(value)
-    return text if len(text) <= _LONGEST_VALUE else text[: _LONGEST_VALUE - 3] + "..."
+    if len(text) <= _LONGEST_VALUE:
+        return text
+    return text[: _LONGEST_VALUE - 3] + "..."

@@ -74,4 +74,6 @@ def _defaults_of(paths: RunPaths) -> dict[str, Any]:
     except SpecError:  # it is damaged, and written anew by the next launch
         return {}
     version = str(kept.get("defaults", "0.2"))
-    return {} if version == Document.defaults else {"defaults": version}
+    if version == Document.defaults:
+        return {}
+    return {"defaults": version}

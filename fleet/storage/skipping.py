@@ -21,7 +21,8 @@ def write_skipped(paths: RunPaths, names: Iterable[str]) -> None:
     Raises:
         StorageError: the disk is full, ...
     """
-    if kept := sorted(names):
+    kept = sorted(names)
+    if kept:
         write_json(paths.skipped, {"networks": kept})
     else:
         remove(paths.skipped)

@@ -26,10 +26,9 @@ from preprocess.files.deaf_file import DeafFile
 
 # The checksum of all that follows in the user block, the checksum of all behind it, the sizes of both in bytes.
 _HEAD = re.compile(rb"FLEET checkpoint ([0-9a-f]{8}) ([0-9a-f]{8}) ([0-9]{10}) ([0-9]{15})\n")
-_HEAD_BYTES, _FIRST_COVERED = (
-    62,
-    25,
-)  # the length of such a line, and where what its first checksum covers begins
+# the length of such a line, and where what its first checksum covers begins
+_HEAD_BYTES = 62
+_FIRST_COVERED = 25
 _PIECE = 2**20
 
 
@@ -103,7 +102,8 @@ def _read_block(path: Path, file: IO[bytes], with_the_rest: bool) -> bytes:
     head = _HEAD.fullmatch(start := file.read(_HEAD_BYTES))
     if not head:
         raise DamagedError(f"{path} cannot be read: it is damaged, or not a checkpoint")
-    block, size = int(head[3]), int(head[4])
+    block = int(head[3])
+    size = int(head[4])
     there = os.fstat(file.fileno()).st_size
     if block + size != there:
         raise DamagedError(f"{path} cannot be read: it has {there} bytes instead of {block + size}")

@@ -47,10 +47,13 @@ class CheckpointWriter:
         suffix: str = EngineInfo.suffix,
     ) -> None:
         self.blocked_s = 0.0
-        self._paths, self._fence, self._suffix = paths, fence, suffix
+        self._paths = paths
+        self._fence = fence
+        self._suffix = suffix
         self._fences: dict[str, Fence] = {}
         self._without_best: set[str] = set()  # networks of which none is kept, and none is left
-        self._settings, self._quota = settings, Quota(paths, settings)
+        self._settings = settings
+        self._quota = Quota(paths, settings)
         self._jobs: queue.Queue[Callable[[], None] | None] = queue.Queue(1)
         self._error: Exception | None = None
         threading.Thread(target=self._work, name="checkpoint-writer", daemon=True).start()
@@ -103,7 +106,8 @@ class CheckpointWriter:
             StorageError: the disk is full, or the quota used up.
         """
         self.flush()
-        best, exported = self._paths.best(name), self._paths.exported(name, self._suffix)
+        best = self._paths.best(name)
+        exported = self._paths.exported(name, self._suffix)
         for part in PARTS:  # what an earlier export has given
             remove(self._paths.predictions(name, part))
         found = best_state(self._paths, name, converge, self._settings.keep)
@@ -184,7 +188,9 @@ class CheckpointWriter:
             self._jobs.put(None)
 
     def _write(self, name: str, state: State, is_best: bool) -> None:
-        best, last, fence = self._paths.best(name), self._paths.last(name), self.fence(name)
+        best = self._paths.best(name)
+        last = self._paths.last(name)
+        fence = self.fence(name)
         if self._settings.keep == "last" and name not in self._without_best:
             best.unlink(missing_ok=True)  # of a launch that kept it
             self._without_best.add(name)
@@ -220,7 +226,8 @@ class CheckpointWriter:
 
     def _raise(self) -> None:
         if self._error is not None:
-            error, self._error = self._error, None
+            error = self._error
+            self._error = None
             if isinstance(error, InfrastructureError):
                 raise error
             raise InfrastructureError(f"a checkpoint cannot be written: {error}") from error

@@ -100,7 +100,10 @@ class Stream:
         reader: Reader | None = None,
         finish: Finish | None = None,
     ) -> None:
-        self.own, self._order, self._reader, self._finish = own, order, reader, finish
+        self.own = own
+        self._order = order
+        self._reader = reader
+        self._finish = finish
 
     @property
     def waited_s(self) -> float:
@@ -132,7 +135,8 @@ class Stream:
                     self._reader.batches(epoch, start, batch, group, taken), group, taken
                 ):
                     yield one
-                    epoch, start = one.epoch, one.position
+                    epoch = one.epoch
+                    start = one.position
                 return
             except WriterLost:
                 self._reader.leave()
@@ -198,7 +202,8 @@ def compose(
 
     def stream(keeps: np.ndarray | None) -> Stream:
         mine = order if keeps is None else PartOrder(order, keeps)
-        own, window = OwnStream(store, mine, waiting, on_bad), memory.window
+        own = OwnStream(store, mine, waiting, on_bad)
+        window = memory.window
         if window is None:
             return Stream(own, mine)
         if isinstance(order, RingOrder):

@@ -40,15 +40,21 @@ class WindowFiller:
         leads: bool,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self._world, self._roles, self._window = world, roles, window
-        self._order, self._training, self._leads = order, training, leads
+        self._world = world
+        self._roles = roles
+        self._window = window
+        self._order = order
+        self._training = training
+        self._leads = leads
         self._heads_node = roles.leader(roles.node_of[world.rank]) == world.rank
         self._limit = self._hold = 0
         self._assigned = 0  # chunks of the ring before this one have been given slots
         self._turns: Turns | None = None
         self._next: int | None = None  # the chunk that is mine to fill next
         self._filled = 0  # samples of it that are there
-        self._production, self._indices = 0, np.empty(0, np.int64)  # what it holds
+        # what it holds
+        self._production = 0
+        self._indices = np.empty(0, np.int64)
         self._relay: Relay | None = None
         self._buried: frozenset[int] = (
             frozenset()
@@ -57,16 +63,20 @@ class WindowFiller:
         self._told, self._told_at = 0, 0.0
         self._clock = clock
         # Samples, the time they took, and what this rank did between them, since the coordinator was told.
-        self._prepared, self._busy_s, self._beside_s = 0, 0.0, 0.0
+        self._prepared = 0
+        self._busy_s = 0.0
+        self._beside_s = 0.0
         self._paused_s = (
             0.0  # when a part of a chunk was done, the rest of which could have followed
         )
 
     def follow(self, order: Produce) -> None:
         """Heed what the coordinator says."""
-        self._limit, self._hold = order.limit, order.hold
+        self._limit = order.limit
+        self._hold = order.hold
         if self._turns is None:
-            self._turns, self._assigned = Turns(order.first, order.turns), order.first
+            self._turns = Turns(order.first, order.turns)
+            self._assigned = order.first
             self._next = self._turns.next_of(self._world.rank, order.first)
             if self._leads:
                 self._relay = Relay(self._world, self._roles, self._window, self._turns, number=0)
@@ -97,7 +107,8 @@ class WindowFiller:
 
     def _tell_demand(self) -> None:
         """What is prepared here may be wanted elsewhere first."""
-        mine, now = self._window.fastest_reader(), time.perf_counter()
+        mine = self._window.fastest_reader()
+        now = time.perf_counter()
         if mine is None or mine <= self._told or now - self._told_at < _TELL_EVERY_S:
             return
         self._told, self._told_at = mine, now
@@ -149,7 +160,8 @@ class WindowFiller:
             return False
         if self._filled == 0:
             self._production, self._indices = self._order.chunk(self._next)
-        begin, end = self._filled, min(len(self._indices), self._filled + _SAMPLES_A_STEP)
+        begin = self._filled
+        end = min(len(self._indices), self._filled + _SAMPLES_A_STEP)
         row = self._window.rows(self._next).start
         rows = slice(row + begin, row + end)
         began = self._clock()
@@ -173,14 +185,17 @@ class WindowFiller:
 
     def _was_busy(self, samples: int, seconds: float) -> None:
         """Tell the coordinator how fast samples are prepared while there is anything to do."""
-        self._prepared, self._busy_s = self._prepared + samples, self._busy_s + seconds
+        self._prepared = self._prepared + samples
+        self._busy_s = self._busy_s + seconds
         if self._busy_s >= _BUSY_S:
             self._world.tell(
                 0,
                 Tag.COORDINATOR,
                 Prepared(self._world.rank, self._prepared, self._busy_s, self._beside_s),
             )
-            self._prepared, self._busy_s, self._beside_s = 0, 0.0, 0.0
+            self._prepared = 0
+            self._busy_s = 0.0
+            self._beside_s = 0.0
 
 
 class SetFiller:
@@ -202,7 +217,10 @@ class SetFiller:
         training: bool,
         load: Callable[[range, np.ndarray, np.ndarray], list[BadSample]],
     ) -> None:
-        self._world, self._target, self._load, self._training = world, target, load, training
+        self._world = world
+        self._target = target
+        self._load = load
+        self._training = training
         turns = Turns(0, roles.preprocessors)
         here = roles.node_of[world.rank]
         node = [
@@ -212,11 +230,15 @@ class SetFiller:
         # coordinates first. Two may do the same, to the same bits.
         mine = [chunk for chunk in node if turns.rank_of(chunk) == world.rank]
         self._chunks = [*sorted(set(node) - set(mine)), *mine[::-1]]
-        self._mine, self._apart = set(mine), len(roles.preprocessors)
+        self._mine = set(mine)
+        self._apart = len(roles.preprocessors)
         self._rows: list[range] = []
-        self._relay = (
-            Relay(world, roles, target, turns, number, end=target.chunks) if leads else None
-        )
+        if leads:
+            self._relay: Relay | None = Relay(
+                world, roles, target, turns, number, end=target.chunks
+            )
+        else:
+            self._relay = None
 
     def step(self) -> bool:
         """Do a bounded piece of work; returns whether there was any."""

@@ -34,7 +34,9 @@ class Finish:
     def __init__(
         self, pipeline: Pipeline, is_done: bool, on_bad: Callable[[BadSample], None]
     ) -> None:
-        self._pipeline, self._is_done, self._on_bad = pipeline, is_done, on_bad
+        self._pipeline = pipeline
+        self._is_done = is_done
+        self._on_bad = on_bad
 
     def __call__(
         self,
@@ -83,7 +85,8 @@ class FinishedEpochs:
         limit: int = 2**26,
         shared: Callable[[int], Finished | None] | None = None,
     ) -> None:
-        self._pipeline, self._shared = pipeline, shared
+        self._pipeline = pipeline
+        self._shared = shared
         images, targets = pipeline.empty(1)
         size = pipeline.samples * (images.nbytes + targets.nbytes + 1)
         self._room = limit // max(size, 1) if pipeline.is_work else 0
@@ -109,17 +112,20 @@ class FinishedEpochs:
         if epoch is None:
             return self._pipeline.finish_kept(*kept(indices), indices, production, images, targets)
         whole_images, whole_targets, is_there = epoch
-        lacking, bad = indices[~is_there[indices]], []
+        lacking = indices[~is_there[indices]]
+        bad = []
         fence()
         if len(lacking):
             new_images, new_targets = self._pipeline.empty(len(lacking))
             bad = self._pipeline.finish_kept(
                 *kept(lacking), lacking, production, new_images, new_targets
             )
-            whole_images[lacking], whole_targets[lacking] = new_images, new_targets
+            whole_images[lacking] = new_images
+            whole_targets[lacking] = new_targets
             fence()
             is_there[lacking] = True
-        images[:], targets[:] = whole_images[indices], whole_targets[indices]
+        images[:] = whole_images[indices]
+        targets[:] = whole_targets[indices]
         return bad
 
     def _epoch(self, production: int) -> Finished | None:
@@ -178,11 +184,9 @@ class NodeEpochs:
                     fence()
                     self._holds[room] = production + 1
         found = np.flatnonzero(self._holds == production + 1)
-        return (
-            (self._images[found[0]], self._targets[found[0]], self._are_there[found[0]])
-            if len(found)
-            else None
-        )
+        if len(found):
+            return (self._images[found[0]], self._targets[found[0]], self._are_there[found[0]])
+        return None
 
     def _room(self) -> int | None:
         latest = np.where(
@@ -190,4 +194,6 @@ class NodeEpochs:
         )  # those that hold none first
         latest[np.isin(self._holds, self._at) & (self._holds > 0)] = -1
         place = int(latest.argmax())
-        return place if latest[place] > 0 else None
+        if latest[place] > 0:
+            return place
+        return None

@@ -98,7 +98,8 @@ def plan_layout(
     Raises:
         UserError: the window cannot hold the largest batch and one more chunk.
     """
-    chunk, size = min(chunk_size(image, target), samples), row_bytes(image, target)
+    chunk = min(chunk_size(image, target), samples)
+    size = row_bytes(image, target)
     batch_chunks = -(-largest_batch // chunk) + 1  # a batch may begin inside a chunk
     least = batch_chunks + 1
     slots = window // (chunk * size)
@@ -126,7 +127,8 @@ def plan_ring(
     """
     chunk = -(-samples // min(shards, samples))
     size = row_bytes(image, target)
-    least, slots = 3, window // (chunk * size)
+    least = 3
+    slots = window // (chunk * size)
     if slots < least:
         raise UserError(
             f"data.window: {format_size(window)} is too small for a ring: three shards of "

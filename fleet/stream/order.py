@@ -83,7 +83,8 @@ class StrictOrder:
     """
 
     def __init__(self, orders: Orders, size: int) -> None:
-        self._orders, self._size = orders, size
+        self._orders = orders
+        self._size = size
         self._latest: tuple[int, np.ndarray] | None = None
 
     def _order(self, epoch: int) -> np.ndarray:
@@ -121,7 +122,9 @@ class RingOrder:
         self, orders: Orders, size: int, seed: int, recorded: Sequence[tuple[int, ...]] = ()
     ) -> None:
         self._samples = orders.order(0)
-        self._size, self._seed, self._recorded = size, seed, tuple(recorded)
+        self._size = size
+        self._seed = seed
+        self._recorded = tuple(recorded)
         self.shards = -(-len(self._samples) // size)
         self._whole = len(self._samples) // size
         self._turn: tuple[int, np.ndarray] | None = None
@@ -135,7 +138,8 @@ class RingOrder:
         return int(self._turn[1][place])
 
     def chunk(self, sequence: int) -> tuple[int, np.ndarray]:  # noqa: D102 - Order says it
-        production, shard = sequence // self.shards, self.shard(sequence)
+        production = sequence // self.shards
+        shard = self.shard(sequence)
         samples = self._samples[shard * self._size : (shard + 1) * self._size]
         return production, rng_for(self._seed, ORDER, production, 2, shard).permutation(samples)
 
@@ -175,7 +179,8 @@ class PartOrder:
     """
 
     def __init__(self, order: Order, keeps: np.ndarray) -> None:
-        self._order, self._keeps = order, keeps
+        self._order = order
+        self._keeps = keeps
 
     def chunk(self, sequence: int) -> tuple[int, np.ndarray]:  # noqa: D102 - Order says it
         production, indices = self._order.chunk(sequence)

@@ -39,7 +39,10 @@ class OwnStream:
         self, store: Files, order: Order, waiting: Waiting, on_bad: Callable[[BadSample], None]
     ) -> None:
         self.waited_s = 0.0
-        self._store, self._order, self._waiting, self._on_bad = store, order, waiting, on_bad
+        self._store = store
+        self._order = order
+        self._waiting = waiting
+        self._on_bad = on_bad
 
     def batches(  # noqa: D102
         self,
@@ -80,7 +83,8 @@ class OwnStream:
         """Wait for what the thread has prepared; when a rank has died on which it waits, it waits no longer."""
 
         def look() -> Any:
-            if (item := _get(ahead)) is None:
+            item = _get(ahead)
+            if item is None:
                 self._waiting.check_writers()
             return item
 

@@ -47,8 +47,12 @@ class Reader:
         order: Order,
         keeps: np.ndarray | None = None,
     ) -> None:
-        self.waited_s, self._waiting = 0.0, waiting
-        self._window, self._reader, self._order, self._keeps = window, reader, order, keeps
+        self.waited_s = 0.0
+        self._waiting = waiting
+        self._window = window
+        self._reader = reader
+        self._order = order
+        self._keeps = keeps
 
     def join(self, epoch: int) -> None:
         """Promise to read from the start of a stream epoch on."""
@@ -66,7 +70,8 @@ class Reader:
         group: Group,
         taken: Container[int] = (),
     ) -> Iterator[Batch]:
-        layout, number = self._window.layout, epoch.number
+        layout = self._window.layout
+        number = epoch.number
         places = self._kept(layout.samples, lambda: self._order.itinerary(Epoch(number)).indices)
         for first in range(start, len(places), batch):
             last = min(first + batch, len(places))
@@ -80,7 +85,9 @@ class Reader:
 
     def _kept(self, samples: int, indices: Callable[[], np.ndarray]) -> Places:
         """The places, among so many samples, of those that are read."""
-        return range(samples) if self._keeps is None else np.flatnonzero(self._keeps[indices()])
+        if self._keeps is None:
+            return range(samples)
+        return np.flatnonzero(self._keeps[indices()])
 
     def _need(self, sequence: int) -> None:
         self._window.need(self._reader, sequence)
@@ -90,7 +97,8 @@ class Reader:
         wraps between them, or some samples in between are not read."""
         if isinstance(places, np.ndarray):
             return self._gathered(epoch, places)
-        window, layout = self._window, self._window.layout
+        window = self._window
+        layout = self._window.layout
         if not places:
             return window.images[:0], window.targets[:0]
         sequences = range(layout.sequence(epoch, places[0]), layout.sequence(epoch, places[-1]) + 1)
@@ -106,7 +114,8 @@ class Reader:
 
     def _gathered(self, epoch: int, places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Copies of samples, some of each chunk; it is let go when it has been read."""
-        window, layout = self._window, self._window.layout
+        window = self._window
+        layout = self._window.layout
         images = np.empty((len(places), *window.images.shape[1:]), window.images.dtype)
         targets = np.empty(len(places), window.targets.dtype)
         chunks = places // layout.chunk
@@ -116,7 +125,8 @@ class Reader:
             self._wait(sequence)
             here = chunks == chunk
             rows = window.rows(sequence).start + places[here] % layout.chunk
-            images[here], targets[here] = window.images[rows], window.targets[rows]
+            images[here] = window.images[rows]
+            targets[here] = window.targets[rows]
         return images, targets
 
     def _wait(self, sequence: int) -> None:
@@ -132,11 +142,10 @@ class Reader:
             reader: int(at) for reader, at in enumerate(window.cursors[:-1]) if at != NOT_READING
         }
         slowest = min(reading, key=lambda reader: reading[reader])
-        cause = (
-            f"reader {slowest} of this node, at chunk {reading[slowest]}, reads no further and the window is full"
-            if window.newest() - reading[slowest] >= window.layout.slots
-            else "the preprocessor that should write it does not"
-        )
+        if window.newest() - reading[slowest] >= window.layout.slots:
+            cause = f"reader {slowest} of this node, at chunk {reading[slowest]}, reads no further and the window is full"
+        else:
+            cause = "the preprocessor that should write it does not"
         return (
             f"chunk {sequence} of the stream has not arrived for {self._waiting.stall_s:.0f} s (data.stall): "
             f"{cause}; the newest chunk is {window.newest() - 1}"

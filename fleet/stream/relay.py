@@ -55,13 +55,16 @@ class Relay:
         end: int | None = None,
     ) -> None:
         leaders = [roles.leader(node) for node in range(roles.nodes)]
-        self._next, self._end = turns.first, end
-        self._world, self._target = world, target
+        self._next = turns.first
+        self._end = end
+        self._world = world
+        self._target = target
         self._group = world.group(leaders, _LAST_GROUP - 2 * number)
         # Leaders end after different numbers of broadcasts, and collectives of one communicator must come in
         # one order: so they agree on the end by another.
         self._ending = world.group(leaders, _LAST_GROUP - 2 * number - 1)
-        self._turns, self._node_of = turns, roles.node_of
+        self._turns = turns
+        self._node_of = roles.node_of
         self._node = roles.node_of[world.rank]
         self._under_way: deque[_Transfer] = deque()
         self._advance()

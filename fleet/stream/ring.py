@@ -77,7 +77,8 @@ class RingReader(Reader):
     ) -> None:
         super().__init__(window, reader, waiting, order, keeps)
         self._samples = window.layout.samples if keeps is None else int(keeps.sum())
-        self._ring, self._first = order, first
+        self._ring = order
+        self._first = first
 
     def join(self, epoch: int) -> None:
         """Nothing is promised: whatever is there when the first batch is asked for will do."""
@@ -88,7 +89,8 @@ class RingReader(Reader):
         """See :class:`~fleet.stream.batch.Batches`; ``start`` is 0, for a ring does not give the rest of an epoch."""
         if start:
             raise ValueError("a ring does not give the rest of an epoch")
-        samples, path = self._samples, list(epoch.path)
+        samples = self._samples
+        path = list(epoch.path)
         lacks = set(range(self._ring.shards))
 
         def is_of_use(sequence: int) -> bool:
@@ -102,7 +104,8 @@ class RingReader(Reader):
             mine = split_rows(first, last, group.rank, group.size)
             parts = []
             while True:
-                low, high = max(mine[0], begin), min(mine[1], end)
+                low = max(mine[0], begin)
+                high = min(mine[1], end)
                 if low < high:
                     parts.append(self._part(path[-1], places[low - begin : high - begin]))
                 if end >= last:
@@ -114,7 +117,8 @@ class RingReader(Reader):
                 places = self._kept(
                     self._window.length(path[-1]), lambda: self._order.chunk(path[-1])[1]
                 )
-                begin, end = end, end + len(places)
+                begin = end
+                end = end + len(places)
             images, targets = (
                 _joined(parts) if parts else (self._window.images[:0], self._window.targets[:0])
             )
@@ -124,11 +128,10 @@ class RingReader(Reader):
 
     def _part(self, sequence: int, places: Places) -> tuple[np.ndarray, np.ndarray]:
         start = self._window.rows(sequence).start
-        rows = (
-            slice(start + places.start, start + places.stop)
-            if isinstance(places, range)
-            else start + places
-        )
+        if isinstance(places, range):
+            rows = slice(start + places.start, start + places.stop)
+        else:
+            rows = start + places
         return self._window.images[rows], self._window.targets[rows]
 
     def _take(self, is_of_use: Callable[[int], bool], group: Group, gone: set[int]) -> int:
@@ -154,7 +157,8 @@ class RingReader(Reader):
         return sequence
 
     def _stalled(self, sequence: int) -> str:
-        window, newest = self._window, self._window.newest() - 1
+        window = self._window
+        newest = self._window.newest() - 1
         if window.has_slot(sequence):
             cause = "the preprocessor that should write it does not"
         else:

@@ -32,7 +32,8 @@ class SampleSet:
         create: bool,
         target: np.dtype = LABEL,
     ) -> None:
-        self.samples, self.chunk = samples, chunk
+        self.samples = samples
+        self.chunk = chunk
         self.chunks = -(-samples // chunk)
         self.segment, (self._ready, self.targets, self.images) = arrays_in(
             name,

@@ -45,12 +45,10 @@ class StallClock:
         progress: Callable[[], int] = lambda: 0,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self._stall_s, self._explain, self._progress, self._clock = (
-            stall_s,
-            explain,
-            progress,
-            clock,
-        )
+        self._stall_s = stall_s
+        self._explain = explain
+        self._progress = progress
+        self._clock = clock
         self._seen: int | None = None
         self._since = 0.0
 
@@ -60,9 +58,11 @@ class StallClock:
         Raises:
             Stalled: nothing has come for so long that the rank that should write has stopped.
         """
-        progress, now = self._progress(), self._clock()
+        progress = self._progress()
+        now = self._clock()
         if progress != self._seen:
-            self._seen, self._since = progress, now
+            self._seen = progress
+            self._since = now
         elif now - self._since > self._stall_s:
             raise Stalled(self._explain())
 
@@ -102,7 +102,8 @@ class Waiting:
         """
 
         def look() -> T | None:
-            if (found := ready()) is None:
+            found = ready()
+            if found is None:
                 self.check_writers()
                 clock.check()
             return found
@@ -111,5 +112,6 @@ class Waiting:
 
     def check_writers(self) -> None:
         """Raise WriterLost when one of those that write has died."""
-        if dead := [rank for rank in self.world.lost if rank in self.writers]:
+        dead = [rank for rank in self.world.lost if rank in self.writers]
+        if dead:
             raise WriterLost(f"rank {dead[0]}, which prepared samples, has died")

@@ -24,7 +24,8 @@ class Files:
     """Nothing is kept: this rank reads, decodes and transforms each sample."""
 
     def __init__(self, pipeline: Pipeline) -> None:
-        self._pipeline, self.empty = pipeline, pipeline.empty
+        self._pipeline = pipeline
+        self.empty = pipeline.empty
 
     def await_all(self, indices: np.ndarray, stop: threading.Event) -> None:
         """Wait until these can be loaded; less long where ``stop`` is set. For a thread: it does no duties.
@@ -62,7 +63,8 @@ class OwnMemory(Files):
         lacking = indices[~self._is_there[indices]]
         new_images, new_targets = self._pipeline.empty_kept(len(lacking))
         bad = self._pipeline.keep(lacking, new_images, new_targets)
-        self._images[lacking], self._targets[lacking] = new_images, new_targets
+        self._images[lacking] = new_images
+        self._targets[lacking] = new_targets
         self._is_there[lacking] = True
         return bad + self._finished.finish(
             lambda which: (self._images[which], self._targets[which]),
@@ -89,15 +91,16 @@ class KeptByNode(Files):
         shared: Callable[[int], Finished | None] | None = None,
     ) -> None:
         super().__init__(pipeline)
-        self._kept, self._row = (
-            kept,
-            np.argsort(pipeline.order(0)),
-        )  # they lie in the order of epoch 0
+        # they lie in the order of epoch 0
+        self._kept = kept
+        self._row = np.argsort(pipeline.order(0))
         self._is_alone = False  # whether what is not there yet will not come
-        self._stall_s, self._finished = stall_s, FinishedEpochs(pipeline, shared=shared)
+        self._stall_s = stall_s
+        self._finished = FinishedEpochs(pipeline, shared=shared)
 
     def await_all(self, indices: np.ndarray, stop: threading.Event) -> None:  # noqa: D102
-        rows, clock = self._row[indices], clock_for_set(self._kept, "training", self._stall_s)
+        rows = self._row[indices]
+        clock = clock_for_set(self._kept, "training", self._stall_s)
         while not (self._is_alone or self._kept.has_rows(rows) or stop.wait(_POLL_S)):
             clock.check()
 

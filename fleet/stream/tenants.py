@@ -22,13 +22,16 @@ class Tenants:
     """
 
     def __init__(self, world: World, roles: Roles, segment: Segment | None = None) -> None:
-        self._world, self._segment, self._place = world, segment, 0
+        self._world = world
+        self._segment = segment
+        self._place = 0
         self._mates: tuple[
             tuple[int, int], ...
         ] = ()  # place and rank of each that shares the GPU, this one included
         if segment is not None:
             self._place = roles.place(world.rank)
-            mine, gpu = roles.device_of[world.rank], roles.cluster.gpu
+            mine = roles.device_of[world.rank]
+            gpu = roles.cluster.gpu
             self._mates = tuple(
                 (roles.place(rank), rank)
                 for device, rank in roles.rank_of.items()

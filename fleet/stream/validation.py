@@ -66,8 +66,12 @@ class Validation:
         keeps: bool = True,
     ) -> None:
         self._rows = np.arange(pipeline.samples) if rows is None else rows
-        self._is_part, self.samples = rows is not None, len(self._rows)
-        self._pipeline, self._on_bad, self._shared, self._keeps = pipeline, on_bad, shared, keeps
+        self._is_part = rows is not None
+        self.samples = len(self._rows)
+        self._pipeline = pipeline
+        self._on_bad = on_bad
+        self._shared = shared
+        self._keeps = keeps
         self._held: tuple[np.ndarray, np.ndarray] | None = None
 
     def batches(self, batch: int, rank: int, size: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
@@ -81,9 +85,12 @@ class Validation:
 
     def _of_node(self, part: slice) -> tuple[np.ndarray, np.ndarray]:
         assert self._shared is not None
-        held, finish, rows = self._shared.samples, self._shared.finish, self._rows[part]
+        held = self._shared.samples
+        finish = self._shared.finish
+        rows = self._rows[part]
         where: slice | np.ndarray = rows if self._is_part else part
-        images, targets = held.images[where], held.targets[where]
+        images = held.images[where]
+        targets = held.targets[where]
         if finish is None:
             return images, targets
         return finish(images, targets, rows, np.zeros(len(rows), np.int64), training=False)

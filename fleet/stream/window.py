@@ -75,7 +75,8 @@ class Window:
 
     def __init__(self, layout: Layout, name: str, create: bool, is_relayed: bool = False) -> None:
         self.layout = layout
-        cursors, rows = layout.readers + 1, layout.slots * layout.chunk
+        cursors = layout.readers + 1
+        rows = layout.slots * layout.chunk
         words = cursors + 2 + 2 * layout.slots
         self.segment, (header, self.targets, self.images) = arrays_in(
             name,
@@ -187,7 +188,9 @@ class Window:
             :-1
         ].copy()  # all are looked at once: a reader may leave between two looks
         reading = cursors[(cursors != NOT_READING) & (cursors != CHOOSING)]
-        return int(reading.max()) if reading.size else None
+        if reading.size:
+            return int(reading.max())
+        return None
 
     def relayed(self, sequence: int) -> None:
         """Say that chunks before ``sequence`` have been sent to the other nodes, or came from there."""
@@ -199,11 +202,10 @@ class Window:
 
     def has(self, sequence: int) -> bool:
         """Whether chunk ``sequence`` is complete and still there."""
-        complete = (
-            sequence + 1 in self.stamps
-            if self.layout.is_ring
-            else int(self.stamps[sequence % self.layout.slots]) == sequence + 1
-        )
+        if self.layout.is_ring:
+            complete = sequence + 1 in self.stamps
+        else:
+            complete = int(self.stamps[sequence % self.layout.slots]) == sequence + 1
         fence()
         return complete
 

@@ -215,4 +215,8 @@ def direction_of(monitor: str) -> Direction | None:
     """
     name = monitor.removeprefix("val_")
     word = METRICS.get(snake(name))
-    return DOWN if name == "loss" else None if word is None else word.better
+    if name == "loss":
+        return DOWN
+    if word is None:
+        return None
+    return word.better

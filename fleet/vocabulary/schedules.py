@@ -24,7 +24,8 @@ def _cosine(
     if warmup_target is not None:
         if step < warmup_steps:
             return first + (warmup_target - first) * step / warmup_steps
-        step, first = step - warmup_steps, warmup_target
+        step = step - warmup_steps
+        first = warmup_target
     return first * _along_cosine(min(step, decay_steps) / decay_steps, alpha)
 
 
@@ -51,7 +52,9 @@ def _restarts(
 
 
 def _periods(step: float, decay_steps: float, staircase: bool) -> float:
-    return math.floor(step / decay_steps) if staircase else step / decay_steps
+    if staircase:
+        return math.floor(step / decay_steps)
+    return step / decay_steps
 
 
 def _exponential(
@@ -167,13 +170,17 @@ def problems_of(settings: Mapping[str, Any], schedule: Callable[..., float]) -> 
 
     It need not be whole: an entry of ``models`` may give what is left.
     """
-    problems, known, name = [], arguments_of(schedule), settings["name"]
-    if unknown := sorted(map(str, settings.keys() - {"name", *known})):
+    problems = []
+    known = arguments_of(schedule)
+    name = settings["name"]
+    unknown = sorted(map(str, settings.keys() - {"name", *known}))
+    if unknown:
         problems.append(
             f"the schedule {name} takes no {', '.join(unknown)}; its arguments are {', '.join(known)}"
         )
     for argument in (one for one in known if one in settings):
-        value, (kind, words) = settings[argument], _KINDS.get(known[argument].annotation, ("", ""))
+        value = settings[argument]
+        (kind, words) = _KINDS.get(known[argument].annotation, ("", ""))
         if value is None and known[argument].default is not inspect.Parameter.empty:
             continue  # None is Keras' default of those that can be None
         if kind and not _is_of_kind(value, kind):
@@ -188,10 +195,12 @@ def problems_of(settings: Mapping[str, Any], schedule: Callable[..., float]) -> 
 def problem_of_whole(settings: Mapping[str, Any], schedule: Callable[..., float]) -> str:
     """What a schedule still lacks that :func:`problems_of` has let pass; nothing where it is whole."""
     name = settings["name"]
-    if missing := [argument for argument in required(schedule) if argument not in settings]:
+    missing = [argument for argument in required(schedule) if argument not in settings]
+    if missing:
         return f"the schedule {name} lacks {', '.join(missing)}; its arguments are {', '.join(arguments_of(schedule))}"
     if schedule is _piecewise:
-        boundaries, values = settings["boundaries"], settings["values"]
+        boundaries = settings["boundaries"]
+        values = settings["values"]
         if len(values) != len(boundaries) + 1 or list(boundaries) != sorted(set(boundaries)):
             return (
                 f"the schedule {name} wants rising boundaries, and one value more than there are boundaries, not "

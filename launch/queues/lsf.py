@@ -70,9 +70,10 @@ def idle_nodes(queue: str | None) -> int:
     Raises:
         InputError: LSF does not answer, or there is no such queue.
     """
-    hosts = (
-        [] if queue is None else parse_hosts(call(["bqueues", "-noheader", "-o", "hosts", queue]))
-    )
+    if queue is None:
+        hosts = []
+    else:
+        hosts = parse_hosts(call(["bqueues", "-noheader", "-o", "hosts", queue]))
     return parse_idle(call(["bhosts", "-w", *hosts]))
 
 
@@ -83,7 +84,9 @@ def parse_hosts(text: str) -> list[str]:
     (['batch_nodes', 'h17'], [])
     """
     words = [re.sub(r"(/|\+\d*)+$", "", word) for word in text.split()]
-    return [] if "all" in words else words
+    if "all" in words:
+        return []
+    return words
 
 
 def parse_idle(text: str) -> int:

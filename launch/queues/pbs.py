@@ -12,10 +12,9 @@ from collections.abc import Sequence
 from launch.base import call, read_records
 from launch.queues.queue import Queue, QueuedJob
 
-_WAITING, _RUNNING = (
-    "QHWT",
-    "RESUB",
-)  # suspended ones have their processes still, and arrays that have begun some
+# suspended ones have their processes still, and arrays that have begun some
+_WAITING = "QHWT"
+_RUNNING = "RESUB"
 
 
 def own_jobs(names: Sequence[str]) -> list[QueuedJob]:

@@ -25,18 +25,19 @@ class DeafFile:
     """
 
     def __init__(self, file: IO[bytes], path: Path) -> None:
-        self._file, self._path = file, path
-        self.read, self.seek, self.tell = (
-            file.read,
-            file.seek,
-            file.tell,
-        )  # by the first, h5py knows a file
+        self._file = file
+        self._path = path
+        # by the first, h5py knows a file
+        self.read = file.read
+        self.seek = file.seek
+        self.tell = file.tell
         self._error: OSError | None = None
         self._unwritten: list[tuple[int, bytes]] = []  # where what is not in the file should be
 
     def check(self) -> None:
         """Raise CannotWrite, if there was an error."""
-        if (error := self._error) is not None:
+        error = self._error
+        if error is not None:
             raise CannotWrite(error.errno, error.strerror or str(error), str(self._path)) from error
 
     @contextmanager
@@ -76,11 +77,13 @@ class DeafFile:
 
     def readinto(self, buffer: memoryview) -> int:
         """Read what was written, to the file or not."""
-        start, view = self._file.tell(), memoryview(buffer).cast("B")
+        start = self._file.tell()
+        view = memoryview(buffer).cast("B")
         count: int = self._file.readinto(view)  # type: ignore[attr-defined]
         view[count:] = bytes(len(view) - count)
         for place, data in self._unwritten:
-            first, end = max(start, place), min(start + len(view), place + len(data))
+            first = max(start, place)
+            end = min(start + len(view), place + len(data))
             if first < end:
                 view[first - start : end - start] = data[first - place : end - place]
                 count = max(count, end - start)

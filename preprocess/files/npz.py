@@ -28,7 +28,9 @@ class ArrayPlace:
     member: str | None = None
 
     def __str__(self) -> str:
-        return self.path if self.member is None else f"{self.path}:{self.member}"
+        if self.member is None:
+            return self.path
+        return f"{self.path}:{self.member}"
 
     def open(self) -> np.ndarray:
         """The array: memory mapped, but for a member that is compressed, which is unpacked into memory.
@@ -43,14 +45,13 @@ class ArrayPlace:
         except OSError as error:
             raise InputError(f"{self}: cannot be read: {error.strerror or error}") from error
         except (ValueError, KeyError, EOFError, RuntimeError, zipfile.BadZipFile) as error:
-            because = (
-                (
+            if "allow_pickle" in str(error) or "Object arrays" in str(error):
+                because: object = (
                     "it holds Python objects, which are not read: they could run anything; save it as numbers or "
                     "text"
                 )
-                if "allow_pickle" in str(error) or "Object arrays" in str(error)
-                else error
-            )
+            else:
+                because = error
             raise InputError(f"{self}: {because}") from error
 
     def _open_member(self, name: str) -> np.ndarray:

@@ -70,7 +70,9 @@ class Table:
         """Where a row, or a cell, stands."""
         path = self.files[self.file_of[row]] if self.files else self.path
         where = f"{path} {self.unit} {self.lines[row]}"
-        return where if column is None else f"{where}, column {column!r}"
+        if column is None:
+            return where
+        return f"{where}, column {column!r}"
 
     def column(self, column: str, what: str) -> np.ndarray:
         """A column as it is, perhaps with cells without a value.
@@ -103,11 +105,10 @@ class Table:
                 "a text; give each number a column of its own (lists of labels are read with data.target: "
                 "multilabel)"
             )
-        missing = (
-            np.array([not cell.strip() for cell in cells])
-            if cells.dtype.kind == "O"
-            else self.missing[column]
-        )
+        if cells.dtype.kind == "O":
+            missing = np.array([not cell.strip() for cell in cells])
+        else:
+            missing = self.missing[column]
         self._check_complete(column, missing)
         return cells
 
@@ -127,7 +128,9 @@ class Table:
         if not is_number.any():
             self._check_commas(column, cells)
             truth = [_TRUTH.get(cell.strip().lower()) for cell in cells]
-            return cells if None in truth else np.array(truth, bool)
+            if None in truth:
+                return cells
+            return np.array(truth, bool)
         self._check_complete(column, np.array([cell.strip().lower() in MISSING for cell in cells]))
         if not is_number.all():
             odd = int(
@@ -246,7 +249,8 @@ def table_files(folder: str) -> list[str]:
         )
     )
     for endings in (PARQUET, (".csv", ".tsv", *(f".csv{ending}" for ending in _OPENERS))):
-        if found := [file for file in files if file.lower().endswith(endings)]:
+        found = [file for file in files if file.lower().endswith(endings)]
+        if found:
             return found
     raise InputError(f"{folder}: no Parquet or CSV files in this folder")
 
@@ -301,10 +305,8 @@ def _read_csv(path: str, delimiter: str | None, names: Sequence[str]) -> Table:
             header = next(reader, [])
             if names and header and all(map(_is_number, header)) and not set(names) <= set(header):
                 file.seek(0)
-                reader, header = (
-                    csv.reader(text, delimiter=delimiter),
-                    _given_header(path, names, header),
-                )
+                reader = csv.reader(text, delimiter=delimiter)
+                header = _given_header(path, names, header)
             is_unnamed = len(header) > 1 and not header[0].strip() and any(header)
             if is_unnamed and "Unnamed: 0" not in header:  # the index that pandas has written
                 header = ["Unnamed: 0", *header[1:]]
@@ -444,11 +446,14 @@ def _read_parquet(path: str) -> Table:
     except (OSError, pyarrow.ArrowException) as error:
         raise InputError(f"{path}: not a Parquet file that can be read: {error}") from error
     names = found.column_names
-    if (twice := twice_in(names)) is not None:
+    twice = twice_in(names)
+    if twice is not None:
         raise InputError(f"{path}: two columns are named {twice!r}")
     if not len(found):
         raise InputError(f"{path}: no rows")
-    columns, missing, lists = {}, {}, {}
+    columns = {}
+    missing = {}
+    lists = {}
     for name in names:
         column = found.column(name).combine_chunks()
         if pyarrow.types.is_nested(column.type):

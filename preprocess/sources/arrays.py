@@ -22,7 +22,7 @@ from preprocess.files.npz import ArrayPlace, member_names
 from preprocess.fingerprint import Marks, described, marks_by_reading
 from preprocess.parts import TRAIN, held_out_parts, parts_among, stand_in
 from preprocess.sources.masks import Masks, PixelClasses
-from preprocess.sources.targets import Targeted, flat, guess, understand
+from preprocess.sources.targets import Targeted, Targets, flat, guess, understand
 from preprocess.target import TargetWish
 
 Opened = tuple[Source, Source | None, Source | None]  # training, validation and test samples
@@ -86,22 +86,27 @@ class Arrays(Targeted):
                     f"{origin}: no array {name!r}; there are {', '.join(sorted(places)) or 'none'} "
                     "(options: inputs, targets, weights)"
                 )
-        self._place, self._of_targets = places[names.inputs], places[names.targets]
+        self._place = places[names.inputs]
+        self._of_targets = places[names.targets]
         self.places = (f"{os.path.realpath(self._place.path)}:{self._place.member or ''}",)
         _check_inputs(self._inputs, self._place)
-        count, values, place = len(self._inputs), self._targets, str(self._of_targets)
+        count = len(self._inputs)
+        values = self._targets
+        place = str(self._of_targets)
         if values.shape[:1] != (count,):
             raise InputError(
                 f"{origin}: {names.inputs} has {count} rows and {names.targets} "
                 f"{values.shape[0] if values.shape else 'none'}; there should be a target for each input"
             )
         kind = guess(values, place) if target is None else target.kind
-        targets = (
-            Masks(count, masks, self._name_of_mask, self._mask)
-            if kind == "mask"
-            else understand(values, target, place, self.name)
-        )
-        weights = np.array(flat(places[names.weights].open())) if names.weights in places else None
+        if kind == "mask":
+            targets: Masks | Targets = Masks(count, masks, self._name_of_mask, self._mask)
+        else:
+            targets = understand(values, target, place, self.name)
+        if names.weights in places:
+            weights = np.array(flat(places[names.weights].open()))
+        else:
+            weights = None
         super().__init__(targets, weights, count)
 
     def read(self, index: int) -> np.ndarray:
@@ -155,7 +160,8 @@ def open_npz(
     Raises:
         InputError: no such file, or arrays that do not fit.
     """
-    names, masks = Names.asked(inputs, targets, weights), PixelClasses.told(pixels, target)
+    names = Names.asked(inputs, targets, weights)
+    masks = PixelClasses.told(pixels, target)
     if os.path.isdir(path):
         files = {file.stem: str(file) for file in Path(path).glob("*.npz")}
         parts = parts_among(files, path)

@@ -33,13 +33,15 @@ class NamedFiles(OneFileEach, InOrder):
     """
 
     def __init__(self, paths: Sequence[str | Path]) -> None:
-        self._files, self.unread = list[str](), Counter[str]()
+        self._files = list[str]()
+        self.unread = Counter[str]()
         for path in map(str, paths):
             if not os.path.exists(path):
                 raise InputError(f"{path}: no such file or folder")
-            found = (
-                [path] if not os.path.isdir(path) else sorted(images_below(path, (), self.unread))
-            )
+            if not os.path.isdir(path):
+                found = [path]
+            else:
+                found = sorted(images_below(path, (), self.unread))
             if not found:
                 raise InputError(
                     f"{path}: no images in this folder (files that end in "
@@ -59,7 +61,8 @@ class NamedRows(InOrder):
     """
 
     def __init__(self, path: str | Path) -> None:
-        self._path, self._rows = str(path), ArrayPlace(str(path)).open()
+        self._path = str(path)
+        self._rows = ArrayPlace(str(path)).open()
         if not (self._rows.ndim and len(self._rows)):
             raise InputError(f"{path}: an array of shape {self._rows.shape} has no rows")
 

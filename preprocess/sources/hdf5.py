@@ -74,7 +74,8 @@ class HDF5(Targeted):
                 "targets" if "targets" in part and "labels" not in part else "labels"
             )
             self._check(part)
-            count, wish = len(part[inputs]), self._wish(part[self._column], target)
+            count = len(part[inputs])
+            wish = self._wish(part[self._column], target)
             weights_of_rows = member(part, weights)
             weighed = None if weights_of_rows is None else flat(weights_of_rows[:])
             is_mask = wish is not None and wish.kind == "mask"
@@ -98,18 +99,24 @@ class HDF5(Targeted):
     def mask(self, index: int) -> bytes | np.ndarray:
         """A mask as it lies there: a file, or numbers."""
         found = np.asarray(self._row(self._column, index))
-        return found.tobytes() if self._masks_are_files else found
+        if self._masks_are_files:
+            return found.tobytes()
+        return found
 
     def name(self, index: int) -> str:
         """The name that was kept, or the number."""
-        kept = (
-            text_of(self._part["names"][index : index + 1])[0] if "names" in self._part else index
-        )
+        if "names" in self._part:
+            kept: object = text_of(self._part["names"][index : index + 1])[0]
+        else:
+            kept = index
         return printable(f"{self.path}:{self.group}[{kept}]")
 
     def sample_marks(self) -> Marks:
         """See :mod:`preprocess.fingerprint`."""
-        names = hashed(text_of(self._part["names"][:])) if "names" in self._part else None
+        if "names" in self._part:
+            names = hashed(text_of(self._part["names"][:]))
+        else:
+            names = None
         found = marks_by_reading(self, os.path.getsize(self.path), "row", names)
         return replace(found, facts={"inputs": described(self._part[self._inputs])})
 
@@ -149,7 +156,8 @@ class HDF5(Targeted):
             found = member(part, name)
             if not isinstance(found, h5py.Dataset) or not found.shape:
                 raise InputError(f"{self.path}: it has no data set {where}/{name}")
-        images, targets = part[self._inputs], part[self._column]
+        images = part[self._inputs]
+        targets = part[self._column]
         if not (_is_encoded(images) or (images.ndim >= 1 and images.dtype.kind in "uifb")):
             raise InputError(
                 f"{self.path}: {where}/{self._inputs} is {images.shape} of {images.dtype}; it must be (n, "
@@ -173,19 +181,25 @@ class HDF5(Targeted):
             _is_encoded(found) or (found.ndim in (3, 4) and found.dtype.kind in "iu")
         ):
             said = "mask"
-        return TargetWish(said) if wish is None and said is not None else wish
+        if wish is None and said is not None:
+            return TargetWish(said)
+        return wish
 
     def _open_masks(self, part: h5py.Group, coding: PixelClasses) -> Masks:
         column = part[self._column]
         names = _names(part, "classes")
         if not coding.names and names:
-            ignore = int(column.attrs["ignore"]) if "ignore" in column.attrs else coding.ignore
+            if "ignore" in column.attrs:
+                ignore: int | None = int(column.attrs["ignore"])
+            else:
+                ignore = coding.ignore
             coding = PixelClasses(range(len(names)), names, ignore)
         self._masks_are_files = _is_encoded(column)
         return Masks(len(column), coding, self.name, self.mask)
 
     def _understood(self, part: h5py.Group, wish: TargetWish | None) -> Targets:
-        where, found = f"{self.path}: {self.group.rstrip('/')}/{self._column}", part[self._column]
+        where = f"{self.path}: {self.group.rstrip('/')}/{self._column}"
+        found = part[self._column]
         is_class = wish is None or wish.kind == "class"
         members = h5py.check_enum_dtype(found.dtype)
         if is_class and members is not None and found.shape[1:] in ((), (1,)):
@@ -199,7 +213,8 @@ class HDF5(Targeted):
 
     def _labelled(self, part: h5py.Group, wish: TargetWish | None, where: str) -> Targets:
         """Labels that are places in a list of classes, or names of classes."""
-        found, classes = part["labels"], _names(part, "classes")
+        found = part["labels"]
+        classes = _names(part, "classes")
         if _is_text(found):
             texts = text_of(found[:])
             if not classes:
@@ -248,7 +263,9 @@ def _is_text(column: h5py.Dataset) -> bool:
 def _names(part: h5py.Group, name: str) -> tuple[str, ...]:
     """The names in a data set; none where there is no such data set."""
     found = member(part, name)
-    return () if found is None else tuple(text_of(np.atleast_1d(found[()])))
+    if found is None:
+        return ()
+    return tuple(text_of(np.atleast_1d(found[()])))
 
 
 def _is_encoded(column: h5py.Dataset) -> bool:

@@ -109,7 +109,10 @@ def _check_virtual(dataset: h5py.Dataset, above: frozenset[tuple[str, str]]) -> 
     has_source = np.zeros(len(dataset), bool)
     for source in dataset.virtual_sources():
         bounds = _bounds(source.vspace)
-        rows = slice(None) if bounds is None else slice(bounds[0][0], bounds[1][0] + 1)
+        if bounds is None:
+            rows = slice(None)
+        else:
+            rows = slice(bounds[0][0], bounds[1][0] + 1)
         has_source[rows] = True
         for file, name in _files_of(dataset, source.file_name, source.dset_name):
             _check_source(dataset, file, name, source, above | {place})

@@ -70,9 +70,13 @@ class Rows(Targeted):
         masks: PixelClasses,
         target: TargetWish | None,
     ) -> None:
-        self._path, self._split, self._inputs, self._column = path, split, inputs, targets
+        self._path = path
+        self._split = split
+        self._inputs = inputs
+        self._column = targets
         self.places = (os.path.join(os.path.realpath(path), split or ""),)
-        rows, origin = self._rows, f"{path}{f' ({split})' if split else ''}"
+        rows = self._rows
+        origin = f"{path}{f' ({split})' if split else ''}"
         for column in (*inputs, targets, *([weights] if weights else [])):
             if column not in rows.column_names:
                 raise InputError(
@@ -97,7 +101,9 @@ class Rows(Targeted):
         row = self._row(index)
         if len(self._inputs) > 1:
             found = np.array([row[column] for column in self._inputs], np.float64)
-            return found.astype(np.float32) if np.abs(found).max() < _SMALL else found
+            if np.abs(found).max() < _SMALL:
+                return found.astype(np.float32)
+            return found
         value = row[self._inputs[0]]
         if isinstance(value, dict):
             return _encoded(value, self.name(index))
@@ -192,11 +198,10 @@ def open_huggingface(
     if splits and TRAIN not in parts:
         raise InputError(f"{path}: no split train; there are {', '.join(splits)}")
     columns = (splits[parts[TRAIN]] if splits else found).column_names
-    wanted = (
-        (inputs,)
-        if isinstance(inputs, str)
-        else tuple(inputs or (_first(columns, INPUTS, "inputs", path),))
-    )
+    if isinstance(inputs, str):
+        wanted: tuple[str, ...] = (inputs,)
+    else:
+        wanted = tuple(inputs or (_first(columns, INPUTS, "inputs", path),))
     column = targets or _first(columns, TARGETS, "targets", path)
 
     def rows(split: str, masks: PixelClasses) -> Rows:
@@ -262,7 +267,8 @@ def _encoded(value: Any, name: str) -> bytes:
 
 def _understood(rows: Any, column: str, wish: TargetWish | None, origin: str, name: Any) -> Targets:
     """The targets of a column, whose features may say what they are."""
-    feature, values = rows.features[column], rows[column][:]
+    feature = rows.features[column]
+    values = rows[column][:]
     missing = next((row for row, value in enumerate(values) if value is None), None)
     if missing is not None:
         raise InputError(f"{origin}: {name(missing)} has no value")

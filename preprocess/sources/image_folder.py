@@ -118,7 +118,8 @@ class MaskedImages(OneFileEach, Targeted):
     """
 
     def __init__(self, images: str, masks: str, coding: PixelClasses) -> None:
-        self.folder, self.places = images, (images,)
+        self.folder = images
+        self.places = (images,)
         self.unread = Counter()
         files = _by_stem(images, EXTENSIONS, self.unread)
         theirs = _by_stem(masks, EXTENSIONS | {".npy"}, self.unread)
@@ -170,7 +171,10 @@ def open_image_folder(
         InputError: the path is missing or holds neither.
     """
     check_folder(path)
-    is_mask = _has_masks(path, images, "masks") if target is None else target.kind == "mask"
+    if target is None:
+        is_mask = _has_masks(path, images, "masks")
+    else:
+        is_mask = target.kind == "mask"
     if is_mask or masks is not None:
         return _open_masked(path, images, masks or "masks", PixelClasses.told(pixels, target))
     if pixels is not None:
@@ -294,7 +298,8 @@ def _by_stem(folder: str, extensions: frozenset[str], unread: Counter[str]) -> d
     found: dict[str, str] = {}
     for path in images_below(folder, (), unread, extensions):
         stem = os.path.splitext(os.path.relpath(path, folder))[0].removesuffix("_mask")
-        if (other := found.setdefault(stem, path)) != path:
+        other = found.setdefault(stem, path)
+        if other != path:
             raise InputError(
                 f"{path}: {other} has the same name; one of them must go, or be renamed"
             )
@@ -338,7 +343,9 @@ def on_unread(source: object) -> str:
 
 
 def _but(unread: Counter[str]) -> str:
-    return f", but {_endings(unread)}" if unread else ""
+    if unread:
+        return f", but {_endings(unread)}"
+    return ""
 
 
 def _endings(unread: Counter[str]) -> str:
@@ -378,7 +385,8 @@ def _scan(folder: str, inside: tuple[str, ...]) -> tuple[list[str], list[str]]:
     Raises:
         InputError: the folder cannot be read, or a link leads nowhere.
     """
-    folders, files = [], []
+    folders = []
+    files = []
     try:
         with os.scandir(folder) as entries:
             for entry in entries:

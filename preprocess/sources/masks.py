@@ -92,7 +92,9 @@ def _palette(image: Image.Image) -> np.ndarray | None:
     if image.mode == "1":
         return np.array([[0, 0, 0], [255, 255, 255]], np.uint8)
     colours = image.getpalette("RGB") if image.mode == "P" else None
-    return None if colours is None else np.array(colours, np.uint8).reshape(-1, 3)
+    if colours is None:
+        return None
+    return np.array(colours, np.uint8).reshape(-1, 3)
 
 
 def _colour(palette: np.ndarray, number: int) -> Colour:
@@ -113,7 +115,9 @@ def plain_mask(found: np.ndarray) -> np.ndarray:
             f"its mask is {found.shape} of {found.dtype}; it should have one whole number for each pixel, "
             "its class: a greyscale or palette image, or an array (height, width) of integers"
         )
-    return found.astype(np.uint8) if found.dtype.kind == "b" else found
+    if found.dtype.kind == "b":
+        return found.astype(np.uint8)
+    return found
 
 
 class PixelClasses:
@@ -143,8 +147,10 @@ class PixelClasses:
                 f"data.target: ignore: {ignore} is the value of the class {names[values.index(ignore)]}; "
                 "it should be that of pixels of no class"
             )
-        self.names, self.ignore = tuple(names), ignore
-        self.colours, self.by_grey = dict(colours or {}), by_grey
+        self.names = tuple(names)
+        self.ignore = ignore
+        self.colours = dict(colours or {})
+        self.by_grey = by_grey
         self._values = np.array(values, np.int64)
         self._is_plain = list(values) == list(range(len(values)))
         self._sorter = np.argsort(self._values)
@@ -274,10 +280,12 @@ class Masks:
         name: Callable[[int], str],
         content: Callable[[int], bytes | np.ndarray],
     ) -> None:
-        self.name, self._content = name, content
-        self.classes = (
-            self._looked_at(count, classes) if classes.names else self._found(count, classes)
-        )
+        self.name = name
+        self._content = content
+        if classes.names:
+            self.classes = self._looked_at(count, classes)
+        else:
+            self.classes = self._found(count, classes)
 
     @property
     def spec(self) -> TargetSpec:
@@ -298,7 +306,8 @@ class Masks:
 
     def seen(self, keys: np.ndarray) -> dict[str, np.ndarray]:
         """What some of the masks are known by; see :mod:`preprocess.fingerprint`."""
-        content, rows = np.full(len(keys), UNSEEN, np.uint64), looked_at(len(keys))
+        content = np.full(len(keys), UNSEEN, np.uint64)
+        rows = looked_at(len(keys))
         for row in rows.tolist():
             with suppress(BadSample):
                 content[row] = of(self.decoded(row))
@@ -317,7 +326,9 @@ class Masks:
 
     def _decoded(self, index: int) -> Decoded:
         found = self._content(index)
-        return Decoded(plain_mask(found)) if isinstance(found, np.ndarray) else decode_mask(found)
+        if isinstance(found, np.ndarray):
+            return Decoded(plain_mask(found))
+        return decode_mask(found)
 
     def _looked_at(self, count: int, classes: PixelClasses) -> PixelClasses:
         """The classes that are told, once a few masks have been compared.
@@ -338,7 +349,8 @@ class Masks:
                 raise InputError(f"{self.name(index)}: {error}") from error
             except (BadImage, BadSample):  # is counted when it is read
                 continue
-        told, levels = {*classes.values, classes.ignore}, palettes.grey_levels()
+        told = {*classes.values, classes.ignore}
+        levels = palettes.grey_levels()
         means_levels = levels is not None and levels <= told and not {*palettes.colours} <= told
         if palettes.difference and not means_levels:
             raise InputError(palettes.difference)
@@ -355,7 +367,10 @@ class Masks:
             except UnfitMask as error:
                 raise InputError(f"{self.name(index)}: {error}") from error
             except (BadImage, BadSample) as error:
-                named = error if isinstance(error, BadSample) else f"{self.name(index)}: {error}"
+                if isinstance(error, BadSample):
+                    named: object = error
+                else:
+                    named = f"{self.name(index)}: {error}"
                 raise InputError(
                     f"{named} (all masks are read, to find the classes, unless data.target or "
                     "options: pixels says them)"

@@ -143,15 +143,16 @@ class Shards(Targeted):
             raise InputError(f"buffer: {counted(buffer, 'record')}; it must be at least 1")
         self._index = load_index(tuple(shards), form)
         self.places = tuple(shards)
-        self._form, self._buffer = form, buffer
-        found, count = self._index, len(self._index.offsets)
+        self._form = form
+        self._buffer = buffer
+        found = self._index
+        count = len(self._index.offsets)
         weights = found.weights if len(found.weights) else None
         self.are_lists = are_lists or _are_lists(found, target)
-        targets = (
-            Masks(count, masks, self.name, self.mask)
-            if target is not None and target.kind == "mask"
-            else _understood(found, target, shards[0], self.name, self.are_lists)
-        )
+        if target is not None and target.kind == "mask":
+            targets: Masks | Targets = Masks(count, masks, self.name, self.mask)
+        else:
+            targets = _understood(found, target, shards[0], self.name, self.are_lists)
         super().__init__(targets, weights, count)
 
     def read(self, index: int) -> bytes | np.ndarray:
@@ -182,7 +183,8 @@ class Shards(Targeted):
 
     def sample_marks(self) -> Marks:
         """Large records are known by their shards and places; see :mod:`preprocess.fingerprint`."""
-        sizes, names = self._index.sizes, None
+        sizes = self._index.sizes
+        names = None
         if sizes.sum() > WHOLE:
             starts = np.diff(self._index.starts)
             shards = np.repeat(list(map(os.path.basename, self._index.shards)), starts).tolist()
@@ -191,11 +193,9 @@ class Shards(Targeted):
                 f"{shard}[{number}]" for shard, number in zip(shards, numbers, strict=True)
             )
         found = marks_by_reading(self, int(sizes.sum()), "record", names)
-        return (
-            found
-            if names is None
-            else replace(found, seen={**found.seen, "size": sizes.astype(np.uint64) + 1})
-        )
+        if names is None:
+            return found
+        return replace(found, seen={**found.seen, "size": sizes.astype(np.uint64) + 1})
 
     @cached_property
     def _open(self) -> OrderedDict[int, int]:

@@ -105,16 +105,20 @@ class TableRows(Targeted):
     def __init__(
         self, table: Table, rows: np.ndarray, columns: Columns, targets: Targets | MaskFiles
     ) -> None:
-        self._table_path, self._unit, self._lines = table.path, table.unit, table.lines[rows]
+        self._table_path = table.path
+        self._unit = table.unit
+        self._lines = table.lines[rows]
         self._tables = table.files
         self._table_of = table.file_of[rows] if table.files else table.file_of
-        self.columns, self.row_numbers = columns, rows
+        self.columns = columns
+        self.row_numbers = rows
         self.places = (f"{os.path.realpath(table.path)}:{columns.split or ''}{int(rows[0])}",)
         used = {*columns.inputs, *columns.targets, columns.weights}
         self._header = {"columns": ", ".join(name for name in table.columns if name in used)}
-        weights = (
-            None if columns.weights is None else table.numbers(columns.weights, "a weight")[rows]
-        )
+        if columns.weights is None:
+            weights = None
+        else:
+            weights = table.numbers(columns.weights, "a weight")[rows]
         super().__init__(targets.some(rows), weights, len(rows))
         for name, column in (("groups", columns.group), ("strata", columns.stratify)):
             if column is not None:
@@ -123,7 +127,10 @@ class TableRows(Targeted):
                 )
 
     def _row(self, index: int) -> str:
-        path = self._tables[self._table_of[index]] if self._tables else self._table_path
+        if self._tables:
+            path = self._tables[self._table_of[index]]
+        else:
+            path = self._table_path
         return printable(f"{path} {self._unit} {self._lines[index]}")
 
 
@@ -200,7 +207,8 @@ class NewRows(InOrder):
         known = columns.inputs or tuple(map(str, range(count)))
         table = read_table(path, columns.delimiter, known)
         names = columns.inputs or _by_position(table, columns, count)
-        if missing := [name for name in names if name not in table.columns]:
+        missing = [name for name in names if name not in table.columns]
+        if missing:
             raise InputError(
                 f"{path}: no column{'s' if len(missing) > 1 else ''} {listed(list(map(repr, missing)))}, "
                 f"which the networks take; its columns: {listed(list(table.columns))}"
@@ -217,11 +225,9 @@ class NewRows(InOrder):
 
     def read(self, index: int) -> bytes | np.ndarray:
         """The features of a row, or the file that it names; see :class:`~preprocess.base.Source`."""
-        return (
-            _read_file(self._files[index], self.name(index))
-            if self._features is None
-            else self._features[index].copy()
-        )
+        if self._features is None:
+            return _read_file(self._files[index], self.name(index))
+        return self._features[index].copy()
 
     def name(self, index: int) -> str:
         """The table and the number of the row, from 0."""
@@ -235,7 +241,9 @@ def columns_of(source: Source) -> Columns | None:
     found: Source | None = source
     while found is not None and not isinstance(found, TableRows):
         found = getattr(found, "source", None)
-    return None if found is None else found.columns
+    if found is None:
+        return None
+    return found.columns
 
 
 def open_table(
@@ -294,14 +302,20 @@ def open_table(
     form = FileRows if columns.is_paths else FeatureRows
 
     def part(name: str | None) -> Source | None:
-        return None if name is None else form(table, parts[name], columns, found)
+        if name is None:
+            return None
+        return form(table, parts[name], columns, found)
 
     parts = _parts(table, split)
     held_out, tested = held_out_parts({name: name for name in parts})
-    train, validation = part(TRAIN), part(held_out)
+    train = part(TRAIN)
+    validation = part(held_out)
     assert train is not None
     if validation is not None and held_out is not None:
-        place = f"{held_out} in {path}" if split is None else f"{held_out} in column {split!r}"
+        if split is None:
+            place = f"{held_out} in {path}"
+        else:
+            place = f"{held_out} in column {split!r}"
         stand_in(validation, held_out, place)
     return train, validation, part(tested)
 
@@ -409,7 +423,8 @@ def _features(table: Table, names: Sequence[str]) -> np.ndarray:
 
 def _several(names: str | Sequence[str]) -> tuple[str, ...]:
     found = (names,) if isinstance(names, str) else tuple(names)
-    if (twice := twice_in(found)) is not None:
+    twice = twice_in(found)
+    if twice is not None:
         raise InputError(f"column {twice!r} is named twice (options: inputs, targets)")
     return found
 
@@ -421,7 +436,8 @@ def _files(table: Table, column: str) -> list[str]:
     seen: dict[str, int] = {}
     for row, name in enumerate(names):
         file = os.path.normpath(os.path.join(folder, name))
-        if (first := seen.setdefault(file, row)) != row:
+        first = seen.setdefault(file, row)
+        if first != row:
             raise InputError(
                 f"{table.place(row, column)}: {name} stands in {table.unit} {table.lines[first]} too; "
                 "each file should be listed once (options: weights makes some count for more)"
@@ -483,7 +499,8 @@ def _parts_by_file(table: Table) -> Mapping[str, np.ndarray]:
 
 def _targets(table: Table, columns: Columns, wish: TargetWish | None) -> Targets | MaskFiles:
     """The targets of all rows."""
-    names, origin = columns.targets, f"{table.path}, {', '.join(map(repr, columns.targets))}"
+    names = columns.targets
+    origin = f"{table.path}, {', '.join(map(repr, columns.targets))}"
     kind = None if wish is None else wish.kind
     if kind == "mask":
         if len(names) > 1:
@@ -518,6 +535,8 @@ def _read_file(file: str, name: str) -> bytes | np.ndarray:
     """
     content = read_file(file, lambda: name)
     try:
-        return parse_npy(content) if is_npy(content) else content
+        if is_npy(content):
+            return parse_npy(content)
+        return content
     except BadImage as error:
         raise BadSample(name, str(error)) from error

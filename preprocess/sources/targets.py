@@ -120,7 +120,8 @@ def label_sets(
     if wish is not None and (wish.names or wish.outputs):
         labels, columns = _places(names, wish)
         for row, members in enumerate(sets):
-            if unknown := sorted(map(str, members - columns.keys())):
+            unknown = sorted(map(str, members - columns.keys()))
+            if unknown:
                 raise InputError(
                     f"{origin}: {name(row)} has the label {unknown[0]!r}, which is none of "
                     f"{_shown(labels)} (data.target)"
@@ -142,7 +143,8 @@ def named(found: Targets, wish: TargetWish | None, origin: str) -> Targets:
     """
     if wish is None or not wish.names or set(found.names) == set(wish.names):
         return found
-    if unknown := [name for name in found.names if name not in wish.names]:
+    unknown = [name for name in found.names if name not in wish.names]
+    if unknown:
         raise InputError(
             f"{origin}: {unknown[0]!r}{and_more(unknown)} is none of {_shown(wish.names)} "
             "(data.target: names); the names should be those of the data"
@@ -179,7 +181,10 @@ def _classes_of_names(
             )
     if len(found.names) == len(wish.names):
         return found
-    ascending = sorted(wish.names, key=int) if _are_numbers(wish.names) else sorted(wish.names)
+    if _are_numbers(wish.names):
+        ascending = sorted(wish.names, key=int)
+    else:
+        ascending = sorted(wish.names)
     return relabeled(found, tuple(ascending))
 
 
@@ -209,12 +214,16 @@ def _shown(names: Sequence[str]) -> str:
 
 
 def _spelled(label: object) -> object:
-    return spelled(label) if isinstance(label, str) else label
+    if isinstance(label, str):
+        return spelled(label)
+    return label
 
 
 def flat(numbers: np.ndarray) -> np.ndarray:
     """Numbers of samples, where each may stand in a row of its own."""
-    return numbers[:, 0] if numbers.ndim == 2 and numbers.shape[1] == 1 else numbers
+    if numbers.ndim == 2 and numbers.shape[1] == 1:
+        return numbers[:, 0]
+    return numbers
 
 
 def guess(values: np.ndarray, origin: str) -> Kind:
@@ -314,7 +323,10 @@ def _classes(
             ]
         )
     if values.dtype.kind == "U":
-        empty = np.flatnonzero(np.char.strip(values) == "") if len(values) else np.empty(0, int)
+        if len(values):
+            empty = np.flatnonzero(np.char.strip(values) == "")
+        else:
+            empty = np.empty(0, int)
         if len(empty):
             raise InputError(
                 f"{origin}: {name(int(empty[0]))} has no class{and_more(empty)}: an empty text"
@@ -383,9 +395,12 @@ class Targeted(RandomAccess):
         self._count = count
         self.masks: Masks | None = None
         if not isinstance(targets, Targets):
-            self.masks, self.target, self.classes = targets, targets.spec, targets.spec.names
+            self.masks = targets
+            self.target = targets.spec
+            self.classes = targets.spec.names
         elif targets.kind == "class":
-            self.labels, self.classes = targets.values, targets.names
+            self.labels = targets.values
+            self.classes = targets.names
         else:
             self.target, self.targets, self.classes = targets.spec(), targets.values, targets.names
         if weights is not None:

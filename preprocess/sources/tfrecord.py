@@ -24,8 +24,15 @@ from preprocess.sources.masks import PixelClasses
 from preprocess.sources.shards import BUFFER, Record, Shards, Value, opener
 from preprocess.target import TargetWish
 
-_BYTES, _FLOAT, _INT64 = 1, 2, 3  # the field numbers of Feature
-_VARINT, _FIXED64, _DELIMITED, _FIXED32 = 0, 1, 2, 5  # wire types
+# the field numbers of Feature
+_BYTES = 1
+_FLOAT = 2
+_INT64 = 3
+# wire types
+_VARINT = 0
+_FIXED64 = 1
+_DELIMITED = 2
+_FIXED32 = 5
 
 _Content = mmap.mmap | memoryview
 
@@ -88,7 +95,9 @@ class TFRecord:
         if isinstance(found, Place):
             data = bytes(message[found.start : found.end])
             if self.dtype is None:
-                return self._shaped(parse_npy(data)) if is_npy(data) else data
+                if is_npy(data):
+                    return self._shaped(parse_npy(data))
+                return data
             whole = len(data) - len(data) % np.dtype(self.dtype).itemsize
             return self._shaped(np.frombuffer(data[:whole], self.dtype).copy())
         if not isinstance(found, list) or not found:
@@ -99,7 +108,9 @@ class TFRecord:
 
     def _shaped(self, array: np.ndarray) -> np.ndarray:
         try:
-            return array if self.shape is None else array.reshape(self.shape)
+            if self.shape is None:
+                return array
+            return array.reshape(self.shape)
         except ValueError:
             raise BadImage(
                 f"it has {array.size} numbers, not those of shape {self.shape} (options: shape, dtype)"
@@ -157,11 +168,9 @@ class TFRecord:
             raise InputError(
                 f"{name}: the feature {self.label_key!r} holds numbers; a mask should be an encoded image"
             )
-        return (
-            value[0]
-            if len(value) == 1 or (self.is_class and isinstance(value[0], int))
-            else tuple(value)
-        )
+        if len(value) == 1 or (self.is_class and isinstance(value[0], int)):
+            return value[0]
+        return tuple(value)
 
 
 def open_tfrecord(
@@ -213,7 +222,8 @@ def open_tfrecord(
 
 def _records(shard: str, content: mmap.mmap) -> Iterator[tuple[int, int]]:
     """Where each message begins and how long it is."""
-    position, end = 0, len(content)
+    position = 0
+    end = len(content)
     while position < end:
         header = content[position : position + 12]
         if len(header) < 12:
@@ -255,7 +265,9 @@ def _value(content: _Content, start: int, end: int) -> Place | list[int] | list[
     for kind, _, place in _fields(content, start, end):
         if kind == _BYTES and isinstance(place, tuple):
             found = next(_delimited(content, *place, 1), None)
-            return None if found is None else Place(*found)
+            if found is None:
+                return None
+            return Place(*found)
         if kind == _INT64 and isinstance(place, tuple):
             return list(_integers(content, *place))
         if kind == _FLOAT and isinstance(place, tuple):
@@ -287,7 +299,9 @@ def _integers(content: _Content, start: int, end: int) -> Iterator[int]:
 
 
 def _signed(value: int) -> int:
-    return value - (1 << 64) if value >> 63 else value
+    if value >> 63:
+        return value - (1 << 64)
+    return value
 
 
 def _floats(content: _Content, start: int, end: int) -> Iterator[float]:
@@ -313,7 +327,8 @@ def _fields(
     """Number, wire type and value of each field of a message; of all but varints the place of the value."""
     while start < end:
         tag, start = _varint(content, start)
-        number, wire = tag >> 3, tag & 7
+        number = tag >> 3
+        wire = tag & 7
         value: int | tuple[int, int]
         if wire == _VARINT:
             value, start = _varint(content, start)
@@ -323,7 +338,8 @@ def _fields(
                 if wire == _DELIMITED
                 else (8 if wire == _FIXED64 else 4, start)
             )
-            value, start = (begin, begin + length), begin + length
+            value = (begin, begin + length)
+            start = begin + length
         else:
             raise ValueError(f"wire type {wire}")
         if start > end:

@@ -62,7 +62,9 @@ class WebDataset:
 
     def image(self, record: bytes) -> bytes | np.ndarray:
         """The record is the image file, or that of an array."""
-        return parse_npy(record) if is_npy(record) else record
+        if is_npy(record):
+            return parse_npy(record)
+        return record
 
     def _sample(self, name: str, file: int, members: dict[str, tuple[int, int]]) -> Record:
         image = next((members[key] for key in self.image_key.split(";") if key in members), None)
@@ -73,7 +75,10 @@ class WebDataset:
                 "(options: image_key, label_key)"
             )
         offset, size = members[self.label_key]
-        value = (offset, size) if self.is_mask else self._target(name, os.pread(file, size, offset))
+        if self.is_mask:
+            value: Value = (offset, size)
+        else:
+            value = self._target(name, os.pread(file, size, offset))
         return Record(*image, value, self._weight(name, file, members))
 
     def _target(self, name: str, content: bytes) -> Value:
@@ -88,7 +93,9 @@ class WebDataset:
                 return _value(json.loads(text))
         except (BadImage, ValueError, TypeError) as error:
             raise InputError(f"{name}: its {self.label_key} is no target: {error}") from error
-        return text if self.is_text and not _is_whole(text) else _parsed(text)
+        if self.is_text and not _is_whole(text):
+            return text
+        return _parsed(text)
 
     def _weight(self, name: str, file: int, members: dict[str, tuple[int, int]]) -> float | None:
         if self.weight_key is None:
@@ -160,7 +167,11 @@ def _parsed(text: str) -> Value:
         found = tuple(int(number) if _is_whole(number) else float(number) for number in numbers)
     except ValueError:
         return text
-    return text if not found else found if len(found) > 1 else found[0]
+    if not found:
+        return text
+    if len(found) > 1:
+        return found
+    return found[0]
 
 
 def _value(value: object) -> Value:

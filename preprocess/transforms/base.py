@@ -160,7 +160,8 @@ class DrawsWindow:
         for _ in range(10):
             pixels = height * width * (least + (most - least) * rng.random())
             aspect = np.exp(log_low + (log_high - log_low) * rng.random())
-            h, w = round(np.sqrt(pixels / aspect)), round(np.sqrt(pixels * aspect))
+            h = round(np.sqrt(pixels / aspect))
+            w = round(np.sqrt(pixels * aspect))
             if 0 < h <= height and 0 < w <= width:
                 return (
                     int(rng.random() * (height - h + 1)),

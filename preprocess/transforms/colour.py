@@ -70,7 +70,9 @@ class ColorJitter(base.LeavesPixels):
 
 
 def _factors(amount: float | tuple[float, float]) -> tuple[float, float]:
-    return amount if isinstance(amount, tuple) else (max(0.0, 1 - amount), 1 + amount)
+    if isinstance(amount, tuple):
+        return amount
+    return (max(0.0, 1 - amount), 1 + amount)
 
 
 def _hue(picture: Image.Image, shift: float) -> Image.Image:
@@ -211,4 +213,6 @@ class Standardize(base.LeavesPixels):
 
     def features(self, shape: Sequence[int]) -> int:
         """How many means there are of samples of a shape."""
-        return shape[-1] if self.per == "feature" and shape else 1
+        if self.per == "feature" and shape:
+            return shape[-1]
+        return 1

@@ -44,11 +44,9 @@ class Decode(LeavesPixels):
         at_least: Enough | None = None,
     ) -> np.ndarray:
         """Decode it, at a smaller size where ``at_least`` (height, width) is enough."""
-        return (
-            decode(image, self.mode, at_least, self.bits)
-            if isinstance(image, bytes)
-            else self._of_mode(image)
-        )
+        if isinstance(image, bytes):
+            return decode(image, self.mode, at_least, self.bits)
+        return self._of_mode(image)
 
     def reduction(self, image: bytes | np.ndarray) -> int:
         """By how much it makes an image smaller: 1, 2, 4 or 8."""
@@ -92,7 +90,9 @@ class DecodeSmaller(Decode):
 
     def reduction(self, image: bytes | np.ndarray) -> int:
         """See :meth:`Decode.reduction`."""
-        return reduction(image, self.following.enough) if isinstance(image, bytes) else 1
+        if isinstance(image, bytes):
+            return reduction(image, self.following.enough)
+        return 1
 
 
 def decoded_for_what_follows(transforms: Sequence[Transform]) -> tuple[Transform, ...]:

@@ -30,7 +30,9 @@ class Resize(base.MovesPixels):
 
     def enough(self, height: int, width: int) -> tuple[int, int]:
         """(height, width) below which an image would have to be enlarged."""
-        return self.size if isinstance(self.size, tuple) else (self.size, self.size)
+        if isinstance(self.size, tuple):
+            return self.size
+        return (self.size, self.size)
 
     def apply(self, image: np.ndarray, rng: np.random.Generator, training: bool) -> np.ndarray:
         """The image at its new size."""
@@ -45,7 +47,8 @@ class Resize(base.MovesPixels):
         """The mask at its new size: each pixel that of the old one which is nearest."""
         height, width = mask.pixels.shape
         to_height, to_width = self.target(height, width)
-        rows, columns = nearest(height, to_height), nearest(width, to_width)
+        rows = nearest(height, to_height)
+        columns = nearest(width, to_width)
         return mask.pixels[rows[:, None], columns]
 
     def target(self, height: int, width: int) -> tuple[int, int]:
@@ -161,13 +164,16 @@ class RandomResizedCrop(base.DrawsWindow, base.MovesPixels):
         top, left, h, w = self.window(
             mask.pixels.shape[0], mask.pixels.shape[1], rng if training else None
         )
-        rows, columns = top + nearest(h, height), left + nearest(w, width)
+        rows = top + nearest(h, height)
+        columns = left + nearest(w, width)
         return mask.pixels[rows[:, None], columns]
 
     @property
     def to_size(self) -> tuple[int, int]:
         """(height, width) that it makes."""
-        return self.size if isinstance(self.size, tuple) else (self.size, self.size)
+        if isinstance(self.size, tuple):
+            return self.size
+        return (self.size, self.size)
 
     def window(
         self, height: int, width: int, rng: np.random.Generator | None
@@ -223,7 +229,9 @@ class Flip(base.MovesPixels):
         base.channels(image, self)
         mirror, upside = self.draw(rng)
         image = _mirror(image) if mirror else image
-        return image[::-1] if upside else image
+        if upside:
+            return image[::-1]
+        return image
 
     def draw(self, rng: np.random.Generator) -> tuple[bool, bool]:
         """Whether left and right change places, and top and bottom."""
@@ -246,7 +254,9 @@ class Rotate(base.MovesPixels):
 
     def apply(self, image: np.ndarray, rng: np.random.Generator, training: bool) -> np.ndarray:
         """The image, turned by a random angle."""
-        return self.turn(image, self._angle(rng)) if training else image
+        if training:
+            return self.turn(image, self._angle(rng))
+        return image
 
     def move(self, mask: base.Mask, rng: np.random.Generator, training: bool) -> np.ndarray:
         """The mask, turned with its image; the corners that come in count for nothing."""
@@ -279,8 +289,10 @@ def _room(height: int, width: int, size: tuple[int, int], padding: int) -> tuple
 
 def _largest(height: int, width: int, ratio: float, share: float) -> tuple[int, int, int, int]:
     """(top, left, height, width) of the largest centred window of a ratio of width to height, a share of its sides."""
-    h, w = min(height, width / ratio) * share, min(width, height * ratio) * share
-    rows, columns = max(1, round(h)), max(1, round(w))
+    h = min(height, width / ratio) * share
+    w = min(width, height * ratio) * share
+    rows = max(1, round(h))
+    columns = max(1, round(w))
     return (height - rows) // 2, (width - columns) // 2, rows, columns
 
 

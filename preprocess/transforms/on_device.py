@@ -48,7 +48,8 @@ class OnDevice(MovesPixels):
                 left = width - to_width - left if mirror else left
             elif training:
                 is_mirror, is_upside = transform.draw(rng)
-                upside, mirror = upside ^ is_upside, mirror ^ is_mirror
+                upside = upside ^ is_upside
+                mirror = mirror ^ is_mirror
         return packed(image[None], np.array([[top, left, upside, mirror]]))[0]
 
     def move(self, mask: Mask, rng: np.random.Generator, training: bool) -> np.ndarray:
@@ -81,7 +82,8 @@ def leave_to_device(transforms: Sequence[Transform]) -> tuple[Transform, ...]:
     """
     end = len(transforms) - (bool(transforms) and isinstance(transforms[-1], Scale | Standardize))
     first = next((place for place, one in enumerate(transforms[:end]) if one.is_random), end)
-    begin, crops = end, 0
+    begin = end
+    crops = 0
     while begin > first and isinstance(
         before := transforms[begin - 1], RandomCrop | CenterCrop | Flip
     ):

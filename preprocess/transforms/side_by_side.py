@@ -66,11 +66,9 @@ class SideBySide(LeavesPixels):
         Raises:
             BadImage: it cannot be decoded, or has another size than the others where that matters.
         """
-        rng, decoded, made = (
-            rng or np.random.default_rng(0),
-            dict[tuple[str, int, int], np.ndarray](),
-            [],
-        )
+        rng = rng or np.random.default_rng(0)
+        decoded = dict[tuple[str, int, int], np.ndarray]()
+        made = []
         for (first, *others), shape in zip(self.lists, self.shapes, strict=True):
             assert isinstance(first, Decode)
             how = first.mode, first.bits, first.reduction(image)

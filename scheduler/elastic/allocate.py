@@ -160,7 +160,10 @@ def _exchange_on(rows: list[CommTime], params_mb: float) -> float:
 
 def _extended(x: Array, xs: Array, ys: Array) -> Array:
     """Linear between the points; the last slope goes on beyond the last point, never downwards."""
-    slope = max(0.0, (ys[-1] - ys[-2]) / (xs[-1] - xs[-2])) if len(xs) > 1 else 0.0
+    if len(xs) > 1:
+        slope = max(0.0, (ys[-1] - ys[-2]) / (xs[-1] - xs[-2]))
+    else:
+        slope = 0.0
     return np.interp(x, xs, ys) + slope * np.maximum(0.0, x - xs[-1])
 
 

@@ -73,7 +73,8 @@ def batches_to_time(
     if gpus > 1:
         return (min(batches[1], gpus * (fits or most)),)
     if least == most:  # from one time nothing follows about others
-        least, most = max(1, most // 2), max(2, most)
+        least = max(1, most // 2)
+        most = max(2, most)
     return tuple(sorted({least, round((least * most) ** 0.5), most}))
 
 

@@ -64,7 +64,9 @@ class Autoscaling:
     @property
     def keeps_for_min(self) -> float:
         """How long after a start or a resize is done a job keeps its size."""
-        return 9 * self.rescale_cost_min if self.hold_min is None else self.hold_min
+        if self.hold_min is None:
+            return 9 * self.rescale_cost_min
+        return self.hold_min
 
 
 @dataclass(eq=False, slots=True, kw_only=True)

@@ -69,9 +69,11 @@ def group_sizes(rates: RateTable, progress: Progress, cluster: Cluster) -> dict[
     if progress.ahead:
         least = known.least[rows]
         shares = _until_rungs(shares, least, np.isin(rows, list(held)), cluster.gpus)
-        held = (
-            held if least.sum() <= cluster.gpus else {}
-        )  # otherwise they would keep more than their least
+        # otherwise they would keep more than their least
+        if least.sum() <= cluster.gpus:
+            held = held
+        else:
+            held = {}
     given = _round(rows, shares, sizes, held)
     epochs = work[np.searchsorted(rows, [*given])].tolist()
     before = dict(zip(given, epochs, strict=True))
@@ -141,7 +143,8 @@ def _fill(given: dict[int, int], rows: NDArray[np.int64], known: Curves, gpus: i
     """Let further networks begin, in their order, on GPUs that those who share cannot use."""
     spare = gpus - sum(given.values())
     for row in rows[known.least[rows] <= spare].tolist():
-        if (least := int(known.least[row])) <= spare:
+        least = int(known.least[row])
+        if least <= spare:
             given[row] = least
             spare -= least
 
@@ -154,7 +157,9 @@ class _Sizes(dict[int, NDArray[np.int64]]):
 
     def __init__(self, known: Curves, rates: RateTable, cluster: Cluster) -> None:
         super().__init__()
-        self.known, self._rates, self.cluster = known, rates, cluster
+        self.known = known
+        self._rates = rates
+        self.cluster = cluster
 
     def __missing__(self, row: int) -> NDArray[np.int64]:
         self[row] = found = _sizes(self.known, row, self._rates.models[row], self.cluster)
@@ -205,14 +210,13 @@ def _sizes(known: Curves, row: int, network: Network, cluster: Cluster) -> NDArr
 
     The least and the best are among them wherever they lie.
     """
-    per_node, dense = cluster.gpus_per_node, known.rate.shape[1]
+    per_node = cluster.gpus_per_node
+    dense = known.rate.shape[1]
     useful = 1 + np.flatnonzero(known.useful[row])
     last = min(cluster.gpus, network.max_gpus or cluster.gpus)
     if is_straight(network) and last > dense:
-        within, whole = (
-            np.arange(dense + 1, per_node),
-            np.arange(per_node * (dense // per_node + 1), last, per_node),
-        )
+        within = np.arange(dense + 1, per_node)
+        whole = np.arange(per_node * (dense // per_node + 1), last, per_node)
         beyond = np.concatenate((within[within < last], whole, [last]))
         useful = np.append(
             useful, beyond[estimated(network.rates, beyond) > known.rate[row, useful[-1] - 1]]
@@ -231,7 +235,8 @@ def _round(
         Row -> GPUs, of those that get any.
     """
     is_small = shares + 1e-9 < sizes.known.least[rows]  # these wait, or have their least size
-    given, larger = {}, []
+    given = {}
+    larger = []
     for row, share in zip(rows[~is_small].tolist(), shares[~is_small].tolist(), strict=True):
         above = int(np.searchsorted(sizes[row], share + 1e-9, side="right"))
         given[row] = int(sizes[row][above - 1])

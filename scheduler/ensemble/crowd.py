@@ -20,14 +20,16 @@ class _Column:
     """
 
     def __init__(self, look: Callable[[str], float], kind: type) -> None:
-        self._look, self._kind = look, kind
+        self._look = look
+        self._kind = kind
         self._row_of: dict[str, int] = {}
         self._table: tuple[str, ...] = ()
         self._values: NDArray[Any] = np.zeros(0, kind)
 
     def note(self, name: str) -> None:
         """Something else is known of a name."""
-        if (row := self._row_of.get(name)) is not None:
+        row = self._row_of.get(name)
+        if row is not None:
             self._values[row] = self._look(name)
 
     def of(self, table: tuple[str, ...]) -> NDArray[Any]:
@@ -38,7 +40,8 @@ class _Column:
         """
         known = len(self._table)
         if table is not self._table and table[:known] != self._table:
-            known, self._row_of = 0, {}
+            known = 0
+            self._row_of = {}
         if known < len(table) or known < len(self._values):
             self._row_of.update(zip(table[known:], range(known, len(table)), strict=True))
             more = list(map(self._look, table[known:]))
@@ -95,11 +98,9 @@ def values_of(table: tuple[str, ...], values: Mapping[str, float]) -> NDArray[np
     Args:
         table: the names of its rows.
     """
-    return (
-        values.of(table)
-        if isinstance(values, Values)
-        else np.array([values.get(name, np.nan) for name in table], np.float64)
-    )
+    if isinstance(values, Values):
+        return values.of(table)
+    return np.array([values.get(name, np.nan) for name in table], np.float64)
 
 
 def left(table: tuple[str, ...], gone: AbstractSet[str]) -> NDArray[np.bool_]:
@@ -108,11 +109,9 @@ def left(table: tuple[str, ...], gone: AbstractSet[str]) -> NDArray[np.bool_]:
     Args:
         table: the names of its rows.
     """
-    return (
-        gone.left(table)
-        if isinstance(gone, Gone)
-        else np.array([name not in gone for name in table], np.bool_)
-    )
+    if isinstance(gone, Gone):
+        return gone.left(table)
+    return np.array([name not in gone for name in table], np.bool_)
 
 
 def rising(values: NDArray[np.float64], few: int, *ties: NDArray[np.int64]) -> Iterator[int]:

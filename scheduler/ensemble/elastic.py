@@ -58,7 +58,8 @@ def curve_of(network: Network, comm: tuple[CommTime, ...], gpus: int) -> Scaling
         factors = tuple((rates / rates[0]).tolist())
     else:
         found = scaling(network, comm, BatchRange(*network.batches), most)
-        factors, batches = found.factors, found.batches
+        factors = found.factors
+        batches = found.batches
     return ScalingCurve(
         (*(0.0,) * (network.min_gpus - 1), *factors[network.min_gpus - 1 :]), batches
     )
@@ -162,7 +163,9 @@ def elastic_round(rates: RateTable, progress: Progress, cluster: Cluster) -> Rou
 
 
 def _batch(curve: ScalingCurve, member: Member) -> int | None:
-    return curve.batches[member.gpus - 1] if curve.batches else None
+    if curve.batches:
+        return curve.batches[member.gpus - 1]
+    return None
 
 
 def _admitted(rates: RateTable, progress: Progress, cluster: Cluster) -> dict[str, ScalingCurve]:
@@ -173,7 +176,8 @@ def _admitted(rates: RateTable, progress: Progress, cluster: Cluster) -> dict[st
         for network in rates.models
         if network.name not in progress.finished and network.min_gpus <= cluster.gpus
     }
-    room, names = cluster.gpus, set()
+    room = cluster.gpus
+    names = set()
     for name in sorted(curves, key=lambda name: name not in begun):
         if curves[name].least <= room:
             names.add(name)

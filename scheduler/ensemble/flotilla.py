@@ -58,11 +58,10 @@ def flotilla(
     >>> flotilla(table, "abcd", 5, Options(delta=Delta(12.0, relative=False)))
     {'a': 1, 'c': 2, 'b': 2}
     """
-    rows = (
-        np.flatnonzero(candidates)
-        if isinstance(candidates, np.ndarray)
-        else np.array(sorted({rates.rows[name] for name in candidates}), dtype=np.int64)
-    )
+    if isinstance(candidates, np.ndarray):
+        rows = np.flatnonzero(candidates)
+    else:
+        rows = np.array(sorted({rates.rows[name] for name in candidates}), dtype=np.int64)
     if not options.peak_limited:
         return _form(as_printed(rates, gpus), rows, gpus, gpus, options)[0]
     width = max(FIRST_COLUMNS, widest(rates))
@@ -81,7 +80,10 @@ def _form(
     rates: RateTable, rows: NDArray[np.int64], gpus: int, width: int, options: Options
 ) -> tuple[dict[str, int], bool]:
     """The flotilla if no group may have more than ``width`` GPUs, and whether that may have made a difference."""
-    known = useful_curves(rates, gpus, width) if options.peak_limited else curves(rates, gpus)
+    if options.peak_limited:
+        known = useful_curves(rates, gpus, width)
+    else:
+        known = curves(rates, gpus)
     rows = rows[known.least[rows] <= gpus]
     if not len(rows):
         return {}, False
@@ -102,7 +104,8 @@ def _join(
     single = known.rate[rows, known.least[rows] - 1]
     fastest = int(rows[np.argmax(single)])
     reference = float(single.max())
-    members, limit = {fastest: int(known.least[fastest])}, reference + options.delta.of(reference)
+    members = {fastest: int(known.least[fastest])}
+    limit = reference + options.delta.of(reference)
     left = gpus - members[fastest]
     if not left:  # as whenever one GPU becomes free
         return members, limit
@@ -112,7 +115,8 @@ def _join(
     for place in rising(distance, gpus, pick, column):
         if not left:
             break
-        row, count = int(pick[place]), int(column[place]) + 1
+        row = int(pick[place])
+        count = int(column[place]) + 1
         if count <= left and row not in members:
             members[row] = count
             left -= count
@@ -155,7 +159,8 @@ def _raise_together(
         }
 
     before = sum(members.values())
-    low, high = 0.0, 2 * max(float(pace[-1]) for pace in paces.values())
+    low = 0.0
+    high = 2 * max(float(pace[-1]) for pace in paces.values())
     for _ in range(64):
         middle = (low + high) / 2
         if sum(reached(middle).values()) - before <= spare:

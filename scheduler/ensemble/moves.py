@@ -53,7 +53,9 @@ class GroupHolding:
         target = set(wanted)
         kept = tuple(device for device in self.devices if device in target)
         can_go_on = self.can_change and len(kept) >= self.least
-        return kept if can_go_on or target == set(self.devices) else ()
+        if can_go_on or target == set(self.devices):
+            return kept
+        return ()
 
     def are_ready(self, devices: Iterable[int], free: set[int]) -> bool:
         """Whether devices that are new to it can join it now."""

@@ -42,7 +42,9 @@ from scheduler.ensemble.sharing import Sharing, differ, share
 
 OFF = 0.25  # a rate is wrong that is further from what was told, as a share of it
 SURE = 3.0  # standard errors: an observation that may differ by chance alone says nothing
-LATEST, LEAST = 50, 4  # changes that say how noisy rates are: as many at most and at least
+# changes that say how noisy rates are: as many at most and at least
+LATEST = 50
+LEAST = 4
 REACH = 2  # times as many GPUs as were seen, at most
 POOLED = 5  # networks that were seen at two sizes say how well all others scale
 RENEWED = 50  # the table waits for one more observation for each so many networks
@@ -165,7 +167,9 @@ class OnlineRates:
         idle_slots: int = 1,
     ) -> None:
         self._networks = {network.name: network for network in networks}
-        self._samples, self._gpus_per_node, self._gpus = samples_per_epoch, gpus_per_node, gpus
+        self._samples = samples_per_epoch
+        self._gpus_per_node = gpus_per_node
+        self._gpus = gpus
         keys = {network.key for network in networks}
         self._known = {
             key: dict(rates) for key, rates in (known or {}).items() if key in keys and rates
@@ -175,7 +179,10 @@ class OnlineRates:
         ] = {}  # key -> GPUs -> network -> the latest
         self._noise = Noise()
         self._largest = 0  # of the sizes that have been seen of any network
-        self.sharing = Sharing(shared, self._known, idle_slots) if slots > 1 else None
+        if slots > 1:
+            self.sharing: Sharing | None = Sharing(shared, self._known, idle_slots)
+        else:
+            self.sharing = None
         self._told_sharing = self._curve
         self._table: RateTable | None = None
         self._estimate: _Estimate | None = None  # by which the table was made
@@ -238,7 +245,8 @@ class OnlineRates:
                 (key, gpus), observed.beside, observed.rate, observed.spread, observed.steps
             )
         alone = self._alone(observed)
-        if (before := self._known.get(key, {}).get(gpus)) is not None:
+        before = self._known.get(key, {}).get(gpus)
+        if before is not None:
             if is_off(alone, before, self._noise.deviation):
                 del self._known[key]  # so the others are in doubt as well
             else:
@@ -254,7 +262,8 @@ class OnlineRates:
             len(self._networks) // RENEWED if len(self._networks) > 2 * RENEWED else 1
         ):
             self._table = None
-        if (told := self._told.get(name)) is not None:
+        told = self._told.get(name)
+        if told is not None:
             self.is_off |= is_off(alone, rate(told, gpus), self._noise.deviation)
             self.is_off |= differ(self._told_sharing, self._curve, OFF)
             self.is_answered |= is_first and (name, gpus) in self._tried
@@ -273,12 +282,16 @@ class OnlineRates:
     @property
     def _curve(self) -> tuple[float, ...]:
         """s(1), s(2), ... as far as it is known."""
-        return (1.0,) if self.sharing is None else self.sharing.curve
+        if self.sharing is None:
+            return (1.0,)
+        return self.sharing.curve
 
     def has_seen(self, name: str, gpus: int | None = None) -> bool:
         """Whether training has shown how fast a network is, on any number of GPUs or on this one."""
         seen = self._seen.get(self._networks[name].key, {})
-        return bool(seen) if gpus is None else gpus in seen
+        if gpus is None:
+            return bool(seen)
+        return gpus in seen
 
     def is_known(self, name: str) -> bool:
         """Whether its rates rest on anything but its traits: training, or an earlier run."""
@@ -316,7 +329,8 @@ class OnlineRates:
         Shapes: ``rates`` of a network has an entry for each number of GPUs from 1 to its ``max_gpus``.
         """
         if self._table is None:
-            self._estimate, self._unread = _Estimate(self), 0
+            self._estimate = _Estimate(self)
+            self._unread = 0
             self._table = self._estimate.table()
         return self._table
 
@@ -332,7 +346,8 @@ class OnlineRates:
             key: max([*self._known.get(key, ()), *self._seen.get(key, ())], default=0)
             for key in self._of_key
         }
-        table, kinds = self.table(), self._kind_of
+        table = self.table()
+        kinds = self._kind_of
         return replace(
             table,
             models=tuple(
@@ -349,7 +364,8 @@ class OnlineRates:
 
     def lose(self, gpus: int) -> None:
         """The cluster has become smaller."""
-        self._gpus, self._table = gpus, None
+        self._gpus = gpus
+        self._table = None
 
     @property
     def _is_sure(self) -> bool:
@@ -410,7 +426,8 @@ class _Estimate:
         self._offset = self._offset_of_families()
 
     def table(self) -> RateTable:
-        rates, is_sure = self._rates, self._rates._is_sure
+        rates = self._rates
+        is_sure = self._rates._is_sure
         told = {id(kind): self._told("", kind, is_sure) for kind in rates._kinds.values()}
         return RateTable(
             rates._samples,
@@ -437,7 +454,8 @@ class _Estimate:
 
     def curve(self, kind: Traits, most: int, is_high: bool = True) -> tuple[float, ...]:
         """Samples/s on 1..most GPUs, beyond those that were seen at the upper or the lower end of what they may be."""
-        points, slope = self._points[kind.key], self._slope(kind.key)
+        points = self._points[kind.key]
+        slope = self._slope(kind.key)
         beyond = slope if is_high else self._slope(kind.key, -1.0)
         count = np.arange(1, most + 1)
         if not points:
@@ -461,10 +479,14 @@ class _Estimate:
         known = [
             -math.log(kind.operations) for kind in self._rates._kind_of.values() if kind.operations
         ]
-        return float(np.mean(known)) if known else -math.log(NOMINAL)
+        if known:
+            return float(np.mean(known))
+        return -math.log(NOMINAL)
 
     def _base_of(self, kind: Traits) -> float:
-        return -math.log(kind.operations) if kind.operations else self._base
+        if kind.operations:
+            return -math.log(kind.operations)
+        return self._base
 
     def _offset_of_families(self) -> Callable[[str], float]:
         """What a family adds to the logarithm of the rate on one GPU, at the lower end of what that may be."""
@@ -472,7 +494,8 @@ class _Estimate:
             str, dict[str, float]
         ] = {}  # family -> key -> how far what was seen is above the base
         for kind in self._rates._kinds.values():
-            if points := self._points[kind.key]:
+            points = self._points[kind.key]
+            if points:
                 size = min(points)
                 single = math.log(points[size].rate / size) - self._slope(kind.key) * (size - 1)
                 residuals.setdefault(kind.family, {})[kind.key] = single - self._base_of(kind)

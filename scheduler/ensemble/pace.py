@@ -119,7 +119,8 @@ class Stream:
         return [slowest[stream] for stream in streams]
 
 
-FREE, LOCKSTEP = Stream(), Stream(count=1)
+FREE = Stream()
+LOCKSTEP = Stream(count=1)
 
 
 def _cut(rates: Floats, gpus: Floats, count: int) -> list[int]:
@@ -140,7 +141,8 @@ def _cut(rates: Floats, gpus: Floats, count: int) -> list[int]:
         total = best[:size, None] + busy
         cuts.append(np.argmax(total, axis=0))
         best = total.max(axis=0)
-    stream, end = np.empty(size, dtype=np.int64), size
+    stream = np.empty(size, dtype=np.int64)
+    end = size
     for run in reversed(range(len(cuts))):
         begin = int(cuts[run][end])
         stream[order[begin:end]] = run

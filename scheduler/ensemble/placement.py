@@ -63,7 +63,9 @@ def place(groups: Groups, devices: Sequence[int], gpus_per_node: int) -> tuple[M
         return members
     reached = score(members, gpus_per_node)
     better = _exact(groups, devices, gpus_per_node, reached)
-    return members if better is None else better
+    if better is None:
+        return members
+    return better
 
 
 def greedy(groups: Groups, devices: Sequence[int], gpus_per_node: int) -> tuple[Member, ...]:
@@ -204,13 +206,16 @@ def _best_permutation(
     """The order of the rest that touches the fewest nodes, of the first 1024."""
     rank = [0, *np.cumsum(np.diff(nodes) != 0).tolist()]  # of the node of each slot
     start = sum(groups[name] for name in order)
-    head, tail = rest[:-7], rest[-7:]  # 7! > 1024: the first permutations leave the head as it is
+    # 7! > 1024: the first permutations leave the head as it is
+    head = rest[:-7]
+    tail = rest[-7:]
     start += sum(groups[name] for name in head)
     if len({groups[name] for name in tail}) < 2:  # all permutations touch as many
         return rest
 
     def cost(permutation: Iterable[str]) -> float:
-        total, first = 0.0, start
+        total = 0.0
+        first = start
         for name in permutation:
             size = groups[name]
             total += (1 + rank[first + size - 1] - rank[first]) / size
@@ -252,7 +257,8 @@ def _exact(
         seen.add((placed, state.free))
         most = int((reached - state.cost - to_come.fewest[placed + 1]) * sizes[placed])
         for shares in _ways(sizes[placed], state.free, most):
-            cost, free = state.cost + len(shares) / sizes[placed], _taken(state.free, shares)
+            cost = state.cost + len(shares) / sizes[placed]
+            free = _taken(state.free, shares)
             estimate = cost + to_come(placed + 1, free)
             if estimate < reached - 1e-9:
                 sequence += 1
@@ -280,7 +286,8 @@ class _ToCome:
         self._spare = spare
 
     def __call__(self, placed: int, free: tuple[int, ...]) -> float:
-        touched, spare = 0, self._spare
+        touched = 0
+        spare = self._spare
         for left in range(1, len(free)):
             untouched = min(free[left], spare // left)
             spare -= untouched * left

@@ -64,11 +64,9 @@ def supplied(rates: RateTable, gpus: int) -> RateTable:
 
 def reaches(network: Network, gpus: int) -> float:
     """At least the best rate of a network: each GPU adds at most as much as the first, or what was measured."""
-    return (
-        max(max(network.rates), gpus * network.rates[-1] / len(network.rates))
-        if len(network.rates) > 1
-        else network.rates[0]
-    )
+    if len(network.rates) > 1:
+        return max(max(network.rates), gpus * network.rates[-1] / len(network.rates))
+    return network.rates[0]
 
 
 def _supplied(network: Network, supply: float, gpus: int) -> Network:
@@ -91,7 +89,9 @@ def networks_per_gpu(rates: RateTable, progress: Progress, cluster: Cluster) -> 
         if network.name not in progress.finished and network.name not in progress.alone
     ]
     most = max(1, min(cluster.slots, -(-len(left) // max(1, cluster.whole_gpus))))
-    return most if cluster.fills else paying(rates, left, most)
+    if cluster.fills:
+        return most
+    return paying(rates, left, most)
 
 
 @dataclass(frozen=True)
@@ -151,16 +151,17 @@ class _Shared:
         used = {}
         for gpu, devices in slots.items():
             devices.sort(key=lambda device: (device not in wanted, device not in held, device))
-            keeps = 0 if self.policy.rearranges else sum(device in taken for device in devices)
+            if self.policy.rearranges:
+                keeps = 0
+            else:
+                keeps = sum(device in taken for device in devices)
             used[gpu] = sorted(devices[: max(self.count, keeps)])
         return used
 
     def _inner(self, used: Mapping[int, Sequence[int]]) -> dict[int, int]:
         """Device -> its number in the cluster that the policy is told of."""
-        width, whole = (
-            max(map(len, used.values()), default=1),
-            self.cluster.gpus_per_node // self.cluster.slots,
-        )
+        width = max(map(len, used.values()), default=1)
+        whole = self.cluster.gpus_per_node // self.cluster.slots
         return {
             device: (gpu // whole * width + place) * whole + gpu % whole
             for gpu, devices in used.items()
@@ -168,7 +169,8 @@ class _Shared:
         }
 
     def _told(self, rates: RateTable) -> RateTable:
-        part, gpus = share(rates.sharing, self.count), self.cluster.whole_gpus
+        part = share(rates.sharing, self.count)
+        gpus = self.cluster.whole_gpus
         return supplied(
             replace(
                 rates,
@@ -244,14 +246,17 @@ def apart(members: Sequence[Member], cluster: Cluster, held: set[int]) -> tuple[
         for place, device in enumerate(devices):
             if cluster.gpu(device) not in {cluster.gpu(other) for other in devices[:place]}:
                 continue
-            if (other := _exchange(name, device, groups, owner, cluster, held)) is None:
+            other = _exchange(name, device, groups, owner, cluster, held)
+            if other is None:
                 continue
-            if (loser := owner.get(other)) is not None:
+            loser = owner.get(other)
+            if loser is not None:
                 groups[loser][groups[loser].index(other)] = device
                 owner[device] = loser
             else:
                 del owner[device]
-            devices[place], owner[other] = other, name
+            devices[place] = other
+            owner[other] = name
     return tuple(
         replace(member, devices=tuple(_one_each(groups[member.name], cluster)))
         for member in members

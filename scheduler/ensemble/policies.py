@@ -71,7 +71,8 @@ class Policy:
     stream: Stream = FREE
 
     def __post_init__(self) -> None:
-        if unknown := sorted(self.reads - SETTINGS):
+        unknown = sorted(self.reads - SETTINGS)
+        if unknown:
             raise InputError(
                 f"policy {self.name} reads unknown options {', '.join(map(repr, unknown))}; there are "
                 f"{', '.join(sorted(SETTINGS))}"
@@ -118,7 +119,9 @@ def fleet_global(rates: RateTable, progress: Progress, cluster: Cluster, options
         cluster.gpus,
     )
     if progress.running:  # perhaps only by a network that has finished, and is still being saved
-        return Round(formed) if formed and counts == Round(formed).counts else Round()
+        if formed and counts == Round(formed).counts:
+            return Round(formed)
+        return Round()
     return Round(place(counts, cluster.devices, cluster.gpus_per_node))
 
 
@@ -126,7 +129,8 @@ def _with_guessed(
     counts: Mapping[str, int], rates: RateTable, progress: Progress, gpus: int
 ) -> dict[str, int]:
     """A flotilla, and on the devices that it leaves idle networks whose rates are guesses, each on its least."""
-    found, spare = dict(counts), gpus - sum(counts.values())
+    found = dict(counts)
+    spare = gpus - sum(counts.values())
     for network in rates.models if progress.guessed else ():
         if not spare:
             break
@@ -295,7 +299,10 @@ def check_round(answer: object, rates: RateTable, progress: Progress, cluster: C
     given: list[int] = []
     named: set[str] = set()
     for member in answer.members:
-        network = rates.by_name.get(member.name) if isinstance(member, Member) else None
+        if isinstance(member, Member):
+            network = rates.by_name.get(member.name)
+        else:
+            network = None
         if network is None or member.name in progress.finished or member.name in named:
             raise InputError(
                 f"gives devices to {getattr(member, 'name', member)!r}, which is not among the networks "
@@ -338,10 +345,8 @@ def _formed(rates: RateTable, progress: Progress, cluster: Cluster) -> tuple[Mem
     keeps them.
     """
     running = _alive(rates, progress, cluster)
-    begun, held = (
-        {member.name for member in running},
-        {device for member in running for device in member.devices},
-    )
+    begun = {member.name for member in running}
+    held = {device for member in running for device in member.devices}
     answered = _without_the_dead(progress.wanted.members, rates, progress, cluster)
     return (
         *running,
@@ -386,7 +391,8 @@ def _one_each(
     rates: RateTable, running: tuple[Member, ...], progress: Progress, cluster: Cluster, seed: int
 ) -> tuple[Member, ...]:
     """Waiting networks in random order on the free devices, each on its least GPUs."""
-    free, started = _free(running, cluster), []
+    free = _free(running, cluster)
+    started = []
     if not free:
         return ()
     order = _order(seed, len(rates.names))

@@ -54,7 +54,8 @@ def probes(
     """
     doubts = []
     for name, gpus in sizes.items():
-        high, lower = rate(told.by_name[name], gpus), least(name)
+        high = rate(told.by_name[name], gpus)
+        lower = least(name)
         if gpus <= len(lower) and lower[gpus - 1] < high:
             doubts.append((gpus * (1 - lower[gpus - 1] / high), name, tuple(lower)))
     doubts.sort(key=lambda doubt: (-doubt[0], doubt[1]))

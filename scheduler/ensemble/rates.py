@@ -50,7 +50,8 @@ def curve(network: Network, gpus: int) -> NDArray[np.float64]:
 
 def estimated(rates: Sequence[float], counts: NDArray[np.int64]) -> NDArray[np.float64]:
     """The rates on more GPUs than were measured."""
-    base, last = len(rates), rates[-1]
+    base = len(rates)
+    last = rates[-1]
     if base == 1:
         return np.full(len(counts), last)
     falling = _falling(rates)
@@ -62,7 +63,9 @@ def _falling(rates: Sequence[float]) -> float:
     """e of Eq. 5: the factor by which the efficiency falls with each GPU; 1 where it falls by rounding alone."""
     base = len(rates)
     factor = (rates[-1] / base) / (rates[-2] / (base - 1))
-    return factor if factor < 1 - ROUNDING else 1.0
+    if factor < 1 - ROUNDING:
+        return factor
+    return 1.0
 
 
 def is_straight(network: Network) -> bool:
@@ -85,7 +88,9 @@ def middle(networks: Sequence[Network]) -> tuple[float, ...]:
     (4.0, 6.0)
     """
     ordered = sorted(networks, key=lambda network: network.rates[0])
-    return ordered[len(ordered) // 2].rates if ordered else (1.0,)
+    if ordered:
+        return ordered[len(ordered) // 2].rates
+    return (1.0,)
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,7 +115,9 @@ class Curves:
 
     def counts(self, peak_limited: bool) -> NDArray[np.bool_]:
         """The group sizes that may be given."""
-        return self.useful if peak_limited else self.allowed
+        if peak_limited:
+            return self.useful
+        return self.allowed
 
 
 @lru_cache(maxsize=64)
@@ -153,7 +160,9 @@ class _Kinds:
         """See :func:`kinds`."""
         start = len(self._models)
         if models[:start] != self._models:
-            start, self._known, self._first = 0, {}, []
+            start = 0
+            self._known = {}
+            self._first = []
         further = []
         for row, network in enumerate(models[start:], start):
             kind = self._known.setdefault(
@@ -318,7 +327,8 @@ class Line:
         """The line through the rates on some numbers of GPUs, at least two."""
         count = np.asarray(gpus, dtype=np.float64)
         logs = np.log(np.asarray(rates) / count)
-        x, y = count - count.mean(), logs - logs.mean()
+        x = count - count.mean()
+        y = logs - logs.mean()
         spread = float(x @ x)
         slope = float(x @ y) / spread
         return cls(slope, spread, float(((y - slope * x) ** 2).sum()), len(count) - 2)
@@ -339,7 +349,10 @@ def shrunk(lines: Mapping[str, Line], least_noise: float = 0.0) -> Slopes:
         least_noise: the variance of one logarithm, if the scatter about the lines says no more.
     """
     freedom = sum(line.freedom for line in lines.values())
-    scatter = sum(line.residual for line in lines.values()) / freedom if freedom else 0.0
+    if freedom:
+        scatter = sum(line.residual for line in lines.values()) / freedom
+    else:
+        scatter = 0.0
     noise = max(scatter, least_noise)
     error = {name: noise / line.spread for name, line in lines.items()}  # variance of each slope
     if not noise or len(lines) < 2:

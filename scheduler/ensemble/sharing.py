@@ -118,11 +118,9 @@ def differ(before: Sequence[float], now: Sequence[float], off: float) -> bool:
 
 def alone_rates(rates: RateTable | None) -> dict[str, dict[int, float]]:
     """Network -> {GPUs: samples/s}, of a table of networks on GPUs that they share with none."""
-    return (
-        {network.name: dict(enumerate(network.rates, start=1)) for network in rates.models}
-        if rates
-        else {}
-    )
+    if rates:
+        return {network.name: dict(enumerate(network.rates, start=1)) for network in rates.models}
+    return {}
 
 
 @dataclass(frozen=True)
@@ -190,7 +188,8 @@ class Sharing:
     @property
     def curve(self) -> tuple[float, ...]:
         """s(1), s(2), ... as far as anything is known; between, as the square root grows."""
-        known, curve = self._known | self._found, [1.0]
+        known = self._known | self._found
+        curve = [1.0]
         if not (known or any(one.count == 1 for one in self._shown.values())):
             return ()
         for count in range(2, 1 + max([*known, len(self.expected)])):

@@ -58,7 +58,8 @@ class Hulls:
         Returns:
             The GPUs, and by how much they fall per sample/s less; shapes (rows,).
         """
-        rates, gpus = self.rate[rows], self.gpus[rows]
+        rates = self.rate[rows]
+        gpus = self.gpus[rows]
         high = np.maximum(1, (rates < rate[:, None]).sum(axis=1))
         row = np.arange(len(rows))
         slope = (gpus[row, high] - gpus[row, high - 1]) / (rates[row, high] - rates[row, high - 1])
@@ -71,7 +72,8 @@ def hulls(rates: RateTable, gpus: int) -> Hulls:
 
     A network that needs more GPUs than there are has (0, 0) alone.
     """
-    known, (rows, kind) = bent_curves(rates, gpus), kinds(rates)
+    known = bent_curves(rates, gpus)
+    (rows, kind) = kinds(rates)
     rising = [_corners(rates.models[row], known.useful[row], known.rate[row], gpus) for row in rows]
     row = np.repeat(np.arange(len(rising)), [1 + len(counts) for counts, _ in rising])
     count = np.concatenate([np.append(0, counts) for counts, _ in rising])
@@ -128,7 +130,8 @@ def water_fill(hull: Hulls, rows: Rows, work: Floats, gpus: float) -> Level:
         The time and the shares; their sum is at most ``gpus``.
     """
     peak = hull.peak[rows]
-    if (level := _of_a_crowd(hull, rows, work, gpus)) is not None:
+    level = _of_a_crowd(hull, rows, work, gpus)
+    if level is not None:
         rate = np.minimum(work * level, peak)
         single, least = (values[rows] for values in hull.first)
         return Level(1 / level, least - least / single * (single - rate), rate)
@@ -158,7 +161,9 @@ def _of_a_crowd(hull: Hulls, rows: Rows, work: Floats, gpus: float) -> float | N
     if not first.min() > 0:  # one needs more GPUs than there are
         return None
     level = float(gpus / (work * least / first).sum())
-    return level if level * float((work / first).max()) <= 1 else None
+    if level * float((work / first).max()) <= 1:
+        return level
+    return None
 
 
 def _newton(demand: Callable[[float], tuple[Floats, float]], level: float, gpus: float) -> float:
@@ -171,7 +176,8 @@ def _newton(demand: Callable[[float], tuple[Floats, float]], level: float, gpus:
     """
     while True:
         share, slope = demand(level)
-        lower, nearly = level - (share.sum() - gpus) / slope, level * (1 - 1e-13)
+        lower = level - (share.sum() - gpus) / slope
+        nearly = level * (1 - 1e-13)
         if not lower < nearly and share.sum() <= gpus * (1 + 1e-9):
             return level
         level = min(lower, nearly)

@@ -81,7 +81,9 @@ class Eviction:
         told: Collection[str] = (),
         yielding: Collection[str] = (),
     ) -> None:
-        self.nodes, self.deadline_min, self.told = nodes, deadline_min, set(told)
+        self.nodes = nodes
+        self.deadline_min = deadline_min
+        self.told = set(told)
         self.last_min = float(
             max(0, deadline_min - margin_min)
         )  # for the first acts of jobs that lose work
@@ -127,7 +129,8 @@ class Eviction:
             self._yielding.values()
         )
         need = self.nodes - self.freed - coming
-        if (asked := self._ask_one(now_min, jobs, need)) is not None:
+        asked = self._ask_one(now_min, jobs, need)
+        if asked is not None:
             return [
                 *steps,
                 asked,
@@ -185,7 +188,8 @@ class Eviction:
             if not as_planned:
                 self._is_planned = False
         for job in self._held.keys() & held.keys():
-            if (fewer := self._held[job] - held[job]) > 0:
+            fewer = self._held[job] - held[job]
+            if fewer > 0:
                 self.freed += fewer
                 self._yielding.pop(job, None)
                 steps.append(Step("shrunk", job, nodes=fewer, said=f"{fewer} nodes"))
@@ -234,9 +238,15 @@ class Eviction:
         try:
             check_jobs(jobs, need)
         except InputError as error:
-            told_before, self._is_short, self.actions = self._is_short, True, {}
-            return [] if told_before else [Step("short", said=str(error))]
-        before, self._is_short, self._is_planned = self.actions, False, True
+            told_before = self._is_short
+            self._is_short = True
+            self.actions = {}
+            if told_before:
+                return []
+            return [Step("short", said=str(error))]
+        before = self.actions
+        self._is_short = False
+        self._is_planned = True
         plan = plan_evictions(jobs, need, round(left, 6), step=round(left, 6) or 1)[-1]
         self.actions = dict(plan.actions)
         if before == self.actions:
@@ -286,7 +296,9 @@ def rehearse(jobs: Sequence[RunningJob], eviction: Eviction) -> list[tuple[float
     >>> [(minute, step.what, step.job) for minute, step in rehearse(jobs, Eviction(6, 6, margin_min=1))]
     [(0.0, 'plan', ''), (0.0, 'save', 'c'), (4.0, 'freed', 'c'), (5.0, 'stop', 'b'), (5.0, 'freed', 'b')]
     """
-    now, left, steps = 0.0, {job.id: job for job in jobs}, []
+    now = 0.0
+    left = {job.id: job for job in jobs}
+    steps = []
     ends: dict[str, float] = {}
     while not eviction.is_done:
         for job in [job for job, end in ends.items() if end <= now]:
@@ -306,5 +318,8 @@ def rehearse(jobs: Sequence[RunningJob], eviction: Eviction) -> list[tuple[float
             if step.what in ("save", "stop")
         }
         has_yielded = any(step.what == "yield" for step in found)
-        now = now if has_yielded else min(ends.values(), default=max(now, eviction.last_min))
+        if has_yielded:
+            now = now
+        else:
+            now = min(ends.values(), default=max(now, eviction.last_min))
     return steps

@@ -95,7 +95,9 @@ class RunningJob:
         """
         ways = [(time, way) for way in CHECKPOINTS if (time := self.time(way)) is not None]
         fastest = min(ways, default=None, key=lambda way: way[0])
-        return fastest if fastest and fastest[0] <= deadline else None
+        if fastest and fastest[0] <= deadline:
+            return fastest
+        return None
 
 
 @dataclass(frozen=True)
@@ -306,12 +308,16 @@ def exact(value: Number | None) -> int | Fraction:
     >>> exact(0.1) * 3 == exact(0.3), 0.1 * 3 == 0.3
     (True, False)
     """
-    return value if isinstance(value, int) else Fraction(str(value))
+    if isinstance(value, int):
+        return value
+    return Fraction(str(value))
 
 
 def plain(value: int | Fraction) -> Number:
     """An exact number as Python prints it best."""
-    return int(value) if value.denominator == 1 else float(value)
+    if value.denominator == 1:
+        return int(value)
+    return float(value)
 
 
 def exact_sum(values: Iterable[Number | None]) -> Number:
@@ -347,7 +353,9 @@ def _common_unit(values: Iterable[Number]) -> int | Fraction:
     numbers = [exact(value) for value in values]
     below = math.lcm(*(number.denominator for number in numbers))
     above = math.gcd(*(int(number * below) for number in numbers))
-    return Fraction(above, below) if above else 1
+    if above:
+        return Fraction(above, below)
+    return 1
 
 
 # ---------------------------------------------------------------- the problem in whole numbers
@@ -529,7 +537,8 @@ class _Table:
 def _windows(items: Sequence[_Item], wanted: int, every_count: bool) -> list[tuple[int, int]]:
     """For each job the rows that matter, as a range; row 0 never changes."""
     windows = []
-    done, left = 0, sum(item.rows for item in items)
+    done = 0
+    left = sum(item.rows for item in items)
     for item in items:
         done += item.rows
         left -= item.rows
@@ -560,7 +569,8 @@ def _sweep(
     at_once = max(1, CACHED_CELLS // columns)
     for end in range(high, low, -at_once):  # downwards, for a row builds on one below it
         start = max(low, end - at_once)
-        without, here = cost[start - rows : end - rows], cost[start:end]
+        without = cost[start - rows : end - rows]
+        here = cost[start:end]
         if_killed = without + kill
         if_paused = _later(without, wait, pause, never)
         np.less(if_killed, here, out=killed[start - low : end - low])

@@ -105,13 +105,16 @@ class Checkpointing:
         """Until its next own checkpoint is due."""
         if self.interval_min is None:
             return None
-        since, interval = exact(self.since_checkpoint_min), exact(self.interval_min)
+        since = exact(self.since_checkpoint_min)
+        interval = exact(self.interval_min)
         return plain(-since % interval if since else interval)
 
     def sizes(self, way: Action) -> Sequence[Number] | None:
         """GB that a checkpoint writes on each node; None where it is not possible."""
         sizes = {"app": self.critical_gb, "sys": self.memory_gb}[way]
-        return sizes if sizes is None or isinstance(sizes, Sequence) else [sizes] * self.nodes
+        if sizes is None or isinstance(sizes, Sequence):
+            return sizes
+        return [sizes] * self.nodes
 
     def costs(self, storage: FileSystem, resolution: Number = RESOLUTION) -> RunningJob:
         """The job as the planner wants it.
@@ -127,7 +130,8 @@ class Checkpointing:
         ...               memory_gb=100).costs(FileSystem(10, 10))
         RunningJob(id='17', nodes=4, loss=9600, app_time=20.1, sys_time=0.7)
         """
-        app, system = self.sizes("app"), self.sizes("sys")
+        app = self.sizes("app")
+        system = self.sizes("sys")
         app_time = sys_time = None
         if app is not None and self.wait_min is not None:
             app_time = round_up(self.wait_min + storage.seconds(app) / 60, resolution)
@@ -181,7 +185,9 @@ def _job(
 ) -> RunningJob:
     if "loss" in record:
         job = RunningJob(**record)
-        return job if resolution is None else job.rounded_up(resolution)
+        if resolution is None:
+            return job
+        return job.rounded_up(resolution)
     if storage is None:
         raise InputError(
             "a job in the raw form needs the bandwidths of the file system and of a node"
@@ -219,7 +225,10 @@ def _csv_records(path: str | Path) -> Records:
 
 def _json_records(path: str | Path) -> Records:
     whole = read_json(path)
-    jobs = whole["jobs"] if isinstance(whole, dict) and whole.keys() == {"jobs"} else whole
+    if isinstance(whole, dict) and whole.keys() == {"jobs"}:
+        jobs = whole["jobs"]
+    else:
+        jobs = whole
     if not isinstance(jobs, list):
         raise InputError(f'{path}: it must be a list of jobs, or {{"jobs": [...]}}')
     for number, record in enumerate(jobs):
@@ -235,7 +244,9 @@ def _json_records(path: str | Path) -> Records:
 def _form(names: Iterable[str]) -> tuple[str, ...]:
     """The form that has more of these names."""
     names = set(names)
-    return RAW if len(names & set(RAW)) > len(names & set(DIRECT)) else DIRECT
+    if len(names & set(RAW)) > len(names & set(DIRECT)):
+        return RAW
+    return DIRECT
 
 
 def _check_names(names: Sequence[str], required: Iterable[str]) -> None:
@@ -266,7 +277,9 @@ def _read(record: Mapping[str, Any], number: Callable[[str, Any], Any]) -> dict[
 
 def _cell(name: str, text: str) -> Number:
     try:
-        return int(text) if re.fullmatch(r"[+-]?[0-9]+", text) else float(text)
+        if re.fullmatch(r"[+-]?[0-9]+", text):
+            return int(text)
+        return float(text)
     except ValueError:
         raise InputError(f"{name} is {text[:40]!r}; it must be a number") from None
 

@@ -45,7 +45,8 @@ Counts = tuple[int, ...]
 FEW_COUNTS = 2000  # of all trainers: with more, those that are in no optimum are left out first
 
 # What the owner of a node is when it is not a trainer.
-FREE, BUSY = -1, -2
+FREE = -1
+BUSY = -2
 
 
 @dataclass(frozen=True)
@@ -153,7 +154,9 @@ class Trainer:
         """Seconds that the change from one count to another costs (Eq. 13)."""
         if after == before:
             return 0.0
-        return self.up_s if after > before else self.down_s
+        if after > before:
+            return self.up_s
+        return self.down_s
 
     def gains(self, current: int, horizon_s: float) -> FloatArray:
         """Its term of Eq. 16 for each count 0..n_max, minus infinity where it cannot run.
@@ -357,7 +360,8 @@ def place_by_index(owner: IntArray, counts: Mapping[int, int]) -> IntArray:
     for number, count in counts.items():
         if count < held[number]:
             new[np.flatnonzero(new == number)[count:]] = FREE
-    free, taken = np.flatnonzero(new == FREE), 0
+    free = np.flatnonzero(new == FREE)
+    taken = 0
     for number, count in counts.items():
         if count > held[number]:
             more = count - held[number]

@@ -66,20 +66,21 @@ def solve_in_blocks(values: Array, alive: Array, tie: float) -> tuple[float, Ind
     (3.333333, [1, 2, 2])
     """
     problem = _Blocks(values, alive, tie)
-    envelope, below = _Envelope(np.array([len(values) - 1]), np.array([-math.inf])), len(values)
+    envelope = _Envelope(np.array([len(values) - 1]), np.array([-math.inf]))
+    below = len(values)
     while True:
         first = problem.fill(envelope, below)
         if first == 0:
             return float(problem.cost[0]), problem.following
-        envelope, below = (
-            problem.merged(envelope, problem.lines_between(first - 1, below - 2), first),
-            first,
-        )
+        envelope = problem.merged(envelope, problem.lines_between(first - 1, below - 2), first)
+        below = first
 
 
 class _Blocks:
     def __init__(self, values: Array, alive: Array, tie: float) -> None:
-        self.values, self.alive, self.tie = values, alive, tie
+        self.values = values
+        self.alive = alive
+        self.tie = tie
         self.cost = np.zeros(len(values) + 1)
         self.heights = self.cost[1:]  # of the lines
         self.following: Indices = np.zeros(len(values), np.int64)
@@ -92,7 +93,8 @@ class _Blocks:
 
     def fill(self, envelope: _Envelope, below: int) -> int:
         """Fill in the states before ``below`` as far as the envelope holds their best line; the first of them."""
-        known, size = below, FIRST
+        known = below
+        size = FIRST
         while True:
             first = max(0, known - size)
             self._read(envelope, first, known)
@@ -100,13 +102,15 @@ class _Blocks:
                 return self._first_right(first, known, below)
             if first == 0:
                 return 0
-            known, size = first, 2 * size
+            known = first
+            size = 2 * size
 
     def _read(self, envelope: _Envelope, first: int, end: int) -> None:
         """Costs and best lines of states first..end - 1."""
         x = self.alive[first:end]
         last, start = np.searchsorted(envelope.begins, (x[0], x[-1]), side="right")
-        lines, begins = envelope.lines[start - 1 : last], envelope.begins[start:last]
+        lines = envelope.lines[start - 1 : last]
+        begins = envelope.begins[start:last]
         # x falls, so each line is lowest on a stretch of it.
         ends = len(x) - np.searchsorted(x[::-1], begins)
         self.following[first:end] = np.repeat(
@@ -125,7 +129,9 @@ class _Blocks:
         costs = self.values[state : below - 1] * self.alive[state]
         costs += self.heights[state : below - 1]
         best = int(costs.argmin())
-        return state + best if costs[best] < self.cost[state] * (1 - self.tie) else None
+        if costs[best] < self.cost[state] * (1 - self.tie):
+            return state + best
+        return None
 
     def _first_right(self, wrong: int, right: int, below: int) -> int:
         """The first state from which on the envelope holds the best lines; ``wrong`` is none, ``right`` is one."""
@@ -172,7 +178,8 @@ class _Blocks:
         start = (
             int(np.searchsorted(old.begins, self.alive[first], side="right")) - 1
         )  # steeper ones are done with
-        lines, begins = old.lines[start:], old.begins[start:]
+        lines = old.lines[start:]
+        begins = old.begins[start:]
         x = begins[1:]
         undercut = self.at(
             new.lines[np.searchsorted(new.begins, x, side="right") - 1], x

@@ -92,9 +92,10 @@ def best_chain(law: Discrete, overhead: float, jobs: int) -> Chain:
         raise InputError(
             f"{jobs} jobs with an overhead of {overhead}: there must be at least one, at least 0"
         )
-    known = (
-        coarsened(law, MOST_VALUES)[0] if np.count_nonzero(law.probabilities) > MOST_VALUES else law
-    )
+    if np.count_nonzero(law.probabilities) > MOST_VALUES:
+        known = coarsened(law, MOST_VALUES)[0]
+    else:
+        known = law
     values, mass = known.support
     ends = np.concatenate(([0.0], values))
     alive = np.concatenate(
@@ -103,16 +104,20 @@ def best_chain(law: Discrete, overhead: float, jobs: int) -> Chain:
     # From the i-th value to the j-th: what the job asks for, if it is needed.
     step = (ends[None, :] - ends[:, None] + overhead) * alive[:, None]
     step[np.tril_indices(len(ends))] = math.inf
-    cost, ways = np.full(len(ends), math.inf), []
+    cost = np.full(len(ends), math.inf)
+    ways = []
     cost[-1] = 0.0
-    least, found = math.inf, 0
+    least = math.inf
+    found = 0
     for count in range(1, min(jobs, len(values)) + 1):
         total = step + cost[None, :]
         ways.append(total.argmin(axis=1))
         cost = total.min(axis=1)
         if cost[0] < least * (1 - 1e-12):
-            least, found = float(cost[0]), count
-    place, requests = 0, []
+            least = float(cost[0])
+            found = count
+    place = 0
+    requests = []
     for way in reversed(ways[:found]):
         requests.append(float(ends[way[place]] - ends[place] + overhead))
         place = int(way[place])

@@ -46,7 +46,8 @@ def _exponential(_: Mapping[str, float]) -> Uncut:
 def _beta(own: Mapping[str, float]) -> Uncut:
     from scipy.special import betainc, betaincinv, betaln, xlog1py, xlogy
 
-    alpha, beta = own["alpha"], own["beta"]
+    alpha = own["alpha"]
+    beta = own["beta"]
     return Uncut(
         partial(betainc, alpha, beta),
         partial(betaincinv, alpha, beta),
@@ -165,9 +166,15 @@ class Law:
     def sample(self, rng: np.random.Generator, count: int) -> Array:
         """Draw run times, by inverting the distribution function."""
         level = self._below + self._inside * rng.random(count)
-        at = -self._uncut.inverse(-level) if self._is_tail else self._uncut.inverse(level)
+        if self._is_tail:
+            at = -self._uncut.inverse(-level)
+        else:
+            at = self._uncut.inverse(level)
         origin, unit = self._place
-        times = origin * np.exp(unit * at) if LAWS[self.name].is_log else origin + unit * at
+        if LAWS[self.name].is_log:
+            times = origin * np.exp(unit * at)
+        else:
+            times = origin + unit * at
         return np.clip(times, self.low, self.high)
 
     @cached_property
@@ -258,7 +265,8 @@ class Discrete:
     probabilities: Array
 
     def __post_init__(self) -> None:
-        values, mass = np.array(self.values, float), np.array(self.probabilities, float)
+        values = np.array(self.values, float)
+        mass = np.array(self.probabilities, float)
         if values.ndim != 1 or values.shape != mass.shape or not values.size:
             raise InputError(
                 f"a law needs as many values as probabilities, at least one; given: "
@@ -296,9 +304,9 @@ class Discrete:
             return self
         left = self.values > time
         weight = self.probabilities[left].sum()
-        return (
-            Discrete(self.values[left], self.probabilities[left] / weight) if weight > 0 else None
-        )
+        if weight > 0:
+            return Discrete(self.values[left], self.probabilities[left] / weight)
+        return None
 
     def work_within(self, time: float, after: float = 0.0) -> float:
         """Expected useful time of a run that is stopped at ``time``: E[X; X <= time | X > after].

@@ -147,7 +147,8 @@ def t_optimal(law: Discrete) -> RequestSequence:
         cost, following = _sweep(values.tolist(), alive.tolist())
     else:
         cost, following = solve_in_blocks(values, alive, TIE)
-    requests, at = [], 0
+    requests = []
+    at = 0
     while at < len(values):
         requests.append(float(values[following[at]]))
         at = int(following[at]) + 1
@@ -160,12 +161,18 @@ def _sweep(values: list[float], alive: list[float]) -> tuple[float, list[int]]:
     The textbook's form: faster than :mod:`scheduler.reservation.blocks` on small laws, and its oracle.
     """
     size = len(values)
-    cost, following, envelope = [0.0] * (size + 1), [0] * size, [0] * size
-    first, last = 0, -1  # the envelope's lines are envelope[first..last], steepest first
+    cost = [0.0] * (size + 1)
+    following = [0] * size
+    envelope = [0] * size
+    # the envelope's lines are envelope[first..last], steepest first
+    first = 0
+    last = -1
     for j in range(size - 1, -1, -1):
-        slope, height = values[j], cost[j + 1]
+        slope = values[j]
+        height = cost[j + 1]
         while last > first:
-            a, b = envelope[last - 1], envelope[last]
+            a = envelope[last - 1]
+            b = envelope[last]
             # the line b is nowhere lowest when a and the new one meet below it
             if (height - cost[a + 1]) * (values[a] - values[b]) <= (cost[b + 1] - cost[a + 1]) * (
                 values[a] - slope
@@ -177,7 +184,8 @@ def _sweep(values: list[float], alive: list[float]) -> tuple[float, list[int]]:
         envelope[last] = j
         x = alive[j]
         while first < last:
-            a, b = envelope[first], envelope[first + 1]
+            a = envelope[first]
+            b = envelope[first + 1]
             if values[b] * x + cost[b + 1] < (values[a] * x + cost[a + 1]) * (1 - TIE):
                 first += 1
             else:
@@ -218,13 +226,15 @@ def at_optimal(law: Discrete, backfill_rate: float, spent: float = 0.0) -> Reque
     support = _Support.of(law)
     last = len(support.values) - 1
     labels = _Labels(spent)
-    standing, bound = labels.of(slice(1)), _Bound.of(law, support, backfill_rate, spent)
+    standing = labels.of(slice(1))
+    bound = _Bound.of(law, support, backfill_rate, spent)
     for i in range(last):
         asked = _ask(support, i, backfill_rate, standing)
         if bound is not None:
             if i % SWEEP_EVERY == 0:
                 open_ = bound.may_ask_more(i, standing, asked)
-                standing, asked = standing.take(open_), asked.take(open_)
+                standing = standing.take(open_)
+                asked = asked.take(open_)
             asked = asked.take(bound.is_promising(i + 1, asked))
         if asked.cost.size:
             new = labels.add(i + 1, _non_dominated(asked, support.alive[i + 1], backfill_rate))
@@ -248,7 +258,8 @@ def makespan_by_count(
     _check_rate(backfill_rate)
     support = _Support.of(law)
     last = len(support.values) - 1
-    labels, costs = _Labels(0.0), []
+    labels = _Labels(0.0)
+    costs = []
     for count in range(1, min(most, last + 1) + 1):
         costs.append(
             float(_ask(support, last, backfill_rate, labels.of(slice(labels.count))).cost.min())
@@ -320,8 +331,10 @@ class _Labels:
 
     def __init__(self, spent: float | None = None) -> None:
         self.count = 0
-        self.cost, self.spent = np.empty(256), np.empty(256)
-        self.ruled_out, self.parent = np.empty(256, np.int64), np.empty(256, np.int64)
+        self.cost = np.empty(256)
+        self.spent = np.empty(256)
+        self.ruled_out = np.empty(256, np.int64)
+        self.parent = np.empty(256, np.int64)
         if spent is not None:  # the label of a job that has asked for nothing yet
             self.add(0, _Asked(np.zeros(1), np.array([spent]), np.array([-1])))
 
@@ -359,7 +372,9 @@ def _ask(support: _Support, i: int, rate: float, labels: _Standing) -> _Asked:
     cost S + v_i; above that the backfill of (S + X) / (1 - zeta) decides ([SPEC] Equation 4).
     """
     cost, spent, j, number = labels
-    value, reached, moment = support.values[i], support.reached, support.moment
+    value = support.values[i]
+    reached = support.reached
+    moment = support.moment
     room = np.searchsorted(support.values, (1.0 - rate) * value - rate * spent, side="right")
     room = np.minimum(np.maximum(room, j), i + 1)
     within = reached[room]
@@ -441,7 +456,10 @@ def _thinned(support: _Support, count: int) -> Discrete:
 
 def _least_to_come(support: _Support, rate: float) -> Array:
     """For each j a lower bound on what is to come beside alive_j S: S counts only where it is spent."""
-    values, reached, moment, alive = support.values, support.reached, support.moment, support.alive
+    values = support.values
+    reached = support.reached
+    moment = support.moment
+    alive = support.alive
     size = len(values)
     least = np.zeros(size + 1)
     room = np.searchsorted(values, (1.0 - rate) * values, side="right")
@@ -461,13 +479,16 @@ def _non_dominated(labels: _Asked, alive: float, rate: float) -> _Asked:
     """Drop each label that another at the same value beats whatever follows."""
     flat = labels.cost + alive * labels.spent
     steep = labels.cost + alive / (1.0 - rate) * labels.spent
-    if (best := np.argmin(flat)) == np.argmin(steep):  # nearly always: it beats all the others
+    best = np.argmin(flat)
+    if best == np.argmin(steep):  # nearly always: it beats all the others
         return labels.take([best])
     # Those that have spent more than the first lose to it, those that have spent less than the second to that one.
     between = (labels.spent <= labels.spent[best]) & (
         labels.spent >= labels.spent[np.argmin(steep)]
     )
-    labels, flat, steep = labels.take(between), flat[between], steep[between]
+    labels = labels.take(between)
+    flat = flat[between]
+    steep = steep[between]
     order = np.lexsort((labels.cost, labels.spent))
     # one that has spent less beats the label when it is not above it along the flat slope ...
     below = np.minimum.accumulate(flat[order])

@@ -198,7 +198,9 @@ class _Simulation:
         self.rescales += 1
 
     def _hold(self, run: _Run, gpus: int, pause_min: float) -> None:
-        run.gpus, run.start_min, run.steady_min = gpus, self.sim.now, self.sim.now + pause_min
+        run.gpus = gpus
+        run.start_min = self.sim.now
+        run.steady_min = self.sim.now + pause_min
         run.end = self.sim.at(run.end_min, _Kind.COMPLETE, partial(self._complete, run))
 
     def _let_go(self, run: _Run) -> None:

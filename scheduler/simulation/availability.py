@@ -52,8 +52,10 @@ class Availability:
 
     def earliest(self, processors: int, duration: float, after: float) -> float:
         """The first moment from ``after`` on at which so many (not more than the machine has) are free for so long."""
-        times, free = self._times, self._free
-        index, steps = self._index(after), len(times)
+        times = self._times
+        free = self._free
+        index = self._index(after)
+        steps = len(times)
         while True:
             while free[index] < processors:  # in the last step all are free
                 index += 1
@@ -73,7 +75,8 @@ class Availability:
         return max(bisect_right(self._times, time) - 1, 0)
 
     def _add(self, start: float, end: float, change: int) -> None:
-        first, last = self._step_at(start), self._step_at(end)
+        first = self._step_at(start)
+        last = self._step_at(end)
         for index in range(first, last):
             self._free[index] += change
         for index in (last, first):  # a step that no longer differs from the one before is none

@@ -75,7 +75,9 @@ class QueueJob:
     def request(self, failed: int) -> float:
         """What it asks for after so many failed requests."""
         beyond = failed - len(self.requests) + 1
-        return self.requests[-1] * SAFETY**beyond if beyond > 0 else self.requests[failed]
+        if beyond > 0:
+            return self.requests[-1] * SAFETY**beyond
+        return self.requests[failed]
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +151,9 @@ class Schedule:
             for run in self.runs
             if run.completed and small in (None, self.jobs[run.job].small)
         ]
-        return float(np.mean(times)) if times else math.nan
+        if times:
+            return float(np.mean(times))
+        return math.nan
 
 
 def simulate(
@@ -258,7 +262,9 @@ class _BatchQueue:
         seed: int,
     ) -> None:
         self.sim = Simulator(start=min(job.submit for job in jobs), seed=seed)
-        self.processors, self.convention, self.speculative = processors, convention, speculative
+        self.processors = processors
+        self.convention = convention
+        self.speculative = speculative
         self.stream = stream
         self.jobs = list(jobs)
         self.runs: list[Run] = []
@@ -380,7 +386,8 @@ class _BatchQueue:
 
     def reserve(self, waiting: _Waiting) -> None:
         """Hold processors for a job at the earliest time they are free, and start it then."""
-        processors, request = waiting.job.processors, waiting.request
+        processors = waiting.job.processors
+        request = waiting.request
         start = self.free.earliest(processors, request, max(self.sim.now, waiting.tried_until))
         self.free.reserve(start, start + request, processors)
         if start <= self.sim.now:
@@ -404,9 +411,10 @@ class _BatchQueue:
         )
         if self.alarm is not None:
             self.alarm.cancel()
-        self.alarm = (
-            self.sim.at(start, _Kind.ARRIVE, self.start_reserved) if start < math.inf else None
-        )
+        if start < math.inf:
+            self.alarm = self.sim.at(start, _Kind.ARRIVE, self.start_reserved)
+        else:
+            self.alarm = None
 
     def start_reserved(self) -> None:
         """Start the jobs whose reservations start now."""
@@ -419,7 +427,8 @@ class _BatchQueue:
 
     def candidates(self) -> list[_Waiting]:
         """The jobs that a gap may be given to, the most important first."""
-        now, planned = self.sim.now, self.convention is Convention.PLANNED
+        now = self.sim.now
+        planned = self.convention is Convention.PLANNED
         return [
             waiting
             for waiting in self.in_order()
@@ -430,7 +439,8 @@ class _BatchQueue:
         """Start what fits into a gap; its own reservation does not count as one, and is given up."""
         now = self.sim.now
         for waiting in self.candidates():
-            processors, limit = waiting.job.processors, now + waiting.request
+            processors = waiting.job.processors
+            limit = now + waiting.request
             if limit <= self.free.until(now, processors):
                 self.withdraw(waiting)
                 self.free.reserve(now, limit, processors)

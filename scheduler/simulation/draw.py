@@ -112,7 +112,9 @@ def _resnet(blocks: list[int]) -> tuple[float, float]:
 
 def _densenet(blocks: list[int]) -> tuple[float, float]:
     """Parameters and multiplications of dense layers: 1x1 to four times the growth, 3x3 to the growth."""
-    channels, total, operations = 2 * _GROWTH, 0.0, 0.0
+    channels = 2 * _GROWTH
+    total = 0.0
+    operations = 0.0
     for layers, side in zip(blocks, _SIDES, strict=True):
         parameters = 0.0
         for _ in range(layers):
@@ -168,11 +170,10 @@ def convert(value: Any, place: str = "ensemble") -> RateTable:
     if "dnns" in top and not networks:
         read.mistake("dnns", "empty, but an ensemble needs at least one network")
     read.own_names("dnns", networks)
-    gpus = (
-        read.count(top, "gpus_per_node", "gpus_per_node")
-        if "gpus_per_node" in top
-        else GPUS_PER_NODE
-    )
+    if "gpus_per_node" in top:
+        gpus = read.count(top, "gpus_per_node", "gpus_per_node")
+    else:
+        gpus = GPUS_PER_NODE
     table = RateTable(
         read.count(top, "images_per_epoch", "images_per_epoch"), gpus, tuple(networks)
     )

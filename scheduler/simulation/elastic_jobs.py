@@ -256,7 +256,8 @@ def _arrivals(
     length = assumed.burst_min if pattern == "bursty" else minutes
     moments: list[float] = []
     for number in range(math.ceil(minutes / length)):
-        start, end = number * length, min(minutes, (number + 1) * length)
+        start = number * length
+        end = min(minutes, (number + 1) * length)
         quiet = pattern == "low" or (pattern == "bursty" and number % 2 == 1)
         count = rng.poisson(busy * (assumed.low if quiet else 1.0) * (end - start))
         moments += np.sort(rng.uniform(start, end, count)).tolist()

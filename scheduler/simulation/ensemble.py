@@ -97,7 +97,8 @@ class Simulated:
         done: defaultdict[str, float] = defaultdict(float)
         latest = 0.0
         for stint in self.stints:
-            before, done[stint.name] = done[stint.name], done[stint.name] + stint.epochs
+            before = done[stint.name]
+            done[stint.name] = done[stint.name] + stint.epochs
             if before < 1 <= done[stint.name] + 1e-9:
                 latest = max(
                     latest,
@@ -137,9 +138,11 @@ def simulate(
     Raises:
         InputError: a network has no epochs, or does not fit on the cluster; or the policy leaves one waiting for ever.
     """
-    gpus, stream = cluster.whole_gpus, policy.stream if stream is None else stream
+    gpus = cluster.whole_gpus
+    stream = policy.stream if stream is None else stream
     if policy.sets_batch:
-        rates, told = at_best(rates, gpus), None if told is None else at_best(told, gpus)
+        rates = at_best(rates, gpus)
+        told = None if told is None else at_best(told, gpus)
     # No GPU does more work than those networks together that do most on it.
     bound = lower_bound(rates, gpus) / max(
         speedup(rates.sharing, count) for count in range(1, cluster.slots + 1)
@@ -181,8 +184,10 @@ class _Group:
     """One network and, while it has devices, its training group."""
 
     def __init__(self, network: Network, row: int) -> None:
-        self.name, self.row = network.name, row
-        self.last_epoch, self.least = network.epochs or 0, network.min_gpus
+        self.name = network.name
+        self.row = row
+        self.last_epoch = network.epochs or 0
+        self.least = network.min_gpus
         self.state = _State.WAITING
         self.devices: tuple[int, ...] = ()
         self.epoch = 0
@@ -205,13 +210,12 @@ class _Group:
 
     def holding(self) -> GroupHolding:
         """Its devices, and what can be done about them: newcomers need no time to build a network of numbers."""
-        stance = (
-            Stance.BUSY
-            if self.state is not _State.TRAINING
-            else Stance.INSIDE
-            if self.position
-            else Stance.BETWEEN
-        )
+        if self.state is not _State.TRAINING:
+            stance = Stance.BUSY
+        elif self.position:
+            stance = Stance.INSIDE
+        else:
+            stance = Stance.BETWEEN
         return GroupHolding(self.devices, stance, self.least)
 
 
@@ -231,11 +235,16 @@ class _Run:
         arrivals: Mapping[str, float],
     ) -> None:
         self.sim = Simulator()
-        self.rates, self.cluster, self.policy, self.options = rates, cluster, policy, options
-        self.costs, self.stream = costs, stream
+        self.rates = rates
+        self.cluster = cluster
+        self.policy = policy
+        self.options = options
+        self.costs = costs
+        self.stream = stream
         # A policy must not know when networks will converge.
         self.told = replace(told, models=tuple(replace(n, epochs=None) for n in told.models))
-        self.learner, self.arrivals = learner, arrivals
+        self.learner = learner
+        self.arrivals = arrivals
         self.samples = rates.samples_per_epoch
         self.rate_of = curves(rates, cluster.whole_gpus).rate
         self.groups = {
@@ -277,7 +286,8 @@ class _Run:
 
     def _decide(self) -> None:
         self._advance_all()
-        told, progress = self.told, self._progress()
+        told = self.told
+        progress = self._progress()
         if self.learner is not None:
             told = replace(self.learner.told(), supply=told.supply)
             progress = replace(
@@ -366,13 +376,12 @@ class _Run:
 
     def _rate(self, group: _Group) -> float:
         gpus = len(group.devices)
-        alone = (
-            float(self.rate_of[group.row, gpus - 1])
-            if group.batch is None
-            else epoch_rate(
+        if group.batch is None:
+            alone = float(self.rate_of[group.row, gpus - 1])
+        else:
+            alone = epoch_rate(
                 self.rates.models[group.row], self.rates.comm_s, gpus, group.batch, self.samples
             )
-        )
         paid = 1 / (
             1 / alone + self.costs.epoch_s / self.samples
         )  # with what passes between epochs
@@ -381,9 +390,8 @@ class _Run:
     def _take_batches(self) -> None:
         """Let each group that stands before an epoch train it with the batch that is wanted now."""
         for member in self.wanted.members:
-            if (
-                group := self.groups.get(member.name)
-            ) is None:  # a policy of one's own may name any
+            group = self.groups.get(member.name)
+            if group is None:  # a policy of one's own may name any
                 continue
             batches = self.rates.models[group.row].batches
             batch = member.batch_on(len(group.devices) or member.gpus, batches[0] if batches else 1)
@@ -411,7 +419,8 @@ class _Run:
 
     def _stop(self, group: _Group) -> None:
         self._end_stint(group)
-        group.state, group.pace = _State.STOPPING, 0.0
+        group.state = _State.STOPPING
+        group.pace = 0.0
         self.book.checkpoint(
             self.sim.now, self.sim.now + self.costs.checkpoint_s, len(group.devices) / group.beside
         )
@@ -424,7 +433,8 @@ class _Run:
         self.free |= set(group.devices)
         self.free -= set(devices)
         group.devices = devices
-        group.state, group.pace = _State.FORMING, 0.0
+        group.state = _State.FORMING
+        group.pace = 0.0
         self._share_gpus()
         group.rate = self._rate(group)
         delay = self.costs.regroup_s + self.costs.scheduling_s
@@ -435,7 +445,9 @@ class _Run:
     # What happens to a group
 
     def _ready(self, group: _Group) -> None:
-        group.state, group.since, group.next = _State.TRAINING, self.sim.now, None
+        group.state = _State.TRAINING
+        group.since = self.sim.now
+        group.next = None
         group.ready_s = self.sim.now
         if self.learner is not None and not self.learner.rates.has_seen(
             group.name, len(group.devices)
@@ -448,11 +460,15 @@ class _Run:
     def _trained(self, group: _Group) -> None:
         """A group has trained on all the samples it had."""
         self._advance(group)
-        group.position, group.pace, group.next = group.supplied, 0.0, None
+        group.position = group.supplied
+        group.pace = 0.0
+        group.next = None
         if group.supplied < self.samples:
             self._set_paces()
             return
-        group.epoch, group.position, group.supplied = group.epoch + 1, 0.0, 0.0
+        group.epoch = group.epoch + 1
+        group.position = 0.0
+        group.supplied = 0.0
         self._observe()
         if self.learner is not None:
             self.learner.observe(group.name, len(group.devices), group.beside)
@@ -467,7 +483,10 @@ class _Run:
 
     def _release(self, group: _Group, state: _State) -> None:
         self.free |= set(group.devices)
-        group.devices, group.state, group.pace, group.next = (), state, 0.0, None
+        group.devices = ()
+        group.state = state
+        group.pace = 0.0
+        group.next = None
 
     def _end_stint(self, group: _Group) -> None:
         self.book.stints.append(
@@ -534,7 +553,8 @@ class _Run:
 
     def _produce_next(self) -> None:
         """Turn the ring by one shard, as long as any group trains."""
-        ring, self.production = self.stream.ring, None
+        ring = self.stream.ring
+        self.production = None
         fastest = max((group.rate for group in self._training()), default=0.0)
         if ring is not None and fastest > 0:
             rate = min(self.stream.rate, ring.surplus * fastest)

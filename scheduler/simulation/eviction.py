@@ -85,7 +85,8 @@ def simulate(
             free the nodes.
     """
     names = {job.checkpointing.id for job in jobs}
-    if strangers := sorted(actions.keys() - names):
+    strangers = sorted(actions.keys() - names)
+    if strangers:
         raise InputError(f"the plan stops {strangers[0]}, which is not running")
     if nodes > (
         free := sum(job.checkpointing.nodes for job in jobs if job.checkpointing.id in actions)
@@ -135,7 +136,8 @@ class _Machine:
     ) -> None:
         self.sim = Simulator()
         self.storage = storage
-        self.wanted, self.length_min = wanted, length_min
+        self.wanted = wanted
+        self.length_min = length_min
         self.start_min: float | None = None
         self.free_since: dict[int, float] = {}  # node -> moment
         self.running: dict[str, _Running] = {}
@@ -157,10 +159,8 @@ class _Machine:
             if action == "kill":
                 self._kill(running)
             elif action is not None:
-                sizes, due = (
-                    running.job.checkpointing.sizes(action),
-                    running.job.checkpointing.wait_min,
-                )
+                sizes = running.job.checkpointing.sizes(action)
+                due = running.job.checkpointing.wait_min
                 if sizes is None or (action == "app" and due is None):
                     raise InputError(
                         f"the plan checkpoints {running.id} by {action!r}, which it cannot do"
@@ -181,7 +181,10 @@ class _Machine:
         """The job ends or is stopped; its nodes are free."""
         running.end.cancel()
         del self.running[running.id]
-        worked_until = self.sim.now if running.paused_min is None else running.paused_min
+        if running.paused_min is None:
+            worked_until = self.sim.now
+        else:
+            worked_until = running.paused_min
         self.uses.append(
             Use(
                 running.id,

@@ -51,7 +51,8 @@ def fit_laws(runs: ArrayLike) -> tuple[Fit, ...]:
     if not (math.isfinite(sample[-1]) and sample[0] > 0):
         raise InputError("run times must be finite and above 0")
     gap = (sample[-1] - sample[0]) / (sample.size - 1)
-    low, high = max(sample[0] - gap, sample[0] / 2), sample[-1] + gap
+    low = max(sample[0] - gap, sample[0] / 2)
+    high = sample[-1] + gap
     return tuple(sorted((_fit(name, sample, low, high) for name in LAWS), key=lambda fit: fit.aic))
 
 
@@ -71,7 +72,9 @@ def _fit(name: str, sample: Array, low: float, high: float) -> Fit:
             density = law_at(point).pdf(sample)
         except (InputError, OverflowError):  # a corner of the search where the law does not exist
             return math.inf
-        return -float(np.sum(np.log(density))) if np.all(density > 0) else math.inf
+        if np.all(density > 0):
+            return -float(np.sum(np.log(density)))
+        return math.inf
 
     point = np.array(
         [
@@ -95,7 +98,8 @@ def _guess(name: str, sample: Array, low: float, high: float) -> dict[str, float
     if name == "lognormal":
         return {"mu": float(np.log(sample).mean()), "sigma": float(np.log(sample).std())}
     if name == "beta":
-        mean, variance = (sample.mean() - low) / (high - low), sample.var() / (high - low) ** 2
+        mean = (sample.mean() - low) / (high - low)
+        variance = sample.var() / (high - low) ** 2
         total = max(float(mean * (1 - mean) / variance - 1), 0.1)
         return {"alpha": float(mean * total), "beta": float((1 - mean) * total)}
     if name == "exponential":

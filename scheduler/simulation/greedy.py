@@ -26,13 +26,15 @@ def greedy(jobs: Sequence[RunningJob], nodes: int, deadline: Number) -> Plan:
     check_jobs(jobs, nodes)
     by_loss = sorted(jobs, key=lambda job: job.loss, reverse=True)
     actions: dict[str, Action] = {}
-    freed, time = 0, exact(0)
+    freed = 0
+    time = exact(0)
     for job in by_loss:
         way = job.checkpoint_within(deadline)
         if freed >= nodes or way is None or time + exact(way[0]) > exact(deadline):
             break
         actions[job.id] = way[1]
-        freed, time = freed + job.nodes, time + exact(way[0])
+        freed = freed + job.nodes
+        time = time + exact(way[0])
     for job in reversed(by_loss):
         if freed >= nodes:
             break

@@ -130,7 +130,9 @@ class Replayed:
             for record in self.trainers
             if record.ended_s is not None
         ]
-        return float(np.mean(hours)) if hours else math.nan
+        if hours:
+            return float(np.mean(hours))
+        return math.nan
 
     def outcome_until(self, time_s: float | sharing.FloatArray) -> sharing.FloatArray:
         """What was done until a time, in units of the objective; between two notes it grows evenly."""
@@ -208,7 +210,9 @@ def efficiency(
     if end_s == 0:
         return math.nan
     best = static_outcome(jobs, trace.node_seconds(end_s) / end_s, end_s, max_parallel)
-    return float(replayed.outcome_until(end_s)) / best if best > 0 else math.nan
+    if best > 0:
+        return float(replayed.outcome_until(end_s)) / best
+    return math.nan
 
 
 def static_outcome(
@@ -225,7 +229,8 @@ def static_outcome(
     Returns:
         The outcome, carried on at its mean rate where all jobs are done earlier.
     """
-    whole, part = int(nodes), nodes - int(nodes)
+    whole = int(nodes)
+    part = nodes - int(nodes)
     low = _static_outcome(jobs, whole, seconds, max_parallel)
     if part == 0:
         return low
@@ -242,7 +247,9 @@ def _static_outcome(
     done = replay(Trace.constant(nodes, seconds), free_of_charge, settings)
     ends = [record.ended_s for record in done.trainers if record.ended_s is not None]
     total = float(done.outcome[-1])
-    return total if len(ends) < len(jobs) or max(ends) == 0 else total * seconds / max(ends)
+    if len(ends) < len(jobs) or max(ends) == 0:
+        return total
+    return total * seconds / max(ends)
 
 
 def summarise(
@@ -289,12 +296,16 @@ class _Active:
     @property
     def rate(self) -> float:
         """Samples per second."""
-        return 0.0 if self.ended_s is not None else float(self.job.sample_rates[self.nodes])
+        if self.ended_s is not None:
+            return 0.0
+        return float(self.job.sample_rates[self.nodes])
 
     @property
     def gain(self) -> float:
         """Objective per second."""
-        return 0.0 if self.ended_s is not None else float(self.job.trainer.rates[self.nodes])
+        if self.ended_s is not None:
+            return 0.0
+        return float(self.job.trainer.rates[self.nodes])
 
     def work(self, seconds: float) -> float:
         """Work so long, backwards where it is negative; the samples."""
@@ -308,7 +319,10 @@ class _Replay:
     def __init__(
         self, trace: Trace, jobs: Sequence[TrainerJob], settings: Settings, heard: Heard
     ) -> None:
-        self.trace, self.jobs, self.settings, self.heard = trace, jobs, settings, heard
+        self.trace = trace
+        self.jobs = jobs
+        self.settings = settings
+        self.heard = heard
         self.sim = Simulator()
         self.owner: sharing.IntArray = np.full(trace.size, sharing.BUSY, dtype=np.int64)
         self.idle = 0
@@ -363,8 +377,10 @@ class _Replay:
             self.heard(place, len(self.trace.times_s))
         self._settle(self.sim.now)
         rows = slice(self.trace.starts[place], self.trace.starts[place + 1])
-        nodes, joined = self.trace.nodes[rows], self.trace.joined[rows]
-        leaving, joining = nodes[~joined], nodes[joined]
+        nodes = self.trace.nodes[rows]
+        joined = self.trace.joined[rows]
+        leaving = nodes[~joined]
+        joining = nodes[joined]
         lost = Counter(self.owner[leaving].tolist())
         for trainer in self.active:
             if lost[trainer.number]:
@@ -384,7 +400,8 @@ class _Replay:
     def _complete(self, trainer: _Active) -> None:
         """A trainer has done its last sample."""
         self._settle(self.sim.now)
-        trainer.done, trainer.ended_s = trainer.job.total_samples, self.sim.now
+        trainer.done = trainer.job.total_samples
+        trainer.ended_s = self.sim.now
         self._note(self.sim.now)
         if self.settings.completions_are_events:
             self._decide_soon()
@@ -412,7 +429,8 @@ class _Replay:
 
     def _settle(self, now: float) -> None:
         """Let the trainers work until now."""
-        seconds, self.settled_s = now - self.settled_s, now
+        seconds = now - self.settled_s
+        self.settled_s = now
         if seconds > 0:
             for trainer in self.active:
                 trainer.work(seconds)

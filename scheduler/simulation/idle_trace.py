@@ -268,7 +268,8 @@ class _Rows:
             if heading.strip().decode("utf-8", "replace") != HEADING:
                 raise InputError(f"{self.path}:1: the heading must be {HEADING!r}")
             line = self.blank = 2
-        if not (said := text.rstrip()):
+        said = text.rstrip()
+        if not said:
             return
         if self.blank < line:
             line, said = self.blank, b"\n" * (line - self.blank) + said
@@ -310,14 +311,18 @@ class _Rows:
         if nodes.max() >= len(self.there):
             self.there = np.concatenate((self.there, np.zeros(nodes.max() + 1, dtype=bool)))
         order = np.argsort(nodes, kind="stable")
-        node, joins = nodes[order], joined[order]
+        node = nodes[order]
+        joins = joined[order]
         before = np.roll(joins, 1)
         first = np.flatnonzero(np.diff(node, prepend=-1))
         before[first] = self.there[node[first]]
         wrong = joins == before
         if wrong.any():
             row = order[wrong][lines[order][wrong].argmin()]
-            what = "joins, but is idle already" if joined[row] else "leaves, but is not there"
+            if joined[row]:
+                what = "joins, but is idle already"
+            else:
+                what = "leaves, but is not there"
             raise InputError(f"{self.path}:{lines[row]}: node {nodes[row]} {what}")
         last = np.append(first[1:], len(node)) - 1
         self.there[node[last]] = joins[last]
@@ -387,7 +392,8 @@ def read_trainers(path: str | Path) -> tuple[TrainerJob, ...]:
         raise InputError(f"{path}: job_columns must be {list(JOB_COLUMNS)}")
     if not isinstance(document["curves"], dict) or not isinstance(document["jobs"], list):
         raise InputError(f"{path}: curves must be an object and jobs a list")
-    if wrong := [name for name in document["curves"] if not is_name(name)]:
+    wrong = [name for name in document["curves"] if not is_name(name)]
+    if wrong:
         raise InputError(f"{path}: curves: {ascii(wrong[0])[:60]} must be {NAME}")
     curves = {name: _curves(path, name, value) for name, value in document["curves"].items()}
     jobs = [

@@ -88,7 +88,9 @@ class Simulator:
         """The time of the next event, infinity when there is none."""
         while self._queue and self._queue[0].cancelled:
             heapq.heappop(self._queue)
-        return self._queue[0].time if self._queue else math.inf
+        if self._queue:
+            return self._queue[0].time
+        return math.inf
 
     def step(self) -> None:
         """Let the next event happen.

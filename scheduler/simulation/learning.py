@@ -65,7 +65,9 @@ class Learner:
         self._errors = rng.spawn(len(rates.models))
         self._index = {network.name: index for index, network in enumerate(rates.models)}
         self._curves = [curve(network, gpus) for network in rates.models]
-        self._learning, self.after_s, self.replans = learning, learning.after_s, 0
+        self._learning = learning
+        self.after_s = learning.after_s
+        self.replans = 0
         self._observed: set[tuple[str, int, int]] = set()
         self._sharing = rates.sharing
         self.rates = OnlineRates(
@@ -83,7 +85,8 @@ class Learner:
         """A group has trained for a while, with so many networks on its GPUs."""
         if (name, gpus, beside) not in self._observed:
             self._observed.add((name, gpus, beside))
-            index, error = self._index[name], self._learning.error
+            index = self._index[name]
+            error = self._learning.error
             noise = max(0.5, 1 + error * float(self._errors[index].standard_normal()))
             rate = float(self._curves[index][gpus - 1]) * share(self._sharing, beside)
             self.rates.observe(

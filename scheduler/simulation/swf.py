@@ -48,7 +48,9 @@ class SwfJob:
     @property
     def size(self) -> int:
         """Processors it ran on, or asked for where that is not known."""
-        return self.processors if self.processors > 0 else self.requested_processors
+        if self.processors > 0:
+            return self.processors
+        return self.requested_processors
 
     @property
     def ran(self) -> bool:
@@ -153,4 +155,6 @@ def _job(place: str, cells: list[str]) -> SwfJob:
 
 
 def _number(value: float) -> str:
-    return str(int(value)) if float(value).is_integer() else repr(round(value, 6))
+    if float(value).is_integer():
+        return str(int(value))
+    return repr(round(value, 6))

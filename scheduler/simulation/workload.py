@@ -68,7 +68,9 @@ def requests(
         return (law.longest,)
     if rule is Rule.RECENT:
         longest = float(max(recent))
-        return (longest, law.longest) if longest < law.longest else (law.longest,)
+        if longest < law.longest:
+            return (longest, law.longest)
+        return (law.longest,)
     if rule is Rule.USER:
         raise InputError(
             "only a trace knows what users asked for; the other rules are: "
@@ -118,7 +120,8 @@ def draw_jobs(
     check_range("the number of jobs", count, 1, MOST_JOBS)
     check_range("the number of processors", processors, 1, MOST)
     known = discretise(law, points)
-    runs, wanted = law.sample(rng, count), draw_sizes(sizes, processors, count, rng)
+    runs = law.sample(rng, count)
+    wanted = draw_sizes(sizes, processors, count, rng)
     recent = law.sample(rng, count * past).reshape(count, past)
     return [
         QueueJob(submit, int(size), float(run), requests(rule, known, own, backfill_rate), known)

@@ -58,7 +58,10 @@ def run(args: argparse.Namespace) -> int:
                 print(f"{network} {does}", flush=True)
     left = await_nodes(args.run, asked, _LATER * args.within + _LATER_S)
     is_late = left is not None and left.seconds > args.within
-    keeps = _shrink(args.shrink, left) if args.shrink is not None and left is not None else None
+    if args.shrink is not None and left is not None:
+        keeps = _shrink(args.shrink, left)
+    else:
+        keeps = None
     if args.json:
         print_json(
             {
@@ -73,16 +76,17 @@ def run(args: argparse.Namespace) -> int:
     elif left is None:
         print("the launch has ended, with all its nodes")
     else:
-        became = (
-            "its processes end"
-            if left.has_ended
-            else "its processes wait, without work, for the end of the launch, which is not under --with-ft ulfm"
-        )
+        if left.has_ended:
+            became = "its processes end"
+        else:
+            became = "its processes wait, without work, for the end of the launch, which is not under --with-ft ulfm"
         late = ", later than asked for" if is_late else ""
         print(f"{', '.join(left.hosts)}: given back after {left.seconds:.1f} s{late}; {became}")
     if keeps is not None and not args.json:
         print(f"job {args.shrink} goes on with {', '.join(keeps)}")
-    return ExitStatus.INFRASTRUCTURE if is_late else ExitStatus.OK
+    if is_late:
+        return ExitStatus.INFRASTRUCTURE
+    return ExitStatus.OK
 
 
 def _shrink(job: str, left: NodesLeft) -> list[str]:

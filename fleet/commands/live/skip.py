@@ -39,9 +39,11 @@ def run(args: argparse.Namespace) -> None:
         raise UserError(f"{args.run} is no folder of a run")
     told = state_of(read_run(paths, (NetworkAdded, Commanded)))
     known = list(with_late(spec_of(paths), told).by_name)
-    before, wanted = read_skipped(paths), frozenset(args.networks)
+    before = read_skipped(paths)
+    wanted = frozenset(args.networks)
     # What is left out may have gone from the spec since.
-    if unknown := sorted(wanted - (before if args.undo else frozenset()) - set(known)):
+    unknown = sorted(wanted - (before if args.undo else frozenset()) - set(known))
+    if unknown:
         raise UserError(
             f"no network of the run is named {unknown[0]!r}; there are {listed(known, 8) or 'none yet'}"
         )

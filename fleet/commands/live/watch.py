@@ -56,7 +56,8 @@ def run(args: argparse.Namespace) -> None:
     paths = RunPaths(args.run)
     if args.from_s is None and args.speed is not None:
         raise UserError("--speed: there is a speed only where a run is shown again, with --from")
-    state, held = run_of(paths), held_lease(paths)
+    state = run_of(paths)
+    held = held_lease(paths)
     if held is None and args.from_s is None:
         raise UserError(
             f"{args.run}: no launch is at work there; fleet report shows how far it is, and --from 0s "
@@ -101,7 +102,8 @@ def _again(state: RunState, tail: RunTail, from_s: float, speed: float) -> Itera
 
 def _print(event: Event, state: RunState, as_lines_of_json: bool) -> None:
     if not as_lines_of_json:
-        if text := tell(event, state):
+        text = tell(event, state)
+        if text:
             print(text, flush=True)
     elif (report := report_of(event, state)) is not None:
         print_json(asdict(report), indent=None)

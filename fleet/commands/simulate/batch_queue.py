@@ -159,10 +159,14 @@ def _schedules(
     args: argparse.Namespace, law: Law | None, trace: Trace | None
 ) -> Iterator[Schedule]:
     processors = _processors(args, trace)
-    stream = (
-        None if args.stream is None or law is None else small_stream(law, args.stream, processors)
-    )
-    rate = args.backfill_rate if args.backfill_rate is not None else args.stream or 0.0
+    if args.stream is None or law is None:
+        stream = None
+    else:
+        stream = small_stream(law, args.stream, processors)
+    if args.backfill_rate is not None:
+        rate = args.backfill_rate
+    else:
+        rate = args.stream or 0.0
     for seed in range(
         args.seed, args.seed + (1 if law is None else args.runs)
     ):  # of a trace, nothing is drawn

@@ -44,11 +44,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Write the rates file."""
-    table = (
-        convert(read_json(args.convert), args.convert)
-        if args.convert
-        else generate(args.networks, args.seed, args.heavy_tail)
-    )
+    if args.convert:
+        table = convert(read_json(args.convert), args.convert)
+    else:
+        table = generate(args.networks, args.seed, args.heavy_tail)
     if args.out is None:
         print_json(write_rates(table))
         return

@@ -142,7 +142,10 @@ _COST_HELP = {
 def run(args: argparse.Namespace) -> None:
     """Simulate, and print the numbers."""
     rates = read_rates(args.file)
-    policies = list(POLICIES.values()) if args.policy == ALL else [find_policy(args.policy)]
+    if args.policy == ALL:
+        policies = list(POLICIES.values())
+    else:
+        policies = [find_policy(args.policy)]
     if args.plot and len(policies) > 1:
         raise UserError("--plot draws one policy: name it with --policy")
     is_online = args.profile == "online"
@@ -157,7 +160,8 @@ def run(args: argparse.Namespace) -> None:
         rates = redraw_epochs(rates, options.seed)
     if not options.peak_limited:  # the rates that the networks have, too
         rates = as_printed(rates, cluster.whole_gpus)
-    told, learning = rates, None
+    told = rates
+    learning = None
     if is_online:
         learning = Learning(
             math.log(args.prior_factor or _FACTOR), args.rate_error, seed=options.seed
@@ -188,7 +192,9 @@ def run(args: argparse.Namespace) -> None:
 
 def _slots(text: str) -> int | None:
     """How many networks may share a GPU; None for auto."""
-    return None if text == "auto" else whole(1, MOST_SLOTS)(text)
+    if text == "auto":
+        return None
+    return whole(1, MOST_SLOTS)(text)
 
 
 def _sharing(text: str) -> tuple[float, ...]:

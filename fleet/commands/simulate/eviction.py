@@ -133,11 +133,9 @@ def _machine(args: argparse.Namespace, seed: int) -> list[tuple[Plan, Outcome]]:
 
 def _plans(args: argparse.Namespace, jobs: list[RunningJob]) -> list[Plan]:
     best = plan_evictions(jobs, args.nodes, args.deadline, args.step)
-    return (
-        best
-        if args.policy == "optimal"
-        else [greedy(jobs, args.nodes, plan.deadline) for plan in best]
-    )
+    if args.policy == "optimal":
+        return best
+    return [greedy(jobs, args.nodes, plan.deadline) for plan in best]
 
 
 def _mean(outcomes: tuple[tuple[Plan, Outcome], ...]) -> dict[str, float]:

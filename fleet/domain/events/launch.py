@@ -38,7 +38,9 @@ class FoundStanding:
     @property
     def outcome(self) -> Outcome | None:
         """What has become of it."""
-        return Outcome(self.reason, self.is_failure) if self.reason else None
+        if self.reason:
+            return Outcome(self.reason, self.is_failure)
+        return None
 
 
 class Started(Kind, word="start"):

@@ -50,7 +50,9 @@ class Searched(Kind, word="search"):
     def come_to(self) -> tuple[float, ...]:
         """What a network of this run has come to in each of several objectives; nothing where that is not said."""
         is_of_run = self.call in ("tell", "know") and not self.source
-        return self.value if is_of_run and isinstance(self.value, tuple) else ()
+        if is_of_run and isinstance(self.value, tuple):
+            return self.value
+        return ()
 
 
 class SearcherBegan(Kind, word="searcher"):

@@ -46,7 +46,8 @@ class KerasEngine:
 
     def __init__(self, setup: Setup) -> None:
         keep_gradients_with_graphs()
-        self._sample, exchange = setup.sample, setup.resources.exchange
+        self._sample = setup.sample
+        exchange = setup.resources.exchange
         take_device(setup.index, setup.trainers, setup.deterministic, setup.slot)
         self._horovod: Any
         self._horovod, horovod = (None, "not asked for") if exchange == "mpi" else find_horovod()
@@ -89,11 +90,13 @@ class KerasEngine:
         key = _graph_key(
             network, group, network.fold if self._sample.of(network.feed).folds else None
         )
-        kept, self._kept = self._kept, None
+        kept = self._kept
+        self._kept = None
         if kept is None or key is None or kept.key != key or not kept.network.is_closed:
             kept = None
         keras.backend.clear_session()  # names and memory of the network before this one
-        train, sample = network.train, self._sample.of(network.feed, network.fold)
+        train = network.train
+        sample = self._sample.of(network.feed, network.fold)
         policy = keras.config.dtype_policy()
         keras.config.set_dtype_policy(train.precision)
         try:
@@ -111,7 +114,10 @@ class KerasEngine:
             freeze(model, train.begins.freeze)
         settings = with_own_rate(train.optimizer)
         rate = ChangingRate(settings)
-        scale = rate.scale if train.batch.is_elastic else network.learning_rate_scale(group.size)
+        if train.batch.is_elastic:
+            scale = rate.scale
+        else:
+            scale = network.learning_rate_scale(group.size)
         optimizer = make_optimizer(settings, scale, train.batch.accumulate)
         if train.precision == "mixed_float16":
             optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
@@ -206,7 +212,10 @@ def take_device(
     if not gpus:
         tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
         if "TF_NUM_INTRAOP_THREADS" not in os.environ:
-            threads = 1 if deterministic else max(1, len(os.sched_getaffinity(0)) // trainers)
+            if deterministic:
+                threads = 1
+            else:
+                threads = max(1, len(os.sched_getaffinity(0)) // trainers)
             tf.config.threading.set_intra_op_parallelism_threads(threads)
         return
     check_index(index, len(gpus))

@@ -31,7 +31,9 @@ def make_exchange(group: Group, horovod: Any) -> Exchange:
     """
     if group.size == 1:
         return NoExchange(group)
-    return MpiExchange(group) if horovod is None else HorovodExchange(group, horovod)
+    if horovod is None:
+        return MpiExchange(group)
+    return HorovodExchange(group, horovod)
 
 
 class NoExchange:
@@ -164,4 +166,6 @@ def find_horovod() -> tuple[Any, str]:
             isinstance(error, ModuleNotFoundError) and (error.name or "").split(".")[0] == "horovod"
         )
         return None, "missing" if is_missing else one_line(error)[:200]
-    return (horovod, "ready") if horovod.mpi_built() else (None, "it is built without MPI")
+    if horovod.mpi_built():
+        return (horovod, "ready")
+    return (None, "it is built without MPI")

@@ -30,7 +30,9 @@ def export_model(model: keras.Model, sample: SampleSpec) -> keras.Model:
     """
     try:
         if _is_keras(type(model).__module__):
-            return model if sample.affine is None else _behind_scale(model, sample, model)
+            if sample.affine is None:
+                return model
+            return _behind_scale(model, sample, model)
         for call in (_layers_of(model), model):
             try:
                 written = _behind_scale(model, sample, call)
@@ -94,7 +96,9 @@ def try_load(path: Path, model: keras.Model, sample: SampleSpec) -> str:
     takes = [f"the module {module}" for module in _modules(path)]
     takes += [f"custom_objects with {', '.join(sorted(own))}"] if "custom_objects" in way else []
     takes += ["safe_mode=False"] if "safe_mode" in way else []
-    return f"loading best.keras takes {' and '.join(takes)}" if takes else ""
+    if takes:
+        return f"loading best.keras takes {' and '.join(takes)}"
+    return ""
 
 
 def agree(model: keras.Model, written: keras.Model, sample: SampleSpec) -> bool:
@@ -102,7 +106,8 @@ def agree(model: keras.Model, written: keras.Model, sample: SampleSpec) -> bool:
 
     Of a network that draws random numbers also in evaluation, only the shapes are compared.
     """
-    random, shape = np.random.default_rng(0), (2, *sample.image.shape)
+    random = np.random.default_rng(0)
+    shape = (2, *sample.image.shape)
     images = sample.image.made_up(random, 2).astype(np.float32)
     affine = sample.affine
     if affine is not None and affine.precise:

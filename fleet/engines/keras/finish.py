@@ -16,11 +16,10 @@ def finished(rows: tf.Tensor, sample: SampleSpec) -> tf.Tensor:
     to_height, to_width = sample.image.shape[:2]
     shape = (-1, height * width, channels)
     pixels, places = tf.split(rows, [sample.unfinished.nbytes, PLACE_BYTES], axis=1)
-    pixels = (
-        tf.bitcast(tf.reshape(pixels, (*shape, kind.size)), kind)
-        if kind.size > 1
-        else tf.reshape(pixels, shape)
-    )
+    if kind.size > 1:
+        pixels = tf.bitcast(tf.reshape(pixels, (*shape, kind.size)), kind)
+    else:
+        pixels = tf.reshape(pixels, shape)
     top, left, upside, mirror = tf.unstack(
         tf.bitcast(tf.reshape(places, (-1, 4, 4)), tf.int32), axis=1
     )

@@ -71,7 +71,8 @@ def _descend(
     optimizer: Any, gradient: tf.Tensor, variable: tf.Variable, learning_rate: tf.Tensor
 ) -> None:
     """One step of SGD on one variable."""
-    rate, gradient = tf.cast(learning_rate, variable.dtype), tf.cast(gradient, variable.dtype)
+    rate = tf.cast(learning_rate, variable.dtype)
+    gradient = tf.cast(gradient, variable.dtype)
     if not optimizer.momentums:
         tf.raw_ops.ResourceApplyGradientDescent(var=variable.handle, alpha=rate, delta=gradient)
         return
@@ -90,11 +91,13 @@ def _adapt(
     optimizer: Any, gradient: tf.Tensor, variable: tf.Variable, learning_rate: tf.Tensor
 ) -> None:
     """One step of Adam on one variable; AdamW decays weights before it."""
-    kind, place = variable.dtype, optimizer._get_variable_index(variable)
+    kind = variable.dtype
+    place = optimizer._get_variable_index(variable)
     step = tf.cast(
         optimizer.iterations + 1, kind
     )  # a tensor where gradients are accumulated, else a variable
-    first, second = tf.constant(optimizer.beta_1, kind), tf.constant(optimizer.beta_2, kind)
+    first = tf.constant(optimizer.beta_1, kind)
+    second = tf.constant(optimizer.beta_2, kind)
     tf.raw_ops.ResourceApplyAdam(
         var=variable.handle,
         m=optimizer._momentums[place].value.handle,

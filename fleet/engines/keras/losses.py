@@ -138,7 +138,8 @@ def _named(train: Train, target: TargetSpec) -> Loss:
         wanted = dense(targets, target)
         if target.kind == "mask" and "axis" in given:  # pixels that count for nothing have neither
             counted = tf.cast(targets >= 0, tf.float32)[..., None]
-            wanted, found = wanted * counted, found * counted
+            wanted = wanted * counted
+            found = found * counted
         return _each(function(wanted, found, **given), name, target)
 
     return of_keras
@@ -160,13 +161,17 @@ def probabilities(outputs: tf.Tensor, target: TargetSpec) -> tf.Tensor:
     """What logits stand for; values stand for themselves."""
     if target.kind == "value":
         return outputs
-    return tf.sigmoid(outputs) if target.kind == "multilabel" else tf.nn.softmax(outputs)
+    if target.kind == "multilabel":
+        return tf.sigmoid(outputs)
+    return tf.nn.softmax(outputs)
 
 
 def _shown(targets: tf.Tensor, target: TargetSpec) -> tf.Tensor:
     if target.kind == "mask":
         return targets
-    return tf.maximum(targets, 0) if target.kind == "class" else tf.cast(targets, tf.float32)
+    if target.kind == "class":
+        return tf.maximum(targets, 0)
+    return tf.cast(targets, tf.float32)
 
 
 def _own(train: Train) -> Callable[..., Any]:

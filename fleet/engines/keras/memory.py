@@ -25,7 +25,9 @@ def kept_bytes(graph: tf.Graph) -> int | None:
             for tensor in operation.inputs:
                 if not _is_backward(tensor.op) and (size := _row_bytes(tensor)):
                     kept[tensor.ref()] = size
-    return sum(kept.values()) + 2 * max(kept.values()) if kept else None
+    if kept:
+        return sum(kept.values()) + 2 * max(kept.values())
+    return None
 
 
 def _is_backward(operation: tf.Operation) -> bool:

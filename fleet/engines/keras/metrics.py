@@ -80,7 +80,8 @@ class _Metric:
 
     def result(self, state: np.ndarray) -> float:
         """What a state, flat, comes to; the mean, where that is several numbers."""
-        parts, first = [], 0
+        parts = []
+        first = 0
         for variable in self.keras.variables:
             size = int(np.prod(variable.shape))
             parts.append(
@@ -192,7 +193,8 @@ def _of_keras(name: str, said: Mapping[str, Any], target: TargetSpec) -> keras.m
             given["threshold"] = 0.5
     if kind is keras.metrics.R2Score:
         given["dtype"] = "float64"
-    if wrong := [key for key in said if key not in parameters]:
+    wrong = [key for key in said if key not in parameters]
+    if wrong:
         raise SettingError(
             f"the metric {name} takes no {', '.join(wrong)}; it takes {', '.join(parameters)}",
             "train",
@@ -227,7 +229,8 @@ def _try(metric: _Metric, target: TargetSpec, name: str) -> None:
         return np.asarray(metric.added(outputs[first:last], targets[first:last], weights))
 
     metric.keras.update_state(*metric.shown(outputs, targets))  # some make their variables only now
-    parts, whole = added(0, 5) + added(5, _PROBES), added(0, _PROBES)
+    parts = added(0, 5) + added(5, _PROBES)
+    whole = added(0, _PROBES)
     if not np.allclose(parts, whole, rtol=1e-4, atol=1e-4, equal_nan=True):
         raise SettingError(
             f"the metric {name} is refused: its state is not the sum of what batches add to it, so that "
@@ -239,4 +242,6 @@ def _try(metric: _Metric, target: TargetSpec, name: str) -> None:
 
 
 def _output_shape(target: TargetSpec) -> tuple[int, ...]:
-    return (*target.shape, target.outputs) if target.kind == "mask" else (target.outputs,)
+    if target.kind == "mask":
+        return (*target.shape, target.outputs)
+    return (target.outputs,)

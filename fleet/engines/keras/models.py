@@ -30,7 +30,8 @@ from preprocess.target import TargetSpec, class_target
 # The epsilon of keras.applications, so that its weights give the same outputs here. The
 # momentum is the papers' 0.9: Keras' 0.99 takes hundreds of steps to reach the data's
 # statistics, more than the first epochs of a small data set have.
-_EPSILON, _MOMENTUM = 1.001e-5, 0.9
+_EPSILON = 1.001e-5
+_MOMENTUM = 0.9
 
 # On weights, which would take logits out of the range of probabilities.
 _NOISES = (0.1, 1.0) * 8
@@ -77,11 +78,9 @@ def build_model(
     def build() -> keras.Model:
         with _seeded(seed):
             built = _described(model, input_shape, classes, wanted)
-            return (
-                built
-                if model.kind != "import"
-                else _logits(model.target, built, input_shape, wanted)
-            )
+            if model.kind != "import":
+                return built
+            return _logits(model.target, built, input_shape, wanted)
 
     if model.kind != "import":
         return build()
@@ -258,7 +257,8 @@ def _warn_of_its_loss(
     name: str, model: keras.Model, target: TargetSpec, used: Measure | None
 ) -> None:
     """Say that a loss with which the model was compiled is not used, and which one is."""
-    if (loss := getattr(model, "loss", None)) is not None:
+    loss = getattr(model, "loss", None)
+    if loss is not None:
         warnings.warn(
             f"{name} compiles its model with the loss {_loss_name(loss)}, which is not used: FLEET trains "
             f"every network with {used or _USED[target.kind]}, and the optimizer of the spec; "
@@ -283,7 +283,10 @@ def _logits(
 ) -> keras.Model:
     """Check the model on two samples, and take away a softmax, or for labels a sigmoid, that it ends in."""
     values = _on_samples(name, model, input_shape)
-    wanted = (*target.shape, target.outputs) if target.kind == "mask" else (target.outputs,)
+    if target.kind == "mask":
+        wanted = (*target.shape, target.outputs)
+    else:
+        wanted = (target.outputs,)
     if values.shape != (2, *wanted):
         raise ModelError(
             f"{name} gives outputs of shape {(None, *values.shape[1:])}, not {(None, *wanted)}"
@@ -400,4 +403,6 @@ def _last_operation(model: keras.Model, inside: bool = True) -> Any:
     if not getattr(model, "outputs", None):
         return None
     last = model.outputs[0]._keras_history.operation
-    return _last_operation(last) if inside and isinstance(last, keras.Model) else last
+    if inside and isinstance(last, keras.Model):
+        return _last_operation(last)
+    return last

@@ -83,10 +83,16 @@ class KerasNetwork:
         inputs: Inputs,
     ) -> None:
         self._rate = rate
-        self._model, self._optimizer, self._exchange_of = model, optimizer, exchange_of
-        self._sample, self._affine, self._measures = sample, sample.affine, measures
-        self._exchange, self._free = exchange_of(group), free
-        self._ahead, self.is_closed = Ahead(inputs), False
+        self._model = model
+        self._optimizer = optimizer
+        self._exchange_of = exchange_of
+        self._sample = sample
+        self._affine = sample.affine
+        self._measures = measures
+        self._exchange = exchange_of(group)
+        self._free = free
+        self._ahead = Ahead(inputs)
+        self.is_closed = False
         self._end_before: Callable[[bool], Done] | None = (
             None  # what ends the step that is under way on the host
         )
@@ -171,10 +177,8 @@ class KerasNetwork:
         weights: np.ndarray | None,
     ) -> Callable[[], Done]:
         more = (0.0,) * self._measures.metrics.width
-        mine, wish = (
-            rows_of(images, targets, weights),
-            replace(asked, more=more).pack().astype(np.float32),
-        )
+        mine = rows_of(images, targets, weights)
+        wish = replace(asked, more=more).pack().astype(np.float32)
         exchange = self._exchange
         if isinstance(exchange, MpiExchange):
             return self._begin_on_host(exchange, readable(mine), np.float32(sizes[0]), wish)
@@ -210,11 +214,9 @@ class KerasNetwork:
     def _begin_compiled(self, mine: Rows, rows: tf.Tensor, wish: tf.Tensor) -> tf.Tensor:
         """A step of a rank alone; one without rows changes nothing."""
         assert self._compiled is not None
-        return (
-            self._ahead.call(self._compiled, rows, wish, *self._ahead.inputs.of(mine))
-            if len(mine[1])
-            else wish
-        )
+        if len(mine[1]):
+            return self._ahead.call(self._compiled, rows, wish, *self._ahead.inputs.of(mine))
+        return wish
 
     def _read(self, exchange: NoExchange, wait: Callable[[], Done]) -> Done:
         with self._waking_others(exchange), running(self.code, quick=True):
@@ -278,17 +280,14 @@ class KerasNetwork:
         except BaseException as caught:
             error = error or caught
         if error is not None:
-            gradients, sums = (
-                self._zeros(),
-                np.zeros(WIDTH + self._measures.metrics.width, np.float32),
-            )
+            gradients = self._zeros()
+            sums = np.zeros(WIDTH + self._measures.metrics.width, np.float32)
         summed, total = exchange.sum_on_host(gradients, sums, error)
         if total.count:
-            step = (
-                (summed,)
-                if total.count == rows
-                else (summed, tf.constant(rows / np.float32(total.count)))
-            )
+            if total.count == rows:
+                step: tuple[Any, ...] = (summed,)
+            else:
+                step = (summed, tf.constant(rows / np.float32(total.count)))
             self._ahead.call(self._update, *step) if goes_on else self._update(*step)
         return Done([total], time.perf_counter())
 
@@ -455,11 +454,9 @@ class KerasNetwork:
             variable.assign(getattr(inner, name))
         self._rate.begin_as(rate)
         self.load({name: variable.numpy() for name, variable in _named(model, optimizer)})
-        self._exchange, self._ahead, self.is_closed = (
-            self._exchange_of(group),
-            Ahead(self._ahead.inputs),
-            False,
-        )
+        self._exchange = self._exchange_of(group)
+        self._ahead = Ahead(self._ahead.inputs)
+        self.is_closed = False
         self._end_before = None
 
     @contextmanager
@@ -520,7 +517,8 @@ class KerasNetwork:
             outputs = tf.cast(self._model(self._inputs(images), training=True), tf.float32)
             losses = _counted(self._measures.losses.training(outputs, targets), valid, weights)
             loss = tf.reduce_sum(losses) / rows
-            if extra := self._model.losses:
+            extra = self._model.losses
+            if extra:
                 # The share of all rows, of which those that could be read are made up for afterwards.
                 loss += penalty(
                     extra, self._are_sums, tf.reduce_sum(tf.cast(valid, tf.float32)) / rows
@@ -627,11 +625,9 @@ class KerasNetwork:
             ]
         )
         metrics = self._measures.metrics
-        return (
-            tf.concat([sums, metrics.sums(outputs, targets, valid)], axis=0)
-            if metrics.width
-            else sums
-        )
+        if metrics.width:
+            return tf.concat([sums, metrics.sums(outputs, targets, valid)], axis=0)
+        return sums
 
     # ---- small things ----
 

@@ -63,11 +63,10 @@ def make_optimizer(
     assert rate is not None  # what is not given has been filled in
     if isinstance(rate, dict):
         schedule = _schedule(rate)
-        rate = (
-            _Scaled(schedule, scale)
-            if isinstance(scale, keras.Variable) or scale != 1
-            else schedule
-        )
+        if isinstance(scale, keras.Variable) or scale != 1:
+            rate = _Scaled(schedule, scale)
+        else:
+            rate = schedule
     else:
         rate = rate * scale
     if ":" in settings.name:
@@ -151,8 +150,14 @@ def without_idle(
 
 def graph_settings(settings: Optimizer) -> Optimizer:
     """The settings without the numbers that :func:`set_free` takes out of the graphs; equal ones have equal graphs."""
-    rate = settings.learning_rate if isinstance(settings.learning_rate, dict) else 1.0
-    momentum = 0.5 if settings.name == "sgd" and settings.momentum else settings.momentum
+    if isinstance(settings.learning_rate, dict):
+        rate: float | dict[str, Any] = settings.learning_rate
+    else:
+        rate = 1.0
+    if settings.name == "sgd" and settings.momentum:
+        momentum: float | None = 0.5
+    else:
+        momentum = settings.momentum
     return replace(
         settings, learning_rate=rate, momentum=momentum, weight_decay=settings.weight_decay and 0.5
     )
@@ -195,7 +200,8 @@ class _Scaled(keras.optimizers.schedules.LearningRateSchedule):
     """Another schedule, multiplied."""
 
     def __init__(self, schedule: Any, scale: Any) -> None:
-        self._schedule, self._scale = schedule, scale
+        self._schedule = schedule
+        self._scale = scale
 
     def __call__(self, step: Any) -> Any:
         return self._schedule(step) * self._scale

@@ -20,7 +20,9 @@ import tensorflow as tf
 
 from fleet.errors import NetworkWarning
 
-_ROWS, _COPIES = 4, 4  # of made-up inputs; a sum over rows grows with the copies, a mean stays
+# of made-up inputs; a sum over rows grows with the copies, a mean stays
+_ROWS = 4
+_COPIES = 4
 _NOISE = 0.3  # by which dropout may change what is added
 _SMALL = 0.01  # what is added to weights, so that no penalty is 0 by its first weights
 
@@ -51,7 +53,8 @@ def sums_over_rows(model: keras.Model, shape: tuple[int, ...]) -> tuple[bool, ..
         )
     except Exception:  # of the user's own code; what cannot be called says so in the first step
         return ()
-    from_mean, from_sum = abs(often - once), abs(often - _COPIES * once)
+    from_mean = abs(often - once)
+    from_sum = abs(often - _COPIES * once)
     if np.any(np.minimum(from_mean, from_sum) > _NOISE * abs(once)):
         warnings.warn(
             "a layer adds a loss that is neither a mean over the rows of a batch nor a sum: it is taken for "

@@ -48,7 +48,10 @@ def begin_with(model: keras.Model, file: Path, skip: Sequence[str]) -> None:
     with _opened(file) as found:
         theirs = {layer.place: layer for layer in _layers(found)}
         goes_by_place = all(layer.place in theirs for layer in own)
-        sources = theirs if goes_by_place else {layer.name: layer for layer in theirs.values()}
+        if goes_by_place:
+            sources = theirs
+        else:
+            sources = {layer.name: layer for layer in theirs.values()}
         variables: dict[str, Any] = {}
         values: dict[str, Any] = {}
         for layer in own:

@@ -43,7 +43,9 @@ class TorchEngine:
     """
 
     def __init__(self, setup: Setup) -> None:
-        self._sample, self._transforms, self._folder = setup.sample, setup.transforms, setup.folder
+        self._sample = setup.sample
+        self._transforms = setup.transforms
+        self._folder = setup.folder
         self._device = take_device(setup.index, setup.trainers, setup.deterministic, setup.slot)
         self.exchange_name = exchange_name(setup.resources.exchange, self._device)
         self._exchange_of: Callable[[Group], Exchange] = partial(
@@ -64,7 +66,8 @@ class TorchEngine:
             return self._build(network, group, code)
 
     def _build(self, network: NetworkSpec, group: Group, code: OwnCode | None) -> TorchNetwork:
-        train, sample = network.train, self._sample.of(network.feed, network.fold)
+        train = network.train
+        sample = self._sample.of(network.feed, network.fold)
         module, dtype, differentiates = build_module(
             network.architecture,
             sample.image,
@@ -78,7 +81,10 @@ class TorchEngine:
             make_losses(train, sample.target, self._device), make_metrics(train, sample.target)
         )
         flat = Flat(module.to(self._device), measures.metrics.width)
-        scale = 1.0 if train.batch.is_elastic else network.learning_rate_scale(group.size)
+        if train.batch.is_elastic:
+            scale = 1.0
+        else:
+            scale = network.learning_rate_scale(group.size)
         updates = Updates(
             with_own_rate(train.optimizer), scale, train.batch.accumulate, flat, module
         )
@@ -106,7 +112,9 @@ class TorchEngine:
 def _exchange(name: str, device: torch.device, folder: Path, group: Group) -> Exchange:
     if group.size == 1:
         return Exchange(group)
-    return MpiExchange(group) if name == "mpi" else TorchExchange(group, device, folder)
+    if name == "mpi":
+        return MpiExchange(group)
+    return TorchExchange(group, device, folder)
 
 
 def take_device(

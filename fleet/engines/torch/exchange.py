@@ -96,14 +96,14 @@ class TorchExchange(Exchange):
         """Be told of each gradient that is ready, where there is more than one piece."""
         if self._of is flat:
             return
-        self._of, places = flat, flat.pieces(_PIECE)
+        self._of = flat
+        places = flat.pieces(_PIECE)
         # The last piece, the first in the buffer, goes with none: it ends when the pass does.
         self._pieces = [(flat.whole[first:last], count) for first, last, count in places[:-1]]
-        self._rest = (
-            [flat.whole[: places[-1][1]], flat.whole[len(flat.gradients) :]]
-            if self._pieces
-            else [flat.whole]
-        )
+        if self._pieces:
+            self._rest = [flat.whole[: places[-1][1]], flat.whole[len(flat.gradients) :]]
+        else:
+            self._rest = [flat.whole]
         owners = [piece for piece, (_, _, count) in enumerate(places) for _ in range(count)]
         named = zip(reversed(flat.parameters.items()), owners, strict=True)
         for place, ((name, one), piece) in enumerate(named):
@@ -150,7 +150,8 @@ class TorchExchange(Exchange):
             self._send(part)
         for part in self._rest:
             self._send(part)
-        under_way, self._under_way = self._under_way, []
+        under_way = self._under_way
+        self._under_way = []
         for work in under_way:
             while not work.is_completed():
                 self.group.rest(_POLL_S)
@@ -189,5 +190,7 @@ def exchange_name(asked: str, device: torch.device) -> str:
             f"{', '.join(NAMES)}"
         )
     if asked == "auto":
-        return "library" if device.type == "cuda" else "mpi"
+        if device.type == "cuda":
+            return "library"
+        return "mpi"
     return asked

@@ -61,7 +61,9 @@ class Exported(nn.Module):
         differentiates: bool = False,
     ) -> None:
         super().__init__()
-        self.module, self._dtype, self._is_mask = module, dtype, is_mask
+        self.module = module
+        self._dtype = dtype
+        self._is_mask = is_mask
         self._differentiates = differentiates
         multiplier, offset = (
             (None, None) if scale is None else (torch.from_numpy(np.array(part)) for part in scale)
@@ -84,7 +86,9 @@ class Exported(nn.Module):
             outputs: Tensor = self.module(inputs).float()
         if is_judging:  # a module may take gradients by itself
             outputs = outputs.detach()
-        return outputs.movedim(1, -1) if self._is_mask else outputs
+        if self._is_mask:
+            return outputs.movedim(1, -1)
+        return outputs
 
 
 def note_of(
@@ -101,8 +105,13 @@ def note_of(
         transforms: of its samples, before the engine has them.
         folder: of the run.
     """
-    built, scale, target = network.architecture, sample.affine, sample.target
-    args = asdict(built.settings) if built.kind == "family" else dict(built.args)
+    built = network.architecture
+    scale = sample.affine
+    target = sample.target
+    if built.kind == "family":
+        args = asdict(built.settings)
+    else:
+        args = dict(built.args)
     return {
         **(
             {"family": built.target}
@@ -154,7 +163,8 @@ def load(file: Path) -> tuple[Exported, dict[str, Any]]:
     """
     with told_as(f"{file} cannot be loaded:", UserError):
         note: dict[str, Any] = json.loads(file.with_suffix(".json").read_text(encoding="utf-8"))
-        said, wanted = note["input"], note["target"]
+        said = note["input"]
+        wanted = note["target"]
         architecture = Architecture(note.get("family") or note["build"], note["args"])
         image = ImageSpec(tuple(said["shape"]), said["dtype"])
         size = None if wanted["size"] is None else tuple(wanted["size"])
@@ -199,13 +209,9 @@ def _folder_of(target: str) -> str:
     """Where the module of an import path was found; its top package, where it is in one."""
     name = target.partition(":")[0]
     file = getattr(sys.modules.get(name), "__file__", None)
-    return (
-        ""
-        if file is None
-        else str(
-            Path(file).absolute().parents[name.count(".") + (Path(file).name == "__init__.py")]
-        )
-    )
+    if file is None:
+        return ""
+    return str(Path(file).absolute().parents[name.count(".") + (Path(file).name == "__init__.py")])
 
 
 def to_onnx(file: Path, path: Path) -> None:

@@ -49,7 +49,9 @@ class Flat:
         sizes = [ends[-1], WIDTH + more, len(self.parameters)]
         self.whole = torch.zeros(sum(sizes), device=device)
         self.gradients, self.tail, self._flags = self.whole.split(sizes)
-        self._head, self._known, self._more = self.tail[:2], self.tail[2:5], self.tail[WIDTH:]
+        self._head = self.tail[:2]
+        self._known = self.tail[2:5]
+        self._more = self.tail[WIDTH:]
         # Each has a version of its own, which tells whether a backward pass has added to it.
         self.views = [view.data for view in self.split(self.gradients)]
         self.places = self.split(self.weights)
@@ -86,12 +88,15 @@ class Flat:
             First and last number of each, and how many parameters it has. All but the last end before the sums; the
             last is first in the buffer.
         """
-        found, last, count = [], len(self.gradients), 0
+        found = []
+        last = len(self.gradients)
+        count = 0
         for first in reversed(self._firsts):
             count += 1
             if 4 * (last - first) >= least or first == 0:
                 found.append((first, last, count))
-                last, count = first, 0
+                last = first
+                count = 0
         return found
 
     def let_go(self) -> None:
@@ -159,7 +164,8 @@ class Flat:
                     "trains; it should change the one that it has, under torch.no_grad()"
                 )
         late = [name for name, one in now.items() if one.requires_grad]
-        if made := set(late).difference(self.parameters):
+        made = set(late).difference(self.parameters)
+        if made:
             raise ModelError(
                 f"the module has made the parameter {min(made)} in its first step, which no optimizer "
                 "trains; it should make it in __init__"

@@ -34,11 +34,9 @@ class JoinedModules:
         found = [load(file) for file in files]
         self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self._networks = nn.ModuleList([network for network, _ in found]).to(self._device).eval()
-        self._notes, self._weights, self._predicted = (
-            [note for _, note in found],
-            weights,
-            _PREDICTED[kind],
-        )
+        self._notes = [note for _, note in found]
+        self._weights = weights
+        self._predicted = _PREDICTED[kind]
 
     def predict(self, images: np.ndarray) -> np.ndarray:  # noqa: D102 - Joined says it
         with torch.no_grad():  # in which a module may take derivatives all the same

@@ -45,7 +45,10 @@ def make_losses(train: Train, target: TargetSpec, device: torch.device) -> LossF
     Raises:
         SettingError: no such loss, or not of such targets.
     """
-    each = _default(target, train.label_smoothing) if train.loss is None else _named(train, target)
+    if train.loss is None:
+        each = _default(target, train.label_smoothing)
+    else:
+        each = _named(train, target)
     return LossFunctions.of(
         train,
         target,
@@ -71,12 +74,13 @@ def check_losses(losses: LossFunctions, outputs: Tensor, targets: Tensor) -> Non
         )
         any_outputs.requires_grad_()
         found = loss(any_outputs, targets)
-        along = (
-            torch.autograd.grad(found.sum(), any_outputs, allow_unused=True)[0]
-            if found.requires_grad
-            else None
-        )
-        return None if along is None else along.cpu().numpy()
+        if found.requires_grad:
+            along = torch.autograd.grad(found.sum(), any_outputs, allow_unused=True)[0]
+        else:
+            along = None
+        if along is None:
+            return None
+        return along.cpu().numpy()
 
     losses.check(
         slope,
@@ -140,7 +144,9 @@ def _binary(wanted: Tensor, logits: Tensor, label_smoothing: float = 0.0) -> Ten
 
 
 def _smoothed(wanted: Tensor, smoothing: float) -> Tensor:
-    return wanted * (1 - smoothing) + smoothing / wanted.shape[-1] if smoothing else wanted
+    if smoothing:
+        return wanted * (1 - smoothing) + smoothing / wanted.shape[-1]
+    return wanted
 
 
 def _categorical(wanted: Tensor, logits: Tensor, label_smoothing: float = 0.0) -> Tensor:
@@ -184,7 +190,9 @@ def _generalized(wanted: Tensor, found: Tensor, *, q: float) -> Tensor:
 
 def _signs(wanted: Tensor) -> Tensor:
     """0 and 1 as -1 and 1, where there is nothing else."""
-    return 2 * wanted - 1 if bool(((wanted == 0) | (wanted == 1)).all()) else wanted
+    if bool(((wanted == 0) | (wanted == 1)).all()):
+        return 2 * wanted - 1
+    return wanted
 
 
 def _hinge(wanted: Tensor, scores: Tensor) -> Tensor:
@@ -208,7 +216,8 @@ def _huber(wanted: Tensor, found: Tensor, delta: float = 1.0) -> Tensor:
 
 
 def _divergence(wanted: Tensor, found: Tensor) -> Tensor:
-    wanted, found = wanted.clamp(_TINY, 1), found.clamp(_TINY, 1)
+    wanted = wanted.clamp(_TINY, 1)
+    found = found.clamp(_TINY, 1)
     return (wanted * (wanted / found).log()).sum(-1)
 
 
@@ -229,7 +238,8 @@ def _dice(wanted: Tensor, found: Tensor) -> Tensor:
 def _tversky(wanted: Tensor, found: Tensor, alpha: float = 0.5, beta: float = 0.5) -> Tensor:
     axes = tuple(range(1, wanted.dim()))
     both = (wanted * found).sum(axes)
-    only_wanted, only_found = ((1 - found) * wanted).sum(axes), (found * (1 - wanted)).sum(axes)
+    only_wanted = ((1 - found) * wanted).sum(axes)
+    only_found = (found * (1 - wanted)).sum(axes)
     return 1 - both / (both + only_wanted * alpha + only_found * beta + _TINY)
 
 
@@ -273,7 +283,9 @@ def probabilities(outputs: Tensor, target: TargetSpec) -> Tensor:
     """What logits stand for; values stand for themselves."""
     if target.kind == "value":
         return outputs
-    return outputs.sigmoid() if target.kind == "multilabel" else outputs.softmax(-1)
+    if target.kind == "multilabel":
+        return outputs.sigmoid()
+    return outputs.softmax(-1)
 
 
 def _named(train: Train, target: TargetSpec) -> Loss:
@@ -287,15 +299,17 @@ def _named(train: Train, target: TargetSpec) -> Loss:
     given = given_to(train, target, list(inspect.signature(function).parameters)[2:])
 
     def named(outputs: Tensor, targets: Tensor) -> Tensor:
-        wanted, found = (
-            dense(targets, target),
-            outputs if takes_logits else probabilities(outputs, target),
-        )
+        wanted = dense(targets, target)
+        if takes_logits:
+            found = outputs
+        else:
+            found = probabilities(outputs, target)
         if (
             target.kind == "mask" and short in OF_MASKS
         ):  # pixels that count for nothing have neither
             counted = (targets >= 0)[..., None]
-            wanted, found = wanted * counted, found * counted
+            wanted = wanted * counted
+            found = found * counted
         return function(wanted, found, **given)
 
     return named
@@ -318,7 +332,9 @@ def _own(train: Train, target: TargetSpec) -> Loss:
             raise of_whole_batch(name, "loss")
         if target.kind == "mask" and losses.shape == targets.shape:
             return losses
-        return losses.flatten(1).mean(1) if losses.dim() > 1 else losses
+        if losses.dim() > 1:
+            return losses.flatten(1).mean(1)
+        return losses
 
     return own
 

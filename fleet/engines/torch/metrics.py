@@ -75,7 +75,8 @@ class MetricSet(Metrics):
 def _rows(outputs: Tensor, targets: Tensor, target: TargetSpec) -> Rows:
     if target.kind == "mask":
         labels, counted = pixels(targets, target)
-        outputs, targets = outputs[counted], labels[counted]
+        outputs = outputs[counted]
+        targets = labels[counted]
     shown = targets if target.kind in ("class", "mask") else targets.float()
     return Rows(probabilities(outputs, target), dense(targets, target), shown)
 
@@ -92,14 +93,15 @@ def make_metrics(train: Train, target: TargetSpec) -> MetricSet:
 
 
 def _made(asked: Measure, target: TargetSpec) -> _Metric:
-    name, given = (
-        name_of(asked),
-        {key: value for key, value in parameters_of(asked).items() if key != "name"},
-    )
+    name = name_of(asked)
+    given = {key: value for key, value in parameters_of(asked).items() if key != "name"}
     with told_as(
         f"the metric {name} cannot be computed of {target}:", SettingError, "train", "metrics"
     ):
-        kind = _mean(_own(name, given)) if ":" in name else _KINDS[snake(name)](target, **given)
+        if ":" in name:
+            kind = _mean(_own(name, given))
+        else:
+            kind = _KINDS[snake(name)](target, **given)
         made = _Metric(label_of(asked), *kind)
         _try(made, target)
     return made
@@ -109,7 +111,10 @@ def _try(metric: _Metric, target: TargetSpec) -> None:
     """Compute a metric of made-up samples."""
     random = np.random.default_rng(0)
     targets = torch.from_numpy(np.array(target.split(target.made_up(random, 4))[0]))
-    shape = (4, *target.shape, target.outputs) if target.kind == "mask" else (4, target.outputs)
+    if target.kind == "mask":
+        shape = (4, *target.shape, target.outputs)
+    else:
+        shape = (4, target.outputs)
     MetricSet([metric], target).sums(
         torch.from_numpy(random.uniform(0.1, 2, shape).astype(np.float32)), targets
     )
@@ -134,7 +139,9 @@ def _own(name: str, given: Mapping[str, Any]) -> Callable[[Rows], Tensor]:
         found = torch.as_tensor(function(*shown, **given))
         if found.dim() == 0:
             raise of_whole_batch(f"the metric {name}", "metrics")
-        return found.flatten(1).float().mean(1) if found.dim() > 1 else found
+        if found.dim() > 1:
+            return found.flatten(1).float().mean(1)
+        return found
 
     return each
 
@@ -148,7 +155,10 @@ def _of_loss(
         if (
             name in OF_LOGITS and "hinge" not in name
         ):  # of probabilities, whatever the target's kind makes them of
-            logits = partial(torch.logit, eps=_TINY) if name == "binary_crossentropy" else _log
+            if name == "binary_crossentropy":
+                logits: Callable[[Any], Any] = partial(torch.logit, eps=_TINY)
+            else:
+                logits = _log
             return _mean(
                 lambda rows: OF_LOGITS[name](rows.wanted, logits(rows.predicted), **given), finish
             )
@@ -189,18 +199,22 @@ def _counts(
         class_id: int | None = None,
         **given: Any,
     ) -> _Kind:
-        limit = (
-            given.pop("threshold", None)
-            if is_marked
-            else (0.5 if thresholds is None else thresholds)
-        )
+        if is_marked:
+            limit = given.pop("threshold", None)
+        elif thresholds is None:
+            limit = 0.5
+        else:
+            limit = thresholds
         if is_marked and target.kind == "multilabel" and limit is None:
             limit = 0.5  # otherwise the likeliest label alone is marked
         result = partial(finish, **given)
 
         def added(rows: Rows) -> Tensor:
             found = rows.predicted
-            marked = found > limit if limit is not None else found >= found.amax(-1, keepdim=True)
+            if limit is not None:
+                marked = found > limit
+            else:
+                marked = found >= found.amax(-1, keepdim=True)
             wanted = rows.wanted > 0
             return torch.stack(
                 [
@@ -238,7 +252,9 @@ def _f_score(
     average: str | None = "macro",
 ) -> Any:
     if average == "micro":
-        true, false, missed = true.sum(), false.sum(), missed.sum()
+        true = true.sum()
+        false = false.sum()
+        missed = missed.sum()
     scores = _ratio((1 + beta**2) * true, (1 + beta**2) * true + beta**2 * missed + false)
     if average == "weighted":
         return float((scores * _ratio(true + missed, (true + missed).sum())).sum())
@@ -262,7 +278,8 @@ def _auc(target: TargetSpec, curve: str = "ROC", num_thresholds: int = 200) -> _
             f"the metric AUC has no curve {curve}; it has ROC and PR", "train", "metrics"
         )
     limits = torch.linspace(0, 1, num_thresholds)
-    limits[0], limits[-1] = -_TINY, 1 + _TINY
+    limits[0] = -_TINY
+    limits[-1] = 1 + _TINY
 
     def added(rows: Rows) -> Tensor:
         # How many thresholds are below each: it is positive for so many.
@@ -278,9 +295,11 @@ def _auc(target: TargetSpec, curve: str = "ROC", num_thresholds: int = 200) -> _
         true, false = np.cumsum(state.reshape(2, -1)[:, ::-1], axis=1)[:, ::-1][
             :, 1:
         ]  # at each threshold
-        positives, negatives = true[0], false[0]
+        positives = true[0]
+        negatives = false[0]
         if curve == "ROC":
-            y, x = _ratio(true, positives), _ratio(false, negatives)
+            y = _ratio(true, positives)
+            x = _ratio(false, negatives)
             return float(((x[:-1] - x[1:]) * (y[:-1] + y[1:]) / 2).sum())
         marked = true + false
         slope = _ratio(true[:-1] - true[1:], marked[:-1] - marked[1:])
@@ -307,7 +326,9 @@ def _mean_io_u(target: TargetSpec) -> _Kind:
         table = state.reshape(size, size)
         union = table.sum(0) + table.sum(1) - table.diagonal()
         seen = union > 0
-        return float((table.diagonal()[seen] / union[seen]).mean()) if seen.any() else 0.0
+        if seen.any():
+            return float((table.diagonal()[seen] / union[seen]).mean())
+        return 0.0
 
     return size**2, added, result
 
@@ -319,7 +340,10 @@ def _r2(target: TargetSpec) -> _Kind:
     def added(rows: Rows) -> Tensor:
         about = rows.wanted.double() - center.to(rows.wanted.device)
         error = rows.wanted.double() - rows.predicted.double()
-        count = torch.full_like(about[:1], float(len(about))).sum(0) if len(about) else about.sum(0)
+        if len(about):
+            count = torch.full_like(about[:1], float(len(about))).sum(0)
+        else:
+            count = about.sum(0)
         return torch.stack([count, about.sum(0), about.square().sum(0), error.square().sum(0)])
 
     def result(state: np.ndarray) -> float:

@@ -110,7 +110,8 @@ def count_parameters(
             module = own_model(architecture, shape, classes, nn.Module, "torch.nn.Module")
             return parameters_in(module)
 
-    if (counted := _counted_apart(without_values)) is not None:
+    counted = _counted_apart(without_values)
+    if counted is not None:
         return counted
     with _seeded(seed):  # it wants values, is made of lazy modules, or says why when it is built
         module = own_model(architecture, shape, classes, nn.Module, "torch.nn.Module").float()
@@ -142,7 +143,9 @@ def _counted_apart(count: Callable[[], int]) -> int | None:
         counted = pipe.read() if is_over else b""
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
-    return int(counted) if counted else None
+    if counted:
+        return int(counted)
+    return None
 
 
 def parameters_in(module: nn.Module) -> int:
@@ -174,14 +177,17 @@ def kept_bytes(module: nn.Module, shape: tuple[int, ...], dtype: torch.dtype) ->
 
     device = next(module.parameters()).device
     rows = torch.zeros(_ROWS, *shape, dtype=dtype, device=device)
-    was_training, held = module.training, []
+    was_training = module.training
+    held = []
     try:
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
             module.eval()
             held.append(module(rows))  # what is kept stays where it is: no address is used twice
     finally:
         module.train(was_training)
-    return sum(kept.values()) + 2 * max(kept.values()) if kept else None
+    if kept:
+        return sum(kept.values()) + 2 * max(kept.values())
+    return None
 
 
 @contextmanager
@@ -240,7 +246,9 @@ class _Average(nn.Module):
 
 def _conv(layer: Layer, shape: Shape) -> nn.Module:
     """A convolution whose output is as large as its input, or half as large, padded as Keras pads."""
-    side, stride, outputs = layer.side, layer.stride, layer.outputs
+    side = layer.side
+    stride = layer.stride
+    outputs = layer.outputs
     pads = [
         max((-(-one // stride) - 1) * stride + side - one, 0) for one in shape[1::-1]
     ]  # of width and height
@@ -260,7 +268,9 @@ def _conv(layer: Layer, shape: Shape) -> nn.Module:
     more = [
         place for one, all_ in zip(first, pads, strict=True) for place in (one, all_ - one)
     ]  # left, right, ...
-    return conv if is_even else nn.Sequential(nn.ZeroPad2d(tuple(more)), conv)
+    if is_even:
+        return conv
+    return nn.Sequential(nn.ZeroPad2d(tuple(more)), conv)
 
 
 def _dense(layer: Layer, shape: Shape) -> nn.Module:
@@ -305,9 +315,10 @@ def _checked(
     name: str, module: nn.Module, image: ImageSpec, target: TargetSpec, is_scaled: bool
 ) -> Built:
     """Try a module on two samples, which also makes its lazy parameters."""
-    if wrong := [
+    wrong = [
         key for key, value in module.state_dict().items() if not isinstance(value, torch.Tensor)
-    ]:
+    ]
+    if wrong:
         raise ModelError(
             f"{name}: its state holds {wrong[0]}, which is no tensor and cannot be saved"
         )
@@ -315,7 +326,10 @@ def _checked(
     values, dtype, differentiates = _on_samples(
         name, module, image, [torch.int64, torch.float32] if is_whole else [torch.float32]
     )
-    wanted = (target.outputs, *target.shape) if target.kind == "mask" else (target.outputs,)
+    if target.kind == "mask":
+        wanted = (target.outputs, *target.shape)
+    else:
+        wanted = (target.outputs,)
     if tuple(values.shape) != (2, *wanted):
         raise ModelError(
             f"{name} gives outputs of shape {(None, *values.shape[1:])}, not {(None, *wanted)}"
@@ -339,7 +353,8 @@ def _on_samples(
     Raises:
         ModelError: it cannot take such samples, or gives no tensor.
     """
-    was_training, error = module.training, Exception()
+    was_training = module.training
+    error = Exception()
     tried = [_samples(image.shape, dtype, value) for dtype in dtypes for value in _VALUES[dtype]]
     for samples, with_gradients in itertools.product(tried, (False, True)):
         try:

@@ -67,20 +67,27 @@ class TorchNetwork:
     ) -> None:
         self.code = code
         self._judged = 0  # calls of the network since its last step
-        self.module, self._flat, self._updates, self._sample = module, flat, updates, sample
-        scale = None if sample.affine is None else (sample.affine.multiplier, sample.affine.offset)
+        self.module = module
+        self._flat = flat
+        self._updates = updates
+        self._sample = sample
+        if sample.affine is None:
+            scale = None
+        else:
+            scale = (sample.affine.multiplier, sample.affine.offset)
         is_mask = sample.target.kind == "mask"
         self._exported = Exported(module, dtype, scale, is_mask, differentiates)
         self._exported.to(flat.weights.device)
         self._known: np.ndarray | None = None  # samples of the data, if it has seen some
         self._dtype = dtype
-        self._measures, self._exchange_of, self._exchange = (
-            measures,
-            exchange_of,
-            exchange_of(group),
-        )
-        self._seed, self._is_mixed, self._is_new = seed, is_mixed, True
-        self._device, self._note_of = flat.weights.device, note
+        self._measures = measures
+        self._exchange_of = exchange_of
+        self._exchange = exchange_of(group)
+        self._seed = seed
+        self._is_mixed = is_mixed
+        self._is_new = True
+        self._device = flat.weights.device
+        self._note_of = note
         module.train()
 
     # ---- what the trainer calls ----
@@ -100,7 +107,8 @@ class TorchNetwork:
             return self._stepped(rows, size, stop)
 
     def _stepped(self, rows: Rows, size: int, stop: bool) -> Sums:
-        mine, unused = readable(rows), list[int]()
+        mine = readable(rows)
+        unused = list[int]()
         error: BaseException | None = None
         try:
             if len(mine[1]):
@@ -154,7 +162,10 @@ class TorchNetwork:
         self._seed_generators(self._judged)
         with self.judging():
             outputs = self._outputs(images)
-            kept = outputs if valid.all() else outputs[torch.from_numpy(valid).to(self._device)]
+            if valid.all():
+                kept = outputs
+            else:
+                kept = outputs[torch.from_numpy(valid).to(self._device)]
             mine = readable(rows_of(images, targets, weights))[1:]
             self._note(kept, mine, self._measures.losses.judging, False)
         return self._flat.sums(), outputs.cpu().numpy()
@@ -270,11 +281,9 @@ class TorchNetwork:
                 "is neither a parameter nor a buffer (register_buffer), and its function does not make it "
                 "again"
             )
-        return (
-            f"loading best.safetensors takes the module {note['build'].partition(':')[0]}"
-            if "build" in note
-            else ""
-        )
+        if "build" in note:
+            return f"loading best.safetensors takes the module {note['build'].partition(':')[0]}"
+        return ""
 
     @calling
     def check_learns(self, images: np.ndarray, targets: np.ndarray) -> None:  # noqa: D102 - Learning says it
@@ -334,9 +343,8 @@ class TorchNetwork:
         Returns:
             The places of the parameters that have no gradient here.
         """
-        if (
-            in_place := self._exchange.in_place or self._device.type == "cpu"
-        ):  # where to call costs less than memory
+        in_place = self._exchange.in_place or self._device.type == "cpu"
+        if in_place:  # where to call costs less than memory
             self._flat.clear()
         else:
             self._flat.let_go()
@@ -398,9 +406,9 @@ class TorchNetwork:
         return loss
 
     def _precision(self) -> AbstractContextManager[object]:
-        return (
-            torch.autocast(self._device.type, torch.bfloat16) if self._is_mixed else nullcontext()
-        )
+        if self._is_mixed:
+            return torch.autocast(self._device.type, torch.bfloat16)
+        return nullcontext()
 
 
 class AheadNetwork(TorchNetwork):

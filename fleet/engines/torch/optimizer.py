@@ -58,7 +58,8 @@ class _Descent(_Rule):
     """SGD, with momentum or without."""
 
     def __init__(self, settings: Optimizer, zeros: Callable[[], torch.Tensor]) -> None:
-        self._momentum, self._nesterov = settings.momentum or 0.0, bool(settings.nesterov)
+        self._momentum = settings.momentum or 0.0
+        self._nesterov = bool(settings.nesterov)
         self.slots = {"momentum": zeros()} if self._momentum else {}
 
     def step(
@@ -98,7 +99,8 @@ class _Adam(_Rule):
     ) -> None:
         first, second = self._betas
         mean, square = self._moments(gradients)
-        if (largest := self.slots.get("velocity_hat")) is not None:
+        largest = self.slots.get("velocity_hat")
+        if largest is not None:
             square = torch.maximum(largest, square, out=largest)
         rate *= (1 - second ** (iteration + 1)) ** 0.5 / (1 - first ** (iteration + 1))
         weights.addcdiv_(mean, square.sqrt().add_(self._epsilon), value=-rate)
@@ -127,7 +129,8 @@ class _Rms(_Rule):
     """RMSprop."""
 
     def __init__(self, settings: Optimizer, zeros: Callable[[], torch.Tensor]) -> None:
-        self._rho, self._epsilon = _given(settings.rho, 0.9), _given(settings.epsilon, 1e-7)
+        self._rho = _given(settings.rho, 0.9)
+        self._epsilon = _given(settings.epsilon, 1e-7)
         self._momentum = settings.momentum or 0.0
         self.slots = {
             "velocity": zeros(),
@@ -143,7 +146,8 @@ class _Rms(_Rule):
             .mul_(self._rho)
             .addcmul_(gradients, gradients, value=1 - self._rho)
         )
-        if (mean := self.slots.get("average_gradient")) is not None:
+        mean = self.slots.get("average_gradient")
+        if mean is not None:
             mean.lerp_(gradients, 1 - self._rho)
             square = square.addcmul(mean, mean, value=-1)
         root = (square + self._epsilon).sqrt_()
@@ -167,7 +171,8 @@ class _Own(_Rule):
         self._optimizer = _made(settings, flat, self._rate)
         self._rates = [float(group["lr"]) for group in self._optimizer.param_groups]
         self._begun_with = copy.deepcopy(self._optimizer.state_dict()["state"])
-        before, options = flat.weights.clone(), _options(self._optimizer)
+        before = flat.weights.clone()
+        options = _options(self._optimizer)
         with told_as(f"{settings.name}: its step raised", SettingError, "train", "optimizer"):
             self._optimizer.step()
         flat.weights.copy_(before)
@@ -176,10 +181,11 @@ class _Own(_Rule):
             for name, one in flat.parameters.items()
             for key, value in self._optimizer.state[one].items()
         }
-        if wrong := [
+        wrong = [
             *(name for name, value in self.numbers.items() if not isinstance(value, torch.Tensor)),
             *(key for key, value in _options(self._optimizer).items() if options.get(key) != value),
-        ]:
+        ]
+        if wrong:
             raise SettingError(
                 f"{settings.name} keeps what is no tensor, and cannot be saved: {wrong[0]}",
                 "train",
@@ -231,7 +237,10 @@ def _options(optimizer: torch.optim.Optimizer) -> dict[str, str]:
 
 def _made(settings: Optimizer, flat: Flat, rate: float) -> torch.optim.Optimizer:
     def make(function: Callable[..., Any]) -> Any:
-        word = "lr" if "lr" in inspect.signature(function).parameters else "learning_rate"
+        if "lr" in inspect.signature(function).parameters:
+            word = "lr"
+        else:
+            word = "learning_rate"
         return function(
             list(flat.parameters.values()), **{word: rate}, **copy.deepcopy(settings.args or {})
         )
@@ -268,12 +277,10 @@ class Updates:
     def __init__(
         self, settings: Optimizer, scale: float, accumulate: int, flat: Flat, module: nn.Module
     ) -> None:
-        self._settings, self._scale, self._accumulate, self._flat = (
-            settings,
-            scale,
-            accumulate,
-            flat,
-        )
+        self._settings = settings
+        self._scale = scale
+        self._accumulate = accumulate
+        self._flat = flat
         self._decay = settings.weight_decay
         if self._decay is None and settings.name == "adamw":
             self._decay = 0.004
@@ -290,11 +297,10 @@ class Updates:
         }
         self._idle: set[int] | None = None  # parameters without a gradient since the last change
         self._sum = zeros() if accumulate > 1 else None
-        self._rule = (
-            _Own(settings, flat, self.learning_rate())
-            if ":" in settings.name
-            else (_RULES[settings.name](settings, zeros))
-        )
+        if ":" in settings.name:
+            self._rule: _Rule = _Own(settings, flat, self.learning_rate())
+        else:
+            self._rule = _RULES[settings.name](settings, zeros)
 
     def step(self, correction: float, unused: Collection[int] = ()) -> None:
         """Change the weights by the gradients.
@@ -303,16 +309,21 @@ class Updates:
             correction: makes a mean over all rows one over those that could be read.
             unused: the places of the parameters that have no gradient, and so stay as they are, as in PyTorch.
         """
-        gradients, iteration = self._flat.gradients, self.steps // self._accumulate
+        gradients = self._flat.gradients
+        iteration = self.steps // self._accumulate
         if correction != 1:
             gradients.mul_(correction)
         is_due = True
         if self._sum is not None:
             self._sum.add_(gradients)
-            if is_due := (self.steps + 1) % self._accumulate == 0:
+            is_due = (self.steps + 1) % self._accumulate == 0
+            if is_due:
                 torch.mul(self._sum, 1 / self._accumulate, out=gradients)
                 self._sum.zero_()
-        self._idle = set(unused) if self._idle is None else self._idle.intersection(unused)
+        if self._idle is None:
+            self._idle = set(unused)
+        else:
+            self._idle = self._idle.intersection(unused)
         if is_due:
             self._change_used(gradients, iteration, sorted(self._idle))
             self._idle = None
@@ -321,7 +332,8 @@ class Updates:
             self.average.lerp_(self._flat.weights, 1 - momentum)
             for name, (owner, key) in self._owners.items():
                 self.statistics[name].lerp_(getattr(owner, key), 1 - momentum)
-            if (every := self._settings.ema_overwrite_frequency) and (iteration + 1) % every == 0:
+            every = self._settings.ema_overwrite_frequency
+            if every and (iteration + 1) % every == 0:
                 self._flat.weights.copy_(self.average)
         self.steps += 1
 
@@ -351,7 +363,8 @@ class Updates:
         ]
 
     def _change(self, gradients: torch.Tensor, iteration: int) -> None:
-        rate, settings = self.learning_rate(), self._settings
+        rate = self.learning_rate()
+        settings = self._settings
         if settings.clipvalue:
             gradients.clamp_(-settings.clipvalue, settings.clipvalue)
         elif settings.global_clipnorm:
@@ -401,7 +414,9 @@ def _statistics(module: nn.Module) -> dict[str, tuple[nn.Module, str]]:
 
 
 def _given(value: float | None, default: float) -> float:
-    return default if value is None else value
+    if value is None:
+        return default
+    return value
 
 
 def rate_at(rate: float | Mapping[str, Any], step: int) -> float:

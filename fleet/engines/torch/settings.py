@@ -33,7 +33,9 @@ def _put_print_options(values: Mapping[str, Any]) -> None:
 def _device() -> torch.device | None:
     """What ``set_default_device`` was given; PyTorch's own function takes a third of all these together."""
     context = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
-    return None if context is None else context.device
+    if context is None:
+        return None
+    return context.device
 
 
 def _generators() -> list[bytes]:

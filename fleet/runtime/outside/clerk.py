@@ -54,12 +54,10 @@ class Clerk:
         earlier: Iterable[Commanded] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._mailbox, self._results, self._admission, self._clock = (
-            mailbox,
-            results,
-            admission,
-            clock,
-        )
+        self._mailbox = mailbox
+        self._results = results
+        self._admission = admission
+        self._clock = clock
         self._known = {event.command: event for event in earlier}
         self._looked_s = -_LOOK_S
 
@@ -175,7 +173,8 @@ class Clerk:
                 f"no network of the run is named {name!r}; there are "
                 f"{listed(list(self._results.networks), 8) or 'none yet'}"
             )
-        if (outcome := self._results.standing(name).outcome) is not None:
+        outcome = self._results.standing(name).outcome
+        if outcome is not None:
             raise NetworkOver(f"{name} is over: {outcome.reason}")
         return name
 
@@ -186,7 +185,8 @@ def _wish(content: Mapping[str, Any]) -> tuple[int, float]:
     Raises:
         UserError: it is not said.
     """
-    nodes, within_s = content.get("nodes"), content.get("within_s")
+    nodes = content.get("nodes")
+    within_s = content.get("within_s")
     if not isinstance(nodes, int) or isinstance(nodes, bool) or nodes < 1:
         raise UserError(f"nodes is {nodes!r}; it should be a whole number above 0")
     if (

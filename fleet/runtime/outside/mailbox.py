@@ -19,7 +19,8 @@ from fleet.storage.files import remove, write_json
 from fleet.storage.lines import read_object
 
 _LOOK_S = 0.2  # between two looks for an answer
-_COMMAND, _ANSWER = ".command.json", ".answer.json"
+_COMMAND = ".command.json"
+_ANSWER = ".answer.json"
 
 
 class Command(NamedTuple):
@@ -61,7 +62,8 @@ class Mailbox:
         until = time.monotonic() + timeout_s
         path = self._folder / f"{name}{_ANSWER}"
         while True:
-            if (answer := read_object(path)) is not None:
+            answer = read_object(path)
+            if answer is not None:
                 remove(path)
                 return answer
             if time.monotonic() >= until:

@@ -35,7 +35,9 @@ class Tracking:
 
     def __init__(self, wanted: Sequence[tuple[str, Path]], paths: RunPaths, spec: str) -> None:
         self._process: subprocess.Popen[bytes] | None = None
-        self._unsaid, self._heard, self._looked_s = list[ev.TrackerFailed](), b"", 0.0
+        self._unsaid = list[ev.TrackerFailed]()
+        self._heard = b""
+        self._looked_s = 0.0
         if not wanted:
             return
         command = [
@@ -80,10 +82,12 @@ class Tracking:
         """What has gone wrong since the last look; it looks seldom."""
         if self._process is None and not self._unsaid:
             return []
-        if (now := time.monotonic()) >= self._looked_s + _LOOK_S:
+        now = time.monotonic()
+        if now >= self._looked_s + _LOOK_S:
             self._looked_s = now
             self._listen()
-        said, self._unsaid = self._unsaid, []
+        said = self._unsaid
+        self._unsaid = []
         return said
 
     def _listen(self) -> None:

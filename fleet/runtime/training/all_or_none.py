@@ -29,12 +29,10 @@ class NetworkFailed(ModelError):
         self, reason: str, detail: str = "", may_pass: bool = False, out_of_memory: bool = False
     ) -> None:
         super().__init__(reason)
-        self.reason, self.detail, self.may_pass, self.out_of_memory = (
-            reason,
-            detail,
-            may_pass,
-            out_of_memory,
-        )
+        self.reason = reason
+        self.detail = detail
+        self.may_pass = may_pass
+        self.out_of_memory = out_of_memory
 
 
 def all_or_none(group: Group, action: Callable[[], T]) -> T:

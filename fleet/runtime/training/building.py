@@ -80,7 +80,8 @@ class _Watch:
     """What happens besides, while a network is built."""
 
     def __init__(self, limit_s: float, duties: Callable[[], object] | None) -> None:
-        self._limit_s, self._duties = limit_s, duties
+        self._limit_s = limit_s
+        self._duties = duties
         self._is_over = threading.Event()
         self._error: BaseException | None = None  # of a duty
 
@@ -128,11 +129,9 @@ def _place(error: BaseException) -> str:
         for frame in traceback.extract_tb(error.__traceback__)
         if not frame.filename.startswith((_OURS, "<", *libraries))
     ]
-    return (
-        f"; it was at {frames[-1].filename}, line {frames[-1].lineno}, in {frames[-1].name}"
-        if frames
-        else ""
-    )
+    if frames:
+        return f"; it was at {frames[-1].filename}, line {frames[-1].lineno}, in {frames[-1].name}"
+    return ""
 
 
 class _Event(ctypes.Structure):
@@ -149,7 +148,8 @@ class _Event(ctypes.Structure):
 @contextmanager
 def kernel_timer(seconds: float) -> Iterator[None]:
     """Have the kernel kill this process after some seconds, unless it comes out of here; nothing else need run."""
-    libc, timer = ctypes.CDLL(None), ctypes.c_void_p()
+    libc = ctypes.CDLL(None)
+    timer = ctypes.c_void_p()
     event = _Event(signal=signal.SIGKILL, notify=0)  # SIGEV_SIGNAL
     if libc.timer_create(
         ctypes.c_int(time.CLOCK_MONOTONIC), ctypes.byref(event), ctypes.byref(timer)

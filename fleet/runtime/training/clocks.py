@@ -27,23 +27,27 @@ class EpochClock:
     """
 
     def __init__(self, sources: Sources, writer: CheckpointWriter) -> None:
-        self._sources, self._writer = sources, writer
+        self._sources = sources
+        self._writer = writer
         self.restart()
 
     def restart(self) -> None:
         """From now on it is another epoch."""
-        self._noted, self._waited_s = time.perf_counter(), self._sources.waited_s
+        self._noted = time.perf_counter()
+        self._waited_s = self._sources.waited_s
         self._blocked_s = self._writer.blocked_s
 
     def note(self, state: State) -> State:
         """A state with what has passed of its epoch since this was last asked."""
-        now, waited_s = time.perf_counter(), self._sources.waited_s
+        now = time.perf_counter()
+        waited_s = self._sources.waited_s
         state = dataclasses.replace(
             state,
             seconds=state.seconds + now - self._noted,
             waited_s=state.waited_s + waited_s - self._waited_s,
         )
-        self._noted, self._waited_s = now, waited_s
+        self._noted = now
+        self._waited_s = waited_s
         return state
 
     @property
@@ -73,16 +77,27 @@ class StepClock:
     """
 
     def __init__(self, warm_up: int = 3, least: int = 1) -> None:
-        self._warm_up, self._least, self._news_at = warm_up, least, least
-        self._steps, self._samples, self._seconds, self._squares = 0, 0, 0.0, 0.0
-        self._beside, self._is_new = 1, True
-        self._latest, self.at_once = 0.0, 1
+        self._warm_up = warm_up
+        self._least = least
+        self._news_at = least
+        self._steps = 0
+        self._samples = 0
+        self._seconds = 0.0
+        self._squares = 0.0
+        self._beside = 1
+        self._is_new = True
+        self._latest = 0.0
+        self.at_once = 1
 
     def see(self, beside: int) -> None:
         """So many networks, this one among them, are on the GPU; what was timed beside others is forgotten."""
         if beside != self._beside:
-            self._beside, self._news_at = beside, self._least
-            self._steps, self._samples, self._seconds, self._squares = 0, 0, 0.0, 0.0
+            self._beside = beside
+            self._news_at = self._least
+            self._steps = 0
+            self._samples = 0
+            self._seconds = 0.0
+            self._squares = 0.0
 
     def add(self, samples: int, seconds: float) -> None:
         """A step on a whole batch has taken so long."""
@@ -107,14 +122,16 @@ class StepClock:
 
     def begins(self) -> bool:
         """Whether the group has just begun; true once."""
-        begins, self._is_new = self._is_new, False
+        begins = self._is_new
+        self._is_new = False
         return begins
 
     def news(self) -> StepRate:
         """The rate, where it rests on enough steps for the first time, or on many more than when it was told last."""
         if self._steps < self._news_at:
             return StepRate()
-        if (rate := self.rate).rate:
+        rate = self.rate
+        if rate.rate:
             self._news_at = _MANY * self._steps
         return rate
 
@@ -140,7 +157,9 @@ class PaceReport:
     """
 
     def __init__(self, network: str, position: int, steps: StepClock, ranks: int = 1) -> None:
-        self._network, self._position, self._steps = network, position, steps
+        self._network = network
+        self._position = position
+        self._steps = steps
         self._every_s = max(_PACE_EVERY_S, ranks / _PACES_A_SECOND)
         self._time = time.perf_counter()
 
@@ -161,4 +180,5 @@ class PaceReport:
                     rate,
                 )
             )
-            self._position, self._time = position, now
+            self._position = position
+            self._time = now

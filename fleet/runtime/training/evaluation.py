@@ -32,7 +32,9 @@ def evaluate(
     Raises:
         NetworkFailed: on all ranks, when judging failed on one.
     """
-    return Sums() if validation is None else _go_through(training, validation, training.judge, ends)
+    if validation is None:
+        return Sums()
+    return _go_through(training, validation, training.judge, ends)
 
 
 def can_predict(training: Training, samples: Validation) -> bool:
@@ -49,7 +51,9 @@ def predict(training: Training, samples: Validation) -> tuple[Sums, Outputs]:
     Raises:
         NetworkFailed: on all ranks, when it failed on one.
     """
-    trainable, target, group = training.trainable, training.target, training.group
+    trainable = training.trainable
+    target = training.target
+    group = training.group
     assert isinstance(trainable, Predicting)  # the caller has asked
     whole = Outputs(
         np.zeros((samples.samples, target.outputs), np.float32),
@@ -63,7 +67,8 @@ def predict(training: Training, samples: Validation) -> tuple[Sums, Outputs]:
         values, weights = target.split(targets)
         sums, outputs = trainable.predict(images, values, *([] if weights is None else [weights]))
         rows = slice(place, place := place + len(targets))
-        whole.outputs[rows], whole.targets[rows] = outputs, values
+        whole.outputs[rows] = outputs
+        whole.targets[rows] = values
         if whole.weights is not None:
             whole.weights[rows] = weights
         return sums
@@ -90,7 +95,8 @@ def _go_through(
     Returns:
         The sums over all of them; None where the run ends before all are looked at.
     """
-    group, mine = training.group, Sums()
+    group = training.group
+    mine = Sums()
     batches = samples.batches(training.network.train.batch.bounds[0], group.rank, group.size)
 
     def go_on() -> bool:

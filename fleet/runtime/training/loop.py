@@ -65,8 +65,12 @@ class TrainingLoop:
         save_every: float | None,
         tenants: Tenants,
     ) -> None:
-        self._world, self._sources, self._paths, self._tenants = world, sources, paths, tenants
-        self._writer, self._save_every = writer, save_every
+        self._world = world
+        self._sources = sources
+        self._paths = paths
+        self._tenants = tenants
+        self._writer = writer
+        self._save_every = save_every
         self._pauses = False  # whether the coordinator has asked this master's group to pause
         self._clock = EpochClock(sources, writer)
         self._tell = partial(world.tell, 0, m.Tag.COORDINATOR)
@@ -83,17 +87,20 @@ class TrainingLoop:
             state: of the network, the same on all ranks of the group.
             first: says which stream epoch to train on next, and with which batch.
         """
-        stream_epoch, chosen = first.stream_epoch, first.batch
+        stream_epoch = first.stream_epoch
+        chosen = first.batch
         sources = self._sources.of(training.network)
         source: Batches = sources.stream.own  # of the rest of an epoch that this rank has not begun
         self._clock.restart()
         while True:
             epoch = Epoch(state.stream_epoch, state.path)
             if not state.position:
-                epoch, state = Epoch(stream_epoch), dataclasses.replace(state, batch=chosen or 0)
-                source = (
-                    sources.stream if stream_epoch >= training.reads_from else sources.stream.own
-                )
+                epoch = Epoch(stream_epoch)
+                state = dataclasses.replace(state, batch=chosen or 0)
+                if stream_epoch >= training.reads_from:
+                    source = sources.stream
+                else:
+                    source = sources.stream.own
                 self._clock.restart()
             state, is_over, missed = self._consume(training, state, source, epoch)
             is_group = training.group.size > 1
@@ -103,11 +110,10 @@ class TrainingLoop:
             # What each rank gathered by itself must be one thing before it is judged, handed on, or saved. It is running
             # means, hence linear: to average them within an epoch and again at its end is to do it once.
             training.trainable.average_statistics()
-            judged = (
-                evaluate(training, sources.validation, self._is_told_of_the_end)
-                if is_over
-                else None
-            )
+            if is_over:
+                judged = evaluate(training, sources.validation, self._is_told_of_the_end)
+            else:
+                judged = None
             if judged is None:
                 state = self._pause(training, state)
             else:
@@ -131,7 +137,8 @@ class TrainingLoop:
                             training.network.name, state.position, time.perf_counter() - paused
                         )
                     )
-            stream_epoch, chosen = order.stream_epoch, order.batch
+            stream_epoch = order.stream_epoch
+            chosen = order.batch
 
     def _consume(
         self, training: Training, state: State, source: Batches, epoch: Epoch
@@ -142,18 +149,17 @@ class TrainingLoop:
             The state of the network there; whether the epoch is over, or else the group pauses; and how many chunks of
             a ring were missed, as in :class:`fleet.stream.batch.Batch`.
         """
-        network, group, self._pauses = training.network, training.group, False
+        network = training.network
+        group = training.group
+        self._pauses = False
         taken_before = {chunk for record in state.history for chunk in read_path(record.path)}
         size = training.set_batch(state.batch)
         state = dataclasses.replace(state, batch=size)
-        pace, saved = (
-            PaceReport(network.name, state.position, training.steps, self._world.size),
-            time.perf_counter(),
-        )
-        is_over, missed = (
-            True,
-            0,
-        )  # nothing may be left: the launch before ended while the network was judged
+        pace = PaceReport(network.name, state.position, training.steps, self._world.size)
+        saved = time.perf_counter()
+        # nothing may be left: the launch before ended while the network was judged
+        is_over = True
+        missed = 0
 
         def is_due() -> bool:
             return bool(
@@ -187,7 +193,8 @@ class TrainingLoop:
                     position=batch.position,
                     sums=(Sums.of_totals(state.sums) + sums).totals,
                 )
-                is_over, missed = batch.is_last, batch.missed
+                is_over = batch.is_last
+                missed = batch.missed
             if group.is_master and not (is_over or taken.stops):
                 # Nobody can tell where in steps ranks waited for others that lacked samples.
                 pace.tell(
@@ -240,7 +247,8 @@ class TrainingLoop:
         state = self._clock.note(state)
         record = _record(training, state, judged)
         history = (*state.history, record)
-        if diverged := divergence(history, judged.count > 0):
+        diverged = divergence(history, judged.count > 0)
+        if diverged:
             raise NetworkFailed(diverged)
         verdict = convergence(history, training.network.train.converge)
         state = state.after(record, verdict.reason)
@@ -294,7 +302,8 @@ class TrainingLoop:
 
         They go on with what each has, so that training does not depend on when it is saved. Collective.
         """
-        trainable, state = training.trainable, self._clock.note(state)
+        trainable = training.trainable
+        state = self._clock.note(state)
         own = trainable.state()
         trainable.average_statistics()
         if training.group.is_master:
@@ -314,7 +323,8 @@ class TrainingLoop:
         Args:
             final: export the network, too, and judge what is exported on the test data.
         """
-        network, group = training.network, training.group
+        network = training.network
+        group = training.group
 
         def write(arrays: Arrays, path: Path) -> None:
             training.trainable.export(arrays, path)
@@ -402,7 +412,9 @@ def _record(training: Training, state: State, judged: Sums) -> EpochRecord:
 def _rate(training: Training, record: EpochRecord) -> StepRate:
     """How fast a group's steps are; nobody can tell where in steps ranks waited for others that lacked samples."""
     waits = training.group.size > 1 and record.waited_s > _WAITING * record.seconds
-    return StepRate() if waits else training.steps.rate
+    if waits:
+        return StepRate()
+    return training.steps.rate
 
 
 def _means(judged: Sums, training: Training) -> tuple[float, float]:

@@ -63,7 +63,8 @@ def measure_rate(training: Training, sample: SampleSpec, profile: Profile, size:
     """
     group = training.group
     images, targets = made_up(sample, rows=len(range(group.rank, size, group.size)))
-    clock, start = StepClock(warm_up=profile.batches - profile.timed), time.perf_counter()
+    clock = StepClock(warm_up=profile.batches - profile.timed)
+    start = time.perf_counter()
     for _ in range(profile.batches):
         began = time.perf_counter()
         if began - start >= profile.seconds / 2:

@@ -144,7 +144,8 @@ class Training:
             )
         self.trainable.scale_learning_rate(batch.learning_rate_scale(size))
         if size != self.batch:  # steps of others say nothing of these
-            self.batch, self.steps = size, StepClock(least=LEAST_STEPS)
+            self.batch = size
+            self.steps = StepClock(least=LEAST_STEPS)
         return size
 
     def judge(self, images: np.ndarray, targets: np.ndarray) -> Sums:
@@ -174,7 +175,8 @@ class Training:
             NetworkFailed: on all ranks, when one has brought a failure.
         """
         self.group.free()
-        self.group, self.steps = group, StepClock(least=LEAST_STEPS)
+        self.group = group
+        self.steps = StepClock(least=LEAST_STEPS)
         fail_together(group, failure)
         self.trainable.regroup(group)
         if stay < group.size:

@@ -23,10 +23,12 @@ class SharedGpus:
     def __init__(
         self, world: World, roles: Roles, gpu: str | None, environment: MutableMapping[str, str]
     ) -> None:
-        self._world, self._environment = world, environment
+        self._world = world
+        self._environment = environment
         node = roles.node_of[world.rank]
         self._trainers = [rank for rank in roles.trainers if roles.node_of[rank] == node]
-        names, started = world.gather(gpu), None
+        names = world.gather(gpu)
+        started = None
         if gpu is not None and self._is_first:
             slots = [
                 (roles.cluster.gpu(roles.device_of[rank]), names[rank]) for rank in self._trainers

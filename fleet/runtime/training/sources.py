@@ -84,13 +84,19 @@ def _of_feed(
     waiting: Waiting, launch: Launch, feed: Feed, memory: NodeMemory, first_epoch: int
 ) -> dict[int | None, Source]:
     """What networks of each fold read; of all samples, for None."""
-    world, folds, seed = waiting.world, launch.folds, launch.spec.seed
-    training, evaluation = feed.pipeline("train", seed), feed.pipeline("validation", seed)
+    world = waiting.world
+    folds = launch.folds
+    seed = launch.spec.seed
+    training = feed.pipeline("train", seed)
+    evaluation = feed.pipeline("validation", seed)
     assert training is not None
-    told, judging = _told(world, training=True), _told(world, training=False)
+    told = _told(world, training=True)
+    judging = _told(world, training=False)
 
     def finish(pipeline: Pipeline, on_bad: Callable[[BadSample], None]) -> Finish | None:
-        return None if feed.is_carried else Finish(pipeline, feed.is_done, on_bad)
+        if feed.is_carried:
+            return None
+        return Finish(pipeline, feed.is_done, on_bad)
 
     stream = compose(
         launch.store,
@@ -103,11 +109,10 @@ def _of_feed(
         finish(training, told),
         first_epoch,
     )
-    shared = (
-        None
-        if memory.validation is None or evaluation is None
-        else KeptForAll(memory.validation, waiting, finish(evaluation, judging))
-    )
+    if memory.validation is None or evaluation is None:
+        shared = None
+    else:
+        shared = KeptForAll(memory.validation, waiting, finish(evaluation, judging))
     test = feed.pipeline("test", seed) if launch.is_tested else None
     tested = None if test is None else Validation(test, judging, keeps=False)
     lies = {
@@ -117,7 +122,10 @@ def _of_feed(
     def read(fold: int | None) -> Source:
         of_fold = None if folds is None or fold is None else folds == fold
         keeps, rows = (None, None) if of_fold is None else (~of_fold, np.flatnonzero(of_fold))
-        judged = None if evaluation is None else Validation(evaluation, judging, rows, shared)
+        if evaluation is None:
+            judged = None
+        else:
+            judged = Validation(evaluation, judging, rows, shared)
         return Source(
             stream(keeps),
             judged,

@@ -66,12 +66,15 @@ class Stride:
     def _right(self, training: Training) -> int:
         """How many steps would be right for a call: no more than were there, where this rank has waited for some."""
         fitting = _fitting(training, self.images.nbytes // len(self.batches))
-        return fitting if self.there == len(self.batches) else max(1, min(self.there, fitting))
+        if self.there == len(self.batches):
+            return fitting
+        return max(1, min(self.there, fitting))
 
 
 def strides(training: Training, batches: Iterator[Batch]) -> Iterator[Stride]:
     """The batches of a stream; several at once where a network can take several steps, and they are short."""
-    arriving, is_alone = _timed(batches), training.group.size == 1
+    arriving = _timed(batches)
+    is_alone = training.group.size == 1
     for batch, was_there in arriving:
         if is_alone:
             most = _fitting(training, batch.images.nbytes) if was_there else 1
@@ -94,7 +97,8 @@ def _timed(batches: Iterator[Batch]) -> Iterator[tuple[Batch, bool]]:
 
 def _fitting(training: Training, nbytes: int) -> int:
     """How many steps with so many bytes of inputs a call may take."""
-    trainable, is_alone = training.trainable, training.group.size == 1
+    trainable = training.trainable
+    is_alone = training.group.size == 1
     if not (
         (isinstance(trainable, StridingTogether) or (is_alone and isinstance(trainable, Striding)))
         and trainable.can_stride()
@@ -108,13 +112,16 @@ def _gathered(
     batch: Batch, was_there: bool, arriving: Iterator[tuple[Batch, bool]], most: int, is_alone: bool
 ) -> Stride:
     """A batch, and those after it, up to the end of the epoch; a rank alone waits for none."""
-    rows, there = len(batch.targets), 0
+    rows = len(batch.targets)
+    there = 0
     images = np.empty((most * rows, *batch.images.shape[1:]), batch.images.dtype)
     targets = np.empty(most * rows, batch.targets.dtype)
-    batches, filled = [batch], 0
+    batches = [batch]
+    filled = 0
     while True:  # a batch is valid until the next
         filled, first, there = filled + len(batch.targets), filled, there + was_there
-        images[first:filled], targets[first:filled] = batch.images, batch.targets
+        images[first:filled] = batch.images
+        targets[first:filled] = batch.targets
         if len(batches) == most or batch.is_last or (is_alone and not was_there):
             return Stride(batches, images[:filled], targets[:filled], there)
         batch, was_there = next(arriving)
@@ -154,7 +161,9 @@ class Steps:
     def __init__(
         self, training: Training, is_asked: Callable[[], bool], is_due: Callable[[], bool]
     ) -> None:
-        self._training, self._is_asked, self._is_due = training, is_asked, is_due
+        self._training = training
+        self._is_asked = is_asked
+        self._is_due = is_due
         self._ended = -math.inf  # the last one that is over
 
     def take(self, strides: Iterable[Stride]) -> Iterator[Taken]:
@@ -169,18 +178,19 @@ class Steps:
         for stride in strides:
             if begun is not None and self._is_due():
                 yield (taken := begun(True))
-                begun, stops = (
-                    None,
-                    taken.stops,
-                )  # others of the group hear of it when they have begun with this one
+                # others of the group hear of it when they have begun with this one
+                begun = None
+                stops = taken.stops
             asks = asks or self._is_asked()
-            before, begun = begun, self._begin(stride, asks)
+            before = begun
+            begun = self._begin(stride, asks)
             if before is not None:
                 yield (taken := before(False))
                 stops = taken.stops
             if not self._training.goes_ahead:
                 yield (taken := begun(True))
-                begun, stops = None, taken.stops
+                begun = None
+                stops = taken.stops
             if stops or (asks and is_alone):
                 break
         if begun is not None:
@@ -188,7 +198,8 @@ class Steps:
 
     def _begin(self, stride: Stride, stop: bool) -> Callable[[bool], Taken]:
         """Begin with a stride; gives what waits for its end, and is told whether no other has begun meanwhile."""
-        began, wait = time.perf_counter(), stride.begin(self._training, stop)
+        began = time.perf_counter()
+        wait = stride.begin(self._training, stop)
 
         def end(rests: bool) -> Taken:
             sums, at = wait()

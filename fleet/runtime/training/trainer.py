@@ -73,8 +73,13 @@ class Trainer:
         mark: Mark,
     ) -> None:
         self._mark = mark
-        self._world, self._spec, self._paths, self._make_engine = world, spec, paths, make_engine
-        self._sample, self._sources, self._codes = sample, sources, codes
+        self._world = world
+        self._spec = spec
+        self._paths = paths
+        self._make_engine = make_engine
+        self._sample = sample
+        self._sources = sources
+        self._codes = codes
         self._writer = CheckpointWriter(paths, spec.checkpoint, fence, spec.engine.suffix)
         self._loop = TrainingLoop(
             world, sources, paths, self._writer, spec.checkpoint.every, tenants
@@ -155,11 +160,10 @@ class Trainer:
                     state.epoch,
                     state.position,
                 )
-                over = (
-                    ""
-                    if state.position
-                    else reason_now(state.history, state.final, network.train.converge)
-                )
+                if state.position:
+                    over = ""
+                else:
+                    over = reason_now(state.history, state.final, network.train.converge)
                 if over:
                     self._hand_in(training, over)
                 else:
@@ -230,9 +234,10 @@ class Trainer:
             closing(all_or_none(group, lambda: self._build(network, group))) as trainable,
         ):
             if group.is_master:
-                parameters = (
-                    trainable.count_parameters() if isinstance(trainable, Examinable) else None
-                )
+                if isinstance(trainable, Examinable):
+                    parameters = trainable.count_parameters()
+                else:
+                    parameters = None
                 self._tell(m.Built(network.name, self._world.rank, parameters))
             yield trainable
 
@@ -251,7 +256,8 @@ class Trainer:
 
     def _resume(self, training: Training) -> State:
         """The master's state, on every rank: from the last checkpoint, or from the start."""
-        network, group = training.network, training.group
+        network = training.network
+        group = training.group
         state = State(
             {},
             identity(network, self._spec, self._sample),
@@ -307,7 +313,9 @@ class Trainer:
         """Measure samples/s of a network on a group."""
         network = order.network
         began = time.perf_counter()
-        rates, reason, passing = [StepRate()], "", False
+        rates = [StepRate()]
+        reason = ""
+        passing = False
         parameters = 0
         training = Training(network, 0, self._sample.of(network.feed).target)
         try:
@@ -320,7 +328,8 @@ class Trainer:
                 if order.batches and isinstance(training.trainable, Examinable):
                     parameters = training.trainable.count_parameters()
         except NetworkFailed as failure:
-            reason, passing = failure.reason, failure.may_pass
+            reason = failure.reason
+            passing = failure.may_pass
             log.error(
                 "%s could not be measured: %s\n%s", network.name, failure.reason, failure.detail
             )
