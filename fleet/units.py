@@ -180,7 +180,7 @@ def about(seconds: float) -> str:
     """Return a duration that is only estimated, as a person says it.
 
     >>> about(5.2), about(130), about(5400), about(72600)
-    ('about 5 s', 'about 2 min', 'about 1.5 h', 'about 20 h')
+    ('about 5 s', 'about 2.2 min', 'about 1.5 h', 'about 20 h')
     """
     for unit_s, unit in ((3600, "h"), (60, "min")):
         if seconds >= unit_s:

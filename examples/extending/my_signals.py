@@ -16,9 +16,8 @@ class Waves(RandomAccess):
 
     def __init__(self, count):
         self.targets = np.random.default_rng(0).uniform(1, 9, (count, 1)).astype(np.float32)
-        self.weights = np.where(self.targets[:, 0] > 8, 0.5, 1).astype(
-            np.float32
-        )  # fast ones count half
+        # fast swings count half
+        self.weights = np.where(self.targets[:, 0] > 8, 0.5, 1).astype(np.float32)
 
     def __len__(self):
         return len(self.targets)

@@ -182,6 +182,7 @@ class World:
         self.rank, self.size, self.host, self.hosts = rank, size, f"host{rank}", ()
         self.duties = []
         self.lost, self.outlives = frozenset(), False
+        self.before_end = lambda: None
         self.actor = None
         self._launch = launch
         self._everybody = Group(

@@ -132,6 +132,7 @@ WORKING = {
     "add": "done entry.yaml",
     "stop": "done a",
     "pause": "done a",
+    "skip": "done a",
     "resume": "done a",
     "yield": "done --nodes 1 --within 2s",
     "watch": "done",

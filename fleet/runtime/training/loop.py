@@ -200,7 +200,7 @@ class TrainingLoop:
                 pace.tell(
                     self._tell, batch.position, group.size > 1 and self._clock.waiting > _WAITING
                 )
-                if taken.rests and is_due():
+                if group.size == 1 and taken.rests and is_due():
                     saved = time.perf_counter()
                     state = self._clock.note(state)
                     self._save(training, state)

@@ -31,6 +31,7 @@ def test_what_a_world_lacks_or_has_otherwise_is_found():
     assert {"hear", "share", "group"} <= set(wrong)
     assert "tell" not in wrong
     assert lacking(protocols.World, World()) == [
+        "before_end",
         "duties",
         "host",
         "hosts",

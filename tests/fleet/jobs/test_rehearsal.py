@@ -262,7 +262,7 @@ def test_a_rehearsal_that_does_not_end_well_says_so_and_shows_why(
     monkeypatch.setattr(
         "fleet.commands.rehearse.read_report", lambda paths: SimpleNamespace(account=None)
     )
-    monkeypatch.setattr("fleet.commands.rehearse._print", lambda told, rehearsal, profiling: None)
+    monkeypatch.setattr("fleet.commands.rehearse._print", lambda *parts: None)
     assert main(["rehearse", str(spec_file), "--gpus", "1"]) == status
     assert capsys.readouterr().err.endswith("a rank has died\n")
 

@@ -37,11 +37,6 @@ def tear(path):
         raise Torn
 
 
-def write_no_text(path):
-    with replacing(path) as file:
-        file.write("\ud800")
-
-
 def tear_in_a_library(path):
     def write(temporary):
         temporary.write_text("half")
@@ -54,7 +49,6 @@ def tear_in_a_library(path):
     ("write", "error"),
     [
         (tear, Torn),
-        (write_no_text, UnicodeEncodeError),
         (tear_in_a_library, Torn),
         (lambda path: write_json(path, {"a": object()}), TypeError),
     ],

@@ -245,9 +245,11 @@ def test_a_column_says_which_part_a_row_belongs_to(table):
         [[2]],
         [[3]],
     ]
-    with pytest.raises(InputError, match="line 3, column 'part': 'holdout' is no part of the data"):
+    with pytest.raises(
+        InputError, match="line 3, column 'part': 'second fold' is no part of the data"
+    ):
         open_table(
-            table(["a", "target", "part"], [1, 1.5, "train"], [2, 2.5, "holdout"]), split="part"
+            table(["a", "target", "part"], [1, 1.5, "train"], [2, 2.5, "second fold"]), split="part"
         )
 
 
