@@ -58,8 +58,13 @@ def member(group: h5py.Group, name: str) -> h5py.Group | h5py.Dataset | None:
         found = group[name]
     except KeyError as error:
         reason = " ".join(str(error).strip("\"'").split())
+        link = group.get(name, getlink=True)
+        target = getattr(link, "path", "")
+        if isinstance(link, h5py.ExternalLink):  # not all versions of HDF5 name the file
+            target = f"{link.filename}:{target}"
         raise InputError(
-            f"{group.file.filename}: the link {group.name.rstrip('/')}/{name} leads nowhere: {reason}"
+            f"{group.file.filename}: the link {group.name.rstrip('/')}/{name} leads nowhere, "
+            f"to {target}: {reason}"
         ) from error
     if isinstance(found, h5py.Dataset):
         _check_external(found)
