@@ -136,7 +136,7 @@ class OwnCode:
             yield
         finally:
             _INSIDE.code = None
-            changed = _leave(watched, found)
+            changed = _leave(found)
             if changed or self._changes:
                 others = {name: one for name, one in self._changes.items() if name not in found}
                 self._changes = others | _lasting(changed)
@@ -164,7 +164,7 @@ def process_kept() -> Iterator[None]:
     try:
         yield
     finally:
-        _leave(watched, found)
+        _leave(found)
 
 
 class _Inside(threading.local):
@@ -209,19 +209,14 @@ def _enter(watched: Mapping[str, Callable[[], Any]]) -> dict[str, Any]:
     return found
 
 
-def _leave(watched: Mapping[str, Callable[[], Any]], found: Mapping[str, Any]) -> dict[str, Any]:
-    """Put settings back; returns what those were that had changed."""
+def _leave(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Restore settings; return those that had changed, with the values that they had."""
     global _ENTERED
-    changed: dict[str, Any] = {}
     try:
-        now = {name: get() for name, get in watched.items()}
-        if now != found:
-            changed = {name: value for name, value in now.items() if value != found[name]}
-            _put({name: found[name] for name in changed})
+        return _restore(found)
     finally:
         with _LOCK:
             _ENTERED -= 1
-    return changed
 
 
 def _changed(found: Mapping[str, Any]) -> dict[str, Any]:
@@ -230,8 +225,11 @@ def _changed(found: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in now.items() if value != found[name]}
 
 
-def _restore(found: Mapping[str, Any]) -> None:
-    _put({name: found[name] for name in _changed(found)})
+def _restore(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Restore settings; return those that had changed, with the values that they had."""
+    changed = _changed(found)
+    _put({name: found[name] for name in changed})
+    return changed
 
 
 def _lasting(changes: Mapping[str, Any]) -> dict[str, Any]:
