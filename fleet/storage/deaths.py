@@ -68,12 +68,12 @@ def claim(paths: RunPaths, rank: int) -> str:
     Of the ranks that notice it one is told; the others, and all where it trained nothing, get an empty text.
     """
     path = _mark(paths, rank)
-    content = read_object(path) or {}
+    network = _network_at(path)
     try:
         path.rename(_died(path))
     except OSError:
         return ""
-    return str(content.get("network", ""))
+    return network
 
 
 class Deaths:
@@ -108,11 +108,11 @@ class Deaths:
         network_at = {path: _network_at(path) for path in marks}
         died = [path for path in marks if path.name.endswith(_DIED)]
         blamed = died or (marks if len(set(network_at.values())) == 1 else [])
-        found: dict[str, list[str]] = defaultdict(list)
+        dead_ranks: dict[str, list[str]] = defaultdict(list)  # network -> the ranks that trained it
         for path in blamed:
             host = (read_object(path) or {}).get("host", "an unknown node")
-            found[network_at[path]].append(f"{_rank_of(path)} on {host}")
-        for name, ranks in found.items():
+            dead_ranks[network_at[path]].append(f"{_rank_of(path)} on {host}")
+        for name, ranks in dead_ranks.items():
             if name and only in ("", name):
                 self._new[name].append(f"{' and '.join(ranks)} died")
         for path in marks:
@@ -136,12 +136,12 @@ class Deaths:
         Raises:
             StorageError: the disk is full, ...
         """
-        found = self._read(name)
+        deaths = self._read(name)
         new = self._new.pop(name, None)
         if new:
-            found += [Death(how, epochs) for how in new]
-            self._write(name, found)
-        return [death for death in found if death.epochs >= epochs]
+            deaths += [Death(how, epochs) for how in new]
+            self._write(name, deaths)
+        return [death for death in deaths if death.epochs >= epochs]
 
     def reason(self, deaths: Collection[Death]) -> str:
         """Why a network has failed with which so many ranks died; nothing where they are too few for that."""
@@ -158,11 +158,11 @@ class Deaths:
         remove(self._paths.deaths(name))
 
     def _read(self, name: str) -> list[Death]:
-        found = (read_object(self._paths.deaths(name)) or {}).get("deaths", [])
+        deaths = (read_object(self._paths.deaths(name)) or {}).get("deaths", [])
         try:
             return [
                 Death(str(death["how"]), int(death["epochs"]), bool(death.get("is_sure", True)))
-                for death in found
+                for death in deaths
             ]
         except (TypeError, ValueError, LookupError):  # somebody has written into it
             return []
