@@ -324,12 +324,13 @@ def start_logging(path: Path, rank: int, host: str) -> None:
 
 def leave(status: int) -> NoReturn:
     """End this process, also where code of a network has left threads for which Python would wait for ever."""
-    threads = [thread for thread in threading.enumerate() if not thread.daemon]
-    for thread in set(threads) - {threading.main_thread()}:
+    threads = {thread for thread in threading.enumerate() if not thread.daemon}
+    threads.discard(threading.main_thread())
+    for thread in threads:
         thread.join(_LEFT_S)
-    if not any(thread.is_alive() for thread in set(threads) - {threading.main_thread()}):
+    if not any(thread.is_alive() for thread in threads):
         sys.exit(status)
-    # What Python does in the end, but for waiting.
+    # Do what Python does at its end, without waiting for threads.
     atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()

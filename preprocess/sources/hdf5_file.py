@@ -41,9 +41,14 @@ def refusing(path: str | Path) -> Iterator[None]:
     except (OSError, KeyError, RuntimeError) as error:
         if may_pass(error):
             raise
-        reason = " ".join(str(error).strip("\"'").split())
+        reason = _reason_of(error)
         advice = next((f"; {text}" for key, text in _ADVICE.items() if key in reason), "")
         raise InputError(f"{path}: cannot be read as HDF5: {reason}{advice}") from error
+
+
+def _reason_of(error: Exception) -> str:
+    """Return the message of h5py in one line; a KeyError puts it in quotes."""
+    return " ".join(str(error).strip("\"'").split())
 
 
 def member(group: h5py.Group, name: str) -> h5py.Group | h5py.Dataset | None:
@@ -57,7 +62,7 @@ def member(group: h5py.Group, name: str) -> h5py.Group | h5py.Dataset | None:
     try:
         found = group[name]
     except KeyError as error:
-        reason = " ".join(str(error).strip("\"'").split())
+        reason = _reason_of(error)
         link = group.get(name, getlink=True)
         target = getattr(link, "path", "")
         if isinstance(link, h5py.ExternalLink):  # not all versions of HDF5 name the file
