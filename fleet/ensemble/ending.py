@@ -6,7 +6,7 @@ from fleet.comm import messages as m
 from fleet.domain import events
 from fleet.ensemble.building import DEAF_S, Building
 from fleet.ensemble.effects import PATIENCE_S, Finish
-from fleet.ensemble.group import Phase
+from fleet.ensemble.group import Phase, name_ranks
 from fleet.ensemble.parts import Parts
 from fleet.ensemble.rates import Rates
 from fleet.ensemble.searching import Searching
@@ -70,7 +70,7 @@ class Ending:
             ranks = self._groups.give_up(group.devices)
             self._launch.buildings.lose(group.devices)
             self._launch.tell_preprocessors(m.Forget(ranks))
-            who = f"{'ranks' if len(ranks) > 1 else 'rank'} {', '.join(map(str, ranks))}"
+            who = name_ranks(ranks)
             how = f"{who} did not come back, and had been silent for {format_duration(silent_s)}"
             self._outbox.note(
                 events.NetworkWarned(group.name, f"{how}; given up, and trained last from now on")
@@ -85,7 +85,7 @@ class Ending:
         ranks = self._groups.give_up(building.devices)
         self._launch.buildings.lose(building.devices)
         self._launch.tell_preprocessors(m.Forget(ranks))
-        who = f"{'ranks' if len(ranks) > 1 else 'rank'} {', '.join(map(str, ranks))}"
+        who = name_ranks(ranks)
         if is_late and not building.is_recruit and not self._networks.is_over(network.name):
             limit = format_duration(network.train.build_timeout)
             self._searching.fail(

@@ -16,7 +16,7 @@ between two. So its orders never cross what it says, but for one: a pause that c
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -27,6 +27,19 @@ from fleet.ensemble.history import Impossible
 from fleet.spec import NetworkSpec
 from scheduler.base import Member
 from scheduler.ensemble.moves import GroupHolding, Stance
+
+
+def name_ranks(ranks: Sequence[int]) -> str:
+    """Return ranks as a message names them.
+
+    >>> name_ranks([3]), name_ranks([3, 4])
+    ('rank 3', 'ranks 3, 4')
+    """
+    if len(ranks) > 1:
+        word = "ranks"
+    else:
+        word = "rank"
+    return f"{word} {', '.join(map(str, ranks))}"
 
 
 class Phase(Enum):
@@ -99,7 +112,7 @@ _STANCES = {
 
 # A group in training is silent for longer than that, and so many times longer than ever before, only if a step hangs.
 _SILENT_S = 5.0
-_SILENT = 5.0
+_SILENT_RATIO = 5.0
 
 
 @dataclass
@@ -181,7 +194,7 @@ class TrainingGroup:
 
     def stands_out(self, silent_s: float) -> bool:
         """Whether so long a silence is none of its usual ones, so that its network is to blame for it."""
-        return self.has_trained and silent_s > max(_SILENT_S, _SILENT * self.longest_s)
+        return self.has_trained and silent_s > max(_SILENT_S, _SILENT_RATIO * self.longest_s)
 
     def holding(
         self, can_change: bool, grows_inside: bool, is_answered: bool, is_leaving: bool = False

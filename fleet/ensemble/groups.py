@@ -15,7 +15,7 @@ from fleet.comm.roles import Roles
 from fleet.domain.events import RanksReady
 from fleet.ensemble.devices import Devices
 from fleet.ensemble.effects import Outbox, RanksDied
-from fleet.ensemble.group import Phase, TrainingGroup
+from fleet.ensemble.group import Phase, TrainingGroup, name_ranks
 from fleet.ensemble.history import Impossible
 from fleet.ensemble.production import Production
 from fleet.ensemble.survey import Task
@@ -426,7 +426,7 @@ class Groups:
         )
         if not ranks or has_whole_node:
             return ""
-        who = f"{'ranks' if len(ranks) > 1 else 'rank'} {', '.join(map(str, ranks))}"
+        who = name_ranks(ranks)
         return f"{who} died"
 
     @property
