@@ -26,7 +26,7 @@ from PIL import Image
 from fleet.commands.show import print_json
 from fleet.terminal import print_table
 from preprocess.base import RandomAccess
-from preprocess.loading import LOADING
+from preprocess.lazy_numba import LOADING
 from preprocess.pipeline import Pipeline
 from preprocess.probe import probe
 from preprocess.transforms import parse_transforms

@@ -6,7 +6,7 @@ Networks are emulated: their learning curves are drawn from a seeded law (`searc
 what is measured is noisy, and large networks take longer. Sixteen GPUs train one network each, for 27 epochs at most.
 All sides have the same 200 random networks, those with TPE as many that it asks for:
 
-- FLEET: its own rules, by the object that decides in a run (`fleet.search.mind.Mind`), with the searcher of
+- FLEET: its own rules, by the object that decides in a run (`fleet.search.controller.Mind`), with the searcher of
   `examples/optuna_searcher.py` for TPE;
 - Optuna alone: its samplers and pruners, by ask, report, should_prune and tell;
 - Ray Tune: its ASHA scheduler, in an environment of its own.
@@ -36,7 +36,7 @@ from fleet.commands.show import print_json
 from fleet.domain.events import NetworkJudged
 from fleet.domain.network import EpochRecord
 from fleet.search.calls import make
-from fleet.search.mind import Add, Consult, Entry, Mind, Note
+from fleet.search.controller import Add, Consult, Entry, Mind, Note
 from fleet.search.pruning import make_judge
 from fleet.search.searcher import End, Searcher, Verdict, make_searcher
 from fleet.spec.search import Prune, find_rule

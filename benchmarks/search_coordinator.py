@@ -50,20 +50,20 @@ from fleet.comm.roles import Roles, assign
 from fleet.commands.show import print_json
 from fleet.domain.network import EpochRecord, StepRate
 from fleet.domain.run import RunState
-from fleet.ensemble.parts import Setup, Speeds
-from fleet.ensemble.survey import Survey
+from fleet.ensemble.launch_state import Setup, Speeds
+from fleet.ensemble.measurement import Survey
 from fleet.monitor.view import make_view
 from fleet.runtime.admission import Admission
-from fleet.runtime.board import CoordinatorSide
 from fleet.runtime.coordinator import Coordinator, Files, Preamble, SearchParts
 from fleet.runtime.interrupt import Interruption
 from fleet.runtime.known_rates import ProfileFile
 from fleet.runtime.launch import Ranks
 from fleet.runtime.outside.tracking import Tracking
 from fleet.runtime.prepare import prepare
+from fleet.runtime.rank_zero import CoordinatorSide
 from fleet.runtime.searchers import Searchers
 from fleet.runtime.start import Laps, Request
-from fleet.search.mind import make_mind
+from fleet.search.controller import make_mind
 from fleet.spec import parse
 from fleet.spec.resolve import extremes
 from fleet.storage.event_log import EventLog

@@ -28,7 +28,7 @@ from fleet.stream.reader import Reader
 from fleet.stream.stall import Waiting
 from fleet.stream.window import Window
 from preprocess.base import RandomAccess
-from preprocess.loading import LOADING
+from preprocess.lazy_numba import LOADING
 from preprocess.pipeline import Pipeline
 from preprocess.probe import probe
 from preprocess.sample import Affine

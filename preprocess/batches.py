@@ -4,7 +4,7 @@ Transforms draw from a sample's own generator, so that all draws of a batch can 
 are put off until another transform needs the pixels, and then made in one go. A transform that has no function here, or
 has one only for other samples, ends the batch: the rest is done one by one, from where each sample's generator is.
 
-Where the compiled loops are not there (:mod:`preprocess.loading`), samples are done one by one.
+Where the compiled loops are not there (:mod:`preprocess.lazy_numba`), samples are done one by one.
 """
 
 from __future__ import annotations

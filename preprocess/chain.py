@@ -23,7 +23,7 @@ from preprocess.transforms.base import Mask
 from preprocess.transforms.colour import Scale, Standardize
 from preprocess.transforms.decoding import Decode, decoded_whole
 from preprocess.transforms.on_device import OnDevice
-from preprocess.transforms.side_by_side import SideBySide
+from preprocess.transforms.packed_variants import SideBySide
 
 
 class Part(NamedTuple):

@@ -24,7 +24,7 @@ from preprocess.base import (
     printable,
     read_input,
 )
-from preprocess.files.deaf_file import DeafFile
+from preprocess.files.deferred_errors import DeafFile
 from preprocess.pipeline import Pipeline
 from preprocess.sample import wire_dtype
 from preprocess.target import TargetSpec, plain_targets, read_mask, target_of

@@ -13,13 +13,13 @@ import numpy as np
 from preprocess.base import BadSample, Source
 from preprocess.batches import Work
 from preprocess.chain import Chain, Part
-from preprocess.loading import LOADING
+from preprocess.lazy_numba import LOADING
 from preprocess.probe import probe
 from preprocess.sample import ImageSpec, SampleSpec, wire_dtype
 from preprocess.target import TargetReader, TargetSpec
 from preprocess.transforms import Transform
 from preprocess.transforms.on_device import expecting
-from preprocess.transforms.side_by_side import Piece
+from preprocess.transforms.packed_variants import Piece
 
 _Arrays: TypeAlias = np.ndarray | Sequence[np.ndarray]
 _AT_ONCE = 64  # samples of a batch, which are in memory as they were before their random transforms

@@ -24,7 +24,7 @@ from preprocess.transforms import Transform
 from preprocess.transforms.colour import Standardize
 from preprocess.transforms.decoding import Decode
 from preprocess.transforms.on_device import OnDevice, split_device
-from preprocess.transforms.side_by_side import SideBySide
+from preprocess.transforms.packed_variants import SideBySide
 
 PROBES = 8  # samples that are looked at, spread over the source
 _FEW_BITS = 14  # images of 16 bits that use no more lose most of their grey levels in 8 bits

@@ -10,7 +10,7 @@ import time
 
 import numpy as np
 
-from preprocess.loading import LOADING
+from preprocess.lazy_numba import LOADING
 
 
 def along_row(

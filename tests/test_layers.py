@@ -51,18 +51,18 @@ MAY_IMPORT = {
     "preprocess.base": "preprocess.own_code",
     "preprocess.files": "preprocess.base",
     "preprocess.decode": "preprocess.base",
-    "preprocess.passing": "preprocess.base",
+    "preprocess.transient_errors": "preprocess.base",
     "preprocess.parts": "preprocess.base",
     "preprocess.target": "preprocess.base",
     "preprocess.target_checks": "preprocess.base preprocess.target",
     "preprocess.fingerprint": "preprocess.base preprocess.target",
     "preprocess.division": "preprocess.base",
     "preprocess.kernels": "",
-    "preprocess.loading": "preprocess.kernels",
-    "preprocess.scaling": "preprocess.loading",
+    "preprocess.lazy_numba": "preprocess.kernels",
+    "preprocess.scaling": "preprocess.lazy_numba",
     "preprocess.sample": "preprocess.base preprocess.scaling preprocess.target",
     "preprocess.sources": "preprocess.base preprocess.files preprocess.decode preprocess.fingerprint "
-    "preprocess.parts preprocess.passing preprocess.target",
+    "preprocess.parts preprocess.transient_errors preprocess.target",
     "preprocess.unfinished": "preprocess.sample",
     "preprocess.transforms": "preprocess.own_code preprocess.base preprocess.decode preprocess.sample preprocess.unfinished",
     "preprocess.batches": "preprocess.base preprocess.sample preprocess.transforms preprocess.unfinished",
@@ -70,7 +70,7 @@ MAY_IMPORT = {
     "preprocess.target preprocess.transforms",
     "preprocess.probe": "preprocess.base preprocess.chain preprocess.decode preprocess.sample preprocess.target "
     "preprocess.transforms",
-    "preprocess.pipeline": "preprocess.base preprocess.batches preprocess.chain preprocess.loading preprocess.probe "
+    "preprocess.pipeline": "preprocess.base preprocess.batches preprocess.chain preprocess.lazy_numba preprocess.probe "
     "preprocess.sample preprocess.target preprocess.transforms",
     "preprocess.moments": "preprocess.base preprocess.pipeline preprocess.sample preprocess.transforms",
     "preprocess.packing": "preprocess.base preprocess.files preprocess.pipeline preprocess.sample preprocess.target",

@@ -28,8 +28,8 @@ from fleet.errors import SpecError, SpecMistake, UserError
 from fleet.jobs.trials import try_networks
 from fleet.monitor.timeline import state_of
 from fleet.runtime.caching import Means, choose_cache
-from fleet.runtime.feeds import Feed
 from fleet.runtime.folder import free_disk
+from fleet.runtime.input_pipelines import Feed
 from fleet.runtime.inputs import (
     Inputs,
     folds_of,

@@ -33,7 +33,7 @@ from fleet.errors import UserError
 from fleet.jobs.backlog import HarvestLimits
 from fleet.jobs.harvest import Backlog, BatchQueue, HarvestPlan, HarvestRun
 from fleet.jobs.harvested import is_called_off, note
-from fleet.jobs.notes import CalledOff
+from fleet.jobs.job_events import CalledOff
 from fleet.runtime.folder import check_folder, check_shareable, writing_into
 from fleet.runtime.prepare import told_when_to_end
 from fleet.runtime.start import IDLE_S

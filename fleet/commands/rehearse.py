@@ -31,7 +31,7 @@ from fleet.arguments import count, positive
 from fleet.commands.known import cached, known_rates_of, shared_cluster, with_sharing
 from fleet.commands.options import add_spec, told_of_gpus
 from fleet.commands.show import add_json, print_policies, show
-from fleet.ensemble.survey import Survey, SurveyEstimate, estimate
+from fleet.ensemble.measurement import Survey, SurveyEstimate, estimate
 from fleet.errors import ExitStatus, FleetError, InfrastructureError, UserError
 from fleet.jobs.rehearsal import Rehearsal, estimated_rates, rehearse, with_epochs
 from fleet.monitor.account import Account

@@ -33,7 +33,7 @@ from fleet.commands.show import add_json, print_json, show
 from fleet.commands.walltimes import AskedTimes, automatic
 from fleet.errors import ExitStatus, UserError
 from fleet.jobs.chain import end_chain, note
-from fleet.jobs.notes import HandedIn
+from fleet.jobs.job_events import HandedIn
 from fleet.monitor.view import told_of_sharing
 from fleet.runtime.changes import check_fresh
 from fleet.runtime.folder import check_folder, writing_into

@@ -15,7 +15,7 @@ from typing import Any
 
 from fleet.domain import events as e
 from fleet.domain.network import DATA, EpochRecord, Outcome, Standing
-from fleet.domain.standings import Change, accepting, after, until
+from fleet.domain.network_status import Change, accepting, after, until
 from fleet.spec import Converge, Spec
 from fleet.units import counted, format_duration
 from scheduler.base import Network, Record

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fleet.engines.own import load_own, takes_outputs_first
+from fleet.engines.custom import load_own, takes_outputs_first
 from fleet.engines.reasons import reason_of
 from fleet.errors import NetworkWarning, SettingError
 from fleet.spec import Train

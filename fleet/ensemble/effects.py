@@ -11,7 +11,7 @@ from fleet.domain.events import Event, NetworkAdded
 from fleet.domain.network import Death, EpochRecord, Standing
 from fleet.errors import ExitStatus, FleetError
 from fleet.search.calls import Call
-from fleet.search.mind import Add, Consult, Note
+from fleet.search.controller import Add, Consult, Note
 from fleet.search.searcher import Verdict
 from fleet.spec import NetworkSpec
 from scheduler.base import Network, RateTable
@@ -150,7 +150,7 @@ class Offer:
 
 @dataclass(frozen=True)
 class NodesAsked:
-    """Somebody outside wants nodes back, by a command, and these were chosen; see :mod:`fleet.ensemble.leaving`."""
+    """Somebody outside wants nodes back, by a command, and these were chosen; see :mod:`fleet.ensemble.node_release`."""
 
     command: str
     offer: Offer
@@ -254,7 +254,7 @@ class Outbox:
     """Collects what is to be done at a moment, in order.
 
     Attributes:
-        now_s: the moment, in seconds of the clock of :meth:`fleet.ensemble.ensemble.Ensemble.handle`.
+        now_s: the moment, in seconds of the clock of :meth:`fleet.ensemble.controller.Ensemble.handle`.
     """
 
     def __init__(self) -> None:

@@ -7,7 +7,7 @@ from fleet.domain import events
 from fleet.ensemble.building import DEAF_S, Building
 from fleet.ensemble.effects import PATIENCE_S, Finish
 from fleet.ensemble.group import Phase, name_ranks
-from fleet.ensemble.parts import Parts
+from fleet.ensemble.launch_state import Parts
 from fleet.ensemble.rates import Rates
 from fleet.ensemble.searching import Searching
 from fleet.errors import ExitStatus

@@ -9,7 +9,7 @@ from collections.abc import Set as AbstractSet
 from fleet.comm import messages as m
 from fleet.domain import events
 from fleet.domain.network import Death, EpochRecord, Judged, Standing, reason_of_deaths
-from fleet.domain.standings import Change, after
+from fleet.domain.network_status import Change, after
 from fleet.ensemble.effects import (
     CheckpointRead,
     KeepDeath,
@@ -21,7 +21,7 @@ from fleet.ensemble.effects import (
 from fleet.ensemble.history import Impossible
 from fleet.errors import ExitStatus
 from fleet.spec import NetworkSpec
-from scheduler.ensemble.crowd import Gone
+from scheduler.ensemble.indexed import Gone
 
 _REST_S = 5.0  # before a network is tried again; twice as long each time
 

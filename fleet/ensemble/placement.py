@@ -8,8 +8,8 @@ from fleet.domain import events
 from fleet.ensemble.effects import Fail
 from fleet.ensemble.ending import Ending
 from fleet.ensemble.group import Phase, TrainingGroup
-from fleet.ensemble.leaving import Leaving
-from fleet.ensemble.parts import Ask, Parts, PolicyAnswer
+from fleet.ensemble.launch_state import Ask, Parts, PolicyAnswer
+from fleet.ensemble.node_release import Leaving
 from fleet.ensemble.rates import Rates, Supply
 from fleet.ensemble.searching import Searching
 from fleet.errors import UserError

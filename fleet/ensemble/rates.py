@@ -1,6 +1,6 @@
 """The rates by which an ensemble decides: given, measured before it trains, or learned while it does (pure).
 
-They are a book of three sources. What is given stays. What is measured (:mod:`fleet.ensemble.survey`) stands once all
+They are a book of three sources. What is given stays. What is measured (:mod:`fleet.ensemble.measurement`) stands once all
 of it is. What is learned changes with each epoch: each of its rates has a spread and a number of steps, and a rate of
 an earlier launch counts until this one has shown another. :class:`RateCheck` compares what training shows with what
 was said, and :class:`Supply` says what the input gives.
@@ -17,8 +17,8 @@ from fleet.comm.roles import Roles
 from fleet.domain import events
 from fleet.domain.network import StepRate
 from fleet.ensemble.effects import Admitted, KeepRates
-from fleet.ensemble.parts import Least, Parts, Setup, Speeds
-from fleet.ensemble.survey import Task
+from fleet.ensemble.launch_state import Least, Parts, Setup, Speeds
+from fleet.ensemble.measurement import Task
 from fleet.errors import UserError
 from fleet.spec import NetworkSpec
 from fleet.spec.layers import count_operations

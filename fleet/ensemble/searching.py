@@ -1,6 +1,6 @@
 """What searches and their rule decide, as far as networks and devices are concerned (pure).
 
-A :class:`fleet.search.mind.Mind` decides which network is asked for, paused, dropped and let go on. Here it is told
+A :class:`fleet.search.controller.Mind` decides which network is asked for, paused, dropped and let go on. Here it is told
 what happens to networks, and what it decides is done: searchers are called, networks added, and those that are paused
 or dropped get no devices.
 """
@@ -14,11 +14,11 @@ from collections.abc import Set as AbstractSet
 from fleet.domain.events import NetworkJudged, ReplayDiffered
 from fleet.domain.network import EpochRecord
 from fleet.ensemble.effects import Admitted, Consulted, ConsultFailed, Ruled
-from fleet.ensemble.parts import Parts
+from fleet.ensemble.launch_state import Parts
 from fleet.ensemble.rates import Rates
-from fleet.search.mind import Add, Consult, Decision, Mind, Note
+from fleet.search.controller import Add, Consult, Decision, Mind, Note
 from fleet.search.searcher import End
-from scheduler.ensemble.crowd import Values
+from scheduler.ensemble.indexed import Values
 
 
 class Searching:

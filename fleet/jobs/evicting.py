@@ -15,7 +15,7 @@ from typing import Any
 
 from fleet.errors import FleetError, UserError
 from fleet.jobs.holding import DeferredSignals, HeldJobs
-from fleet.jobs.making_room import MakingRoom
+from fleet.jobs.paused_submissions import MakingRoom
 from launch import slurm_acts, slurm_jobs
 from launch.base import InputError
 from launch.slurm_jobs import SlurmJob

@@ -26,9 +26,9 @@ from fleet.domain.run import RunState
 from fleet.errors import ExitStatus, StorageError, UserError
 from fleet.jobs import harvested as book
 from fleet.jobs.backlog import Cancel, Harvested, HarvestLimits, Order, Submit, decide, is_given_up
+from fleet.jobs.job_events import Begun, HandedIn
 from fleet.jobs.launching import ANSWERS, WarnedLaunch, keep_last_room, refusal, say
-from fleet.jobs.making_room import begin_later
-from fleet.jobs.notes import Begun, HandedIn
+from fleet.jobs.paused_submissions import begin_later
 from fleet.jobs.systems import lease_of_process
 from fleet.storage.event_log import RunTail, log_mark
 from fleet.storage.files import write_json

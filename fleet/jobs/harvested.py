@@ -14,7 +14,7 @@ from typing import Annotated, Any
 from fleet.domain.events import EpochEnded, NetworkTaken
 from fleet.domain.record import Kind, OmitDefault
 from fleet.errors import ExitStatus
-from fleet.jobs.notes import Begun, CalledOff, HandedIn, read_notes
+from fleet.jobs.job_events import Begun, CalledOff, HandedIn, read_notes
 from fleet.storage.event_log import launches_of, read_events
 from fleet.storage.lines import add_dated_line
 from fleet.storage.paths import RunPaths

@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 
 from fleet.domain.events import Estimated
 from fleet.domain.network import EpochRecord, epochs_left
-from fleet.domain.outlook import Coming, Outlook
+from fleet.domain.remaining_work import Coming, Outlook
 from fleet.domain.run import RunGroup, RunLaunch, RunState
 from fleet.errors import UserError
 from fleet.monitor.beside_steps import mean_s

@@ -15,7 +15,7 @@ from fleet.runtime.inputs import settle
 from fleet.runtime.known_rates import rates_of_late
 from fleet.runtime.launch import Launch
 from fleet.runtime.prepare import kinds_of, plan_memory, told_when_to_end, unfit
-from fleet.search.mind import Add
+from fleet.search.controller import Add
 from fleet.spec import NetworkSpec
 from fleet.spec.judging import check_comparable
 from fleet.spec.resolve import asked_network, refused_network, stand_in, variants, with_added

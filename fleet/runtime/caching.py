@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fleet.domain.events import CacheChosen
-from fleet.runtime.feeds import have_one_target
+from fleet.runtime.input_pipelines import have_one_target
 from fleet.runtime.inputs import Inputs
 from fleet.spec import Spec
 from fleet.storage.quota import folder_bytes

@@ -15,7 +15,7 @@ from fleet.errors import UserError
 from fleet.monitor.searched import beside_epochs
 from fleet.monitor.timeline import state_of
 from fleet.search.calls import Know
-from fleet.search.mind import Entry
+from fleet.search.controller import Entry
 from fleet.search.searcher import End
 from fleet.spec.space import Space, member_of
 from fleet.spec.train import Converge

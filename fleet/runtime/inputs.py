@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 
 from fleet.errors import UserError
-from fleet.runtime import feeds as feeding
-from fleet.runtime.feeds import Feed
+from fleet.runtime import input_pipelines as feeding
+from fleet.runtime.input_pipelines import Feed
 from fleet.spec import Spec
 from fleet.spec.data import Target
 from fleet.spec.judging import settled

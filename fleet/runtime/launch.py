@@ -12,7 +12,7 @@ import numpy as np
 from fleet.comm.roles import Roles
 from fleet.domain.events import CacheChosen, Event
 from fleet.domain.network import Code, EpochRecord
-from fleet.runtime.feeds import Feed
+from fleet.runtime.input_pipelines import Feed
 from fleet.runtime.inputs import Inputs, samples_of_epoch
 from fleet.runtime.known_rates import rates_of_engine
 from fleet.runtime.start import Request

@@ -9,9 +9,9 @@ from dataclasses import replace
 
 from fleet.domain import events as ev
 from fleet.domain.run import RunLaunch
-from fleet.ensemble.parts import Speeds
+from fleet.ensemble.launch_state import Speeds
+from fleet.ensemble.measurement import Survey
 from fleet.ensemble.rates import traits_of
-from fleet.ensemble.survey import Survey
 from fleet.monitor.beside_steps import beside_steps, shown_rates
 from fleet.runtime.launch import Launch
 from fleet.spec import NetworkSpec

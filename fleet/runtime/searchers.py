@@ -21,7 +21,7 @@ from fleet.ensemble.effects import Consulted, ConsultFailed
 from fleet.errors import SpecError, UserError
 from fleet.runtime.earlier import earlier_of
 from fleet.search.calls import Call, make, replay
-from fleet.search.mind import Entry, entries_of
+from fleet.search.controller import Entry, entries_of
 from fleet.search.pruning import make_judge
 from fleet.search.searcher import Knowing, Searcher, make_searcher
 from fleet.spec import Spec

@@ -38,7 +38,7 @@ from preprocess.sample import ImageSpec
 from preprocess.target import TargetSpec
 
 if TYPE_CHECKING:
-    from fleet.runtime.board import CoordinatorSide
+    from fleet.runtime.rank_zero import CoordinatorSide
 
 log = logging.getLogger("fleet.runtime.session")
 
@@ -122,7 +122,7 @@ class Session:
             self._interruption.cause = lost
 
     def _board(self) -> CoordinatorSide:
-        from fleet.runtime.board import (
+        from fleet.runtime.rank_zero import (
             CoordinatorSide,
         )  # what only rank 0 needs takes a tenth of a second to import
 

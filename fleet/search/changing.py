@@ -8,8 +8,8 @@ from typing import Any
 from fleet.domain.events import SearcherBegan
 from fleet.domain.record import as_json
 from fleet.domain.run import RunSearch
-from fleet.search.conversation import PARENT, fitting
-from fleet.search.mind import Entry
+from fleet.search.controller import Entry
+from fleet.search.session import PARENT, fitting
 from fleet.spec.space import Space
 from fleet.spec.yaml_file import plain
 from fleet.units import counted

@@ -20,7 +20,7 @@ from typing import IO, Any, TypeVar
 
 from fleet.errors import StorageError
 from fleet.units import format_size
-from preprocess.passing import may_pass_for_writer
+from preprocess.transient_errors import may_pass_for_writer
 
 S = TypeVar("S")
 T = TypeVar("T")

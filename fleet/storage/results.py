@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from fleet.domain import events
 from fleet.domain import network as net
+from fleet.domain.network_status import Change
 from fleet.domain.record import as_json
 from fleet.domain.run import RunState
-from fleet.domain.standings import Change
 from fleet.errors import UserError
 from fleet.spec import NetworkSpec, Spec
 from fleet.spec.judging import Yardstick, ranking_of

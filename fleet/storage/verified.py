@@ -22,7 +22,7 @@ import numpy as np
 
 from fleet.errors import CheckpointError, DamagedError
 from fleet.storage.files import replacing
-from preprocess.files.deaf_file import DeafFile
+from preprocess.files.deferred_errors import DeafFile
 
 # The checksum of all that follows in the user block, the checksum of all behind it, the sizes of both in bytes.
 _HEAD = re.compile(rb"FLEET checkpoint ([0-9a-f]{8}) ([0-9a-f]{8}) ([0-9]{10}) ([0-9]{15})\n")

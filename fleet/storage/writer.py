@@ -22,7 +22,7 @@ from fleet.storage.files import folder_opened, patiently, remove, replace_by, re
 from fleet.storage.lease import Fence, check_of
 from fleet.storage.paths import PARTS, RunPaths
 from fleet.storage.quota import Quota
-from preprocess.passing import lacks_room
+from preprocess.transient_errors import lacks_room
 
 log = logging.getLogger("fleet.storage.writer")
 

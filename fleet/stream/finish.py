@@ -1,6 +1,6 @@
 """The finish: what a rank does to samples that others have begun, or that are kept.
 
-The window carries what all networks have in common (:mod:`fleet.runtime.feeds`). Each rank does the rest to its own
+The window carries what all networks have in common (:mod:`fleet.runtime.input_pipelines`). Each rank does the rest to its own
 rows, by the same random numbers as a rank that prepares them from their files.
 
 What a sample looks like in an epoch depends on the seed, the epoch and the sample alone. So what one trainer has

@@ -13,7 +13,7 @@ import h5py
 import numpy as np
 
 from preprocess.base import InputError, and_more
-from preprocess.passing import may_pass
+from preprocess.transient_errors import may_pass
 
 # What HDF5 says of a file, and what its owner can do.
 _ADVICE = {
@@ -34,7 +34,7 @@ def refusing(path: str | Path) -> Iterator[None]:
 
     Raises:
         InputError: the file is truncated, still open in its writer, damaged, ...
-        OSError: of what may pass; see :mod:`preprocess.passing`.
+        OSError: of what may pass; see :mod:`preprocess.transient_errors`.
     """
     try:
         yield

@@ -21,10 +21,10 @@ from preprocess.parts import (
     parts_among,
     stand_in,
 )
-from preprocess.passing import may_pass, read_file
 from preprocess.sources.masks import MaskFiles, PixelClasses
 from preprocess.sources.targets import Targeted
 from preprocess.target import TargetWish
+from preprocess.transient_errors import may_pass, read_file
 
 # How the names of images end, in whatever case.
 EXTENSIONS = frozenset(

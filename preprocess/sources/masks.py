@@ -13,8 +13,8 @@ from preprocess.base import BadImage, BadSample, InputError
 from preprocess.decode import opened, upright
 from preprocess.files.npz import is_npy, parse_npy
 from preprocess.fingerprint import UNSEEN, looked_at, of, seen_of_files
-from preprocess.passing import read_file
 from preprocess.target import TargetSpec, TargetWish
+from preprocess.transient_errors import read_file
 
 Colour: TypeAlias = tuple[int, int, int]
 

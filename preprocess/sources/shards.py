@@ -42,10 +42,10 @@ from preprocess.parts import (
     parts_among,
     stand_in,
 )
-from preprocess.passing import read_patiently
 from preprocess.sources.masks import Masks, PixelClasses
 from preprocess.sources.targets import Targeted, Targets, label_sets, understand
 from preprocess.target import TargetWish
+from preprocess.transient_errors import read_patiently
 
 OPEN_FILES = 64  # shards that one process keeps open
 BUFFER = 1024  # records of a shuffle buffer

@@ -34,13 +34,13 @@ from preprocess.parts import (
     part_within,
     stand_in,
 )
-from preprocess.passing import read_file
 from preprocess.sources.arrays import Opened
 from preprocess.sources.files import InOrder
 from preprocess.sources.image_folder import EXTENSIONS
 from preprocess.sources.masks import MaskFiles, PixelClasses
 from preprocess.sources.targets import Targeted, Targets, label_sets, understand
 from preprocess.target import TargetWish
+from preprocess.transient_errors import read_file
 
 PATH_COLUMNS = (
     "path",

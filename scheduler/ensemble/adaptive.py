@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scheduler.base import Cluster, Network, Progress, RateTable
-from scheduler.ensemble.crowd import left, raise_slowest, rising, values_of
+from scheduler.ensemble.indexed import left, raise_slowest, rising, values_of
 from scheduler.ensemble.rates import Curves, bent_curves, curve, estimated, is_straight, rate
 from scheduler.ensemble.waterfill import hulls, water_fill
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scheduler.base import Options, RateTable
-from scheduler.ensemble.crowd import raise_slowest, rising
+from scheduler.ensemble.indexed import raise_slowest, rising
 from scheduler.ensemble.rates import (
     Curves,
     all_last_useful,

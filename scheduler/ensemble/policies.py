@@ -23,9 +23,9 @@ from numpy.typing import NDArray
 from scheduler.base import Cluster, InputError, Member, Options, Progress, RateTable, Round, counted
 from scheduler.ensemble.adaptive import admitted, group_sizes
 from scheduler.ensemble.costs import PAPER_COSTS, REGROUPING_COSTS, Costs
-from scheduler.ensemble.crowd import left
 from scheduler.ensemble.elastic import elastic_round
 from scheduler.ensemble.flotilla import flotilla
+from scheduler.ensemble.indexed import left
 from scheduler.ensemble.pace import FREE, LOCKSTEP, Stream
 from scheduler.ensemble.placement import place, rearrange
 

@@ -16,7 +16,7 @@ from fleet.domain.run import RunState
 from fleet.errors import ExitStatus, UserError
 from fleet.monitor.view import NotebookView
 from fleet.running import Running, ask_nodes, command, follow, report_of
-from fleet.runtime.outside.mailbox import Mailbox
+from fleet.runtime.outside.command_queue import Mailbox
 from fleet.spec import dump, parse
 from fleet.spec.schema import ModelEntry
 from fleet.storage.event_log import EventLog, RunTail

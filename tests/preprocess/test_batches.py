@@ -8,7 +8,7 @@ from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
 from preprocess.base import BadImage, InputError
-from preprocess.loading import LOADING, Loading
+from preprocess.lazy_numba import LOADING, Loading
 from preprocess.pipeline import Pipeline
 from preprocess.probe import probe
 from preprocess.target import TargetSpec

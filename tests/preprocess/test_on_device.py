@@ -6,7 +6,7 @@ from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
 from preprocess.base import InputError
-from preprocess.loading import LOADING
+from preprocess.lazy_numba import LOADING
 from preprocess.pipeline import Pipeline
 from preprocess.probe import look, probe
 from preprocess.sample import ImageSpec

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from preprocess.loading import LOADING
+from preprocess.lazy_numba import LOADING
 from preprocess.scaling import scale_into
 from tests.preprocess.samples import pattern
 

@@ -15,6 +15,7 @@ import tensorflow as tf
 import fleet.engines.keras.settings  # noqa: F401 - registers what Keras has
 from fleet.comm.protocols import Group
 from fleet.engines.base import Setup, Slot, check_index
+from fleet.engines.custom import code_of, running, with_own_rate
 from fleet.engines.keras.ahead import Inputs
 from fleet.engines.keras.exchange import find_horovod, make_exchange
 from fleet.engines.keras.gradients import keep_gradients_with_graphs
@@ -26,7 +27,6 @@ from fleet.engines.keras.network import KerasNetwork
 from fleet.engines.keras.optimizer import ChangingRate, graph_settings, make_optimizer, set_free
 from fleet.engines.keras.start import freeze
 from fleet.engines.measures import Measures
-from fleet.engines.own import code_of, running, with_own_rate
 from fleet.errors import UserError
 from fleet.spec import NetworkSpec
 from preprocess.own_code import OwnCode

@@ -15,8 +15,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from fleet.engines.custom import in_order, own_loss
 from fleet.engines.measures import Loss, LossFunctions, given_to, of_whole_batch, weighs_masks
-from fleet.engines.own import in_order, own_loss
 from fleet.spec import Train
 from fleet.spec.measures import LOSS_OF, name_of
 from fleet.vocabulary.measures import snake

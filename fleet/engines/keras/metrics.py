@@ -17,9 +17,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from fleet.engines.custom import in_order, load_own
 from fleet.engines.keras.losses import dense, name_is_sparse, probabilities
 from fleet.engines.measures import Metrics, of_whole_batch
-from fleet.engines.own import in_order, load_own
 from fleet.errors import SettingError
 from fleet.spec import Train
 from fleet.spec.measures import Measure, label_of, name_of, parameters_of

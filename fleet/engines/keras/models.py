@@ -19,8 +19,8 @@ import numpy as np
 import tensorflow as tf
 from keras import layers
 
+from fleet.engines.custom import build_alone, generators_seeded, own_model
 from fleet.engines.keras.gradients import keep_gradients_with_graphs
-from fleet.engines.own import build_alone, generators_seeded, own_model
 from fleet.errors import ModelError, NetworkWarning, UserError
 from fleet.spec.layers import Layer, layers_of
 from fleet.spec.measures import Measure

@@ -34,6 +34,7 @@ from fleet.engines.base import (
     readable,
     rows_of,
 )
+from fleet.engines.custom import calling, running
 from fleet.engines.keras.ahead import Ahead, Inputs
 from fleet.engines.keras.exchange import Exchange, HorovodExchange, MpiExchange, NoExchange
 from fleet.engines.keras.export import check_config, export_model, try_load
@@ -44,7 +45,6 @@ from fleet.engines.keras.optimizer import ChangingRate, without_idle
 from fleet.engines.keras.penalties import penalty, sums_over_rows
 from fleet.engines.keras.start import begin_with
 from fleet.engines.measures import Measures
-from fleet.engines.own import calling, running
 from fleet.errors import ModelError
 from fleet.storage.files import replace_by
 from preprocess.own_code import OwnCode, seed_host_generators

@@ -13,7 +13,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from fleet.engines.own import own_optimizer
+from fleet.engines.custom import own_optimizer
 from fleet.errors import SettingError
 from fleet.spec import Optimizer
 from fleet.spec.model import told_as

@@ -13,8 +13,8 @@ import torch
 import fleet.engines.torch.settings  # noqa: F401 - registers what PyTorch has
 from fleet.comm.protocols import Group
 from fleet.engines.base import Setup, Slot, check_index
+from fleet.engines.custom import code_of, running, with_own_rate
 from fleet.engines.measures import Measures
-from fleet.engines.own import code_of, running, with_own_rate
 from fleet.engines.torch.exchange import Exchange, MpiExchange, TorchExchange, exchange_name
 from fleet.engines.torch.export import note_of
 from fleet.engines.torch.flat import Flat

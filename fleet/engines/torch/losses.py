@@ -22,6 +22,7 @@ from torch.nn.functional import (
     softplus,
 )
 
+from fleet.engines.custom import in_order, own_loss
 from fleet.engines.measures import (
     OF_MASKS,
     Loss,
@@ -30,7 +31,6 @@ from fleet.engines.measures import (
     of_whole_batch,
     weighs_masks,
 )
-from fleet.engines.own import in_order, own_loss
 from fleet.spec import Train
 from fleet.spec.measures import name_of
 from fleet.vocabulary.measures import snake

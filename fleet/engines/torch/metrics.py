@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fleet.engines.custom import in_order, load_own
 from fleet.engines.measures import Metrics, of_whole_batch
-from fleet.engines.own import in_order, load_own
 from fleet.engines.torch.losses import OF_LOGITS, OF_PREDICTIONS, dense, pixels, probabilities
 from fleet.errors import SettingError
 from fleet.spec import Train

@@ -24,7 +24,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from fleet.engines.own import build_alone, generators_seeded, own_model
+from fleet.engines.custom import build_alone, generators_seeded, own_model
 from fleet.errors import ModelError
 from fleet.spec.layers import Layer, Shape, layers_of
 from fleet.spec.model import Architecture, load_function, one_line

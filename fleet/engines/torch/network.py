@@ -20,8 +20,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from fleet.comm.protocols import Group
 from fleet.engines.base import Arrays, Done, Rows, Sums, batches_of, check_arrays, readable, rows_of
+from fleet.engines.custom import calling, running
 from fleet.engines.measures import Measures
-from fleet.engines.own import calling, running
 from fleet.engines.torch.exchange import Exchange
 from fleet.engines.torch.export import Exported, load, write
 from fleet.engines.torch.finish import finished

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fleet.engines.own import own_optimizer
+from fleet.engines.custom import own_optimizer
 from fleet.engines.torch.flat import Flat
 from fleet.errors import SettingError
 from fleet.spec import Optimizer

@@ -9,7 +9,7 @@ import numpy as np
 
 from fleet.engines.base import Predicting, Sums
 from fleet.prediction.kept import Outputs, is_kept
-from fleet.runtime.training.all_or_none import all_or_none
+from fleet.runtime.training.agreement import all_or_none
 from fleet.runtime.training.network import Training
 from fleet.stream.batch import split_rows
 from fleet.stream.validation import Validation

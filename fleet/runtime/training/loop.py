@@ -27,7 +27,7 @@ from fleet.domain.network import (
 from fleet.engines.base import Arrays, Scoring, Sums
 from fleet.errors import InfrastructureError
 from fleet.prediction.kept import keep_outputs
-from fleet.runtime.training.all_or_none import NetworkFailed, all_or_none
+from fleet.runtime.training.agreement import NetworkFailed, all_or_none
 from fleet.runtime.training.clocks import EpochClock, PaceReport
 from fleet.runtime.training.evaluation import can_predict, evaluate, predict
 from fleet.runtime.training.network import Training

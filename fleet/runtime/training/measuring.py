@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from fleet.domain.network import StepRate
-from fleet.runtime.training.all_or_none import NetworkFailed
+from fleet.runtime.training.agreement import NetworkFailed
 from fleet.runtime.training.clocks import StepClock
 from fleet.runtime.training.network import Training
 from fleet.spec import Profile

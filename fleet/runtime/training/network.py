@@ -22,7 +22,7 @@ from fleet.engines.base import (
     Sums,
     Trainable,
 )
-from fleet.runtime.training.all_or_none import NetworkFailed, fail_together
+from fleet.runtime.training.agreement import NetworkFailed, fail_together
 from fleet.runtime.training.clocks import StepClock
 from fleet.spec import NetworkSpec
 from preprocess.target import TargetSpec, class_target

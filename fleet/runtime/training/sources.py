@@ -9,7 +9,7 @@ import numpy as np
 
 from fleet.comm.messages import Bad, Tag
 from fleet.comm.protocols import World
-from fleet.runtime.feeds import Feed
+from fleet.runtime.input_pipelines import Feed
 from fleet.runtime.launch import Launch
 from fleet.spec import NetworkSpec
 from fleet.storage.paths import PARTS

@@ -18,7 +18,7 @@ from fleet.comm.protocols import Group, World
 from fleet.domain.network import Code, State, StepRate, reason_now
 from fleet.engines.base import Engine, Examinable, Starting, Trainable, network_warnings
 from fleet.errors import GroupStruck, InfrastructureError
-from fleet.runtime.training.all_or_none import NetworkFailed, all_or_none
+from fleet.runtime.training.agreement import NetworkFailed, all_or_none
 from fleet.runtime.training.building import build_within
 from fleet.runtime.training.loop import TrainingLoop
 from fleet.runtime.training.measuring import time_batches

@@ -8,7 +8,7 @@ import pytest
 
 from fleet.__main__ import main
 from fleet.jobs.chain import History, JobStop, JobStopped, note
-from fleet.jobs.notes import Begun
+from fleet.jobs.job_events import Begun
 from fleet.storage.paths import RunPaths
 from tests.fakes import put_programs
 from tests.launch.made_up import shown

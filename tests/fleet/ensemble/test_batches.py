@@ -5,7 +5,7 @@ import pytest
 from fleet.comm import messages as msg
 from fleet.domain.network import StepRate
 from fleet.ensemble.effects import KeepRates
-from fleet.ensemble.parts import PolicyAnswer
+from fleet.ensemble.launch_state import PolicyAnswer
 from scheduler.base import CommTime, Member, Round, StepTime
 from tests.fleet.ensemble.told import Told
 

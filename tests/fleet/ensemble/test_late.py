@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from fleet.comm.messages import Ready, Start, Stopped
 from fleet.comm.roles import assign
 from fleet.domain.events import NetworkAdded
+from fleet.ensemble.controller import Ensemble
 from fleet.ensemble.effects import Admitted, Ruled
-from fleet.ensemble.ensemble import Ensemble
-from fleet.ensemble.parts import PolicyAnswer, Setup
-from fleet.search.mind import make_mind
+from fleet.ensemble.launch_state import PolicyAnswer, Setup
+from fleet.search.controller import make_mind
 from fleet.search.searcher import Verdict
 from scheduler.base import Network, Options, RateTable
 from scheduler.ensemble.planning import plan

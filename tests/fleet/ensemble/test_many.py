@@ -9,7 +9,7 @@ import pytest
 from fleet.comm.messages import EpochDone, Joined, Pace, Ready, Stopped
 from fleet.ensemble.devices import Devices
 from fleet.ensemble.effects import Tell
-from fleet.ensemble.parts import PolicyAnswer
+from fleet.ensemble.launch_state import PolicyAnswer
 from fleet.errors import ExitStatus
 from scheduler.base import Options
 from scheduler.ensemble.planning import plan

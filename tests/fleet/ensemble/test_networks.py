@@ -5,7 +5,7 @@ from fleet.domain.events import EpochEnded, GroupStruck, NetworkJudged
 from fleet.domain.network import Death, Outcome, Standing
 from fleet.ensemble.effects import CheckpointRead, KeepDeath, Outbox
 from fleet.ensemble.networks import Networks
-from fleet.search.mind import Note
+from fleet.search.controller import Note
 from tests.fleet.histories import record, spec
 
 DROPPED = NetworkJudged("a", 1, "stop", ("median",))

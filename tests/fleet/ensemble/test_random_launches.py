@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from fleet.comm.roles import assign
 from fleet.domain.events import NodesLeft
 from fleet.domain.network import Standing
+from fleet.ensemble.controller import Ensemble
 from fleet.ensemble.effects import NodesAsked
-from fleet.ensemble.ensemble import Ensemble
-from fleet.ensemble.parts import PolicyAnswer, Setup
+from fleet.ensemble.launch_state import PolicyAnswer, Setup
 from fleet.errors import ExitStatus
 from fleet.stream.layout import Layout
 from preprocess.sample import ImageSpec

@@ -8,7 +8,7 @@ from fleet.comm.messages import Prepared, Ready, Start, Stop, Stopped, Throughpu
 from fleet.domain.events import SupplyFound
 from fleet.domain.network import StepRate
 from fleet.ensemble.effects import RanksDied
-from fleet.ensemble.parts import PolicyAnswer
+from fleet.ensemble.launch_state import PolicyAnswer
 from scheduler.base import Network, Options, RateTable
 from scheduler.ensemble.planning import plan
 from scheduler.ensemble.policies import POLICIES

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet.ensemble.survey import Survey, SurveyEstimate, estimate
+from fleet.ensemble.measurement import Survey, SurveyEstimate, estimate
 from fleet.spec import Profile, parse
 from scheduler.base import Network, RateTable
 

@@ -8,11 +8,11 @@ from fleet.comm.roles import assign
 from fleet.domain.network import Standing, StepRate
 from fleet.domain.run import RunState
 from fleet.ensemble import effects as do
-from fleet.ensemble.ensemble import Ensemble
-from fleet.ensemble.parts import PolicyAnswer, Setup, Speeds
+from fleet.ensemble.controller import Ensemble
+from fleet.ensemble.launch_state import PolicyAnswer, Setup, Speeds
+from fleet.ensemble.measurement import Survey
 from fleet.ensemble.rates import traits_of
-from fleet.ensemble.survey import Survey
-from fleet.search.mind import make_mind
+from fleet.search.controller import make_mind
 from fleet.stream.layout import Layout
 from preprocess.sample import ImageSpec
 from scheduler.base import Member, Network, RateTable, Round

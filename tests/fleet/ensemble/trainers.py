@@ -16,7 +16,7 @@ from fleet.domain.network import Outcome, Standing, StepRate
 from fleet.domain.record import to_json
 from fleet.domain.run import RunState
 from fleet.ensemble import effects as do
-from fleet.ensemble.ensemble import Ensemble
+from fleet.ensemble.controller import Ensemble
 from fleet.errors import ExitStatus, UserError
 from scheduler.base import StepTime
 from tests.fleet.histories import record

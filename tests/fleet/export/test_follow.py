@@ -15,7 +15,7 @@ from fleet.errors import ExitStatus, UserError
 from fleet.export import follow
 from fleet.export.follow import Follower, calls
 from fleet.export.trackers import TRACKERS, places
-from fleet.runtime import board
+from fleet.runtime import rank_zero
 from fleet.runtime.outside import tracking
 from fleet.runtime.outside.tracking import Tracking
 from fleet.spec import dump, json_schema, parse
@@ -115,7 +115,7 @@ def test_a_tracker_that_hangs_keeps_no_run_from_its_end(tmp_path, capsys, monkey
     (tmp_path / "modules").mkdir()
     (tmp_path / "modules/optuna.py").write_text("import time\ntime.sleep(30)\nraise SystemExit")
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path / 'modules'}:{os.environ.get('PYTHONPATH', '')}")
-    monkeypatch.setattr(board, "_PATIENCE_S", 0.5)
+    monkeypatch.setattr(rank_zero, "_PATIENCE_S", 0.5)
     run = Run(tmp_path, {}, models=SOFTMAX, epochs=2, track=["optuna"])
     assert run.launch() is ExitStatus.OK
     assert (

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from fleet.domain.events import ScheduleOptions, Started
 from fleet.domain.record import to_json
 from fleet.jobs.chain import ChainLimits, History, JobStop, JobStopped, decide, note
+from fleet.jobs.job_events import Begun, CalledOff
 from fleet.jobs.launching import WarnedLaunch
-from fleet.jobs.notes import Begun, CalledOff
 from fleet.jobs.systems import lease_of_process
 from fleet.storage.paths import RunPaths
 from launch.systems import SYSTEMS

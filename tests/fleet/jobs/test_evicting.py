@@ -10,10 +10,10 @@ import pytest
 
 from fleet.__main__ import main
 from fleet.errors import UserError
-from fleet.jobs import evicting, holding, making_room
+from fleet.jobs import evicting, holding, paused_submissions
 from fleet.jobs.evicting import ClusterView, Diary, Keeping, carry_out
 from fleet.jobs.holding import DeferredSignals, still_held
-from fleet.jobs.making_room import MakingRoom, begin_later
+from fleet.jobs.paused_submissions import MakingRoom, begin_later
 from fleet.jobs.slurm_running import SiteCheckpoints, running_jobs
 from fleet.storage.paths import RunPaths
 from launch import slurm_acts
@@ -544,14 +544,14 @@ def test_the_runs_whose_jobs_may_come_make_room_while_the_eviction_is_at_work(
     made_up, evict, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(
-        making_room.pwd, "getpwnam", lambda name: SimpleNamespace(pw_uid=os.getuid())
+        paused_submissions.pwd, "getpwnam", lambda name: SimpleNamespace(pw_uid=os.getuid())
     )
     paths = RunPaths(tmp_path / "run")
     paths.jobs.mkdir(parents=True)
     made_up.set({"1": {"nodes": 2, "comment": SAVES, "script": str(paths.harvest_script(1))}})
     asked = []
     evict(2, 0, Clock(then={30: lambda: asked.append(begin_later(SYSTEMS["slurm"], [paths]))}))
-    assert asked == [[f"--begin=now+{int(making_room.LASTS_S)}"]]
+    assert asked == [[f"--begin=now+{int(paused_submissions.LASTS_S)}"]]
     assert begin_later(SYSTEMS["slurm"], [paths]) == []
 
 
@@ -559,10 +559,10 @@ def test_what_an_eviction_that_was_killed_has_left_in_a_run_gets_old(tmp_path):
     paths = RunPaths(tmp_path)
     paths.jobs.mkdir()
     paths.making_room.touch()
-    assert 0 < making_room.wait_s(paths) <= making_room.LASTS_S
-    old = time.time() - making_room.LASTS_S - 1
+    assert 0 < paused_submissions.wait_s(paths) <= paused_submissions.LASTS_S
+    old = time.time() - paused_submissions.LASTS_S - 1
     os.utime(paths.making_room, (old, old))
-    assert making_room.wait_s(paths) == 0
+    assert paused_submissions.wait_s(paths) == 0
 
 
 def test_an_operator_writes_into_no_folder_but_that_of_the_user(tmp_path, monkeypatch):
@@ -572,7 +572,7 @@ def test_an_operator_writes_into_no_folder_but_that_of_the_user(tmp_path, monkey
     paths.jobs.symlink_to(others)
     room = MakingRoom()
     monkeypatch.setattr(
-        making_room.pwd, "getpwnam", lambda name: SimpleNamespace(pw_uid=os.getuid())
+        paused_submissions.pwd, "getpwnam", lambda name: SimpleNamespace(pw_uid=os.getuid())
     )
     room.meet([(str(paths.job_script), "me")])
     room.touch()
@@ -580,7 +580,7 @@ def test_an_operator_writes_into_no_folder_but_that_of_the_user(tmp_path, monkey
     paths.jobs.unlink()
     paths.jobs.mkdir()
     monkeypatch.setattr(
-        making_room.pwd, "getpwnam", lambda name: SimpleNamespace(pw_uid=os.getuid() + 1)
+        paused_submissions.pwd, "getpwnam", lambda name: SimpleNamespace(pw_uid=os.getuid() + 1)
     )
     room.meet([(str(paths.job_script), "you")])
     room.touch()

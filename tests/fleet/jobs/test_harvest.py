@@ -13,7 +13,7 @@ from fleet.errors import ExitStatus, UserError
 from fleet.jobs import harvest, launching
 from fleet.jobs import harvested as book
 from fleet.jobs.backlog import HarvestLimits
-from fleet.jobs.notes import CalledOff
+from fleet.jobs.job_events import CalledOff
 from fleet.spec import parse
 from fleet.storage import files
 from fleet.storage.event_log import EventLog

@@ -22,7 +22,7 @@ from fleet.ensemble.claims import Claims, Leave, LetGo, Want
 from fleet.jobs.backlog import HarvestLimits
 from fleet.jobs.harvest import Backlog, HarvestPlan, HarvestRun
 from fleet.jobs.harvested import LaunchEnded, note
-from fleet.jobs.notes import Begun
+from fleet.jobs.job_events import Begun
 from fleet.spec import parse
 from fleet.storage.event_log import EventLog
 from fleet.storage.lease import Holder, create_generation

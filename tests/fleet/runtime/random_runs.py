@@ -13,16 +13,16 @@ from fleet.comm.roles import assign
 from fleet.domain.events import NetworkAdded
 from fleet.domain.network import Standing
 from fleet.ensemble import effects as do
-from fleet.ensemble.parts import Setup
+from fleet.ensemble.launch_state import Setup
 from fleet.monitor.eta import EstimateTimes
 from fleet.runtime.coordinator import Coordinator, Files, Preamble, SearchParts
 from fleet.runtime.known_rates import ProfileFile
-from fleet.runtime.outside.clerk import Clerk
-from fleet.runtime.outside.mailbox import Command
+from fleet.runtime.outside.command_handler import Clerk
+from fleet.runtime.outside.command_queue import Command
 from fleet.runtime.outside.tracking import Tracking
 from fleet.runtime.searchers import make_searchers
 from fleet.search.calls import make as call_searcher
-from fleet.search.mind import make_mind
+from fleet.search.controller import make_mind
 from fleet.spec.resolve import asked_network, extremes, refused_network, with_added
 from fleet.storage.event_log import EventLog
 from fleet.storage.paths import RunPaths

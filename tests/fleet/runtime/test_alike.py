@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from fleet.errors import ExitStatus, UserError
-from fleet.runtime.feeds import Feed
+from fleet.runtime.input_pipelines import Feed
 from fleet.runtime.inputs import decode, open_inputs
 from fleet.runtime.replay import largest_difference
 from fleet.spec import load

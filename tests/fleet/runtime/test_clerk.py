@@ -8,8 +8,8 @@ from fleet.domain.events import Commanded
 from fleet.domain.network import Outcome, Standing
 from fleet.ensemble.effects import NodesAsked, Offer, Ruled
 from fleet.errors import UserError
-from fleet.runtime.outside.clerk import Clerk
-from fleet.runtime.outside.mailbox import Mailbox
+from fleet.runtime.outside.command_handler import Clerk
+from fleet.runtime.outside.command_queue import Mailbox
 from fleet.search.searcher import Verdict
 from fleet.storage.paths import RunPaths
 from tests.fleet.histories import come_to, results_of, spec

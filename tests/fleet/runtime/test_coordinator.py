@@ -10,8 +10,8 @@ from fleet.comm.roles import assign
 from fleet.domain.events import GroupStruck
 from fleet.domain.network import State
 from fleet.ensemble.history import TransitionError
-from fleet.ensemble.parts import Setup, Speeds
-from fleet.ensemble.survey import Survey
+from fleet.ensemble.launch_state import Setup, Speeds
+from fleet.ensemble.measurement import Survey
 from fleet.errors import ExitStatus, InfrastructureError
 from fleet.runtime.coordinator import Coordinator, Files, Preamble, SearchParts
 from fleet.runtime.interrupt import Interruption
@@ -19,7 +19,7 @@ from fleet.runtime.known_rates import ProfileFile
 from fleet.runtime.outside.tracking import Tracking
 from fleet.runtime.searchers import Searchers
 from fleet.runtime.start import Laps
-from fleet.search.mind import make_mind
+from fleet.search.controller import make_mind
 from fleet.spec.resolve import extremes
 from fleet.storage.checkpoint import write_state
 from fleet.storage.event_log import EventLog, read_events

@@ -94,7 +94,7 @@ def test_the_log_says_all_that_a_launch_knows_after_every_event_however_often_it
         views.append(Beside(run, RunPaths(tmp_path / "run")))
         return views[-1]
 
-    monkeypatch.setattr("fleet.runtime.board.make_view", make_view)
+    monkeypatch.setattr("fleet.runtime.rank_zero.make_view", make_view)
     run = Run(tmp_path, {}, models=models, **rest)
     while run.launch(turns=turns * (1 + run.seed)) is None:
         assert run.seed < 20

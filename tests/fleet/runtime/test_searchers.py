@@ -12,7 +12,7 @@ from fleet.runtime import earlier
 from fleet.runtime.earlier import earlier_of
 from fleet.runtime.searchers import Searchers
 from fleet.search.calls import Ask, Know, Report, Tell
-from fleet.search.mind import Entry
+from fleet.search.controller import Entry
 from fleet.spec.search import Search
 from tests.fakes import Clock
 

@@ -14,7 +14,7 @@ from fleet.domain.network import EpochRecord, Outcome, Standing
 from fleet.domain.record import to_json
 from fleet.domain.run import RunState
 from fleet.search.calls import make, replay
-from fleet.search.mind import Add, Consult, Entry, Mind, Note
+from fleet.search.controller import Add, Consult, Entry, Mind, Note
 from fleet.search.pruning import make_judge
 from fleet.search.searcher import End, Resuming, make_searcher
 from fleet.spec.search import Prune, Search, find_rule

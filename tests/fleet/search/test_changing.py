@@ -11,7 +11,7 @@ from fleet.domain.events import NetworkAdded, Searched, SearcherBegan
 from fleet.domain.run import RunState
 from fleet.search.calls import Ask, Know, Tell
 from fleet.search.changing import beginning
-from fleet.search.mind import Entry
+from fleet.search.controller import Entry
 from fleet.search.searcher import End, RandomSearcher
 from fleet.spec.space import Range
 from tests.examples import examples

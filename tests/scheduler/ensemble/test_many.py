@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scheduler.base import Cluster, Delta, Member, Network, Options, Progress, RateTable
 from scheduler.ensemble import flotilla, waterfill
 from scheduler.ensemble.adaptive import HOLDER_BONUS, PAYS, _sizes, _until_rungs, group_sizes
-from scheduler.ensemble.crowd import Gone, Values, left, rising, values_of
+from scheduler.ensemble.indexed import Gone, Values, left, rising, values_of
 from scheduler.ensemble.online import RENEWED, Observation, OnlineRates, Traits
 from scheduler.ensemble.policies import POLICIES
 from scheduler.ensemble.rates import bent_curves, curve, curves, kinds, rate

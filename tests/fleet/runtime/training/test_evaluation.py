@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from fleet.engines.base import Sums
 from fleet.runtime.training import evaluation
-from fleet.runtime.training.all_or_none import NetworkFailed
+from fleet.runtime.training.agreement import NetworkFailed
 from fleet.runtime.training.evaluation import evaluate
 from fleet.spec import Batch
 from fleet.stream.batch import split_rows

@@ -8,7 +8,7 @@ import pytest
 from fleet.domain.network import StepRate
 from fleet.engines.base import Sums
 from fleet.runtime.training import measuring
-from fleet.runtime.training.all_or_none import NetworkFailed
+from fleet.runtime.training.agreement import NetworkFailed
 from fleet.runtime.training.measuring import made_up, measure_rate, time_batches
 from fleet.spec import Profile
 from preprocess.sample import ImageSpec, SampleSpec

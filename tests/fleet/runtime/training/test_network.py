@@ -5,7 +5,7 @@ import pytest
 
 from fleet.domain.network import State
 from fleet.engines.softmax import NumpyEngine
-from fleet.runtime.training.all_or_none import NetworkFailed
+from fleet.runtime.training.agreement import NetworkFailed
 from fleet.runtime.training.network import Training
 from tests.fleet.histories import SAMPLE, spec
 from tests.fleet.one_process import Launch

@@ -10,7 +10,7 @@ from fleet.comm.protocols import Group
 from fleet.engines.base import PeerFailed, PeersFailed
 from fleet.engines.reasons import is_out_of_memory, reason_of
 from fleet.errors import InfrastructureError, ModelError
-from preprocess.passing import may_pass
+from preprocess.transient_errors import may_pass
 
 T = TypeVar("T")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fleet.comm.messages import Bad, Warned
 from fleet.domain.events import BadSample, NetworkWarned
 from fleet.ensemble.effects import Fail, Outbox
-from fleet.ensemble.parts import Setup
+from fleet.ensemble.launch_state import Setup
 from fleet.errors import UserError
 
 

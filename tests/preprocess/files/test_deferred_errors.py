@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from preprocess.base import CannotWrite
-from preprocess.files.deaf_file import DeafFile
+from preprocess.files.deferred_errors import DeafFile
 
 PLACE = Path("a.h5")
 

@@ -11,7 +11,7 @@ from fleet.comm.protocols import World
 from fleet.domain import events as ev
 from fleet.domain.run import RunSearch
 from fleet.ensemble.claims import Claims
-from fleet.ensemble.parts import Setup
+from fleet.ensemble.launch_state import Setup
 from fleet.errors import ExitStatus, UserError
 from fleet.export.trackers import places
 from fleet.monitor.html import write_report
@@ -33,8 +33,8 @@ from fleet.runtime.earlier import earlier_of
 from fleet.runtime.interrupt import Interruption
 from fleet.runtime.known_rates import ProfileFile
 from fleet.runtime.launch import Launch
-from fleet.runtime.outside.clerk import Clerk
-from fleet.runtime.outside.mailbox import Mailbox
+from fleet.runtime.outside.command_handler import Clerk
+from fleet.runtime.outside.command_queue import Mailbox
 from fleet.runtime.outside.tracking import Tracking
 from fleet.runtime.rate_memory import RateMemory
 from fleet.runtime.replay import compare
@@ -43,7 +43,7 @@ from fleet.runtime.searchers import Searchers, make_searchers
 from fleet.runtime.start import Laps
 from fleet.search.calls import Know
 from fleet.search.changing import beginning
-from fleet.search.mind import entries_of, make_mind
+from fleet.search.controller import entries_of, make_mind
 from fleet.search.searcher import Knowing
 from fleet.storage.event_log import EventLog, RunTail
 from fleet.storage.files import STDOUT, SharedPacing, storing

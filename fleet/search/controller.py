@@ -17,12 +17,12 @@ from fleet.domain import events as ev
 from fleet.domain.events.search import USER
 from fleet.domain.network import Best, EpochRecord, Standing, best_of
 from fleet.domain.objectives import come_to
-from fleet.domain.outlook import Coming, Outlook
+from fleet.domain.remaining_work import Coming, Outlook
 from fleet.search.calls import Call, Know, Nonsense, Report, Resume, Tell, as_call, as_event
-from fleet.search.conversation import Asked, Conversation
 from fleet.search.pruning import Judge, make_judge
 from fleet.search.rungs import natural
 from fleet.search.searcher import End, Mode, Resuming, Searcher, Verdict
+from fleet.search.session import Asked, Conversation
 from fleet.spec import Converge, NetworkSpec, Spec
 from fleet.spec.origin import is_below
 from fleet.spec.search import Prune, Search, find_rule

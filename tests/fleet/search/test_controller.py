@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from fleet.domain.events import EpochEnded, NetworkJudged, Searched, SearchFailed
 from fleet.search.calls import Ask, Report, Resume, Tell
-from fleet.search.mind import Consult, Entry, Mind
+from fleet.search.controller import Consult, Entry, Mind
 from fleet.search.pruning import make_judge
 from fleet.search.searcher import End, Verdict
 from fleet.spec.search import Budget, Prune

@@ -22,7 +22,7 @@ from preprocess.target import TargetSpec, is_mask
 from preprocess.transforms import Transform, parse_transforms
 from preprocess.transforms.decoding import Decode, decoded_whole
 from preprocess.transforms.on_device import finished_on_host, leave_to_device, split_device
-from preprocess.transforms.side_by_side import Piece, SideBySide
+from preprocess.transforms.packed_variants import Piece, SideBySide
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,9 @@
 """The mind of the coordinator: it is told what happens, and says what is to be done (pure).
 
-:class:`Ensemble` hands what is heard to those whom it concerns (:mod:`fleet.ensemble.hearing`), and then has each
-decide: who leaves (:mod:`fleet.ensemble.leaving`), what searches want (:mod:`fleet.ensemble.searching`), what is
+:class:`Ensemble` hands what is heard to those whom it concerns (:mod:`fleet.ensemble.handlers`), and then has each
+decide: who leaves (:mod:`fleet.ensemble.node_release`), what searches want (:mod:`fleet.ensemble.searching`), what is
 measured (:mod:`fleet.ensemble.rates`), who trains where (:mod:`fleet.ensemble.placement`), and whether the launch ends
-(:mod:`fleet.ensemble.ending`). They share the parts of a launch (:mod:`fleet.ensemble.parts`). None of them knows MPI,
+(:mod:`fleet.ensemble.ending`). They share the parts of a launch (:mod:`fleet.ensemble.launch_state`). None of them knows MPI,
 a clock or a disk: :meth:`Ensemble.handle` is given the time and what was heard, and returns effects, which the
 coordinator carries out (:mod:`fleet.runtime.coordinator`). What is heard alone decides, so a run can be repeated from
 what it has heard, and tried a thousand times in a second.
@@ -16,18 +16,18 @@ from collections.abc import Set as AbstractSet
 
 from fleet.comm import messages as m
 from fleet.domain.network import Standing
-from fleet.domain.outlook import Outlook
+from fleet.domain.remaining_work import Outlook
 from fleet.ensemble import effects as e
 from fleet.ensemble.ending import Ending
-from fleet.ensemble.hearing import Hearing
+from fleet.ensemble.handlers import Hearing
 from fleet.ensemble.history import History, Impossible
-from fleet.ensemble.leaving import Leaving
-from fleet.ensemble.parts import Ask, Parts, Setup, Speeds
+from fleet.ensemble.launch_state import Ask, Parts, Setup, Speeds
+from fleet.ensemble.node_release import Leaving
 from fleet.ensemble.placement import Placement
 from fleet.ensemble.rates import make_rates
 from fleet.ensemble.searching import Searching
 from fleet.errors import ExitStatus
-from fleet.search.mind import Decision, Mind
+from fleet.search.controller import Decision, Mind
 
 
 class Ensemble:
@@ -87,7 +87,7 @@ class Ensemble:
         return self._searching.mind.outlook
 
     def offer(self, nodes: int, within_s: float, now_s: float) -> e.Offer:
-        """See :meth:`fleet.ensemble.leaving.Leaving.offer`; :class:`fleet.ensemble.effects.NodesAsked` has it done.
+        """See :meth:`fleet.ensemble.node_release.Leaving.offer`; :class:`fleet.ensemble.effects.NodesAsked` has it done.
 
         Raises:
             UserError: the launch cannot do without so many.

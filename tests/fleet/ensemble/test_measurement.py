@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fleet.domain.network import Outcome
-from fleet.ensemble.survey import Survey, Task
+from fleet.ensemble.measurement import Survey, Task
 from fleet.spec import NetworkSpec, Profile
 from fleet.spec.train import Batch
 from scheduler.base import StepTime

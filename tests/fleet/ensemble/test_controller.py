@@ -11,7 +11,7 @@ from fleet.ensemble import effects as fx
 from fleet.ensemble.history import TransitionError
 from fleet.errors import ExitStatus, InfrastructureError, UserError
 from fleet.search.calls import Report, Tell
-from fleet.search.mind import Entry, Mind, make_mind
+from fleet.search.controller import Entry, Mind, make_mind
 from fleet.search.pruning import make_judge
 from fleet.search.searcher import Verdict
 from fleet.spec.search import Prune

@@ -3,7 +3,7 @@
 import pytest
 
 from fleet.engines.base import come_together
-from fleet.runtime.training.all_or_none import NetworkFailed, all_or_none
+from fleet.runtime.training.agreement import NetworkFailed, all_or_none
 from tests.fleet.one_process import Launch
 
 

@@ -18,12 +18,12 @@ from fleet.domain.events import Commanded, Event
 from fleet.ensemble.effects import Admitted, Heard, NodesAsked, Offer, Ruled
 from fleet.errors import UserError
 from fleet.runtime.admission import Admission
-from fleet.runtime.outside.mailbox import Command, Mailbox
+from fleet.runtime.outside.command_queue import Command, Mailbox
 from fleet.search.searcher import Verdict
 from fleet.storage.results import Results
 from fleet.units import listed
 
-log = logging.getLogger("fleet.runtime.outside.clerk")
+log = logging.getLogger("fleet.runtime.outside.command_handler")
 
 _LOOK_S = 0.5  # between two looks into the mailbox
 

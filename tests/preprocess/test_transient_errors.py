@@ -10,20 +10,20 @@ import h5py
 import pytest
 
 from fleet.errors import CheckpointError, DamagedError, ModelError
-from preprocess import passing
+from preprocess import transient_errors
 from preprocess.base import BadSample, DataSet
 from preprocess.packing import write_hdf5
-from preprocess.passing import may_pass, may_pass_for_writer, read_patiently
 from preprocess.sources.hdf5 import open_hdf5
 from preprocess.sources.image_folder import ImageFolder
 from preprocess.sources.tfrecord import open_tfrecord
+from preprocess.transient_errors import may_pass, may_pass_for_writer, read_patiently
 from tests.preprocess.records import labelled, write_records
 from tests.preprocess.samples import encode, pattern
 
 
 @pytest.fixture(autouse=True)
 def _without_pauses(monkeypatch):
-    monkeypatch.setattr(passing, "PAUSES_S", (0.0, 0.0, 0.0))
+    monkeypatch.setattr(transient_errors, "PAUSES_S", (0.0, 0.0, 0.0))
 
 
 class Failing:

@@ -15,7 +15,7 @@ from fleet.comm import messages as m
 from fleet.domain.events import NodesLeft
 from fleet.ensemble.effects import NodesAsked, Offer
 from fleet.ensemble.group import Phase, TrainingGroup
-from fleet.ensemble.parts import Parts
+from fleet.ensemble.launch_state import Parts
 from fleet.errors import UserError
 from fleet.units import counted
 from scheduler.base import InputError
