@@ -23,7 +23,7 @@ from typing import Any
 import yaml
 
 from fleet.api import mpirun
-from fleet.commands.show import print_json
+from fleet.commands.output import print_json
 from fleet.domain.events import EpochEnded
 from fleet.storage.event_log import events_of
 from fleet.storage.paths import RunPaths

@@ -32,7 +32,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from fleet.api import launch, write_spec
 from fleet.domain.events import NetworkAdded, NetworkFinished
-from fleet.monitor.account import account
+from fleet.monitor.accounting import account
 from fleet.monitor.timeline import state_of
 from fleet.storage.event_log import read_events, read_run
 from fleet.storage.files import write_json

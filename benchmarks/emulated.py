@@ -20,7 +20,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from fleet.api import run, write_spec
-from fleet.monitor.account import Account
+from fleet.monitor.accounting import Account
 from fleet.monitor.report import read_report
 from fleet.storage.files import write_json
 from fleet.storage.paths import RunPaths

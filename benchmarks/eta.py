@@ -11,8 +11,8 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
+from fleet.domain.added_networks import with_late
 from fleet.domain.events import Ended, EpochEnded, GroupStarted, Started
-from fleet.domain.late import with_late
 from fleet.monitor.eta import EstimateTimes, Estimator
 from fleet.monitor.timeline import state_of
 from fleet.spec import load

@@ -20,7 +20,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from fleet.commands.show import print_json
+from fleet.commands.output import print_json
 from fleet.terminal import print_table
 from scheduler.eviction import plan as eviction
 from scheduler.eviction.plan import Plan, RunningJob, Spectrum, plan_evictions

@@ -21,7 +21,7 @@ from typing import Any
 import yaml
 
 from fleet.api import mpirun
-from fleet.commands.show import print_json
+from fleet.commands.output import print_json
 from fleet.engines.base import Setup, Sums
 from fleet.spec import Resources
 from fleet.terminal import print_table
@@ -54,7 +54,7 @@ def inside(exchange: Any, path: str) -> None:
     world.node_of()
     from fleet.engines.keras.engine import KerasEngine
     from fleet.runtime.inputs import open_inputs, settle
-    from fleet.runtime.training.measuring import made_up
+    from fleet.runtime.training.rate_measurement import made_up
     from fleet.spec import load
 
     spec = load(path)

@@ -47,7 +47,7 @@ from fleet.domain.network import EpochRecord, State, reason_now
 from fleet.errors import ExitStatus
 from fleet.runtime.launch import Ranks
 from fleet.runtime.prepare import prepare
-from fleet.runtime.start import Request
+from fleet.runtime.startup import Request
 from fleet.storage.checkpoint import write_history, write_state
 from fleet.storage.event_log import EventLog, events_of, read_events
 from fleet.storage.identity import identity

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from fleet.commands.show import print_json
+from fleet.commands.output import print_json
 from fleet.terminal import print_table
 from preprocess.base import RandomAccess
 from preprocess.lazy_numba import LOADING

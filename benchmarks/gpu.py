@@ -138,7 +138,7 @@ KERAS_COPIES = (
     _ENGINE
     + """
 from fleet.engines.keras.ahead import Inputs
-from launch.pinned import Pinning
+from launch.pinned_memory import Pinning
 known, other = Inputs(Pinning(0, said.append)), Inputs()
 registered, pageable = lambda array: known.of([array]), lambda array: other.of([array])
 """

@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import numpy as np
 from apart import within
 
-from fleet.commands.show import print_json
+from fleet.commands.output import print_json
 from fleet.terminal import print_table
 from scheduler.idle.allocate import (
     RateCurve,

@@ -21,7 +21,7 @@ import numpy as np
 from document import table
 from idle_nodes import Data
 
-from fleet.commands.show import print_json
+from fleet.commands.output import print_json
 from fleet.terminal import print_table
 from scheduler.idle.allocate import Counts, FloatArray, Trainer, allocate, equal, equal_as_published
 from scheduler.simulation.idle_nodes import Policy, Replayed, Settings, efficiency, replay

@@ -26,7 +26,7 @@ import yaml
 from resident import descendants  # beside this file
 
 from fleet.api import mpirun
-from fleet.commands.show import print_json
+from fleet.commands.output import print_json
 from fleet.domain.events import NetworkFinished
 from fleet.jobs.trials import try_networks
 from fleet.runtime.inputs import open_inputs, settle

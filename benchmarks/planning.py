@@ -19,7 +19,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from fleet.commands.show import print_json
+from fleet.commands.output import print_json
 from fleet.terminal import print_table
 from scheduler.base import Cluster, Delta, Options, Progress
 from scheduler.ensemble import rates, waterfill

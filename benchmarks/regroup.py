@@ -22,7 +22,7 @@ import numpy as np
 
 from fleet.comm.mpi import start_mpi
 from fleet.comm.protocols import Group, World
-from fleet.commands.show import print_json
+from fleet.commands.output import print_json
 from fleet.domain.network import State
 from fleet.engines.base import Engine, Trainable
 from fleet.engines.registry import make_engine

@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import numpy as np
 
 from fleet.terminal import print_table
-from scheduler.reservation.laws import discretise, make_law
+from scheduler.reservation.distributions import discretise, make_law
 from scheduler.reservation.requests import at_optimal, t_optimal
 from scheduler.simulation.batch_queue import Convention, simulate
 from scheduler.simulation.workload import Rule, Sizes, draw_jobs

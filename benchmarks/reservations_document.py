@@ -40,7 +40,7 @@ from reservations_scenarios import (  # beside this file
     scenario_4,
 )
 
-from scheduler.reservation.laws import discretise, empirical, make_law
+from scheduler.reservation.distributions import discretise, empirical, make_law
 from scheduler.reservation.log import read_runs
 from scheduler.reservation.requests import (
     RequestSequence,

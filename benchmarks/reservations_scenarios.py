@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from scheduler.reservation.laws import Law, make_law
+from scheduler.reservation.distributions import Law, make_law
 from scheduler.simulation.batch_queue import Convention, QueueJob, Schedule, Stream, simulate
 from scheduler.simulation.workload import Rule, Sizes, draw_jobs, small_stream
 

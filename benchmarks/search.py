@@ -32,7 +32,7 @@ from search_coordinator import cpu_of_an_epoch
 from search_curves import EPOCHS, GPUS, NETWORKS, SPACE, Search, Spent, drawn, simulate
 from versus import install_ray
 
-from fleet.commands.show import print_json
+from fleet.commands.output import print_json
 from fleet.domain.events import NetworkJudged
 from fleet.domain.network import EpochRecord
 from fleet.search.calls import make

@@ -47,7 +47,7 @@ from fleet.comm.messages import (
 )
 from fleet.comm.protocols import World
 from fleet.comm.roles import Roles, assign
-from fleet.commands.show import print_json
+from fleet.commands.output import print_json
 from fleet.domain.network import EpochRecord, StepRate
 from fleet.domain.run import RunState
 from fleet.ensemble.launch_state import Setup, Speeds
@@ -62,7 +62,7 @@ from fleet.runtime.outside.tracking import Tracking
 from fleet.runtime.prepare import prepare
 from fleet.runtime.rank_zero import CoordinatorSide
 from fleet.runtime.searchers import Searchers
-from fleet.runtime.start import Laps, Request
+from fleet.runtime.startup import Laps, Request
 from fleet.search.controller import make_mind
 from fleet.spec import parse
 from fleet.spec.resolve import extremes

@@ -31,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from search import InFleet, Listed
 from search_curves import EPOCHS, NEAR, Curve, curve, drawn
 
-from fleet.commands.show import print_json
+from fleet.commands.output import print_json
 from fleet.spec.search import Prune
 from fleet.terminal import print_table
 from scheduler.base import Cluster, Member, Network, Progress, RateTable

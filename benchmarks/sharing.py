@@ -31,7 +31,7 @@ from typing import Any
 import yaml
 
 from fleet.api import mpirun
-from fleet.commands.show import print_json
+from fleet.commands.output import print_json
 from fleet.domain.events import EpochEnded, GroupStarted, GroupStopped, Started
 from fleet.domain.network import EpochRecord
 from fleet.storage.event_log import Logged, read_events

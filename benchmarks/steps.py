@@ -16,11 +16,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from fleet.comm.alone import Alone
-from fleet.commands.show import print_json
+from fleet.commands.output import print_json
 from fleet.engines.base import Engine, StridingTogether, Sums
 from fleet.engines.registry import make_engine
 from fleet.runtime.inputs import open_inputs, settle
-from fleet.runtime.training.measuring import made_up
+from fleet.runtime.training.rate_measurement import made_up
 from fleet.spec import NetworkSpec, load
 from fleet.terminal import print_table
 from preprocess.sample import SampleSpec

@@ -44,7 +44,7 @@ from rivals import can_isolate, consumed
 from stream_ranks import MEMORY, Job, Outcome
 
 from fleet.api import mpirun
-from fleet.commands.show import print_json
+from fleet.commands.output import print_json
 from fleet.domain.events import StreamStarted
 from fleet.storage.event_log import events_of
 from fleet.storage.paths import RunPaths

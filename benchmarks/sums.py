@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from fleet.commands.show import print_json
+from fleet.commands.output import print_json
 
 RANKS, SIZES_MB, ROUNDS = (2, 4, 8), (0.1, 1.0, 10.0, 100.0), 9
 

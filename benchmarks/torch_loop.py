@@ -284,7 +284,7 @@ def main() -> None:
     if arguments.ten is not None:
         train_ten(arguments.ten)
         return
-    from fleet.commands.show import print_json
+    from fleet.commands.output import print_json
     from fleet.terminal import print_table
 
     rows = []

@@ -25,7 +25,7 @@ from pathlib import Path
 import yaml
 
 from fleet.api import mpirun
-from fleet.commands.show import print_json
+from fleet.commands.output import print_json
 from fleet.domain.events import EpochEnded, GroupStarted, GroupStopped
 from fleet.storage.event_log import Logged, read_events
 from fleet.storage.paths import RunPaths

@@ -35,7 +35,7 @@ from images import make_jpegs
 from rivals import ALONE, can_isolate
 
 from fleet.api import mpirun, read_results
-from fleet.commands.show import print_json
+from fleet.commands.output import print_json
 from fleet.domain.events import EpochEnded
 from fleet.storage.event_log import events_of
 from fleet.storage.paths import RunPaths

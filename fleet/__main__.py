@@ -26,7 +26,7 @@ from launch.environment import is_first
 COMMANDS: dict[str, tuple[str, str]] = {
     "check": ("fleet.commands.check", "check a spec and list its networks"),
     "schema": ("fleet.commands.schema", "print the JSON Schema of a spec, for editors"),
-    "rehearse": ("fleet.commands.rehearse", "try a spec on this machine, with training emulated"),
+    "rehearse": ("fleet.commands.dry_run", "try a spec on this machine, with training emulated"),
     "report": (
         "fleet.commands.report",
         "show the results of a run: a table, numbers, and one HTML file",
@@ -37,12 +37,12 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
     "watch": ("fleet.commands.live.watch", "watch a run that is going on, or see it again"),
     "add": ("fleet.commands.live.add", "add networks to a run that is going on"),
-    "stop": ("fleet.commands.live.rule", "drop a network of a run that is going on"),
-    "pause": ("fleet.commands.live.rule", "pause a network of a run that is going on"),
-    "resume": ("fleet.commands.live.rule", "let a paused network go on"),
+    "stop": ("fleet.commands.live.network_command", "drop a network of a run that is going on"),
+    "pause": ("fleet.commands.live.network_command", "pause a network of a run that is going on"),
+    "resume": ("fleet.commands.live.network_command", "let a paused network go on"),
     "skip": ("fleet.commands.live.skip", "leave networks out of the next launches of a run"),
     "yield": (
-        "fleet.commands.live.give_back",
+        "fleet.commands.live.release_nodes",
         "have a run that is going on give nodes back, and train on",
     ),
     "predict": (
@@ -86,7 +86,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "train on idle nodes: jobs that come and go share the networks of runs",
     ),
     "job": ("fleet.commands.job", "keep one job of a chain; job scripts end in it"),
-    "pack": ("fleet.commands.pack", "write an image folder into one HDF5 file"),
+    "pack": ("fleet.commands.convert", "write an image folder into one HDF5 file"),
 }
 
 
@@ -143,7 +143,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _json_alone() -> AbstractContextManager[None]:
-    from fleet.commands.show import json_alone  # which other commands need not import
+    from fleet.commands.output import json_alone  # which other commands need not import
 
     return json_alone()
 

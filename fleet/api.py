@@ -24,13 +24,13 @@ from fleet.errors import (
     SpecError,
     UserError,
 )
-from fleet.monitor.past import NetworkEpoch, read_history
+from fleet.live_run import Report, Running
+from fleet.monitor.run_history import NetworkEpoch, read_history
 from fleet.monitor.view import NotebookView
 from fleet.prediction.ensembles import EnsembleResult, read_ensembles
 from fleet.predictor import Predictor
 from fleet.run import parse_arguments
-from fleet.running import Report, Running
-from fleet.runtime.earlier import read_known as read_earlier
+from fleet.runtime.warm_start import read_known as read_earlier
 from fleet.search.calls import Know
 from fleet.spec import (
     Batch,
@@ -54,8 +54,8 @@ from fleet.storage.event_log import first_line, launch_status, log_mark
 from fleet.storage.files import replacing
 from fleet.storage.paths import RunPaths
 from fleet.storage.results import NetworkResult, Status, read_results
-from launch.leftovers import remove_leftovers
-from launch.notices import PATIENCE_S, run_quietly, start
+from launch.mpirun_messages import PATIENCE_S, run_quietly, start
+from launch.stale_files import remove_leftovers
 
 __all__ = [
     "Batch",

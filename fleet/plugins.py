@@ -11,7 +11,7 @@ from typing import Any
 
 from fleet.errors import UserError
 from preprocess.base import InputError, import_object
-from preprocess.own_code import OwnCode
+from preprocess.user_code import OwnCode
 from scheduler.base import Cluster, Options, Progress, RateTable, Round
 from scheduler.base import InputError as RoundError
 from scheduler.ensemble.policies import POLICIES, Decide, Policy, check_round

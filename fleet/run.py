@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from fleet.arguments import Parser, add_changes, duration
-from fleet.collecting import without_collecting
 from fleet.errors import (
     ExitStatus,
     FleetError,
@@ -31,9 +30,10 @@ from fleet.errors import (
     shortened,
     status_of,
 )
+from fleet.gc_pause import without_collecting
 from fleet.jobs.systems import SYSTEM_VARIABLE, known_systems, lease_of_process
 from fleet.runtime.interrupt import Interruption
-from fleet.runtime.start import IDLE_S, Laps, Request
+from fleet.runtime.startup import IDLE_S, Laps, Request
 from fleet.storage.files import storing
 from fleet.storage.lease import Lease
 from fleet.terminal import print_any_name
@@ -41,15 +41,15 @@ from fleet.units import format_duration
 from launch.binding import BINDING_REMEDY, binding_problem, cores_per_node, my_cores, ranks_per_core
 from launch.devices import gpus_per_node, visible_gpus
 from launch.environment import is_first, launched_ranks, local_rank
-from launch.leftovers import remove_leftovers, take_own_folder
 from launch.memory import free_shared_memory
 from launch.processes import end_children
+from launch.stale_files import remove_leftovers, take_own_folder
 from launch.systems import this_job
 from launch.walltime import seconds_left
 
 if TYPE_CHECKING:  # what each rank loads anyway, --help should not wait for
     from fleet.comm.protocols import World
-    from fleet.runtime.ahead import Announcement
+    from fleet.runtime.engine_import import Announcement
     from fleet.runtime.launch import Launch, Ranks
 
 
@@ -208,7 +208,7 @@ def _run(
     laps: Laps,
 ) -> int:
     from fleet.comm.roles import missing_slots
-    from fleet.runtime.ahead import Ahead, Announcement, Loading
+    from fleet.runtime.engine_import import Ahead, Announcement, Loading
     from fleet.runtime.launch import Ranks
     from fleet.runtime.session import Session
     from fleet.spec import look_beside

@@ -21,7 +21,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from preprocess.own_code import import_own
+from preprocess.user_code import import_own
 
 
 def printable(text: str) -> str:

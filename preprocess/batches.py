@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 
 from preprocess.base import AUGMENT, BadImage, InputError
+from preprocess.deferred_augmentation import packed
 from preprocess.sample import PLACE_BYTES, wire_dtype
 from preprocess.transforms import Transform
-from preprocess.transforms.colour import ColorJitter, Scale
+from preprocess.transforms.color import ColorJitter, Scale
 from preprocess.transforms.geometry import (
     CenterCrop,
     Flip,
@@ -27,7 +28,6 @@ from preprocess.transforms.geometry import (
     nearest,
 )
 from preprocess.transforms.on_device import OnDevice
-from preprocess.unfinished import packed
 
 _FILTERS = {"bilinear": 0, "bicubic": 1, "lanczos": 2}
 
@@ -130,7 +130,7 @@ class Work:
         )
 
     def _places(self) -> np.ndarray:
-        """Where pixels go (:mod:`preprocess.unfinished`): (k, 4)."""
+        """Where pixels go (:mod:`preprocess.deferred_augmentation`): (k, 4)."""
         top, left = (0, 0) if self._window is None else self._window[:2]
         return np.stack(np.broadcast_arrays(top, left, self._upside, self._mirror), axis=1)
 

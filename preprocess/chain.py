@@ -15,15 +15,15 @@ import numpy as np
 
 from preprocess.base import AUGMENT, BadImage, BadSample, InputError, Source, counted, read_input
 from preprocess.batches import Work, done
-from preprocess.own_code import OwnCode
 from preprocess.sample import Affine, wire_dtype
 from preprocess.target import is_mask, read_mask, target_of
 from preprocess.transforms import Transform
 from preprocess.transforms.base import Mask
-from preprocess.transforms.colour import Scale, Standardize
+from preprocess.transforms.color import Scale, Standardize
 from preprocess.transforms.decoding import Decode, decoded_whole
 from preprocess.transforms.on_device import OnDevice
 from preprocess.transforms.packed_variants import SideBySide
+from preprocess.user_code import OwnCode
 
 
 class Part(NamedTuple):

@@ -15,7 +15,7 @@ import numpy as np
 from preprocess.base import InputError
 from preprocess.pipeline import Pipeline
 from preprocess.sample import LOSES, Affine
-from preprocess.transforms.colour import Standardize
+from preprocess.transforms.color import Standardize
 
 _BLOCK = 1024  # samples
 

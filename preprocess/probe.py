@@ -21,7 +21,7 @@ from preprocess.decode import bits_used
 from preprocess.sample import ImageSpec, SampleSpec
 from preprocess.target import plain_targets, target_of
 from preprocess.transforms import Transform
-from preprocess.transforms.colour import Standardize
+from preprocess.transforms.color import Standardize
 from preprocess.transforms.decoding import Decode
 from preprocess.transforms.on_device import OnDevice, split_device
 from preprocess.transforms.packed_variants import SideBySide

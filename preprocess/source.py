@@ -34,11 +34,11 @@ from preprocess.base import (
 )
 from preprocess.division import fold_of, groups_of, strata_of, taken
 from preprocess.fingerprint import UNSEEN, Fingerprint, Known, Marks, marks_of, with_targets
-from preprocess.own_code import OwnCode
 from preprocess.sources.image_folder import on_unread
 from preprocess.sources.table import columns_of
 from preprocess.target import TargetSpec, TargetWish, target_of, told_array
 from preprocess.target_checks import checked_labels, checked_target
+from preprocess.user_code import OwnCode
 
 __all__ = [
     "SOURCES",

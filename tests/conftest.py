@@ -13,7 +13,7 @@ import time
 import pytest
 from hypothesis import settings
 
-from preprocess import own_code
+from preprocess import user_code
 from tests.examples import examples
 
 # The same examples in every run, so that a red run is red for what changed. `HYPOTHESIS_PROFILE=search` looks for new
@@ -78,7 +78,7 @@ def logging_restored():
 def imports_forgotten():
     """Forget what modules of users have changed when they were imported: another test may have one of that name."""
     yield
-    own_code._BY_IMPORT.clear()
+    user_code._BY_IMPORT.clear()
 
 
 @pytest.fixture(autouse=True)

@@ -32,7 +32,7 @@ _FAMILIES = (
 )
 _SCHEDULER = f"scheduler.base scheduler.files scheduler.hulls scheduler.shares {_FAMILIES}"  # all but simulators
 _BELOW_SPEC = (
-    "fleet fleet.errors fleet.collecting fleet.units fleet.terminal fleet.plugins fleet.vocabulary "
+    "fleet fleet.errors fleet.gc_pause fleet.units fleet.terminal fleet.plugins fleet.vocabulary "
     f"preprocess {_SCHEDULER}"
 )
 _SPEC = f"fleet.spec {_BELOW_SPEC}"
@@ -47,12 +47,12 @@ _FAMILY = "scheduler.base scheduler.files scheduler.hulls scheduler.shares"
 
 MAY_IMPORT = {
     "launch": "",
-    "preprocess.own_code": "",
-    "preprocess.base": "preprocess.own_code",
+    "preprocess.user_code": "",
+    "preprocess.base": "preprocess.user_code",
     "preprocess.files": "preprocess.base",
     "preprocess.decode": "preprocess.base",
     "preprocess.transient_errors": "preprocess.base",
-    "preprocess.parts": "preprocess.base",
+    "preprocess.splits": "preprocess.base",
     "preprocess.target": "preprocess.base",
     "preprocess.target_checks": "preprocess.base preprocess.target",
     "preprocess.fingerprint": "preprocess.base preprocess.target",
@@ -62,11 +62,12 @@ MAY_IMPORT = {
     "preprocess.scaling": "preprocess.lazy_numba",
     "preprocess.sample": "preprocess.base preprocess.scaling preprocess.target",
     "preprocess.sources": "preprocess.base preprocess.files preprocess.decode preprocess.fingerprint "
-    "preprocess.parts preprocess.transient_errors preprocess.target",
-    "preprocess.unfinished": "preprocess.sample",
-    "preprocess.transforms": "preprocess.own_code preprocess.base preprocess.decode preprocess.sample preprocess.unfinished",
-    "preprocess.batches": "preprocess.base preprocess.sample preprocess.transforms preprocess.unfinished",
-    "preprocess.chain": "preprocess.base preprocess.batches preprocess.own_code preprocess.sample "
+    "preprocess.splits preprocess.transient_errors preprocess.target",
+    "preprocess.deferred_augmentation": "preprocess.sample",
+    "preprocess.transforms": "preprocess.user_code preprocess.base preprocess.decode preprocess.sample "
+    "preprocess.deferred_augmentation",
+    "preprocess.batches": "preprocess.base preprocess.sample preprocess.transforms preprocess.deferred_augmentation",
+    "preprocess.chain": "preprocess.base preprocess.batches preprocess.user_code preprocess.sample "
     "preprocess.target preprocess.transforms",
     "preprocess.probe": "preprocess.base preprocess.chain preprocess.decode preprocess.sample preprocess.target "
     "preprocess.transforms",
@@ -77,7 +78,7 @@ MAY_IMPORT = {
     "preprocess.decoded_copy": "preprocess.base preprocess.chain preprocess.packing preprocess.pipeline "
     "preprocess.sample preprocess.source preprocess.sources preprocess.target "
     "preprocess.transforms",
-    "preprocess.source": "preprocess.base preprocess.division preprocess.fingerprint preprocess.own_code "
+    "preprocess.source": "preprocess.base preprocess.division preprocess.fingerprint preprocess.user_code "
     "preprocess.sources preprocess.target preprocess.target_checks",
     "scheduler.base": "",
     "scheduler.files": "scheduler.base",
@@ -91,7 +92,7 @@ MAY_IMPORT = {
     "scheduler.simulation": _SCHEDULER,
     "fleet": "",
     "fleet.errors": "",
-    "fleet.collecting": "",
+    "fleet.gc_pause": "",
     "fleet.units": "scheduler.base scheduler.ensemble",
     "fleet.terminal": "fleet.errors fleet.units",
     "fleet.arguments": "fleet.errors fleet.units",
@@ -112,9 +113,9 @@ MAY_IMPORT = {
     "fleet.jobs": f"fleet.engines {_STORAGE}",
     "fleet.run": f"fleet.arguments fleet.jobs {_RUN}",
     "fleet.predictor": f"fleet.prediction fleet.engines {_COMM}",
-    "fleet.running": _RUN,
-    "fleet.api": f"fleet.predictor fleet.running fleet.run fleet.arguments {_RUN}",
-    "fleet.commands": f"fleet.api fleet.running fleet.predictor fleet.run fleet.arguments fleet.jobs {_RUN} "
+    "fleet.live_run": _RUN,
+    "fleet.api": f"fleet.predictor fleet.live_run fleet.run fleet.arguments {_RUN}",
+    "fleet.commands": f"fleet.api fleet.live_run fleet.predictor fleet.run fleet.arguments fleet.jobs {_RUN} "
     "scheduler.simulation",
     "fleet.commands.simulate": f"fleet.commands fleet.arguments fleet.storage {_BELOW_SPEC} scheduler.simulation",
     "fleet.__main__": f"fleet.commands fleet.commands.simulate fleet.arguments {_BELOW_SPEC} launch",

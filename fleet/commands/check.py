@@ -20,10 +20,10 @@ from typing import Any
 import numpy as np
 
 from fleet.commands.options import add_spec
-from fleet.commands.show import add_json, show
+from fleet.commands.output import add_json, show
 from fleet.domain.events import CacheChosen
 from fleet.engines.registry import parameters_of
-from fleet.engines.trial import Trial
+from fleet.engines.smoke_test import Trial
 from fleet.errors import SpecError, SpecMistake, UserError
 from fleet.jobs.trials import try_networks
 from fleet.monitor.timeline import state_of
@@ -41,9 +41,9 @@ from fleet.runtime.known_rates import read_rates_of
 from fleet.runtime.prepare import kinds_of
 from fleet.runtime.searchers import make_searchers
 from fleet.spec import NetworkSpec, Spec
+from fleet.spec.criteria import check_comparable
 from fleet.spec.fields import default_of
-from fleet.spec.fitting import Misfit, joined, misfits
-from fleet.spec.judging import check_comparable
+from fleet.spec.fit_checks import Misfit, joined, misfits
 from fleet.spec.model import FAMILIES
 from fleet.spec.resolve import extremes, variants
 from fleet.storage.event_log import read_run

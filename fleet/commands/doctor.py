@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 from fleet.comm.protocols import World
 from fleet.comm.roles import Roles, assign, roles_of
 from fleet.commands.options import add_spec
-from fleet.commands.show import add_json, show
+from fleet.commands.output import add_json, show
 from fleet.commands.startup import Startup, look, print_startup
 from fleet.domain.events import CacheChosen
 from fleet.engines.registry import parameters_of, problems_of
@@ -53,10 +53,10 @@ from fleet.units import counted
 from launch.binding import cores_per_node, my_cores
 from launch.devices import gpus_per_node, visible_gpus
 from launch.environment import find_launcher, launched_ranks, local_rank
-from launch.leftovers import remove_leftovers
 from launch.memory import free_shared_memory
 from launch.numa import Near, near
 from launch.place import format_numbers
+from launch.stale_files import remove_leftovers
 from preprocess.base import DataSet, InputError, read_input
 from preprocess.sample import SampleSpec
 

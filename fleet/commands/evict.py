@@ -26,19 +26,19 @@ from pathlib import Path
 import numpy as np
 
 from fleet.arguments import as_written, duration, whole
-from fleet.commands.show import add_json, add_plot, drawn, show
+from fleet.commands.output import add_json, add_plot, drawn, show
 from fleet.errors import ExitStatus, UserError
-from fleet.jobs import evicting
-from fleet.jobs.holding import DeferredSignals, still_held
+from fleet.jobs import eviction
+from fleet.jobs.job_holds import DeferredSignals, still_held
 from fleet.jobs.slurm_running import SiteCheckpoints, read_site, running_jobs
+from fleet.live_run import ask_nodes, await_nodes
 from fleet.monitor.charts import spread
-from fleet.running import ask_nodes, await_nodes
 from fleet.terminal import bar, print_table
 from fleet.units import counted
-from launch import slurm_acts, slurm_jobs
+from launch import slurm_control, slurm_jobs
 from launch.slurm_jobs import SlurmJob
 from scheduler.base import InputError, check_range
-from scheduler.eviction.carrying import Eviction, rehearse
+from scheduler.eviction.execution import Eviction, rehearse
 from scheduler.eviction.plan import Action, Plan, RunningJob, Spectrum, check_jobs, plan_evictions
 from scheduler.eviction.running_jobs import RESOLUTION, FileSystem, read_jobs
 
@@ -197,12 +197,12 @@ def _carry_out(args: argparse.Namespace) -> int:
         )
     deadline = args.deadline
     check_range("--deadline", deadline, 0, MOST_WAIT, "min")
-    user = None if slurm_acts.is_operator() else slurm_acts.myself()
+    user = None if slurm_control.is_operator() else slurm_control.myself()
     if args.urgent is not None:
         urgent = slurm_jobs.find_jobs(f"--jobs={args.urgent}").get(args.urgent)
         if urgent is None or not urgent.waits:
             raise UserError(f"--for {args.urgent}: no job of that id is waiting")
-    machine = evicting.ClusterView(args.partition, user, _costs(args, _storage(args)), _give_back)
+    machine = eviction.ClusterView(args.partition, user, _costs(args, _storage(args)), _give_back)
     first = machine.look()
     if args.margin is None:
         margin = min(1.0, deadline / 10)
@@ -216,7 +216,7 @@ def _carry_out(args: argparse.Namespace) -> int:
         raise UserError(f"squeue, running jobs of {whose}: {error}") from None
     record = args.record or Path(RECORD)
     waiting = still_held(record)
-    held = evicting.held_by_others(first, machine, waiting)
+    held = eviction.held_by_others(first, machine, waiting)
     if held:
         print(
             f"{', '.join(held)}: held in the queue, and {record} does not say why; if that is left from an eviction: "
@@ -225,8 +225,8 @@ def _carry_out(args: argparse.Namespace) -> int:
     if not args.yes:
         users = {job: standing.user for job, standing in machine.seen.items()}
         print(f"{counted(len(first.jobs), 'running job')} of {whose} may be asked to make room")
-        print("\n".join(evicting.lines_of(rehearse(first.jobs, eviction), users, first.signals)))
-        rivals = evicting.rivals(first, args.urgent, machine)
+        print("\n".join(eviction.lines_of(rehearse(first.jobs, eviction), users, first.signals)))
+        rivals = eviction.rivals(first, args.urgent, machine)
         if rivals:
             print(f"{', '.join(rivals)}: would be held in the queue meanwhile")
         if waiting:
@@ -235,18 +235,18 @@ def _carry_out(args: argparse.Namespace) -> int:
             )
         print("Nothing was done: --yes carries this out.")
         return ExitStatus.OK
-    diary = evicting.Diary(record, lambda text: print(text, flush=True))
-    keeping = evicting.Keeping(args.urgent, waiting)
+    diary = eviction.Diary(record, lambda text: print(text, flush=True))
+    keeping = eviction.Keeping(args.urgent, waiting)
     diary.note(
         "begin",
         f"{args.nodes} nodes within {deadline:g} min, from the jobs of {whose}; noted in {record}",
         nodes=args.nodes,
         deadline_min=float(deadline),
-        user=slurm_acts.myself(),
+        user=slurm_control.myself(),
         whose=whose,
     )
     with DeferredSignals() as interruption:
-        is_good = evicting.carry_out(eviction, first, machine, diary, keeping, interruption)
+        is_good = eviction.carry_out(eviction, first, machine, diary, keeping, interruption)
     if is_good:
         return ExitStatus.OK
     return ExitStatus.INFRASTRUCTURE

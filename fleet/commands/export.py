@@ -17,7 +17,7 @@ from pathlib import Path
 from fleet.engines.registry import write_onnx
 from fleet.errors import UserError
 from fleet.export.files import FORMATS, write_tables
-from fleet.export.tracked import track
+from fleet.export.tracked_run import track
 from fleet.export.trackers import TRACKERS, write
 from fleet.storage.files import storing
 from fleet.storage.paths import RunPaths

@@ -28,15 +28,15 @@ from pathlib import Path
 
 from fleet.arguments import duration, whole
 from fleet.commands import job_options as opts
-from fleet.commands.show import add_json, show
+from fleet.commands.output import add_json, show
 from fleet.errors import UserError
 from fleet.jobs.backlog import HarvestLimits
 from fleet.jobs.harvest import Backlog, BatchQueue, HarvestPlan, HarvestRun
-from fleet.jobs.harvested import is_called_off, note
+from fleet.jobs.harvest_log import is_called_off, note
 from fleet.jobs.job_events import CalledOff
 from fleet.runtime.folder import check_folder, check_shareable, writing_into
 from fleet.runtime.prepare import told_when_to_end
-from fleet.runtime.start import IDLE_S
+from fleet.runtime.startup import IDLE_S
 from fleet.spec import Spec, load
 from fleet.storage.files import replacing
 from fleet.storage.paths import RunPaths

@@ -11,7 +11,7 @@ from fleet.errors import UserError
 from fleet.units import counted
 from scheduler.base import Cluster, Options
 from scheduler.ensemble.policies import POLICIES, Policy
-from scheduler.reservation.laws import LAWS, Law, make_law
+from scheduler.reservation.distributions import LAWS, Law, make_law
 
 
 def add_spec(parser: argparse.ArgumentParser, *, optional: bool = False) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from fleet.commands import options as opts
-from fleet.commands.show import add_json, show
+from fleet.commands.output import add_json, show
 from fleet.errors import UserError
 from fleet.plugins import find_policy
 from fleet.terminal import bar, print_table
@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> None:
     options = opts.options_of(args, [policy], None if spec is None else spec.options)
     cluster = opts.cluster_of(args, rates.gpus_per_node)
     if spec is not None:
-        from fleet.commands.known import shared_cluster, with_sharing
+        from fleet.commands.known_rates import shared_cluster, with_sharing
 
         rates = with_sharing(spec, rates)
         cluster = shared_cluster(spec, cluster)

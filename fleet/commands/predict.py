@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from fleet.arguments import count
-from fleet.commands.show import add_json, show
+from fleet.commands.output import add_json, show
 from fleet.errors import StorageError, UserError
 from fleet.prediction.ensembles import GREEDY
 from fleet.predictor import Predictor

@@ -20,14 +20,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from fleet.arguments import duration, moment, new_file
-from fleet.commands.show import add_json, show
+from fleet.commands.output import add_json, show
 from fleet.errors import StorageError, UserError
-from fleet.jobs.harvested import HarvestOver, over_of
+from fleet.jobs.harvest_log import HarvestOver, over_of
 from fleet.monitor.html import write_report
 from fleet.monitor.report import MISSED, RunReport, best_rows, read_report, report_at
-from fleet.monitor.searched import table_of_found, table_of_front, table_of_rungs
+from fleet.monitor.search_summary import table_of_found, table_of_front, table_of_rungs
 from fleet.prediction.ensembles import TOGETHER, table_of
-from fleet.runtime.changes import changed_since
+from fleet.runtime.compatibility import changed_since
 from fleet.storage.network_leases import held_lease
 from fleet.storage.paths import RunPaths
 from fleet.terminal import print_table

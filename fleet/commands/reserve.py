@@ -16,10 +16,10 @@ from pathlib import Path
 
 from fleet.arguments import positive, share
 from fleet.commands.options import add_law_parameters, law_of
-from fleet.commands.show import add_json, show
+from fleet.commands.output import add_json, show
 from fleet.terminal import bar, print_table
 from scheduler.reservation import requests as asking
-from scheduler.reservation.laws import LAWS, Discrete, discretise, empirical
+from scheduler.reservation.distributions import LAWS, Discrete, discretise, empirical
 from scheduler.reservation.log import read_runs, read_table
 
 PLOT_UP_TO = 2000  # values of a law: the costs by number of requests take time quadratic in them

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import argparse
 
-from fleet.commands.show import print_json
+from fleet.commands.output import print_json
 from fleet.spec import json_schema
-from fleet.spec.page import page
+from fleet.spec.documentation import page
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

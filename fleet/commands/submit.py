@@ -27,15 +27,15 @@ from pathlib import Path
 
 from fleet.arguments import AUTO, add_changes, duration_or_auto, whole
 from fleet.commands import job_options as opts
-from fleet.commands.known import recorded_sharing
+from fleet.commands.known_rates import recorded_sharing
 from fleet.commands.options import add_spec
-from fleet.commands.show import add_json, print_json, show
+from fleet.commands.output import add_json, print_json, show
 from fleet.commands.walltimes import AskedTimes, automatic
 from fleet.errors import ExitStatus, UserError
 from fleet.jobs.chain import end_chain, note
 from fleet.jobs.job_events import HandedIn
 from fleet.monitor.view import told_of_sharing
-from fleet.runtime.changes import check_fresh
+from fleet.runtime.compatibility import check_fresh
 from fleet.runtime.folder import check_folder, writing_into
 from fleet.runtime.known_rates import check_remeasuring
 from fleet.spec import Spec, load

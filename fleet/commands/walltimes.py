@@ -11,11 +11,11 @@ import numpy as np
 
 from fleet.comm.roles import Roles
 from fleet.commands.job_options import MOST_JOBS, WARNING_S, roles_of_job
-from fleet.commands.known import known_beside_steps, known_rates_of, with_sharing
+from fleet.commands.known_rates import known_beside_steps, known_rates_of, with_sharing
 from fleet.domain.events import RanksReady
 from fleet.errors import UserError
 from fleet.jobs.chain import ChainTimes, past_of
-from fleet.monitor.beside_steps import FORWARD, BesideSteps, beside_steps
+from fleet.monitor.overheads import FORWARD, BesideSteps, beside_steps
 from fleet.monitor.timeline import state_of
 from fleet.runtime.caching import Means, choose_cache
 from fleet.runtime.inputs import Inputs, open_inputs
@@ -24,15 +24,15 @@ from fleet.spec import Converge, Spec
 from fleet.storage.event_log import read_events, read_run
 from fleet.storage.paths import RunPaths
 from fleet.units import counted, format_duration
-from launch import slurm_acts
+from launch import slurm_control
 from launch.base import InputError
 from launch.sites import Site
 from launch.systems import System, past_runs
 from scheduler.base import Cluster, RateTable
 from scheduler.ensemble.costs import Costs
 from scheduler.ensemble.pace import Stream
-from scheduler.reservation.continued import Chain, best_chain, expected
-from scheduler.reservation.laws import Discrete, empirical
+from scheduler.reservation.chained_requests import Chain, best_chain, expected
+from scheduler.reservation.distributions import Discrete, empirical
 from scheduler.reservation.requests import FEWEST_RUNS, SAFETY
 from scheduler.simulation.ensemble import simulate
 
@@ -185,7 +185,7 @@ def _known(
 def _accounted(name: str, system: System) -> tuple[list[float], str]:
     """What accounting knows of jobs of this name, and what there is to say if that is nothing."""
     try:
-        found = past_runs(system, name, slurm_acts.myself())
+        found = past_runs(system, name, slurm_control.myself())
     except InputError as error:
         return [], str(error)
     return found, f"{system.past[0]} knows of no completed job of that name"

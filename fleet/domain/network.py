@@ -9,7 +9,7 @@ from typing import Annotated, NamedTuple, TypeAlias
 
 import numpy as np
 
-from fleet.domain.record import MayBeNan, OmitDefault
+from fleet.domain.json_record import MayBeNan, OmitDefault
 from fleet.spec import Converge
 from fleet.units import counted
 

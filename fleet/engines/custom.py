@@ -22,7 +22,7 @@ from fleet.plugins import load_object
 from fleet.spec import NetworkSpec, Optimizer, Train
 from fleet.spec.measures import name_of, parameters_of
 from fleet.spec.model import Architecture, call_of, load_function, one_line, told_as
-from preprocess.own_code import OwnCode, forget, seed_generators
+from preprocess.user_code import OwnCode, forget, seed_generators
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fleet.engines.custom import load_own, takes_outputs_first
-from fleet.engines.reasons import reason_of
+from fleet.engines.failure_reason import reason_of
 from fleet.errors import NetworkWarning, SettingError
 from fleet.spec import Train
 from fleet.spec.measures import LOSS_OF, name_of, parameters_of

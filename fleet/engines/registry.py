@@ -10,17 +10,17 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from fleet.collecting import without_collecting
 from fleet.engines.base import Engine, Joined, Setup, Slot
 from fleet.errors import FleetError, NotInstalledError, UserError
+from fleet.gc_pause import without_collecting
 from fleet.plugins import load_object
 from fleet.spec import NetworkSpec, Spec
 from fleet.spec.engines import EngineInfo
 from fleet.spec.layers import count_for
 from fleet.spec.model import one_line, told_as
 from fleet.storage.files import replace_by
-from preprocess.own_code import OwnCode
 from preprocess.sample import SampleSpec
+from preprocess.user_code import OwnCode
 from scheduler.base import RateTable
 
 

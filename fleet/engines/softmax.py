@@ -22,8 +22,8 @@ from fleet.spec import NetworkSpec
 from fleet.spec.measures import label_of, name_of, parameters_of
 from fleet.spec.model import Architecture, call_of, load_function
 from fleet.vocabulary.measures import snake
+from preprocess.deferred_augmentation import finished
 from preprocess.sample import SampleSpec
-from preprocess.unfinished import finished
 
 
 class NumpyEngine:

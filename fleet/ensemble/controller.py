@@ -3,7 +3,7 @@
 :class:`Ensemble` hands what is heard to those whom it concerns (:mod:`fleet.ensemble.handlers`), and then has each
 decide: who leaves (:mod:`fleet.ensemble.node_release`), what searches want (:mod:`fleet.ensemble.searching`), what is
 measured (:mod:`fleet.ensemble.rates`), who trains where (:mod:`fleet.ensemble.placement`), and whether the launch ends
-(:mod:`fleet.ensemble.ending`). They share the parts of a launch (:mod:`fleet.ensemble.launch_state`). None of them knows MPI,
+(:mod:`fleet.ensemble.shutdown`). They share the parts of a launch (:mod:`fleet.ensemble.launch_state`). None of them knows MPI,
 a clock or a disk: :meth:`Ensemble.handle` is given the time and what was heard, and returns effects, which the
 coordinator carries out (:mod:`fleet.runtime.coordinator`). What is heard alone decides, so a run can be repeated from
 what it has heard, and tried a thousand times in a second.
@@ -18,7 +18,6 @@ from fleet.comm import messages as m
 from fleet.domain.network import Standing
 from fleet.domain.remaining_work import Outlook
 from fleet.ensemble import effects as e
-from fleet.ensemble.ending import Ending
 from fleet.ensemble.handlers import Hearing
 from fleet.ensemble.history import History, Impossible
 from fleet.ensemble.launch_state import Ask, Parts, Setup, Speeds
@@ -26,6 +25,7 @@ from fleet.ensemble.node_release import Leaving
 from fleet.ensemble.placement import Placement
 from fleet.ensemble.rates import make_rates
 from fleet.ensemble.searching import Searching
+from fleet.ensemble.shutdown import Ending
 from fleet.errors import ExitStatus
 from fleet.search.controller import Decision, Mind
 

@@ -18,7 +18,7 @@ from fleet.ensemble.effects import Outbox, RanksDied
 from fleet.ensemble.group import Phase, TrainingGroup, name_ranks
 from fleet.ensemble.history import Impossible
 from fleet.ensemble.measurement import Task
-from fleet.ensemble.production import Production
+from fleet.ensemble.stream_grants import Production
 from fleet.spec import NetworkSpec
 from scheduler.base import Member, Round
 from scheduler.ensemble.moves import Move, Stop, moves

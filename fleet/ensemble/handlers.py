@@ -12,13 +12,13 @@ from typing import Any
 from fleet.comm import messages as m
 from fleet.domain import events
 from fleet.ensemble import effects as e
-from fleet.ensemble.ending import Ending
 from fleet.ensemble.group import SAID, Phase, TrainingGroup
 from fleet.ensemble.history import Impossible
 from fleet.ensemble.launch_state import Parts
 from fleet.ensemble.node_release import Leaving
 from fleet.ensemble.rates import Rates
 from fleet.ensemble.searching import Searching
+from fleet.ensemble.shutdown import Ending
 from fleet.ensemble.warning_log import Complaints
 from fleet.errors import InfrastructureError
 from fleet.search.searcher import End

@@ -9,12 +9,12 @@ from typing import TypeAlias
 from fleet.comm import messages as m
 from fleet.comm.roles import Roles
 from fleet.domain.network import Death, Standing
-from fleet.ensemble.building import Buildings, StartupTimes
 from fleet.ensemble.effects import Outbox
+from fleet.ensemble.group_startup import Buildings, StartupTimes
 from fleet.ensemble.groups import Groups
 from fleet.ensemble.measurement import Survey
 from fleet.ensemble.networks import Networks
-from fleet.ensemble.production import Production
+from fleet.ensemble.stream_grants import Production
 from fleet.spec import Spec
 from fleet.stream.layout import Layout
 from scheduler.base import Cluster, Progress, RateTable, Round

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 from fleet.domain import events
 from fleet.ensemble.effects import Fail
-from fleet.ensemble.ending import Ending
 from fleet.ensemble.group import Phase, TrainingGroup
 from fleet.ensemble.launch_state import Ask, Parts, PolicyAnswer
 from fleet.ensemble.node_release import Leaving
 from fleet.ensemble.rates import Rates, Supply
 from fleet.ensemble.searching import Searching
+from fleet.ensemble.shutdown import Ending
 from fleet.errors import UserError
 from fleet.units import counted
 from scheduler.base import Progress, Round

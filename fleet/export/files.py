@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fleet.errors import UserError
-from fleet.monitor.past import read_history
+from fleet.monitor.run_history import read_history
 from fleet.storage.files import replacing
 from fleet.storage.results import Table, read_results
 

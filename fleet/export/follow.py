@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import IO
 
 from fleet.errors import FleetError
-from fleet.export.tracked import track
+from fleet.export.tracked_run import track
 from fleet.export.trackers import load, write
 from fleet.spec import look_beside
 from fleet.storage.paths import RunPaths

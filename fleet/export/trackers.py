@@ -11,7 +11,7 @@ from pkgutil import resolve_name
 from shlex import quote
 
 from fleet.errors import UserError
-from fleet.export.tracked import DATABASES, TrackedRun
+from fleet.export.tracked_run import DATABASES, TrackedRun
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ TRACKERS = {
     for tracker in (
         Tracker(
             "mlflow",
-            "fleet.export.in_mlflow:write",
+            "fleet.export.mlflow_export:write",
             "track/mlflow",
             False,
             "add the run to a store of MLflow (DIR/mlflow.db): a parent, and a child for each network",
@@ -56,7 +56,7 @@ TRACKERS = {
         ),
         Tracker(
             "wandb",
-            "fleet.export.in_wandb:write",
+            "fleet.export.wandb_export:write",
             "track/wandb",
             False,
             "write an offline run of W&B for each network, for wandb sync",
@@ -64,7 +64,7 @@ TRACKERS = {
         ),
         Tracker(
             "optuna",
-            "fleet.export.in_optuna:write",
+            "fleet.export.optuna_export:write",
             "track/optuna.log",
             True,
             "add studies to a journal of Optuna, or to a database whose name ends with .db",

@@ -17,15 +17,15 @@ from pathlib import Path
 from typing import Annotated
 
 from fleet.domain.events import Started
-from fleet.domain.record import Flat, Kind, OmitDefault, from_json
+from fleet.domain.json_record import Flat, Kind, OmitDefault, from_json
 from fleet.errors import ExitStatus, UserError
 from fleet.jobs.job_events import Begun, CalledOff, HandedIn, read_notes
 from fleet.jobs.launching import ANSWERS, WarnedLaunch, keep_last_room, say
 from fleet.jobs.paused_submissions import begin_later
 from fleet.jobs.systems import find_system, lease_of_process
 from fleet.storage.event_log import log_mark, read_events
+from fleet.storage.json_lines import add_dated_line, read_lines
 from fleet.storage.lease import Lease
-from fleet.storage.lines import add_dated_line, read_lines
 from fleet.storage.paths import RunPaths
 from launch.base import InputError, call
 from launch.queues import QUEUES, QueuedJob

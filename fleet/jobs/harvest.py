@@ -20,8 +20,8 @@ from pathlib import Path
 from pydantic import TypeAdapter
 
 from fleet.domain.events import Started
+from fleet.domain.json_record import Kind
 from fleet.domain.network import EpochRecord
-from fleet.domain.record import Kind
 from fleet.domain.run import RunState
 from fleet.errors import ExitStatus, StorageError, UserError
 from fleet.jobs import harvested as book

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-from fleet.domain.record import Kind, OmitDefault, from_json
-from fleet.storage.lines import read_lines
+from fleet.domain.json_record import Kind, OmitDefault, from_json
+from fleet.storage.json_lines import read_lines
 
 
 class HandedIn(Kind, word="submitted"):

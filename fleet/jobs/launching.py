@@ -21,8 +21,8 @@ from fleet.storage.event_log import events_of, launch_status
 from fleet.storage.files import storing
 from fleet.storage.paths import RunPaths
 from fleet.units import format_duration
-from launch.leftovers import remove_leftovers
-from launch.notices import PATIENCE_S, start
+from launch.mpirun_messages import PATIENCE_S, start
+from launch.stale_files import remove_leftovers
 from launch.systems import System, is_preempted
 
 # The statuses by which a launch says itself how it has ended; with any other one the machine failed.

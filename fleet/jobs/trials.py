@@ -1,6 +1,6 @@
 """Trying out all networks of a spec, each for a limited time, whatever users' functions do.
 
-A process of its own does it (:mod:`fleet.engines.trial`). If it dies or hangs, the network that it was at is to blame,
+A process of its own does it (:mod:`fleet.engines.smoke_test`). If it dies or hangs, the network that it was at is to blame,
 and another process goes on with the others.
 """
 
@@ -22,7 +22,7 @@ from typing import IO
 
 import numpy as np
 
-from fleet.engines.trial import Request, Trial
+from fleet.engines.smoke_test import Request, Trial
 from fleet.errors import UserError
 from fleet.spec import Spec
 from fleet.units import format_duration
@@ -35,7 +35,7 @@ _SPEAK_S = 3.0  # for a process that hangs to say where
 _OF_LIBRARIES = re.compile(
     rf"/site-packages/|/lib/python[\d.]+/|^{re.escape(str(Path(__file__).parents[1]))}/"
 )
-_MAIN = "from fleet.engines import trial; trial.main()"
+_MAIN = "from fleet.engines import smoke_test; smoke_test.main()"
 _SHARE = 0.8  # of this machine's free memory that a network may take
 
 

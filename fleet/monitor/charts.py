@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 from fleet.monitor.report import NetworkCurve, RunReport
-from fleet.monitor.searched import SearchReport, Tried, place_of
+from fleet.monitor.search_summary import SearchReport, Tried, place_of
 from fleet.spec.space import Dimension, Range
 from fleet.storage.results import Status, short_names
 from fleet.units import counted

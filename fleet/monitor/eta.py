@@ -25,7 +25,7 @@ from fleet.domain.network import EpochRecord, epochs_left
 from fleet.domain.remaining_work import Coming, Outlook
 from fleet.domain.run import RunGroup, RunLaunch, RunState
 from fleet.errors import UserError
-from fleet.monitor.beside_steps import mean_s
+from fleet.monitor.overheads import mean_s
 from fleet.spec import Converge, NetworkSpec, Spec
 from fleet.units import parse_stream
 from scheduler.base import Cluster, InputError, Network, RateTable

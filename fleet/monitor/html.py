@@ -9,7 +9,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from fleet.monitor.account import Account
+from fleet.monitor.accounting import Account
 from fleet.monitor.charts import (
     DRAWN,
     NAMED,
@@ -22,7 +22,7 @@ from fleet.monitor.charts import (
 )
 from fleet.monitor.importance import importance_of
 from fleet.monitor.report import MISSED, RunReport, best_rows
-from fleet.monitor.searched import (
+from fleet.monitor.search_summary import (
     SearchReport,
     table_of_found,
     table_of_front,

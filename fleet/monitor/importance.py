@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fleet.monitor.searched import SearchReport, Tried, place_of
+from fleet.monitor.search_summary import SearchReport, Tried, place_of
 from fleet.spec.space import Dimension, Range
 
 LEAST = 10  # networks, below which nothing is said

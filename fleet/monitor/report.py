@@ -11,14 +11,14 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from fleet.collecting import without_collecting
 from fleet.domain.events import SupplyFound
 from fleet.domain.network import EpochRecord
 from fleet.domain.run import RunState
 from fleet.errors import UserError
-from fleet.monitor.account import Account, account, nothing
-from fleet.monitor.past import log_of, past_of
-from fleet.monitor.searched import RungReport, SearchReport, rungs_of, searches_of
+from fleet.gc_pause import without_collecting
+from fleet.monitor.accounting import Account, account, nothing
+from fleet.monitor.run_history import log_of, past_of
+from fleet.monitor.search_summary import RungReport, SearchReport, rungs_of, searches_of
 from fleet.monitor.timeline import state_of
 from fleet.prediction.ensembles import EnsembleResult, read_ensembles
 from fleet.spec.model import one_line

@@ -19,7 +19,7 @@ from typing import Any
 from fleet.domain.events import EpochEnded, Event
 from fleet.domain.network import SCORES
 from fleet.spec import NetworkSpec
-from fleet.spec.chosen import chosen
+from fleet.spec.hyperparameters import chosen
 from fleet.storage.files import patiently, storing
 from fleet.storage.paths import RunPaths
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from fleet.errors import UserError
-from fleet.prediction.kept import Predicted, joined, read_predicted
+from fleet.prediction.saved_predictions import Predicted, joined, read_predicted
 from fleet.prediction.scores import Scores, Truth, quick_score, score
 from fleet.spec import Spec
 from fleet.storage.files import or_nan, or_nothing, replacing

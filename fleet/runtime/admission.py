@@ -17,7 +17,7 @@ from fleet.runtime.launch import Launch
 from fleet.runtime.prepare import kinds_of, plan_memory, told_when_to_end, unfit
 from fleet.search.controller import Add
 from fleet.spec import NetworkSpec
-from fleet.spec.judging import check_comparable
+from fleet.spec.criteria import check_comparable
 from fleet.spec.resolve import asked_network, refused_network, stand_in, variants, with_added
 from fleet.storage.checkpoint import inherit, saved_epochs
 from fleet.storage.identity import codes_of_all, speed_identity

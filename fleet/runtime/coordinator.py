@@ -14,7 +14,6 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from fleet.collecting import collect_seldom
 from fleet.comm.messages import Pace, Tag
 from fleet.comm.protocols import World
 from fleet.domain import events
@@ -25,15 +24,16 @@ from fleet.ensemble.history import TransitionError
 from fleet.ensemble.launch_state import Least, PolicyAnswer, Setup, Speeds
 from fleet.ensemble.rates import known_sharing
 from fleet.errors import ExitStatus
+from fleet.gc_pause import collect_seldom
 from fleet.monitor.eta import EstimateTimes, Estimator
 from fleet.runtime.admission import Admission
-from fleet.runtime.beside import BesideOthers
+from fleet.runtime.concurrent_launches import BesideOthers
 from fleet.runtime.interrupt import Interruption
 from fleet.runtime.known_rates import ProfileFile
 from fleet.runtime.outside.command_handler import Clerk
 from fleet.runtime.outside.tracking import Tracking
 from fleet.runtime.searchers import Searchers
-from fleet.runtime.start import Laps
+from fleet.runtime.startup import Laps
 from fleet.search.controller import Mind
 from fleet.storage.event_log import EventLog
 from fleet.storage.lease import Fence

@@ -15,8 +15,8 @@ from fleet.errors import UserError
 from fleet.runtime import input_pipelines as feeding
 from fleet.runtime.input_pipelines import Feed
 from fleet.spec import Spec
+from fleet.spec.criteria import settled
 from fleet.spec.data import Target
-from fleet.spec.judging import settled
 from fleet.storage.files import storing
 from fleet.terminal import progress_bar
 from preprocess.base import BadSample, CannotWrite, DataSet, InputError, Source
@@ -30,7 +30,7 @@ from preprocess.sample import Affine, SampleSpec
 from preprocess.source import fold_of, open_each
 from preprocess.target import TargetSpec, TargetWish, plain_targets, read_mask, target_of
 from preprocess.transforms import Transform
-from preprocess.transforms.colour import Standardize
+from preprocess.transforms.color import Standardize
 from preprocess.transforms.on_device import finished_on_host
 
 _CHANNELS = 4  # of an image, at most, where its last number is not taken for them

@@ -15,7 +15,7 @@ from fleet.domain.network import Code, EpochRecord
 from fleet.runtime.input_pipelines import Feed
 from fleet.runtime.inputs import Inputs, samples_of_epoch
 from fleet.runtime.known_rates import rates_of_engine
-from fleet.runtime.start import Request
+from fleet.runtime.startup import Request
 from fleet.spec import Spec
 from fleet.storage.checkpoint import CheckpointLookup
 from fleet.storage.identity import Machine

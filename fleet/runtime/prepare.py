@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fleet.comm.roles import Roles, roles_of
+from fleet.domain.added_networks import with_late
 from fleet.domain.events import CacheChosen, Commanded, EarlierRead, NetworkAdded
-from fleet.domain.late import with_late
 from fleet.domain.run import RunState
 from fleet.engines.registry import check_installed
 from fleet.errors import UserError
@@ -22,9 +22,9 @@ from fleet.prediction.sample_file import (
     write_sample,
     write_standardized,
 )
-from fleet.runtime import changes, inputs
-from fleet.runtime.ahead import Ahead, ahead_of
+from fleet.runtime import compatibility, inputs
 from fleet.runtime.caching import Means, choose_cache, judging_bytes, shared_epochs
+from fleet.runtime.engine_import import Ahead, ahead_of
 from fleet.runtime.folder import (
     check_shareable,
     enter_folder,
@@ -37,10 +37,10 @@ from fleet.runtime.known_rates import check_remeasuring, hardware, rates_of, rea
 from fleet.runtime.launch import Launch, Ranks
 from fleet.runtime.replay import Replay, replaying
 from fleet.runtime.searchers import make_searchers
-from fleet.runtime.start import Request
+from fleet.runtime.startup import Request
 from fleet.spec import NetworkSpec, Spec, with_cache
-from fleet.spec.fitting import Misfit, joined, misfits
-from fleet.spec.judging import check_comparable
+from fleet.spec.criteria import check_comparable
+from fleet.spec.fit_checks import Misfit, joined, misfits
 from fleet.spec.resolve import extremes, variants
 from fleet.storage.event_log import read_run
 from fleet.storage.identity import Machine
@@ -89,7 +89,7 @@ def prepare(
     if left is None:
         before = None
     else:
-        before = changes.known_data(left, request.fresh_network)
+        before = compatibility.known_data(left, request.fresh_network)
     opened = inputs.open_marked_inputs(asked.trained, before, _features(left))
     means = Means(
         len(roles.preprocessors),
@@ -119,13 +119,13 @@ def prepare(
         cache,
         _rates(spec, epoch_samples, roles, replay is not None),
         Machine(hardware(), ranks.per_core),
-        changes.codes_of(spec, Path(request.spec).absolute().parent),
+        compatibility.codes_of(spec, Path(request.spec).absolute().parent),
         replayed=() if replay is None else replay.history,
     )
     if before is None or opened.fingerprint is None:
         changed = []
     else:
-        changed = changes.changes_of_data(spec, before, opened.fingerprint)
+        changed = compatibility.changes_of_data(spec, before, opened.fingerprint)
     if replay is not None:
         replay.check(whole, opened.sample, launch.codes, changed, request.accept_changes)
     launch = _enter(launch, lease, before, changed, replay)
@@ -136,7 +136,7 @@ def prepare(
     fingerprint = opened.fingerprint
     assert fingerprint is not None
     with writing_into(paths):
-        changes.note_data(paths, fingerprint, folds, opened.rows, launch.fence)
+        compatibility.note_data(paths, fingerprint, folds, opened.rows, launch.fence)
     if request.beside_others and lease is not None:
         lease.release()
         launch = dataclasses.replace(launch, fence=None)
@@ -197,7 +197,7 @@ def _ask(request: Request, ranks: Ranks, name: str) -> _Asked:
     spec = with_late(spec, told)
     if request.beside_others:
         check_shareable(spec, "--beside-others")
-    changes.check_fresh(spec, request.fresh_network)
+    compatibility.check_fresh(spec, request.fresh_network)
     trained = told_when_to_end(spec)
     roles = roles_of(trained, ranks.node_of, ranks.gpus_per_node, replayed is not None, ranks.cores)
     if replayed is not None:
@@ -263,13 +263,13 @@ def _enter(
     fence = None if lease is None else lease.fence
     assert fingerprint is not None
     if not is_fresh:
-        changes.check_meanwhile(
-            paths, before, changes.known_data(paths, request.fresh_network), fingerprint
+        compatibility.check_meanwhile(
+            paths, before, compatibility.known_data(paths, request.fresh_network), fingerprint
         )
-    made, found = changes.take_up(
+    made, found = compatibility.take_up(
         launch.spec, paths, launch.sample, launch.codes, request, fence, [] if is_fresh else changed
     )
-    changes.forget_old_data(paths, fingerprint)
+    compatibility.forget_old_data(paths, fingerprint)
     return dataclasses.replace(
         launch, fence=fence, changes=made, found={} if request.beside_others else found
     )
@@ -395,7 +395,7 @@ def shared_bytes(spec: Spec, opened: inputs.Inputs, roles: Roles, shared_free: f
 
 
 def kinds_of(sample: SampleSpec) -> Callable[[NetworkSpec], tuple[str]]:
-    """The kind of each network's target, once the data is known (:func:`fleet.spec.judging.check_comparable`)."""
+    """The kind of each network's target, once the data is known (:func:`fleet.spec.criteria.check_comparable`)."""
     return lambda network: (sample.of(network.feed).target.kind,)
 
 

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Sequence
 from fleet.comm.protocols import World
 from fleet.domain import events as ev
 from fleet.domain.run import RunSearch
-from fleet.ensemble.claims import Claims
 from fleet.ensemble.launch_state import Setup
+from fleet.ensemble.lease_requests import Claims
 from fleet.errors import ExitStatus, UserError
 from fleet.export.trackers import places
 from fleet.monitor.html import write_report
@@ -26,10 +26,9 @@ from fleet.prediction.ensembles import (
     write_ensembles,
 )
 from fleet.runtime.admission import Admission
-from fleet.runtime.ahead import busy
-from fleet.runtime.beside import BesideOthers
+from fleet.runtime.concurrent_launches import BesideOthers
 from fleet.runtime.coordinator import Coordinator, Files, Preamble, SearchParts
-from fleet.runtime.earlier import earlier_of
+from fleet.runtime.engine_import import busy
 from fleet.runtime.interrupt import Interruption
 from fleet.runtime.known_rates import ProfileFile
 from fleet.runtime.launch import Launch
@@ -38,11 +37,12 @@ from fleet.runtime.outside.command_queue import Mailbox
 from fleet.runtime.outside.tracking import Tracking
 from fleet.runtime.rate_memory import RateMemory
 from fleet.runtime.replay import compare
-from fleet.runtime.resuming import resume
+from fleet.runtime.resume import resume
 from fleet.runtime.searchers import Searchers, make_searchers
-from fleet.runtime.start import Laps
+from fleet.runtime.startup import Laps
+from fleet.runtime.warm_start import earlier_of
 from fleet.search.calls import Know
-from fleet.search.changing import beginning
+from fleet.search.changed_settings import beginning
 from fleet.search.controller import entries_of, make_mind
 from fleet.search.searcher import Knowing
 from fleet.storage.event_log import EventLog, RunTail

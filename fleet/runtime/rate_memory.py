@@ -12,7 +12,7 @@ from fleet.domain.run import RunLaunch
 from fleet.ensemble.launch_state import Speeds
 from fleet.ensemble.measurement import Survey
 from fleet.ensemble.rates import traits_of
-from fleet.monitor.beside_steps import beside_steps, shown_rates
+from fleet.monitor.overheads import beside_steps, shown_rates
 from fleet.runtime.launch import Launch
 from fleet.spec import NetworkSpec
 from fleet.storage import rate_cache

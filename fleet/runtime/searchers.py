@@ -19,7 +19,7 @@ from fleet.domain.events import Searched
 from fleet.domain.run import RunState
 from fleet.ensemble.effects import Consulted, ConsultFailed
 from fleet.errors import SpecError, UserError
-from fleet.runtime.earlier import earlier_of
+from fleet.runtime.warm_start import earlier_of
 from fleet.search.calls import Call, make, replay
 from fleet.search.controller import Entry, entries_of
 from fleet.search.pruning import make_judge

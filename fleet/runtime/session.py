@@ -13,26 +13,26 @@ from fleet.comm.segment import Segment
 from fleet.engines.base import Engine, Slot
 from fleet.engines.registry import make_engine
 from fleet.errors import ExitStatus
-from fleet.runtime.ahead import Loading
+from fleet.runtime.engine_import import Loading
 from fleet.runtime.interrupt import INTERRUPTED, Interruption
 from fleet.runtime.launch import Launch
 from fleet.runtime.preprocessor import Preprocessor
-from fleet.runtime.start import Laps
+from fleet.runtime.startup import Laps
 from fleet.runtime.training.shared_gpus import SharedGpus
 from fleet.runtime.training.sources import sources_of
 from fleet.runtime.training.trainer import Trainer
 from fleet.runtime.watchdog import Watchdog
 from fleet.runtime.witness import Witness
 from fleet.storage.lease import Lease
+from fleet.stream.augment import NodeEpochs
 from fleet.stream.compose import NodeMemory
-from fleet.stream.finish import NodeEpochs
 from fleet.stream.layout import chunk_size
 from fleet.stream.sample_set import SampleSet
 from fleet.stream.tenants import Tenants
 from fleet.stream.window import Window
 from launch.devices import memory_mib, visible_gpus
 from launch.numa import beside, bind, near
-from launch.pinned import Pinning
+from launch.pinned_memory import Pinning
 from preprocess.decode import decoder_name
 from preprocess.sample import ImageSpec
 from preprocess.target import TargetSpec

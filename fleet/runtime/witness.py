@@ -1,7 +1,7 @@
 """A rank that looks after the others of its node: which of them has died, and what that one trained.
 
 When a rank dies, Open MPI's mpirun kills all others half a second later, and tells them by signals before that. That is
-time enough to see which process is gone, to say in the run's folder what it trained (:mod:`fleet.storage.deaths`), and
+time enough to see which process is gone, to say in the run's folder what it trained (:mod:`fleet.storage.rank_deaths`), and
 to name the network. What a signal finds alive did not die by itself: each rank takes its own mark away then. The same
 holds where the launcher is killed, of which the kernel tells each rank.
 """
@@ -15,8 +15,8 @@ from contextlib import suppress
 
 from fleet.comm.protocols import World
 from fleet.runtime.interrupt import SIGNALS
-from fleet.storage.deaths import Mark, claim
 from fleet.storage.paths import RunPaths
+from fleet.storage.rank_deaths import Mark, claim
 from launch.environment import find_launcher
 from launch.processes import end_children, end_with_parent, started
 

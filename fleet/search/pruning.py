@@ -21,7 +21,7 @@ from fleet.search.rungs import Bracket, Settled, natural
 from fleet.search.searcher import Verdict
 from fleet.spec.model import one_line
 from fleet.spec.search import Prune, find_rule
-from preprocess.own_code import OwnCode, seed_generators
+from preprocess.user_code import OwnCode, seed_generators
 
 
 class Judge:

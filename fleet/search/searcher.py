@@ -14,7 +14,7 @@ from fleet.plugins import load_object
 from fleet.spec.model import one_line
 from fleet.spec.search import Mode
 from fleet.spec.space import Member, Range, Space, key_of_value, members, numbered
-from preprocess.own_code import OwnCode, seed_generators
+from preprocess.user_code import OwnCode, seed_generators
 
 
 class Verdict(StrEnum):

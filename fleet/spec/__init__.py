@@ -1,7 +1,7 @@
 """The spec of a run, from YAML to networks fully said; imports errors, units, terminal, and two leaves."""
 
 from fleet.spec.data import Data
-from fleet.spec.page import json_schema
+from fleet.spec.documentation import json_schema
 from fleet.spec.resolve import load, look_beside, parse
 from fleet.spec.schema import (
     Checkpoint,

@@ -96,7 +96,7 @@ class EngineInfo:
         exports: whether the networks that finish are written as files for use without FLEET.
         suffix: of these files.
         learns: whether networks get better; otherwise they train for the epochs that the rates file gives them.
-        finishes: whether its networks crop and mirror samples themselves (:mod:`preprocess.unfinished`).
+        finishes: whether its networks crop and mirror samples themselves (:mod:`preprocess.deferred_augmentation`).
         needs_rates: whether it can only train at rates that are known, so that ``schedule.rates`` must be given.
         checkpoint_bytes: (parameters, slots) -> bytes of a checkpoint's arrays; slots are the numbers that the
             optimizer keeps for each parameter.

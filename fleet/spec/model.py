@@ -35,7 +35,7 @@ from fleet.errors import FleetError, UserError
 from fleet.spec.engines import EngineInfo
 from fleet.units import counted
 from preprocess.base import InputError, import_function
-from preprocess.own_code import OwnCode
+from preprocess.user_code import OwnCode
 
 # Strict, since pydantic would otherwise read `true` as the number 1.
 Count = Annotated[int, Field(strict=True, ge=1)]

@@ -23,9 +23,16 @@ from pydantic import TypeAdapter, ValidationError
 
 from fleet.errors import SpecError, SpecMistake, UserError
 from fleet.plugins import find_policy
+from fleet.spec.criteria import check_comparable, kinds_said
+from fleet.spec.engine_keys import (
+    Problem,
+    incomplete_schedule,
+    unknown_words,
+    with_direction,
+    with_rate,
+)
 from fleet.spec.engines import ENGINES, EngineInfo, find_engine
-from fleet.spec.fitting import joined, unmeasured
-from fleet.spec.judging import check_comparable, kinds_said
+from fleet.spec.fit_checks import joined, unmeasured
 from fleet.spec.measures import FIELDS, label_of
 from fleet.spec.mistakes import explain
 from fleet.spec.model import (
@@ -50,7 +57,6 @@ from fleet.spec.schema import (
 from fleet.spec.search import OF_NETWORKS, Objective, Prune, find_rule
 from fleet.spec.space import Member, Range, Space, contradictions, draw, ends, grid, override
 from fleet.spec.train import Train
-from fleet.spec.words import Problem, incomplete_schedule, unknown_words, with_direction, with_rate
 from fleet.spec.yaml_file import plain, read_yaml
 from fleet.units import counted
 from preprocess.base import InputError

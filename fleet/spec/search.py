@@ -16,7 +16,7 @@ from fleet.errors import UserError
 from fleet.plugins import load_named
 from fleet.spec.fields import IMPORT_PATH, NO_FLAG, AboveZero, Duration, OneOf, Positive, written_as
 from fleet.vocabulary.measures import UP, direction_of
-from preprocess.own_code import OwnCode
+from preprocess.user_code import OwnCode
 
 Mode: TypeAlias = Literal["maximize", "minimize"]
 

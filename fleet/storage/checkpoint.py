@@ -1,7 +1,7 @@
 """Checkpoints: what a network needs to go on, written in one place and read in one place.
 
 A checkpoint is an HDF5 file of arrays (weights, optimizer, random state) and one record (a JSON text), verified
-when it is read (see :mod:`fleet.storage.verified`). It is written to a
+when it is read (see :mod:`fleet.storage.verified_hdf5`). It is written to a
 temporary name that is then renamed; the one before is kept, and takes its place where the newest is damaged.
 Nothing in it is unpickled.
 """
@@ -27,7 +27,7 @@ from fleet.spec import Converge
 from fleet.storage.files import or_nan, or_nothing, replacing, storing
 from fleet.storage.lease import Fence, check_of
 from fleet.storage.paths import RunPaths
-from fleet.storage.verified import read_verified, write_verified
+from fleet.storage.verified_hdf5 import read_verified, write_verified
 from fleet.units import counted
 
 # ---- files -------------------------------------------------------------------------------------

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from fleet.domain.events import Ended, Event, Started, event_from_json
-from fleet.domain.record import Kind, is_finite, to_json
+from fleet.domain.json_record import Kind, is_finite, to_json
 from fleet.errors import ExitStatus
 from fleet.storage.files import storing
-from fleet.storage.lines import add_line, json_object, open_lines, read_lines
+from fleet.storage.json_lines import add_line, json_object, open_lines, read_lines
 from fleet.storage.paths import RunPaths
 
 E = TypeVar("E", bound=Kind)

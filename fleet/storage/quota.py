@@ -12,8 +12,8 @@ from pathlib import Path
 
 from fleet.errors import StorageError, UserError
 from fleet.spec import Checkpoint, NetworkSpec, Spec
+from fleet.spec.engine_keys import optimizer_slots
 from fleet.spec.layers import count_for
-from fleet.spec.words import optimizer_slots
 from fleet.storage.paths import RunPaths
 from fleet.units import counted, format_size
 from preprocess.sample import SampleSpec

@@ -20,7 +20,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from fleet.errors import StorageError
 from fleet.storage.files import Pacing, write_json
-from fleet.storage.lines import read_object
+from fleet.storage.json_lines import read_object
 from scheduler.base import StepTime
 from scheduler.elastic.analyzer import Timed
 

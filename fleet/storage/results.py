@@ -23,15 +23,14 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from fleet.domain import events
 from fleet.domain import network as net
+from fleet.domain.json_record import as_json
 from fleet.domain.network_status import Change
-from fleet.domain.record import as_json
 from fleet.domain.run import RunState
 from fleet.errors import UserError
 from fleet.spec import NetworkSpec, Spec
-from fleet.spec.judging import Yardstick, ranking_of
+from fleet.spec.criteria import Yardstick, ranking_of
 from fleet.spec.layers import count_for
 from fleet.storage.checkpoint import CheckpointLookup, is_exported, newest
-from fleet.storage.deaths import Deaths
 from fleet.storage.files import (
     Pacing,
     SharedPacing,
@@ -44,6 +43,7 @@ from fleet.storage.files import (
     write_json,
 )
 from fleet.storage.paths import RunPaths
+from fleet.storage.rank_deaths import Deaths
 from preprocess.sample import SampleSpec
 
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ from fleet.domain.events import Started
 from fleet.errors import SpecError, UserError
 from fleet.plugins import look_last_in
 from fleet.spec import NetworkSpec, Spec, load
+from fleet.spec.engine_keys import RATE_OF_0_2
 from fleet.spec.resolve import extremes
 from fleet.spec.schema import Document
-from fleet.spec.words import RATE_OF_0_2
 from fleet.spec.yaml_file import read_yaml
 from fleet.storage.event_log import events_of
 from fleet.storage.paths import RunPaths

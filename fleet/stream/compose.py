@@ -7,7 +7,7 @@ store         ``window``: samples pass by in the memory of the node, in the orde
               their numbers, from what the node or the rank keeps decoded, or from where they lie
               (:mod:`fleet.stream.store`)
 finish        what a rank does to what passes by: nothing, all that is left of the transforms, or only its own targets
-              (:mod:`fleet.stream.finish`). To what is kept it does what differs from epoch to epoch
+              (:mod:`fleet.stream.augment`). To what is kept it does what differs from epoch to epoch
 ============  =================================================================================================
 
 When a preprocessor dies and the launch outlives it, trainers prepare their samples themselves. What a sample looks like
@@ -27,10 +27,10 @@ import numpy as np
 
 from fleet.comm.protocols import Group
 from fleet.comm.segment import Segment
+from fleet.stream.augment import Finish, NodeEpochs
 from fleet.stream.batch import Batch, split_rows
-from fleet.stream.finish import Finish, NodeEpochs
+from fleet.stream.local_batches import OwnStream
 from fleet.stream.order import Epoch, Itinerary, Order, PartOrder, RingOrder
-from fleet.stream.own import OwnStream
 from fleet.stream.reader import Reader
 from fleet.stream.ring import RingReader
 from fleet.stream.sample_set import SampleSet

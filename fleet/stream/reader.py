@@ -1,7 +1,7 @@
 """Trainers that read the node's window in the order of the stream, each rank its own rows of every batch.
 
 :mod:`fleet.stream.ring` has the reader of groups that read at their own pace, in an order of their own,
-:mod:`fleet.stream.own` what trainers do that prepare their samples themselves. All give the same samples, bit for bit,
+:mod:`fleet.stream.local_batches` what trainers do that prepare their samples themselves. All give the same samples, bit for bit,
 since what a sample looks like depends on the seed, the production and its index alone.
 """
 

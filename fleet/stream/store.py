@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from fleet.stream.finish import Finished, FinishedEpochs
+from fleet.stream.augment import Finished, FinishedEpochs
 from fleet.stream.sample_set import SampleSet
 from fleet.stream.stall import clock_for_set
 from preprocess.base import BadSample
@@ -80,7 +80,7 @@ class KeptByNode(Files):
 
     Args:
         stall_s: a wait so long without a further chunk is an error.
-        shared: of :class:`~fleet.stream.finish.FinishedEpochs`.
+        shared: of :class:`~fleet.stream.augment.FinishedEpochs`.
     """
 
     def __init__(

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fleet.stream.augment import Finish
 from fleet.stream.batch import split_rows
-from fleet.stream.finish import Finish
 from fleet.stream.sample_set import SampleSet
 from fleet.stream.stall import Waiting, WriterLost, clock_for_set
 from preprocess.base import BadSample

@@ -20,9 +20,9 @@ import numpy as np
 from preprocess.base import InputError, Source, printable
 from preprocess.files.npz import ArrayPlace, member_names
 from preprocess.fingerprint import Marks, described, marks_by_reading
-from preprocess.parts import TRAIN, held_out_parts, parts_among, stand_in
 from preprocess.sources.masks import Masks, PixelClasses
 from preprocess.sources.targets import Targeted, Targets, flat, guess, understand
+from preprocess.splits import TRAIN, held_out_parts, parts_among, stand_in
 from preprocess.target import TargetWish
 
 Opened = tuple[Source, Source | None, Source | None]  # training, validation and test samples

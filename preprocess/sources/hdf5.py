@@ -29,11 +29,11 @@ import numpy as np
 
 from preprocess.base import BadSample, InputError, and_more, printable
 from preprocess.fingerprint import Marks, described, hashed, marks_by_reading
-from preprocess.parts import TEST, TRAIN, VALIDATION, part_of, parts_among
 from preprocess.sources.arrays import Opened, open_parts
 from preprocess.sources.hdf5_file import member, open_file, refusing, text_of
 from preprocess.sources.masks import Masks, PixelClasses
 from preprocess.sources.targets import Targeted, Targets, flat, named, numbered, understand
+from preprocess.splits import TEST, TRAIN, VALIDATION, part_of, parts_among
 from preprocess.target import KINDS, TargetWish
 from preprocess.transient_errors import read_patiently
 

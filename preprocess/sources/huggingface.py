@@ -16,7 +16,6 @@ import numpy as np
 
 from preprocess.base import BadSample, InputError, RandomAccess
 from preprocess.fingerprint import Marks, marks_by_reading
-from preprocess.parts import TRAIN, held_out_parts, parts_among
 from preprocess.sources.arrays import Opened, open_parts
 from preprocess.sources.masks import Masks, PixelClasses
 from preprocess.sources.targets import (
@@ -28,6 +27,7 @@ from preprocess.sources.targets import (
     numbered,
     understand,
 )
+from preprocess.splits import TRAIN, held_out_parts, parts_among
 from preprocess.target import TargetWish
 from preprocess.transient_errors import read_file, read_patiently
 

@@ -12,7 +12,9 @@ import numpy as np
 
 from preprocess.base import InputError, RandomAccess, Source, and_more, counted, printable
 from preprocess.fingerprint import Marks, marks_of_files
-from preprocess.parts import (
+from preprocess.sources.masks import MaskFiles, PixelClasses
+from preprocess.sources.targets import Targeted
+from preprocess.splits import (
     TEST,
     TRAIN,
     held_out_parts,
@@ -21,8 +23,6 @@ from preprocess.parts import (
     parts_among,
     stand_in,
 )
-from preprocess.sources.masks import MaskFiles, PixelClasses
-from preprocess.sources.targets import Targeted
 from preprocess.target import TargetWish
 from preprocess.transient_errors import may_pass, read_file
 
@@ -153,7 +153,7 @@ def open_image_folder(
 ) -> tuple[Source, Source | None]:
     """``path/<class>/``, or ``path/train/<class>/`` beside a folder for validation or testing.
 
-    Parts are known by their usual names, in any case; see :mod:`preprocess.parts`.
+    Parts are known by their usual names, in any case; see :mod:`preprocess.splits`.
 
     Images with masks lie in ``path/images`` and ``path/masks``, each perhaps in folders for training and validation, or
     these in such folders.

@@ -34,7 +34,9 @@ from preprocess.base import (
     rng_for,
 )
 from preprocess.fingerprint import WHOLE, Marks, hashed, marks_by_reading
-from preprocess.parts import (
+from preprocess.sources.masks import Masks, PixelClasses
+from preprocess.sources.targets import Targeted, Targets, label_sets, understand
+from preprocess.splits import (
     TRAIN,
     check_numbered,
     held_out_parts,
@@ -42,8 +44,6 @@ from preprocess.parts import (
     parts_among,
     stand_in,
 )
-from preprocess.sources.masks import Masks, PixelClasses
-from preprocess.sources.targets import Targeted, Targets, label_sets, understand
 from preprocess.target import TargetWish
 from preprocess.transient_errors import read_patiently
 
@@ -300,7 +300,7 @@ def find_shards(path: str, pattern: str) -> tuple[list[str], list[str]]:
 
     Args:
         path: a shard; or a pattern of shards, with ``*`` or ``{000..127}``; or a folder of shards. They may be in
-            folders for the parts of the data, or have the names of these in theirs; see :mod:`preprocess.parts`.
+            folders for the parts of the data, or have the names of these in theirs; see :mod:`preprocess.splits`.
         pattern: of the file names, a regular expression that is looked for.
 
     Raises:

@@ -26,7 +26,12 @@ from preprocess.base import (
 from preprocess.files.npz import is_npy, parse_npy
 from preprocess.files.table import Table, listed, read_table, table_files
 from preprocess.fingerprint import Marks, marks_of_files, of_rows
-from preprocess.parts import (
+from preprocess.sources.arrays import Opened
+from preprocess.sources.files import InOrder
+from preprocess.sources.image_folder import EXTENSIONS
+from preprocess.sources.masks import MaskFiles, PixelClasses
+from preprocess.sources.targets import Targeted, Targets, label_sets, understand
+from preprocess.splits import (
     TRAIN,
     check_numbered,
     held_out_parts,
@@ -34,11 +39,6 @@ from preprocess.parts import (
     part_within,
     stand_in,
 )
-from preprocess.sources.arrays import Opened
-from preprocess.sources.files import InOrder
-from preprocess.sources.image_folder import EXTENSIONS
-from preprocess.sources.masks import MaskFiles, PixelClasses
-from preprocess.sources.targets import Targeted, Targets, label_sets, understand
 from preprocess.target import TargetWish
 from preprocess.transient_errors import read_file
 

@@ -12,8 +12,8 @@ from pydantic.dataclasses import dataclass
 
 from preprocess.base import BadImage
 from preprocess.decode import to_array
+from preprocess.deferred_augmentation import window
 from preprocess.transforms import base
-from preprocess.unfinished import window
 
 
 @dataclass(frozen=True, config=base.FORBID)

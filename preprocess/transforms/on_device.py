@@ -9,18 +9,18 @@ from typing import ClassVar
 import numpy as np
 
 from preprocess.base import BadImage
+from preprocess.deferred_augmentation import packed
 from preprocess.sample import ImageSpec, wire_dtype
 from preprocess.transforms.base import Mask, MovesPixels, Transform, channels
-from preprocess.transforms.colour import Scale, Standardize
+from preprocess.transforms.color import Scale, Standardize
 from preprocess.transforms.geometry import CenterCrop, Flip, RandomCrop
-from preprocess.unfinished import packed
 
 
 @dataclass(frozen=True)
 class OnDevice(MovesPixels):
     """Draws where pixels go as some transforms do, and leaves it to the device to move them.
 
-    A sample becomes a row of bytes (:mod:`preprocess.unfinished`). Its mask is moved here.
+    A sample becomes a row of bytes (:mod:`preprocess.deferred_augmentation`). Its mask is moved here.
 
     Attributes:
         transforms: one crop at most, and flips.

@@ -10,7 +10,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from preprocess.base import InputError
 from preprocess.transforms.base import Transform
-from preprocess.transforms.colour import (
+from preprocess.transforms.color import (
     ColorJitter,
     RandomErasing,
     RandomGrayscale,

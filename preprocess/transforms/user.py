@@ -11,8 +11,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from preprocess.base import BadImage, InputError, array_of, import_function
-from preprocess.own_code import OwnCode, seed_generators
 from preprocess.transforms.base import Mask
+from preprocess.user_code import OwnCode, seed_generators
 
 
 @dataclasses.dataclass(frozen=True)

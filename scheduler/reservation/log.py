@@ -9,7 +9,7 @@ import numpy as np
 
 from scheduler.base import MOST, InputError
 from scheduler.files import line_blocks, numbers_in
-from scheduler.reservation.laws import Array, Discrete
+from scheduler.reservation.distributions import Array, Discrete
 
 
 def read_runs(path: str | Path) -> Array:

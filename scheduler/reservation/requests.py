@@ -28,7 +28,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from scheduler.base import InputError
 from scheduler.reservation.blocks import running_sums, solve_in_blocks
-from scheduler.reservation.laws import Array, Discrete, coarsened, empirical
+from scheduler.reservation.distributions import Array, Discrete, coarsened, empirical
 
 FEWEST_RUNS = 5  # with fewer past runs their law says too little of the longest run to come
 SAFETY = 2.0  # what is asked for then, and after everything known has failed: so many times the longest time
@@ -60,7 +60,7 @@ def optimal_requests(
     """The sequence of requests with the least expected makespan.
 
     With backfill the time grows with the square of the number of values. A law of more than ``MOST_EXACT`` is
-    first put on so many (:func:`scheduler.reservation.laws.coarsened`), and the answer says what that may cost.
+    first put on so many (:func:`scheduler.reservation.distributions.coarsened`), and the answer says what that may cost.
 
     Args:
         law: what is known of the run time.

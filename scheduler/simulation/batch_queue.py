@@ -34,7 +34,7 @@ from itertools import pairwise
 import numpy as np
 
 from scheduler.base import InputError, counted
-from scheduler.reservation.laws import Discrete
+from scheduler.reservation.distributions import Discrete
 from scheduler.reservation.requests import SAFETY
 from scheduler.simulation.availability import Availability
 from scheduler.simulation.kernel import Event, Simulator

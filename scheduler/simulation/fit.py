@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from scheduler.base import InputError
-from scheduler.reservation.laws import LAWS, Array, Law, make_law
+from scheduler.reservation.distributions import LAWS, Array, Law, make_law
 
 FEWEST = 5
 

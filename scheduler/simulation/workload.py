@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scheduler.base import MOST, InputError, check_range
-from scheduler.reservation.laws import Discrete, Law, discretise, empirical, make_law
+from scheduler.reservation.distributions import Discrete, Law, discretise, empirical, make_law
 from scheduler.reservation.requests import optimal_requests, too_few
 from scheduler.simulation.batch_queue import QueueJob, Run, Schedule, Stream
 from scheduler.simulation.swf import SwfJob, Trace

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from fleet.monitor.account import account
+from fleet.monitor.accounting import account
 from fleet.spec import load
 from fleet.storage.event_log import read_events
 from fleet.storage.paths import RunPaths

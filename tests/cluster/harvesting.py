@@ -23,7 +23,7 @@ import numpy as np
 from fleet.domain.events import EpochEnded, FirstStep
 from fleet.monitor import timeline
 from fleet.storage.event_log import read_events, read_run
-from fleet.storage.lines import read_lines
+from fleet.storage.json_lines import read_lines
 from fleet.storage.paths import RunPaths
 from fleet.storage.results import read_results
 from scheduler.idle.allocate import RateCurve, Trainer

@@ -10,7 +10,7 @@ import pytest
 
 from fleet.domain.events import EpochEnded, NetworkTaken
 from fleet.storage.event_log import read_events, read_run
-from fleet.storage.lines import read_lines
+from fleet.storage.json_lines import read_lines
 from fleet.storage.results import read_results
 from tests.cluster.harvesting import Script, Show, losses, placed
 from tests.mpi.conftest import ROOT, Launcher, spec

@@ -14,7 +14,7 @@ import yaml
 from fleet.domain.events import EpochEnded
 from fleet.jobs.chain import past_of
 from fleet.storage.event_log import events_of
-from fleet.storage.lines import read_lines
+from fleet.storage.json_lines import read_lines
 from fleet.storage.paths import RunPaths
 from fleet.storage.results import read_results
 from tests.fleet.commands.test_walltimes import launch

@@ -3,8 +3,8 @@
 import json
 
 from fleet.domain import events as ev
+from fleet.domain.json_record import to_json
 from fleet.domain.network import EpochRecord, Outcome, Standing
-from fleet.domain.record import to_json
 from fleet.spec import parse
 from fleet.storage.event_log import Logged
 from fleet.storage.paths import RunPaths

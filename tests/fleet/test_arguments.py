@@ -202,6 +202,6 @@ def test_numbers_are_read_by_the_types_that_all_commands_share(name, action):
         others = (
             "fleet.commands.simulate.idle_nodes",
             "fleet.commands.simulate.ensemble",
-            "fleet.commands.pack",
+            "fleet.commands.convert",
         )
         assert action.type.__module__ in (arguments.__name__, *others)

@@ -26,7 +26,7 @@ class Driver:
     """What a process finds.
 
     Attributes:
-        libraries: as :data:`launch.pinned.LIBRARIES`.
+        libraries: as :data:`launch.pinned_memory.LIBRARIES`.
     """
 
     def __init__(self, folder, monkeypatch, prefix="cuda", status=0):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fleet.run import main
 from fleet.runtime.training import trainer
-from fleet.stream import own, reader, ring
+from fleet.stream import local_batches, reader, ring
 from tests.sources import Numbered
 
 _folder = Path(os.environ["FLEET_TEST_RECORDS"])
@@ -59,6 +59,6 @@ def _note_network():
 
 _record(reader.Reader)
 _record(ring.RingReader)
-_record(own.OwnStream)
+_record(local_batches.OwnStream)
 _note_network()
 sys.exit(main())

@@ -3,7 +3,7 @@
 import pytest
 
 from fleet.domain.events import GroupStarted
-from fleet.storage.deaths import Deaths
+from fleet.storage.rank_deaths import Deaths
 from tests.examples import long_but_first
 from tests.mpi.conftest import ROOT, spec
 

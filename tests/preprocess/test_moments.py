@@ -9,7 +9,7 @@ from preprocess.pipeline import Pipeline
 from preprocess.probe import probe
 from preprocess.source import open_data
 from preprocess.transforms import parse_transforms
-from preprocess.transforms.colour import Standardize
+from preprocess.transforms.color import Standardize
 from tests.preprocess.samples import Memory, pattern
 
 

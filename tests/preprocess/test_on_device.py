@@ -6,6 +6,7 @@ from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
 from preprocess.base import InputError
+from preprocess.deferred_augmentation import finished
 from preprocess.lazy_numba import LOADING
 from preprocess.pipeline import Pipeline
 from preprocess.probe import look, probe
@@ -18,7 +19,6 @@ from preprocess.transforms.on_device import (
     leave_to_device,
     split_device,
 )
-from preprocess.unfinished import finished
 from tests.examples import examples
 from tests.preprocess.samples import Memory, Samples, pattern
 from tests.preprocess.test_batches import COLOURS, MOVES

@@ -11,8 +11,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from fleet.commands.show import add_json, show
-from fleet.running import add
+from fleet.commands.output import add_json, show
+from fleet.live_run import add
 from fleet.spec import read_yaml
 
 

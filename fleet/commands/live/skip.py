@@ -12,8 +12,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from fleet.domain.added_networks import with_late
 from fleet.domain.events import Commanded, NetworkAdded
-from fleet.domain.late import with_late
 from fleet.errors import UserError
 from fleet.monitor.timeline import state_of
 from fleet.storage.event_log import read_run
@@ -21,7 +21,7 @@ from fleet.storage.lease import is_held
 from fleet.storage.network_leases import held_lease
 from fleet.storage.paths import RunPaths
 from fleet.storage.run_spec import spec_of
-from fleet.storage.skipping import read_skipped, write_skipped
+from fleet.storage.skipped_networks import read_skipped, write_skipped
 from fleet.units import listed
 
 

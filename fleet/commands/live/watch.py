@@ -19,13 +19,13 @@ from dataclasses import asdict
 from pathlib import Path
 
 from fleet.arguments import moment, positive
-from fleet.commands.show import print_json
+from fleet.commands.output import print_json
 from fleet.domain.events import Event
 from fleet.domain.run import Broken, RunState
 from fleet.errors import UserError
+from fleet.live_run import follow, meet_all, report_of, run_of
 from fleet.monitor.timeline import moments_of
 from fleet.monitor.view import tell
-from fleet.running import follow, meet_all, report_of, run_of
 from fleet.storage.event_log import Logged, RunTail, in_order
 from fleet.storage.lease import is_held
 from fleet.storage.network_leases import held_lease

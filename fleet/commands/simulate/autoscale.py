@@ -23,7 +23,7 @@ from typing import Any
 
 from fleet.arguments import count, number, positive, whole
 from fleet.commands.options import add_seed
-from fleet.commands.show import add_json, add_plot, drawn, show
+from fleet.commands.output import add_json, add_plot, drawn, show
 from fleet.errors import UserError
 from fleet.terminal import bar, print_table
 from scheduler.elastic.autoscaler import Autoscaling

@@ -21,11 +21,11 @@ import numpy as np
 
 from fleet.arguments import count, share, whole
 from fleet.commands.options import add_law_parameters, add_seed, law_of
-from fleet.commands.show import add_json, show
+from fleet.commands.output import add_json, show
 from fleet.errors import UserError
 from fleet.terminal import print_table
 from fleet.units import counted
-from scheduler.reservation.laws import LAWS, Law
+from scheduler.reservation.distributions import LAWS, Law
 from scheduler.simulation.batch_queue import Convention, Schedule, simulate
 from scheduler.simulation.fit import Fit, fit_laws
 from scheduler.simulation.swf import Trace, read_swf, write_swf

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from fleet.arguments import count
 from fleet.commands.options import add_seed
-from fleet.commands.show import print_json
+from fleet.commands.output import print_json
 from fleet.errors import StorageError, UserError
 from fleet.storage.files import write_json
 from fleet.units import counted

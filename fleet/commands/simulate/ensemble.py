@@ -26,7 +26,7 @@ from pathlib import Path
 
 from fleet.arguments import number, positive, share, stream, whole
 from fleet.commands.options import add_cluster, add_options, add_policy, cluster_of, options_of
-from fleet.commands.show import add_json, add_plot, drawn, print_policies, show
+from fleet.commands.output import add_json, add_plot, drawn, print_policies, show
 from fleet.errors import UserError
 from fleet.plugins import find_policy
 from fleet.terminal import bar, print_table

@@ -13,7 +13,7 @@ import statistics
 
 from fleet.arguments import count, number, whole
 from fleet.commands.options import add_seed
-from fleet.commands.show import add_json, show
+from fleet.commands.output import add_json, show
 from fleet.terminal import print_table
 from fleet.units import counted
 from scheduler.base import LEAST, MOST

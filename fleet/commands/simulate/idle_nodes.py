@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 from fleet.arguments import count, number, positive
-from fleet.commands.show import add_json, add_plot, drawn, show
+from fleet.commands.output import add_json, add_plot, drawn, show
 from fleet.errors import UserError
 from fleet.terminal import ProgressLine, print_table
 from scheduler.idle.allocate import name_order

@@ -1,11 +1,11 @@
 """What can happen in a run: one class for each kind of event.
 
 The coordinator makes events, the event log stores them, and observers are shown them. ``word`` is the kind's name in
-the log and the fields are its keys; :mod:`fleet.domain.record` says how they are written. Seconds are those of the
+the log and the fields are its keys; :mod:`fleet.domain.json_record` says how they are written. Seconds are those of the
 clock, also in a rehearsal, where they are a fraction of the real run's. A device is the number of a trainer, counted
 over all nodes. The epochs of a network are counted from 1, those of the stream from 0.
 
-It imports :mod:`fleet.domain.record` and :mod:`fleet.domain.network`.
+It imports :mod:`fleet.domain.json_record` and :mod:`fleet.domain.network`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from fleet.domain.events.networks import *
 from fleet.domain.events.rates import *
 from fleet.domain.events.search import *
 from fleet.domain.events.training import *
-from fleet.domain.record import from_json
+from fleet.domain.json_record import from_json
 
 Event: TypeAlias = (
     Started

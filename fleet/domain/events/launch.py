@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
+from fleet.domain.json_record import Kind, Micro, Milli, OmitDefault
 from fleet.domain.network import Judged, Outcome
-from fleet.domain.record import Kind, Micro, Milli, OmitDefault
 from scheduler.base import Cluster
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import field
 from typing import Annotated
 
+from fleet.domain.json_record import Kind, Micro, OmitDefault
 from fleet.domain.network import Score
-from fleet.domain.record import Kind, Micro, OmitDefault
 
 
 class NetworkTaken(Kind, word="taken"):

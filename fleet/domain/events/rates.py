@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated
 
-from fleet.domain.record import Kind, Milli, OmitDefault, Places, Tenths
+from fleet.domain.json_record import Kind, Milli, OmitDefault, Places, Tenths
 from scheduler.base import StepTime
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import field
 from typing import Annotated, Any
 
-from fleet.domain.record import Kind, MayBeNan, OmitDefault
+from fleet.domain.json_record import Kind, MayBeNan, OmitDefault
 from fleet.units import counted
 
 USER = "user"  # who judges from outside

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
+from fleet.domain.json_record import Flat, Kind, Micro, OmitDefault, Tenths
 from fleet.domain.network import EpochRecord
-from fleet.domain.record import Flat, Kind, Micro, OmitDefault, Tenths
 
 
 class CacheChosen(Kind, word="cache"):

@@ -29,7 +29,7 @@ from fleet.engines.keras.start import freeze
 from fleet.engines.measures import Measures
 from fleet.errors import UserError
 from fleet.spec import NetworkSpec
-from preprocess.own_code import OwnCode
+from preprocess.user_code import OwnCode
 
 log = logging.getLogger("fleet.engines.keras.engine")
 

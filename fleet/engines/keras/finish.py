@@ -1,4 +1,4 @@
-"""What is left to the device: crops and mirror images in the graph (:mod:`preprocess.unfinished`)."""
+"""What is left to the device: crops and mirror images in the graph (:mod:`preprocess.deferred_augmentation`)."""
 
 from __future__ import annotations
 

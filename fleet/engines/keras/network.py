@@ -47,8 +47,8 @@ from fleet.engines.keras.start import begin_with
 from fleet.engines.measures import Measures
 from fleet.errors import ModelError
 from fleet.storage.files import replace_by
-from preprocess.own_code import OwnCode, seed_host_generators
 from preprocess.sample import SampleSpec
+from preprocess.user_code import OwnCode, seed_host_generators
 
 _Local: TypeAlias = tuple[list[tf.Tensor], Any]  # this rank's gradients and sums
 _COUNT = [item.name for item in fields(Sums)].index("count")

@@ -1,6 +1,6 @@
 """What Keras and TensorFlow keep for a whole process, which a network's code may change.
 
-:mod:`preprocess.own_code` puts it back. TensorFlow's global seed is not among it: each network that is built sets it.
+:mod:`preprocess.user_code` puts it back. TensorFlow's global seed is not among it: each network that is built sets it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import keras
 import tensorflow as tf
 from keras.src.backend.common import global_state
 
-from preprocess.own_code import register
+from preprocess.user_code import register
 
 
 def _put_traceback_filtering(is_on: bool) -> None:

@@ -17,7 +17,7 @@ import h5py
 import keras
 from keras.src.saving import saving_lib
 
-from fleet.engines.start import meeting, taken
+from fleet.engines.initial_weights import meeting, taken
 from fleet.errors import SettingError
 from fleet.spec.model import told_as
 

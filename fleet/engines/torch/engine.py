@@ -25,7 +25,7 @@ from fleet.engines.torch.network import AheadNetwork, TorchNetwork
 from fleet.engines.torch.optimizer import Updates
 from fleet.engines.torch.start import freeze
 from fleet.spec import NetworkSpec
-from preprocess.own_code import OwnCode
+from preprocess.user_code import OwnCode
 
 log = logging.getLogger("fleet.engines.torch.engine")
 

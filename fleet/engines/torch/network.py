@@ -31,8 +31,8 @@ from fleet.engines.torch.models import kept_bytes, parameters_in
 from fleet.engines.torch.optimizer import Updates
 from fleet.engines.torch.start import begin_with
 from fleet.errors import ModelError
-from preprocess.own_code import OwnCode, seed_host_generators
 from preprocess.sample import SampleSpec
+from preprocess.user_code import OwnCode, seed_host_generators
 
 
 class TorchNetwork:

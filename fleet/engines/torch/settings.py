@@ -1,4 +1,4 @@
-"""What PyTorch keeps for a whole process, which a network's code may change (:mod:`preprocess.own_code`)."""
+"""What PyTorch keeps for a whole process, which a network's code may change (:mod:`preprocess.user_code`)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch._tensor_str import PRINT_OPTS
 from torch.backends import cuda, cudnn
 
-from preprocess.own_code import attribute, register
+from preprocess.user_code import attribute, register
 
 
 def _determinism() -> tuple[bool, bool, bool]:

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from fleet.engines.start import meeting, taken
+from fleet.engines.initial_weights import meeting, taken
 from fleet.errors import SettingError
 from fleet.spec.model import told_as
 

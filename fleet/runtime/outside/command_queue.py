@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fleet.storage.files import remove, write_json
-from fleet.storage.lines import read_object
+from fleet.storage.json_lines import read_object
 
 _LOOK_S = 0.2  # between two looks for an answer
 _COMMAND = ".command.json"

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from fleet.comm.protocols import Group
 from fleet.engines.base import PeerFailed, PeersFailed
-from fleet.engines.reasons import is_out_of_memory, reason_of
+from fleet.engines.failure_reason import is_out_of_memory, reason_of
 from fleet.errors import InfrastructureError, ModelError
 from preprocess.transient_errors import may_pass
 

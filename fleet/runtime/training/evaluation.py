@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 
 from fleet.engines.base import Predicting, Sums
-from fleet.prediction.kept import Outputs, is_kept
+from fleet.prediction.saved_predictions import Outputs, is_kept
 from fleet.runtime.training.agreement import all_or_none
 from fleet.runtime.training.network import Training
 from fleet.stream.batch import split_rows

@@ -26,7 +26,7 @@ from fleet.domain.network import (
 )
 from fleet.engines.base import Arrays, Scoring, Sums
 from fleet.errors import InfrastructureError
-from fleet.prediction.kept import keep_outputs
+from fleet.prediction.saved_predictions import keep_outputs
 from fleet.runtime.training.agreement import NetworkFailed, all_or_none
 from fleet.runtime.training.clocks import EpochClock, PaceReport
 from fleet.runtime.training.evaluation import can_predict, evaluate, predict

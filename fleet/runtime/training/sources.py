@@ -13,8 +13,8 @@ from fleet.runtime.input_pipelines import Feed
 from fleet.runtime.launch import Launch
 from fleet.spec import NetworkSpec
 from fleet.storage.paths import PARTS
+from fleet.stream.augment import Finish
 from fleet.stream.compose import NodeMemory, Stream, compose
-from fleet.stream.finish import Finish
 from fleet.stream.stall import Waiting
 from fleet.stream.validation import KeptForAll, Validation
 from preprocess.base import BadSample, row_numbers

@@ -21,8 +21,8 @@ from fleet.errors import GroupStruck, InfrastructureError
 from fleet.runtime.training.agreement import NetworkFailed, all_or_none
 from fleet.runtime.training.building import build_within
 from fleet.runtime.training.loop import TrainingLoop
-from fleet.runtime.training.measuring import time_batches
 from fleet.runtime.training.network import Training
+from fleet.runtime.training.rate_measurement import time_batches
 from fleet.runtime.training.sources import Sources
 from fleet.spec import NetworkSpec, Spec
 from fleet.storage.checkpoint import (
@@ -32,15 +32,15 @@ from fleet.storage.checkpoint import (
     promote_previous,
     read_state,
 )
-from fleet.storage.deaths import Mark
 from fleet.storage.identity import checksum_of, identity
 from fleet.storage.lease import Fence
 from fleet.storage.paths import RunPaths
+from fleet.storage.rank_deaths import Mark
 from fleet.storage.writer import CheckpointWriter
 from fleet.stream.stall import Stalled
 from fleet.stream.tenants import Tenants
-from preprocess.own_code import process_kept
 from preprocess.sample import SampleSpec
+from preprocess.user_code import process_kept
 from scheduler.base import StepTime
 
 log = logging.getLogger("fleet.runtime.training.trainer")

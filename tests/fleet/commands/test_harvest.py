@@ -7,7 +7,7 @@ import pytest
 
 from fleet.__main__ import main
 from fleet.jobs.harvest import HarvestPlan
-from fleet.storage.lines import read_lines
+from fleet.storage.json_lines import read_lines
 from fleet.storage.paths import RunPaths
 from tests.fakes import put_programs
 from tests.launch.made_up import shown

@@ -10,14 +10,14 @@ from fleet import predictor
 from fleet.api import Predictor
 from fleet.domain.network import EpochRecord, Outcome, Standing
 from fleet.errors import UserError
-from fleet.prediction.kept import probabilities
 from fleet.prediction.sample_file import read_sample, write_sample
+from fleet.prediction.saved_predictions import probabilities
 from fleet.spec import dump, parse
 from fleet.storage.paths import RunPaths
 from preprocess.sample import ImageSpec, SampleSpec
 from preprocess.target import TargetSpec, class_target
 from tests.fleet.histories import come_to, results_of
-from tests.fleet.prediction.kept import keep
+from tests.fleet.prediction.saved_predictions import keep
 
 NAMES = ("cat", "dog")
 DATA = {

@@ -12,8 +12,8 @@ from PIL import Image
 from fleet import predictor
 from fleet.api import Predictor
 from fleet.domain.network import Outcome, Standing
-from fleet.prediction.kept import probabilities
 from fleet.prediction.sample_file import write_sample
+from fleet.prediction.saved_predictions import probabilities
 from fleet.spec import dump, parse
 from fleet.storage.paths import RunPaths
 from preprocess.sample import ImageSpec, SampleSpec

@@ -6,7 +6,7 @@ from fleet.__main__ import main
 from fleet.domain.run import RunState
 from fleet.storage.paths import RunPaths
 from fleet.storage.results import Results, Status, take_up
-from fleet.storage.skipping import read_skipped
+from fleet.storage.skipped_networks import read_skipped
 from tests.fleet.histories import spec
 
 NETWORKS = [{"family": "softmax", "name": name} for name in ("a", "b")]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fleet.domain import events
 from fleet.domain.events import KINDS, Event, Profiled, RankLost, RateMeasured, event_from_json
-from fleet.domain.record import to_json
+from fleet.domain.json_record import to_json
 from tests.places import ROOT
 
 KIND_CLASSES = get_args(Event)

@@ -2,8 +2,8 @@
 
 import numpy as np
 
+from preprocess.deferred_augmentation import packed
 from preprocess.sample import Affine, ImageSpec, SampleSpec
-from preprocess.unfinished import packed
 
 DTYPES = ["uint8", "int16", "uint16", "int32", "int64", "float32"]
 

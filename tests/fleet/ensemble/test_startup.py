@@ -3,8 +3,8 @@
 import pytest
 
 from fleet.domain.events import FirstStep
-from fleet.ensemble.building import StartupTimes
 from fleet.ensemble.effects import Note, Outbox
+from fleet.ensemble.group_startup import StartupTimes
 
 
 @pytest.fixture

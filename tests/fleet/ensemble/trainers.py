@@ -12,8 +12,8 @@ from random import Random
 
 from fleet.comm import messages as m
 from fleet.domain.events import Interrupted, event_from_json
+from fleet.domain.json_record import to_json
 from fleet.domain.network import Outcome, Standing, StepRate
-from fleet.domain.record import to_json
 from fleet.domain.run import RunState
 from fleet.ensemble import effects as do
 from fleet.ensemble.controller import Ensemble

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleet.domain.events import ScheduleOptions, Started
-from fleet.domain.record import to_json
+from fleet.domain.json_record import to_json
 from fleet.jobs.chain import ChainLimits, History, JobStop, JobStopped, decide, note
 from fleet.jobs.job_events import Begun, CalledOff
 from fleet.jobs.launching import WarnedLaunch

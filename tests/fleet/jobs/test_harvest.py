@@ -17,7 +17,7 @@ from fleet.jobs.job_events import CalledOff
 from fleet.spec import parse
 from fleet.storage import files
 from fleet.storage.event_log import EventLog
-from fleet.storage.lines import read_lines
+from fleet.storage.json_lines import read_lines
 from fleet.storage.paths import RunPaths
 from launch.base import InputError
 from launch.queues import QUEUES, QueuedJob

@@ -18,10 +18,10 @@ from fleet.domain.events import (
     NetworkTaken,
 )
 from fleet.domain.network import Outcome, Standing
-from fleet.ensemble.claims import Claims, Leave, LetGo, Want
+from fleet.ensemble.lease_requests import Claims, Leave, LetGo, Want
 from fleet.jobs.backlog import HarvestLimits
 from fleet.jobs.harvest import Backlog, HarvestPlan, HarvestRun
-from fleet.jobs.harvested import LaunchEnded, note
+from fleet.jobs.harvest_log import LaunchEnded, note
 from fleet.jobs.job_events import Begun
 from fleet.spec import parse
 from fleet.storage.event_log import EventLog

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from fleet.monitor.importance import LEAST, importance_of
-from fleet.monitor.searched import SearchReport, Tried
+from fleet.monitor.search_summary import SearchReport, Tried
 from fleet.spec.space import Range
 from fleet.storage.results import Status
 

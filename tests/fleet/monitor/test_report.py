@@ -8,7 +8,7 @@ from html import escape
 import pytest
 
 from fleet.domain.events import DataChanged, NetworkFellBack
-from fleet.domain.record import as_json
+from fleet.domain.json_record import as_json
 from fleet.errors import UserError
 from fleet.monitor.html import render
 from fleet.monitor.report import SHOWN, best_rows, read_report

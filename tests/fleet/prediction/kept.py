@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from fleet.prediction.kept import Outputs, keep_outputs
+from fleet.prediction.saved_predictions import Outputs, keep_outputs
 from fleet.spec import Checkpoint
 from fleet.storage.results import NetworkResult, Status
 from fleet.storage.writer import CheckpointWriter

@@ -8,12 +8,12 @@ import pytest
 from fleet.errors import UserError
 from fleet.prediction import ensembles
 from fleet.prediction import ensembles as ens
-from fleet.prediction.kept import is_kept, read_predicted
+from fleet.prediction.saved_predictions import is_kept, read_predicted
 from fleet.storage.paths import RunPaths
 from fleet.storage.results import Status
 from preprocess.target import TargetSpec, class_target
 from tests.fleet.histories import spec
-from tests.fleet.prediction.kept import keep, row
+from tests.fleet.prediction.saved_predictions import keep, row
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from fleet.prediction.kept import probabilities
+from fleet.prediction.saved_predictions import probabilities
 from fleet.prediction.scores import Scores, Truth, calibration_error, score
 
 

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fleet.prediction.ensembles import greedy
-from fleet.prediction.kept import probabilities
+from fleet.prediction.saved_predictions import probabilities
 from fleet.prediction.scores import Truth, quick_score
 from tests.examples import examples
 

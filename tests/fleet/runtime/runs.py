@@ -11,7 +11,7 @@ from fleet.errors import ExitStatus, UserError
 from fleet.runtime.launch import Ranks
 from fleet.runtime.prepare import prepare as prepare_launch
 from fleet.runtime.session import Session
-from fleet.runtime.start import Request
+from fleet.runtime.startup import Request
 from fleet.storage.checkpoint import write_history, write_state
 from fleet.storage.identity import identity
 from fleet.storage.paths import RunPaths
@@ -34,7 +34,7 @@ def prepare(
 
     Args:
         ranks: what they have, by the names of :class:`fleet.runtime.launch.Ranks`.
-        asked: by the names of :class:`fleet.runtime.start.Request`.
+        asked: by the names of :class:`fleet.runtime.startup.Request`.
     """
     return prepare_launch(
         Request(str(path), **asked), Ranks(node_of, gpus, **(ranks or {})), lease, announce, name

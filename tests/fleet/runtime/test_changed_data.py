@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from fleet.domain.events import DataChanged
-from fleet.runtime.changes import changed_since
+from fleet.runtime.compatibility import changed_since
 from fleet.storage.checkpoint import newest
 from preprocess.source import View
 from tests.fleet.runtime.runs import Trained

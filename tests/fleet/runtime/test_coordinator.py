@@ -18,7 +18,7 @@ from fleet.runtime.interrupt import Interruption
 from fleet.runtime.known_rates import ProfileFile
 from fleet.runtime.outside.tracking import Tracking
 from fleet.runtime.searchers import Searchers
-from fleet.runtime.start import Laps
+from fleet.runtime.startup import Laps
 from fleet.search.controller import make_mind
 from fleet.spec.resolve import extremes
 from fleet.storage.checkpoint import write_state

@@ -7,7 +7,7 @@ import pytest
 
 from fleet.domain.events import FoundStanding, NetworkFinished
 from fleet.monitor.timeline import state_of
-from fleet.runtime.resuming import resume
+from fleet.runtime.resume import resume
 from fleet.spec import load
 from fleet.storage.event_log import read_run
 from fleet.storage.paths import RunPaths

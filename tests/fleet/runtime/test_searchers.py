@@ -8,9 +8,9 @@ import pytest
 from fleet.domain.events import EarlierRead, Searched, SearcherBegan
 from fleet.domain.run import RunSearch
 from fleet.ensemble.effects import Consulted, ConsultFailed
-from fleet.runtime import earlier
-from fleet.runtime.earlier import earlier_of
+from fleet.runtime import warm_start
 from fleet.runtime.searchers import Searchers
+from fleet.runtime.warm_start import earlier_of
 from fleet.search.calls import Ask, Know, Report, Tell
 from fleet.search.controller import Entry
 from fleet.spec.search import Search
@@ -127,7 +127,7 @@ def test_a_new_searcher_is_told_anew_what_an_earlier_run_found(monkeypatch):
         "net", Search(ask="random", most=9), {"width": (1, 2, 3)}, "maximize", "val_accuracy"
     )
     found = [Know(0, {"width": 3}, (), "finished", 0.5, "a-2", "runs/a")]
-    monkeypatch.setattr(earlier, "read_known", lambda run, space, objectives: (found, {}))
+    monkeypatch.setattr(warm_start, "read_known", lambda run, space, objectives: (found, {}))
     search, read = RunSearch(), EarlierRead("net", "runs/a", 1)
     search.tell(EarlierRead("net", "runs/a", 2))
     for number in range(2):

@@ -13,7 +13,7 @@ from fleet.runtime.session import Session
 from fleet.spec.engines import EngineInfo
 from fleet.storage.checkpoint import read_state
 from fleet.storage.event_log import events_of
-from launch import numa, pinned
+from launch import numa, pinned_memory
 from tests.fleet.one_process import Launch
 from tests.fleet.runtime.runs import Interruption, prepare, write
 from tests.launch.drivers import Driver
@@ -232,7 +232,7 @@ def test_what_trainers_copy_to_gpus_is_registered_with_their_driver(
     launch, tmp_path, monkeypatch, status, gpus, warning
 ):
     driver = Driver(tmp_path, monkeypatch, status=status)
-    monkeypatch.setattr(pinned, "LIBRARIES", driver.libraries)
+    monkeypatch.setattr(pinned_memory, "LIBRARIES", driver.libraries)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", gpus)
     statuses, prepared = launch([0, 0, 0], **TWO_TRAINERS)
     assert set(statuses.values()) == {ExitStatus.OK}
@@ -252,7 +252,7 @@ def test_what_trainers_copy_to_gpus_is_registered_with_their_driver(
 def test_without_a_driver_one_warning_says_so_where_there_are_gpus(
     launch, monkeypatch, gpus, warned
 ):
-    monkeypatch.setattr(pinned, "LIBRARIES", ())
+    monkeypatch.setattr(pinned_memory, "LIBRARIES", ())
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", gpus)
     statuses, prepared = launch([0, 0], resources={"engine": f"{__name__}:ON_GPUS"})
     assert set(statuses.values()) == {ExitStatus.OK}

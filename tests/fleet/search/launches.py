@@ -10,8 +10,8 @@ import zlib
 from dataclasses import dataclass, field
 
 from fleet.domain.events import EpochEnded, NetworkFinished, event_from_json
+from fleet.domain.json_record import to_json
 from fleet.domain.network import EpochRecord, Outcome, Standing
-from fleet.domain.record import to_json
 from fleet.domain.run import RunState
 from fleet.search.calls import make, replay
 from fleet.search.controller import Add, Consult, Entry, Mind, Note

@@ -6,8 +6,8 @@ import pytest
 import yaml
 
 from fleet.spec import json_schema, read_yaml
+from fleet.spec.documentation import page
 from fleet.spec.model import FAMILIES, application_names
-from fleet.spec.page import page
 from fleet.units import parse_duration, parse_share, parse_size
 from fleet.vocabulary.optimizers import OPTIMIZERS
 from fleet.vocabulary.schedules import SCHEDULES

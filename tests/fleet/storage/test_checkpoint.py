@@ -19,7 +19,7 @@ from fleet.spec import Checkpoint, Converge
 from fleet.storage import checkpoint
 from fleet.storage import writer as writer_module
 from fleet.storage.paths import RunPaths
-from fleet.storage.verified import write_verified
+from fleet.storage.verified_hdf5 import write_verified
 from fleet.storage.writer import CheckpointWriter
 from tests.examples import examples
 from tests.fleet.histories import history, record

@@ -4,8 +4,8 @@ import itertools
 import os
 
 from fleet.stream.layout import Layout
+from fleet.stream.local_batches import OwnStream
 from fleet.stream.order import StrictOrder
-from fleet.stream.own import OwnStream
 from fleet.stream.sample_set import SampleSet
 from fleet.stream.stall import Waiting
 from fleet.stream.store import Files

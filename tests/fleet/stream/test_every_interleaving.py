@@ -14,8 +14,8 @@ from fleet.runtime.preprocessor import Preprocessor
 from fleet.stream.batch import split_rows
 from fleet.stream.compose import NodeMemory
 from fleet.stream.layout import Layout
+from fleet.stream.local_batches import OwnStream
 from fleet.stream.order import Epoch, RingOrder, StrictOrder
-from fleet.stream.own import OwnStream
 from fleet.stream.reader import Reader
 from fleet.stream.ring import RingReader
 from fleet.stream.stall import Waiting

@@ -6,7 +6,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from fleet.stream.finish import FinishedEpochs, NodeEpochs
+from fleet.stream.augment import FinishedEpochs, NodeEpochs
 from preprocess.pipeline import Pipeline
 from preprocess.probe import probe
 from preprocess.sample import ImageSpec

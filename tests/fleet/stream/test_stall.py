@@ -6,8 +6,8 @@ import pytest
 
 from fleet.comm.alone import Alone
 from fleet.errors import InfrastructureError
+from fleet.stream.local_batches import OwnStream
 from fleet.stream.order import Epoch, StrictOrder
-from fleet.stream.own import OwnStream
 from fleet.stream.stall import StallClock, Waiting, WriterLost
 from fleet.stream.store import KeptByNode
 from fleet.stream.validation import KeptForAll

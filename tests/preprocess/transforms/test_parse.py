@@ -6,7 +6,7 @@ import pytest
 from pydantic import TypeAdapter
 
 from preprocess.base import InputError
-from preprocess.transforms.colour import Scale
+from preprocess.transforms.color import Scale
 from preprocess.transforms.decoding import Decode
 from preprocess.transforms.geometry import RandomCrop
 from preprocess.transforms.parse import (

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scheduler.base import InputError
 from scheduler.reservation import blocks
 from scheduler.reservation import requests as req
-from scheduler.reservation.laws import Discrete, discretise, empirical, make_law
+from scheduler.reservation.distributions import Discrete, discretise, empirical, make_law
 from scheduler.reservation.log import read_runs
 from tests.examples import examples
 from tests.places import SHARED

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scheduler.base import InputError
-from scheduler.reservation.laws import Discrete, empirical
+from scheduler.reservation.distributions import Discrete, empirical
 from scheduler.simulation.batch_queue import Convention, QueueJob, Run, Schedule, Stream
 from tests.examples import examples
 from tests.scheduler.simulation.audits import BrokenRuleError, audit_queued

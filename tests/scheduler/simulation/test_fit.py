@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from scheduler.base import InputError
-from scheduler.reservation.laws import LAWS, make_law
+from scheduler.reservation.distributions import LAWS, make_law
 from scheduler.reservation.log import read_runs
 from scheduler.simulation.fit import fit_laws
 from tests.places import SHARED

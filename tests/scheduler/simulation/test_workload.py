@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from scheduler.base import InputError
-from scheduler.reservation.laws import Discrete, make_law
+from scheduler.reservation.distributions import Discrete, make_law
 from scheduler.reservation.requests import t_optimal
 from scheduler.simulation import workload
 from scheduler.simulation.batch_queue import QueueJob, simulate

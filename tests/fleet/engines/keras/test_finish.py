@@ -7,9 +7,9 @@ import pytest
 
 from fleet.comm.alone import Alone
 from fleet.engines.base import Setup
-from fleet.runtime.training.measuring import made_up
+from fleet.runtime.training.rate_measurement import made_up
 from fleet.spec import Resources, parse
-from preprocess.unfinished import finished
+from preprocess.deferred_augmentation import finished
 from tests.fleet.engines.keras.taken import begin
 from tests.fleet.engines.unfinished import DTYPES, unfinished
 

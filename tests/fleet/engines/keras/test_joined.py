@@ -10,7 +10,7 @@ import pytest
 from fleet.comm.alone import Alone
 from fleet.engines.base import Setup
 from fleet.errors import UserError
-from fleet.prediction.kept import probabilities
+from fleet.prediction.saved_predictions import probabilities
 from fleet.spec import Resources, parse
 from preprocess.sample import Affine, ImageSpec, SampleSpec
 from preprocess.target import TargetSpec, class_target

@@ -6,7 +6,7 @@ import yaml
 
 from fleet.comm.alone import Alone
 from fleet.engines.base import Setup
-from fleet.engines.start import meeting, taken
+from fleet.engines.initial_weights import meeting, taken
 from fleet.errors import SettingError
 from fleet.spec import Resources, parse
 from preprocess.sample import Affine, ImageSpec, SampleSpec

@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from preprocess.deferred_augmentation import finished
 from preprocess.sample import ImageSpec
-from preprocess.unfinished import finished
 from tests.fleet.engines.torch.test_network import MODULES, built
 from tests.fleet.engines.unfinished import DTYPES, unfinished
 

@@ -10,7 +10,7 @@ import pytest
 from fleet.comm.alone import Alone
 from fleet.engines.registry import join_exports, make_engine, write_onnx
 from fleet.errors import ModelError, SettingError, UserError
-from fleet.prediction.kept import probabilities
+from fleet.prediction.saved_predictions import probabilities
 from fleet.spec import parse
 from preprocess.sample import Affine, ImageSpec, SampleSpec
 from preprocess.target import TargetSpec

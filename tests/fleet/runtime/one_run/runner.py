@@ -24,7 +24,7 @@ from fleet.domain import events as ev
 from fleet.engines import softmax
 from fleet.engines.softmax import NumpyEngine
 from fleet.errors import DamagedError, ExitStatus
-from fleet.prediction.kept import probabilities, read_predicted
+from fleet.prediction.saved_predictions import probabilities, read_predicted
 from fleet.runtime.session import Session
 from fleet.runtime.training.sources import Sources, sources_of
 from fleet.storage.checkpoint import best_state, newest

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from fleet.engines.softmax import SoftmaxRegression
 from fleet.errors import ExitStatus
 from fleet.runtime.coordinator import Coordinator
-from fleet.storage import event_log, verified
+from fleet.storage import event_log, verified_hdf5
 from fleet.storage.checkpoint import newest
 from fleet.storage.results import Status
 from tests.fleet.runtime.one_run.runner import Runner, cases, counting, few, shaky
@@ -78,7 +78,7 @@ def test_a_launch_that_goes_on_reads_each_line_of_an_epoch_and_each_checkpoint_o
         event_log, "event_from_json", counted(event_log.event_from_json, lambda line: line["event"])
     )
     monkeypatch.setattr(
-        verified, "_read_block", counted(verified._read_block, lambda path: path.name)
+        verified_hdf5, "_read_block", counted(verified_hdf5._read_block, lambda path: path.name)
     )
     monkeypatch.setattr(Coordinator, "start", started)
     assert runner.launch() is ExitStatus.OK

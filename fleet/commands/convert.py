@@ -1,0 +1,200 @@
+"""Put a data set into one HDF5 file, which a spec reads with `source: hdf5`.
+
+Any source of a spec can be packed, with its targets and weights: an image folder unless --source names another. Files
+stay encoded as they are; with --decoded they become uint8 pixels of one size, which costs space and saves decoding in
+every epoch. Samples that cannot be read or decoded are left out and named.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from fleet.arguments import whole
+from fleet.commands.output import add_json, show
+from fleet.storage.files import storing
+from fleet.terminal import progress_bar
+from fleet.units import counted, format_size
+from preprocess.base import BadSample, CannotWrite, DataSet, Source
+from preprocess.packing import write_hdf5
+from preprocess.pipeline import Pipeline
+from preprocess.probe import look
+from preprocess.source import open_data
+from preprocess.sources.hdf5 import open_hdf5
+from preprocess.target import KINDS, TargetSpec, TargetWish, target_of
+from preprocess.transforms import Transform, parse_transforms
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.add_argument(
+        "path",
+        help="what the source reads: a folder that holds <class>/, or train/<class>/ and "
+        "validation/<class>/, unless --source names another one",
+    )
+    parser.add_argument("out", help="HDF5 file to write; one that exists is replaced")
+    parser.add_argument(
+        "--decoded",
+        type=whole(1, 99_999),
+        metavar="SIZE",
+        help="write pixels: resize the shorter side to SIZE, and take the SIZE x SIZE pixels at the "
+        "centre",
+    )
+    parser.add_argument(
+        "--mode",
+        choices=("RGB", "L"),
+        default="RGB",
+        help="with --decoded: colour or greyscale (RGB)",
+    )
+    parser.add_argument(
+        "--bits",
+        type=whole(8, 16),
+        default=16,
+        help="with --decoded: how many bits greyscale files of 16 bits use (16)",
+    )
+    parser.add_argument(
+        "--source", default="image_folder", help="a source of a spec (image_folder)"
+    )
+    parser.add_argument(
+        "--option",
+        action="append",
+        default=[],
+        type=_option,
+        metavar="NAME=VALUE",
+        help="an option of the source, as in a spec's data.options; may be given several times",
+    )
+    parser.add_argument(
+        "--target",
+        type=_target,
+        metavar="KIND",
+        help=(
+            "what the targets are, as in a spec's data.target: class, multilabel, value, mask, or a mapping as YAML"
+        ),
+    )
+    add_json(parser)
+
+
+def run(args: argparse.Namespace) -> None:
+    """Write the file and say what is in it."""
+    data = open_data(
+        args.source,
+        args.path,
+        validation=None,
+        seed=0,
+        options=dict(args.option),
+        target=args.target,
+    )
+    _say(data.remark)
+    left_out = _write(data, _transforms(args), args.out)
+    train, *others = open_hdf5(args.out)
+    counts = {
+        "train": len(train),
+        **{
+            name: len(part or ()) for name, part in zip(("validation", "test"), others, strict=True)
+        },
+    }
+    written = os.path.getsize(args.out)
+    target = target_of(data.train)
+    show(
+        args,
+        lambda: {
+            "path": args.out,
+            "target": target.kind,
+            "classes": target.outputs,
+            **counts,
+            "bytes": written,
+            "left_out": [{"name": sample.name, "reason": sample.reason} for sample in left_out],
+        },
+        lambda: _print(args, counts, target, written, left_out),
+    )
+
+
+def _print(
+    args: argparse.Namespace,
+    counts: dict[str, int],
+    target: TargetSpec,
+    written: int,
+    left_out: Sequence[BadSample],
+) -> None:
+    unit = "image" if args.source == "image_folder" else "sample"
+    if counts["test"]:
+        tested = f" and {counted(counts['test'], f'test {unit}')}"
+    else:
+        tested = ""
+    print(
+        f"{args.out}: {counted(counts['train'], f'training {unit}')} and "
+        f"{counted(counts['validation'], f'validation {unit}')}{tested} {'of' if target.kind == 'class' else 'with'} "
+        f"{target}, {format_size(written)}; {len(left_out)} left out"
+    )
+    for sample in left_out:
+        print(f"  left out {sample}")
+
+
+def _say(remark: str) -> None:
+    for line in remark.splitlines():
+        print(f"fleet pack: {line}", file=sys.stderr)
+
+
+def _option(text: str) -> tuple[str, Any]:
+    """``name=value``, the value as in a spec."""
+    name, equals, value = text.partition("=")
+    if not (name and equals):
+        raise argparse.ArgumentTypeError(f"{text!r} should be NAME=VALUE")
+    return name, _yaml(value)
+
+
+def _target(text: str) -> TargetWish:
+    """A kind of targets, or a mapping of what a spec may say of them."""
+    said = _yaml(text)
+    try:
+        wish = TargetWish(**said) if isinstance(said, dict) else TargetWish(said)
+    except TypeError:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} should be a kind, or {{kind: KIND, outputs: NUMBER, names: [...], "
+            "ignore: NUMBER}"
+        ) from None
+    if wish.kind not in KINDS:
+        raise argparse.ArgumentTypeError(f"{wish.kind!r} should be one of {', '.join(KINDS)}")
+    return replace(wish, names=tuple(map(str, wish.names)))
+
+
+def _yaml(text: str) -> Any:
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} cannot be read: {' '.join(str(error).split())}"
+        ) from None
+
+
+def _transforms(args: argparse.Namespace) -> tuple[Transform, ...]:
+    """What is done to each image before it is written."""
+    size = args.decoded
+    if size is None:
+        return ()
+    return parse_transforms(
+        [
+            {"decode": {"mode": args.mode, "bits": args.bits}},
+            {"resize": {"size": size}},
+            {"center_crop": {"size": [size, size]}},
+        ]
+    )
+
+
+def _write(data: DataSet, transforms: Sequence[Transform], out: str) -> Sequence[BadSample]:
+    """Write the images; returns those that are left out."""
+    parts: dict[str, Source | Pipeline] = dict(data.parts())
+    for name, source in data.parts().items() if transforms else ():
+        found = look(source, transforms, seed=0)
+        _say(found.remark if name == "train" else "")
+        parts[name] = Pipeline(source, transforms, 0, found.sample)
+    total = sum(map(len, data.parts().values()))
+    with progress_bar(total, "samples") as advance, storing(Path(out), kind=CannotWrite):
+        return write_hdf5(parts, out, advance)

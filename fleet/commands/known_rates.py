@@ -1,0 +1,102 @@
+"""What is known of a spec's networks without a run: how fast they train, alone and several on one GPU."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from pathlib import Path
+
+from fleet.domain.events import SharingLearned
+from fleet.jobs.dry_run import known_rates
+from fleet.monitor.overheads import BesideSteps
+from fleet.monitor.timeline import state_of
+from fleet.runtime.known_rates import hardware, rates_file, read_rates_of
+from fleet.spec import Spec
+from fleet.storage.event_log import read_run
+from fleet.storage.identity import Machine, codes_of_all, speed_identity
+from fleet.storage.paths import RunPaths
+from fleet.storage.rate_cache import beside_steps_key, cache_path, numbers, read_cache, sharing_key
+from launch.binding import my_cores
+from preprocess.sample import SampleSpec
+from scheduler.base import MOST_SLOTS, Cluster, InputError, RateTable
+from scheduler.ensemble.rates_file import read_rates
+from scheduler.ensemble.sharing import Sharing
+
+
+def known_rates_of(
+    spec: Spec, place: str, given: str | None, sample: SampleSpec, cluster: Cluster
+) -> tuple[RateTable, str] | None:
+    """Rates of a file, or of earlier runs, and where they come from; None if there are none.
+
+    Args:
+        place: the file of the spec, as the user named it.
+        given: a file of rates that the user named.
+    """
+    file = rates_file(spec, given)
+    if file is not None:
+        return read_rates_of(spec, file), file
+    found = known_rates(spec, *cached(spec, place, sample, cluster), cluster.gpus_per_node)
+    if found is None:
+        return None
+    return (found, "measured before")
+
+
+def known_beside_steps(spec: Spec) -> BesideSteps | None:
+    """What the newest launch on such a machine took beside steps; None where there was none."""
+    known = read_cache(cache_path()).get(beside_steps_key(spec.resources.engine, hardware()), {})
+    is_whole = len(known) == len(dataclasses.fields(BesideSteps))
+    if is_whole:
+        return BesideSteps(*(known[number].rate for number in sorted(known)))
+    return None
+
+
+def cached(
+    spec: Spec, place: str, sample: SampleSpec, cluster: Cluster
+) -> tuple[dict[str, str], dict[str, dict[int, float]]]:
+    """The key of each network in the cache of rates, and what is in there."""
+    machine = Machine(hardware(), (cluster.gpus_per_node + 1) / len(my_cores().mine))
+    codes = codes_of_all(spec, Path(place).absolute().parent)
+    keys = {
+        network.name: speed_identity(network, spec.resources, sample, machine, codes)
+        for network in spec.networks
+    }
+    return keys, numbers(read_cache(cache_path()))
+
+
+def recorded_sharing(spec: Spec) -> tuple[float, ...]:
+    """What networks that share a GPU train together: as a file of rates says, as the run has shown, or earlier ones."""
+    if spec.schedule.rates is not None:
+        try:
+            return read_rates(spec.schedule.rates).sharing
+        except InputError:  # which the run will say
+            return ()
+    shown = state_of(read_run(RunPaths(spec.output), (SharingLearned,))).sharing
+    if len(shown) > 1:
+        return shown
+    known = numbers(read_cache(cache_path())).get(
+        sharing_key(spec.resources.engine, hardware()), {}
+    )
+    return Sharing(known).curve
+
+
+def shared_cluster(spec: Spec, cluster: Cluster) -> Cluster:
+    """A cluster of whole GPUs with the slots that the networks of a spec may use, if ranks are started for them."""
+    asked = spec.resources.per_device
+    most = min(
+        MOST_SLOTS, math.ceil(spec.most_at_once / max(1, cluster.gpus))
+    )  # more would stay empty
+    slots = most if asked == "auto" else min(asked, most)
+    if slots <= 1:
+        return cluster
+    return Cluster.of(cluster.gpus, cluster.gpus_per_node, slots, fills=asked != "auto")
+
+
+def with_sharing(spec: Spec, rates: RateTable) -> RateTable:
+    """Rates that say what networks train together that share a GPU, as far as it is known of this machine.
+
+    Of what is not known, :func:`scheduler.ensemble.sharing.speedup` has a guess.
+    """
+    is_shared = spec.resources.per_device != 1 and len(rates.sharing) < 2
+    if is_shared:
+        return dataclasses.replace(rates, sharing=recorded_sharing(spec) or (1.0,))
+    return rates

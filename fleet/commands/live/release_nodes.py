@@ -1,0 +1,108 @@
+"""Have a run that is going on give nodes back, and train on with the rest.
+
+  fleet yield runs/digits --nodes 1 --within 2min
+
+The launch chooses the nodes on which stopping costs least. The groups there save and leave, at their next step; where
+the time is too short for that, they give up what they have trained since their last checkpoint. Their networks go on
+elsewhere. The command ends once the nodes are free. Under mpirun --with-ft ulfm their processes end as well, and with
+--shrink JOB Slurm takes the nodes out of its job then. In any other launch they wait, without work, for its end, since
+MPI lets no rank leave before the others.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from fleet.arguments import count, duration
+from fleet.commands.output import add_json, print_json
+from fleet.domain.events import NodesLeft
+from fleet.errors import ExitStatus, InfrastructureError
+from fleet.live_run import ask_nodes, await_nodes
+from launch.base import InputError
+from launch.slurm_control import shrink
+
+_LATER = 2.0  # times as long as was asked for is waited, and
+_LATER_S = 60.0  # so many seconds
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.add_argument("run", metavar="RUN", type=Path, help="folder of the run")
+    parser.add_argument("--nodes", type=count, required=True, metavar="N", help="how many nodes")
+    parser.add_argument(
+        "--within",
+        type=duration,
+        required=True,
+        metavar="2min",
+        help="until when they should be free",
+    )
+    parser.add_argument(
+        "--shrink",
+        metavar="JOB",
+        help="the Slurm job of the run: have Slurm take the nodes out of it; mpirun's daemons must not "
+        "have been started by srun, which is what it does by itself (docs/eviction.md)",
+    )
+    add_json(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Have nodes given back, and wait for it; status 1 where that took longer than was asked for."""
+    asked = ask_nodes(args.run, args.nodes, args.within)
+    if not args.json:
+        for does, networks in (
+            ("saves and leaves", asked.saving),
+            ("leaves without saving", asked.dropping),
+        ):
+            for network in networks:
+                print(f"{network} {does}", flush=True)
+    left = await_nodes(args.run, asked, _LATER * args.within + _LATER_S)
+    is_late = left is not None and left.seconds > args.within
+    if args.shrink is not None and left is not None:
+        keeps = _shrink(args.shrink, left)
+    else:
+        keeps = None
+    if args.json:
+        print_json(
+            {
+                "nodes": asked.hosts,
+                "saved": asked.saving,
+                "dropped": asked.dropping,
+                "seconds": None if left is None else left.seconds,
+                "has_ended": left is None or left.has_ended,
+                **({} if keeps is None else {"keeps": keeps}),
+            }
+        )
+    elif left is None:
+        print("the launch has ended, with all its nodes")
+    else:
+        if left.has_ended:
+            became = "its processes end"
+        else:
+            became = "its processes wait, without work, for the end of the launch, which is not under --with-ft ulfm"
+        late = ", later than asked for" if is_late else ""
+        print(f"{', '.join(left.hosts)}: given back after {left.seconds:.1f} s{late}; {became}")
+    if keeps is not None and not args.json:
+        print(f"job {args.shrink} goes on with {', '.join(keeps)}")
+    if is_late:
+        return ExitStatus.INFRASTRUCTURE
+    return ExitStatus.OK
+
+
+def _shrink(job: str, left: NodesLeft) -> list[str]:
+    """Have Slurm take nodes out of a job; those that it keeps.
+
+    Raises:
+        InfrastructureError: there are still processes on them, or Slurm refuses.
+    """
+    if not left.has_ended:
+        raise InfrastructureError(
+            f"job {job} keeps its nodes: the launch is not under --with-ft ulfm, so its "
+            "processes on them do not end before it does"
+        )
+    try:
+        return shrink(job, left.hosts)
+    except InputError as error:
+        raise InfrastructureError(
+            f"the nodes are quiet, but job {job} keeps them: {error}"
+        ) from None

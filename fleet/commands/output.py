@@ -1,0 +1,145 @@
+"""How commands print: JSON for programs, text and tables for people, and figures in files.
+
+matplotlib is imported here alone, and only when a figure is wanted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from fleet.domain.json_record import as_json
+from fleet.errors import UserError
+from fleet.terminal import bar, print_table
+from scheduler.ensemble.policies import REFERENCE
+from scheduler.simulation.ensemble import Simulated
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    """Give a command its ``--json`` option."""
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON object and nothing else"
+    )
+
+
+_outputs: list[IO[str]] = []  # where JSON goes while all else goes to stderr
+
+
+@contextmanager
+def json_alone() -> Iterator[None]:
+    """Send all that is printed to stderr, such as by a user's module, and only JSON to stdout."""
+    _outputs.append(sys.stdout)
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        _outputs.pop()
+
+
+def print_json(value: Any, indent: int | None = 1) -> None:
+    """Print a dataclass, dict or list as JSON; what JSON cannot say (NaN, infinity) becomes null.
+
+    Args:
+        indent: None for a single line.
+    """
+    output = _outputs[-1] if _outputs else sys.stdout
+    print(json.dumps(as_json(value), indent=indent, allow_nan=False), file=output, flush=True)
+
+
+def show(args: argparse.Namespace, record: Callable[[], Any], text: Callable[[], object]) -> None:
+    """Print what a command has found.
+
+    Args:
+        record: makes what ``--json`` prints of it.
+        text: prints it for people, without ``--json``.
+    """
+    if args.json:
+        print_json(record())
+    else:
+        text()
+
+
+def print_policies(outcomes: Sequence[Simulated], is_known: bool = True) -> None:
+    """Print how policies do side by side, the reference among them.
+
+    Args:
+        is_known: whether rates were measured; times by estimated ones are rounded.
+    """
+
+    def rounded(seconds: float) -> float:
+        if is_known:
+            return round(seconds)
+        return float(f"{seconds:.2g}")
+
+    reference = next(outcome for outcome in outcomes if outcome.policy == REFERENCE.name).makespan_s
+    print_table(
+        [
+            "policy",
+            "makespan, s",
+            "x bound",
+            "speed-up",
+            "waiting/GPU, s",
+            "checkpoints, s",
+            "rounds",
+            "",
+        ],
+        [
+            [
+                outcome.policy,
+                rounded(outcome.makespan_s),
+                outcome.makespan_s / outcome.lower_bound_s,
+                reference / outcome.makespan_s,
+                rounded(outcome.waiting_s_per_gpu),
+                rounded(outcome.checkpoint_s),
+                len(outcome.rounds),
+                bar(reference / outcome.makespan_s, 4.0, 20),
+            ]
+            for outcome in outcomes
+        ],
+    )
+    print(
+        f"No schedule can be faster than {rounded(outcomes[0].lower_bound_s):.0f} s"
+        f"{'' if is_known else ', by estimated rates'}; speed-up is over {REFERENCE.name}."
+    )
+
+
+def add_plot(parser: argparse.ArgumentParser, what: str) -> None:
+    """Declare ``--plot``.
+
+    Args:
+        what: the figure shows.
+    """
+    parser.add_argument(
+        "--plot", type=Path, metavar="FILE", help=f"draw {what} (.png, .svg or .pdf)"
+    )
+
+
+@contextmanager
+def drawn(path: Path, width: float, height: float) -> Iterator[Figure]:
+    """A figure to draw on, which is written to a file at the end.
+
+    Args:
+        path: of the file; its ending says in which format.
+        width, height: of the figure, in inches.
+
+    Raises:
+        UserError: matplotlib is not installed, or the file cannot be written.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise UserError("--plot needs matplotlib: pip install 'fleet-ensemble[plots]'") from None
+    figure = Figure(figsize=(width, height), layout="constrained")
+    yield figure
+    try:
+        figure.savefig(path, dpi=120)
+    except (OSError, ValueError) as error:  # ValueError: a format that there is not
+        raise UserError(f"--plot: {path}: {error}") from None

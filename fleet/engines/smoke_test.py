@@ -1,0 +1,240 @@
+"""Trying networks out: build each, take a step, export it; in a process of its own, without MPI.
+
+:func:`main` gets a :class:`Request` through the pipe whose number it is called with, and says there which stage it
+begins, and what came out for each network. Users' functions may exit, crash and hang here: whoever has started the
+process knows from the last that it said what it was at (:mod:`fleet.jobs.trials`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import faulthandler
+import json
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fleet.comm.alone import Alone
+from fleet.engines.base import Engine, Examinable, Learning, Starting, Trainable, network_warnings
+from fleet.engines.failure_reason import reason_of
+from fleet.engines.registry import count_parameters, make_engine
+from fleet.errors import ModelError, SettingError, UserError
+from fleet.spec import NetworkSpec, Spec
+from fleet.spec.fit_checks import too_large, training_bytes
+from fleet.units import format_size
+from launch.processes import end_with_parent
+from preprocess.sample import SampleSpec
+from scheduler.base import RateTable
+
+_ROWS = 2  # of a step: a machine without GPUs takes no more than it must
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to try.
+
+    Attributes:
+        networks: their places among those of the spec.
+        rates: where the spec names some.
+        steps: whether to take a training step.
+        memory: bytes that a network may take here; one that wants more is not built.
+        samples: of each feed some of the data, inputs and targets as they travel; zeros stand for those of others.
+    """
+
+    spec: Spec
+    sample: SampleSpec
+    networks: tuple[int, ...]
+    rates: RateTable | None
+    steps: bool
+    memory: int
+    samples: Mapping[str, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
+
+
+@dataclass
+class Trial:
+    """What came out for one network, so far.
+
+    Attributes:
+        network: its place among those of the spec.
+        problem: why it cannot be trained; empty where it can.
+        setting: the keys of the setting that is to blame, where it is one.
+        parameters: how many it has; None where that is not known.
+        memory: bytes on a GPU that trains it, estimated; None where that is not known.
+        notes: what its user should know.
+        warnings: what its engine warns of while it builds it (:class:`fleet.errors.NetworkWarning`).
+    """
+
+    network: int
+    problem: str = ""
+    setting: tuple[str, ...] = ()
+    parameters: int | None = None
+    memory: int | None = None
+    notes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Trying:
+    """One network that is tried."""
+
+    network: NetworkSpec
+    request: Request
+    say: Callable[..., None]
+    trial: Trial
+
+    def run(self, engine: Engine, row_bytes: dict[str, int | None]) -> None:
+        """Try everything.
+
+        Args:
+            row_bytes: kind of network -> bytes that a step holds for each row, of those that were tried already; one of
+                a kind that is there takes no step.
+        """
+        spec = self.request.spec
+        network = self.network
+        self._begin("building")
+        self.trial.parameters = count_parameters(network, spec, self.request.sample)
+        if not spec.engine.learns or not self._fits_here():
+            return  # it is not built
+        with contextlib.closing(engine.build(network, Alone())) as trainable:
+            start = network.train.begins
+            if start and not network.parent and isinstance(trainable, Starting):
+                trainable.begin_with(Path(start.file), start.skip)
+            kind = _kind(network)
+            if kind not in row_bytes:
+                row_bytes[kind] = self._step(trainable)
+            self._measure(trainable, row_bytes[kind])
+            if (
+                spec.engine.exports
+                and network.architecture.kind == "import"
+                and isinstance(trainable, Examinable)
+            ):
+                self._begin("the export")
+                with tempfile.TemporaryDirectory(prefix="fleet-check-") as folder:
+                    note = trainable.try_export(Path(folder))
+                    if note:
+                        self.trial.notes += (note,)
+
+    def _begin(self, stage: str) -> None:
+        self.say(stage=stage, network=self.trial.network)
+
+    def _fits_here(self) -> bool:
+        """Whether it can be built on this machine; it might be trained on a GPU all the same."""
+        parameters = self.trial.parameters
+        if parameters is None:
+            return True
+        self.trial.memory = memory = training_bytes(parameters, self.network, self.request.spec)
+        wrong = too_large(parameters, self.network, self.request.spec)
+        if wrong:
+            raise ModelError(wrong)
+        if memory > self.request.memory:
+            self.trial.notes += (
+                f"not built: its {format_size(memory)} do not fit into the "
+                f"{format_size(self.request.memory)} that this machine has free",
+            )
+        return memory <= self.request.memory
+
+    def _step(self, trainable: Trainable) -> int | None:
+        """Take a step, if that is asked for, and see that it teaches; returns the bytes that one holds for each row."""
+        self._begin("a training step")
+        if self.request.steps:
+            sample = self.request.sample.of(self.network.feed)
+            image = sample.wire
+            target = sample.target
+            images, targets = self.request.samples.get(self.network.feed) or (
+                np.zeros((_ROWS, *image.shape), image.dtype),
+                target.made_up(np.random.default_rng(0), _ROWS),
+            )
+            values, weights = target.split(targets)
+            if isinstance(trainable, Learning):
+                trainable.check_learns(images, values)
+            rows = min(_ROWS, len(images), self.network.train.batch.bounds[0])
+            trainable.step(
+                images[:rows],
+                values[:rows],
+                rows,
+                False,
+                *([] if weights is None else [weights[:rows]]),
+            )
+        try:
+            if isinstance(trainable, Examinable):
+                return trainable.row_bytes()
+            return None
+        except Exception:  # the step has not been tried, and would have failed
+            return None
+
+    def _measure(self, trainable: Trainable, row_bytes: int | None) -> None:
+        network = self.network
+        if isinstance(trainable, Examinable):
+            self.trial.parameters = trainable.count_parameters()
+        parameters = self.trial.parameters
+        if parameters is not None:
+            rows = -(-network.global_batch(network.min_gpus) // network.min_gpus)
+            self.trial.memory = training_bytes(parameters, network, self.request.spec) + rows * (
+                row_bytes or 0
+            )
+
+
+def main() -> None:
+    """See the module."""
+    # With whoever has started it, this process ends too, also while it hangs (Linux).
+    end_with_parent()
+    faulthandler.register(signal.SIGUSR1, file=sys.stderr, all_threads=False)
+    pipe = Connection(int(sys.argv[1]))
+    os.set_inheritable(pipe.fileno(), False)  # what users' functions start would hold it open
+    _try_all(pipe.recv(), pipe)
+    os._exit(0)  # what users' functions have started need not end
+
+
+def _try_all(request: Request, pipe: Connection) -> None:
+    def say(**what: Any) -> None:
+        pipe.send(what)
+
+    say(stage="starting")
+    engine = None
+    if request.spec.engine.learns:
+        try:
+            engine = make_engine(request.spec, request.sample, request.rates, 0, 1)
+        except ImportError as error:
+            say(missing=reason_of(error))
+            return
+        except UserError as error:
+            say(unusable=str(error))
+            return
+    row_bytes: dict[str, int | None] = {}
+    for index in request.networks:
+        trial = Trial(index)
+        _try(_Trying(request.spec.networks[index], request, say, trial), engine, row_bytes)
+        say(trial=trial)
+
+
+def _try(trying: _Trying, engine: Engine | None, row_bytes: dict[str, int | None]) -> None:
+    trial = trying.trial
+    with network_warnings() as told:
+        try:
+            trying.run(engine, row_bytes)  # type: ignore[arg-type] # None only where it is not asked
+        except SettingError as error:
+            trial.problem = str(error)
+            trial.setting = error.setting
+        except BaseException as error:  # a user's function may raise anything
+            trial.problem = reason_of(error)
+    trial.warnings = tuple(told)
+
+
+def _kind(network: NetworkSpec) -> str:
+    """Equal for networks whose steps differ in numbers only."""
+    optimizer = dataclasses.replace(network.train.optimizer, learning_rate=1.0)
+    kept = {
+        **dataclasses.asdict(network.train),
+        "optimizer": dataclasses.asdict(optimizer),
+        "converge": None,
+    }
+    return json.dumps([network.architecture.key, network.feed, kept], sort_keys=True)

@@ -1,0 +1,271 @@
+"""A run as trackers know one: networks with hyper-parameters, metrics by epoch, a status and files (pure)."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain, repeat
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fleet.domain.events import Ended
+from fleet.domain.network import SCORES, Best, EpochRecord
+from fleet.domain.run import RunNetwork, RunState
+from fleet.monitor.run_history import log_of, past_of
+from fleet.spec import Converge, ModelEntry, NetworkSpec
+from fleet.spec.hyperparameters import Plain, chosen
+from fleet.storage.paths import RunPaths
+from fleet.storage.results import NetworkResult, Status
+
+DATABASES = (".db", ".sqlite", ".sqlite3")  # of SQLite, by their endings
+_OF_EPOCHS = ("learning_rate", "batch", "samples", "gpus", "seconds")
+
+
+@dataclass(frozen=True)
+class TrackedEpoch:
+    """An epoch.
+
+    Attributes:
+        date: when it ended, in seconds since 1970.
+        values: what is known of it, by name; nothing that is no number.
+    """
+
+    epoch: int
+    date: float
+    values: Mapping[str, float]
+
+
+class TrackedObjective(NamedTuple):
+    """What networks are judged by; the best value of one, NaN without any."""
+
+    name: str
+    value: float
+    is_larger_better: bool
+
+
+@dataclass(frozen=True)
+class TrackedNetwork:
+    """A network of a run.
+
+    Attributes:
+        key: that no network of another run has, also not of one that was started over in the same folder.
+        params: its hyper-parameters.
+        drawn: those of them that differ within its entry, as the spec writes them.
+        entry: of ``models``: its name; empty where networks of it do not differ.
+        objectives: the first is what is monitored.
+        about: what else is known of it.
+        files: name -> where it is.
+    """
+
+    name: str
+    key: str
+    params: Mapping[str, Plain]
+    drawn: Mapping[str, Any]
+    entry: str
+    objectives: tuple[TrackedObjective, ...]
+    status: Status
+    epochs: tuple[TrackedEpoch, ...]
+    began: float
+    about: Mapping[str, Plain]
+    files: Mapping[str, Path]
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing is left to train."""
+        return self.status in (Status.FINISHED, Status.PRUNED, Status.FAILED)
+
+    @property
+    def ended(self) -> float:
+        """When its newest epoch ended."""
+        if self.epochs:
+            return self.epochs[-1].date
+        return self.began
+
+    def digest(self, epochs: int | None = None) -> str:
+        """What its first epochs are known by, together with its hyper-parameters."""
+        said = (
+            sorted(self.params.items()),
+            [(one.epoch, sorted(one.values.items())) for one in self.epochs[:epochs]],
+        )
+        return _digest(repr(said))
+
+    @property
+    def stamp(self) -> str:
+        """What all that is known of it is known by; a test may follow its end, and files may."""
+        return f"{self.digest()} {self.status} {_digest(repr((sorted(self.about.items()), sorted(self.files))))}"
+
+
+@dataclass(frozen=True)
+class TrackedRun:
+    """A run.
+
+    Attributes:
+        is_going_on: whether no launch has said that it has ended.
+        spaces: entry -> what differs between its networks, and what it may be.
+        networks: in the order in which they came.
+    """
+
+    name: str
+    key: str
+    began: float
+    ended: float
+    is_going_on: bool
+    params: Mapping[str, Plain]
+    spaces: Mapping[str, Mapping[str, Any]]
+    networks: tuple[TrackedNetwork, ...]
+    files: Mapping[str, Path] = field(default_factory=dict)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no network has anything left to train."""
+        return all(network.is_over for network in self.networks)
+
+
+def track(paths: RunPaths) -> TrackedRun:
+    """A run by its log and its spec; it may go on.
+
+    Raises:
+        UserError: there is no run there, or its spec cannot be read.
+    """
+    past = past_of(paths)
+    log = log_of(paths)
+    document = past.spec.document
+    run = past.run
+    began = run.launches[0].start.date if run.launches else 0.0
+    key = _digest(f"{document.name}\0{began}")
+    rows = {row.name: row for row in past.rows}
+    making = _Making(run, paths, key, began)
+    networks = [
+        making.network(spec, document.models[spec.entry], rows[spec.name])
+        for spec in past.spec.networks
+    ]
+    files = (paths.spec, paths.results, paths.report, paths.ensembles)
+    return TrackedRun(
+        document.name,
+        key,
+        began,
+        max([began, *(network.ended for network in networks)]),
+        not (log and isinstance(log[-1].event, Ended)),
+        {
+            "policy": document.schedule.policy,
+            "engine": document.resources.engine,
+            "seed": document.seed,
+        },
+        {entry.stem: _space(entry) for entry in document.models if _space(entry)},
+        tuple(networks),
+        {path.name: path for path in files if path.exists()},
+    )
+
+
+def _space(entry: ModelEntry) -> Mapping[str, Any]:
+    """What differs between the networks of an entry."""
+    return entry.space or entry.grid or {}
+
+
+@dataclass
+class _Making:
+    """Takes together what is known of networks."""
+
+    run: RunState
+    paths: RunPaths
+    key: str
+    began: float
+
+    def __post_init__(self) -> None:
+        self._ended = {
+            (one.network, one.record.epoch, one.record.stream_epoch): one.t_s
+            for one in self.run.epochs
+        }
+        self._began: dict[str, float] = {}
+        for record in self.run.records:
+            self._began.setdefault(record.network, record.t_s)
+
+    def network(self, spec: NetworkSpec, entry: ModelEntry, row: NetworkResult) -> TrackedNetwork:
+        """One of them."""
+        converge = spec.train.converge
+        name = spec.name
+        began = self._date(self._began[name]) if name in self._began else self.began
+        found = self.run.networks.get(name, RunNetwork(0, 0))
+        about: dict[str, Any] = {
+            "reason": row.reason,
+            "parameters": row.parameters,
+            "best_epoch": row.best_epoch,
+            "parent": row.parent,
+            "parent_epoch": row.parent_epoch,
+            **{column: row.value(column) for column in ("test_loss", "test_accuracy")},
+            **{
+                column: value for column, value in row.metrics.items() if column.startswith("test_")
+            },
+        }
+        monitored = TrackedObjective(
+            converge.watched, row.value(converge.watched), converge.sign > 0
+        )
+        return TrackedNetwork(
+            name,
+            _digest(f"{self.key}\0{name}"),
+            chosen(spec),
+            spec.parameters,
+            entry.stem if _space(entry) else "",
+            self._objectives(entry, name, monitored),
+            row.status,
+            tuple(self._epochs(name, found.standing.history, converge)),
+            began,
+            {
+                column: value
+                for column, value in about.items()
+                if value not in ("", 0, None) and value == value
+            },
+            {
+                path.name: path
+                for path in (
+                    *sorted(self.paths.model(name).glob("best.*")),
+                    self.paths.history(name),
+                )
+                if path.exists()
+            },
+        )
+
+    def _objectives(
+        self, entry: ModelEntry, name: str, monitored: TrackedObjective
+    ) -> tuple[TrackedObjective, ...]:
+        """What a network is judged by; of several objectives, what its searcher was told that it has come to."""
+        several = () if entry.search is None else entry.search.objectives[1:]
+        values = chain(self.run.told.get(name, ())[1:], repeat(math.nan))
+        return (
+            monitored,
+            *(
+                TrackedObjective(one.value, value, one.sense == "maximize")
+                for one, value in zip(several, values, strict=False)
+            ),
+        )
+
+    def _epochs(
+        self, name: str, history: Sequence[EpochRecord], converge: Converge
+    ) -> Iterator[TrackedEpoch]:
+        best = Best()
+        monitor = converge.watched
+        for record in history:
+            best = best.after(record, converge)
+            values = {column: record.value(column) for column in (*SCORES, *record.metrics)}
+            values |= {column: float(getattr(record, column)) for column in _OF_EPOCHS} | {
+                f"best_{monitor}": converge.sign * best.score
+            }
+            t_s = self._ended.get((name, record.epoch, record.stream_epoch))
+            yield TrackedEpoch(
+                record.epoch,
+                self.began if t_s is None else self._date(t_s),
+                {column: value for column, value in values.items() if math.isfinite(value)},
+            )
+
+    def _date(self, t_s: float) -> float:
+        """Seconds since 1970 of a moment of the run, on whose clock the time without a launch is left out."""
+        launch = next((one for one in reversed(self.run.launches) if one.began_s <= t_s), None)
+        if launch is None:
+            return self.began
+        return launch.start.date + t_s - launch.began_s
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -1,0 +1,501 @@
+"""A run that is going on, seen from outside: telling it what to do, and hearing how its networks learn.
+
+All of it goes through files in the run's folder: commands through its mailbox (:mod:`fleet.runtime.outside.command_queue`),
+reports from its event log. So it works from any machine that sees the folder, without a port and without a server.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from fleet.domain.events import Commanded, EpochEnded, Event, NetworkAdded, NodesLeft, Started
+from fleet.domain.network import SCORES, EpochRecord
+from fleet.domain.run import RunNetwork, RunState
+from fleet.errors import EXPLAINED, ExitStatus, InfrastructureError, UserError, shortened
+from fleet.monitor.report import best_rows
+from fleet.monitor.view import NotebookView
+from fleet.runtime.outside.command_handler import NetworkOver
+from fleet.runtime.outside.command_queue import Mailbox
+from fleet.spec.schema import ModelEntry
+from fleet.spec.yaml_file import plain
+from fleet.storage.event_log import Dated, RunTail, first_line, log_mark, read_events
+from fleet.storage.lease import is_held
+from fleet.storage.network_leases import held_lease
+from fleet.storage.paths import RunPaths
+from fleet.storage.results import read_results
+from fleet.storage.run_spec import spec_of
+from launch.mpirun_messages import wait
+
+PATIENCE_S = 60.0  # for the answer to a command, and for the begin of a launch
+_LOOK_S = 0.2  # between two looks at the event log
+
+
+# ---- commands -----------------------------------------------------------------------------------
+
+
+def command(
+    run: str | Path, content: Mapping[str, Any], patience_s: float = PATIENCE_S
+) -> list[str]:
+    """Have the launch that is at work on a run do something, and wait for its answer.
+
+    Args:
+        run: the run's folder.
+        content: see :mod:`fleet.runtime.outside.command_handler`.
+
+    Returns:
+        The networks that it was about.
+
+    Raises:
+        UserError: no launch is at work there alone, it does not answer, or it refuses; the message says why.
+    """
+    return [str(network) for network in _asked(run, content, patience_s)[1].get("networks", ())]
+
+
+def _asked(
+    run: str | Path, content: Mapping[str, Any], patience_s: float
+) -> tuple[str, dict[str, Any]]:
+    """The name of a command, and its answer; see :func:`command`."""
+    paths = RunPaths(Path(run))
+    if not paths.marker.exists():
+        raise UserError(f"{run} is no folder of a run")
+    _check_takes_commands(paths)
+    mailbox = Mailbox(paths.mailbox)
+    name = mailbox.put(content)
+    until = time.monotonic() + patience_s
+    while (answer := mailbox.take_answer(name, 1.0)) is None:
+        if is_held(paths.lease) and time.monotonic() < until:
+            continue
+        if mailbox.withdraw(name):
+            _check_takes_commands(paths)
+            raise UserError(
+                f"{run}: the launch has not answered within {patience_s:.0f} s; nothing was done"
+            )
+        if time.monotonic() > until + patience_s:
+            raise UserError(
+                f"{run}: the launch has taken the command and does not answer: fleet watch shows whether "
+                "it was done"
+            )
+    if "error" in answer:
+        raise (NetworkOver if answer.get("is_over") else UserError)(str(answer["error"]))
+    return name, answer
+
+
+def _check_takes_commands(paths: RunPaths) -> None:
+    if is_held(paths.lease):
+        return
+    if held_lease(paths) is not None:
+        raise UserError(
+            f"{paths.root}: several launches share its networks (fleet harvest), and such take no "
+            "commands; to have nodes back, end one of their jobs (others go on with its networks); for "
+            "anything else, start one launch alone once all of them have ended"
+        )
+    raise UserError(
+        f"{paths.root}: no launch is at work there: the run has ended, or waits for its next job"
+    )
+
+
+def add(run: str | Path, entry: Mapping[str, Any] | ModelEntry) -> list[str]:
+    """Add an entry of ``models`` to a run that is going on; returns the names of its networks once they are accepted.
+
+    A network whose values are wrong is accepted, too, and fails by itself.
+
+    Raises:
+        UserError: the entry is wrong, or no launch takes it.
+    """
+    return command(run, {"do": "add", "entry": _checked(entry)})
+
+
+def _checked(entry: Any) -> dict[str, Any]:
+    """An entry of ``models`` as it goes to the launch, which looks at what its keys say.
+
+    Raises:
+        UserError: it is none, or cannot be written down.
+    """
+    content = plain(entry)
+    if not isinstance(content, dict):
+        raise UserError(
+            "add: an entry is a mapping with the keys of one entry of `models:`, such as "
+            f"{{'family': 'cnn'}}, not {shortened(repr(entry), 80)}"
+        )
+    try:
+        json.dumps(content, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise UserError(f"add: the entry holds what no YAML file could say: {error}") from None
+    return content
+
+
+@dataclass(frozen=True)
+class NodesPromised:
+    """The nodes that a launch gives back, as it has answered.
+
+    Attributes:
+        command: its name in the event log.
+        since: bytes of the event log that are older.
+        hosts: the names of the nodes.
+        saving: the networks whose groups save before they leave.
+        dropping: those that give up what they have trained since their last checkpoint: there is no time for more.
+    """
+
+    command: str
+    since: int
+    hosts: tuple[str, ...]
+    saving: tuple[str, ...]
+    dropping: tuple[str, ...]
+
+
+def ask_nodes(run: str | Path, nodes: int, within_s: float) -> NodesPromised:
+    """Ask a launch to give nodes back; returns what it will do.
+
+    Args:
+        nodes: how many.
+        within_s: seconds until they should be free.
+
+    Raises:
+        UserError: it cannot do without so many, or no launch answers.
+    """
+    _, since = log_mark(RunPaths(Path(run)).events)
+    name, answer = _asked(run, {"do": "yield", "nodes": nodes, "within_s": within_s}, PATIENCE_S)
+    ways = answer.get("ways", {})
+    return NodesPromised(
+        name,
+        since,
+        tuple(answer.get("hosts", ())),
+        tuple(one for one, way in ways.items() if way != "kill"),
+        tuple(one for one, way in ways.items() if way == "kill"),
+    )
+
+
+def await_nodes(run: str | Path, asked: NodesPromised, patience_s: float) -> NodesLeft | None:
+    """Wait until nodes are given back; None where the launch has ended before, with all its nodes.
+
+    Args:
+        patience_s: seconds to wait.
+
+    Raises:
+        UserError: they were not given back in time; the launch goes on with it.
+    """
+    paths = RunPaths(Path(run))
+    until = time.monotonic() + patience_s
+    tail = RunTail(paths, from_end=True, starts={paths.events: asked.since})
+    for dated in follow(tail, lambda: not is_held(paths.lease) or time.monotonic() > until):
+        if isinstance(dated.event, NodesLeft) and dated.event.command == asked.command:
+            return dated.event
+    if is_held(paths.lease):
+        raise UserError(
+            f"{', '.join(asked.hosts)}: not given back within {patience_s:.0f} s; the launch goes on with "
+            "it, and fleet watch shows when it is done"
+        )
+    return None
+
+
+# ---- reports ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Report:
+    """A network has ended an epoch.
+
+    Attributes:
+        network: its name.
+        number: of the network: within its entry if a search has asked for it, otherwise among all of the run.
+        epoch: counted from 1.
+        value: of what it monitors; NaN where there is none.
+        is_last: whether it has trained as many epochs as it may; one may end before.
+        metrics: losses, accuracies and all metrics of its spec by name; None where they cannot be computed.
+    """
+
+    network: str
+    number: int
+    epoch: int
+    value: float
+    metrics: Mapping[str, float | None] = field(default_factory=dict, hash=False)
+    is_last: bool = False
+
+
+def report_of(event: Event, run: RunState) -> Report | None:
+    """A report where an epoch has ended.
+
+    Args:
+        run: which has taken in the event.
+    """
+    if not isinstance(event, EpochEnded):
+        return None
+    network = run.networks[event.network]
+    record = event.record
+    metrics = {name: _shown(record.value(name)) for name in (*SCORES, *record.metrics)}
+    return Report(
+        event.network,
+        network.number,
+        record.epoch,
+        _value(network, record),
+        metrics,
+        record.epoch >= network.max_epochs,
+    )
+
+
+def _value(network: RunNetwork, record: EpochRecord) -> float:
+    """What a network monitors; without a word of its spec, as the data decides: its accuracy, or its loss."""
+    if network.monitor is not None:
+        return record.value(network.monitor)
+    accuracy = record.value("val_accuracy")
+    if math.isnan(accuracy):
+        return record.value("val_loss")
+    return accuracy
+
+
+def _shown(value: float) -> float | None:
+    if math.isnan(value):
+        return None
+    return value
+
+
+def meet_all(run: RunState, logs: Iterable[Path]) -> None:
+    """Tell of the networks that have come to a run so far, and of the launches that have begun.
+
+    The other lines of a long log would take many seconds to read, and are passed over without a look into them.
+    """
+    for log in logs:
+        for t_s, event in read_events(log, kinds=(Started, Commanded, NetworkAdded)):
+            run.apply(t_s, event, log)
+
+
+def follow(tail: RunTail, is_over: Callable[[], bool]) -> Iterator[Dated]:
+    """The events of a run as they are logged, until it is over.
+
+    Args:
+        is_over: asked whenever nothing is new.
+    """
+    while True:
+        ends = is_over()  # before the look: what was logged until then is seen
+        with suppress(FileNotFoundError):
+            yield from tail.new()
+        if ends:
+            return
+        time.sleep(_LOOK_S)
+
+
+def run_of(paths: RunPaths) -> RunState:
+    """A run that has begun, as its spec says it.
+
+    Raises:
+        UserError: there is no such run.
+    """
+    return RunState(spec_of(paths))
+
+
+# ---- a launch of one's own ----------------------------------------------------------------------
+
+
+class Running:
+    """A launch that was started here; see :func:`fleet.api.launch`.
+
+    It is a context: at its end the launch is waited for, or stopped, with everything saved, where an exception ends it.
+
+    Args:
+        process: the launcher.
+        paths: of the run.
+        start: the size of the event log before.
+        end: says how it ended, given the status of the launcher.
+        stale: the first line of an event log that the launch deletes; empty where it deletes none.
+    """
+
+    def __init__(
+        self,
+        process: subprocess.Popen[bytes],
+        paths: RunPaths,
+        start: int,
+        end: Callable[[int], ExitStatus],
+        stale: bytes = b"",
+    ) -> None:
+        self._process = process
+        self._paths = paths
+        self._start = start
+        self._end = end
+        self._stale = stale
+        self._status: ExitStatus | None = None
+        self._is_interrupted = False
+        self._lock = threading.Lock()
+        self._shows: threading.Thread | None = None
+
+    def show_table(self) -> None:
+        """Show a live table in the cell of a notebook, from a thread; at its end the results."""
+        self._shows = threading.Thread(target=self._show, args=(NotebookView.place(),), daemon=True)
+        self._shows.start()
+
+    def _show(self, place: Any) -> None:
+        view: NotebookView | None = None
+
+        def look() -> None:
+            if view is not None:
+                view.draw()
+
+        for event, run in self._heard(look):
+            view = view or NotebookView(run, place)
+            view.on_event(event)
+        if view is not None:
+            with suppress(UserError):  # a launch that has broken down may have none
+                view.finish(*best_rows(self.results())[:2])
+
+    @property
+    def run(self) -> Path:
+        """The run's folder."""
+        return self._paths.root
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the launch has ended."""
+        return self._process.poll() is not None
+
+    def add(self, entry: Mapping[str, Any] | ModelEntry) -> str:
+        """Add a network; returns its name once it is accepted.
+
+        Args:
+            entry: of ``models``, for one network; :meth:`add_all` takes those for several.
+
+        Raises:
+            UserError: the entry is wrong, or the run has ended.
+        """
+        content = _checked(entry)
+        if "grid" in content or content.get("count", 1) != 1:
+            raise UserError(
+                "add takes an entry of one network; add_all takes those with `grid:` or `count:`"
+            )
+        return self.add_all(content)[0]
+
+    def add_all(self, entry: Mapping[str, Any] | ModelEntry) -> list[str]:
+        """Add all networks of an entry; returns their names."""
+        return self._command({"do": "add", "entry": _checked(entry)})
+
+    def stop(self, network: str) -> bool:
+        """Drop a network at the end of its epoch: it is pruned, unless that was its last.
+
+        Returns:
+            False where it was over before the command came.
+
+        Raises:
+            UserError: there is none of that name, or the run has ended.
+        """
+        return self._rule("stop", network)
+
+    def pause(self, network: str) -> bool:
+        """Let a network stand from the end of its epoch on, without devices; as :meth:`stop`."""
+        return self._rule("pause", network)
+
+    def resume(self, network: str) -> bool:
+        """Let a paused network go on; as :meth:`stop`."""
+        return self._rule("resume", network)
+
+    def _rule(self, do: str, network: str) -> bool:
+        if not isinstance(network, str):
+            raise UserError(
+                f"{do}: a network is named by text, such as 'net-3', not {shortened(repr(network), 80)}"
+            )
+        try:
+            self._command({"do": do, "network": network})
+        except NetworkOver:
+            return False
+        return True
+
+    def _command(self, content: Mapping[str, Any]) -> list[str]:
+        if not self._has_begun():
+            raise UserError(f"{self.run}: the run has ended")
+        return command(self.run, content)
+
+    def _has_begun(self, patience_s: float = math.inf) -> bool:
+        """Wait for a launch that has just been started; false where it is over, or does not begin."""
+        until = time.monotonic() + patience_s
+        while held_lease(self._paths) is None:
+            if self.is_over or time.monotonic() > until:
+                return False
+            time.sleep(_LOOK_S)
+        return not self.is_over
+
+    def reports(self) -> Iterator[Report]:
+        """Every epoch's end of this launch, as it happens; ends with the launch."""
+        for event, run in self._heard():
+            report = report_of(event, run)
+            if report is not None:
+                yield report
+
+    def _heard(self, look: Callable[[], None] = lambda: None) -> Iterator[tuple[Event, RunState]]:
+        """The events of this launch, each with the run that has taken it in; ends with the launch.
+
+        Args:
+            look: is called whenever nothing is new.
+        """
+
+        def is_over() -> bool:
+            look()
+            return self.is_over
+
+        while self._stale and first_line(self._paths.events) == self._stale:
+            if self.is_over:  # before it came to delete anything
+                return
+            time.sleep(_LOOK_S)
+        run: RunState | None = None
+        tail = RunTail(self._paths, from_end=True, starts={self._paths.events: self._start})
+        for dated in follow(tail, is_over):
+            run = run or run_of(self._paths)
+            run.apply(dated.at, dated.event, dated.log)
+            yield dated.event, run
+
+    def results(self) -> list[Any]:
+        """The networks, the best first; see :func:`fleet.storage.results.read_results`."""
+        return read_results(self.run)
+
+    def wait(self) -> ExitStatus:
+        """Wait for the launch; returns how it ended, as :func:`fleet.api.run` does.
+
+        Raises:
+            UserError, InfrastructureError, KeyboardInterrupt: as that raises.
+        """
+        status = wait(self._process, EXPLAINED, self._stop)
+        with self._lock:
+            if self._status is None:
+                self._status = self._end(status)
+        if self._shows is not None:
+            self._shows.join(PATIENCE_S)
+        return self._status
+
+    def interrupt(self) -> None:
+        """Have the launch save everything and stop; the same command resumes it.
+
+        One that has just been started is waited for: it would die of the signal. If it has not begun within a minute,
+        it is ended as it is, and has nothing to save.
+        """
+        self._is_interrupted = True
+        # Upon SIGTERM mpirun ends its ranks at once, saved or not; SIGUSR2 it passes on, and waits for them.
+        self._process.send_signal(signal.SIGUSR2 if self._has_begun(PATIENCE_S) else signal.SIGTERM)
+
+    def _stop(self) -> None:
+        """Upon Ctrl-C."""
+        if self._is_interrupted:
+            raise KeyboardInterrupt
+        self.interrupt()
+
+    def __enter__(self) -> Running:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if kind is None:
+            self.wait()
+            return
+        self.interrupt()
+        with suppress(UserError, InfrastructureError):  # what was raised inside says more
+            self.wait()

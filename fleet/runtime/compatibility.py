@@ -1,0 +1,344 @@
+"""Networks, or data, that are not what they were when networks were saved: refused, unless it is said what is to become
+of them."""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from fleet.domain.events import ChangesAccepted, DataChanged, Event, NetworkFellBack
+from fleet.domain.network import DATA, Code, State
+from fleet.errors import UserError
+from fleet.runtime.inputs import mark_data
+from fleet.runtime.startup import Request
+from fleet.spec import NetworkSpec, Spec
+from fleet.storage.checkpoint import CheckpointLookup, amend, newest
+from fleet.storage.code import code_of
+from fleet.storage.files import remove, replacing, side_by_side, storing
+from fleet.storage.identity import changes, identity
+from fleet.storage.lease import Fence, check_of
+from fleet.storage.paths import RunPaths
+from fleet.storage.run_spec import spec_of
+from preprocess.base import InputError
+from preprocess.fingerprint import Fingerprint, differences, read_fingerprint, write_fingerprint
+from preprocess.sample import SampleSpec
+
+_MOST_FILES = 20_000  # of which a report sees whether they are newer
+
+
+def check_fresh(spec: Spec, fresh_networks: Sequence[str]) -> None:
+    """Refuse to start over what is no network of a spec.
+
+    Raises:
+        UserError: one of the names is none.
+    """
+    for name in fresh_networks:
+        if name not in spec.by_name:
+            raise UserError(
+                f"--fresh-network {name}: the spec has no such network; it has {', '.join(spec.by_name)}"
+            )
+
+
+@dataclass(frozen=True)
+class _Saved:
+    """The checkpoint that was found of a network, if there is one, and what has changed about the network since."""
+
+    network: NetworkSpec
+    found: CheckpointLookup
+    changed: list[str]
+
+    @property
+    def state(self) -> State:
+        """Of a checkpoint that is there."""
+        assert self.found.state is not None
+        return self.found.state
+
+
+def codes_of(spec: Spec, beside: Path) -> dict[str, Code]:
+    """What is built -> the files of its ``build:`` function; none for families and ``keras.applications``."""
+    targets = {network.architecture.target for network in spec.networks}
+    targets |= {entry.target for entry in spec.searches.values()}
+    return {target: code_of(target, beside) for target in targets}
+
+
+def known_data(paths: RunPaths, fresh_networks: Sequence[str] = ()) -> Fingerprint | None:
+    """What the data of a run was known by when networks were trained on it.
+
+    Args:
+        fresh_networks: of them nothing counts any more.
+
+    Returns:
+        None where nothing was trained, or FLEET 0.1.0 has trained it.
+    """
+    is_trained = any(path.parent.name not in fresh_networks for path in paths.models.glob("*/*.h5"))
+    if is_trained:
+        return read_fingerprint(paths.data)
+    return None
+
+
+def changes_of_data(spec: Spec, before: Fingerprint, now: Fingerprint) -> list[str]:
+    """What of the data has changed, in words, with the path at which each part lies; nothing if it is as it was."""
+    where = {"validation": spec.data.validation, "test": spec.data.test}
+    found = []
+    for part, words in differences(before, now).items():
+        own = where.get(part)
+        place = own if isinstance(own, str) else spec.data.path or spec.data.source
+        if part in where and not isinstance(own, str):
+            held_out = f" ({part})"
+        else:
+            held_out = ""
+        found.append(f"{place}{held_out}: {', '.join(words)}")
+    return list(dict.fromkeys(found))
+
+
+def changed_since(paths: RunPaths) -> list[str]:
+    """What of a run's data is not what its networks were trained on, in words, as far as that is cheap to see.
+
+    The data is not looked at where no file of it was touched since it was noted, where it is not there, and where code
+    of the user's own reads it.
+    """
+    try:
+        spec = spec_of(paths)
+        before = known_data(paths)
+        if before is None or ":" in spec.data.source:
+            return []
+        places = (spec.data.path, spec.data.validation, spec.data.test)
+        noted_s = paths.data.stat().st_mtime
+        if not any(isinstance(place, str) and _is_newer(Path(place), noted_s) for place in places):
+            return []
+        return changes_of_data(spec, before, mark_data(spec, before)[1])
+    except (UserError, InputError, OSError):
+        return []
+
+
+def _is_newer(path: Path, moment_s: float) -> bool:
+    """Whether a file, or something in a folder, was touched later; of a large folder some are looked at."""
+    found = itertools.chain([path], path.rglob("*") if path.is_dir() else ())
+    return any(one.stat().st_ctime > moment_s for one in itertools.islice(found, _MOST_FILES))
+
+
+def check_meanwhile(
+    paths: RunPaths, before: Fingerprint | None, again: Fingerprint | None, now: Fingerprint
+) -> None:
+    """Refuse data that was divided by what was known of it, if another launch has found it different since.
+
+    Args:
+        before, again: what the data was known by before it was opened, and when this launch had entered the folder.
+
+    Raises:
+        UserError: another launch has been at work between the two.
+    """
+    if again is not None and all(
+        one is None or _divided(one) != _divided(again) for one in (before, now)
+    ):
+        raise UserError(
+            f"{paths.root}: another launch has trained on other data in the meantime; start this one again"
+        )
+
+
+def note_data(
+    paths: RunPaths,
+    now: Fingerprint,
+    folds: np.ndarray | None,
+    rows: np.ndarray,
+    fence: Fence | None,
+) -> None:
+    """Keep what the data is known by, and how it is divided, where that is not what is kept already.
+
+    Args:
+        folds: of the training samples.
+        rows: their places in the fingerprint.
+    """
+    if folds is not None:
+        of_all = np.full(len(now.sides), -1, np.int16)
+        of_all[rows] = folds
+        now = replace(now, folds=of_all)
+    kept = read_fingerprint(paths.data)
+    if kept is None or _noted(kept) != _noted(now):
+        with replacing(paths.data, "wb", check=check_of(fence)) as file:
+            write_fingerprint(file, now)
+
+
+def _divided(found: Fingerprint) -> tuple[str, bytes]:
+    return found.digest, found.sides.tobytes()
+
+
+def _noted(found: Fingerprint) -> tuple[str, bytes, str, bytes, str]:
+    return *_divided(found), found.division, found.folds.tobytes(), found.tests
+
+
+def forget_old_data(paths: RunPaths, now: Fingerprint) -> None:
+    """Delete what was made of other data than this: decoded samples, and what networks gave for samples."""
+    kept = read_fingerprint(paths.data)
+    if kept is not None and (kept.tests != now.tests or differences(kept, now)):
+        for path in (paths.decoded, *paths.all_predictions()):
+            remove(path)
+
+
+def take_up(
+    spec: Spec,
+    paths: RunPaths,
+    sample: SampleSpec,
+    codes: Mapping[str, Code],
+    request: Request,
+    fence: Fence | None,
+    data: Sequence[str],
+) -> tuple[tuple[Event, ...], dict[str, CheckpointLookup]]:
+    """See to it that all checkpoints of a run are of the networks that the spec names now.
+
+    Args:
+        codes: as :func:`codes_of` has them.
+        request: which networks start over, and whether the others go on where they, or the data, have changed. Where
+            other launches may be at work, nothing is written.
+        fence: this launch's right to write.
+        data: what has changed of the data, as :func:`changes_of_data` says it.
+
+    Returns:
+        What was done to networks, for the event log; and of the networks that nothing was done to, what was found.
+
+    Raises:
+        UserError: a network, or the data, has changed, and nothing was said of it; nothing was touched.
+    """
+    saved = side_by_side(
+        lambda network: _look_at(
+            network, spec, paths, sample, codes[network.architecture.target], data
+        ),
+        (network for network in spec.networks if network.name not in request.fresh_network),
+    )
+    there = [one for one in saved if one.found.state is not None]
+    changed = [one for one in there if one.changed]
+    if changed and not request.accept_changes:
+        raise UserError(_refusal(paths, changed, data))
+    unknown = [
+        one
+        for one in there
+        if one.state.code is None
+        and codes[one.network.architecture.target]
+        and not request.beside_others
+    ]
+    amended = {one.network.name: one for one in [*changed, *unknown]}
+    for one in amended.values():
+        _amend(one, spec, paths, sample, codes[one.network.architecture.target], fence)
+    if unknown:
+        print(_warning(unknown, codes), file=sys.stderr, flush=True)
+    restarted = [name for name in request.fresh_network if _start_over(paths, name)]
+    epochs = {one.network.name: one.state.epoch for one in changed}
+    events = (
+        *((DataChanged(tuple(data), epochs),) if data and changed else ()),
+        *(
+            NetworkFellBack(name, "--fresh-network", epochs=0, position=0, afresh=True)
+            for name in restarted
+        ),
+        *(
+            ChangesAccepted(one.network.name, tuple(one.changed), one.state.epoch)
+            for one in changed
+        ),
+    )
+    return events, {one.network.name: one.found for one in saved if one.network.name not in amended}
+
+
+def _look_at(
+    network: NetworkSpec,
+    spec: Spec,
+    paths: RunPaths,
+    sample: SampleSpec,
+    code: Code,
+    data: Sequence[str],
+) -> _Saved:
+    found = newest(paths, network.name, with_arrays=False)
+    if found.state is None:
+        return _Saved(network, found, [])
+    changed = changes(network, spec, sample, code, found.state)
+    if changed is None:
+        said = f"the data has changed: {'; '.join(data)}. And " if data else ""
+        raise UserError(
+            f"{said}{paths.root} holds a checkpoint of {network.name} that was trained with other settings "
+            "(model, data, transforms, batch, optimizer, engine or seed): go back to them, name another "
+            f"output, or start over: this network with --fresh-network {network.name}, all with --fresh"
+        )
+    return _Saved(network, found, [*changed, *([DATA] if data else [])])
+
+
+def _refusal(paths: RunPaths, changed: Sequence[_Saved], data: Sequence[str]) -> str:
+    if not data:
+        return _refusal_of_code(paths, changed)
+    others = [
+        replace(one, changed=files)
+        for one in changed
+        if (files := [file for file in one.changed if file != DATA])
+    ]
+    code = f". {_refusal_of_code(paths, others)}" if others else ""
+    return (
+        f"the data is not what the networks in {paths.root} were trained on: {'; '.join(data)}: go back to what it "
+        "was, start over with --fresh, or go on from what was trained with --accept-changes, which the history "
+        f"will say{code}"
+    )
+
+
+def _refusal_of_code(paths: RunPaths, changed: Sequence[_Saved]) -> str:
+    names = [one.network.name for one in changed]
+    shown = ", ".join(f"{one.network.name} ({', '.join(one.changed)})" for one in changed)
+    over = " ".join(f"--fresh-network {name}" for name in names)
+    return (
+        f"{paths.root} holds checkpoints of networks whose code has changed since: {shown}: train them from the "
+        f"start with {over}, or go on from what was trained with --accept-changes, which the history will say"
+    )
+
+
+def _warning(unknown: Sequence[_Saved], codes: Mapping[str, Code]) -> str:
+    names = ", ".join(one.network.name for one in unknown)
+    files = ", ".join(
+        sorted({file for one in unknown for file in codes[one.network.architecture.target]})
+    )
+    return (
+        f"fleet: WARNING: FLEET 0.1.0 wrote the checkpoints of {names}, and did not note the code of networks: "
+        f"they go on as if {files} had not changed since then; from now on it is noted"
+    )
+
+
+def _amend(
+    one: _Saved, spec: Spec, paths: RunPaths, sample: SampleSpec, code: Code, fence: Fence | None
+) -> None:
+    """Have all checkpoints of a network say what it is now, and what of that was accepted."""
+    mine = identity(one.network, spec, sample)
+    key = one.network.architecture.key
+
+    def now(state: State) -> State:
+        state = replace(
+            state.with_other_data() if DATA in one.changed else state,
+            identity=mine,
+            architecture=key,
+            code=code,
+        )
+        if one.changed:
+            return state.accepting(" ".join(one.changed))
+        return state
+
+    amend(paths, one.network.name, now, fence)
+
+
+def _start_over(paths: RunPaths, name: str) -> bool:
+    """Delete what was trained of a network; returns whether there was anything.
+
+    Raises:
+        UserError: there are files beside it that FLEET did not write.
+    """
+    folders = [folder for folder in (paths.model(name), paths.tensorboard(name)) if folder.exists()]
+    for path in paths.foreign() if folders else ():
+        if any(folder in path.parents for folder in folders):
+            raise UserError(
+                f"--fresh-network {name}: {path} is no file that FLEET wrote; move it away"
+            )
+    for folder in folders:
+        with storing(folder):
+            for path in set(folder.iterdir()) - {paths.first(name)}:  # it begins there again
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+            if not any(folder.iterdir()):
+                folder.rmdir()
+    return bool(folders)

@@ -1,0 +1,174 @@
+"""One of several launches that work on one run's networks at a time: which it holds, and what it hears of them.
+
+What is wanted is decided by :class:`fleet.ensemble.lease_requests.Claims`, and taken by
+:class:`fleet.storage.network_leases.NetworkLeases` in a thread of its own. Here the two meet, between two steps of the
+coordinator.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection
+from contextlib import suppress
+
+from fleet.comm.messages import Join, Message, Start
+from fleet.domain.events import EpochEnded, Started
+from fleet.domain.network import EpochRecord, Standing
+from fleet.domain.run import FOUND_DONE, RunState, is_whole
+from fleet.ensemble.effects import EndAsked, Leased
+from fleet.ensemble.lease_requests import Claims, Leave, LetGo, Want
+from fleet.monitor.timeline import state_of
+from fleet.storage.event_log import Dated, RunTail, read_run
+from fleet.storage.network_leases import NetworkLeases, held_lease
+from fleet.storage.paths import RunPaths
+from fleet.storage.results import Results, take_up
+
+# between two looks at the logs of others, and how much longer than a look that is
+_EVERY_S = 1.0
+_SHARE = 200
+
+
+class BesideOthers:
+    """The networks that this launch holds, and what the logs of other launches tell of the others.
+
+    Args:
+        results: of the run; how far a network is of which others tell is looked up when it is taken.
+        tail: of the logs, from before the results were recovered.
+
+    Attributes:
+        leases: of the networks.
+        is_beside: whether others were at work when it began.
+    """
+
+    def __init__(
+        self,
+        paths: RunPaths,
+        leases: NetworkLeases,
+        claims: Claims,
+        results: Results,
+        tail: RunTail,
+    ) -> None:
+        self.leases = leases
+        self._paths = paths
+        self._claims = claims
+        self._results = results
+        self._tail = tail
+        self._follow_at = 0.0
+        self._run = RunState()
+        self.is_beside = held_lease(paths) is not None
+
+    def look(self, now_s: float, training: Collection[str], ends: bool) -> list[Leased | EndAsked]:
+        """See what has become of the leases, and of the networks that are held.
+
+        Args:
+            now_s: by the clock of the coordinator.
+            training: the networks that have a group.
+            ends: whether the launch is about to end.
+
+        Returns:
+            What the ensemble is to hear.
+        """
+        began = time.monotonic()
+        if began >= self._follow_at:
+            self.follow()
+            self._follow_at = (now := time.monotonic()) + max(_EVERY_S, _SHARE * (now - began))
+        heard: list[Leased | EndAsked] = []
+        for name in self.leases.taken():
+            leased = self._read(name)
+            heard.append(leased)
+            self._claims.got(
+                name, len(leased.standing.history), leased.standing.outcome is not None
+            )
+        for name in self._claims.held - set(training):
+            if self._results.standing(name).outcome is not None:
+                self._claims.over(name)
+        if ends:
+            self._claims.end()
+        paused = [name for name in self._claims.held if self._results.standing(name).is_paused]
+        for effect in self._claims.decide(now_s, paused):
+            match effect:
+                case Want(names, most):
+                    self.leases.ask(names, most)
+                case LetGo(network):
+                    self.leases.let_go(network)
+                case Leave(reason):
+                    heard.append(EndAsked(reason))
+        return heard
+
+    def follow(self) -> None:
+        """Take from the logs of other launches how far the networks are that are not held here."""
+        with suppress(OSError):  # a file server that does not answer; the next time
+            for name, standing in self._told(self._tail.new()):
+                if name in self._claims.held or name not in self._results.networks:
+                    continue
+                if (
+                    not is_whole(standing) or standing.outcome == FOUND_DONE
+                ):  # it was saved, and never logged
+                    standing = take_up(self._results, self._results.networks[name])[0].pruned_after(
+                        standing
+                    )
+                self._results.hear(name, standing)
+
+    def _told(self, events: list[Dated]) -> list[tuple[str, Standing]]:
+        """The networks of which some events say something new, and how far they are by them."""
+        names = {
+            name
+            for _, event, *_ in events
+            for name in (
+                event.finished if isinstance(event, Started) else (getattr(event, "network", None),)
+            )
+            if name is not None
+        }
+        before = {name: self._results.standing(name) for name in names}
+        self._run.take_up(before)
+        for at, event, _, log in sorted(events, key=lambda dated: dated.at):
+            self._run.apply(at, event, log)
+        return [
+            (name, after)
+            for name in names
+            if (after := self._run.networks[name].standing) != before[name]
+        ]
+
+    def fenced(self, message: Message) -> Message:
+        """The message, with the right to write what belongs to the network that it is about."""
+        if isinstance(message, Start | Join):
+            return message._replace(fence=self.leases.held(message.network.name).fence)
+        return message
+
+    def refresh(self) -> None:
+        """Look up how far other launches have brought the networks that are not held here."""
+        for network in self._results.spec.networks:
+            if network.name not in self._claims.held:
+                self._results.hear(
+                    network.name,
+                    take_up(self._results, network)[0].pruned_after(
+                        self._results.standing(network.name)
+                    ),
+                )
+        self.follow()  # with many networks that took a while
+
+    def _read(self, name: str) -> Leased:
+        """How far a network is that was taken just now."""
+        self.follow()  # it may just have been logged that it is over, or was pruned
+        before = self._results.standing(name)
+        lease = self.leases.held(name)
+        assert lease.fence is not None
+        self._results.deaths.take_in_network(name)
+        standing, state = take_up(self._results, self._results.spec.by_name[name])
+        # What was saved by a launch that was killed, it may not have come to log.
+        if not lease.took_over:
+            unlogged: tuple[EpochRecord, ...] = ()
+        else:
+            unlogged = state_of(read_run(self._paths, (EpochEnded,))).unlogged(
+                name, standing.history
+            )
+        return Leased(
+            name,
+            standing.pruned_after(before),
+            lease.fence.generation,
+            0 if state is None else state.position,
+            lease.took_over,
+            unlogged,
+            before.outcome is None,
+            tuple(self._results.deaths.of(name, len(standing.history))),
+        )

@@ -1,0 +1,187 @@
+"""Taking a run up where earlier launches have left it: by their logs, and then by the checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass
+
+from fleet.domain import events as ev
+from fleet.domain.network import Standing
+from fleet.domain.run import FOUND_DONE, RunState
+from fleet.monitor.timeline import state_of
+from fleet.runtime.launch import Launch
+from fleet.storage.event_log import in_order, read_events
+from fleet.storage.identity import trial_identity
+from fleet.storage.lease import check_of
+from fleet.storage.results import Results, parameters_of, recover
+from fleet.storage.skipped_networks import read_skipped
+from fleet.units import counted
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """What earlier launches of a run have left.
+
+    Attributes:
+        results: of the run as it is by all that.
+        log: of the launches whose log this one goes on with.
+        unlogged: epochs that are in checkpoints and in no log. Among launches that work at the same time that is seen
+            when a network is taken: the others may be about to log what they have saved.
+        found: how far networks are by their checkpoints, where logs say otherwise.
+        changes: to be logged of checkpoints that are damaged or gone, and of ranks that died.
+        first_epoch: of the stream that no launch has consumed.
+    """
+
+    results: Results
+    log: tuple[ev.Event, ...]
+    unlogged: Sequence[ev.EpochEnded]
+    found: Mapping[str, ev.FoundStanding]
+    changes: Sequence[ev.NetworkFellBack | ev.NetworkFailed | ev.NetworkWarned]
+    first_epoch: int
+
+
+def resume(launch: Launch) -> Resumed:
+    """Take a run up, and write the table of its results.
+
+    Raises:
+        StorageError: the disk is full, ...
+    """
+    spec = launch.spec
+    paths = launch.paths
+    is_alone = not launch.request.beside_others
+    logs = {path: list(read_events(path)) for path in paths.event_logs()}
+    told = state_of(in_order(logs.values()), spec)
+    run = told if is_alone else RunState(spec)
+    results = Results(
+        spec,
+        paths,
+        run,
+        _parameters(launch, told),
+        lambda network: trial_identity(network, spec, launch.sample, launch.beside),
+        test=str(spec.data.test) if launch.is_tested else "",
+        check=check_of(launch.fence),
+        skipped=frozenset() if launch.replayed else read_skipped(paths),
+    )
+    if is_alone:
+        results.deaths.take_in()
+    standings, states = recover(results, launch.found)
+    if launch.replayed:
+        lost = []
+    else:
+        lost = _lost(run, standings, states, launch.changes)
+    # What this launch says by an event, or does itself, no log needs to be told beside that.
+    is_own = {name for name, standing in standings.items() if _is_of_this_launch(standing)}
+    found = {
+        name: standing for name, standing in told.differing(standings).items() if name not in is_own
+    }
+    if not is_alone:
+        standings = {
+            name: standing.pruned_after(told.standing(name)) for name, standing in standings.items()
+        }
+        # Why a network is done is told by nobody where its launch was killed; the rest others may yet log
+        found = {
+            name: standing
+            for name, standing in found.items()
+            if standing.reason and told.standing(name).outcome in (None, FOUND_DONE)
+        }
+    run.take_up(
+        standings,
+        {
+            change.network
+            for change in launch.changes
+            if isinstance(change, ev.NetworkFellBack) and change.afresh
+        },
+    )
+    for sample in launch.inputs.left_out:
+        results.add_bad(sample.name, sample.reason)
+    results.write()
+    unlogged = [
+        ev.EpochEnded(name, record)
+        for name, standing in standings.items()
+        for record in told.unlogged(name, standing.history)
+        if is_alone
+    ]
+    damaged = [
+        ev.NetworkFellBack(name, damage, len(run.standing(name).history), position=0, finished=True)
+        for name, damage in results.damaged.items()
+    ]  # networks that stay finished
+    consumed = [
+        record.stream_epoch for standing in standings.values() for record in standing.history
+    ]
+    consumed += [state.stream_epoch for state in states.values()]
+    return Resumed(
+        results,
+        tuple(logged.event for logged in logs.get(paths.events, ())),
+        unlogged,
+        found,
+        [*damaged, *lost, *(_deaths(results, standings) if is_alone else ())],
+        1 + max(consumed, default=-1),
+    )
+
+
+def _is_of_this_launch(standing: Standing) -> bool:
+    outcome = standing.outcome
+    return outcome is not None and (outcome.is_skipped or outcome.deaths > 0)
+
+
+def _deaths(
+    results: Results, standings: Mapping[str, Standing]
+) -> list[ev.NetworkFailed | ev.NetworkWarned]:
+    """What is to be logged of networks with which ranks died: they fail, or are trained last."""
+    said: list[ev.NetworkFailed | ev.NetworkWarned] = []
+    for name, standing in standings.items():
+        outcome = standing.outcome
+        if outcome is not None and outcome.deaths:
+            said.append(ev.NetworkFailed(name, outcome.reason, deaths=outcome.deaths))
+        elif outcome is None and (deaths := results.deaths.of(name, len(standing.history))):
+            said.append(
+                ev.NetworkWarned(
+                    name,
+                    f"{deaths[-1].how} while it was trained ({len(deaths)} of max_deaths: "
+                    f"{results.deaths.most}); it is trained last",
+                )
+            )
+    return said
+
+
+def _lost(
+    run: RunState,
+    standings: Mapping[str, Standing],
+    saved: Container[str],
+    changes: Sequence[ev.Event],
+) -> list[ev.NetworkFellBack]:
+    """The networks that start over because no checkpoint is left of them, as when somebody has deleted their folders.
+
+    Args:
+        run: by the log alone.
+        standings: by the checkpoints.
+        saved: the networks that have one.
+        changes: what is said already.
+    """
+    said = {event.network for event in changes if isinstance(event, ev.NetworkFellBack)}
+    return [
+        ev.NetworkFellBack(
+            name,
+            f"no checkpoint of it is left, and the log has {counted(epochs, 'epoch')} of it",
+            epochs=0,
+            position=0,
+        )
+        for name, before in run.standings.items()
+        if (epochs := len(before.history))
+        and not before.is_pruned
+        and name not in saved
+        and name not in said
+        and name in standings
+        and standings[name].outcome is None
+    ]
+
+
+def _parameters(launch: Launch, told: RunState) -> dict[str, int]:
+    """The parameter counts that are known without building a network, of those that can be built."""
+    refused = told.refused
+    counts = {
+        network.name: parameters_of(network, launch.sample)
+        for network in launch.spec.networks
+        if network.name not in refused
+    }
+    return {name: count for name, count in counts.items() if count is not None}

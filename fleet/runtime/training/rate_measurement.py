@@ -1,0 +1,92 @@
+"""How fast a network trains on a group, on samples made up: the stream has its own measure."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Sequence
+
+import numpy as np
+
+from fleet.domain.network import StepRate
+from fleet.runtime.training.agreement import NetworkFailed
+from fleet.runtime.training.clocks import StepClock
+from fleet.runtime.training.network import Training
+from fleet.spec import Profile
+from preprocess.deferred_augmentation import packed
+from preprocess.sample import SampleSpec
+
+log = logging.getLogger("fleet.runtime.training.rate_measurement")
+
+_LEAST_STEPS = 5  # say how much their durations differ
+
+
+def time_batches(
+    training: Training, sample: SampleSpec, profile: Profile, batches: Sequence[int]
+) -> list[StepRate]:
+    """The rate with each of several batches, as far as they fit; collective over the group.
+
+    A batch with which a step fails fits on no GPU of the group, and neither do larger ones.
+
+    Args:
+        batches: rising.
+
+    Raises:
+        NetworkFailed: on all ranks, when a step with the first failed on one.
+    """
+    rates: list[StepRate] = []
+    for size in batches:
+        try:
+            rates.append(measure_rate(training, sample, profile, size))
+        except NetworkFailed as failure:
+            if not rates:
+                raise
+            log.info(
+                "%s: a batch of %d does not fit: %s", training.network.name, size, failure.reason
+            )
+            break
+    return rates
+
+
+def measure_rate(training: Training, sample: SampleSpec, profile: Profile, size: int) -> StepRate:
+    """The rate of the whole group, over the last steps of a few; collective over the group.
+
+    It takes as many steps as the settings say, and ends before that as soon as the rate is sure enough, or has taken
+    long enough: then the master says so with a step, so that all ranks take the same last one.
+
+    Args:
+        size: of the global batch.
+
+    Raises:
+        NetworkFailed: on all ranks, when a step failed on one.
+    """
+    group = training.group
+    images, targets = made_up(sample, rows=len(range(group.rank, size, group.size)))
+    clock = StepClock(warm_up=profile.batches - profile.timed)
+    start = time.perf_counter()
+    for _ in range(profile.batches):
+        began = time.perf_counter()
+        if began - start >= profile.seconds / 2:
+            clock.end_warm_up()
+        is_over = began - start >= profile.seconds or _is_sure(clock.rate, profile.spread)
+        sums = training.step(images, targets, size, group.is_master and is_over)
+        clock.add(size, time.perf_counter() - began)
+        if sums.stop:
+            break
+    return clock.rate
+
+
+def _is_sure(rate: StepRate, spread: float) -> bool:
+    """Whether more steps would hardly change a rate."""
+    return rate.steps >= _LEAST_STEPS and rate.spread / math.sqrt(rate.steps) <= spread
+
+
+def made_up(sample: SampleSpec, rows: int) -> tuple[np.ndarray, np.ndarray]:
+    """Samples of no meaning, as they travel: inputs (rows, ...) and targets (rows,)."""
+    image = sample.unfinished or sample.image
+    random = np.random.default_rng(0)
+    images = image.made_up(random, rows)
+    if sample.unfinished is not None:
+        images = packed(images, np.zeros((rows, 4)))
+    return images, sample.target.made_up(random, rows)

@@ -1,0 +1,119 @@
+"""What earlier runs found, for the searcher of a new one."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from fleet.domain.events import EarlierRead
+from fleet.domain.network import EpochRecord, best_of
+from fleet.domain.objectives import come_to
+from fleet.domain.run import RunSearch, RunState
+from fleet.errors import UserError
+from fleet.monitor.search_summary import beside_epochs
+from fleet.monitor.timeline import state_of
+from fleet.search.calls import Know
+from fleet.search.controller import Entry
+from fleet.search.searcher import End
+from fleet.spec.space import Space, member_of
+from fleet.spec.train import Converge
+from fleet.storage.event_log import read_run
+from fleet.storage.paths import RunPaths
+from fleet.storage.results import NetworkResult, Status, networks_of, read_results
+
+_ENDS = {Status.FINISHED: End.FINISHED, Status.PRUNED: End.PRUNED, Status.FAILED: End.FAILED}
+
+
+def read_known(
+    run: str | Path, space: Space, objectives: Sequence[tuple[str, str]]
+) -> tuple[list[Know], dict[str, int]]:
+    """What a run found, for a search in a space.
+
+    Args:
+        objectives: the names of what counts, and whether ``maximize`` or ``minimize``; the monitored quantity first.
+
+    Returns:
+        The networks that are over and whose values fit the space, in the order of their numbers; and why others are
+        left out, each reason with how many.
+
+    Raises:
+        UserError: there is no run, or it cannot be read.
+    """
+    rows = networks_of(read_results(run))
+    state = state_of(read_run(RunPaths(Path(run))), None)
+    known = list[Know]()
+    left_out = Counter[str]()
+    for row in sorted(
+        rows, key=lambda row: state.networks[row.name].number if row.name in state.networks else -1
+    ):
+        try:
+            known.append(_known(row, space, objectives, state, str(run)))
+        except UserError as error:
+            key, _, value = str(error).partition(": ")
+            left_out[f"{key} is outside of the space" if value else key] += (
+                1  # of many values, one reason
+            )
+    return known, dict(left_out)
+
+
+def _known(
+    row: NetworkResult,
+    space: Space,
+    objectives: Sequence[tuple[str, str]],
+    state: RunState,
+    run: str,
+) -> Know:
+    if row.status not in _ENDS:
+        raise UserError("not over yet")
+    member = member_of(space, row.drawn)
+    (monitor, mode), *others = objectives
+    network = state.networks.get(row.name)
+    history: tuple[EpochRecord, ...] = () if network is None else network.standing.history
+    converge = Converge(monitor=monitor, direction="max" if mode == "maximize" else "min")
+    record = best_of(history, converge).record
+    values = come_to([name for name, _ in objectives], record, beside_epochs(row, state))
+    is_valued = math.isfinite(values[0])
+    if not is_valued and row.status is not Status.FAILED:
+        raise UserError(f"without {monitor}")
+    curve = tuple(one.value(monitor) for one in history)
+    if others:
+        value: float | tuple[float, ...] | None = values
+    elif is_valued:
+        value = values[0]
+    else:
+        value = None
+    return Know(0, member, curve, _ENDS[row.status].value, value, row.name, run)
+
+
+def earlier_of(
+    entry: Entry, run: str, search: RunSearch, knows: bool
+) -> tuple[list[Know], EarlierRead | None]:
+    """What a searcher is still to be told of an earlier run, and the line that says so, unless that was said.
+
+    Args:
+        search: what its searchers have heard in earlier launches of the run that it works for.
+        knows: whether it can be told.
+
+    Raises:
+        UserError: the run cannot be read, and never has been.
+    """
+    read = search.earlier.get(run)
+    if (
+        read is not None
+        and sum(call.call == "know" and call.source == run for call in search.calls) >= read.told
+    ):
+        return [], None
+    try:
+        found, left_out = read_known(run, entry.space, entry.objectives)
+    except UserError:
+        if run in search.read:  # what was found then is in the log
+            return [], None
+        raise
+    if not knows:
+        found, left_out = (
+            [],
+            {"the searcher has no method `known`": len(found) + sum(left_out.values())},
+        )
+    return found, EarlierRead(entry.name, run, len(found), left_out) if read is None else None

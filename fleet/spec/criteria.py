@@ -1,0 +1,340 @@
+"""What networks are judged by: what a spec leaves open of it until the data is known, and what they are compared by.
+
+Networks are ranked, chosen, paused and dropped by what they monitor. That has a meaning only where it measures the same
+of all of them: two losses have different units, and the best of one is none of the other.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from fleet.errors import SpecError, SpecMistake, UserError
+from fleet.spec import measures as m
+from fleet.spec.fit_checks import unmeasured
+from fleet.spec.schema import NetworkSpec, Spec
+from fleet.spec.search import find_rule
+from fleet.spec.train import Train
+from fleet.units import listed
+from fleet.vocabulary.measures import direction_of
+from preprocess.target import KINDS, TargetSpec
+
+# What the message proposes where networks have no metric in common, by the kind of the target.
+_PROPOSED = {"value": "mean_absolute_error"}
+
+
+# ---- what the data decides ----------------------------------------------------------------------
+
+
+def settled(spec: Spec, told: Mapping[str, tuple[TargetSpec, tuple[int, ...]]]) -> Spec:
+    """The spec with all of its networks fully said.
+
+    Args:
+        told: of each feed the target of the training data, with its names; and the training samples of each class,
+            where they are asked for.
+
+    Raises:
+        UserError: weights of classes that there are not.
+    """
+    return replace(
+        spec, networks=tuple(_settled(network, *told[network.feed]) for network in spec.networks)
+    )
+
+
+def _settled(network: NetworkSpec, target: TargetSpec, counts: tuple[int, ...]) -> NetworkSpec:
+    train = network.train
+    if train.converge.monitor is None and target.kind != "class":
+        train = replace(
+            train, converge=replace(train.converge, monitor=_default_monitor(target.kind))
+        )
+    wanted = train.class_weights
+    if wanted is not None and target.kind in ("class", "mask"):
+        try:
+            if isinstance(wanted, str):
+                if counts:
+                    weights = m.balanced(counts)
+                else:
+                    weights = ()
+            else:
+                weights = m.class_weight_vector(wanted, target.names, target.outputs)
+        except UserError as error:
+            raise UserError(f"{network.name}: {error}") from error
+        train = replace(
+            train,
+            class_weights={str(index): weight for index, weight in enumerate(weights)} or wanted,
+        )
+    if train is network.train:
+        return network
+    return replace(network, train=train)
+
+
+def _default_monitor(kind: str) -> str:
+    if kind == "class":
+        return "val_accuracy"
+    return "val_loss"
+
+
+# ---- what networks are ranked by ----------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Yardstick:
+    """What one network is judged by: networks with the same ones are ranked by what they monitor.
+
+    Attributes:
+        monitor, sign: what is watched, and 1 where more of it is better, else -1.
+        loss: a key: networks with the same one have losses that can be compared.
+    """
+
+    monitor: str
+    sign: int
+    loss: str
+
+    @classmethod
+    def of(cls, train: Train) -> Yardstick:
+        """That of a network whose data is known."""
+        return cls(
+            train.converge.watched, train.converge.sign, repr((train.loss, train.label_smoothing))
+        )
+
+
+def ranking_of(yardsticks: Collection[Yardstick]) -> tuple[tuple[str, int], ...]:
+    """What puts networks in order that have these yardsticks: what all of them monitor.
+
+    Where they monitor different things, it is the accuracy, and the loss where targets have none; a spec in which
+    losses differ then is refused. Between equal networks their losses decide where these can be compared.
+
+    Returns:
+        Columns of the results, each with 1 where more of it is better, else -1; each counts where those before are
+        equal.
+
+    >>> ranking_of({Yardstick("val_mae", -1, "huber"), Yardstick("val_mae", -1, "mse")})
+    (('val_mae', -1), ('val_accuracy', 1), ('accuracy', 1))
+    """
+    watched = {(one.monitor, one.sign) for one in yardsticks}
+    are_losses_alike = len({one.loss for one in yardsticks}) <= 1
+    others = [("val_accuracy", 1), ("val_loss", -1), ("accuracy", 1), ("loss", -1)]
+    others = [
+        (name, sign) for name, sign in others if are_losses_alike or not name.endswith("loss")
+    ]
+    return tuple(dict.fromkeys([*(watched if len(watched) == 1 else ()), *others]))
+
+
+# ---- whether that can be compared ---------------------------------------------------------------
+
+
+def check_comparable(
+    spec: Spec, networks: Iterable[NetworkSpec], kinds_of: Callable[[NetworkSpec], Collection[str]]
+) -> None:
+    """Refuse networks that answer the same question and are judged by things that cannot be compared.
+
+    Args:
+        networks: of the spec, with those that stand for the ones of its searches.
+        kinds_of: the kinds that a network's target may have; more than one where its data is not known yet. What can
+            be compared with one of them is not refused.
+
+    Raises:
+        SpecError: with a mistake for each quantity that is not the same for all.
+    """
+    if not spec.engine.learns:  # and has no losses of its own
+        return
+    alike: dict[str, list[NetworkSpec]] = {}
+    for network in networks:
+        train = network.train
+        alike.setdefault(
+            repr(
+                (
+                    network.feed,
+                    network.entry,
+                    train.loss,
+                    train.label_smoothing,
+                    train.class_weights,
+                    train.metrics,
+                    train.converge.monitor,
+                    train.converge.direction,
+                )
+            ),
+            [],
+        ).append(network)
+    questions: dict[str, list[list[NetworkSpec]]] = {}
+    for some in alike.values():
+        data = spec.feeds.get(some[0].feed, spec.data)
+        questions.setdefault(repr(data.target), []).append(some)
+    mistakes = []
+    for groups in questions.values():
+        kinds = kinds_of(groups[0][0])
+        possible = [
+            kind
+            for kind in kinds
+            if not any(any(unmeasured(group[0], spec, kind)) for group in groups)
+        ]
+        found = [list(_Comparison(spec, groups, kind).mistakes()) for kind in possible or kinds]
+        if found and all(found):
+            mistakes += found[0]
+    if mistakes:
+        raise SpecError(mistakes)
+
+
+def kinds_said(spec: Spec) -> Callable[[NetworkSpec], Collection[str]]:
+    """What a spec says of the kinds of targets, before its data is known; see :func:`check_comparable`."""
+
+    def kinds_of(network: NetworkSpec) -> Collection[str]:
+        said = spec.feeds.get(network.feed, spec.data).target
+        if said is None:
+            return sorted(KINDS, key=lambda kind: kind != "value")
+        return (said if isinstance(said, str) else said.kind,)
+
+    return kinds_of
+
+
+def _weighing(weights: str | Mapping[str, float] | None) -> str | dict[str, float] | None:
+    """The weights of classes that change anything: a class that is not named has that of 1."""
+    if isinstance(weights, Mapping):
+        return {key: weight for key, weight in weights.items() if weight != 1}
+    return weights
+
+
+@dataclass(frozen=True)
+class _Comparison:
+    """Networks that answer the same question, in groups that are judged alike.
+
+    Attributes:
+        kind: of their targets.
+    """
+
+    spec: Spec
+    groups: Sequence[Sequence[NetworkSpec]]
+    kind: str
+
+    def mistakes(self) -> Iterable[SpecMistake]:
+        """What cannot be compared."""
+        monitors: dict[str, list[Sequence[NetworkSpec]]] = {}
+        for group in self.groups:
+            monitors.setdefault(self._monitor(group[0].train), []).append(group)
+        for monitor, groups in monitors.items():
+            if len(measures := self._by(groups, partial(self._measure, monitor=monitor))) > 1:
+                yield self._mistake(
+                    groups[-1][0],
+                    "monitor",
+                    (
+                        f"{monitor} is not the same for all networks, so they cannot be compared by it: "
+                        f"{self._told(measures, monitor)}"
+                    ),
+                    self._proposal(monitor),
+                )
+            elif len(signs := self._by(groups, partial(self._direction, monitor=monitor))) > 1:
+                yield self._mistake(
+                    groups[-1][0],
+                    "direction",
+                    f"{monitor} cannot be better both ways: " + self._told(signs, "direction"),
+                    "one direction for all networks",
+                )
+        if len(monitors) == 1:
+            return
+        rule = self.spec.document.prune.rule
+        differ = self._told(monitors, "monitor")
+        losses = self._by(self.groups, partial(self._measure, monitor="val_loss"))
+        if find_rule(rule).compares:
+            yield self.spec.origin.mistake(
+                ("prune", "rule"),
+                f"{rule} compares all networks, and they do not monitor the same: {differ}",
+                "one train.converge.monitor, at the top",
+            )
+        elif self.kind == "value" and len(losses) > 1:
+            last = list(monitors.values())[-1][0][0]
+            yield self._mistake(
+                last,
+                "monitor",
+                (
+                    f"networks monitor different things, and their losses differ, so nothing ranks them: {differ}; the "
+                    f"loss is {self._told(losses, 'val_loss')}"
+                ),
+                self._proposal("val_loss"),
+            )
+
+    def _monitor(self, train: Train) -> str:
+        return train.converge.monitor or _default_monitor(self.kind)
+
+    def _direction(self, train: Train, monitor: str) -> str:
+        return str(train.converge.direction or direction_of(monitor))
+
+    def _measure(self, train: Train, monitor: str) -> str:
+        """What stands behind a monitored name: the loss with its parameters, or the metric with its."""
+        name = monitor.removeprefix("val_")
+        words = self.spec.engine.words
+        if name == "accuracy":
+            return name
+        if name != "loss":
+            return next(
+                (
+                    m.written(m.canonical(one, words.metrics))
+                    for one in train.metrics
+                    if m.label_of(one) == name
+                ),
+                "",
+            )
+        said = m.written(
+            m.canonical_loss(train.loss, train.label_smoothing, self.kind, words.losses)
+        )
+        if monitor != "loss" or not (
+            weights := _weighing(train.class_weights)
+        ):  # they count in training alone
+            return said
+        return f"{said} with class_weights {json.dumps(weights, sort_keys=True)}"
+
+    def _by(
+        self, groups: Iterable[Sequence[NetworkSpec]], key: Callable[[Train], str]
+    ) -> dict[str, list[Sequence[NetworkSpec]]]:
+        found: dict[str, list[Sequence[NetworkSpec]]] = {}
+        for group in groups:
+            found.setdefault(key(group[0].train), []).append(group)
+        return found
+
+    def _told(self, found: Mapping[str, Sequence[Sequence[NetworkSpec]]], monitor: str) -> str:
+        """What is different, of which networks, and on which lines that stands."""
+        parts = []
+        for said, groups in list(found.items())[:4]:
+            names = listed([network.name for group in groups for network in group])
+            lines = dict.fromkeys(
+                line for group in groups if (line := self._line(group[0], monitor)) is not None
+            )
+            where = f" (line {', '.join(map(str, list(lines)[:3]))})" if lines else ""
+            parts.append(f"{said} for {names}{where}")
+        return ", ".join([*parts, *(["and others"] if len(found) > 4 else [])])
+
+    def _line(self, network: NetworkSpec, monitor: str) -> int | None:
+        """Where that was said which makes the difference."""
+        key = {
+            "loss": ("loss",),
+            "direction": ("converge", "direction"),
+            "monitor": ("converge", "monitor"),
+        }.get(monitor.removeprefix("val_"), ("metrics",))
+        return self.spec.origin.line(self.spec.place_of(network, "train", *key))
+
+    def _mistake(self, network: NetworkSpec, key: str, wrong: str, right: str) -> SpecMistake:
+        return self.spec.origin.mistake(
+            self.spec.place_of(network, "train", "converge", key), wrong, right
+        )
+
+    def _proposal(self, monitor: str) -> str:
+        """Which metric could be monitored."""
+        prefix = "val_" if monitor.startswith("val_") else ""
+        trains = [group[0].train for group in self.groups]
+        common = [
+            name
+            for name in map(m.label_of, trains[0].metrics)
+            if len({self._measure(train, name) for train in trains}) == 1 and direction_of(name)
+        ]
+        if self.kind != "value":
+            common.append("accuracy")
+        if common:
+            return "a metric that all of them have: monitor: " + " or ".join(
+                prefix + name for name in common[:3]
+            )
+        proposed = _PROPOSED.get(self.kind, "accuracy")
+        return (
+            f"a metric that all of them have: metrics: [{proposed}] and converge: {{monitor: {prefix}{proposed}}}, "
+            "in `train` at the top"
+        )

@@ -1,0 +1,175 @@
+"""Whether networks fit their data and a GPU, as far as nothing must be built to know it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TypeAlias
+
+from fleet.errors import SpecMistake, UserError
+from fleet.spec.engine_keys import optimizer_slots
+from fleet.spec.layers import count_for
+from fleet.spec.measures import unfit
+from fleet.spec.model import Softmax, check_input
+from fleet.spec.schema import NetworkSpec, Spec
+from fleet.units import format_size, listed
+from fleet.vocabulary.measures import MeasureWord
+from preprocess.sample import SampleSpec
+
+# More than any GPU has (2026: 432 GB): what needs that much can be trained nowhere, since each GPU holds all of it.
+LARGEST_GPU = 500 * 10**9
+
+Misfit: TypeAlias = tuple[
+    NetworkSpec, tuple, str, str
+]  # network, key path, what is wrong, what would be right
+
+
+def misfits(spec: Spec, sample: SampleSpec, samples: int, is_validated: bool) -> list[Misfit]:
+    """What of the networks cannot be trained on this data.
+
+    Args:
+        samples: of the training data.
+        is_validated: whether there is validation data.
+    """
+    return [
+        misfit
+        for network in spec.networks
+        for misfit in _misfits(network, spec, sample, samples, is_validated)
+    ]
+
+
+def _misfits(
+    network: NetworkSpec, spec: Spec, sample: SampleSpec, samples: int, is_validated: bool
+) -> Iterator[Misfit]:
+    # With a batch that follows the GPUs, the smallest that there can be is that of the fewest.
+    train = network.train
+    batch = network.largest_batch(network.min_gpus)
+    sample = sample.of(network.feed)
+    if batch > samples:
+        yield (
+            network,
+            spec.place_of(network, "train", "batch", "size"),
+            f"train.batch.size: {batch} is more than the {samples} training samples",
+            f"at most {samples}",
+        )
+    monitor = train.converge.watched
+    if not is_validated and monitor.startswith("val_"):
+        yield (
+            network,
+            spec.place_of(network, "train", "converge", "monitor"),
+            f"train.converge.monitor: {monitor} needs validation data",
+            "give data.validation, or monitor accuracy or loss",
+        )
+    yield from unmeasured(network, spec, sample.target.kind)
+    is_softmax = network.architecture.kind == "family" and isinstance(
+        network.architecture.settings, Softmax
+    )
+    if sample.target.kind == "mask" and network.architecture.kind != "import" and not is_softmax:
+        yield (
+            network,
+            ("models", network.entry),
+            f"{network.architecture.target} gives one answer for an image, and "
+            "masks want one for each pixel",
+            "the family softmax, or a function of your own (build:)",
+        )
+        return
+    if network.architecture.kind == "application" and len(sample.image.shape) != 3:
+        yield (
+            network,
+            ("models", network.entry),
+            f"{network.architecture.target} takes images (height, width, "
+            f"channels), not samples of {sample.image}",
+            "the family softmax, or a function of your own (build:)",
+        )
+        return
+    if network.architecture.kind == "family" and spec.engine.learns:
+        settings = network.architecture.settings
+        try:
+            check_input(settings, sample.image.shape)
+        except UserError as error:
+            yield network, ("models", network.entry), str(error), ""
+            return
+        wrong = too_large(count_for(settings, sample), network, spec)
+        if wrong:
+            yield network, ("models", network.entry), wrong, "a smaller one"
+
+
+def unmeasured(network: NetworkSpec, spec: Spec, kind: str) -> Iterator[Misfit]:
+    """What of the loss and the metrics has no meaning for targets of a kind."""
+    train = network.train
+    losses = spec.engine.words.losses
+    metrics = spec.engine.words.metrics
+    if kind == "value":
+        for key, said in (
+            ("label_smoothing", train.label_smoothing),
+            ("class_weights", train.class_weights),
+        ):
+            if said:
+                yield (
+                    network,
+                    spec.place_of(network, "train", key),
+                    f"train.{key}: targets are values, not classes",
+                    "leave it out",
+                )
+        if (train.converge.monitor or "").removeprefix("val_") == "accuracy":
+            yield (
+                network,
+                spec.place_of(network, "train", "converge", "monitor"),
+                f"train.converge.monitor: {unfit('accuracy', kind, metrics)}",
+                "val_loss, or a metric such as val_mean_absolute_error from train.metrics",
+            )
+    if train.loss is not None and (wrong := unfit(train.loss, kind, losses)):
+        yield (
+            network,
+            spec.place_of(network, "train", "loss"),
+            f"train.loss: {wrong}",
+            _fitting(losses, kind),
+        )
+    for place, metric in enumerate(train.metrics):
+        wrong = unfit(metric, kind, metrics)
+        if wrong:
+            yield (
+                network,
+                (*spec.place_of(network, "train", "metrics"), place),
+                f"train.metrics: {wrong}",
+                _fitting(metrics, kind),
+            )
+    if train.class_weights is not None and kind == "multilabel":
+        yield (
+            network,
+            spec.place_of(network, "train", "class_weights"),
+            "train.class_weights: a sample of multilabel targets has no single class",
+            "weights of the source",
+        )
+
+
+def _fitting(known: Mapping[str, MeasureWord], kind: str) -> str:
+    """The losses, or metrics, that have a meaning for targets of a kind."""
+    return "should be one of " + ", ".join(name for name in known if not unfit(name, kind, known))
+
+
+def too_large(parameters: int, network: NetworkSpec, spec: Spec) -> str:
+    """What is wrong with a network of so many parameters that no GPU can hold; nothing where one can."""
+    needed = training_bytes(parameters, network, spec)
+    if needed <= LARGEST_GPU:
+        return ""
+    return (
+        f"it has {parameters:,} parameters, which take at least {format_size(needed)} on each GPU to train: no GPU "
+        f"has more than {format_size(LARGEST_GPU)}"
+    )
+
+
+def training_bytes(parameters: int, network: NetworkSpec, spec: Spec) -> int:
+    """Bytes on each GPU of the weights, their gradients and what the optimizer keeps of them."""
+    slots = optimizer_slots(network.train.optimizer, spec.engine)
+    return spec.engine.checkpoint_bytes(parameters, slots + 1)  # a gradient is one more
+
+
+def joined(spec: Spec, found: Iterable[Misfit]) -> list[SpecMistake]:
+    """One mistake for each thing that is wrong at a place, with the names of all networks that it is wrong with."""
+    networks: dict[tuple[tuple, str, str], list[str]] = {}
+    for network, where, wrong, right in found:
+        networks.setdefault((where, wrong, right), []).append(network.name)
+    return [
+        spec.origin.mistake(where, wrong, right, name=listed(named))
+        for (where, wrong, right), named in networks.items()
+    ]

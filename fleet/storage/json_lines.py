@@ -1,0 +1,91 @@
+"""Files of JSON lines that are only ever appended to."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from fleet.domain.json_record import Kind, to_json
+from fleet.storage.files import patiently, storing
+
+
+def open_lines(path: Path) -> io.FileIO:
+    """Open a file of JSON lines for appending; if a killed process left half a line at the end, it is ended."""
+    # Without a buffer: what the disk had no room for is not tried again when the file is closed.
+    file = open(path, "a+b", buffering=0)  # noqa: SIM115 - the caller closes it
+    if file.tell():
+        file.seek(-1, os.SEEK_END)
+        if file.read() != b"\n":
+            file.write(b"\n")
+    return file
+
+
+def add_line(file: io.FileIO, path: Path, record: Any) -> None:
+    """Add a line.
+
+    Raises:
+        StorageError: the disk is full, ...
+    """
+    line = (json.dumps(record, allow_nan=False) + "\n").encode()
+
+    def write() -> None:
+        nonlocal line
+        with storing(path, wanted=len(line)):
+            while line:  # a disk that has just filled up takes a part, and refuses the rest
+                line = line[file.write(line) :]
+
+    patiently(write)
+
+
+def add_dated_line(path: Path, what: Kind) -> None:
+    """Add a line with the time to a file that several processes may add to; its folder is made if need be.
+
+    Raises:
+        StorageError: the disk is full, ...
+    """
+    line = {"time": datetime.now().astimezone().isoformat(timespec="seconds"), **to_json(what)}
+    with storing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open_lines(path) as file:
+            add_line(file, path, line)
+
+
+def json_object(text: str | bytes) -> dict[str, Any] | None:
+    """The object that a text says in JSON; None where it says something else, or is damaged."""
+    with suppress(ValueError, RecursionError):
+        if isinstance(found := json.loads(text), dict):
+            return found
+    return None
+
+
+def read_object(path: Path) -> dict[str, Any] | None:
+    """The object that a file says in JSON; None where it cannot be read, or says something else."""
+    with suppress(OSError):
+        return json_object(path.read_bytes())
+    return None
+
+
+def read_lines(path: Path, start: int = 0, words: Sequence[str] = ()) -> Iterator[dict[str, Any]]:
+    """The objects of a file, in order; half a line, left by a killed process, is passed over, and so is a damaged one.
+
+    Args:
+        path: of the file; one that is not there has none.
+        start: bytes to leave out: its size at some earlier time.
+        words: lines without any of these texts are passed over unread; none are where there are no words.
+    """
+    said = [json.dumps(word) for word in words]
+    with (
+        suppress(FileNotFoundError, NotADirectoryError),
+        open(path, encoding="utf-8", errors="replace") as file,
+    ):
+        file.seek(start)
+        for line in file:
+            is_wanted = not said or any(word in line for word in said)
+            if is_wanted and (record := json_object(line)) is not None:
+                yield record

@@ -1,0 +1,221 @@
+"""Studies of Optuna: read back by Optuna, and by its dashboard."""
+
+import json
+import math
+from dataclasses import replace
+from datetime import datetime
+
+import pytest
+
+from fleet.__main__ import main
+from fleet.api import read_history, read_results
+from fleet.export.tracked_run import TrackedObjective
+from fleet.export.trackers import write
+from tests.fleet.export.conftest import CHANGED, EARLY, LATE, RATE, made_up
+
+optuna = pytest.importorskip("optuna", reason="Optuna is not installed: make test-track has it")
+FORMS = pytest.mark.parametrize("name", ["studies.log", "studies.db"])
+FINE = ("0 COMPLETE", "1 PRUNED", "2 FAIL", "3 COMPLETE")
+
+
+def storage_of(path):
+    if path.suffix == ".db":
+        return f"sqlite:///{path}"
+    return optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(path)))
+
+
+def studies(path):
+    storage = storage_of(path)
+    return {
+        name: optuna.load_study(study_name=name, storage=storage)
+        for name in optuna.get_all_study_names(storage)
+    }
+
+
+def told(trial):
+    return (
+        trial.number,
+        trial.state.name,
+        trial.values,
+        trial.params,
+        trial.intermediate_values,
+        trial.user_attrs["network"],
+    )
+
+
+@FORMS
+def test_an_entry_is_a_study_and_its_networks_are_trials(tmp_path, name):
+    write("optuna", LATE, path := tmp_path / "deep" / name)
+    found = studies(path)
+    assert {
+        name: [f"{one.number} {one.state.name}" for one in study.trials]
+        for name, study in found.items()
+    } == {"digits-net": [*FINE], "digits": ["0 COMPLETE"]}
+    study = found["digits-net"]
+    assert (study.direction.name, study.best_value, study.best_trial.user_attrs["network"]) == (
+        "MAXIMIZE",
+        0.4,
+        "net-0",
+    )
+    first = study.trials[0]
+    assert first.params == {RATE: 0.01, "filters": "[8, 16]"}
+    assert first.distributions == {
+        RATE: optuna.distributions.FloatDistribution(0.001, 0.1, log=True),
+        "filters": optuna.distributions.CategoricalDistribution(("[8]", "[8, 16]")),
+    }
+    assert first.intermediate_values == {1: 0.1, 2: 0.2, 3: 0.3, 4: 0.4}
+    assert (first.datetime_start, first.duration.total_seconds()) == (
+        datetime.fromtimestamp(1000),
+        240,
+    )
+    assert study.trials[1].value == 0.2  # what Optuna says of a trial that it has pruned
+
+
+@FORMS
+@pytest.mark.parametrize("before", [[LATE], [EARLY], [EARLY, EARLY], [CHANGED], [EARLY, CHANGED]])
+def test_whatever_was_written_before_nothing_is_there_twice_and_all_is_as_if_written_once(
+    tmp_path, name, before
+):
+    (tmp_path / "once").mkdir()
+    for run in [*before, LATE]:
+        write("optuna", run, path := tmp_path / name)
+    write("optuna", LATE, once := tmp_path / "once" / name)
+    assert {name: list(map(told, study.trials)) for name, study in studies(path).items()} == {
+        name: list(map(told, study.trials)) for name, study in studies(once).items()
+    }
+    before = path.read_bytes()
+    write("optuna", LATE, path)
+    assert path.read_bytes() == before
+
+
+def test_a_run_that_was_started_over_has_a_study_of_its_own_and_so_have_others(tmp_path):
+    write("optuna", LATE, path := tmp_path / "studies.log")
+    other = optuna.create_study(storage=storage_of(path), study_name="mine")
+    other.ask()
+    write("optuna", made_up(*EARLY.networks, key="fedcba9876543210"), path)
+    assert {name: len(study.trials) for name, study in studies(path).items()} == {
+        "digits-net": 4,
+        "digits": 1,
+        "mine": 1,
+        "digits-net-fedcba": 3,
+        "digits-fedcba": 1,
+    }
+
+
+@FORMS
+def test_several_objectives_are_those_of_the_study(tmp_path, name):
+    def judged(networks, parameters, **more):
+        return made_up(
+            *(
+                replace(
+                    one,
+                    objectives=(*one.objectives, TrackedObjective("parameters", parameters, False)),
+                )
+                for one in networks
+            ),
+            **more,
+        )
+
+    write("optuna", judged(EARLY.networks, math.nan, is_going_on=True), path := tmp_path / name)
+    write("optuna", judged(LATE.networks[:4], math.nan, is_going_on=True), path)
+    assert studies(path)["digits-net"].trials[0].state.name == "RUNNING"  # it is yet to be told
+    write("optuna", judged(LATE.networks, math.nan), path)
+    assert studies(path)["digits-net"].trials[0].state.name == "FAIL"  # it never was
+    write("optuna", judged(LATE.networks, 100.0), path)
+    study = studies(path)["digits-net"]
+    assert [one.name for one in study.directions] == ["MAXIMIZE", "MINIMIZE"]
+    assert [(trial.state.name, trial.values) for trial in study.trials] == [
+        ("COMPLETE", [0.4, 100.0]),
+        ("PRUNED", None),
+        ("FAIL", None),
+        ("COMPLETE", [0.3, 100.0]),
+    ]
+    assert [trial.user_attrs["network"] for trial in study.best_trials] == ["net-0"]
+
+
+@FORMS
+def test_a_network_that_was_drawn_from_another_space_keeps_its_values_beside_its_parameters(
+    tmp_path, name
+):
+    write("optuna", LATE, path := tmp_path / name)
+    narrow = made_up(*LATE.networks, spaces={"net": {RATE: (0.02, 0.03), "filters": ([8, 16],)}})
+    write("optuna", narrow, path)
+    first = studies(path)["digits-net"].trials[0]
+    assert (first.params, first.user_attrs[RATE]) == ({"filters": "[8, 16]"}, 0.01)
+
+
+def test_a_run_given_resumed_and_given_again_is_as_its_tables_say(searched, tmp_path, capsys):
+    command = [
+        "export",
+        str(searched.folder / "run"),
+        "--optuna",
+        str(path := tmp_path / "studies.log"),
+    ]
+    assert main(command) == 0
+    first = studies(path)["ensemble-net"].trials
+    assert searched.launch() == 0
+    assert main(command) == main(command) == 0
+    assert f"optuna-dashboard {path}" in capsys.readouterr().out
+    trials = {
+        trial.user_attrs["network"]: trial
+        for study in studies(path).values()
+        for trial in study.trials
+    }
+    rows = {row.name: row for row in read_results(searched.folder / "run")}
+    assert sum(len(study.trials) for study in studies(path).values()) == len(rows) == 6
+    assert len(first) <= 5
+    states = {"finished": "COMPLETE", "pruned": "PRUNED"}
+    assert {name: trial.state.name for name, trial in trials.items()} == {
+        name: states[row.status] for name, row in rows.items()
+    }
+    assert {name: trial.params for name, trial in trials.items()} == {
+        name: row.drawn for name, row in rows.items()
+    }
+    reported = {
+        (name, epoch): value
+        for name, trial in trials.items()
+        for epoch, value in trial.intermediate_values.items()
+    }
+    assert reported == {
+        (row.network, row.epoch): row.val_accuracy for row in read_history(searched.folder / "run")
+    }
+
+
+def test_its_dashboard_shows_the_studies(tmp_path):
+    dashboard = pytest.importorskip("optuna_dashboard", reason="make test-track has it")
+    write("optuna", EARLY, path := tmp_path / "studies.log")
+    write("optuna", LATE, path)
+    app, said = dashboard.wsgi(storage_of(path)), []
+
+    def get(place):
+        environ = {
+            "REQUEST_METHOD": "GET",
+            "PATH_INFO": place,
+            "QUERY_STRING": "",
+            "SERVER_NAME": "x",
+            "SERVER_PORT": "80",
+            "wsgi.url_scheme": "http",
+        }
+        body = b"".join(app(environ, lambda status, headers, error=None: said.append(status)))
+        return json.loads(body)
+
+    names = {
+        study["study_name"]: study["study_id"] for study in get("/api/studies")["study_summaries"]
+    }
+    assert sorted(names) == ["digits", "digits-net"]
+    trials = get(f"/api/studies/{names['digits-net']}")["trials"]
+    assert [trial["state"] for trial in trials] == ["Complete", "Pruned", "Fail", "Complete"]
+    assert [len(trial["intermediate_values"]) for trial in trials] == [4, 2, 0, 3]
+    assert said == ["200 OK"] * 2
+
+
+@FORMS
+def test_choices_that_python_calls_equal_stay_apart(tmp_path, name):
+    choices = (True, 1, 1.0)
+    networks = [
+        replace(EARLY.networks[0], name=f"net-{place}", drawn={"a": choice})
+        for place, choice in enumerate(choices)
+    ]
+    write("optuna", made_up(*networks, spaces={"net": {"a": choices}}), path := tmp_path / name)
+    trials = studies(path)["digits-net"].trials
+    assert [trial.params["a"] for trial in trials] == ["true", "1", "1.0"]

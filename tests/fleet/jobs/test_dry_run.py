@@ -1,0 +1,282 @@
+"""What is run in a rehearsal, and at which rates."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from fleet.__main__ import main
+from fleet.commands import rehearse as rehearse_command
+from fleet.errors import ExitStatus, InfrastructureError, UserError
+from fleet.jobs.dry_run import estimated_rates, known_rates, rehearse, with_epochs
+from fleet.spec import parse
+from fleet.storage.paths import RunPaths
+from preprocess.sample import ImageSpec, SampleSpec
+from preprocess.source import open_data
+from scheduler.base import Cluster, Network, RateTable
+
+SAMPLE = SampleSpec(ImageSpec((224, 224, 3), "uint8"), 257)
+SPEC = {
+    "models": [
+        {"family": "resnet", "name": "deep"},
+        {"family": "softmax", "name": "flat", "gpus": [1, 2]},
+    ],
+    "train": {"batch": {"size": 64}, "converge": {"max_epochs": 30}},
+    "walltime": "1h",
+}
+RATES = RateTable(
+    100_000, 4, (Network("deep", (100.0, 190.0), epochs=7), Network("flat", (900.0,)))
+)
+
+
+def rehearsed(scale=None, cores=2, samples=100_000, **parts):
+    spec = parse({**SPEC, **parts})
+    rates = with_epochs(spec, RATES, samples)
+    return rehearse(spec, rates, Cluster.of(8, 4), 10_000.0, cores, SAMPLE, scale)
+
+
+def test_epochs_come_from_the_rates_or_are_the_most_that_the_spec_allows():
+    assert {network.name: network.epochs for network in rehearsed().rates.models} == {
+        "deep": 7,
+        "flat": 30,
+    }
+
+
+def test_an_epoch_has_fewer_samples_and_steps_that_take_longer_for_it():
+    found = rehearsed(scale=0.001)
+    assert found.document.data.options["samples"] == 16 * 64
+    assert found.document.resources.time_scale == pytest.approx(0.001 * 100_000 / (16 * 64))
+    small = rehearsed(scale=0.001, samples=500)
+    assert (small.document.data.options["samples"], small.document.resources.time_scale) == (
+        500,
+        0.001,
+    )
+
+
+def test_it_takes_half_a_minute_unless_the_machine_is_too_slow_for_its_steps():
+    assert rehearsed().scale == pytest.approx(30 / 10_000)
+    many = {
+        "models": [{"family": "softmax", "name": "deep"}, {"family": "softmax", "name": "flat"}],
+        "train": {"batch": {"size": 1}, "converge": {"max_epochs": 10_000}},
+    }
+    assert rehearsed(**many, cores=1).scale > rehearsed(**many, cores=4).scale > 30 / 10_000
+
+
+def test_policy_and_ranks_are_those_of_the_run_and_its_walltime_is_not():
+    document = rehearsed(
+        schedule={"policy": "local", "delta": "5%"}, checkpoint={"every": "1min"}
+    ).document
+    assert (document.schedule.policy, document.schedule.delta) == ("local", "5%")
+    assert (
+        document.resources.engine,
+        document.resources.preprocessors,
+        document.resources.gpus_per_node,
+    ) == ("emulated", 2, 4)
+    assert document.walltime is document.checkpoint.every is None
+    assert rehearsed(schedule={"policy": "baseline"}).document.resources.preprocessors == "auto"
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        {},
+        {"window": "1GB"},
+        {"order": "ring", "window": "1GB"},
+        {"cache": "memory"},
+        {"cache": "file"},
+    ],
+)
+def test_the_window_holds_as_large_a_part_of_the_data_or_the_least_that_works(data):
+    settings = rehearsed(data=data).document.data
+    size = 16 * 64 * 64  # bytes of all samples
+    real = 100_000 * SAMPLE.image.nbytes
+    assert settings.window >= round(size * parse({**SPEC, "data": data}).data.window / real)
+    assert settings.window >= (size if data.get("cache") == "memory" else 64 * 64)
+    assert (
+        open_data(
+            settings.source, settings.path, settings.validation, 0, settings.options
+        ).validation
+        is not None
+    )
+
+
+def test_where_the_policy_chooses_batches_there_is_room_for_the_largest():
+    train = {**SPEC["train"], "batch": {"size": [64, 512]}}
+    settings = rehearsed(
+        train=train, schedule={"policy": "elastic"}, data={"window": "1MB"}
+    ).document.data
+    assert settings.options["samples"] == 16 * 512
+    assert settings.window >= 512 * 8 * 8
+
+
+def test_measured_rates_are_taken_up_to_the_first_gap_and_only_if_they_are_all_there():
+    spec = parse(SPEC)
+    known = {"k": {1: 10.0, 2: 19.0, 4: 36.0}, "other": {1: 50.0}}
+    found = known_rates(spec, {"deep": "k", "flat": "other"}, known, 4)
+    assert [(network.rates, network.max_gpus) for network in found.models] == [
+        ((10.0, 19.0), None),
+        ((50.0,), 2),
+    ]
+    found = known_rates(spec, {"deep": "k", "flat": "pair"}, known | {"pair": {2: 30.0}}, 4)
+    assert found.models[1].rates == (15.0, 30.0)
+    assert known_rates(spec, {"deep": "k", "flat": "unknown"}, known, 4) is None
+
+
+def test_larger_networks_are_estimated_to_be_slower():
+    spec = parse(
+        {
+            "models": [
+                {"family": "resnet", "name": "deep"},
+                {"family": "resnet", "name": "small", "args": {"blocks": [1], "width": 16}},
+                {"family": "MobileNetV2", "name": "unknown"},
+            ]
+        }
+    )
+    rates = {network.name: network.rates for network in estimated_rates(spec, SAMPLE, 4).models}
+    assert rates["deep"][0] < rates["unknown"][0] < rates["small"][0]
+    assert all(len(one) == 8 and list(one) == sorted(one) for one in rates.values())
+
+
+@pytest.fixture
+def spec_file(tmp_path):
+    file = tmp_path / "spec.yaml"
+    file.write_text(
+        json.dumps(
+            {
+                **SPEC,
+                "output": str(tmp_path / "run"),
+                "data": {"source": "builtin:noise", "options": {"samples": 200}},
+                "models": [{"family": "softmax", "name": "flat"}],
+            }
+        )
+    )
+    return file
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--gpus", 0], "--gpus: '0' should be a whole number from 1"),
+        (["--ranks", 1], "0 GPUs"),
+        (["--gpus", 6, "--gpus-per-node", 4], "6 GPUs on nodes of 4"),
+        (["--gpus", 2, "--time-scale", 0], "--time-scale: '0' should be a number above 0"),
+        (["--gpus", 2, "--rates", "nowhere.json"], "nowhere.json"),
+    ],
+)
+def test_what_cannot_be_rehearsed_is_one_line_and_status_2(spec_file, capsys, options, said):
+    assert main(["rehearse", str(spec_file), *map(str, options)]) == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    assert said in err
+
+
+@pytest.mark.parametrize(
+    ("given", "per_node", "networks", "shape"),
+    [
+        ({"gpus": 6}, "auto", 2, (6, 6)),
+        ({"ranks": 7}, "auto", 2, (6, 6)),
+        ({"ranks": 10}, 4, 2, (8, 4)),
+        ({"gpus": 8, "gpus_per_node": 4}, "auto", 2, (8, 4)),
+        ({"gpus": 8}, 4, 2, (8, 4)),
+        ({"gpus": 2}, 4, 2, (2, 2)),
+        # Without a number it is one node on which every network can train.
+        ({}, "auto", 1, (1, 1)),
+        ({}, "auto", 20, (8, 8)),
+        ({}, "auto", [12], (12, 12)),
+        ({}, 4, 1, (4, 4)),
+        ({}, 4, [6], (8, 4)),
+    ],
+)
+def test_a_clusters_shape_follows_from_gpus_or_ranks_or_from_networks(
+    given, per_node, networks, shape
+):
+    models = (
+        [{"family": "softmax", "gpus": networks[0]}]
+        if isinstance(networks, list)
+        else [{"family": "softmax", "name": f"n{number}"} for number in range(networks)]
+    )
+    arguments = SimpleNamespace(**{"gpus": None, "ranks": None, "gpus_per_node": None, **given})
+    cluster = rehearse_command._cluster(
+        arguments, parse({"models": models, "resources": {"gpus_per_node": per_node}})
+    )
+    assert (cluster.gpus, cluster.gpus_per_node) == shape
+
+
+def test_what_the_run_will_have_to_measure_belongs_to_its_time(
+    spec_file, monkeypatch, tmp_path, capsys
+):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "empty"))
+
+    def profiled(rates=None, policy="global", when="before"):
+        content = {
+            **SPEC,
+            "resources": {"engine": "numpy"},
+            "profile": {"when": when, "batches": 10, "timed": 5, "max_gpus": 1},
+            "models": [{"family": "softmax"}],
+            "schedule": {"policy": policy, **(rates or {})},
+        }
+        table = RateTable(1000, 1, (Network("softmax", (100.0,), epochs=1),))
+        return rehearse_command._profiling(
+            SimpleNamespace(spec=str(spec_file)), parse(content), SAMPLE, table, Cluster.of(1, 1)
+        )
+
+    assert profiled() == (1, 10 * 64 / 100)
+    assert profiled(when="online") == (0, 0.0)
+    assert profiled(policy="baseline") == (0, 0.0)
+    (tmp_path / "rates.json").write_text("{}")
+    assert profiled({"rates": str(tmp_path / "rates.json")}) == (0, 0.0)
+
+
+@pytest.mark.parametrize(
+    "left", ["models: [{family: softmax}]\n", "resources: {engine: numpy}\n", None]
+)
+def test_a_rehearsal_does_not_take_the_folder_of_a_real_run(spec_file, tmp_path, capsys, left):
+    paths = RunPaths(tmp_path / "real")
+    paths.root.mkdir()
+    paths.marker.touch()
+    if left is not None:
+        paths.spec.write_text(left)
+    assert main(["rehearse", str(spec_file), "--gpus", "1", "--output", str(paths.root)]) == 2
+    assert "holds a run that is not a rehearsal" in capsys.readouterr().err
+    assert paths.marker.exists()
+
+
+@pytest.mark.parametrize(
+    ("ended", "status"),
+    [
+        (InfrastructureError("it broke off"), 1),
+        (UserError("it cannot be run"), 2),
+        (ExitStatus.NETWORK_FAILED, 3),
+    ],
+)
+def test_a_rehearsal_that_does_not_end_well_says_so_and_shows_why(
+    spec_file, capsys, monkeypatch, ended, status
+):
+    def launch(spec, ranks, *arguments, log, environment):
+        log.write("a rank has died")
+        if isinstance(ended, Exception):
+            raise ended
+        return ended
+
+    monkeypatch.setattr("fleet.api.run", launch)
+    monkeypatch.setattr(
+        "fleet.commands.dry_run.read_report", lambda paths: SimpleNamespace(account=None)
+    )
+    monkeypatch.setattr("fleet.commands.dry_run._print", lambda *parts: None)
+    assert main(["rehearse", str(spec_file), "--gpus", "1"]) == status
+    assert capsys.readouterr().err.endswith("a rank has died\n")
+
+
+def test_the_samples_of_a_rehearsal_are_the_same_for_all_entries():
+    asked = parse(
+        {
+            "models": [
+                {"family": "softmax", "name": name, "data": data}
+                for name, data in (("a", {"target": "value"}), ("b", {"transforms": ["decode"]}))
+            ]
+        }
+    )
+    rates = RateTable(600, 4, tuple(Network(name, (100.0,), epochs=2) for name in "ab"))
+    found = rehearse(asked, rates, Cluster.of(8, 4), 10_000.0, 2, SAMPLE)
+    assert [network.feed for network in asked.networks] != ["", ""]
+    assert [entry.data for entry in found.document.models] == [None, None]

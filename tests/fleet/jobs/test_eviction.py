@@ -1,0 +1,673 @@
+"""A plan of evictions carried out on a made-up Slurm."""
+
+import json
+import os
+import signal
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from fleet.__main__ import main
+from fleet.errors import UserError
+from fleet.jobs import eviction, job_holds, paused_submissions
+from fleet.jobs.eviction import ClusterView, Diary, Keeping, carry_out
+from fleet.jobs.job_holds import DeferredSignals, still_held
+from fleet.jobs.paused_submissions import MakingRoom, begin_later
+from fleet.jobs.slurm_running import SiteCheckpoints, running_jobs
+from fleet.storage.paths import RunPaths
+from launch import slurm_control
+from launch.systems import SYSTEMS
+from scheduler.eviction.execution import Eviction
+from tests.fakes import Clock
+from tests.launch.conftest import made_up
+
+__all__ = ["made_up"]
+SAVES = "fleet:signal=B:USR2,app_time=2"
+JOBS = {
+    "1": {"nodes": 2, "comment": SAVES},
+    "2": {"nodes": 2},
+    "3": {"nodes": 2, "elapsed": "10:00"},
+    "4": {"nodes": 4, "user": "you"},
+}
+
+
+@pytest.fixture(autouse=True)
+def user(monkeypatch):
+    """An ordinary user, who looks every half minute."""
+    monkeypatch.setattr(eviction, "LOOK_S", (30.0, 30.0))
+    monkeypatch.setattr(slurm_control, "is_operator", lambda: False)
+    monkeypatch.setattr(slurm_control, "myself", lambda: "me")
+
+
+@pytest.fixture
+def evict(tmp_path, made_up):
+    """Carry out; whether all went well, what was noted, and what was said."""
+
+    def run(
+        nodes, deadline, clock=None, user="me", keeping=Keeping(), interruption=None, give_back=None
+    ):
+        clock = clock or Clock()
+        machine = ClusterView(
+            None, user, lambda jobs: running_jobs(jobs, SiteCheckpoints(), None, 0.0), give_back
+        )
+        first = machine.look()
+        eviction = Eviction(nodes, deadline, min(1.0, deadline / 10), first.signals, first.runs)
+        said = []
+        done = carry_out(
+            eviction,
+            first,
+            machine,
+            Diary(tmp_path / "record", said.append),
+            keeping,
+            interruption or DeferredSignals(),
+            clock.sleep,
+            clock,
+        )
+        notes = [json.loads(line) for line in (tmp_path / "record").read_text().splitlines()]
+        return done, [(note["what"], note.get("job", "")) for note in notes], said
+
+    return run
+
+
+def test_one_saves_upon_its_signal_and_one_is_requeued_and_others_jobs_are_left_alone(
+    made_up, evict
+):
+    made_up.set(JOBS)
+    done, notes, _ = evict(4, 10)
+    assert done
+    assert made_up.acts == [
+        "scancel --batch --signal=USR2 1",
+        "scontrol requeuehold 3",
+        "scontrol release 3",
+    ]
+    assert notes == [
+        ("plan", ""),
+        ("save", "1"),
+        ("freed", "1"),
+        ("hold", "3"),
+        ("stop", "3"),
+        ("freed", "3"),
+        ("free", ""),
+        ("end", ""),
+        ("release", "3"),
+    ]
+    assert made_up.state()["jobs"].keys() == {"2", "3", "4"}
+
+
+def test_a_job_that_does_not_obey_is_stopped_and_one_that_cannot_be_requeued_is_cancelled(
+    made_up, evict
+):
+    made_up.set({"1": {"nodes": 2, "comment": SAVES, "obeys": False, "requeues": False}})
+    done, notes, _ = evict(2, 10)
+    assert done
+    assert made_up.acts == [
+        "scancel --batch --signal=USR2 1",
+        "scontrol requeuehold 1",
+        "scancel 1",
+    ]
+    assert [what for what, _ in notes] == [
+        "plan",
+        "save",
+        "deaf",
+        "plan",
+        "hold",
+        "release",
+        "stop",
+        "freed",
+        "free",
+        "end",
+    ]
+
+
+YIELDS = {
+    "nodes": 3,
+    "hosts": "n1,n2,n3",
+    "comment": "fleet:signal=B:USR2,app_time=2,yields=/runs/photos",
+}
+
+
+def test_a_job_that_can_do_with_fewer_nodes_is_asked_first_and_goes_on(made_up, evict):
+    made_up.set({"1": {"nodes": 2, "comment": SAVES}, "3": YIELDS})
+    asked = []
+
+    def give_back(run, nodes, within_s):
+        asked.append((run, nodes, within_s))
+        made_up.change("3", nodes=1)  # as Slurm's queue will show it
+        return ["n2", "n3"]
+
+    done, notes, said = evict(2, 10, give_back=give_back)
+    assert done
+    assert asked == [("/runs/photos", 2, 270.0)]  # half of what is left of the time
+    assert made_up.acts == ["scontrol update JobId=3 NodeList=n1"]
+    assert notes == [("yield", "3"), ("shrunk", "3"), ("free", ""), ("end", "")]
+    assert (
+        "    0.0 min  job 3: gives nodes back: 2 of 3 (of me; n2, n3 given back; it keeps n1)"
+        in said
+    )
+
+
+@pytest.mark.parametrize("nodes", [3, 2])
+def test_a_job_that_gives_no_nodes_back_after_all_is_told_to_save(made_up, evict, nodes):
+    made_up.set({"3": YIELDS})
+
+    def give_back(run, nodes, within_s):
+        raise UserError(f"{run}: no launch is at work there")
+
+    done, notes, said = evict(nodes, 10, give_back=give_back)
+    assert done
+    assert (
+        "    0.0 min  job 3 of me: nothing was done: /runs/photos: no launch is at work there"
+        in said
+    )
+    assert made_up.acts == ["scancel --batch --signal=USR2 3"]
+    assert [what for what, _ in notes].count("refused") == 1
+
+
+def test_others_are_told_once_it_is_known_what_comes_of_the_nodes_that_a_job_was_asked_for(
+    made_up, evict
+):
+    made_up.set(
+        {
+            "1": {"nodes": 2, "comment": SAVES},
+            "3": YIELDS,
+            "5": {**YIELDS, "nodes": 2, "hosts": "n4,n5"},
+        }
+    )
+    clock, asked = Clock(), []
+
+    def give_back(run, nodes, within_s):  # it does not, and says so at the end of its time
+        asked.append((clock.now / 60, within_s / 60))
+        clock.now += within_s
+        raise UserError(f"{run}: no nodes are free")
+
+    done, _, said = evict(5, 20, clock, give_back=give_back)
+    assert done
+    assert asked == [
+        (0.0, 9.5),
+        (10.0, 4.5),
+    ]  # half of what is left then, and half a minute to the next look
+    saves = [line.split(" (")[0].split() for line in said if "saves, until minute" in line]
+    assert saves
+    assert all(float(line[0]) + 2 == float(line[-1]) >= 17 for line in saves)
+
+
+def test_there_is_no_time_to_give_nodes_back_where_there_is_hardly_any(made_up, evict):
+    made_up.set({"3": YIELDS})
+    done, notes, _ = evict(2, 0.1)
+    assert done
+    assert "yield" not in {what for what, _ in notes}
+
+
+def test_a_dry_run_says_who_would_give_nodes_back(made_up, capsys):
+    made_up.set({"1": {"nodes": 2, "elapsed": "10:00"}, "3": YIELDS})
+    assert main(WORDS) == 0
+    assert capsys.readouterr().out.splitlines()[1:-1] == [
+        "    0.0 min  job 3 of me: gives nodes back: 2 of 3 (as its comment says that it can)",
+        "    0.0 min  plan: 2 nodes, 0.3 node-hours are lost",
+        "    9.0 min  job 1 of me: is stopped: it loses least (requeue and hold for a while, or cancel where Slurm "
+        "refuses that)",
+    ]
+
+
+def test_nodes_are_kept_until_the_job_that_they_are_for_has_begun(made_up, evict):
+    urgent = {"state": "PENDING", "user": "you", "start": "N/A", "partition": "high"}
+    made_up.set(
+        {"1": {"nodes": 2, "comment": SAVES, "obeys": "PENDING"}, "3": {"nodes": 2}, "9": urgent}
+    )
+    held = []
+
+    def begin():
+        held.extend(job for job, has in made_up.state()["jobs"].items() if has.get("held"))
+        made_up.change("9", state="RUNNING")
+
+    done, notes, said = evict(4, 10, Clock(then={780: begin}), keeping=Keeping("9"))
+    assert done
+    assert held == ["1", "3"]  # also the one that has put itself back
+    assert said[-3] == "job 9 is RUNNING after 13.0 min"
+    assert {job for what, job in notes if what == "release"} == {"1", "3"}
+    assert not any(job.get("held") for job in made_up.state()["jobs"].values())
+
+
+def test_a_job_that_does_not_begin_is_given_up_and_what_was_held_is_released(made_up, evict):
+    made_up.set({"3": {"nodes": 2}, "9": {"state": "PENDING", "start": "N/A"}})
+    done, _, said = evict(2, 10, keeping=Keeping("9"))
+    assert not done
+    assert said[-2:] == [
+        "job 9 has not begun; it is given up 5 min after the deadline",
+        "job 3 is not held any more: Slurm may start it",
+    ]
+
+
+def test_nodes_are_kept_for_a_minute_where_nobody_says_for_whom(made_up, evict):
+    made_up.set({"3": {"nodes": 2}})
+    _, _, said = evict(2, 0)
+    assert (
+        "they are no longer kept free, after 1.5 min" in said
+    )  # they were free at the second look, after half a one
+
+
+def test_what_is_broken_off_releases_what_it_holds(made_up, evict, tmp_path):
+    made_up.set({"3": {"nodes": 2}, "9": {"state": "PENDING", "start": "N/A"}})
+    with DeferredSignals() as interruption:
+        clock = Clock(then={660: lambda: os.kill(os.getpid(), signal.SIGTERM)})
+        done, notes, said = evict(2, 10, clock, keeping=Keeping("9"), interruption=interruption)
+    assert not done
+    assert "SIGTERM came: it is broken off" in said
+    assert notes[-1] == ("release", "3")
+    assert still_held(tmp_path / "record") == []
+
+
+def test_what_an_eviction_that_was_killed_held_stands_in_its_record_and_the_next_releases_it(
+    made_up, evict, tmp_path
+):
+    record = tmp_path / "record"
+    made_up.set({"3": {"nodes": 2}, "7": {"state": "PENDING", "held": True}})
+    Diary(record, print).note("hold", "", job="7")
+    assert still_held(record) == ["7"]
+    evict(2, 10, keeping=Keeping(None, still_held(record)))
+    assert not made_up.state()["jobs"]["7"]["held"]
+    assert still_held(record) == []
+
+
+def test_what_cannot_be_released_is_said_with_what_to_do(made_up, evict, tmp_path, monkeypatch):
+    made_up.set({"3": {"nodes": 2}})
+    monkeypatch.setattr(job_holds, "_PAUSE_S", 0.0)
+    refuses = Clock(
+        then={
+            600: lambda: made_up.set(
+                made_up.state()["jobs"], says={"scontrol": "Access/permission denied"}
+            )
+        }
+    )
+    _, _, said = evict(2, 10, refuses)
+    assert said[-1] == (
+        "job 3 could not be released: scontrol failed: Access/permission denied; try: scontrol release "
+        "3"
+    )
+    assert still_held(tmp_path / "record") == ["3"]
+
+
+def test_a_job_that_is_cancelled_while_it_is_held_needs_no_release(made_up, evict, tmp_path):
+    made_up.set({"3": {"nodes": 2}})
+    _, _, said = evict(2, 10, Clock(then={600: lambda: made_up.change("3")}))
+    assert said[-1] == "job 3 is not held any more: it is gone"
+    assert still_held(tmp_path / "record") == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"user": "you"}, "it is a job of you"),
+        ({"start": "2026-11-22T11:00:00"}, "it has been started anew"),
+        ({"state": "COMPLETING"}, "it is COMPLETING by now"),
+    ],
+)
+def test_a_job_is_looked_at_once_more_right_before_it_is_touched(
+    made_up, evict, monkeypatch, changes, why
+):
+    made_up.set({"2": {"nodes": 2}, "3": {"nodes": 2, "elapsed": "10:00"}})
+    is_as_it_was = ClusterView.is_as_it_was
+
+    def change_first(machine, job):
+        if job == "3":
+            made_up.change("3", **changes)
+        return is_as_it_was(machine, job)
+
+    monkeypatch.setattr(ClusterView, "is_as_it_was", change_first)
+    done, notes, said = evict(2, 10, Clock(then={570: lambda: made_up.change("2")}))
+    assert done
+    assert ("refused", "3") in notes
+    assert any(why in line for line in said)
+    assert not any(act.endswith(" 3") for act in made_up.acts)
+
+
+def test_a_slurm_that_is_silent_for_a_while_is_asked_again(made_up, evict):
+    made_up.set({"3": {"nodes": 2}})
+    state = made_up.state()
+    silent = Clock(
+        then={
+            120: lambda: made_up.set(
+                state["jobs"], says={"squeue": "Unable to contact slurm controller"}
+            ),
+            300: lambda: made_up.set(state["jobs"]),
+        }
+    )
+    done, notes, _ = evict(2, 10, silent)
+    assert done
+    assert notes == [
+        ("plan", ""),
+        ("silent", ""),
+        ("hold", "3"),
+        ("stop", "3"),
+        ("freed", "3"),
+        ("free", ""),
+        ("end", ""),
+        ("release", "3"),
+    ]
+
+
+def test_nodes_that_are_not_freed_are_given_up_some_minutes_after_the_deadline(
+    made_up, evict, monkeypatch
+):
+    made_up.set({"3": {"nodes": 2}})
+    monkeypatch.setattr(slurm_control, "put_back", lambda job: "requeued")  # but it goes on
+    done, notes, said = evict(2, 10)
+    assert not done
+    assert [what for what, _ in notes].count("stop") == 4  # it is stopped again every two minutes
+    assert "0 of 2 nodes are free; it is given up 5 min after the deadline" in said
+
+
+def test_a_record_that_cannot_be_written_ends_it_before_anything_is_done(made_up, tmp_path):
+    with pytest.raises(
+        UserError, match="no/record: No such file or directory; --record names another file"
+    ):
+        Diary(tmp_path / "no/record", print).note("begin", "")
+
+
+# ---- who might take the nodes ----
+
+URGENT = {"state": "PENDING", "start": "N/A", "partition": "high"}
+OF_HARVEST = {"state": "PENDING", "start": "N/A", "comment": SAVES}
+
+
+def begin_when_free(made_up, job, nodes, hosts):
+    """What Slurm does at a look: a job that waits begins where nodes are free, unless it is held."""
+
+    def begin():
+        jobs = made_up.state()["jobs"]
+        taken = {name for other in jobs.values() for name in other.get("hosts", "").split(",")}
+        if (
+            jobs[job].get("state") == "PENDING"
+            and not jobs[job].get("held")
+            and not taken & set(hosts.split(","))
+        ):
+            made_up.change(
+                job,
+                state="RUNNING",
+                start="2026-11-22T12:00:00",
+                nodes=nodes,
+                hosts=hosts,
+                comment=SAVES,
+            )
+
+    return begin
+
+
+def test_jobs_of_a_harvest_that_wait_are_held_before_a_node_is_free_and_released_when_the_urgent_one_has_begun(
+    made_up, evict
+):
+    made_up.set(
+        {
+            "1": {"nodes": 2, "comment": SAVES, "hosts": "n1,n2"},
+            "7": OF_HARVEST,
+            "8": {**OF_HARVEST, "held": True},
+            "9": URGENT,
+        }
+    )
+    clock = Clock(
+        then={
+            60: begin_when_free(made_up, "7", 1, "n1"),
+            180: lambda: made_up.change("9", state="RUNNING", hosts="n1,n2"),
+        }
+    )
+    done, notes, said = evict(2, 10, clock, keeping=Keeping("9"))
+    assert done
+    assert notes[0] == ("hold", "7")  # what its user holds is left to him
+    assert notes[-1] == ("release", "7")
+    assert made_up.acts == [
+        "scontrol hold 7",
+        "scancel --batch --signal=USR2 1",
+        "scontrol release 7",
+    ]
+    assert "2 nodes are free after 0.5 min" in said
+
+
+def test_ones_own_jobs_wait_for_the_urgent_one_and_those_of_others_do_not(made_up, evict):
+    plain = {"state": "PENDING", "start": "N/A"}
+    made_up.set(
+        {
+            "1": {"nodes": 2, "comment": SAVES},
+            "7": plain,
+            "8": {**plain, "user": "you"},
+            "9": URGENT,
+        }
+    )
+    evict(
+        2, 10, Clock(then={180: lambda: made_up.change("9", state="RUNNING")}), keeping=Keeping("9")
+    )
+    assert [act for act in made_up.acts if "hold" in act] == ["scontrol hold 7"]
+
+
+def test_where_nobody_says_for_which_job_only_those_of_fleet_are_held(made_up, evict):
+    made_up.set(
+        {
+            "1": {"nodes": 2, "comment": SAVES},
+            "7": OF_HARVEST,
+            "8": {"state": "PENDING", "start": "N/A"},
+        }
+    )
+    evict(2, 0)
+    assert [act for act in made_up.acts if "hold 7" in act or "hold 8" in act] == [
+        "scontrol hold 7"
+    ]
+
+
+def test_it_is_said_who_has_taken_a_node_and_how_long_the_urgent_job_waits(made_up, evict):
+    made_up.set(
+        {
+            "1": {"nodes": 2, "comment": SAVES, "hosts": "n1,n2"},
+            "9": {**URGENT, "user": "you", "reason": "Resources"},
+        }
+    )
+    take = {"state": "RUNNING", "user": "they", "start": "2026-11-22T12:00:00", "hosts": "n2"}
+    done, notes, said = evict(
+        2, 10, Clock(then={60: lambda: made_up.change("5", **take)}), keeping=Keeping("9")
+    )
+    assert not done
+    assert "    1.0 min  job 5 of they has taken n2, which job 1 has freed" in said
+    assert (
+        "    2.5 min  job 9 has not begun yet (Slurm says Resources; job 5 of they has n2)" in said
+    )
+    assert said[-1] == (
+        "job 9 has not begun (Slurm says Resources; job 5 of they has n2); it is given up 5 min after "
+        "the deadline"
+    )
+    assert 10 <= [what for what, _ in notes].count("waits") <= 15
+
+
+def test_nodes_that_are_taken_before_all_are_free_are_not_called_free(made_up, evict):
+    made_up.set(
+        {
+            "1": {"comment": SAVES, "hosts": "n1"},
+            "2": {"comment": SAVES.replace("2", "3", 1), "hosts": "n2"},
+        }
+    )
+    take = {"state": "RUNNING", "user": "they", "start": "2026-11-22T12:00:00", "hosts": "n1"}
+    _, _, said = evict(2, 10, Clock(then={60: lambda: made_up.change("5", **take)}))
+    assert any(
+        line.startswith("2 nodes were freed after") and line.endswith("but job 5 of they has n1")
+        for line in said
+    )
+
+
+def test_a_job_of_a_harvest_that_was_quicker_makes_room_in_turn(made_up, evict):
+    made_up.set({"1": {"nodes": 2, "comment": SAVES, "hosts": "n1,n2"}, "9": URGENT})
+    slips_in = {"state": "RUNNING", "start": "2026-11-22T12:00:00", "hosts": "n1", "comment": SAVES}
+    clock = Clock(
+        then={
+            60: lambda: made_up.change("5", **slips_in),
+            240: lambda: made_up.change("9", state="RUNNING"),
+        }
+    )
+    done, notes, said = evict(2, 10, clock, keeping=Keeping("9"))
+    assert done
+    assert [note for note in notes if note[1] == "5"] == [
+        ("taken", "5"),
+        ("save", "5"),
+        ("freed", "5"),
+    ]
+    assert [line for line in said if "are free" in line] == [
+        "2 nodes are free after 0.5 min",
+        "2 nodes are free after 1.5 min",
+    ]
+
+
+def test_a_job_that_is_put_back_has_its_nodes_until_its_processes_have_ended(made_up, evict):
+    made_up.set({"1": {"comment": SAVES, "hosts": "n1", "obeys": False}, "9": URGENT})
+    clock = Clock(
+        then={
+            30: lambda: made_up.change("1", state="COMPLETING", start="N/A"),
+            90: lambda: made_up.change("1", state="PENDING", hosts=""),
+            180: lambda: made_up.change("9", state="RUNNING", hosts="n1"),
+        }
+    )
+    done, notes, said = evict(1, 10, clock, keeping=Keeping("9"))
+    assert done
+    assert "taken" not in {what for what, _ in notes}
+    assert "1 nodes are free after 1.5 min" in said
+
+
+def test_a_job_that_comes_to_other_nodes_and_ends_is_not_counted(made_up, evict):
+    made_up.set({"2": {"nodes": 2, "hosts": "n1,n2"}})
+    comes = {"state": "RUNNING", "start": "2026-11-22T12:00:00", "nodes": 2, "hosts": "n3,n4"}
+    _, notes, _ = evict(
+        2,
+        10,
+        Clock(then={60: lambda: made_up.change("5", **comes), 180: lambda: made_up.change("5")}),
+    )
+    assert ("stop", "2") in notes
+    assert "5" not in {job for _, job in notes}
+
+
+def test_the_runs_whose_jobs_may_come_make_room_while_the_eviction_is_at_work(
+    made_up, evict, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(
+        paused_submissions.pwd, "getpwnam", lambda name: SimpleNamespace(pw_uid=os.getuid())
+    )
+    paths = RunPaths(tmp_path / "run")
+    paths.jobs.mkdir(parents=True)
+    made_up.set({"1": {"nodes": 2, "comment": SAVES, "script": str(paths.harvest_script(1))}})
+    asked = []
+    evict(2, 0, Clock(then={30: lambda: asked.append(begin_later(SYSTEMS["slurm"], [paths]))}))
+    assert asked == [[f"--begin=now+{int(paused_submissions.LASTS_S)}"]]
+    assert begin_later(SYSTEMS["slurm"], [paths]) == []
+
+
+def test_what_an_eviction_that_was_killed_has_left_in_a_run_gets_old(tmp_path):
+    paths = RunPaths(tmp_path)
+    paths.jobs.mkdir()
+    paths.making_room.touch()
+    assert 0 < paused_submissions.wait_s(paths) <= paused_submissions.LASTS_S
+    old = time.time() - paused_submissions.LASTS_S - 1
+    os.utime(paths.making_room, (old, old))
+    assert paused_submissions.wait_s(paths) == 0
+
+
+def test_an_operator_writes_into_no_folder_but_that_of_the_user(tmp_path, monkeypatch):
+    paths, others = RunPaths(tmp_path / "run"), tmp_path / "others"
+    others.mkdir()
+    paths.root.mkdir()
+    paths.jobs.symlink_to(others)
+    room = MakingRoom()
+    monkeypatch.setattr(
+        paused_submissions.pwd, "getpwnam", lambda name: SimpleNamespace(pw_uid=os.getuid())
+    )
+    room.meet([(str(paths.job_script), "me")])
+    room.touch()
+    assert list(others.iterdir()) == []
+    paths.jobs.unlink()
+    paths.jobs.mkdir()
+    monkeypatch.setattr(
+        paused_submissions.pwd, "getpwnam", lambda name: SimpleNamespace(pw_uid=os.getuid() + 1)
+    )
+    room.meet([(str(paths.job_script), "you")])
+    room.touch()
+    assert list(paths.jobs.iterdir()) == []
+
+
+# ---- the command ----
+
+WORDS = ["evict", "--slurm", "--nodes", "4", "--deadline", "10", "--carry-out"]
+
+
+def test_a_dry_run_says_what_would_be_done_to_whose_jobs_and_does_nothing(made_up, capsys):
+    made_up.set(JOBS)
+    assert main(WORDS) == 0
+    assert capsys.readouterr().out == (
+        "3 running jobs of me may be asked to make room\n"
+        "    0.0 min  plan: 4 nodes, 0.3 node-hours are lost\n"
+        "    0.0 min  job 1 of me: saves, until minute 2.0 (signal B:USR2)\n"
+        "    9.0 min  job 3 of me: is stopped: it loses least (requeue and hold for a while, or cancel where "
+        "Slurm refuses that)\n"
+        "Nothing was done: --yes carries this out.\n"
+    )
+    assert made_up.acts == []
+
+
+def test_with_yes_it_is_done_and_noted(made_up, tmp_path, monkeypatch, capsys):
+    made_up.set(JOBS)
+    monkeypatch.setattr(eviction, "LOOK_S", (0.0, 0.01))
+    monkeypatch.setattr(eviction, "KEEP_S", 0.0)
+    words = ["evict", "--slurm", "--nodes", "4", "--deadline", "0", "--carry-out", "--yes"]
+    assert main([*words, "--record", str(tmp_path / "record")]) == 0
+    assert sorted(act.split()[1] for act in made_up.acts) == [
+        "release",
+        "release",
+        "requeuehold",
+        "requeuehold",
+    ]
+    assert "\n4 nodes are free after 0." in capsys.readouterr().out
+    assert json.loads((tmp_path / "record").read_text().splitlines()[0])["whose"] == "me"
+
+
+def test_an_operator_may_ask_all(made_up, monkeypatch, capsys):
+    made_up.set(JOBS)
+    monkeypatch.setattr(slurm_control, "is_operator", lambda: True)
+    assert main([*WORDS[:3], "10", *WORDS[4:]]) == 0
+    assert "4 running jobs of all users" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ["--slurm", "--nodes", "8", "--deadline", "10", "--carry-out"],
+            "squeue, running jobs of me: 8 nodes cannot be freed: 3 jobs in all, on 6",
+        ),
+        (
+            ["--jobs", "x.csv", "--nodes", "8", "--deadline", "10", "--carry-out"],
+            "--carry-out goes with --slurm and --nodes: it acts on jobs that run now",
+        ),
+        (["--slurm", "--nodes", "8", "--deadline", "10", "--yes"], "--yes goes with --carry-out"),
+        (
+            ["--slurm", "--nodes", "8", "--deadline", "10", "--margin", "1min"],
+            "--margin goes with --carry-out",
+        ),
+        (
+            ["--slurm", "--nodes", "8", "--deadline", "10", "--for", "9"],
+            "--for goes with --carry-out",
+        ),
+        (
+            ["--slurm", "--nodes", "4", "--deadline", "10", "--carry-out", "--for", "2"],
+            "--for 2: no job of that id is waiting",
+        ),
+        (
+            ["--slurm", "--nodes", "4", "--deadline", "10", "--carry-out", "--for", "99"],
+            "--for 99: no job of that id is waiting",
+        ),
+        (
+            ["--slurm", "--nodes", "8", "--deadline", "10", "--carry-out", "--json"],
+            "--carry-out goes with neither --plot nor --json; its record is a file of JSON lines",
+        ),
+        (
+            ["--slurm", "--nodes", "8", "--deadline", "-1", "--carry-out"],
+            "--deadline is -1 min; it must be a number from 0 to 40320",
+        ),
+    ],
+)
+def test_what_cannot_be_carried_out_is_refused(made_up, capsys, words, message):
+    made_up.set(JOBS)
+    assert main(["evict", *words]) == 2
+    assert capsys.readouterr().err == f"fleet evict: {message}\n"

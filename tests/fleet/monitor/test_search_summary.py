@@ -1,0 +1,349 @@
+"""What a report says of searches: what was found, dropped, and came from what."""
+
+import json
+
+import pytest
+
+from fleet.domain.events import (
+    Commanded,
+    EpochEnded,
+    NetworkAdded,
+    NetworkJudged,
+    Searched,
+    Started,
+)
+from fleet.domain.json_record import as_json
+from fleet.domain.network import EpochRecord, Outcome, Standing
+from fleet.monitor.charts import charts_of
+from fleet.monitor.html import render
+from fleet.monitor.report import read_report
+from fleet.monitor.search_summary import Found, SearchReport, Tried, table_of_front, table_of_rungs
+from fleet.spec import load
+from fleet.spec.resolve import asked_network
+from fleet.spec.space import Range
+from fleet.storage.event_log import Logged
+from fleet.storage.paths import RunPaths
+from fleet.storage.results import Status
+from tests.fleet.histories import results_of
+from tests.fleet.logs import START, as_text
+
+RATE = "train.optimizer.learning_rate"
+SPEC = f"""
+models:
+  - family: softmax
+    name: net
+    space: {{{RATE}: {{low: 1.0e-4, high: 0.1, log: true}}, train.batch.size: [4, 8]}}
+    search: {{ask: random, most: 5}}
+prune: {{rule: asha}}
+data: {{source: image_folder, path: images}}
+"""
+# Of net-0, net-1 and net-2 the last is pruned after one epoch; net-3 is a child of net-1, and net-4 cannot be.
+VALUES = {0: (0.3, 0.4, 0.5), 1: (0.6, 0.2), 2: (0.1,), 3: (0.7, 0.9), 4: ()}
+PARENTS = {3: 1}
+
+
+def record(epoch, value):
+    return EpochRecord(
+        epoch,
+        epoch - 1,
+        loss=1.0,
+        accuracy=0.5,
+        val_loss=1 - value,
+        val_accuracy=value,
+        learning_rate=0.1,
+        samples=100,
+        gpus=1,
+        seconds=1.0,
+        waited_s=0.0,
+    )
+
+
+def log_of_a_search():
+    at_s, log = 0.0, [Logged(0.0, START)]
+    for number, values in VALUES.items():
+        name, parent = f"net-{number}", PARENTS.get(number)
+        asked = {RATE: 10.0 ** -(number + 1) if number < 4 else 7.0, "train.batch.size": 4}
+        wrong = "ask(4): outside" if number == 4 else ""
+        log.append(
+            Logged(at_s, Searched("net", "ask", number, answer=asked, network=name, wrong=wrong))
+        )
+        log.append(
+            Logged(
+                at_s,
+                NetworkAdded(
+                    name,
+                    "net",
+                    number,
+                    asked,
+                    (1, None),
+                    60,
+                    wrong=wrong,
+                    **({} if parent is None else {"parent": f"net-{parent}", "parent_epoch": 2}),
+                ),
+            )
+        )
+        for epoch, value in enumerate(values, 1):
+            at_s += 2.0
+            log.append(Logged(at_s, EpochEnded(name, record(epoch, value))))
+        if number == 2:
+            log.append(Logged(at_s, NetworkJudged(name, 1, "stop", ("asha",))))
+    return log
+
+
+@pytest.fixture
+def searched(tmp_path):
+    """The folder of a run with a search."""
+    paths = RunPaths(tmp_path / "run")
+    paths.root.mkdir()
+    paths.spec.write_text(SPEC)
+    spec = load(str(paths.spec))
+    results = results_of(spec, paths)
+    for number, values in VALUES.items():
+        network = asked_network(spec, 0, number, {RATE: 0.01, "train.batch.size": 4})
+        history = tuple(record(epoch, value) for epoch, value in enumerate(values, 1))
+        results.add(network, None)
+        results.hear(
+            network.name,
+            Standing(
+                history,
+                {2: Outcome("pruned", is_pruned=True), 4: Outcome("outside", is_failure=True)}.get(
+                    number, Outcome("done")
+                ),
+            ),
+        )
+    results.write()
+    paths.events.write_text(as_text(log_of_a_search()))
+    return paths
+
+
+def test_the_best_so_far_and_its_line_of_descent(searched):
+    search = read_report(searched).searches[0]
+    assert (search.entry, search.monitor, search.is_larger_better) == ("net", "val_accuracy", True)
+    assert [(found.seconds, found.network, found.epoch, found.value) for found in search.found] == [
+        (2.0, "net-0", 1, 0.3),
+        (4.0, "net-0", 2, 0.4),
+        (6.0, "net-0", 3, 0.5),
+        (8.0, "net-1", 1, 0.6),
+        (14.0, "net-3", 1, 0.7),
+        (16.0, "net-3", 2, 0.9),
+    ]
+    assert [one.network for one in search.ancestry] == ["net-3", "net-1"]
+    assert search.words == (
+        "5 networks: 3 finished, 1 pruned, 1 failed. The best val_accuracy is 0.9, of net-3, "
+        "from net-1 after epoch 2."
+    )
+    assert [one.begins for one in search.tried] == [0, 0, 0, 2, 0]
+
+
+def test_what_was_pruned_after_how_many_epochs_and_by_whom(searched):
+    headers, rows = table_of_rungs(read_report(searched).rungs)
+    assert [dict(zip(headers, row, strict=True)) for row in rows] == [
+        {
+            "epochs": 1,
+            "came": 4,
+            "went on": 3,
+            "paused": 0,
+            "pruned": 1,
+            "by": "asha",
+            "which": "net-2",
+        }
+    ]
+
+
+def test_a_network_that_was_paused_and_went_on_is_in_no_rung(searched):
+    paused = [
+        Logged(20.0, NetworkJudged("net-0", 1, verdict, ("asha",)))
+        for verdict in ("pause", "go_on")
+    ]
+    searched.events.write_text(as_text([*log_of_a_search(), *paused]))
+    assert [list(rung.pruned) for rung in read_report(searched).rungs] == [["net-2"]]
+
+
+def test_less_is_better_of_a_loss(searched):
+    searched.spec.write_text(SPEC + "train: {converge: {monitor: val_loss}}\n")
+    search = read_report(searched).searches[0]
+    assert (search.monitor, search.is_larger_better) == ("val_loss", False)
+    assert search.found[-1].value == pytest.approx(0.1)
+
+
+def test_the_search_as_json(searched):
+    numbers = json.loads(json.dumps(as_json(read_report(searched).numbers())))
+    search = numbers["searches"][0]
+    assert search["line_of_descent"] == ["net-3", "net-1"]
+    assert search["networks"][3] == {
+        "name": "net-3",
+        "number": 3,
+        "values": {RATE: 1e-4, "train.batch.size": 4},
+        "status": "finished",
+        "epochs": 2,
+        "value": 0.9,
+        "parent": "net-1",
+        "parent_epoch": 2,
+    }
+    assert search["best_so_far"][0] == {
+        "seconds": 2.0,
+        "network": "net-0",
+        "epoch": 1,
+        "value": 0.3,
+    }
+    assert numbers["rungs"] == [
+        {"epochs": 1, "came": 4, "went_on": 3, "paused": [], "pruned": {"net-2": ["asha"]}}
+    ]
+
+
+def test_the_page_draws_each_and_has_it_in_tables(searched):
+    report = read_report(searched)
+    page, charts = render(report), charts_of(report)
+    assert (
+        "some came while the run went on, and a simulation knows only those of its beginning"
+        in page
+    )
+    assert "What was pruned when" in page
+    search, names = charts["searches"][0], charts["networks"]
+    assert (search["monitor"], [key["name"] for key in search["keys"]]) == (
+        "val_accuracy",
+        ["learning_rate", "batch.size"],
+    )
+    assert [(names[who], *found) for who, *found in search["found"]][-1] == ("net-3", 16.0, 0.9, 2)
+    assert [(names[who], *found) for who, *found in search["tried"]][-1] == (
+        "net-2",
+        "pruned",
+        0.1,
+        [0.001, 0],
+    )
+    assert "net-3, finished, val_accuracy 0.9, from net-1 after epoch 2" in [
+        said for *_, said in search["descent"]["rows"]
+    ]
+    for place in ("best", "parallel", "keys", "descent"):
+        assert f'id="search-0-{place}"' in page
+    assert '<tr data-network="net-2"><td>net-2</td><td>pruned</td><td class=number>0.1</td>' in page
+
+
+def test_a_search_without_a_value_says_so(searched):
+    log = [moment for moment in log_of_a_search() if not isinstance(moment.event, EpochEnded)]
+    searched.events.write_text(as_text(log))
+    assert "No network of it has a value yet." in render(read_report(searched))
+
+
+def test_networks_that_were_added_from_outside_are_shown_by_what_differs_between_them(searched):
+    def entry(name, **of_optimizer):
+        return {
+            "family": "softmax",
+            "name": name,
+            "train": {"optimizer": {"name": "sgd", **of_optimizer}},
+        }
+
+    log = log_of_a_search()
+    for number, (name, value) in enumerate({"mine": 0.7, "other": 0.95}.items()):
+        log += [
+            Logged(
+                20.0,
+                Commanded(f"c{number}", "add", (name,), entry(name, learning_rate=10.0**-number)),
+            ),
+            Logged(20.0, NetworkAdded(name, "", -1, {}, (1, None), 60)),
+            Logged(21.0 + number, EpochEnded(name, record(1, value))),
+        ]
+    searched.events.write_text(as_text(log))
+    report = read_report(searched)
+    assert [search.title for search in report.searches] == [
+        "The search of net",
+        "The networks that were added",
+    ]
+    outside = report.searches[1]
+    assert [(one.network, one.number, dict(one.values), one.value) for one in outside.tried] == [
+        ("mine", 0, {RATE: 1.0}, 0.7),
+        ("other", 1, {RATE: 0.1}, 0.95),
+    ]
+    assert (outside.monitor, outside.found[-1].network) == ("val_accuracy", "other")
+    assert outside.space == {RATE: Range(0.1, 1.0)}
+    page = render(report)
+    assert "The networks that were added" in page
+    assert [key["name"] for key in charts_of(report)["searches"][1]["keys"]] == ["learning_rate"]
+
+
+def test_a_run_without_a_search_shows_what_was_added_to_it(searched):
+    searched.spec.write_text(
+        "models: []\nopen_for: 1min\ndata: {source: image_folder, path: images}\n"
+    )
+    added = [
+        Logged(0.0, START),
+        Logged(1.0, NetworkAdded("mine", "", -1, {}, (1, None), 60)),
+        Logged(2.0, EpochEnded("mine", record(1, 0.6))),
+    ]
+    searched.events.write_text(as_text(added))
+    [outside] = read_report(searched).searches
+    assert (outside.found[-1].value, outside.space) == (0.6, {})
+
+
+def many(number, **changes):
+    """A search of so many networks, whose values and rates are spread; the better half is finished."""
+    tried = tuple(
+        Tried(
+            f"net-{place}",
+            place,
+            {RATE: 10 ** -(1 + 3 * (place * 7919 % number) / number)},
+            Status.FINISHED if 2 * place < number else Status.PRUNED,
+            1,
+            1 - place / number,
+            **changes,
+        )
+        for place in range(number)
+    )
+    best = Found(1.0, "net-0", 1, 1.0)
+    return SearchReport(
+        "net", "accuracy", True, {RATE: Range(1e-4, 0.1, log=True, integer=False)}, tried, (best,)
+    )
+
+
+def test_a_searcher_that_has_only_answered_none_is_named(searched):
+    asked = [Logged(float(number), Searched("net", "ask", 0, answer=None)) for number in range(3)]
+    began = [one for one in log_of_a_search() if isinstance(one.event, Started)]
+    searched.events.write_text(as_text([*began, *asked]))
+    report = read_report(searched)
+    assert [search.words for search in report.searches] == [
+        "The search of net has no networks: whenever its searcher random was asked for one, it answered None."
+    ]
+    assert report.searches[0].words in render(report)
+
+
+def test_a_searcher_whose_first_network_has_not_come_yet_has_not_answered_none(searched):
+    began = [one for one in log_of_a_search() if isinstance(one.event, Started)]
+    searched.events.write_text(as_text([*began, Logged(1.0, Searched("net", "ask", 0, answer={}))]))
+    assert not read_report(searched).searches
+
+
+# ---- several objectives ------------------------------------------------------------------------
+
+
+def test_the_front_of_several_objectives_is_a_table_and_data(searched):
+    objectives = "objectives: [{value: val_accuracy}, {value: epochs}, {value: rate}]"
+    searched.spec.write_text(SPEC.replace("most: 5", f"most: 5, {objectives}"))
+    told = [
+        Logged(
+            30.0,
+            Searched(
+                "net", "tell", number, outcome="finished", value=value, network=f"net-{number}"
+            ),
+        )
+        for number, value in ((0, (0.5, 3.0, 10.0)), (1, (0.6, 2.0, 9.0)), (3, (0.9, 2.0, 8.0)))
+    ]
+    searched.events.write_text(as_text([*log_of_a_search(), *told]))
+    search = read_report(searched).searches[0]
+    assert search.objectives == (
+        ("val_accuracy", "maximize"),
+        ("epochs", "minimize"),
+        ("rate", "maximize"),
+    )
+    assert [one.network for one in search.front] == ["net-3", "net-1", "net-0"]
+    headers, rows = table_of_front(search)
+    assert headers[:5] == ["network", "status", "val_accuracy (max)", "epochs (min)", "rate (max)"]
+    assert rows[0][:5] == ["net-3", "finished", "0.9", "2", "8"]
+    numbers = json.loads(json.dumps(as_json(search.numbers())))
+    assert numbers["front"] == ["net-3", "net-1", "net-0"]
+    assert numbers["networks"][1]["objectives"] == {"val_accuracy": 0.6, "epochs": 2.0, "rate": 9.0}
+    assert numbers["networks"][2]["objectives"] == {
+        "val_accuracy": 0.1,
+        "epochs": 1.0,
+        "rate": None,
+    }
+    assert "The Pareto front" in render(read_report(searched))

@@ -1,0 +1,92 @@
+"""What one of several launches knows of the networks of their run."""
+
+import dataclasses
+from types import SimpleNamespace
+
+import pytest
+
+from fleet.domain import events as ev
+from fleet.ensemble.effects import Leased
+from fleet.ensemble.lease_requests import Claims
+from fleet.runtime.concurrent_launches import BesideOthers
+from fleet.runtime.resume import resume
+from fleet.storage.event_log import Logged, RunTail
+from fleet.storage.lease import Fence
+from fleet.storage.paths import RunPaths
+from tests.fleet.logs import START, as_text
+from tests.fleet.runtime.runs import prepare
+from tests.fleet.runtime.test_searching import Run
+
+pytestmark = pytest.mark.usefixtures("quick")
+
+MODELS = [{"family": "softmax", "name": name} for name in "ab"]
+
+
+class Leases:
+    """Gives each network that is asked for, once."""
+
+    def __init__(self):
+        self.new = []
+
+    def ask(self, names, most):
+        self.new += names[:most]
+
+    def taken(self):
+        taken, self.new = self.new, []
+        return taken
+
+    def held(self, name):
+        return SimpleNamespace(fence=Fence(None, 1, ""), took_over=False)
+
+    def let_go(self, name):
+        """Nobody waits for it."""
+
+
+@pytest.fixture
+def half_done(tmp_path):
+    """A run in which both networks have epochs before them."""
+    run = Run(tmp_path, {}, models=MODELS, epochs=200)
+    assert run.launch(turns=150) is None
+    return run
+
+
+def resumed(run):
+    return resume(prepare(run.path, (0, 0, 0), beside_others=True)).results
+
+
+def judged(paths, launch, verdict):
+    """The log of another launch, which has judged a network."""
+    other = RunPaths(paths.root, launch).events
+    other.parent.mkdir(exist_ok=True)
+    start = dataclasses.replace(START, beside=True, date=2e9)
+    other.write_text(
+        as_text([Logged(0.0, start), Logged(0.1, ev.NetworkJudged("a", 1, verdict, ("median",)))])
+    )
+
+
+def test_a_network_that_another_launch_has_pruned_before_is_trained_no_more(half_done):
+    judged(half_done.paths, "17", "stop")
+    results = resumed(half_done)
+    assert results.standing("a").is_pruned
+    assert results.standing("b").outcome is None
+
+
+@pytest.mark.parametrize(("verdict", "is_pruned"), [("stop", True), ("pause", False)])
+def test_a_network_that_another_launch_prunes_meanwhile_is_taken_and_let_go_and_one_that_it_pauses_is_trained(
+    half_done, verdict, is_pruned
+):
+    results, tail = resumed(half_done), RunTail(half_done.paths, from_end=True)
+    beside = BesideOthers(
+        half_done.paths, Leases(), Claims({"a": 0, "b": 0}, 2, 300.0), results, tail
+    )
+    assert beside.look(0.0, (), ends=False) == []
+    judged(half_done.paths, "17", verdict)
+    heard = {
+        leased.network: leased
+        for leased in beside.look(1.0, (), ends=False)
+        if isinstance(leased, Leased)
+    }
+    assert (heard["a"].standing.is_pruned, heard["a"].standing.is_paused) == (is_pruned, False)
+    assert heard["b"].standing.outcome is None
+    beside.refresh()
+    assert results.standing("a").is_pruned is is_pruned

@@ -1,0 +1,127 @@
+"""Who loads an engine, and when."""
+
+import pickle
+import sys
+import threading
+
+import pytest
+
+from fleet.comm.roles import assign
+from fleet.domain.network import Outcome, Standing
+from fleet.runtime import engine_import
+from fleet.runtime.engine_import import Ahead, Announcement, Loading, ahead_of, busy
+from fleet.spec import parse
+from fleet.storage.paths import RunPaths
+from tests.fakes import World
+from tests.fleet.histories import come_to, results_of
+
+ROLES = assign([0, 0, 0, 0], 1, None)  # trainers 1, 2, 3
+
+
+@pytest.fixture
+def spec(tmp_path):
+    return parse(
+        {
+            "output": str(tmp_path),
+            "resources": {"engine": "numpy"},
+            "models": [
+                {"family": "softmax", "name": "a", "gpus": 1},
+                {"family": "softmax", "name": "b", "gpus": [1, 2]},
+            ],
+        }
+    )
+
+
+def test_as_many_trainers_load_the_engine_as_networks_can_have(spec):
+    a, b = spec.networks
+    assert [busy(left, ROLES) for left in ((), (a,), (b,), (a, b))] == [(), (1,), (1, 2), (1, 2, 3)]
+    assert busy((), ROLES, grows=True) == (1, 2, 3)
+
+
+@pytest.mark.parametrize(
+    ("slots", "together", "loading"),
+    [(None, 1, (1, 2)), (None, 2, (1, 2, 3, 4)), (2, 1, (1, 2, 3, 4))],
+)
+def test_trainers_that_share_load_the_engine_as_far_as_sharing_pays_or_is_wanted(
+    spec, slots, together, loading
+):
+    roles = assign([0] * 5, 1, None, slots=slots, cores=2)
+    assert busy(spec.networks, roles, grows=True, together=together) == loading
+
+
+def test_what_is_done_by_the_table_of_results_needs_no_engine(spec, tmp_path):
+    assert ahead_of(spec, ROLES, fresh=False) == Ahead("numpy", frozenset({1, 2, 3}))
+    results = results_of(spec, RunPaths(tmp_path))
+    come_to(results, "b", Standing((), Outcome("done")))
+    assert ahead_of(spec, ROLES, fresh=False).ranks == {1}
+    come_to(results, "a", Standing((), Outcome("it cannot be built", is_failure=True)))
+    assert not ahead_of(spec, ROLES, fresh=False).ranks
+    assert ahead_of(spec, ROLES, fresh=True).ranks == {1, 2, 3}
+
+
+def test_an_engine_of_the_users_own_is_not_loaded_ahead(tmp_path, monkeypatch):
+    (tmp_path / "engine_of_a_user.py").write_text(
+        "from fleet.spec.engines import EngineInfo\nROW = EngineInfo('own', print)\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    own = parse(
+        {"models": [{"family": "softmax"}], "resources": {"engine": "engine_of_a_user:ROW"}}
+    )
+    assert ahead_of(own, ROLES, fresh=True).engine == ""
+
+
+def test_ahead_is_announced_once():
+    world = World()
+    announcement = Announcement(world)
+    announcement.give(Ahead("numpy", frozenset({1})))
+    announcement.give(Ahead())  # when all has been prepared, or something is wrong
+    assert world.shared == [Ahead("numpy", frozenset({1}))]
+
+
+@pytest.mark.parametrize(
+    ("told", "imported"),
+    [
+        (Ahead("numpy", frozenset({1, 2})), ["numpy"]),
+        (Ahead("numpy", frozenset({2})), []),
+        (Ahead("", frozenset({1})), []),
+    ],
+)
+def test_a_rank_that_will_train_imports_the_engine(monkeypatch, told, imported):
+    found = []
+    monkeypatch.setattr(engine_import, "import_engine", lambda engine: found.append(engine.name))
+    loading = Loading()
+    loading.hear(World(rank=1, given=told))
+    loading.finish()
+    loading.finish()
+    assert found == imported
+
+
+def test_an_import_that_fails_is_left_to_who_makes_the_engine(monkeypatch):
+    monkeypatch.setattr(engine_import, "import_engine", lambda engine: 1 / 0)
+    loading = Loading()
+    loading.hear(World(rank=1, given=Ahead("numpy", frozenset({1}))))
+    loading.finish()
+
+
+def test_modules_are_imported_one_thread_after_the_other(monkeypatch, tmp_path):
+    """What rank 0 has prepared may be of a module of the user's, which imports the same as the engine does."""
+    (tmp_path / "of_a_user.py").write_text("class Thing:\n    pass\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    import of_a_user
+
+    packed, plain = pickle.dumps(of_a_user.Thing()), pickle.dumps({"a": 1})
+    del sys.modules["of_a_user"]
+    go_on, seen = threading.Event(), []
+
+    def import_engine(engine):
+        go_on.wait()
+        seen.append("of_a_user" in sys.modules)
+
+    monkeypatch.setattr(engine_import, "import_engine", import_engine)
+    loading = Loading()
+    loading.hear(World(rank=1, given=Ahead("numpy", frozenset({1}))))
+    assert loading.unpack(plain) == {"a": 1}  # waits for nothing
+    threading.Timer(0.05, go_on.set).start()
+    assert type(loading.unpack(packed)).__name__ == "Thing"
+    assert seen == [False]
+    del sys.modules["of_a_user"]

@@ -1,0 +1,115 @@
+"""The rate of a network, on samples made up."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from fleet.domain.network import StepRate
+from fleet.engines.base import Sums
+from fleet.runtime.training import rate_measurement
+from fleet.runtime.training.agreement import NetworkFailed
+from fleet.runtime.training.rate_measurement import made_up, measure_rate, time_batches
+from fleet.spec import Profile
+from preprocess.sample import ImageSpec, SampleSpec
+from tests.fakes import Clock, Group
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "float32"])
+@pytest.mark.parametrize("rows", [0, 5])
+def test_made_up_samples_are_of_the_datas_shape_and_type(rows, dtype):
+    images, labels = made_up(SampleSpec(ImageSpec((4, 3, 1), dtype), 3), rows)
+    assert (images.shape, images.dtype) == ((rows, 4, 3, 1), dtype)
+    assert (labels.shape, labels.dtype) == ((rows,), np.int64)
+    assert set(labels) <= {0, 1, 2}
+
+
+@pytest.mark.parametrize(("rank", "rows"), [(0, 4), (1, 3), (2, 3)])
+def test_the_last_steps_of_a_few_are_timed_each_rank_with_its_share(monkeypatch, rank, rows):
+    now, seen = Clock(), []
+    monkeypatch.setattr(rate_measurement.time, "perf_counter", now)
+
+    def step(images, labels, size, stop):
+        seen.append((len(images), len(labels), size, stop))
+        now.now += 10.0 if len(seen) <= 2 else 0.5  # the first ones trace
+        return Sums(stop=stop)
+
+    profile = Profile(batches=6, timed=4, seconds=60, spread=0)
+    assert measure_rate(group(step, rank), SAMPLE, profile, 10) == StepRate(10 / 0.5, 0.0, 4)
+    assert seen == [(rows, rows, 10, False)] * 6
+
+
+def group(step, rank=0):
+    return SimpleNamespace(group=Group(3, rank), step=step, network=SimpleNamespace(name="a"))
+
+
+SAMPLE = SampleSpec(ImageSpec((2, 2, 1), "uint8"), 2)
+
+
+def measured(monkeypatch, durations, profile, is_told=False, rank=0):
+    """Steps that take so long, the last of them again and again; the rate, and whether each was said to be the last."""
+    now, stops = Clock(), []
+    monkeypatch.setattr(rate_measurement.time, "perf_counter", now)
+
+    def step(images, labels, size, stop):
+        now.now += durations[min(len(stops), len(durations) - 1)]
+        stops.append(stop)
+        return Sums(stop=stop or (is_told and len(stops) == 3))
+
+    return measure_rate(group(step, rank), SAMPLE, profile, 10), stops
+
+
+MANY = {"batches": 100, "timed": 99, "seconds": 1000, "spread": 0.01}
+
+
+@pytest.mark.parametrize(
+    ("durations", "profile", "steps", "timed", "rate"),
+    [
+        ([9.0, 1.0], MANY, 7, 6, 10.0),
+        ([1.0, *([1.0, 3.0] * 50)], {**MANY, "batches": 40, "timed": 39}, 40, 39, None),
+        # It ends after 35 s, of which 21 warm up.
+        ([7.0], {"batches": 100, "timed": 20, "seconds": 30}, 6, 3, 10 / 7),
+        ([100.0], {"seconds": 30}, 2, 1, 10 / 100),
+    ],
+    ids=[
+        "the spread is small enough",
+        "steps differ",
+        "it has taken long enough",
+        "steps take for ever",
+    ],
+)
+def test_a_measurement_goes_on_until_it_knows_the_rate_or_has_taken_long_enough(
+    monkeypatch, durations, profile, steps, timed, rate
+):
+    found, stops = measured(monkeypatch, durations, Profile(**profile))
+    assert (len(stops), found.steps) == (steps, timed)
+    assert stops[:-1] == [False] * (steps - 1)
+    assert rate is None or (found.rate, stops[-1]) == (pytest.approx(rate), True)
+
+
+def test_only_the_master_ends_a_measurement_and_all_end_with_it(monkeypatch):
+    _, stops = measured(monkeypatch, [1.0], Profile(**MANY), is_told=True, rank=1)
+    assert stops == [False] * 3
+
+
+def test_several_batches_are_timed_up_to_the_first_that_does_not_fit(monkeypatch):
+    now = Clock()
+    monkeypatch.setattr(rate_measurement.time, "perf_counter", now)
+
+    def step(images, labels, size, stop):
+        if size > 20:
+            raise NetworkFailed("out of memory")
+        now.now += 0.5 + size / 100
+        return Sums(stop=stop)
+
+    profile = Profile(batches=6, timed=4, seconds=60, spread=0)
+    found = time_batches(group(step), SAMPLE, profile, (10, 20, 40, 80))
+    assert [rate.rate for rate in found] == [pytest.approx(10 / 0.6), pytest.approx(20 / 0.7)]
+    with pytest.raises(NetworkFailed):
+        time_batches(group(step), SAMPLE, profile, (40, 80))
+
+
+def test_a_rank_that_has_timed_nothing_when_the_master_ends_says_so():
+    """It came later than the master, and the first step took long."""
+    late = group(lambda images, labels, size, stop: Sums(stop=True), rank=1)
+    assert time_batches(late, SAMPLE, Profile(batches=6, timed=4), (10,)) == [StepRate()]

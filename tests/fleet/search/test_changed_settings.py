@@ -1,0 +1,233 @@
+"""Searches that go on with other settings, and those that are told what earlier runs found."""
+
+from contextlib import suppress
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fleet.domain.events import NetworkAdded, Searched, SearcherBegan
+from fleet.domain.run import RunState
+from fleet.search.calls import Ask, Know, Tell
+from fleet.search.changed_settings import beginning
+from fleet.search.controller import Entry
+from fleet.search.searcher import End, RandomSearcher
+from fleet.spec.space import Range
+from tests.examples import examples
+from tests.fleet.search.launches import LEARNING_RATE, Disk, Launch, Struck, search_of
+from tests.fleet.search.searchers import Careful
+
+SPACE = {LEARNING_RATE: Range(1e-5, 0.1, log=True)}
+NARROW = {LEARNING_RATE: Range(1e-3, 0.1, log=True)}
+
+
+class Learned(Careful):
+    """Also takes note of what it has not asked for, in the order of the calls."""
+
+    def __init__(self, space, seed, mode, **options):
+        super().__init__(space, seed, mode, **options)
+        self.heard = []
+
+    def known(self, number, values):
+        self.heard.append((number, values))
+
+    def report(self, number, epoch, value):
+        self.heard.append((number, epoch, value))
+        return super().report(number, epoch, value)
+
+    def tell(self, number, outcome, value):
+        self.heard.append((number, outcome, value))
+        super().tell(number, outcome, value)
+
+
+LEARNED = "tests.fleet.search.test_changing:Learned"
+
+
+def begun(disk, search, space, steps=None, earlier=()):
+    """A launch that begins as the coordinator's does: what has changed is logged first."""
+    entry = Entry("net", search, space, "maximize", "val_accuracy")
+    began = beginning(entry, disk.search, knows=True)
+    return Launch(disk, search, space, steps=steps, began=began, earlier=earlier, epochs=5)
+
+
+def run(kills, *parts, earlier=()):
+    """Kill launches after so many writes; each part is a search and a space, of which the last is run to its end."""
+    disk, part = Disk(), 0
+    for steps in kills:
+        with suppress(Struck):
+            begun(disk, *parts[part], steps, earlier).run()
+        part = min(part + 1, len(parts) - 1)
+    return begun(disk, *parts[-1], None, earlier).run(), disk
+
+
+@given(st.integers(5, 60), st.lists(st.integers(0, 40), max_size=6))
+@settings(max_examples=examples(40), deadline=None)
+def test_another_searcher_comes_to_the_same_state_whatever_kills_it(before, kills):
+    parts = (
+        (search_of(LEARNED, most=8, seed=1), SPACE),
+        (search_of(LEARNED, most=12, seed=2), NARROW),
+    )
+    whole, _ = run([before], *parts)
+    struck, disk = run([before, *kills], *parts)
+    assert struck.searcher.heard == whole.searcher.heard
+    assert struck.outcomes == whole.outcomes
+    assert not struck.difference
+    assert sum(event.is_another for event in disk.of(SearcherBegan)) == 1
+    asked = [event.number for event in disk.of(Searched) if event.call == "ask" and event.answer]
+    assert asked == list(range(len(asked)))
+
+
+def test_what_fits_is_told_and_what_lies_outside_stays_and_trains_on():
+    disk = Disk()
+    with pytest.raises(Struck):
+        begun(disk, search_of("random", most=8), SPACE, steps=30).run()
+    asked = {
+        event.number: event.answer[LEARNING_RATE]
+        for event in disk.of(Searched)
+        if event.call == "ask"
+    }
+    launch = begun(disk, search_of(LEARNED, most=8), NARROW).run()
+    [_, began] = disk.of(SearcherBegan)
+    inside = [number for number, value in asked.items() if value >= 1e-3]
+    assert f"space.{LEARNING_RATE} was {{low: 1e-05, high: 0.1, log: True}} and is" in began.changed
+    assert (
+        f"the searcher is told of {len(inside)} networks, and not of {len(asked) - len(inside)} outside"
+        in (began.changed)
+    )
+    known = [event for event in disk.of(Searched) if event.call == "know"]
+    assert [event.number for event in known] == inside
+    assert set(launch.outcomes) == {f"net-{number}" for number in range(8)}
+    assert all(end is not None for _, end in launch.outcomes.values())
+
+
+def test_most_alone_is_no_other_searcher():
+    disk = Disk()
+    begun(disk, search_of("random", most=3), SPACE).run()
+    launch = begun(disk, search_of("random", most=5), SPACE).run()
+    began = disk.of(SearcherBegan)[-1]
+    assert (began.changed, began.is_another) == ("most was 3 and is 5", False)
+    assert launch.calls[0] == Ask(3)
+    assert beginning(launch.entry, disk.search, knows=True) is None
+
+
+def test_a_searcher_that_cannot_be_told_goes_on_with_further_numbers():
+    disk = Disk()
+    with pytest.raises(Struck):
+        begun(disk, search_of("random", most=6), SPACE, steps=20).run()
+    search = search_of("tests.fleet.search.searchers:Careful", most=6)
+    entry = Entry("net", search, SPACE, "maximize", "val_accuracy")
+    began = beginning(entry, disk.search, knows=False)
+    assert "has no method `known`, and is not told of" in began.changed
+    launch = Launch(disk, search, SPACE, began=began, epochs=5).run()
+    assert not [call for call in launch.calls if isinstance(call, Know)]
+    asked = {event.number for event in disk.of(Searched) if event.call == "ask" and event.answer}
+    assert asked == set(range(6))
+
+
+EARLIER = (
+    Know(0, {LEARNING_RATE: 0.01}, (0.5, 0.6), "finished", 0.6, "a-0", "runs/a"),
+    Know(0, {LEARNING_RATE: 0.02}, (0.1,), "pruned", 0.1, "a-1", "runs/a"),
+)
+
+
+@given(st.lists(st.integers(0, 30), max_size=6))
+@settings(max_examples=examples(20), deadline=None)
+def test_what_earlier_runs_found_is_told_first_and_once(kills):
+    part = (search_of(LEARNED, most=4), SPACE)
+    launch, disk = run(kills, part, earlier=EARLIER)
+    assert launch.searcher.heard[:7] == [
+        (-1, {LEARNING_RATE: 0.01}),
+        (-1, 1, 0.5),
+        (-1, 2, 0.6),
+        (-1, "finished", 0.6),
+        (-2, {LEARNING_RATE: 0.02}),
+        (-2, 1, 0.1),
+        (-2, "pruned", 0.1),
+    ]
+    assert [event.source for event in disk.of(Searched) if event.call == "know"] == ["runs/a"] * 2
+    assert launch.searcher.heard == run([], part, earlier=EARLIER)[0].searcher.heard
+
+
+def test_ours_do_not_try_again_what_is_known():
+    space = {"kernel": (3, 5, 7), "width": (8, 16)}
+    for ask in ("random", "grid"):
+        disk, earlier = (
+            Disk(),
+            (Know(0, {"kernel": 3, "width": 16}, (), "finished", 0.5, "a-0", "runs/a"),),
+        )
+        launch = begun(disk, search_of(ask, most=9), space, earlier=earlier).run()
+        values = [tuple(add.values.values()) for add in launch.added.values()]
+        assert len(set(values)) == len(values) == 5
+        assert (3, 16) not in values
+
+
+def test_of_several_objectives_the_searcher_is_told_all():
+    search = search_of(
+        "random",
+        most=2,
+        objectives=[
+            {"value": "val_accuracy"},
+            {"value": "parameters"},
+            {"value": "rate"},
+            {"value": "epochs"},
+        ],
+    )
+    launch = begun(Disk(), search, SPACE)
+    assert launch.entry.modes == ("maximize", "minimize", "maximize", "minimize")
+    launch.mind._parameters = {"net-0": 70, "net-1": 80}
+    launch.mind.rate_of = {"net-0": 12.5}.get
+    launch.run()
+    told = {call.number: call.value for call in launch.calls if isinstance(call, Tell)}
+    assert told[0][1:] == (70.0, 12.5, launch.done("net-0"))
+    assert told[1][1:3] == (80.0, 100.0)  # what its epochs have shown
+
+
+class Told(RandomSearcher):
+    """Keeps what it is told of networks; perhaps it pauses each after its second epoch, and lets none go on."""
+
+    def __init__(self, space, seed, mode, pauses=False):
+        super().__init__(space, seed, mode)
+        self.pauses, self.told = pauses, {}
+
+    def report(self, number, epoch, value):
+        return "pause" if self.pauses and epoch == 2 else "go_on"
+
+    def tell(self, number, outcome, value):
+        self.told[number] = value
+
+
+TOLD = "tests.fleet.search.test_changing:Told"
+
+
+def test_of_other_objectives_a_new_searcher_is_told_what_networks_have_come_to_in_those():
+    disk, run = Disk(), RunState()
+    begun(disk, search_of("random", most=4), SPACE, earlier=EARLIER).run()
+    several = search_of(TOLD, most=5, objectives=[{"value": "val_accuracy"}, {"value": "epochs"}])
+    anew = [replace(one, value=(one.value, 2.0)) for one in EARLIER]
+    launch = begun(disk, several, SPACE, earlier=anew).run()
+    best = {number: launch.mind._lives[f"net-{number}"].best for number in range(5)}
+    assert launch.searcher.told == {
+        -1: (0.6, 2.0),
+        -2: (0.1, 2.0),
+        **{number: (best[number], 5.0) for number in range(5)},
+    }
+    for name in launch.added:
+        run.apply(0.0, NetworkAdded(name, "net", int(name[4:]), {}, (1, None), 5))
+    for event in disk.events:
+        run.apply(0.0, event)
+    assert run.told == {f"net-{number}": (best[number], 5.0) for number in range(5)}
+    back = begun(disk, search_of(TOLD, most=5), SPACE, earlier=EARLIER).run()
+    assert back.searcher.told == {-1: 0.6, -2: 0.1, **best}
+    run.apply(0.0, disk.of(SearcherBegan)[-1])
+    assert run.told == {}
+
+
+def test_a_pause_that_the_searcher_before_has_asked_for_and_nobody_has_noted_is_none():
+    disk, steps = Disk(), 0
+    while not any(event.answer == "pause" for event in disk.of(Searched)):
+        disk, steps = Disk(), steps + 1
+        with pytest.raises(Struck):
+            begun(disk, search_of(TOLD, most=3, options={"pauses": True}), SPACE, steps=steps).run()
+    launch = begun(disk, search_of(TOLD, most=3), SPACE).run()
+    assert set(launch.outcomes.values()) == {(5, End.FINISHED)}

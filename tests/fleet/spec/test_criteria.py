@@ -1,0 +1,279 @@
+"""What networks are compared by: it is the same of all of them, or the spec is refused."""
+
+import pytest
+
+from fleet.errors import SpecError
+from fleet.spec import parse
+from fleet.spec.criteria import Yardstick, check_comparable, ranking_of
+from fleet.spec.measures import LOSS_OF, canonical_loss, unfit
+from fleet.spec.resolve import variants, with_added
+from fleet.vocabulary.measures import LOSSES
+
+
+def spec(*trains, target="value", **parts):
+    models = [
+        train if "family" in train else {"family": "softmax", "name": f"n{place}", "train": train}
+        for place, train in enumerate(trains)
+    ]
+    data = {"source": "tests.sources:numbered", **({} if target is None else {"target": target})}
+    return parse({"data": data, "models": models, **parts})
+
+
+def refused(*trains, **parts):
+    with pytest.raises(SpecError) as found:
+        spec(*trains, **parts)
+    return str(found.value)
+
+
+def searched(space, **more):
+    return {"family": "softmax", "name": "s", "space": space, "search": {"most": 3}, **more}
+
+
+def test_networks_of_different_losses_are_not_ranked_by_loss():
+    said = refused({"loss": "huber"}, {"loss": "mse"}, {"loss": "msle"}, train={"metrics": ["mae"]})
+    assert "huber for n0, mean_squared_error for n1, mean_squared_logarithmic_error for n2" in said
+    assert "monitor: val_mae" in said
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({"loss": "huber"}, {}),
+        ({"loss": {"huber": {"delta": 2}}}, {"loss": "huber"}),
+        ({"loss": {"tests.losses:own": {"a": 1}}}, {"loss": {"tests.losses:own": {"a": 2}}}),
+        ({"converge": {"monitor": "loss"}, "loss": "mae"}, {"converge": {"monitor": "loss"}}),
+        (
+            {"metrics": [{"mae": {"name": "m"}}], "converge": {"monitor": "val_m"}},
+            {"metrics": [{"mse": {"name": "m"}}], "converge": {"monitor": "val_m"}},
+        ),
+        (
+            {"metrics": ["my:f"], "converge": {"monitor": "val_f", "direction": "max"}},
+            {"metrics": ["my:f"], "converge": {"monitor": "val_f", "direction": "min"}},
+        ),
+        (
+            {"loss": "huber", "metrics": ["mae"], "converge": {"monitor": "val_mae"}},
+            {"loss": "mse", "metrics": ["mae"]},
+        ),
+    ],
+)
+def test_what_is_monitored_measures_the_same_of_all(one, other):
+    refused(one, other)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({"loss": "mse"}, {}),
+        ({"loss": "MeanSquaredError"}, {"loss": "mean_squared_error"}),
+        ({"loss": {"huber": {"delta": 1}}}, {"loss": "Huber"}),
+        (
+            {"loss": "huber", "converge": {"monitor": "val_mae"}},
+            {"loss": "mse", "converge": {"monitor": "val_mae"}},
+        ),
+        ({"optimizer": {"learning_rate": 0.1}}, {"optimizer": {"learning_rate": 0.2}}),
+        ({"converge": {"monitor": "val_mae"}}, {"converge": {"monitor": "val_loss"}}),
+    ],
+)
+def test_losses_that_are_the_same_and_metrics_that_all_have_are_compared(one, other):
+    assert len(spec(one, other, train={"metrics": ["mae"]}).networks) == 2
+
+
+def test_smoothing_makes_losses_differ_and_weights_of_classes_those_of_training_alone():
+    some, weighted = {"label_smoothing": 0.1}, {"class_weights": {"0": 2.0}}
+    assert "val_accuracy" in refused(
+        some, {}, target="class", train={"converge": {"monitor": "val_loss"}}
+    )
+    assert "class_weights" in refused(
+        weighted, {}, target="class", train={"converge": {"monitor": "loss"}}
+    )
+    for train, monitor in ((some, "val_accuracy"), (weighted, "val_loss")):
+        spec(train, {}, target="class", train={"converge": {"monitor": monitor}})
+
+
+def test_weights_of_one_are_none_and_the_message_speaks_of_targets_that_the_settings_can_be_of():
+    by_loss = {"converge": {"monitor": "loss"}}
+    spec(
+        {},
+        {"class_weights": {"a": 1, "b": 1}},
+        {"class_weights": {"b": 1.0}},
+        target="class",
+        train=by_loss,
+    )
+    for train in ({"label_smoothing": 0.1}, {"class_weights": {"a": 2}}):
+        said = refused(train, {}, target=None, train=by_loss)
+        assert "categorical_crossentropy" in said
+        assert "monitor: accuracy" in said
+
+
+def test_without_a_word_on_targets_only_what_no_kind_of_them_could_bear_is_refused():
+    found = spec({"loss": "huber"}, {}, target=None)
+    with pytest.raises(SpecError, match="val_loss is not the same"):
+        check_comparable(found, found.networks, lambda network: ("value",))
+    check_comparable(found, found.networks, lambda network: ("class",))
+    spec(
+        {"loss": "mse"}, {}, target=None, train={"converge": {"monitor": "val_loss"}}
+    )  # the same, of values
+    refused(
+        {"loss": "huber"}, {"loss": "mae"}, target=None, train={"converge": {"monitor": "val_loss"}}
+    )
+
+
+def test_networks_that_answer_different_questions_are_not_compared():
+    spec({"loss": "mse"}, {"family": "softmax", "name": "other", "data": {"target": "class"}})
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        {"train.loss": ["mse", "huber", "mse"]},
+        {"train.loss.huber.delta": {"low": 1.0, "high": 3.0}},
+        {
+            "train.optimizer.learning_rate": [0.1, 0.2],
+            "train.loss": [{"huber": {"delta": 1}}, {"huber": {"delta": 2}}],
+        },
+    ],
+)
+def test_a_search_draws_no_losses_that_cannot_be_compared(space):
+    own = {"train": {"loss": {"huber": {"delta": 1}}}} if "train.loss" not in space else {}
+    said = refused(searched(space, **own))
+    assert "val_loss is not the same" in said
+    refused(searched({"train.optimizer.learning_rate": [0.1, 0.2]}), {"loss": "mae"})
+    metric = {"metrics": ["mae"], "converge": {"monitor": "val_mae"}}
+    found = spec(searched(space, train={**own.get("train", {}), **metric}))
+    assert {network.name for network in variants(found)} == {"s"}
+
+
+def test_the_lines_of_what_differs_are_named(tmp_path):
+    from fleet.spec import load
+
+    (tmp_path / "spec.yaml").write_text(
+        "data: {target: value}\nmodels:\n- family: softmax\n  name: a\n  train:\n    loss: huber\n"
+        "- family: softmax\n  name: b\n  grid:\n    train.loss: [mse, mae]\n"
+        "train:\n  converge:\n    monitor: val_loss\n"
+    )
+    with pytest.raises(SpecError) as found:
+        load(tmp_path / "spec.yaml")
+    [mistake] = found.value.mistakes
+    assert (mistake.line, mistake.key) == (13, "train.converge.monitor")
+    assert (
+        "huber for a (line 6), mean_squared_error for b-0 (line 10), mean_absolute_error for b-1 (line 10)"
+        in str(mistake)
+    )
+
+
+def test_an_entry_that_was_added_has_no_line_in_the_file_of_the_spec(tmp_path):
+    from fleet.spec import load
+
+    (tmp_path / "spec.yaml").write_text(
+        "data: {target: value}\nmodels:\n- {family: softmax, name: a}\n"
+    )
+    before = load(tmp_path / "spec.yaml")
+    found, networks = with_added(
+        before, {"family": "softmax", "name": "b", "train": {"loss": "huber"}}, ["a"]
+    )
+    with pytest.raises(SpecError) as refusal:
+        check_comparable(found, (*before.networks, *networks), lambda network: ("value",))
+    said = str(refusal.value)
+    assert "\n  entry: train.converge.monitor: val_loss is not the same" in said
+    assert "mean_squared_error for a (line 3), huber for b;" in said
+
+
+def test_networks_are_ranked_by_what_all_monitor_and_by_no_losses_that_differ():
+    def columns(*trains):
+        return [
+            name
+            for name, _ in ranking_of({Yardstick.of(one.train) for one in spec(*trains).networks})
+        ]
+
+    metric = {"metrics": ["mae"], "converge": {"monitor": "val_mae"}}
+    assert columns({"loss": "huber", **metric}, metric) == ["val_mae", "val_accuracy", "accuracy"]
+    assert columns(metric, metric) == ["val_mae", "val_accuracy", "val_loss", "accuracy", "loss"]
+    assert (
+        columns(metric, {"metrics": ["mae"], "converge": {"monitor": "val_loss"}})[0]
+        == "val_accuracy"
+    )
+
+
+def test_pruning_wants_one_monitor():
+    said = refused(
+        {"converge": {"monitor": "val_mae"}},
+        {"converge": {"monitor": "val_loss"}},
+        train={"metrics": ["mae"]},
+        prune={"rule": "asha"},
+    )
+    assert "asha compares all networks, and they do not monitor the same" in said
+
+
+@pytest.mark.parametrize(
+    ("target", "train", "wrong"),
+    [
+        (
+            "value",
+            {"loss": "BinaryCrossentropy"},
+            "train.loss: BinaryCrossentropy means nothing for targets that are val",
+        ),
+        (
+            "value",
+            {"loss": {"CategoricalCrossentropy": {"label_smoothing": 0.1}}},
+            "CategoricalCrossentropy means nothing",
+        ),
+        (
+            "value",
+            {"metrics": ["mae", {"AUC": {"curve": "PR"}}]},
+            "train.metrics: AUC means nothing",
+        ),
+        (
+            {"kind": "multilabel"},
+            {"loss": "sparse_categorical_crossentropy"},
+            "labels that hold or not",
+        ),
+        (
+            "class",
+            {"metrics": ["r2_score"]},
+            "train.metrics: r2_score means nothing for targets that are classes",
+        ),
+        ("mask", {"metrics": ["PearsonCorrelation"]}, "targets that are masks"),
+    ],
+)
+def test_losses_and_metrics_that_targets_cannot_have_are_refused_with_what_would_fit(
+    target, train, wrong
+):
+    said = refused(train, target=target)
+    assert wrong in said
+    assert "should be one of" in said
+    spec(train, target=None)  # nobody knows before the data does
+    [key], [value] = (f"train.{name}" for name in train), train.values()
+    fine, value = ("mae", value) if key == "train.loss" else (["mse"], ["mse", *value])
+    assert wrong.rpartition(":")[2] in refused(
+        searched(
+            {key: [fine, value, fine]},
+            train={"metrics": ["mse"], "converge": {"monitor": "val_mse"}},
+        ),
+        target=target,
+    )
+
+
+@pytest.mark.parametrize("target", ["class", "multilabel", "value", "mask"])
+def test_the_loss_of_a_kind_of_targets_fits_it(target):
+    spec({"loss": LOSS_OF[target]}, target=target)
+    assert not unfit("mae", target, LOSSES)
+
+
+@pytest.mark.tensorflow
+def test_the_defaults_of_losses_are_those_of_keras():
+    import inspect
+
+    import keras
+
+    for name in LOSSES:
+        options = inspect.signature(getattr(keras.losses, name)).parameters
+        known = {
+            key: option.default
+            for key, option in options.items()
+            if option.default is not inspect.Parameter.empty
+            and key not in ("from_logits", "axis", "ignore_class")
+        }
+        assert LOSSES[name].defaults == known
+        assert canonical_loss({name: known}, 0.0, "value", LOSSES) == canonical_loss(
+            name, 0.0, "value", LOSSES
+        )

@@ -1,0 +1,386 @@
+"""The words of ``train``: what is wrong with one is said as the engine of the spec knows it, before it is loaded."""
+
+import sys
+
+import pytest
+
+from fleet.errors import SpecError, UserError
+from fleet.spec import load, parse
+from fleet.spec.fit_checks import training_bytes
+from fleet.spec.resolve import asked_network
+
+COSINE = {"name": "CosineDecay", "initial_learning_rate": 0.1, "decay_steps": 100}
+
+
+def refused(rate, **entry):
+    with pytest.raises(SpecError) as caught:
+        parse(
+            {
+                "models": [{"family": "softmax", **entry}],
+                "train": {"optimizer": {"learning_rate": rate}},
+            }
+        )
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("rate", "said"),
+    [
+        (
+            {**COSINE, "alhpa": 0.1},
+            "the schedule CosineDecay takes no alhpa; its arguments are initial_learning_rate",
+        ),
+        (
+            {"name": "CosineDecay", "initial_learning_rate": 0.1},
+            "the schedule CosineDecay lacks decay_steps",
+        ),
+        (
+            {**COSINE, "decay_steps": "many"},
+            "the schedule CosineDecay wants a number for decay_steps, not 'many'",
+        ),
+        (
+            {**COSINE, "decay_steps": 0},
+            "the schedule CosineDecay wants a number above 0 for decay_steps, not 0",
+        ),
+        (
+            {
+                "name": "ExponentialDecay",
+                "initial_learning_rate": 0.1,
+                "decay_steps": 9,
+                "decay_rate": 0.5,
+                "staircase": 1,
+            },
+            "the schedule ExponentialDecay wants true or false for staircase, not 1",
+        ),
+        (
+            {"name": "PiecewiseConstantDecay", "boundaries": [10], "values": [0.1]},
+            "not 1 boundaries and 1 values",
+        ),
+        (
+            {"name": "PiecewiseConstantDecay", "boundaries": 10, "values": [0.1]},
+            "wants a list of numbers for boundaries",
+        ),
+    ],
+)
+def test_a_schedule_that_keras_would_refuse_is_a_mistake_of_the_spec(rate, said):
+    assert said in refused(rate)
+
+
+def test_all_that_is_wrong_with_an_optimizer_and_its_schedule_is_said_at_once():
+    rate = {"name": "CosineDecay", "initial_learning_rate": "fast", "decay_steps": -5, "alhpa": 0.1}
+    said = refused(rate, train={"optimizer": {"beta_1": 0.9}})
+    assert all(
+        part in said
+        for part in (
+            "takes no alhpa",
+            "for initial_learning_rate, not 'fast'",
+            "for decay_steps, not -5",
+            "sgd takes no beta_1",
+        )
+    )
+
+
+def test_an_entry_may_give_what_a_schedule_at_the_top_lacks():
+    rate = {"name": "CosineDecay", "initial_learning_rate": 0.1, "warmup_target": None}
+    entry = {"train": {"optimizer": {"learning_rate": {"decay_steps": 7}}}}
+    (network,) = parse(
+        {
+            "models": [{"family": "softmax", **entry}],
+            "train": {"optimizer": {"learning_rate": rate}},
+        }
+    ).networks
+    assert network.train.optimizer.learning_rate["decay_steps"] == 7
+
+
+def test_what_several_networks_lack_is_said_once_where_it_stands(tmp_path):
+    path = tmp_path / "spec.yaml"
+    path.write_text(
+        "models: [{family: softmax}, {family: cnn}]\ntrain:\n  optimizer:\n"
+        "    learning_rate: {name: CosineDecay, initial_learning_rate: 0.1}\n"
+    )
+    with pytest.raises(SpecError) as caught:
+        load(path)
+    (mistake,) = caught.value.mistakes
+    assert (mistake.line, mistake.key) == (4, "train.optimizer.learning_rate")
+
+
+# ---- an engine with words of its own -------------------------------------------------------------
+
+ROWS = """
+from fleet.spec.engines import EngineInfo, Known
+from fleet.vocabulary.measures import UP, MeasureWord
+from fleet.vocabulary.optimizers import OptimizerWord
+
+def warm(step, first, steps: int = 10): return first
+
+BARE = EngineInfo("bare", None, knows=Known(("adam",)))
+FEW = EngineInfo("few", None, knows=Known(("sgd",), (), (), ("mean_absolute_error",), ("float32",), own=False,
+                                          accumulates=False, compiles=False))
+OWN = EngineInfo("own", None, knows=Known(
+    {"newton": OptimizerWord(frozenset({"epsilon"}), slots=4), "sgd": OptimizerWord(frozenset(), 0)},
+    {"Warm": warm}, {"margin": MeasureWord(unfit=frozenset({"value"}))}, {"gini": MeasureWord(UP, needs="of")}))
+
+def open_ended(step, **more): return 1.0
+
+FOREIGN = EngineInfo("foreign", None, knows=Known(("sgd", "newton")))
+UNREADABLE = EngineInfo("unreadable", None, knows=Known(metrics={"acc": MeasureWord(), "gini": MeasureWord()}))
+WORDLESS = EngineInfo("wordless", None, knows=Known({"newton": 4}))
+OPEN = EngineInfo("open", None, knows=Known(schedules={"Open": open_ended, "Least": min, "Warm": warm}))
+PERIODIC = EngineInfo("periodic", None, knows=Known(schedules={"Periodic": lambda step, decay_steps: 1 / decay_steps}))
+"""
+
+
+@pytest.fixture(autouse=True)
+def rows(tmp_path, monkeypatch):
+    (tmp_path / "own_words.py").write_text(ROWS)
+    monkeypatch.delitem(sys.modules, "own_words", raising=False)  # of another test's folder
+    monkeypatch.syspath_prepend(tmp_path)
+
+
+def spec(train, row="OWN", **entry):
+    return parse(
+        {
+            "models": [{"family": "softmax", **entry}],
+            "train": train,
+            "resources": {"engine": f"own_words:{row}" if row.isupper() else row},
+        }
+    )
+
+
+@pytest.mark.parametrize(
+    ("row", "train", "key", "said"),
+    [
+        (
+            "FEW",
+            {"optimizer": {"name": "adam"}},
+            "optimizer.name",
+            "no optimizer 'adam'; it has sgd",
+        ),
+        (
+            "FEW",
+            {"optimizer": {"learning_rate": COSINE}},
+            "optimizer.learning_rate",
+            "no learning rate schedule 'CosineDecay'; it has none by name",
+        ),
+        ("FEW", {"loss": "huber"}, "loss", "no loss 'huber'; it has none by name"),
+        (
+            "FEW",
+            {"metrics": ["mae", "my:metric"]},
+            "metrics",
+            "no metric 'my:metric'; it has mean_absolute_error",
+        ),
+        (
+            "FEW",
+            {"precision": "mixed_float16"},
+            "precision",
+            "no precision 'mixed_float16'; it has float32",
+        ),
+        ("FEW", {"xla": True}, "xla", "knows no XLA"),
+        ("FEW", {"batch": {"accumulate": 2}}, "batch.accumulate", "does not accumulate gradients"),
+        ("FEW", {"start": "w.npz"}, "start", "cannot begin with weights of a file"),
+        (
+            "torch",
+            {"optimizer": {"name": "lion"}},
+            "optimizer.name",
+            "no optimizer 'lion'; it has sgd, adam, adamw",
+        ),
+        ("torch", {"precision": "mixed_float16"}, "precision", "did you mean mixed_bfloat16?"),
+        ("torch", {"xla": True}, "xla", "knows no XLA"),
+        ("numpy", {"xla": True}, "xla", "knows no XLA"),
+        (
+            "numpy",
+            {"optimizer": {"name": "sgd", "nesterov": True}},
+            "optimizer",
+            "sgd takes no nesterov",
+        ),
+        (
+            "OWN",
+            {"optimizer": {"name": "adam"}},
+            "optimizer.name",
+            "it has newton, sgd, or an import path",
+        ),
+        ("OWN", {"optimizer": {"name": "newtom"}}, "optimizer.name", "did you mean newton?"),
+        (
+            "OWN",
+            {"optimizer": {"name": "newton", "beta_1": 0.9}},
+            "optimizer",
+            "newton takes no beta_1",
+        ),
+        (
+            "OWN",
+            {"optimizer": {"learning_rate": {"name": "Warm", "last": 1}}},
+            "optimizer.learning_rate",
+            "arguments are first, steps",
+        ),
+        (
+            "OWN",
+            {"optimizer": {"learning_rate": {"name": "Warm", "steps": 1}}},
+            "optimizer.learning_rate",
+            "lacks first",
+        ),
+        (
+            "PERIODIC",
+            {"optimizer": {"learning_rate": {"name": "Periodic", "decay_steps": "ten"}}},
+            "optimizer.learning_rate",
+            "wants a number above 0 for decay_steps, not 'ten'",
+        ),
+        ("OWN", {"loss": "mse"}, "loss", "no loss 'mse'; it has margin"),
+        ("OWN", {"metrics": ["gini"]}, "metrics", "the metric gini needs of"),
+    ],
+)
+def test_what_an_engine_does_not_know_is_said_by_its_key_with_what_it_knows(row, train, key, said):
+    with pytest.raises(SpecError) as caught:
+        spec(train, row)
+    (mistake,) = caught.value.mistakes
+    assert mistake.key.removeprefix("models[0].") == f"train.{key}"
+    assert said in str(mistake)
+
+
+def test_a_schedule_is_not_said_to_be_wrong_where_the_name_of_the_optimizer_is_drawn():
+    with pytest.raises(SpecError) as caught:
+        spec(
+            {"optimizer": {"learning_rate": COSINE}}, "FEW", grid={"train.optimizer.name": ["sgd"]}
+        )
+    assert {mistake.key for mistake in caught.value.mistakes} == {"train.optimizer.learning_rate"}
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ("FOREIGN", "knows optimizers that are none: 'newton'"),
+        ("UNREADABLE", "knows metrics that are none: 'acc'"),
+        ("WORDLESS", "knows optimizers that are none: 'newton'"),
+        ("OPEN", "knows schedules that are none: 'Open', 'Least'"),
+    ],
+)
+def test_a_row_whose_words_cannot_be_known_is_a_mistake_of_the_spec(row, said):
+    with pytest.raises(SpecError) as caught:
+        spec({}, row)
+    (mistake,) = caught.value.mistakes
+    assert mistake.key == "resources.engine"
+    assert said in mistake.wrong
+    assert mistake.right.startswith("names of fleet.vocabulary, or a table")
+
+
+def test_words_that_an_engine_alone_knows_are_taken_with_all_that_it_says_of_them():
+    metric = {"gini": {"of": "rows", "name": "g"}}
+    found = spec(
+        {
+            "optimizer": {
+                "name": "Newton",
+                "epsilon": 0.1,
+                "learning_rate": {"name": "Warm", "first": 0.1},
+            },
+            "loss": "margin",
+            "metrics": [metric],
+            "converge": {"monitor": "val_g"},
+        }
+    )
+    (network,) = found.networks
+    assert network.train.converge.sign == 1  # more of it is better, says the row
+    assert training_bytes(1000, network, found) == 4 * 1000 * (
+        1 + 4 + 1
+    )  # weights, what newton keeps, gradients
+    with pytest.raises(
+        SpecError, match="margin means nothing for targets that are values; should be one of"
+    ):
+        parse(
+            {
+                "models": [{"family": "softmax"}],
+                "train": {"loss": "margin"},
+                "data": {"target": "value"},
+                "resources": {"engine": "own_words:OWN"},
+            }
+        )
+
+
+def test_a_rehearsal_takes_the_words_of_any_engine(tmp_path):
+    (tmp_path / "rates.json").write_text("{}")
+    (network,) = parse(
+        {
+            "models": [{"family": "softmax"}],
+            "resources": {"engine": "emulated"},
+            "train": {
+                "optimizer": {"name": "newton", "learning_rate": {"name": "Warm", "first": 0.1}}
+            },
+            "schedule": {"rates": str(tmp_path / "rates.json")},
+        }
+    ).networks
+    assert network.train.optimizer.name == "newton"
+
+
+def test_an_engine_that_does_not_know_the_default_optimizer_wants_another_one_to_be_named():
+    with pytest.raises(
+        SpecError, match=r"train.optimizer.name: the own_words:BARE engine has no optimizer 'sgd'"
+    ):
+        spec({}, "BARE")
+    (network,) = spec({"optimizer": {"name": "adam"}}, "BARE").networks
+    assert network.train.optimizer.name == "adam"
+
+
+def test_a_word_at_the_top_is_a_mistake_once_though_all_entries_take_it():
+    with pytest.raises(SpecError) as caught:
+        parse(
+            {
+                "models": [{"family": "softmax", "name": name} for name in "abc"],
+                "train": {"loss": "msee"},
+            }
+        )
+    (mistake,) = caught.value.mistakes
+    assert (mistake.key, "did you mean mse" in mistake.wrong) == ("train.loss", True)
+
+
+def test_a_word_that_is_drawn_is_a_mistake_of_the_space(tmp_path):
+    path = tmp_path / "spec.yaml"
+    path.write_text(
+        "models:\n- family: softmax\n  search: {most: 2}\n"
+        "  space: {train.optimizer.name: [adam, lionn, sgd], train.batch.size: [8, 0]}\n"
+        "train: {optimizer: {name: sgd}}\n"
+    )
+    with pytest.raises(SpecError) as caught:
+        load(path)
+    size, name = sorted(caught.value.mistakes, key=lambda mistake: mistake.key)
+    assert [(one.line, one.key) for one in (size, name)] == [
+        (4, "models[0].space.train.batch.size"),
+        (4, "models[0].space.train.optimizer.name"),
+    ]
+    assert "no optimizer 'lionn' (did you mean lion?)" in name.wrong
+
+
+def test_a_network_that_a_search_asks_for_is_refused_for_a_word():
+    found = spec({}, space={"train.optimizer.name": ["sgd", "newton"]}, search={"most": 3})
+    assert (
+        asked_network(found, 0, 0, {"train.optimizer.name": "newton"}).train.optimizer.name
+        == "newton"
+    )
+    with pytest.raises(
+        UserError, match=r"train.optimizer.name: the own_words:OWN engine has no optimizer 'adam'"
+    ):
+        asked_network(found, 0, 1, {"train.optimizer.name": "adam"})
+
+
+def rates_of(**content):
+    return [
+        network.train.optimizer.learning_rate
+        for network in parse({"models": [{"family": "softmax"}], **content}).networks
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "rate"), [("sgd", 0.01), ("adam", 0.001), ("schedulefreeadamw", 0.0025)]
+)
+def test_a_rate_that_is_not_given_is_the_default_of_the_optimizer(name, rate):
+    assert rates_of(train={"optimizer": {"name": name}}) == [rate]
+    assert rates_of(train={"optimizer": {"name": name, "learning_rate": None}}) == [rate]
+    assert rates_of(train={"optimizer": {"name": name}}, defaults=0.2) == [0.01]
+
+
+def test_each_entry_has_the_default_of_its_own_optimizer():
+    models = [
+        {"family": "softmax", "name": "a", "train": {"optimizer": {"name": "adam"}}},
+        {"family": "softmax", "name": "b", "train": {"optimizer": {"momentum": 0.9}}},
+        {"family": "softmax", "name": "c", "grid": {"train.optimizer.name": ["rmsprop", "sgd"]}},
+    ]
+    assert rates_of(models=models) == [0.001, 0.01, 0.001, 0.01]
+    optimizer = {"name": "sgd", "learning_rate": 0.3}
+    assert rates_of(models=models, train={"optimizer": optimizer}) == [0.001, 0.3, 0.001, 0.3]

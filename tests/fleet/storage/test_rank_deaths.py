@@ -1,0 +1,73 @@
+"""Where ranks died, and to which network that is laid."""
+
+import pytest
+
+from fleet.storage.paths import RunPaths
+from fleet.storage.rank_deaths import Deaths, Mark, claim
+
+
+@pytest.fixture
+def paths(tmp_path):
+    return RunPaths(tmp_path)
+
+
+def mark(paths, rank, network):
+    made = Mark(paths, rank, "node")
+    made.set(network)
+    return made
+
+
+def taken_in(paths, *names, epochs=0):
+    deaths = Deaths(paths, 2)
+    deaths.take_in()
+    assert not list(paths.training.iterdir())
+    return {name: [death.how for death in deaths.of(name, epochs)] for name in names}
+
+
+def test_a_rank_that_others_saw_dead_lays_its_death_to_its_network_alone(paths):
+    mark(paths, 1, "a")
+    mark(paths, 2, "b")
+    assert (claim(paths, 2), claim(paths, 2), claim(paths, 3)) == ("b", "", "")
+    assert taken_in(paths, "a", "b") == {"a": [], "b": ["rank 2 on node died"]}
+
+
+def test_ranks_of_one_group_that_die_together_are_one_death(paths):
+    for rank in (1, 2):
+        mark(paths, rank, "a")
+        claim(paths, rank)
+    assert taken_in(paths, "a") == {"a": ["rank 1 on node and rank 2 on node died"]}
+
+
+@pytest.mark.parametrize(("networks", "deaths"), [(["a"], 1), (["a", "a"], 1), (["a", "b"], 0)])
+def test_ranks_that_nobody_saw_die_count_where_they_trained_one_network(paths, networks, deaths):
+    for rank, network in enumerate(networks):
+        mark(paths, rank, network)
+    assert len(taken_in(paths, "a")["a"]) == deaths
+
+
+def test_a_rank_that_is_told_of_the_end_leaves_no_mark(paths):
+    told = mark(paths, 1, "a")
+    told.close()
+    told.set("b")
+    paths.training.mkdir(exist_ok=True)
+    assert taken_in(paths, "a", "b") == {"a": [], "b": []}
+
+
+def test_a_death_counts_in_later_launches_until_an_epoch_has_been_finished(paths):
+    for _ in range(2):
+        mark(paths, 1, "a")
+        found = taken_in(paths, "a", epochs=3)
+    assert len(found["a"]) == 2
+    deaths = Deaths(paths, 2)
+    assert "max_deaths: 2" in deaths.reason(deaths.of("a", 3))
+    assert deaths.of("a", 4) == []
+
+
+def test_of_launches_beside_others_only_the_network_that_is_taken_is_judged(paths):
+    dead = RunPaths(paths.root, "job-1")
+    mark(dead, 0, "a")
+    mark(RunPaths(paths.root, "job-2"), 0, "b")
+    deaths = Deaths(RunPaths(paths.root, "job-3"), 2)
+    deaths.take_in_network("a")
+    assert [len(deaths.of(name, 0)) for name in "ab"] == [1, 0]
+    assert [path.name for path in paths.training.iterdir()] == ["job-2.rank-000.json"]

@@ -1,0 +1,150 @@
+"""Files of which every byte is verified."""
+
+import fcntl
+import json
+import os
+
+import h5py
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fleet.errors import CheckpointError, DamagedError, StorageError
+from fleet.storage.verified_hdf5 import read_verified, write_verified
+from tests.examples import examples
+
+ARRAYS = {"weights": np.arange(50.0), "a/b": np.zeros((2, 3), np.float16)}
+RECORD = {"history": [1, 2], "text": "\u00e9" * 90}
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    path = tmp_path_factory.mktemp("files") / "file.h5"
+    write_verified(path, ARRAYS, RECORD)
+    return path
+
+
+@pytest.fixture(scope="module")
+def whole(path):
+    return path.read_bytes()
+
+
+def is_refused(path, content, with_arrays=True):
+    path.write_bytes(content)
+    try:
+        read_verified(path, with_arrays)
+    except DamagedError:
+        return True
+    return False
+
+
+def test_hdf5_reads_the_arrays_and_everybody_the_record(path):
+    with h5py.File(path) as file:
+        assert file["arrays/weights"][49] == 49.0
+    record = path.read_bytes().splitlines()[1].partition(b"\0")[0]
+    assert json.loads(record) == RECORD
+
+
+def test_no_flipped_byte_is_missed(path, whole):
+    copy = path.with_name("copy.h5")
+    missed = []
+    for place in range(len(whole)):
+        content = bytearray(whole)
+        content[place] ^= (
+            0x20 if place < 100 else 1 << place % 8
+        )  # 0x20 makes a capital of a letter
+        if not is_refused(copy, content):
+            missed.append(place)
+    assert not missed
+
+
+@settings(max_examples=examples(100))
+@given(st.data())
+def test_no_torn_overwritten_or_grown_file_is_taken_for_whole(path, whole, data):
+    copy = path.with_name("copy.h5")
+    start = data.draw(st.integers(0, len(whole) - 1))
+    length = data.draw(st.integers(1, 5000))
+    assert is_refused(copy, whole[:start])
+    assert is_refused(copy, whole + bytes(length))
+    zeroed = whole[:start] + bytes(len(whole[start : start + length])) + whole[start + length :]
+    assert is_refused(copy, zeroed) or zeroed == whole
+
+
+def test_the_record_alone_is_verified_alone(path, whole):
+    copy = path.with_name("copy.h5")
+    block = whole.index(b"\x89HDF")
+    for place in range(0, block, 7):
+        content = bytearray(whole)
+        content[place] ^= 1
+        assert is_refused(copy, content, with_arrays=False)
+    content = bytearray(whole)
+    content[-1] ^= 1
+    assert not is_refused(copy, content, with_arrays=False)
+    assert is_refused(copy, whole[:-1], with_arrays=False)
+
+
+def test_damage_never_reaches_the_library(path, whole, monkeypatch):
+    copy = path.with_name("copy.h5")
+    monkeypatch.setattr(h5py, "File", None)
+    assert is_refused(copy, whole[:-1] + bytes([whole[-1] ^ 1]))
+
+
+@pytest.mark.parametrize("content", [b"", b"hello", b"\x89HDF\r\n\x1a\n" + bytes(100)])
+def test_what_is_no_such_file_is_damaged(tmp_path, content):
+    assert is_refused(tmp_path / "file.h5", content)
+
+
+def test_what_is_not_there_and_what_is_a_folder_cannot_be_read_and_is_not_damaged(tmp_path):
+    for name in ("none.h5", "."):
+        with pytest.raises(CheckpointError) as caught:
+            read_verified(tmp_path / name)
+        assert not isinstance(caught.value, DamagedError)
+
+
+def test_no_lock_is_wanted_to_read_for_not_every_file_system_has_them(path, whole):
+    path.write_bytes(whole)
+    with path.open("rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # the library would get no lock, as if there were none
+        arrays, record = read_verified(path)
+    assert (record, arrays["weights"].tolist()) == (RECORD, ARRAYS["weights"].tolist())
+
+
+def test_the_file_before_is_kept_under_another_name(tmp_path):
+    last, previous = tmp_path / "last.h5", tmp_path / "previous.h5"
+    for number in range(3):
+        write_verified(last, {}, {"number": number}, previous)
+    assert [read_verified(each)[1]["number"] for each in (last, previous)] == [2, 1]
+
+
+def test_a_full_disk_is_told_with_what_was_wanted_and_what_is_free(full_disk):
+    path = full_disk / "file.h5"
+    write_verified(path, {"small": np.zeros(100)}, {"number": 1})
+    with pytest.raises(
+        StorageError,
+        match=r"file.h5 cannot be written: No space left on device \(8 MB wanted, "
+        r".* free\); what was saved before is intact: make room, and the same",
+    ):
+        write_verified(path, {"large": np.zeros(10**6)}, {"number": 2}, full_disk / "previous.h5")
+    assert read_verified(path)[1] == {"number": 1}
+    assert os.listdir(full_disk) == ["file.h5"]
+
+
+def test_wherever_in_a_file_the_disk_is_full_the_last_file_is_whole_and_nothing_else_is_left(
+    full_disk,
+):
+    """HDF5's library, where it was told of that itself, crashed in some of these."""
+    path, previous, written = full_disk / "file.h5", full_disk / "previous.h5", []
+    for number in range(60):
+        arrays = {str(k): np.zeros(5003 * number + k) for k in range(1 + number % 5)}
+        try:
+            write_verified(path, arrays, {"number": number}, previous)
+            written.append(number)
+        except StorageError:
+            pass
+    assert 0 < len(written) < 60
+    assert [read_verified(each)[1]["number"] for each in (path, previous)] == [
+        written[-1],
+        written[-2],
+    ]
+    assert sorted(os.listdir(full_disk)) == ["file.h5", "previous.h5"]

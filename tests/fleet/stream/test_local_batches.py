@@ -1,0 +1,139 @@
+"""Samples that a rank prepares itself."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fleet.comm.alone import Alone
+from fleet.stream.augment import FinishedEpochs
+from fleet.stream.batch import split_rows
+from fleet.stream.local_batches import OwnStream
+from fleet.stream.order import Epoch, StrictOrder
+from fleet.stream.stall import Waiting
+from fleet.stream.store import Files
+from preprocess.base import BadSample
+from preprocess.pipeline import Pipeline
+from preprocess.probe import probe
+from preprocess.transforms import parse_transforms
+from tests.examples import examples
+from tests.fleet.one_process import Launch
+from tests.fleet.stream.streams import SEED, alone_in_the_world, expected, own_stream, pipeline
+from tests.sources import Numbered, partly_bad
+
+
+@settings(max_examples=examples(30), deadline=None)
+@given(
+    st.integers(1, 30), st.integers(1, 12), st.integers(1, 3), st.integers(0, 3), st.integers(0, 29)
+)
+def test_what_a_rank_prepares_itself_is_what_the_stream_would_have_brought(
+    samples, batch, size, epoch, start
+):
+    alone, start = pipeline(samples), min(start, samples - 1)
+    rows = []
+
+    def rank_main(world):
+        order = StrictOrder(alone, samples)
+        stream = OwnStream(Files(pipeline(samples)), order, Waiting(world), pytest.fail)
+        for item in stream.batches(Epoch(epoch), start, batch, world.group(range(size), 1), ()):
+            first, last = split_rows(item.position - item.size, item.position, world.rank, size)
+            np.testing.assert_array_equal(
+                item.images, expected(alone, order.itinerary(Epoch(epoch)), first, last)[0]
+            )
+            rows.extend(range(first, last))
+
+    assert Launch(size, seed=0).run(rank_main)
+    assert sorted(rows) == list(range(start, samples))
+
+
+def test_a_stream_of_ones_own_that_is_left_early_leaves_no_thread():
+    import threading
+
+    def leave_early(world):
+        for _ in own_stream(pipeline(30), world, pytest.fail).batches(Epoch(0), 0, 1, Alone()):
+            break
+
+    alone_in_the_world(leave_early)
+    assert "own-stream" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_an_error_while_preparing_ones_own_samples_is_raised_where_they_are_used():
+    class Broken(Numbered):
+        def read(self, index):
+            raise RuntimeError("the source has a bug")
+
+    broken = Pipeline(Broken(30, seed=1), [], SEED, pipeline(30).sample)
+
+    def use(world):
+        with pytest.raises(RuntimeError, match="the source has a bug"):
+            list(own_stream(broken, world, pytest.fail).batches(Epoch(0), 0, 4, Alone()))
+
+    alone_in_the_world(use)
+
+
+def test_samples_that_cannot_be_read_are_told_and_marked():
+    source, validation = partly_bad("30")
+    told = []
+
+    def use(world):
+        stream = own_stream(Pipeline.probed(source, [], SEED), world, told.append)
+        return [
+            label for batch in stream.batches(Epoch(0), 0, 7, Alone()) for label in batch.targets
+        ]
+
+    assert alone_in_the_world(use).count(-1) == 1
+    (bad,) = told
+    assert isinstance(bad, BadSample)
+    assert str(bad) == "sample 5: torn file"
+
+
+class Counting(Pipeline):
+    """Counts how often each sample of each epoch is finished."""
+
+    def finish_kept(self, kept, kept_targets, indices, epoch, *arguments, **more):
+        self.finished = getattr(self, "finished", Counter())
+        self.finished.update((epoch, index) for index in indices.tolist())
+        return super().finish_kept(kept, kept_targets, indices, epoch, *arguments, **more)
+
+
+@settings(max_examples=examples(40), deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 3), st.sets(st.integers(0, 9), min_size=1)),
+        min_size=1,
+        max_size=12,
+    ),
+    st.integers(0, 4),
+)
+def test_networks_of_a_rank_have_samples_of_one_epoch_finished_once_where_there_is_room(
+    asked, room
+):
+    alone = pipeline(10)
+    transforms = parse_transforms(["tests.sources:noise"])
+    counting = Counting(
+        alone.source, transforms, SEED, probe(alone.source, transforms, SEED, keep=True)
+    )
+    kept, kept_targets = counting.empty_kept(10)
+    counting.keep(range(10), kept, kept_targets)
+    images, targets = counting.empty(10)
+    finished = FinishedEpochs(counting, limit=room * (images.nbytes + targets.nbytes + 10))
+    for epoch, chosen in asked:
+        indices = np.array(sorted(chosen))
+        images, targets = counting.empty(len(indices))
+        assert not finished.finish(
+            lambda rows: (kept[rows], kept_targets[rows]), indices, epoch, images, targets
+        )
+        wanted, labels = alone.empty(len(indices))
+        alone.load(indices, epoch, wanted, labels)
+        np.testing.assert_array_equal(images, wanted)
+        np.testing.assert_array_equal(targets, labels)
+    first = list(dict.fromkeys(epoch for epoch, _ in asked))[:room]
+    assert all(times == 1 for (epoch, _), times in counting.finished.items() if epoch in first)
+    assert all(
+        counting.finished[epoch, index]
+        == sum(epoch == other and index in chosen for other, chosen in asked)
+        for epoch, index in counting.finished
+        if epoch not in first
+    )

@@ -1,0 +1,353 @@
+"""A run that is going on, seen from outside."""
+
+import itertools
+import json
+import sys
+import threading
+from types import SimpleNamespace
+
+import pytest
+
+from fleet import live_run
+from fleet.__main__ import main
+from fleet.domain.events import Commanded, EpochEnded, NetworkAdded
+from fleet.domain.json_record import to_json
+from fleet.domain.run import RunState
+from fleet.errors import ExitStatus, UserError
+from fleet.live_run import Running, ask_nodes, command, follow, report_of
+from fleet.monitor.view import NotebookView
+from fleet.runtime.outside.command_queue import Mailbox
+from fleet.spec import dump, parse
+from fleet.spec.schema import ModelEntry
+from fleet.storage.event_log import EventLog, RunTail
+from fleet.storage.lease import Lease, Process, Times, is_held
+from fleet.storage.paths import RunPaths
+from tests.fleet.histories import record
+from tests.fleet.logs import made_up_run
+
+
+@pytest.fixture
+def paths(tmp_path):
+    paths = RunPaths(tmp_path / "run")
+    paths.root.mkdir()
+    paths.marker.touch()
+    return paths
+
+
+@pytest.fixture
+def held(paths):
+    """The run's folder, in which a launch is at work."""
+    around = Process()
+    with Lease(around, around.me, Times(renew=60)) as lease:
+        lease.take(paths.lease)
+        yield paths
+
+
+def test_a_folder_is_held_until_its_launch_lets_go(paths):
+    around = Process()
+    assert not is_held(paths.lease)
+    with Lease(around, around.me, Times(renew=60)) as lease:
+        lease.take(paths.lease)
+        assert is_held(paths.lease)
+    assert not is_held(paths.lease)
+
+
+def answering(paths, answer):
+    """A launch that answers the first command in another thread; returns what it was."""
+    found = []
+
+    def serve():
+        mailbox = Mailbox(paths.mailbox)
+        while not (waiting := list(mailbox.commands())):
+            pass
+        found.append(waiting[0].content)
+        mailbox.answer(waiting[0].name, answer)
+
+    threading.Thread(target=serve, daemon=True).start()
+    return found
+
+
+def test_a_command_is_answered_with_the_networks_that_it_is_about(held):
+    found = answering(held, {"networks": ["cnn", "cnn.2"]})
+    assert live_run.add(held.root, {"family": "cnn"}) == ["cnn", "cnn.2"]
+    assert found == [{"do": "add", "entry": {"family": "cnn"}}]
+
+
+def test_what_the_launch_refuses_is_raised(held):
+    answering(held, {"error": "a is over: 2 epochs", "is_over": True})
+    with pytest.raises(UserError, match="a is over: 2 epochs"):
+        command(held.root, {"do": "stop", "network": "a"})
+
+
+def test_a_run_that_has_ended_refuses_and_so_does_what_is_no_run(paths, tmp_path):
+    with pytest.raises(UserError, match="no launch is at work there"):
+        command(paths.root, {"do": "stop", "network": "a"})
+    with pytest.raises(UserError, match="no folder of a run"):
+        command(tmp_path / "nowhere", {"do": "stop", "network": "a"})
+    assert not paths.mailbox.exists()
+
+
+@pytest.fixture
+def shared(paths):
+    """A run of which a launch has a network, but not the folder; and what lets go."""
+    paths.spec.write_text(
+        dump(parse({"models": [{"family": "softmax", "name": name} for name in "ab"]}).document)
+    )
+    around = Process()
+    lease = Lease(around, around.me, Times(renew=60))
+    lease.take(paths.network_lease("b"))
+    yield paths, lease.release
+    lease.release()
+
+
+def test_launches_that_share_a_run_take_no_commands_and_it_is_said_what_to_do_instead(shared):
+    paths, let_go = shared
+    with pytest.raises(
+        UserError, match=r"several launches share its networks .*end one of their jobs"
+    ):
+        ask_nodes(paths.root, 1, 60.0)
+    let_go()
+    with pytest.raises(UserError, match="no launch is at work there"):
+        command(paths.root, {"do": "stop", "network": "a"})
+    assert not paths.mailbox.exists()
+
+
+def test_all_launches_that_share_a_run_are_watched_until_none_is_at_work(
+    shared, monkeypatch, capsys
+):
+    paths, let_go = shared
+
+    def log(launch, network, epoch):
+        one = EventLog(RunPaths(paths.root, launch).events)
+        one.add(EpochEnded(network, record(epoch)))
+        one.close()
+
+    def work(seconds):
+        """While nobody looks, one launch goes on, and another comes."""
+        log("17", "a", 2)
+        log("18", "b", 1)
+        let_go()
+
+    log("17", "a", 1)
+
+    monkeypatch.setattr(live_run.time, "sleep", work)
+    assert main(["watch", str(paths.root), "--json"]) == 0
+    seen = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(one["network"], one["epoch"]) for one in seen] == [("a", 2), ("b", 1)]
+
+
+def heard(run, event):
+    """The report of an event that a run takes in."""
+    run.apply(0.0, event)
+    return report_of(event, run)
+
+
+def test_a_run_meets_the_networks_of_a_log_and_passes_over_what_it_cannot_read(paths):
+    paths.spec.write_text(
+        dump(
+            parse(
+                {
+                    "models": [
+                        {
+                            "family": "cnn",
+                            "name": "b",
+                            "space": {"kernel": [3, 5]},
+                            "search": {"most": 4},
+                        }
+                    ]
+                }
+            ).document
+        )
+    )
+    log = EventLog(paths.events)
+    log.add(Commanded("c", "add", ("late",), {"family": "cnn", "name": "late"}, 1))
+    log.add(NetworkAdded("late", "", -1, {}, (1, None), 60))
+    log.add(NetworkAdded("b-3", "b", 3, {}, (1, None), 9))
+    log.close()
+    with open(paths.events, "a") as file:
+        file.write('{"event": "added", "network"')
+    run = live_run.run_of(paths)
+    live_run.meet_all(run, [paths.events, paths.root / "none"])
+    ends = [heard(run, EpochEnded(name, record(9))) for name in ("late", "b-3")]
+    assert [(one.number, one.is_last) for one in ends] == [(0, False), (3, True)]
+
+
+def test_a_command_that_nobody_answers_is_taken_back(held):
+    with pytest.raises(UserError, match="has not answered within 0 s; nothing was done"):
+        command(held.root, {"do": "stop", "network": "a"}, patience_s=0.1)
+    assert list(Mailbox(held.mailbox).commands()) == []
+
+
+def test_a_report_has_the_monitored_value_and_all_metrics():
+    spec = parse(
+        {
+            "models": [
+                {"family": "cnn", "name": "a"},
+                {"family": "cnn", "name": "b", "space": {"kernel": [3, 5]}, "search": {"most": 4}},
+            ],
+            "train": {"converge": {"monitor": "val_loss"}},
+        }
+    )
+    run = RunState(spec)
+    assert (
+        heard(
+            run,
+            Commanded(
+                "c",
+                "add",
+                ("late",),
+                {
+                    "family": "cnn",
+                    "name": "late",
+                    "train": {"converge": {"monitor": "val_accuracy"}},
+                },
+                2,
+            ),
+        )
+        is None
+    )
+    for added in (
+        NetworkAdded("late", "", -1, {}, (1, None), 60),
+        NetworkAdded("b-3", "b", 3, {}, (1, None), 9),
+    ):
+        assert heard(run, added) is None
+    ended = record(2, val_loss=0.25, val_accuracy=0.75)
+    found = [heard(run, EpochEnded(name, ended)) for name in ("a", "late", "b-3")]
+    assert [(one.network, one.number, one.epoch, one.value) for one in found] == [
+        ("a", 0, 2, 0.25),
+        ("late", 1, 2, 0.75),
+        ("b-3", 3, 2, 0.25),
+    ]
+    assert found[0].metrics == {
+        "loss": 1.0,
+        "accuracy": 0.5,
+        "val_loss": 0.25,
+        "val_accuracy": 0.75,
+    }
+
+
+@pytest.mark.parametrize(
+    "entry", [[1], "cnn", None, 3, {"family": object()}, {"args": {"rate": float("nan")}}]
+)
+def test_what_is_no_entry_is_refused_in_words(paths, entry):
+    launch = Running(Launcher(), paths, 0, ExitStatus)
+    for add in (launch.add, launch.add_all, lambda entry: live_run.add(paths.root, entry)):
+        with pytest.raises(
+            UserError, match=r"^add: (an entry is a mapping|the entry holds what no YAML)"
+        ):
+            add(entry)
+
+
+def test_an_entry_may_be_one_of_the_api(held):
+    found = answering(held, {"networks": ["cnn"]})
+    live_run.add(held.root, ModelEntry(family="cnn", args={"filters": (8, 16)}))
+    assert found == [{"do": "add", "entry": {"family": "cnn", "args": {"filters": [8, 16]}}}]
+
+
+@pytest.mark.parametrize("do", ["stop", "pause", "resume"])
+def test_what_is_no_name_of_a_network_is_refused_in_words(paths, do):
+    with pytest.raises(UserError, match=rf"^{do}: a network is named by text, .* not \[1\]"):
+        getattr(Running(Launcher(), paths, 0, ExitStatus), do)([1])
+
+
+class Launcher:
+    """A process that ends when it is told so."""
+
+    status = None
+
+    def poll(self):
+        return self.status
+
+
+def test_of_a_launch_that_deletes_what_an_earlier_one_has_logged_its_own_is_reported(
+    paths, monkeypatch
+):
+    paths.spec.write_text(dump(parse({"models": [{"family": "softmax", "name": "a"}]}).document))
+    old, new = (
+        [
+            json.dumps({"t_s": t_s, **to_json(EpochEnded("a", record(epoch)))}) + "\n"
+            for epoch in epochs
+        ]
+        for t_s, epochs in ((0.0, (1, 2, 3)), (1.0, (1, 2)))
+    )
+    paths.events.write_text("".join(old))
+    launcher = Launcher()
+
+    def go_on(seconds):
+        paths.events.write_text("".join(new))
+        launcher.status = 0
+
+    monkeypatch.setattr(live_run.time, "sleep", go_on)
+    one = Running(launcher, paths, 0, lambda status: status, old[0].encode())
+    assert [report.epoch for report in one.reports()] == [1, 2]
+    paths.events.write_text(
+        "".join(old)
+    )  # and where the launch is refused, before it deletes anything
+    assert list(one.reports()) == []
+
+
+def test_a_log_is_followed_line_by_whole_line_until_the_launch_is_over(paths, monkeypatch):
+    lines = [
+        json.dumps({"t_s": 0.0, **to_json(EpochEnded("a", record(epoch)))}) + "\n"
+        for epoch in (1, 2, 3)
+    ]
+    pieces = iter([lines[0], lines[1][:20], lines[1][20:] + "{\n" + lines[2]])
+
+    def is_over():
+        with open(paths.events, "a") as file:
+            file.write(piece := next(pieces, ""))
+        return not piece
+
+    monkeypatch.setattr(live_run, "_LOOK_S", 0.0)
+    assert [dated.event.record.epoch for dated in follow(RunTail(paths), is_over)] == [1, 2, 3]
+
+
+class Cell:
+    """A place in a notebook that keeps what is shown there."""
+
+    def __init__(self):
+        self.shown = []
+
+    def update(self, content, raw=False):
+        self.shown.append(content)
+
+
+def test_a_notebook_shows_a_table_while_a_launch_goes_on_and_the_results_at_its_end(
+    tmp_path, monkeypatch
+):
+    paths, cell, launcher, looks = made_up_run(tmp_path), Cell(), Launcher(), []
+    paths.spec.write_text(
+        "models: [{family: softmax, name: a}, {family: softmax, name: b}]\n"
+        "data: {source: image_folder, path: images}\n"
+    )
+    log = paths.events.read_text().replace("b<1>", "b").splitlines(keepends=True)
+    paths.events.write_text("".join(log[:5]))
+
+    def go_on(seconds):
+        looks.append(seconds)
+        if len(looks) == 3:
+            paths.events.write_text("".join(log))
+            launcher.status = 0
+
+    monkeypatch.setattr(live_run.time, "sleep", go_on)
+    monkeypatch.setattr(NotebookView, "place", lambda: cell)
+    now = itertools.count()
+    monkeypatch.setattr("fleet.monitor.view.time", SimpleNamespace(monotonic=lambda: next(now)))
+    one = Running(launcher, paths, 0, ExitStatus)
+    one.show_table()
+    one._shows.join(20)
+    table, *_, last = cell.shown
+    assert [column.header for column in table.columns][:3] == ["network", "devices", "epochs"]
+    assert table.row_count == 2
+    assert '<tr data-network="a">' in last["text/html"]
+
+
+@pytest.mark.parametrize(
+    ("shell", "expected"),
+    [(SimpleNamespace(kernel=1), True), (SimpleNamespace(), False), (None, False)],
+)
+def test_a_notebook_is_known_by_its_kernel(shell, expected, monkeypatch):
+    monkeypatch.delitem(sys.modules, "IPython", raising=False)
+    assert not NotebookView.is_wanted()
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
+    assert NotebookView.is_wanted() is expected

@@ -1,0 +1,185 @@
+"""What mpirun says of ranks that end with a status, as Open MPI 5.0.11 says it."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import launch
+from launch.mpirun_messages import Notices, run_quietly, start
+
+RULE = "-" * 74 + "\n"
+EXITED = (
+    RULE + "prterun detected that one or more processes exited with non-zero status,\n"
+    "thus causing the job to be terminated. The first process to do so was:\n\n"
+    "   Process name: [prterun-vm-18313@1,0]\n   Exit code:    {status}\n" + RULE
+)
+ABORT = (
+    RULE + "MPI_ABORT was invoked on rank 0 in communicator MPI_COMM_WORLD\n  Proc: [[9666,1],0]\n"
+    "  Errorcode: {status}\n\nNOTE: invoking MPI_ABORT causes Open MPI to kill all MPI processes.\n"
+    "You may or may not see output from other processes, depending on\nexactly when Open MPI kills them.\n"
+    + RULE
+)
+ABORTED = (
+    RULE + "prterun has exited due to process rank 0 with PID 0 on node vm calling\n"
+    '"abort". This may have caused other processes in the application to be\n'
+    "terminated by signals sent by prterun (as reported here).\n" + RULE
+)
+KILLED = (
+    RULE
+    + "prterun noticed that process rank 1 with PID 19289 on node vm exited on\nsignal 9 (Killed).\n"
+    + RULE
+)
+OURS = "fleet: the spec is wrong\n" + RULE + "a table\n" + RULE + RULE + "\n"
+
+
+def shown(text, *cuts):
+    """What is shown of a text that comes in pieces."""
+    notices, data, pieces = Notices((2, 3, 75)), text.encode(), []
+    for begin, end in zip((0, *cuts), (*cuts, len(data)), strict=True):
+        pieces.append(notices.feed(data[begin:end]))
+    return b"".join([*pieces, notices.close()]).decode()
+
+
+@pytest.mark.parametrize("status", [2, 3, 75])
+def test_a_status_that_is_explained_is_not_told_again(status):
+    for notice in (EXITED.format(status=status), ABORT.format(status=status) + ABORTED):
+        assert shown(f"{OURS}{notice}{OURS}") == OURS + OURS
+
+
+@pytest.mark.parametrize(
+    "notice",
+    [
+        EXITED.format(status=1),
+        EXITED.format(status=139),
+        EXITED.format(status=23),
+        ABORT.format(status=1) + ABORTED,
+        ABORTED,
+        KILLED,
+        EXITED.format(status=3)[:200],
+        RULE + "prterun detected something else\n" + RULE,
+        RULE
+        + "prterun detected that one or more processes exited with non-zero status,\n"
+        + "x\n" * 40
+        + RULE,
+    ],
+)
+def test_all_else_that_mpirun_says_is_shown(notice):
+    assert shown(OURS + notice) == OURS + notice
+
+
+def test_of_two_aborts_the_one_that_nobody_explains_is_shown():
+    assert shown(ABORT.format(status=2) + ABORTED + ABORT.format(status=1) + ABORTED) == (
+        ABORT.format(status=1) + ABORTED
+    )
+
+
+TEXT = OURS + EXITED.format(status=3) + KILLED + ABORT.format(status=2) + ABORTED + "unfinished"
+
+
+@given(st.lists(st.integers(0, len(TEXT)), max_size=30))
+def test_in_whatever_pieces_it_comes(cuts):
+    assert shown(TEXT, *sorted(cuts)) == OURS + KILLED + "unfinished"
+
+
+def test_what_is_no_notice_is_shown_at_once():
+    notices = Notices((3,))
+    assert notices.feed(b"half a ") == b"half a "
+    assert notices.feed(b"line\n--") == b"line\n"
+    assert notices.feed(b" no rule\n") == b"-- no rule\n"
+
+
+def test_a_launch_is_shown_without_them(tmp_path):
+    log = tmp_path / "log"
+    program = f"import sys; sys.stderr.write({OURS + EXITED.format(status=3)!r}); print('out'); sys.exit(3)"
+    with open(log, "w", encoding="utf-8") as out:
+        assert run_quietly([sys.executable, "-c", program], (3,), out) == 3
+    assert sorted(log.read_text().splitlines()) == sorted((OURS + "out\n").splitlines())
+
+
+def test_what_cannot_be_started_is_an_error(tmp_path):
+    with pytest.raises(OSError, match="nowhere"):
+        start([str(tmp_path / "nowhere")], (3,))
+
+
+LOST = (
+    RULE
+    + "srun returned non-zero exit status (36608) from launching\nthe per-node daemon. You may debug this "
+    'problem further\nby augmenting the cmd line with:\n\n* "--debug-daemons"\n' + RULE
+)
+
+
+@pytest.mark.parametrize("is_ended", [True, False])
+@pytest.mark.parametrize("box", [KILLED, LOST])
+def test_of_a_job_that_the_batch_system_ends_no_box_advises_to_debug(box, is_ended):
+    notices = Notices([75], lambda: is_ended)
+    assert notices.feed(f"before\n{box}after\n".encode()) + notices.close() == (
+        b"before\nafter\n" if is_ended else f"before\n{box}after\n".encode()
+    )
+
+
+CALLER = f"""
+import sys
+sys.path.insert(0, {str(Path(launch.__file__).parents[1])!r})
+from launch.mpirun_messages import run_quietly
+sys.exit(run_quietly([sys.executable, "-u", "-c", *sys.argv[1:]], (75,)))
+"""
+SAVING = """
+import signal, sys, time
+def save(number, frame):
+    print("saved", flush=True)
+    time.sleep(float(sys.argv[1]))
+    sys.exit(75)
+signal.signal(signal.SIGUSR2, save)
+print("begun", flush=True)
+time.sleep(30)
+"""
+
+
+@pytest.fixture
+def caller():
+    started = []
+
+    def call(saves_s):
+        process = subprocess.Popen(
+            [sys.executable, "-c", CALLER, SAVING, saves_s],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        started.append(process)
+        assert process.stdout.readline() == b"begun\n"
+        return process
+
+    yield call
+    for process in started:
+        process.kill()
+        process.stdout.close()
+        process.wait()
+
+
+def test_an_interrupt_of_the_terminal_stops_a_launch_with_all_saved(caller):
+    process = caller("0")
+    os.killpg(process.pid, signal.SIGINT)
+    assert process.wait(20) == 75
+    assert process.stdout.readline() == b"saved\n"
+
+
+def test_a_second_interrupt_ends_a_launch_at_once(caller):
+    process = caller("30")
+    os.killpg(process.pid, signal.SIGINT)
+    assert process.stdout.readline() == b"saved\n"
+    os.killpg(process.pid, signal.SIGINT)
+    assert process.wait(20) == -signal.SIGINT
+
+
+def test_a_launch_whose_caller_dies_saves_and_ends(caller):
+    process = caller("0")
+    os.killpg(process.pid, signal.SIGKILL)
+    assert process.stdout.readline() == b"saved\n"
+    assert process.stdout.readline() == b""

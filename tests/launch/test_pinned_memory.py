@@ -1,0 +1,43 @@
+"""Memory that is registered with a driver, which is made up."""
+
+import mmap
+
+import pytest
+
+from launch.pinned_memory import LIBRARIES, Pinning
+from tests.launch.drivers import Driver
+
+
+@pytest.mark.parametrize("prefix", ["cuda", "hip"])
+def test_memory_is_registered_on_the_gpu_of_the_process(tmp_path, monkeypatch, prefix):
+    driver, said = Driver(tmp_path, monkeypatch, prefix), []
+    pin = Pinning(3, said.append, driver.libraries)
+    for size in (4096, 12345):
+        pin(mmap.mmap(-1, size))
+    assert driver.asked() == [("device", 3), ("memory", 4096), ("memory", 12345)]
+    assert said == []
+
+
+def test_what_is_registered_already_is_as_good(tmp_path, monkeypatch):
+    driver, said = Driver(tmp_path, monkeypatch, status=712), []
+    Pinning(0, said.append, driver.libraries)(mmap.mmap(-1, 1))
+    assert said == []
+
+
+def test_memory_that_is_refused_is_told_once(tmp_path, monkeypatch):
+    driver, said = Driver(tmp_path, monkeypatch, status=2), []
+    pin = Pinning(0, said.append, driver.libraries)
+    for _ in range(3):
+        pin(mmap.mmap(-1, 4096))
+    assert said == ["cudaHostRegister gives error 2"]
+    assert len(driver.asked()) == 4
+
+
+def test_so_is_a_driver_that_is_not_there_and_one_without_the_function():
+    said = []
+    for libraries in ((), [("libc.so.6", "cuda")], [("libnone.so", "hip")]):
+        pin = Pinning(0, said.append, libraries)
+        pin(mmap.mmap(-1, 1))
+        pin(mmap.mmap(-1, 1))
+    assert said == 3 * ["neither cudaHostRegister nor hipHostRegister is there"]
+    assert {begins for _, begins in LIBRARIES} == {"cuda", "hip"}

@@ -1,0 +1,79 @@
+"""What is done to running jobs of Slurm, and who may do it."""
+
+import os
+
+import pytest
+
+from launch import slurm_control
+from launch.base import InputError
+from launch.slurm_control import hold, is_operator, myself, put_back, release, shrink, tell_to_save
+
+
+def test_a_job_is_told_as_its_comment_says(made_up):
+    made_up.set({"17": {}, "18": {}})
+    tell_to_save("17", "USR2")
+    tell_to_save("18", "B:USR1")
+    assert made_up.acts == ["scancel --signal=USR2 17", "scancel --batch --signal=USR1 18"]
+
+
+def test_a_job_is_cancelled_where_it_cannot_be_requeued(made_up):
+    made_up.set({"17": {}, "18": {"requeues": False}})
+    assert [put_back("17"), put_back("18")] == ["requeued, held", "cancelled"]
+    assert made_up.state()["jobs"] == {"17": {"state": "PENDING", "held": True}}
+    release("17")
+    assert made_up.state()["jobs"] == {"17": {"state": "PENDING", "held": False}}
+
+
+def test_a_job_is_made_smaller_by_some_of_its_nodes(made_up):
+    made_up.set({"17": {"hosts": "n1,n2,n3"}})
+    assert shrink("17", ["n2.site.org"]) == ["n1", "n3"]
+    assert made_up.acts == ["scontrol update JobId=17 NodeList=n1,n3"]
+
+
+@pytest.mark.parametrize("node", ["n1", "n4"])
+def test_a_job_keeps_its_first_node_and_cannot_give_back_what_it_does_not_have(made_up, node):
+    made_up.set({"17": {"hosts": "n1,n2,n3"}})
+    with pytest.raises(
+        InputError,
+        match=f"job 17 cannot give back {node}: Slurm's names for its nodes are n1, n2, n3, "
+        "and the first stays",
+    ):
+        shrink("17", ["n2", node])
+    assert made_up.acts == []
+
+
+def test_only_a_job_that_waits_can_be_held(made_up):
+    made_up.set({"17": {}, "18": {"state": "PENDING"}})
+    hold("18")
+    with pytest.raises(
+        InputError, match="scontrol failed: Job is no longer pending execution for job 17"
+    ):
+        hold("17")
+    assert made_up.state()["jobs"] == {"17": {}, "18": {"state": "PENDING", "held": True}}
+
+
+@pytest.mark.parametrize(
+    ("slurm", "expected"),
+    [
+        ({}, False),
+        ({"owner": "ME"}, True),
+        ({"levels": "Operator"}, True),
+        ({"levels": "Administrator"}, True),
+        (
+            {"says": {"sacctmgr": "You are not running a supported accounting_storage plugin"}},
+            False,
+        ),
+    ],
+)
+def test_an_operator_is_who_slurm_says_it_is(made_up, monkeypatch, slurm, expected):
+    monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    monkeypatch.setattr(slurm_control, "myself", lambda: "ME")
+    made_up.set(**slurm)
+    assert is_operator() is expected
+
+
+def test_root_is_an_operator_and_who_has_no_name_has_a_number(monkeypatch):
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    assert is_operator()
+    monkeypatch.setattr(os, "geteuid", lambda: 3_999_999)
+    assert myself() == "3999999"

@@ -1,0 +1,127 @@
+"""What dead processes have left, and who takes it away."""
+
+import mmap
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+
+from launch.stale_files import remove_leftovers
+
+HOST = socket.gethostname().partition(".")[0]
+DEAD = 2**22 + 1  # above all numbers of processes
+
+
+@pytest.fixture(autouse=True)
+def no_slurm(monkeypatch):
+    monkeypatch.delenv("SLURMD_NODENAME", raising=False)
+
+
+def made(*files):
+    """Files that are a minute old, and their folders."""
+    for file in files:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(b"x" * 16)
+        os.utime(file, (time.time() - 60,) * 2)
+
+
+def swept(folder):
+    return sorted(path.name for path in remove_leftovers(folder, folder))
+
+
+def test_folders_of_dead_launchers_and_ranks_go_and_those_of_the_living_stay(tmp_path):
+    for pid in (DEAD, os.getpid()):
+        made(
+            tmp_path / f"ompi.{pid}/pmix.{HOST}.tool",
+            tmp_path / f"prted.{pid}/pmix.{HOST}.tool",
+            tmp_path / f"fleet.{HOST}.{pid}/__autograph_generated_filex.py",
+        )
+    assert swept(tmp_path) == sorted([f"ompi.{DEAD}", f"prted.{DEAD}", f"fleet.{HOST}.{DEAD}"])
+    assert len(list(tmp_path.iterdir())) == 3
+    assert swept(tmp_path) == []
+
+
+def test_a_process_of_which_only_its_exit_status_is_left_is_dead(tmp_path):
+    process = subprocess.Popen(["true"])
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    made(tmp_path / f"fleet.{HOST}.{process.pid}/x")
+    try:
+        assert swept(tmp_path) == [f"fleet.{HOST}.{process.pid}"]
+    finally:
+        process.wait()
+
+
+def test_what_is_of_another_node_or_of_somebody_else_stays(tmp_path):
+    made(
+        tmp_path / f"ompi.{DEAD}/pmix.n17.tool",
+        tmp_path / f"fleet.n17.{DEAD}/x",
+        tmp_path / f"ompi.{DEAD}x/y",
+        tmp_path / f"sm_segment.n17.{os.getuid()}.1a2b0001.0",
+        tmp_path / f"sm_segment.{HOST}.{os.getuid() + 1}.1.0",
+        tmp_path / "notes.txt",
+    )
+    assert swept(tmp_path) == []
+
+
+def test_memory_that_no_process_maps_goes(tmp_path):
+    names = [f"sm_segment.{HOST}.{os.getuid()}.1a2b0001.{rank}" for rank in range(3)]
+    made(*(tmp_path / name for name in names))
+    with open(tmp_path / names[0], "r+b") as file, mmap.mmap(file.fileno(), 16):
+        os.utime(tmp_path / names[1])  # just made: somebody may be about to map it
+        assert swept(tmp_path) == names[2:]
+    os.utime(tmp_path / names[1], (0, 0))
+    assert swept(tmp_path) == names[:2]
+
+
+@pytest.mark.parametrize(
+    ("file", "age_s", "goes"), [("", 60, True), ("", 0, False), ("file", 60, False)]
+)
+def test_empty_folders_of_jobs_go_once_they_are_old(tmp_path, file, age_s, goes):
+    top = tmp_path / f"ompi.{HOST}.{os.getuid()}"
+    ranks = top / "jf.0" / "17" / "0"
+    ranks.mkdir(parents=True)
+    if file:
+        (ranks / file).touch()
+    for folder in (ranks, *ranks.parents[:3]):
+        os.utime(folder, (time.time() - age_s,) * 2)
+    assert swept(tmp_path) == ([top.name] if goes else [])
+
+
+CODE = """
+import os, signal, sys, tempfile
+from launch.stale_files import take_own_folder
+take_own_folder()
+file = tempfile.NamedTemporaryFile(prefix="__autograph_generated_file", delete=False)
+print(file.name, flush=True)
+if os.fork() == 0:
+    sys.exit()
+os.wait()
+assert os.path.exists(file.name)
+if sys.argv[1] == "killed":
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize("how", ["ended", "killed"])
+def test_a_process_has_a_folder_for_temporary_files_that_goes_with_it_or_with_the_next(
+    tmp_path, how
+):
+    done = subprocess.run(
+        [sys.executable, "-c", CODE, how],
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    name = done.stdout.split()[0]
+    assert name.startswith(f"{tmp_path}/fleet.{HOST}."), done.stderr
+    assert os.path.exists(name) is (how == "killed")
+    remove_leftovers(tmp_path, tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    assert tempfile.gettempdir() != str(tmp_path)

@@ -1,0 +1,140 @@
+"""Code of users leaves the process as it was."""
+
+import locale
+import logging
+import os
+import random
+import signal
+import sys
+import threading
+import warnings
+from contextlib import suppress
+
+import numpy as np
+import pytest
+
+from preprocess.user_code import SETTINGS, OwnCode, import_own, process_kept, register
+
+CHANGES = {
+    "cwd": lambda: os.chdir("/"),
+    "environment": lambda: os.environ.update(FLEET_TEST="1"),
+    "limit": lambda: sys.setrecursionlimit(4321),
+    "path": lambda: sys.path.append("/nowhere"),
+    "warnings": lambda: warnings.simplefilter("error"),
+    "level": lambda: logging.getLogger("fleet").setLevel(7),
+    "disabled": lambda: logging.disable(logging.CRITICAL),
+    "handler": lambda: logging.getLogger().addHandler(logging.NullHandler()),
+    "errors": lambda: np.seterr(all="raise"),
+    "printing": lambda: np.set_printoptions(precision=1),
+    "output": lambda: setattr(sys, "stdout", None),
+    "mask": lambda: os.umask(0o077),
+    "python": lambda: random.seed(1),
+    "numpy": lambda: np.random.seed(1),
+    "locale": lambda: locale.setlocale(locale.LC_ALL, "C.UTF-8"),
+}
+
+
+def state():
+    return {name: setting.get() for name, setting in SETTINGS.items()}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_code_changes_is_put_back(change):
+    before = state()
+    with OwnCode().running():
+        CHANGES[change]()
+    assert state() == before
+    with suppress(ZeroDivisionError), OwnCode().running():
+        CHANGES[change]()
+        raise ZeroDivisionError
+    assert state() == before
+
+
+def test_handlers_of_signals_are_put_back():
+    before = signal.getsignal(signal.SIGTERM)
+    with OwnCode().running():
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_code_goes_on_with_its_own_random_numbers():
+    first, second = OwnCode(), OwnCode()
+    with first.running():
+        random.seed(5)
+        np.random.seed(5)
+    drawn = []
+    for code in (second, first, second, first):
+        with code.running():
+            drawn.append((random.random(), np.random.rand()))
+    random.seed(5)
+    np.random.seed(5)
+    assert drawn[1::2] == [(random.random(), np.random.rand()) for _ in range(2)]
+
+
+def test_code_finds_its_environment_but_not_its_folder():
+    code, folder = OwnCode(), os.getcwd()
+    with code.running():
+        os.environ["FLEET_TEST"] = "1"
+        os.chdir("/")
+    assert "FLEET_TEST" not in os.environ
+    with code.running():
+        assert (os.environ["FLEET_TEST"], os.getcwd()) == ("1", folder)
+
+
+def test_two_threads_leave_the_process_as_it_was():
+    before, inside, go = os.getcwd(), threading.Event(), threading.Event()
+
+    def work():
+        with OwnCode().running():
+            os.chdir("/")
+            inside.set()
+            go.wait(5)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    inside.wait(5)
+    with OwnCode().running():
+        os.chdir("/tmp")
+    go.set()
+    thread.join()
+    assert os.getcwd() == before
+
+
+def test_an_import_is_the_same_whoever_makes_it(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "drawing.py").write_text(
+        "import os, random\nos.environ['FLEET_TEST'] = 'x'\nDRAWN = random.random()\n"
+    )
+    random.seed(3)
+    expected = random.random()
+    for code in (OwnCode(), OwnCode()):
+        random.seed(3)
+        with code.running():
+            drawn = import_own("drawing").DRAWN
+            assert os.environ["FLEET_TEST"] == "x"
+        assert random.random() == expected
+    random.seed(0)
+    assert drawn == random.random()
+    assert "FLEET_TEST" not in os.environ
+    sys.modules.pop("drawing")
+
+
+def test_a_process_is_kept_around_several_calls():
+    before = os.getcwd()
+    with process_kept():
+        os.chdir("/")
+        with OwnCode().running():
+            assert os.getcwd() == before
+    assert os.getcwd() == before
+
+
+@pytest.mark.parametrize("quick", [True, False])
+def test_a_call_looks_at_each_setting_twice(quick):
+    looks, cwd = [], SETTINGS["the working folder"]
+    register("the working folder", lambda: looks.append(1), cwd.put)
+    try:
+        with OwnCode().running(quick):
+            assert len(looks) == 1
+        assert len(looks) == 2
+    finally:
+        register("the working folder", cwd.get, cwd.put)

@@ -1,0 +1,138 @@
+"""A plan becomes acts, one look at the machine after the other, and another plan where things go another way."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scheduler.base import InputError
+from scheduler.eviction.execution import Eviction, rehearse
+from scheduler.eviction.plan import RunningJob, plan_evictions
+
+QUICK, SLOW = RunningJob("quick", 2, 9000, app_time=2), RunningJob("slow", 2, 9000, app_time=4)
+CHEAP, DEAR = RunningJob("cheap", 2, 100), RunningJob("dear", 2, 50_000)
+
+
+def look(eviction, minute, *jobs, ending=()):
+    """What there is to do; some jobs may hold their nodes still though they cannot be asked any more."""
+    held = {job.id: job.nodes for job in (*jobs, *ending)}
+    return [
+        (step.what, step.job) for step in eviction.look(minute, jobs, held) if step.what != "plan"
+    ]
+
+
+def test_those_that_save_do_so_one_after_the_other_and_those_that_lose_work_stop_last():
+    eviction = Eviction(6, 10, margin_min=1, told={"quick", "slow"})
+    assert look(eviction, 0, QUICK, SLOW, CHEAP, DEAR) == [("save", "quick")]
+    assert look(eviction, 1, QUICK, SLOW, CHEAP, DEAR) == []
+    assert look(eviction, 2, SLOW, CHEAP, DEAR) == [("freed", "quick"), ("save", "slow")]
+    assert look(eviction, 6, CHEAP, DEAR) == [("freed", "slow")]
+    assert look(eviction, 8.9, CHEAP, DEAR) == []
+    assert look(eviction, 9, CHEAP, DEAR) == [("stop", "cheap")]
+    assert look(eviction, 9.5, DEAR, ending=[CHEAP]) == []
+    assert look(eviction, 9.8, DEAR) == [("freed", "cheap")]
+    assert eviction.is_done
+
+
+def test_nobody_is_stopped_for_nothing_when_a_job_ends_by_itself():
+    eviction = Eviction(2, 10, margin_min=1)
+    assert look(eviction, 0, CHEAP, DEAR) == []
+    assert look(eviction, 5, CHEAP) == [("ended", "dear")]
+    assert eviction.is_done
+
+
+def test_what_ends_by_itself_leaves_fewer_nodes_to_free():
+    eviction = Eviction(4, 10, margin_min=1, told={"slow"})
+    assert look(eviction, 0, SLOW, CHEAP, DEAR) == [("save", "slow")]
+    assert look(eviction, 1, SLOW, CHEAP) == [("ended", "dear"), ("enough", "")]
+    assert look(eviction, 9, CHEAP, ending=[SLOW]) == [("deaf", "slow"), ("stop", "cheap")]
+
+
+def test_a_job_that_does_not_save_in_time_is_planned_anew_as_one_that_can_only_be_stopped():
+    eviction = Eviction(2, 10, margin_min=1, told={"quick"})
+    assert look(eviction, 0, QUICK, DEAR) == [("save", "quick")]
+    assert look(eviction, 2, QUICK, DEAR) == [
+        ("deaf", "quick")
+    ]  # stopping it is cheaper still, at the end
+    assert look(eviction, 9, QUICK, DEAR) == [("stop", "quick")]
+
+
+def test_there_may_be_time_for_another_to_save_instead():
+    eviction = Eviction(2, 10, margin_min=1, told={"quick", "slow"})
+    assert look(eviction, 0, QUICK, SLOW) == [("save", "quick")]
+    assert look(eviction, 2, QUICK, SLOW) == [("deaf", "quick"), ("save", "slow")]
+
+
+def test_one_that_saves_by_itself_is_stopped_once_it_has():
+    eviction = Eviction(2, 10, margin_min=1)
+    assert look(eviction, 0, QUICK, DEAR) == [("save", "quick")]
+    assert look(eviction, 2, QUICK, DEAR) == [("stop", "quick")]
+
+
+def test_a_job_that_was_stopped_and_stays_is_stopped_again():
+    eviction = Eviction(2, 0, margin_min=0)
+    assert look(eviction, 0, CHEAP) == [("stop", "cheap")]
+    assert look(eviction, 1, CHEAP) == []
+    assert look(eviction, 2, CHEAP) == [("stop", "cheap")]
+
+
+def test_what_could_not_be_done_is_planned_anew():
+    eviction = Eviction(2, 0, margin_min=0)
+    assert look(eviction, 0, CHEAP, DEAR) == [("stop", "cheap")]
+    eviction.refused("cheap")  # another user's by now, say: it is no candidate any more
+    assert look(eviction, 0.1, DEAR, ending=[CHEAP]) == [("stop", "dear")]
+
+
+def test_when_the_jobs_that_are_left_are_too_few_it_is_said_once_and_none_is_stopped_in_vain():
+    eviction = Eviction(4, 10, margin_min=1, told={"slow"})
+    assert look(eviction, 0, SLOW, CHEAP) == [("save", "slow")]
+    assert look(eviction, 1, SLOW, ending=[CHEAP]) == [("short", "")]
+    assert look(eviction, 9, ending=[SLOW, CHEAP]) == [("deaf", "slow")]
+
+
+def test_more_nodes_than_all_have_are_refused_at_first():
+    with pytest.raises(InputError, match="3 nodes cannot be freed: 1 job in all, on 2"):
+        look(Eviction(3, 10, margin_min=1), 0, CHEAP)
+
+
+times = st.one_of(st.none(), st.integers(1, 40).map(lambda tenths: tenths / 10))
+machines = st.lists(st.tuples(st.integers(1, 4), st.integers(0, 9), times), min_size=1, max_size=6)
+
+
+@given(machines, st.data())
+def test_where_all_obey_the_nodes_are_free_in_time_at_the_loss_of_the_plan(machine, data):
+    jobs = [
+        RunningJob(str(number), nodes, loss, time)
+        for number, (nodes, loss, time) in enumerate(machine)
+    ]
+    nodes = data.draw(st.integers(0, sum(job.nodes for job in jobs)))
+    deadline = data.draw(st.integers(0, 10))
+    eviction = Eviction(nodes, deadline, margin_min=0, told={job.id for job in jobs})
+    steps = rehearse(jobs, eviction)
+    assert all(minute <= deadline + 1e-6 for minute, _ in steps)
+    lost = sum(
+        job.loss for job in jobs if ("stop", job.id) in {(step.what, step.job) for _, step in steps}
+    )
+    assert eviction.freed >= nodes
+    assert lost == plan_evictions(jobs, nodes, deadline, deadline or 1)[-1].loss
+
+
+def test_when_a_job_saves_early_another_may_save_instead_of_being_stopped():
+    eviction = Eviction(4, 6, margin_min=1, told={"quick", "slow"})
+    assert look(eviction, 0, QUICK, SLOW, CHEAP) == [
+        ("save", "quick")
+    ]  # and cheap would be stopped: 2 + 4 > 5 min
+    assert eviction.actions == {"cheap": "kill"}
+    assert look(eviction, 0.5, SLOW, CHEAP) == [("freed", "quick"), ("save", "slow")]
+    assert look(eviction, 4.5, CHEAP) == [("freed", "slow")]
+    assert eviction.is_done
+
+
+def test_a_job_that_has_taken_free_nodes_makes_room_in_turn():
+    eviction = Eviction(2, 10, margin_min=1, told={"quick"})
+    assert look(eviction, 0, QUICK) == [("save", "quick")]
+    assert look(eviction, 2) == [("freed", "quick")]
+    eviction.taken("slow", 2, is_told=True)
+    assert not eviction.is_done
+    assert look(eviction, 3, SLOW) == [("save", "slow")]
+    assert look(eviction, 5) == [("freed", "slow")]
+    assert eviction.is_done
