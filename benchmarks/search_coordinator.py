@@ -48,17 +48,17 @@ from fleet.comm.messages import (
 from fleet.comm.protocols import World
 from fleet.comm.roles import Roles, assign
 from fleet.commands.output import print_json
+from fleet.control.launch_state import Setup, Speeds
+from fleet.control.measurement import Survey
 from fleet.domain.network import EpochRecord, StepRate
 from fleet.domain.run import RunState
-from fleet.ensemble.launch_state import Setup, Speeds
-from fleet.ensemble.measurement import Survey
 from fleet.monitor.view import make_view
 from fleet.runtime.admission import Admission
 from fleet.runtime.coordinator import Coordinator, Files, Preamble, SearchParts
+from fleet.runtime.external.tracking import Tracking
 from fleet.runtime.interrupt import Interruption
 from fleet.runtime.known_rates import ProfileFile
 from fleet.runtime.launch import Ranks
-from fleet.runtime.outside.tracking import Tracking
 from fleet.runtime.prepare import prepare
 from fleet.runtime.rank_zero import CoordinatorSide
 from fleet.runtime.searchers import Searchers

@@ -1,6 +1,6 @@
 """A run that is going on, seen from outside: telling it what to do, and hearing how its networks learn.
 
-All of it goes through files in the run's folder: commands through its mailbox (:mod:`fleet.runtime.outside.command_queue`),
+All of it goes through files in the run's folder: commands through its mailbox (:mod:`fleet.runtime.external.command_queue`),
 reports from its event log. So it works from any machine that sees the folder, without a port and without a server.
 """
 
@@ -25,8 +25,8 @@ from fleet.domain.run import RunNetwork, RunState
 from fleet.errors import EXPLAINED, ExitStatus, InfrastructureError, UserError, shortened
 from fleet.monitor.report import best_rows
 from fleet.monitor.view import NotebookView
-from fleet.runtime.outside.command_handler import NetworkOver
-from fleet.runtime.outside.command_queue import Mailbox
+from fleet.runtime.external.command_handler import NetworkOver
+from fleet.runtime.external.command_queue import Mailbox
 from fleet.spec.schema import ModelEntry
 from fleet.spec.yaml_file import plain
 from fleet.storage.event_log import Dated, RunTail, first_line, log_mark, read_events
@@ -51,7 +51,7 @@ def command(
 
     Args:
         run: the run's folder.
-        content: see :mod:`fleet.runtime.outside.command_handler`.
+        content: see :mod:`fleet.runtime.external.command_handler`.
 
     Returns:
         The networks that it was about.

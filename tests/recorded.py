@@ -2,7 +2,7 @@
 
 A change of what the coordinator decides by that should change nothing is tried against the launches of the tree before
 it. Rank 0 is the real coordinator, with its log, results, rules of pruning and clerk; the other ranks are the model of
-:mod:`tests.fleet.ensemble.trainers`, and searchers, parents and leases answer when a seed says so::
+:mod:`tests.fleet.control.trainers`, and searchers, parents and leases answer when a seed says so::
 
     python -m tests.recorded write FOLDER             # in the tree before
     python -m tests.recorded compare FOLDER           # in the tree after it

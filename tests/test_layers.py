@@ -40,7 +40,7 @@ _DOMAIN = f"fleet.domain {_SPEC}"
 _STORAGE = f"fleet.storage launch {_DOMAIN}"
 _COMM = f"fleet.comm {_STORAGE}"
 _RUNTIME = (
-    f"fleet.ensemble fleet.search fleet.stream fleet.engines fleet.monitor fleet.prediction {_COMM}"
+    f"fleet.control fleet.search fleet.stream fleet.engines fleet.monitor fleet.prediction {_COMM}"
 )
 _RUN = f"fleet.runtime fleet.export {_RUNTIME}"
 _FAMILY = "scheduler.base scheduler.files scheduler.hulls scheduler.shares"
@@ -106,7 +106,7 @@ MAY_IMPORT = {
     "fleet.engines": _COMM,
     "fleet.stream": _COMM,
     "fleet.search": _STORAGE,
-    "fleet.ensemble": f"fleet.search fleet.stream {_COMM}",
+    "fleet.control": f"fleet.search fleet.stream {_COMM}",
     "fleet.monitor": f"fleet.prediction {_STORAGE} scheduler.simulation",
     "fleet.export": f"fleet.monitor fleet.prediction {_STORAGE}",
     "fleet.runtime": f"fleet.export {_RUNTIME}",
@@ -304,7 +304,7 @@ def test_every_folder_says_what_it_is_and_what_it_may_import():
 
 # What decides in a launch hears of the time, of ranks and of files, and looks at none of them.
 PURE = {
-    "fleet.ensemble",
+    "fleet.control",
     "fleet.search",
     "fleet.comm.messages",
     "fleet.comm.roles",
@@ -333,7 +333,7 @@ def test_what_decides_in_a_launch_imports_nothing_that_looks_or_acts():
     assert [
         f"{path_of(module).relative_to(ROOT)}:{line}: {name}"
         for module, found in NAMED.items()
-        if room(module) == "fleet.ensemble"
+        if room(module) == "fleet.control"
         for line, name in found
         if not is_pure(name) and not _is_text(path_of(module), line, name)
     ] == []

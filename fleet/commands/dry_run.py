@@ -31,7 +31,7 @@ from fleet.arguments import count, positive
 from fleet.commands.known_rates import cached, known_rates_of, shared_cluster, with_sharing
 from fleet.commands.options import add_spec, told_of_gpus
 from fleet.commands.output import add_json, print_policies, show
-from fleet.ensemble.measurement import Survey, SurveyEstimate, estimate
+from fleet.control.measurement import Survey, SurveyEstimate, estimate
 from fleet.errors import ExitStatus, FleetError, InfrastructureError, UserError
 from fleet.jobs.dry_run import Rehearsal, estimated_rates, rehearse, with_epochs
 from fleet.monitor.accounting import Account

@@ -1,7 +1,7 @@
 """How far a network is after something has happened to it (pure): the one place that says so.
 
 The state of a run (:mod:`fleet.domain.run`) keeps standings by it, and so does the mind of a launch
-(:mod:`fleet.ensemble.networks`), which must know at once what follows from what it is about to log.
+(:mod:`fleet.control.networks`), which must know at once what follows from what it is about to log.
 """
 
 from __future__ import annotations

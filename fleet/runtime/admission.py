@@ -7,9 +7,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from fleet.control.effects import Admitted
+from fleet.control.rates import traits_of
 from fleet.domain.events import Commanded, NetworkAdded
-from fleet.ensemble.effects import Admitted
-from fleet.ensemble.rates import traits_of
 from fleet.errors import UserError
 from fleet.runtime.inputs import settle
 from fleet.runtime.known_rates import rates_of_late

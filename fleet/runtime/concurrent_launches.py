@@ -1,6 +1,6 @@
 """One of several launches that work on one run's networks at a time: which it holds, and what it hears of them.
 
-What is wanted is decided by :class:`fleet.ensemble.lease_requests.Claims`, and taken by
+What is wanted is decided by :class:`fleet.control.lease_requests.Claims`, and taken by
 :class:`fleet.storage.network_leases.NetworkLeases` in a thread of its own. Here the two meet, between two steps of the
 coordinator.
 """
@@ -12,11 +12,11 @@ from collections.abc import Collection
 from contextlib import suppress
 
 from fleet.comm.messages import Join, Message, Start
+from fleet.control.effects import EndAsked, Leased
+from fleet.control.lease_requests import Claims, Leave, LetGo, Want
 from fleet.domain.events import EpochEnded, Started
 from fleet.domain.network import EpochRecord, Standing
 from fleet.domain.run import FOUND_DONE, RunState, is_whole
-from fleet.ensemble.effects import EndAsked, Leased
-from fleet.ensemble.lease_requests import Claims, Leave, LetGo, Want
 from fleet.monitor.timeline import state_of
 from fleet.storage.event_log import Dated, RunTail, read_run
 from fleet.storage.network_leases import NetworkLeases, held_lease

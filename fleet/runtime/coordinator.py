@@ -1,6 +1,6 @@
 """The coordinator, on rank 0: receive, decide, send.
 
-All that decides is an :class:`fleet.ensemble.controller.Ensemble`, which only returns what is to be done. Here it is
+All that decides is an :class:`fleet.control.controller.Ensemble`, which only returns what is to be done. Here it is
 told what MPI, the clock and signals bring, and what it wants is done: messages are sent, events logged and shown, and
 results written. The coordinator never blocks: :meth:`Coordinator.step` does a bounded piece of work, so that rank 0 can
 prepare samples, or train.
@@ -16,22 +16,22 @@ from dataclasses import dataclass
 
 from fleet.comm.messages import Pace, Tag
 from fleet.comm.protocols import World
+from fleet.control import effects as e
+from fleet.control.controller import Ensemble
+from fleet.control.history import TransitionError
+from fleet.control.launch_state import Least, PolicyAnswer, Setup, Speeds
+from fleet.control.rates import known_sharing
 from fleet.domain import events
 from fleet.domain.run import RunLaunch
-from fleet.ensemble import effects as e
-from fleet.ensemble.controller import Ensemble
-from fleet.ensemble.history import TransitionError
-from fleet.ensemble.launch_state import Least, PolicyAnswer, Setup, Speeds
-from fleet.ensemble.rates import known_sharing
 from fleet.errors import ExitStatus
 from fleet.gc_pause import collect_seldom
 from fleet.monitor.eta import EstimateTimes, Estimator
 from fleet.runtime.admission import Admission
 from fleet.runtime.concurrent_launches import BesideOthers
+from fleet.runtime.external.command_handler import Clerk
+from fleet.runtime.external.tracking import Tracking
 from fleet.runtime.interrupt import Interruption
 from fleet.runtime.known_rates import ProfileFile
-from fleet.runtime.outside.command_handler import Clerk
-from fleet.runtime.outside.tracking import Tracking
 from fleet.runtime.searchers import Searchers
 from fleet.runtime.startup import Laps
 from fleet.search.controller import Mind

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from types import FrameType
 
-from fleet.ensemble.effects import PATIENCE_S
+from fleet.control.effects import PATIENCE_S
 from fleet.units import format_duration
 
 # SIGTERM is what batch systems send; SIGUSR2 is what mpirun passes on to the ranks (SIGTERM it does not wait for);

@@ -8,10 +8,10 @@ import threading
 from collections.abc import Iterable, Sequence
 
 from fleet.comm.protocols import World
+from fleet.control.launch_state import Setup
+from fleet.control.lease_requests import Claims
 from fleet.domain import events as ev
 from fleet.domain.run import RunSearch
-from fleet.ensemble.launch_state import Setup
-from fleet.ensemble.lease_requests import Claims
 from fleet.errors import ExitStatus, UserError
 from fleet.export.trackers import places
 from fleet.monitor.html import write_report
@@ -29,12 +29,12 @@ from fleet.runtime.admission import Admission
 from fleet.runtime.concurrent_launches import BesideOthers
 from fleet.runtime.coordinator import Coordinator, Files, Preamble, SearchParts
 from fleet.runtime.engine_import import busy
+from fleet.runtime.external.command_handler import Clerk
+from fleet.runtime.external.command_queue import Mailbox
+from fleet.runtime.external.tracking import Tracking
 from fleet.runtime.interrupt import Interruption
 from fleet.runtime.known_rates import ProfileFile
 from fleet.runtime.launch import Launch
-from fleet.runtime.outside.command_handler import Clerk
-from fleet.runtime.outside.command_queue import Mailbox
-from fleet.runtime.outside.tracking import Tracking
 from fleet.runtime.rate_memory import RateMemory
 from fleet.runtime.replay import compare
 from fleet.runtime.resume import resume

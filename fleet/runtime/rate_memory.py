@@ -7,11 +7,11 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
+from fleet.control.launch_state import Speeds
+from fleet.control.measurement import Survey
+from fleet.control.rates import traits_of
 from fleet.domain import events as ev
 from fleet.domain.run import RunLaunch
-from fleet.ensemble.launch_state import Speeds
-from fleet.ensemble.measurement import Survey
-from fleet.ensemble.rates import traits_of
 from fleet.monitor.overheads import beside_steps, shown_rates
 from fleet.runtime.launch import Launch
 from fleet.spec import NetworkSpec

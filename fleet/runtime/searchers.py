@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TypeAlias
 
+from fleet.control.effects import Consulted, ConsultFailed
 from fleet.domain.events import Searched
 from fleet.domain.run import RunState
-from fleet.ensemble.effects import Consulted, ConsultFailed
 from fleet.errors import SpecError, UserError
 from fleet.runtime.warm_start import earlier_of
 from fleet.search.calls import Call, make, replay

@@ -16,7 +16,7 @@ from fleet.domain.run import RunState
 from fleet.errors import ExitStatus, UserError
 from fleet.live_run import Running, ask_nodes, command, follow, report_of
 from fleet.monitor.view import NotebookView
-from fleet.runtime.outside.command_queue import Mailbox
+from fleet.runtime.external.command_queue import Mailbox
 from fleet.spec import dump, parse
 from fleet.spec.schema import ModelEntry
 from fleet.storage.event_log import EventLog, RunTail

@@ -1,7 +1,7 @@
 """Building a network with a user's function, for a limited time: it may exit, never come back, or leave Python deaf.
 
 A signal interrupts a function that is Python, or waits for something. One that computes in C for ever hears none; then
-the coordinator gives this rank up (:mod:`fleet.ensemble.group_startup`), and the kernel ends the process, should nobody else
+the coordinator gives this rank up (:mod:`fleet.control.group_startup`), and the kernel ends the process, should nobody else
 come to it.
 """
 
@@ -20,7 +20,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TypeVar
 
-from fleet.ensemble.group_startup import DEAF_S
+from fleet.control.group_startup import DEAF_S
 from fleet.errors import InfrastructureError, ModelError, exit_reason
 from fleet.spec.model import one_line
 from fleet.units import format_duration

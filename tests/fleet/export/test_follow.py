@@ -16,8 +16,8 @@ from fleet.export import follow
 from fleet.export.follow import Follower, calls
 from fleet.export.trackers import TRACKERS, places
 from fleet.runtime import rank_zero
-from fleet.runtime.outside import tracking
-from fleet.runtime.outside.tracking import Tracking
+from fleet.runtime.external import tracking
+from fleet.runtime.external.tracking import Tracking
 from fleet.spec import dump, json_schema, parse
 from fleet.storage.paths import RunPaths
 from tests.fleet.runtime.test_searching import ENTRY, Run

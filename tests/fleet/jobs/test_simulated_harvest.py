@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 
+from fleet.control.lease_requests import Claims, Leave, LetGo, Want
 from fleet.domain.events import (
     Ended,
     EpochEnded,
@@ -18,7 +19,6 @@ from fleet.domain.events import (
     NetworkTaken,
 )
 from fleet.domain.network import Outcome, Standing
-from fleet.ensemble.lease_requests import Claims, Leave, LetGo, Want
 from fleet.jobs.backlog import HarvestLimits
 from fleet.jobs.harvest import Backlog, HarvestPlan, HarvestRun
 from fleet.jobs.harvest_log import LaunchEnded, note

@@ -10,16 +10,16 @@ from unittest import mock
 
 from fleet.comm import messages as m
 from fleet.comm.roles import assign
+from fleet.control import effects as do
+from fleet.control.launch_state import Setup
 from fleet.domain.events import NetworkAdded
 from fleet.domain.network import Standing
-from fleet.ensemble import effects as do
-from fleet.ensemble.launch_state import Setup
 from fleet.monitor.eta import EstimateTimes
 from fleet.runtime.coordinator import Coordinator, Files, Preamble, SearchParts
+from fleet.runtime.external.command_handler import Clerk
+from fleet.runtime.external.command_queue import Command
+from fleet.runtime.external.tracking import Tracking
 from fleet.runtime.known_rates import ProfileFile
-from fleet.runtime.outside.command_handler import Clerk
-from fleet.runtime.outside.command_queue import Command
-from fleet.runtime.outside.tracking import Tracking
 from fleet.runtime.searchers import make_searchers
 from fleet.search.calls import make as call_searcher
 from fleet.search.controller import make_mind
@@ -29,9 +29,9 @@ from fleet.storage.paths import RunPaths
 from scheduler.base import Network, RateTable
 from scheduler.ensemble.policies import POLICIES, Policy
 from tests import fakes
-from tests.fleet.ensemble.test_random_launches import SAMPLES, layout, restless
-from tests.fleet.ensemble.told import speeds, traits
-from tests.fleet.ensemble.trainers import Fate, Ranks, Stuck
+from tests.fleet.control.test_random_launches import SAMPLES, layout, restless
+from tests.fleet.control.told import speeds, traits
+from tests.fleet.control.trainers import Fate, Ranks, Stuck
 from tests.fleet.histories import record, results_of, spec
 from tests.fleet.search.launches import LEARNING_RATE, curve
 

@@ -4,12 +4,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from fleet.control.effects import NodesAsked, Offer, Ruled
 from fleet.domain.events import Commanded
 from fleet.domain.network import Outcome, Standing
-from fleet.ensemble.effects import NodesAsked, Offer, Ruled
 from fleet.errors import UserError
-from fleet.runtime.outside.command_handler import Clerk
-from fleet.runtime.outside.command_queue import Mailbox
+from fleet.runtime.external.command_handler import Clerk
+from fleet.runtime.external.command_queue import Mailbox
 from fleet.search.searcher import Verdict
 from fleet.storage.paths import RunPaths
 from tests.fleet.histories import come_to, results_of, spec

@@ -5,9 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from fleet.control.effects import Leased
+from fleet.control.lease_requests import Claims
 from fleet.domain import events as ev
-from fleet.ensemble.effects import Leased
-from fleet.ensemble.lease_requests import Claims
 from fleet.runtime.concurrent_launches import BesideOthers
 from fleet.runtime.resume import resume
 from fleet.storage.event_log import Logged, RunTail

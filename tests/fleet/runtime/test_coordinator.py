@@ -7,16 +7,16 @@ import pytest
 
 from fleet.comm.messages import EpochDone, Exit, Joined, Pace, Ready, Start, Stopped
 from fleet.comm.roles import assign
+from fleet.control.history import TransitionError
+from fleet.control.launch_state import Setup, Speeds
+from fleet.control.measurement import Survey
 from fleet.domain.events import GroupStruck
 from fleet.domain.network import State
-from fleet.ensemble.history import TransitionError
-from fleet.ensemble.launch_state import Setup, Speeds
-from fleet.ensemble.measurement import Survey
 from fleet.errors import ExitStatus, InfrastructureError
 from fleet.runtime.coordinator import Coordinator, Files, Preamble, SearchParts
+from fleet.runtime.external.tracking import Tracking
 from fleet.runtime.interrupt import Interruption
 from fleet.runtime.known_rates import ProfileFile
-from fleet.runtime.outside.tracking import Tracking
 from fleet.runtime.searchers import Searchers
 from fleet.runtime.startup import Laps
 from fleet.search.controller import make_mind

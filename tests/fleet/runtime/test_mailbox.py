@@ -2,7 +2,7 @@
 
 import pytest
 
-from fleet.runtime.outside.command_queue import Command, Mailbox
+from fleet.runtime.external.command_queue import Command, Mailbox
 
 
 @pytest.fixture

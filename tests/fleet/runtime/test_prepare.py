@@ -11,7 +11,7 @@ import yaml
 from fleet.domain.network import State
 from fleet.errors import StorageError, UserError
 from fleet.runtime.admission import Admission
-from fleet.runtime.outside.command_queue import Mailbox
+from fleet.runtime.external.command_queue import Mailbox
 from fleet.storage.checkpoint import write_state
 from fleet.storage.identity import checksum_of, identity
 from fleet.storage.lease import Lease, Process, Times

@@ -5,9 +5,9 @@ import time
 
 import pytest
 
+from fleet.control.effects import Consulted, ConsultFailed
 from fleet.domain.events import EarlierRead, Searched, SearcherBegan
 from fleet.domain.run import RunSearch
-from fleet.ensemble.effects import Consulted, ConsultFailed
 from fleet.runtime import warm_start
 from fleet.runtime.searchers import Searchers
 from fleet.runtime.warm_start import earlier_of

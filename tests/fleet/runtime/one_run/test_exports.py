@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fleet.control import networks
 from fleet.domain import events as ev
 from fleet.engines.softmax import NumpyEngine, SoftmaxRegression
-from fleet.ensemble import networks
 from fleet.errors import ExitStatus
 from fleet.runtime import session as fleet_session
 from fleet.storage.checkpoint import best_state

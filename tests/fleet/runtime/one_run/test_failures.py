@@ -6,9 +6,9 @@ import time
 import pytest
 from hypothesis import given
 
+from fleet.control import networks
 from fleet.domain import events as ev
 from fleet.engines.softmax import SoftmaxRegression
-from fleet.ensemble import networks
 from fleet.errors import ExitStatus
 from fleet.storage.checkpoint import read_state, write_state
 from fleet.storage.results import Status

@@ -13,7 +13,7 @@ from fleet.storage.results import Status
 from scheduler.base import Member, Round
 from scheduler.ensemble.policies import POLICIES, Policy
 from tests.examples import long_but_first
-from tests.fleet.ensemble.test_random_launches import restless
+from tests.fleet.control.test_random_launches import restless
 from tests.fleet.runtime.one_run.runner import Case, Runner, cases, few
 
 

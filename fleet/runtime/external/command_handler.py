@@ -1,0 +1,200 @@
+"""Who reads the mailbox of a run: takes up commands one after another, and answers each.
+
+A command is a mapping with the key ``do``: ``add`` with an ``entry``; ``stop``, ``pause`` and ``resume`` with a
+``network``; or ``yield`` with a number of ``nodes`` and ``within_s``. The answer has ``networks``, the names that it is
+about, and for ``yield`` what :class:`Commanded` has as ``given``; or ``error``, and ``is_over`` where the network is
+over by then. A line of the event log stands before anything that a command does. So a launch that is killed before it
+has answered does not act twice: the next one finds the line, does what is left, and answers.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from fleet.control.effects import Admitted, Heard, NodesAsked, Offer, Ruled
+from fleet.domain.events import Commanded, Event
+from fleet.errors import UserError
+from fleet.runtime.admission import Admission
+from fleet.runtime.external.command_queue import Command, Mailbox
+from fleet.search.searcher import Verdict
+from fleet.storage.results import Results
+from fleet.units import listed
+
+log = logging.getLogger("fleet.runtime.external.command_handler")
+
+_LOOK_S = 0.5  # between two looks into the mailbox
+
+LONGEST_S = 1e7  # that somebody may leave for nodes to come free
+
+VERDICTS = {"stop": Verdict.STOP, "pause": Verdict.PAUSE, "resume": Verdict.GO_ON}
+
+
+class NetworkOver(UserError):
+    """Nothing can become of this network any more."""
+
+
+class Clerk:
+    """See the module.
+
+    Args:
+        results: of the run, which know all its networks.
+        admission: looks at networks that are added.
+        earlier: the commands that earlier launches have taken up.
+        clock: seconds.
+    """
+
+    def __init__(
+        self,
+        mailbox: Mailbox,
+        results: Results,
+        admission: Admission,
+        earlier: Iterable[Commanded] = (),
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._mailbox = mailbox
+        self._results = results
+        self._admission = admission
+        self._clock = clock
+        self._known = {event.command: event for event in earlier}
+        self._looked_s = -_LOOK_S
+
+    def look(
+        self,
+        note: Callable[[Event], None],
+        hear: Callable[[Heard], None],
+        goes_on: Callable[[], bool],
+        offer: Callable[[int, float], Offer],
+    ) -> bool:
+        """Take up what is in the mailbox, if it is time to look; returns whether there was anything.
+
+        Args:
+            note: logs an event.
+            hear: has the ensemble hear something.
+            goes_on: whether it still does.
+            offer: which nodes, so many, the launch can give back within some seconds; raises UserError where none.
+        """
+        if self._clock() < self._looked_s + _LOOK_S:
+            return False
+        self._looked_s = self._clock()
+        commands = list(self._mailbox.commands())
+        for command in commands:
+            if not goes_on():
+                break
+            try:
+                event = self._take_up(command, note, hear, offer)
+                answer: dict[str, Any] = {"networks": list(event.networks)}
+                if event.do == "yield":
+                    answer |= event.given
+            except NetworkOver as error:
+                answer = {"error": str(error), "is_over": True}
+            except UserError as error:
+                answer = {"error": str(error)}
+            log.info("command %s: %s: %s", command.name, command.content, answer)
+            self._mailbox.answer(command.name, answer)
+        return bool(commands)
+
+    def refuse(self, why: str) -> None:
+        """Answer whatever is still in the mailbox: nothing is taken up any more."""
+        for command in self._mailbox.commands():
+            self._mailbox.answer(command.name, {"error": why})
+
+    def _take_up(
+        self,
+        command: Command,
+        note: Callable[[Event], None],
+        hear: Callable[[Heard], None],
+        offer: Callable[[int, float], Offer],
+    ) -> Commanded:
+        content = command.content or {}
+        do = content.get("do")
+        known = self._known.get(command.name)
+        words: list[Heard] = []
+        if do == "add":
+            event, came = self._added(command.name, content.get("entry"), known)
+            words += came
+        elif isinstance(do, str) and do in VERDICTS:
+            event = Commanded(command.name, do, (self._alive(content.get("network")),))
+            words.append(Ruled(event.networks[0], VERDICTS[do]))
+        elif (
+            do == "yield" and known is not None
+        ):  # the launch that took it up has ended, with all its nodes
+            event = known
+        elif do == "yield":
+            found = offer(*_wish(content))
+            event = Commanded(
+                command.name,
+                do,
+                tuple(found.ways),
+                {
+                    "nodes": list(found.nodes),
+                    "hosts": list(found.hosts),
+                    "within_s": content["within_s"],
+                    "ways": dict(found.ways),
+                },
+            )
+            words.append(NodesAsked(command.name, found))
+        else:
+            raise UserError(f"{do!r} is no command; there are add, {', '.join(VERDICTS)}, yield")
+        if known is None:
+            self._known[command.name] = event
+            note(event)
+        for word in words:
+            hear(word)
+        return event
+
+    def _added(
+        self, name: str, entry: Any, known: Commanded | None
+    ) -> tuple[Commanded, list[Admitted]]:
+        """The event of an entry, and those of its networks that have not come yet."""
+        if known is None:
+            content, place, networks = self._admission.given(entry)
+            known = Commanded(
+                name, "add", tuple(network.name for network in networks), content, place
+            )
+        else:
+            networks = self._admission.given_again(known)
+        return known, [
+            self._admission.come(network)
+            for network in networks
+            if network.name not in self._results.networks
+        ]
+
+    def _alive(self, name: Any) -> str:
+        """A network that something can still become of.
+
+        Raises:
+            UserError: there is none of that name, or, as NetworkOver, it is over.
+        """
+        if not isinstance(name, str) or name not in self._results.networks:
+            raise UserError(
+                f"no network of the run is named {name!r}; there are "
+                f"{listed(list(self._results.networks), 8) or 'none yet'}"
+            )
+        outcome = self._results.standing(name).outcome
+        if outcome is not None:
+            raise NetworkOver(f"{name} is over: {outcome.reason}")
+        return name
+
+
+def _wish(content: Mapping[str, Any]) -> tuple[int, float]:
+    """How many nodes somebody wants back, and within how many seconds.
+
+    Raises:
+        UserError: it is not said.
+    """
+    nodes = content.get("nodes")
+    within_s = content.get("within_s")
+    if not isinstance(nodes, int) or isinstance(nodes, bool) or nodes < 1:
+        raise UserError(f"nodes is {nodes!r}; it should be a whole number above 0")
+    if (
+        not isinstance(within_s, int | float)
+        or isinstance(within_s, bool)
+        or not 0 < within_s < LONGEST_S
+    ):
+        raise UserError(
+            f"within_s is {within_s!r}; it should be a number of seconds above 0 and below {LONGEST_S:.0e}"
+        )
+    return nodes, float(within_s)

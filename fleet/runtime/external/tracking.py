@@ -1,0 +1,130 @@
+"""Trackers that are written while a run goes on (``track`` in a spec), by a process of their own.
+
+Rank 0 only writes a byte into a pipe when something is new, and now and then looks for a complaint. It waits for the
+process at the very end alone, when all results are written, and not for long.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from fleet.domain import events as ev
+from fleet.storage.paths import RunPaths
+
+_NEWS = (ev.EpochEnded, ev.NetworkFailed, ev.NetworkFinished, ev.NetworkJudged, ev.NetworkTested)
+_LOOK_S = 1.0  # between two looks for complaints
+
+log = logging.getLogger("fleet.runtime.external.tracking")
+
+
+class Tracking:
+    """The process that writes a run for trackers.
+
+    Args:
+        wanted: each tracker with its file or folder; without any there is no process.
+        spec: the file of the spec, beside which modules are found.
+    """
+
+    def __init__(self, wanted: Sequence[tuple[str, Path]], paths: RunPaths, spec: str) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._unsaid = list[ev.TrackerFailed]()
+        self._heard = b""
+        self._looked_s = 0.0
+        if not wanted:
+            return
+        command = [
+            sys.executable,
+            "-m",
+            "fleet.export.follow",
+            spec,
+            str(paths.root),
+            *(f"{name}={path}" for name, path in wanted),
+        ]
+        try:
+            paths.track_log.parent.mkdir(parents=True, exist_ok=True)
+            with open(paths.track_log, "ab") as errors:
+                # It is spawned, not forked: MPI may not like copies of its memory. A session of its own, so that what
+                # interrupts the launch leaves it time for the last epochs.
+                self._process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=errors,
+                    start_new_session=True,
+                    env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"},
+                )
+            for pipe in filter(None, (self._process.stdin, self._process.stdout)):
+                os.set_blocking(pipe.fileno(), False)
+        except OSError as error:
+            self._unsaid = [ev.TrackerFailed(name, str(path), str(error)) for name, path in wanted]
+
+    def on_event(self, event: ev.Event) -> None:
+        """Call the process if there is something new for it."""
+        if (
+            isinstance(event, _NEWS)
+            and self._process is not None
+            and self._process.stdin is not None
+        ):
+            with suppress(
+                OSError, ValueError
+            ):  # it has ended, or has enough calls that it has not heard
+                os.write(self._process.stdin.fileno(), b".")
+
+    def failures(self) -> list[ev.TrackerFailed]:
+        """What has gone wrong since the last look; it looks seldom."""
+        if self._process is None and not self._unsaid:
+            return []
+        now = time.monotonic()
+        if now >= self._looked_s + _LOOK_S:
+            self._looked_s = now
+            self._listen()
+        said = self._unsaid
+        self._unsaid = []
+        return said
+
+    def _listen(self) -> None:
+        if self._process is None or self._process.stdout is None:
+            return
+        with suppress(OSError, ValueError):  # nothing has come
+            self._heard += os.read(self._process.stdout.fileno(), 1 << 16)
+        *lines, self._heard = self._heard.split(b"\n")
+        for line in lines:
+            with suppress(ValueError, TypeError, LookupError):
+                said = json.loads(line)
+                self._unsaid.append(ev.TrackerFailed(said["tracker"], said["path"], said["reason"]))
+
+    def close(self, patience_s: float) -> list[ev.TrackerFailed]:
+        """Let the process write the last epochs.
+
+        Args:
+            patience_s: for which it is waited for; after that it is left alone, and ends by itself.
+
+        Returns:
+            What has gone wrong, and has not been said.
+        """
+        process = self._process
+        if process is None:
+            return self._unsaid
+        if process.stdin is not None:
+            process.stdin.close()
+        try:
+            process.wait(patience_s)
+        except subprocess.TimeoutExpired:
+            log.warning("the trackers have not ended within %.0f s", patience_s)
+            process.returncode = 0  # it is not waited for any more
+            self._unsaid.append(
+                ev.TrackerFailed("track", "", f"not ended within {patience_s:.0f} s")
+            )
+        self._listen()
+        self._process = None
+        if process.stdout is not None:
+            process.stdout.close()
+        return self._unsaid

@@ -1,0 +1,849 @@
+"""What an ensemble decides, word for word; tests/fleet/control/test_random_launches.py has all orders of words."""
+
+from dataclasses import replace
+
+import pytest
+
+from fleet.comm import messages as msg
+from fleet.control import effects as fx
+from fleet.control.history import TransitionError
+from fleet.domain import events
+from fleet.domain.network import Outcome, Standing, StepRate
+from fleet.errors import ExitStatus, InfrastructureError, UserError
+from fleet.search.calls import Report, Tell
+from fleet.search.controller import Entry, Mind, make_mind
+from fleet.search.pruning import make_judge
+from fleet.search.searcher import Verdict
+from fleet.spec.search import Prune
+from fleet.spec.space import Range
+from tests.fleet.control.told import Told, layout
+from tests.fleet.histories import history, record
+from tests.fleet.search.launches import LEARNING_RATE, search_of
+
+
+def kinds(effects):
+    return [type(effect).__name__ for effect in effects]
+
+
+# ---- start, go on, stop ------------------------------------------------------------------------
+
+
+def test_a_group_starts_when_all_its_trainers_wait_for_work():
+    told = Told({"a": [0, 1]})
+    assert told.ready(1) == []
+    told.ready(2)
+    (start,) = told.mail[1]
+    assert start == told.mail[2][0] == msg.Start(told.setup.spec.by_name["a"], (1, 2), 1, 0)
+    assert told.mail[3] == []
+
+
+def test_a_group_goes_on_with_the_epoch_after_the_one_that_it_has_ended():
+    told = Told({"a": [0]}).begin()
+    told.end_epoch("a")
+    assert told.read() == {1: [msg.GoOn(1)]}
+    assert [event.record.epoch for event in told.of("EpochEnded")] == [1]
+    assert told.standings["a"].history == (record(1),)
+
+
+def test_a_group_that_should_not_run_stops_at_the_end_of_its_epoch_and_another_one_starts():
+    told = Told(lambda progress: {"b": [0]} if progress.epochs_done else {"a": [0]}).begin()
+    told.end_epoch("a")
+    assert told.read() == {1: [msg.Stop(final=False)]}
+    told.hear(msg.Stopped("a", 0.5), msg.Ready(1))
+    assert told.read() == {1: [msg.Start(told.setup.spec.by_name["b"], (1,), 2, 0)]}
+
+
+def test_the_devices_of_a_group_are_not_given_away_before_it_is_known_to_be_no_more():
+    told = Told(lambda progress: {"b": [1]} if progress.epochs_done else {"a": [0, 1]}).begin()
+    told.end_epoch("a")
+    told.hear(msg.Ready(2))  # of another sender than the group's last word
+    assert told.read() == {1: [msg.Stop(final=False)]}
+    told.hear(msg.Stopped("a", 0.0))
+    assert list(told.read()) == [2]
+
+
+def test_a_network_that_has_converged_is_stopped_for_good_whatever_the_policy_wants():
+    told = Told({"a": [0]}).begin()
+    told.end_epoch("a", final="1 epoch")
+    assert told.read() == {1: [msg.Stop(final=True)]}
+    assert told.standings["a"].outcome == Outcome("1 epoch")
+
+
+def test_a_network_that_had_converged_before_is_exported_and_no_more():
+    told = Told({"a": [0]}, standings={"a": Standing(history(0.5))}).begin()
+    told.hear(msg.Converged("a", "1 epoch"))
+    assert told.read() == {1: [msg.Stop(final=True)]}
+    assert told.standings["a"] == Standing(history(0.5), Outcome("1 epoch"))
+
+
+def test_a_network_goes_on_from_the_checkpoint_before_a_damaged_one():
+    told = Told({"a": [0]}, standings={"a": Standing(history(0.5, 0.6))}).begin()
+    told.hear(msg.FellBack("a", "torn", history(0.5), 30))
+    assert told.standings["a"] == Standing(history(0.5))
+    told.end_epoch("a")
+    assert told.read() == {1: [msg.GoOn(2)]}
+
+
+def test_the_policy_is_asked_when_something_has_happened_and_not_when_time_passes_or_a_group_is_on_its_way():
+    told = Told({"a": [0]}).begin()
+    before = len(told.asked)
+    told.hear(msg.Pace("a", 10, 1.0), None, after=100.0)
+    assert len(told.asked) == before
+    told.end_epoch("a")
+    assert len(told.asked) == before + 1
+
+
+class Judged(Told):
+    """Networks are judged by the rule of the spec."""
+
+    def mind(self):
+        return make_mind(self.setup.spec, replace(self.setup.spec, networks=()), {}, 0)
+
+
+@pytest.mark.parametrize(
+    ("prune", "ahead", "survives"),
+    [
+        (
+            {"rule": "asha", "least": 2, "factor": 3, "mode": "stop"},
+            [{"a": 2, "b": 2}, {"a": 1, "b": 2}, {"a": 4, "b": 2}],
+            [False, False, True],
+        ),
+        (
+            {"rule": "asha", "least": 1, "factor": 5, "mode": "stop"},
+            [{"a": 1, "b": 1}, {"a": 4, "b": 1}, {"a": 3, "b": 1}],
+            [False, True, True],
+        ),
+        (
+            {"rule": "asha", "least": 1, "factor": 5},
+            [{"a": 1, "b": 1}, {"a": 4, "b": 1}],
+            [False, False],
+        ),
+        (
+            {"rule": "asha", "least": 50},
+            [{"a": 9, "b": 9}, {"a": 8, "b": 9}, {"a": 7, "b": 9}],
+            [False] * 3,
+        ),
+        ({"rule": "median"}, [{}, {}, {}], [False] * 3),
+    ],
+    ids=["to the first rung and the next", "past it", "paused", "to the end", "no rungs"],
+)
+def test_the_policy_is_told_how_far_each_network_is_from_its_next_rung_and_who_has_passed_one(
+    prune, ahead, survives
+):
+    told = Judged(
+        {"a": [0], "b": [1]}, parts={"prune": prune, "train": {"converge": {"max_epochs": 9}}}
+    ).begin()
+    for epochs, (expected, has_passed) in enumerate(zip(ahead, survives, strict=True)):
+        if epochs:
+            told.end_epoch("a")
+        assert told.asked[-1].ahead == expected
+        assert told.asked[-1].survivors == ({"a"} if has_passed else set())
+
+
+@pytest.mark.parametrize(
+    "outcome",
+    [
+        Outcome("9 epochs"),
+        Outcome("it failed", is_failure=True),
+        Outcome("pruned after 1 epoch", is_pruned=True),
+    ],
+)
+def test_a_paused_network_waits_for_none_that_is_over_in_another_launch(outcome):
+    told = Judged(
+        {"a": [0]},
+        parts={"prune": {"rule": "asha", "least": 1, "factor": 2}},
+        elsewhere=frozenset("b"),
+    )
+    told.begin().end_epoch("a")
+    told.hear(msg.Stopped("a", 0.0), msg.Ready(1))
+    assert [event.verdict for event in told.of("NetworkJudged")] == ["pause"]
+    told.hear(fx.Leased("b", Standing(history(0.5), outcome), generation=1))
+    assert [event.verdict for event in told.of("NetworkJudged")] == ["pause", "go_on"]
+    assert told.read()[1][-1] == msg.Start(told.setup.spec.by_name["a"], (1,), 2, 1)
+
+
+class Searched(Told):
+    """A searcher has asked for the one network."""
+
+    def mind(self):
+        space = {LEARNING_RATE: Range(1e-5, 0.1)}
+        mind = Mind(
+            [Entry("net", search_of(most=1), space, "maximize", "val_accuracy")],
+            [],
+            make_judge(Prune(), 9, 0),
+            "searcher",
+            "maximize",
+            "val_accuracy",
+            trainers=1,
+        )
+        mind.restore(
+            [events.Searched("net", "ask", 0, answer={LEARNING_RATE: 0.01}, network="net-0")], {}
+        )
+        return mind
+
+    def say(self):
+        """Answer all that the searcher is called for; returns the calls."""
+        calls, effects = [], self.effects
+        while consults := [effect for effect in effects if isinstance(effect, fx.Consult)]:
+            calls += [consult.call for consult in consults]
+            effects = self.hear(
+                *(fx.Consulted(consult.entry, consult.call, Verdict.GO_ON) for consult in consults)
+            )
+        return calls
+
+
+@pytest.mark.parametrize(
+    ("last", "calls", "end"),
+    [
+        (
+            lambda told: told.end_epoch("net-0", final="1 epoch"),
+            [Report(0, 1, 0.5), Tell(0, "finished", 0.5)],
+            "finished",
+        ),
+        (lambda told: told.end_epoch("net-0"), [], "pruned"),
+        (
+            lambda told: told.hear(msg.Converged("net-0", "no better")),
+            [Tell(0, "finished", None)],
+            "finished",
+        ),
+    ],
+    ids=["the last", "not the last", "converged"],
+)
+def test_who_is_dropped_in_an_epoch_has_finished_for_everybody_if_that_was_its_last(
+    last, calls, end
+):
+    told = Searched({"net-0": [0]}, networks=["net-0"]).begin()
+    told.hear(fx.Ruled("net-0", Verdict.STOP))
+    assert told.say() == []
+    last(told)
+    assert told.say() == calls
+    assert (
+        told.standings["net-0"].is_finished
+        == bool(told.of("NetworkFinished"))
+        == (end == "finished")
+    )
+    told.hear(msg.Stopped("net-0", 0.0))
+    assert [call.outcome for call in told.say()] == ([] if calls else [end])
+    assert told.ensemble.status is ExitStatus.OK
+
+
+def test_who_is_dropped_and_struck_in_its_last_epoch_is_what_its_checkpoint_says():
+    told = Searched({"net-0": [0]}, networks=["net-0"], outlives=True).begin()
+    told.hear(fx.Ruled("net-0", Verdict.STOP))
+    told.hear(fx.RanksDied((1,)))
+    assert told.say() == []
+    told.hear(fx.CheckpointRead("net-0", Standing((record(1),), Outcome("1 epoch")), 0))
+    assert [type(call) for call in told.say()] == [Report, Tell]
+    assert told.standings["net-0"].is_finished
+
+
+@pytest.mark.parametrize(
+    ("failure", "status"), [(None, ExitStatus.OK), ("NaN", ExitStatus.NETWORK_FAILED)]
+)
+def test_the_launch_ends_when_all_networks_have_and_all_ranks_are_told(failure, status):
+    told = Told({"a": [0]}, networks="a", stream=layout(9))
+    told.hear(msg.Throughput(0, 100.0))
+    told.begin()
+    if failure:
+        told.hear(msg.Failed("a", failure, "", may_pass=False))
+    else:
+        told.end_epoch("a", final="1 epoch")
+        told.hear(msg.Stopped("a", 0.0))
+    assert told.effects[-1] == fx.Finish(status)
+    assert {rank: messages[-1] for rank, messages in told.read().items()} == dict.fromkeys(
+        [1, 2, 3, 4, "preprocessor"], msg.Exit()
+    )
+    assert told.ensemble.status is status
+    assert told.hear(msg.Ready(1), None) == []
+
+
+def test_a_run_of_which_all_is_done_ends_before_anybody_says_a_word():
+    told = Told({}, networks="a", standings={"a": Standing(history(0.5), Outcome("1 epoch"))})
+    assert told.ensemble.status is ExitStatus.OK
+
+
+def test_a_policy_that_leaves_networks_waiting_while_nothing_runs_ends_the_run():
+    (fail,) = Told({}).ready(1)
+    assert isinstance(fail.error, UserError)
+    assert "leaves a, b waiting" in str(fail.error)
+
+
+# ---- groups that change ------------------------------------------------------------------------
+
+
+def growing(**rest):
+    """Network a on device 0, which gets device 1 when b has finished."""
+    return Told(
+        lambda progress: {"a": [0, 1]} if "b" in progress.finished else {"a": [0], "b": [1]},
+        trainers=2,
+        **rest,
+    ).begin()
+
+
+def finish_b(told):
+    told.end_epoch("b", final="1 epoch")
+    told.hear(msg.Stopped("b", 0.0), msg.Ready(2))
+    mail = told.read()
+    assert mail[2][0] == msg.Stop(final=True)
+    return mail[2][1:]
+
+
+def test_a_group_grows_inside_its_epoch_once_the_newcomer_has_built_the_network():
+    told = growing()
+    assert finish_b(told) == [msg.Join(told.setup.spec.by_name["a"], 3)]
+    told.hear(msg.Built("a", 2))
+    assert told.read() == {1: [msg.Pause(ends=False)]}
+    told.hear(msg.Paused("a", 0))
+    order = msg.Regroup((1, 2), stay=1, group=4, stream_epoch=0, reads_from=0)
+    assert told.read() == {1: [order], 2: [order]}
+    told.hear(msg.Regrouped("a", 30, 0.5))
+    (changed,) = told.of("GroupChanged")
+    assert (changed.before, changed.devices, changed.position) == ((0,), (0, 1), 30)
+
+
+def test_an_epoch_that_ends_before_the_pause_comes_is_an_end_at_which_the_group_grows():
+    told = growing()
+    finish_b(told)
+    told.hear(msg.Built("a", 2))
+    told.end_epoch("a")
+    assert told.read()[1] == [
+        msg.Pause(ends=False),
+        msg.Regroup((1, 2), 1, 4, stream_epoch=1, reads_from=0),
+    ]
+
+
+def test_in_a_ring_a_group_grows_between_two_epochs():
+    told = growing(stream=layout(3, is_ring=True))
+    told.hear(msg.Throughput(0, 100.0))
+    told.hear(msg.Joined("a"), msg.Joined("b"))
+    told.read()
+    finish_b(told)
+    told.hear(msg.Built("a", 2))
+    assert told.read() == {}
+    told.end_epoch("a")
+    assert isinstance(told.read()[1][0], msg.Regroup)
+
+
+def test_a_group_goes_on_as_it_was_when_its_recruit_is_wanted_no_more():
+    told = Told({"a": [0]}, trainers=2).begin(1)
+    told.wanted = {"a": [0, 1]}
+    told.end_epoch("a")
+    told.hear(msg.Ready(2))
+    assert told.read() == {1: [msg.GoOn(1)], 2: [msg.Join(told.setup.spec.by_name["a"], 2)]}
+    told.wanted = {"a": [0], "b": [1]}
+    told.end_epoch("a")
+    assert told.read() == {1: [msg.GoOn(2)], 2: [msg.Stop(final=False)]}
+    assert told.hear(msg.Built("a", 2)) == []  # it had not heard of that
+    told.hear(msg.Ready(2))
+    assert isinstance(told.read()[2][0], msg.Start)
+
+
+def test_a_group_lets_go_of_devices_at_the_end_of_its_epoch():
+    told = Told(
+        lambda progress: {"a": [1], "b": [0]} if progress.epochs_done else {"a": [0, 1]}, trainers=2
+    ).begin()
+    told.end_epoch("a")
+    assert told.read() == {1: [msg.Regroup((2,), 1, 2, stream_epoch=1, reads_from=0)]}
+    told.hear(msg.Ready(1), msg.Regrouped("a", 0, 0.1))
+    assert told.read() == {1: [msg.Start(told.setup.spec.by_name["b"], (1,), 3, 0)]}
+
+
+@pytest.mark.parametrize(
+    "rest",
+    [
+        {"outlives": True},
+        {"parts": {"train": {"batch": {"when_scaled": "per_gpu"}}}},
+        {"gpus": {"a": [2, 4]}},
+    ],
+    ids=["ranks may die", "the batch follows the GPUs", "too little stays"],
+)
+def test_a_group_that_cannot_change_stops_and_starts_anew(rest):
+    told = Told(
+        lambda progress: {"a": [1, 2]} if progress.epochs_done else {"a": [0, 1]},
+        trainers=3,
+        networks="a",
+        **rest,
+    ).begin()
+    told.end_epoch("a")
+    assert told.read() == {1: [msg.Stop(final=False)]}
+    told.hear(msg.Stopped("a", 0.0), msg.Ready(1), msg.Ready(2))
+    assert isinstance(told.read()[2][0], msg.Start)
+
+
+def test_a_group_that_fails_sends_its_recruits_away():
+    told = growing()
+    finish_b(told)
+    told.hear(msg.Failed("a", "NaN", "", may_pass=False))
+    assert told.read()[2][0] == msg.Stop(final=False)
+
+
+def test_a_group_that_stops_sends_its_recruits_away_at_once():
+    told = growing()
+    finish_b(told)
+    told.end_epoch("a", final="1 epoch")
+    assert told.read() == {1: [msg.Stop(final=True)], 2: [msg.Stop(final=False)]}
+
+
+# ---- in step -----------------------------------------------------------------------------------
+
+
+def in_step(wanted, **rest):
+    told = Told(wanted, stream=layout(3), **rest)
+    told.hear(msg.Throughput(0, 100.0))
+    return told
+
+
+def test_preprocessors_hold_what_groups_still_need_that_are_on_their_way():
+    told = in_step({"a": [0], "b": [1]}, trainers=2)
+    told.ready()
+    assert told.read()["preprocessor"] == [msg.Produce(limit=12, hold=0, first=0, turns=(0,))]
+    told.hear(msg.Joined("a"))
+    assert "preprocessor" not in told.read()
+    told.hear(msg.Joined("b"))
+    assert told.read()["preprocessor"] == [msg.Produce(limit=12, hold=6, first=0, turns=(0,))]
+
+
+def test_groups_that_could_start_together_wait_for_each_other():
+    told = in_step({"a": [0], "b": [1]}, trainers=2)
+    told.ready(1)
+    assert told.read() == {}
+    told.ready(2)
+    assert {
+        message.stream_epoch
+        for messages in told.read().values()
+        for message in messages
+        if isinstance(message, msg.Start)
+    } == {0}
+
+
+def test_in_lockstep_groups_that_end_an_epoch_are_answered_together():
+    told = in_step({"a": [0], "b": [1]}, trainers=2).begin()
+    told.end_epoch("a")
+    assert told.read() == {}
+    told.end_epoch("b")
+    mail = told.read()
+    assert (mail[1], mail[2]) == ([msg.GoOn(1)], [msg.GoOn(1)])
+
+
+def test_in_lockstep_a_group_that_is_an_epoch_ahead_does_not_wait_for_ever():
+    """As one can be of which all ranks prepare their rows themselves for a while."""
+    told = in_step(
+        lambda progress: {"a": [0], "b": [1]} if progress.epochs_done else {"a": [0]}, trainers=2
+    ).begin()
+    told.end_epoch("a")
+    told.hear(msg.Joined("b"))
+    told.end_epoch("b", stream_epoch=2)  # while a is in epoch 1
+    told.read()
+    told.end_epoch("a", stream_epoch=1)
+    mail = told.read()
+    assert (mail[1], mail[2]) == ([msg.GoOn(2)], [msg.GoOn(3)])
+
+
+def test_an_epoch_that_an_earlier_launch_had_begun_is_not_the_one_that_was_granted():
+    told = in_step({"a": [0]}, networks="a", trainers=1, first_epoch=5).begin()
+    told.end_epoch("a", stream_epoch=2)
+    assert told.read()[1] == [msg.GoOn(5)]
+
+
+def test_a_replay_repeats_the_epochs_of_a_history():
+    told = Told({"a": [0]}, networks="a", trainers=1, replayed=(0, 2, 5))
+    told.ready()
+    assert told.read()[1][0].stream_epoch == 0
+    told.hear(msg.Joined("a"))
+    told.end_epoch("a", stream_epoch=0)
+    told.end_epoch("a", stream_epoch=2)
+    assert told.read() == {1: [msg.GoOn(2), msg.GoOn(5)]}
+
+
+def test_a_newcomer_reads_the_stream_where_the_others_of_its_node_do():
+    told = in_step(
+        lambda progress: {"a": [0, 1]} if progress.epochs_done else {"a": [0]},
+        networks="a",
+        trainers=2,
+    ).begin()
+    told.end_epoch("a")
+    told.hear(msg.Built("a", 2), msg.Paused("a", 1))
+    first, second = told.read()[1][-1], told.read()
+    assert second == {}
+    assert first.reads_from == 2  # of those that stay nobody reads that
+    assert told.hear(msg.Regrouped("a", 30, 0.1))
+
+
+# ---- failing -----------------------------------------------------------------------------------
+
+
+def test_a_network_that_fails_for_a_reason_that_may_pass_rests_twice_as_long_each_time():
+    told = Told({"a": [0]}, networks="a", trainers=1, parts={"retries": 2}).begin()
+    for seconds in (5.0, 10.0):
+        told.hear(msg.Failed("a", "stale", "", may_pass=True), msg.Ready(1))
+        told.hear(None, after=seconds - 0.1)
+        assert told.read() == {}
+        told.hear(None, after=0.2)
+        assert isinstance(told.read()[1][0], msg.Start)
+        told.hear(msg.Joined("a"))
+    told.hear(msg.Failed("a", "stale", "", may_pass=True))
+    assert told.standings["a"].outcome == Outcome("stale", is_failure=True, may_pass=True)
+    assert [event.retry for event in told.of("NetworkRetried")] == [1, 2]
+
+
+def test_while_a_network_rests_its_devices_serve_others():
+    told = Told({"a": [0]}, parts={"retries": 1}).begin()
+    told.wanted = lambda progress: {"b": [0]} if "a" in progress.finished else {"a": [0]}
+    told.hear(msg.Failed("a", "stale", "", may_pass=True), msg.Ready(1))
+    assert told.read()[1][0].network.name == "b"
+
+
+def test_a_network_whose_export_fails_is_tried_again_as_one_that_is_not_done():
+    told = Told({"a": [0]}, networks="a", trainers=1, parts={"retries": 1}).begin()
+    told.end_epoch("a", final="1 epoch")
+    told.hear(msg.Failed("a", "stale", "", may_pass=True), msg.Ready(1))
+    assert told.standings["a"].outcome is None
+    told.hear(None, after=5.0)
+    told.hear(msg.Joined("a"), msg.Converged("a", "1 epoch"), msg.Stopped("a", 0.0))
+    assert told.ensemble.status is ExitStatus.OK
+
+
+def test_a_sample_that_cannot_be_read_is_noted_once_and_too_many_end_the_run():
+    told = Told(
+        {"a": [0]},
+        parts={"data": {"source": "builtin:digits", "max_bad": "5%"}},
+        bad=frozenset({"known"}),
+    )
+    told.hear(
+        msg.Bad("x", "torn", True),
+        msg.Bad("x", "torn", True),
+        msg.Bad("known", "torn", True),
+        msg.Bad("y", "torn", False),
+    )
+    assert [event.name for event in told.of("BadSample")] == ["x", "y"]
+    told.hear(msg.Bad("z", "empty", True))
+    assert kinds(told.effects) == ["Note", "Fail"]
+    assert isinstance(told.effects[1].error, UserError)
+    assert "4 of 60 samples cannot be read" in str(told.effects[1].error)
+
+
+# ---- measuring ---------------------------------------------------------------------------------
+
+
+def test_rates_are_measured_side_by_side_and_then_training_begins():
+    told = Told({"a": [0]}, measures=True, trainers=2, parts={"profile": {"max_gpus": 1}})
+    told.ready()
+    assert [message for messages in told.read().values() for message in messages] == [
+        msg.Measure(told.setup.spec.by_name["a"], (1,), 1),
+        msg.Measure(told.setup.spec.by_name["b"], (2,), 2),
+    ]
+    told.hear(msg.Measured("a", 1, StepRate(10.0), 1.0, ""), msg.Ready(1), after=2.0)
+    told.hear(msg.Measured("b", 1, StepRate(0.0), 1.0, "out of memory", may_pass=False), after=3.0)
+    (profiled,) = told.of("Profiled")
+    assert (profiled.measurements, profiled.seconds, profiled.rates) == (2, 5.0, {"a": (10.0,)})
+    assert told.standings == {
+        "a": Standing(),
+        "b": Standing((), Outcome("out of memory", is_failure=True)),
+    }
+    assert "KeepRates" in kinds(told.effects)
+    assert isinstance(told.read()[1][0], msg.Start)
+
+
+def test_a_measurement_that_fails_for_a_reason_that_may_pass_is_made_again():
+    told = Told({"a": [0]}, networks="a", measures=True, trainers=1, parts={"retries": 1})
+    told.ready()
+    told.hear(msg.Measured("a", 1, StepRate(0.0), 1.0, "stale", may_pass=True), msg.Ready(1))
+    assert [type(message) for message in told.read()[1]] == [msg.Measure, msg.Measure]
+
+
+def test_rates_that_are_known_are_kept_with_the_bounds_of_their_groups():
+    told = Told({"a": [0]}, networks="a", measures=True, trainers=1)
+    told.ready()
+    kept = [
+        effect
+        for effect in told.hear(msg.Measured("a", 1, StepRate(10.0), 1.0, ""))
+        if isinstance(effect, fx.KeepRates)
+    ]
+    assert [(network.rates, network.max_gpus) for network in kept[0].rates().models] == [
+        ((10.0,), 4)
+    ]
+
+
+def test_a_group_that_trains_at_another_rate_than_was_measured_is_told_of():
+    told = Told({"a": [0]}, networks="a", measures=True, trainers=1)
+    told.ready()
+    told.hear(msg.Measured("a", 1, StepRate(238.0, 0.4, 20), 1.0, ""), msg.Ready(1))
+    told.hear(
+        msg.Joined("a"), msg.EpochDone("a", record(1), 0.0, "", rate=StepRate(1348.0, 0.02, 300))
+    )
+    (off,) = told.of("RateOff")
+    assert (off.expected, off.rate, off.spread, off.steps, off.corrected) == (
+        238.0,
+        1348.0,
+        0.02,
+        300,
+        True,
+    )
+
+
+@pytest.mark.parametrize(
+    ("rate", "parts"),
+    [
+        (StepRate(), {}),
+        (StepRate(12.0), {}),
+        (StepRate(1348.0), {"schedule": {"policy": "baseline"}}),
+    ],
+)
+def test_nothing_is_told_of_a_rate_that_is_near_or_unknown_or_that_nobody_has_measured(rate, parts):
+    told = Told({"a": [0]}, networks="a", trainers=1, measures=not parts, parts=parts)
+    told.ready()
+    if not parts:
+        told.hear(msg.Measured("a", 1, StepRate(10.0), 1.0, ""), msg.Ready(1))
+    told.hear(msg.Joined("a"), msg.EpochDone("a", record(1), 0.0, "", rate=rate))
+    assert told.of("EpochEnded")
+    assert told.of("RateOff") == []
+
+
+# ---- ending early ------------------------------------------------------------------------------
+
+
+def test_a_launch_that_is_asked_to_end_pauses_all_groups_and_ends_when_all_have_let_go():
+    told = Told({"a": [0], "b": [1]}, trainers=3).begin()
+    told.hear(fx.EndAsked("SIGTERM came"))
+    assert told.read() == {1: [msg.Pause(ends=True)], 2: [msg.Pause(ends=True)]}
+    told.hear(msg.Paused("a", 0))
+    assert told.read() == {1: [msg.Stop(final=False)]}
+    told.end_epoch("b")
+    assert told.read() == {2: [msg.Stop(final=False)]}
+    told.hear(msg.Stopped("a", 0.0), msg.Stopped("b", 0.0), msg.Ready(1))
+    assert told.ensemble.status is None
+    told.hear(msg.Ready(2))
+    assert told.ensemble.status is ExitStatus.RESUMABLE
+
+
+def test_a_group_that_has_not_met_is_paused_when_it_has():
+    told = Told({"a": [0]}, trainers=1)
+    told.ready()
+    told.read()
+    told.hear(fx.EndAsked("SIGTERM came"))
+    assert told.read() == {}
+    told.hear(msg.Joined("a"))
+    assert told.read() == {1: [msg.Pause(ends=True)]}
+
+
+def test_a_group_that_was_asked_to_stand_still_is_told_that_the_launch_ends():
+    """It may be judging its network, and would not heed a pause that only lets it grow."""
+    told = growing()
+    finish_b(told)
+    told.hear(msg.Built("a", 2), fx.EndAsked("SIGTERM came"))
+    assert told.read() == {1: [msg.Pause(ends=False), msg.Pause(ends=True)]}
+    told.hear(msg.Paused("a", 0))
+    assert told.read() == {1: [msg.Stop(final=False)], 2: [msg.Stop(final=False)]}
+
+
+def test_a_group_that_changes_is_paused_when_it_has_met():
+    told = growing()
+    finish_b(told)
+    told.hear(msg.Built("a", 2), msg.Paused("a", 0), fx.EndAsked("SIGTERM came"))
+    told.read()
+    told.hear(msg.Regrouped("a", 30, 0.1))
+    assert told.read() == {1: [msg.Pause(ends=True)]}
+
+
+def test_nothing_is_measured_any_more_when_the_launch_is_asked_to_end():
+    told = Told({"a": [0]}, networks="a", measures=True, trainers=1)
+    told.ready()
+    told.hear(fx.EndAsked("SIGTERM came"))
+    told.hear(msg.Measured("a", 1, StepRate(10.0), 1.0, ""))
+    assert told.ensemble.status is None
+    told.hear(msg.Ready(1))
+    assert told.ensemble.status is ExitStatus.RESUMABLE
+
+
+def late(wanted, **rest):
+    """A launch that has learned that to start takes 10 seconds, of which 5 are left."""
+    told = Told(wanted, ends_s=25.0, **rest).begin()
+    told.hear(msg.Pace("a", 10, 1.0), after=10.0)
+    told.now = 20.0
+    return told
+
+
+def test_when_it_is_too_late_to_start_another_a_group_goes_on_that_should_stop():
+    told = late(lambda progress: {"b": [0]} if progress.epochs_done else {"a": [0]})
+    told.end_epoch("a")
+    assert told.read() == {1: [msg.GoOn(1)]}
+
+
+def test_when_it_is_too_late_nothing_is_started_and_the_launch_ends_when_nothing_runs():
+    told = late(lambda progress: {"b": [1]} if progress.epochs_done else {"a": [0]}, trainers=2)
+    told.end_epoch("a", final="1 epoch")
+    (late_,) = told.of("TooLate")
+    assert (late_.networks, late_.left_s, late_.needed_s) == (("b",), 5.0, 10.0)
+    told.hear(msg.Stopped("a", 0.0), msg.Ready(1))
+    assert told.read() == {1: [msg.Stop(final=True), msg.Exit()], 2: [msg.Exit()]}
+    assert [event.reason for event in told.of("Interrupted")] == [
+        "too little of the walltime is left for another group"
+    ]
+    assert len(told.of("TooLate")) == 1
+
+
+# ---- deaths ------------------------------------------------------------------------------------
+
+
+def struck(**rest):
+    told = Told({"a": [0, 1], "b": [2]}, trainers=3, outlives=True, **rest).begin()
+    told.end_epoch("a")
+    told.read()
+    told.hear(fx.RanksDied((2,)))
+    return told
+
+
+def test_a_struck_network_goes_back_to_its_last_checkpoint_when_its_other_ranks_have_let_go():
+    told = struck()
+    assert [(event.rank, event.device) for event in told.of("RankLost")] == [(2, 1)]
+    assert told.read() == {}
+    told.wanted = {"a": [0], "b": [2]}
+    assert told.ready(1)[0] == fx.ReadCheckpoint("a")
+    assert told.read() == {}
+    told.hear(
+        fx.CheckpointRead("a", Standing(history(0.5, 0.6)), 12)
+    )  # the second was saved, and not told
+    assert [(event.epochs, event.position) for event in told.of("GroupStruck")] == [(2, 12)]
+    assert [event.record.epoch for event in told.of("EpochEnded")] == [1, 2]
+    assert told.read() == {}  # it comes last: b is left
+
+
+def test_the_other_ranks_of_a_struck_group_serve_nobody_before_all_have_let_go():
+    told = Told({"a": [0, 1, 2]}, trainers=3, outlives=True).begin()
+    told.wanted = {"b": [0]}
+    told.hear(fx.RanksDied((3,)), msg.Ready(1))
+    assert told.read() == {}
+    assert told.ready(2)[0] == fx.ReadCheckpoint("a")
+    assert [start.network.name for start in told.read()[1]] == ["b"]
+
+
+def test_nothing_that_a_struck_group_says_is_believed():
+    told = struck()
+    assert told.end_epoch("a", final="2 epochs") == []
+    assert (
+        told.hear(
+            msg.Stopped("a", 0.0), msg.Failed("a", "NaN", "", may_pass=False), msg.Pace("a", 1, 1.0)
+        )
+        == []
+    )
+
+
+def test_what_a_rank_said_before_it_died_may_come_late():
+    told = struck()
+    told.ready(1)
+    told.hear(fx.CheckpointRead("a", Standing(history(0.5)), 0))
+    assert told.hear(msg.Ready(2)) == []
+
+
+def test_a_struck_network_gets_no_devices_before_its_checkpoint_is_read():
+    told = Told({"a": [0, 1]}, networks="a", gpus={"a": [2, 2]}, outlives=True).begin()
+    told.wanted = {"a": [2, 3]}
+    told.hear(fx.RanksDied((1,)))
+    assert fx.ReadCheckpoint("a") in told.ready(2)
+    assert told.read() == {}
+    told.hear(fx.CheckpointRead("a", Standing(), 0))
+    assert [event.devices for event in told.of("GroupStarted")] == [(0, 1), (2, 3)]
+
+
+def test_a_rank_that_dies_while_it_measures_has_its_measurement_made_by_others():
+    told = Told(
+        {"a": [0]}, networks="a", measures=True, trainers=2, outlives=True, gpus={"a": [1, 1]}
+    )
+    told.ready(2)
+    told.ready(1)
+    told.read()
+    told.hear(fx.RanksDied((2,)))
+    assert told.read() == {1: [msg.Measure(told.setup.spec.by_name["a"], (1,), 2)]}
+
+
+def test_a_network_that_was_to_have_a_trainer_that_died_gets_another_one():
+    told = Told({"a": [0]}, networks="a", trainers=2, outlives=True)
+    told.ready(2)
+    told.wanted = {"a": [1]}
+    told.hear(fx.RanksDied((1,)))
+    assert told.read()[2][0].ranks == (2,)
+
+
+def test_a_preprocessor_that_dies_holds_nobody_up():
+    told = Told({"a": [0]}, trainers=1, stream=layout(9), outlives=True)
+    told.ready()
+    assert told.read() == {}
+    told.hear(fx.RanksDied((0,)))
+    assert [(event.rank, event.device) for event in told.of("RankLost")] == [(0, None)]
+    assert isinstance(told.read()[1][0], msg.Start)
+
+
+def test_too_few_trainers_that_are_left_end_the_launch():
+    told = Told({"a": [0, 1]}, networks="a", trainers=2, outlives=True, gpus={"a": [2, 2]}).begin()
+    told.wanted = {}
+    told.hear(fx.RanksDied((2,)), msg.Ready(1), fx.CheckpointRead("a", Standing(), 0))
+    assert [event.reason for event in told.of("Interrupted")] == [
+        "1 rank died, and 1 trainer is too few for a"
+    ]
+    assert told.ensemble.status is ExitStatus.RESUMABLE
+
+
+def test_without_trainers_the_launch_ends():
+    told = Told({"a": [0]}, networks="a", trainers=1, outlives=True).begin()
+    told.hear(fx.RanksDied((1,)))
+    assert told.effects[-1] == fx.ReadCheckpoint("a")
+    told.hear(fx.CheckpointRead("a", Standing(), 0))
+    assert told.effects[-1] == fx.Finish(ExitStatus.RESUMABLE)
+
+
+def test_a_replay_does_not_outlive_its_ranks():
+    told = Told({"a": [0]}, networks="a", trainers=1, outlives=True, replayed=(0, 1)).begin()
+    fail = told.hear(fx.RanksDied((1,)))[0]
+    assert isinstance(fail, fx.Fail)
+    assert isinstance(fail.error, InfrastructureError)
+
+
+# ---- what cannot be ----------------------------------------------------------------------------
+
+CANNOT_BE = {
+    "a word of a group that is not": msg.EpochDone("b", record(1), 0.0, ""),
+    "an end before a beginning": msg.Stopped("a", 0.0),
+    "a pause that nobody asked for": msg.Paused("a", 0),
+    "a change that nobody asked for": msg.Regrouped("a", 0, 0.0),
+    "a group that meets twice": msg.Joined("a"),
+    "a trainer that waits twice": msg.Ready(2),
+    "a trainer that is none": msg.Ready(0),
+    "a recruit that is none": msg.Built("a", 2),
+    "a measurement that nobody makes": msg.Measured("a", 1, StepRate(10.0), 1.0, ""),
+    "a preprocessor that is none": msg.Throughput(1, 100.0),
+    "a checkpoint that nobody asked for": fx.CheckpointRead("a", Standing(), 0),
+    "a message to somebody else": msg.Demand(0, 7),
+}
+
+
+@pytest.mark.parametrize("word", CANNOT_BE.values(), ids=CANNOT_BE)
+def test_what_cannot_be_is_an_error_that_tells_all_that_was_heard_before(word):
+    told = Told({"a": [0]}, trainers=2).begin()
+    with pytest.raises(TransitionError, match="and yet there is|is not told") as caught:
+        told.hear(word)
+    error = caught.value
+    assert [moment.heard for moment in error.history] == [
+        None,
+        msg.Ready(1),
+        msg.Ready(2),
+        msg.Joined("a"),
+        word,
+    ]
+    assert f"{word!r}" in str(error)
+    assert "Start(network=NetworkSpec(name='a'" in error.report()
+    again = told.make()
+    *before, last = error.history
+    assert [again.handle(moment.now_s, moment.heard) for moment in before] == [
+        list(moment.effects) for moment in before
+    ]
+    with pytest.raises(TransitionError) as repeated:
+        again.handle(last.now_s, last.heard)
+    assert repeated.value.history == error.history
+
+
+def test_of_the_words_that_tell_of_a_groups_pace_only_the_first_is_remembered():
+    told = Told({"a": [0]}, trainers=1).begin()
+    told.hear(*[msg.Pace("a", samples, 1.0) for samples in range(50)])
+    with pytest.raises(TransitionError) as caught:
+        told.hear(msg.Ready(0))
+    assert [type(moment.heard) for moment in caught.value.history].count(msg.Pace) == 1

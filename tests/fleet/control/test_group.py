@@ -1,0 +1,136 @@
+"""The phases of a group."""
+
+import pytest
+
+from fleet.comm import messages
+from fleet.comm.messages import (
+    EpochDone,
+    GoOn,
+    Joined,
+    Pause,
+    Paused,
+    Regroup,
+    Regrouped,
+    Stop,
+    Stopped,
+)
+from fleet.control.effects import RanksDied
+from fleet.control.group import TRANSITIONS, Phase, TrainingGroup
+from fleet.control.history import Impossible
+from scheduler.ensemble.moves import Stance
+from tests.fleet.histories import record, spec
+
+NETWORK = spec({"family": "softmax", "name": "a", "gpus": [1, 4]}).networks[0]
+STEPS = sorted(
+    {step for steps in TRANSITIONS.values() for step in steps}, key=lambda step: step.__name__
+)
+
+
+def group(phase=Phase.FORMING, network=NETWORK):
+    return TrainingGroup(
+        network, (2, 0), next_epoch=3, reads_from={2: 3, 0: 3}, joins=3, phase=phase
+    )
+
+
+def step(kind):
+    """Some message of a kind, or whatever else is one."""
+    return kind(*[None] * len(getattr(kind, "_fields", ["ranks"])))
+
+
+def test_a_life_goes_through_the_phases():
+    one = group()
+    for said, phase in [
+        (Joined("a"), Phase.TRAINING),
+        (Pause(False), Phase.PAUSING),
+        (Paused("a", 3), Phase.PAUSED),
+        (Regroup((1, 2), 1, 7, 3, 0), Phase.CHANGING),
+        (Regrouped("a", 9, 0.1), Phase.TRAINING),
+        (EpochDone("a", record(1), 0.0, ""), Phase.WAITING),
+        (GoOn(4), Phase.TRAINING),
+        (EpochDone("a", record(2), 0.0, ""), Phase.WAITING),
+        (Stop(True), Phase.STOPPING),
+        (Stopped("a", 0.0), Phase.GONE),
+    ]:
+        one.advance(said)
+        assert one.phase is phase
+
+
+@pytest.mark.parametrize("phase", Phase)
+@pytest.mark.parametrize("kind", STEPS, ids=lambda kind: kind.__name__)
+def test_what_the_table_does_not_have_cannot_be(phase, kind):
+    one = group(phase)
+    if kind in TRANSITIONS[phase]:
+        one.advance(step(kind))
+        assert one.phase is TRANSITIONS[phase][kind]
+    else:
+        with pytest.raises(
+            Impossible, match=f"a is {phase.name} .*and yet there is {kind.__name__}"
+        ):
+            one.advance(step(kind))
+        assert one.phase is phase
+
+
+def test_all_that_groups_say_and_are_told_is_in_the_table():
+    of_others = {
+        messages.Measure,
+        messages.Start,
+        messages.Join,
+        messages.Exit,
+        messages.Leave,
+        messages.Ready,
+        messages.Measured,
+        messages.Built,
+        messages.Produce,
+        messages.Forget,
+        messages.Demand,
+        messages.Throughput,
+        messages.Prepared,
+        messages.Bad,
+        messages.Warned,
+    }
+    kinds = {
+        kind
+        for kind in vars(messages).values()
+        if isinstance(kind, type) and hasattr(kind, "_fields")
+    }
+    assert set(STEPS) == kinds - of_others | {RanksDied}
+
+
+def test_every_phase_but_the_last_can_be_left():
+    for phase in set(Phase) - {Phase.GONE, Phase.STRUCK}:
+        assert set(TRANSITIONS[phase].values()) - {phase, Phase.STRUCK}
+
+
+@pytest.mark.parametrize(
+    ("phase", "stance"),
+    [
+        (Phase.FORMING, Stance.BUSY),
+        (Phase.TRAINING, Stance.INSIDE),
+        (Phase.PAUSING, Stance.INSIDE),
+        (Phase.PAUSED, Stance.INSIDE),
+        (Phase.WAITING, Stance.BETWEEN),
+        (Phase.CHANGING, Stance.BUSY),
+        (Phase.STOPPING, Stance.BUSY),
+        (Phase.STRUCK, Stance.BUSY),
+    ],
+)
+def test_what_can_be_done_about_its_devices_follows_from_the_phase(phase, stance):
+    assert group(phase).holding(True, True, is_answered=True).stance is stance
+
+
+def test_a_group_that_gets_no_orders_yet_cannot_change():
+    assert group(Phase.WAITING).holding(True, True, is_answered=False).stance is Stance.BUSY
+    assert group(Phase.TRAINING).holding(True, True, is_answered=False).stance is Stance.INSIDE
+
+
+@pytest.mark.parametrize(
+    ("when_scaled", "launch_can", "can"),
+    [("fixed", True, True), ("fixed", False, False), ("per_gpu", True, False)],
+)
+def test_a_group_changes_where_its_batch_is_fixed_and_the_launch_allows_it(
+    when_scaled, launch_can, can
+):
+    network = spec(
+        {"family": "softmax", "name": "a"}, train={"batch": {"when_scaled": when_scaled}}
+    ).networks[0]
+    assert group(Phase.WAITING, network).holding(launch_can, True, True).can_change is can

@@ -1,0 +1,104 @@
+"""That to coordinate an epoch's end takes no longer where there are many networks."""
+
+import sys
+from collections import deque
+from random import Random
+
+import pytest
+
+from fleet.comm.messages import EpochDone, Joined, Pace, Ready, Stopped
+from fleet.control.devices import Devices
+from fleet.control.effects import Tell
+from fleet.control.launch_state import PolicyAnswer
+from fleet.errors import ExitStatus
+from scheduler.base import Options
+from scheduler.ensemble.planning import plan
+from scheduler.ensemble.policies import POLICIES
+from tests.fleet.control.told import Told
+from tests.fleet.histories import record
+
+
+class Planned(Told):
+    """An ensemble whose policy is a real one."""
+
+    def ask(self, rates, progress, cluster, least):
+        return PolicyAnswer(plan(POLICIES["baseline"], rates, progress, cluster, Options()))
+
+
+def calls_of_an_epoch(networks):
+    """How many functions of Python are called for each network of one epoch that trains."""
+    told = Planned({}, networks=[f"net-{number}" for number in range(networks)])
+    told.begin()
+    calls = 0
+
+    def count(frame, what, argument):
+        nonlocal calls
+        calls += what == "call"
+
+    groups = deque(told.of("GroupStarted"))
+    sys.setprofile(count)
+    try:
+        while groups:
+            group = groups.popleft()
+            told.end_epoch(group.network, final="1 epoch")
+            told.events.clear()
+            told.hear(Stopped(group.network, 0.0), Ready(1 + group.devices[0]))
+            groups += (begun := told.of("GroupStarted"))
+            told.hear(*(Joined(one.network) for one in begun))
+    finally:
+        sys.setprofile(None)
+    assert told.ensemble.status is ExitStatus.OK
+    return calls / networks
+
+
+def test_to_end_an_epoch_takes_no_more_steps_where_there_are_many_networks():
+    few, many = calls_of_an_epoch(50), calls_of_an_epoch(500)
+    assert many < 1.1 * few
+
+
+def test_of_many_messages_that_wait_some_are_heard_before_it_decides():
+    names = [f"net-{number}" for number in range(64)]
+    told = Told(
+        {name: [device] for device, name in enumerate(names)}, networks=names, trainers=64
+    ).begin()
+    before = len(told.asked)
+    ends = [EpochDone(name, record(1, stream_epoch=0), 0.0, "") for name in names[:9]]
+    heard = [told.ensemble.handle(told.now, end, more_wait=True) for end in ends]
+    assert told.ensemble.patience == 8
+    assert len(told.asked) == before + 1
+    assert [sum(isinstance(one, Tell) for one in effects) for effects in heard] == [0] * 7 + [
+        8,
+        0,
+    ]  # they go on
+    assert any(
+        isinstance(one, Tell) for one in told.ensemble.handle(told.now)
+    )  # when nothing waits any more
+
+
+def test_what_only_tells_how_far_a_group_is_makes_nobody_decide(monkeypatch):
+    told = Told({"a": [0, 1]}).begin()
+    told.hear(Pace("a", 10, 5.0))  # the first tells that it trains
+    monkeypatch.setattr(type(told.ensemble), "_decide", None)
+    assert told.hear(Pace("a", 20, 5.0)) == []
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_devices_are_where_their_definitions_say(seed):
+    random, every = Random(seed), set(range(8))
+    devices, vacated = Devices(every), set()
+    for _ in range(200):
+        some = random.sample(sorted(every), random.randint(1, 3))
+        change = random.choice(
+            ["take", "leave", "measure", "have_measured", "rest", "rest", "rest"] * 5
+            + ["vacate", "lose"]
+        )
+        if change == "vacate":
+            vacated |= devices.alive.intersection(some)
+        if change == "lose":
+            vacated -= set(some)
+        getattr(devices, change)(*(some[:1] if change == "rest" else [some]))
+        assert devices.free == devices.idle - devices.taken - vacated
+        assert devices.returning == devices.alive - devices.idle - devices.taken - devices.measuring
+        assert devices.have_let_go(some) == (
+            devices.idle - devices.taken >= devices.alive.intersection(some)
+        )

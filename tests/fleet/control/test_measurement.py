@@ -1,0 +1,263 @@
+"""Which rates are measured, on how many GPUs, in which order."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fleet.control.measurement import Survey, Task
+from fleet.domain.network import Outcome
+from fleet.spec import NetworkSpec, Profile
+from fleet.spec.train import Batch
+from scheduler.base import StepTime
+from scheduler.elastic.analyzer import Timed
+from tests.examples import examples
+from tests.fleet.histories import spec
+
+NETWORK = spec().networks[0]
+
+
+def network(name, least=1, most=None):
+    return NetworkSpec(name, NETWORK.architecture, NETWORK.train, 0, least, most)
+
+
+def survey(networks, keys=None, known=None, devices=4, gpus_per_node=2, max_gpus=None, timed=None):
+    return Survey(
+        networks,
+        keys or {network.name: network.name for network in networks},
+        Profile(max_gpus=max_gpus),
+        devices,
+        gpus_per_node,
+        {} if known is None else known,
+        timed or {},
+    )
+
+
+def elastic(name, least=1):
+    """A network whose batch the policy chooses, from 8 to 32."""
+    train = replace(NETWORK.train, batch=Batch((8, 32)))
+    return NetworkSpec(name, NETWORK.architecture, train, 0, least)
+
+
+def timed(*batches, gpus=1):
+    return Timed(
+        {gpus: tuple(StepTime(batch, batch / 10) for batch in batches)}, parameters=250_000
+    )
+
+
+def run(survey, rate=lambda name, gpus: 10.0 * gpus, idle=4):
+    """Do all that is asked for, as many measurements side by side as there are idle ranks."""
+    done, running, free = [], [], idle
+    while not survey.is_done:
+        while (task := survey.next(free)) is not None:
+            running.append(task)
+            free -= task.gpus
+        task = running.pop(0)
+        free += task.gpus
+        done.append(task)
+        value = rate(task.network, task.gpus)
+        survey.add(task, value, "" if value else "out of memory")
+    assert not running
+    return done
+
+
+def test_steps_of_several_batches_that_were_timed_before_are_not_timed_again():
+    both = Timed({**timed(8, 16, 32).steps, **timed(32, gpus=2).steps}, 250_000)
+    known = survey([elastic("a")], known={"a": {1: 10.0, 2: 20.0}}, devices=2, timed={"a": both})
+    assert run(known, idle=2) == []
+    table = known.table(100)
+    assert [step.batch for step in table.models[0].step_s] == [8, 16, 32]
+    assert [exchange.gpus for exchange in table.comm_s] == [2]
+
+
+@pytest.mark.parametrize(
+    ("before", "again"),
+    [
+        (Timed(), [1, 2]),  # a rate alone, as earlier versions kept it
+        (timed(4, 8, 16), [1, 2]),  # it was to have two GPUs at least
+        (timed(8, 16), [2]),  # 32 samples did not fit
+    ],
+)
+def test_what_was_timed_before_is_used_where_it_says_how_the_speed_depends_on_the_batch(
+    before, again
+):
+    known = survey([elastic("a")], known={"a": {1: 10.0, 2: 20.0}}, devices=2, timed={"a": before})
+    assert [task.gpus for task in run(known, idle=2)] == again
+
+
+A, B = network("a"), network("b")
+TWINS = {"a": "k", "b": "k", "c": "other"}
+SLOW_AND_FAST = {"a": 30.0, "b": 10.0}
+
+
+@pytest.mark.parametrize(
+    ("networks", "options", "tasks"),
+    [
+        ([A, B], {}, "a1 b1 a2 b2 a3 b3 a4 b4"),
+        ([A], {"max_gpus": 2}, "a1 a2"),
+        ([A], {"devices": 3, "max_gpus": 8}, "a1 a2 a3"),
+        ([network("a", most=1), network("b", least=2, most=3)], {}, "a1 b2 b3"),
+        (
+            [A, B, network("c")],
+            {"keys": TWINS, "max_gpus": 2},
+            "a1 c1 a2 c2",
+        ),  # two train at equal speed
+        (
+            [network("a", most=1), B],
+            {"keys": TWINS, "max_gpus": 2},
+            "a1 b2",
+        ),  # a twin with wider bounds
+    ],
+    ids=[
+        "one GPU before two",
+        "the spec",
+        "the devices",
+        "the bounds",
+        "twins",
+        "twins of other bounds",
+    ],
+)
+def test_what_is_measured_is_what_may_be_in_order(networks, options, tasks):
+    assert (
+        " ".join(f"{task.network}{task.gpus}" for task in run(survey(networks, **options))) == tasks
+    )
+
+
+@pytest.mark.parametrize(
+    ("gpus_per_node", "most"), [(1, 3), (3, 6)]
+)  # 30 / 10, where two nodes have 2; two nodes
+def test_how_far_to_go_follows_from_the_single_gpu_rates(gpus_per_node, most):
+    tasks = run(
+        survey([A, B], devices=9, gpus_per_node=gpus_per_node),
+        lambda name, _: SLOW_AND_FAST[name],
+        idle=9,
+    )
+    assert max(task.gpus for task in tasks) == most
+
+
+def test_a_measurement_waits_until_enough_ranks_are_idle():
+    whole = survey([network("a")], known={"a": {1: 10.0}}, max_gpus=2)
+    assert whole.next(1) is None
+    assert whole.next(2) == Task("a", 2)
+
+
+def test_what_is_known_is_not_measured_again():
+    known = {"a": {1: 10.0, 2: 18.0}, "b": {1: 5.0}}
+    whole = survey([network("a"), network("b")], known=known, max_gpus=2)
+    assert run(whole, lambda *_: 7.0) == [Task("b", 2)]
+    assert known["b"] == {1: 5.0}  # nobody changes what was given
+    assert whole.known["b"] == {1: 5.0, 2: 7.0}
+    assert run(survey([network("a"), network("b")], known=whole.known, max_gpus=2)) == []
+
+
+def test_a_network_that_fails_is_left_out_and_asked_nothing_more():
+    whole = survey([network("a"), network("b")], max_gpus=3)
+    tasks = run(whole, lambda name, gpus: 0.0 if (name, gpus) == ("a", 2) else 1.0, idle=3)
+    assert [task.gpus for task in tasks if task.network == "a"] == [1, 2]
+    assert whole.failed == {"a": Outcome("out of memory", is_failure=True)}
+    assert [model.name for model in whole.table(60).models] == ["b"]
+
+
+def test_a_twin_takes_over_from_a_network_that_failed():
+    whole = survey([network("a"), network("b")], {"a": "k", "b": "k"}, max_gpus=3)
+    tasks = run(whole, lambda name, gpus: 0.0 if (name, gpus) == ("a", 2) else 1.0 * gpus, idle=3)
+    assert sorted((task.network, task.gpus) for task in tasks) == [
+        ("a", 1),
+        ("a", 2),
+        ("b", 2),
+        ("b", 3),
+    ]
+    assert [(model.name, model.rates) for model in whole.table(60).models] == [
+        ("b", (1.0, 2.0, 3.0))
+    ]
+
+
+def test_when_all_fail_the_survey_ends_with_nothing():
+    whole = survey([network("a"), network("b")], {"a": "k", "b": "k"})
+    run(whole, lambda *_: 0.0)
+    assert (set(whole.failed), whole.table(60).models) == ({"a", "b"}, ())
+
+
+def test_rates_count_up_to_the_first_gap():
+    table = survey(
+        [network("a", 1, 2)], known={"a": {1: 10.0, 2: 18.0, 4: 30.0}}, max_gpus=2
+    ).table(60)
+    assert (table.samples_per_epoch, table.gpus_per_node) == (60, 2)
+    assert (table.models[0].rates, table.models[0].max_gpus) == ((10.0, 18.0), 2)
+
+
+def test_a_network_that_wants_several_gpus_is_not_measured_on_fewer_and_taken_to_scale_up_to_there():
+    whole = survey([network("a", least=2), network("b")], devices=3, max_gpus=3)
+    tasks = run(whole, lambda name, gpus: 0.0 if (name, gpus) == ("a", 1) else 6.0 + gpus, idle=3)
+    assert tasks == [Task("b", 1), Task("a", 2), Task("b", 2), Task("a", 3), Task("b", 3)]
+    assert whole.failed == {}
+    assert [(model.name, model.rates) for model in whole.table(60).models] == [
+        ("a", (4.0, 8.0, 9.0)),
+        ("b", (7.0, 8.0, 9.0)),
+    ]
+
+
+def test_a_network_for_which_too_few_trainers_are_left_has_no_rates():
+    whole = survey([network("a"), network("b", least=3)], max_gpus=2)
+    task = whole.next(1)
+    whole.lose(2)
+    whole.add(task, 10.0, "")
+    run(whole, idle=2)
+    assert [model.name for model in whole.table(60).models] == ["a"]
+
+
+@settings(max_examples=examples(200))
+@given(
+    st.lists(
+        st.tuples(st.sampled_from("klm"), st.integers(1, 5), st.integers(1, 5)),
+        min_size=1,
+        max_size=5,
+    ),
+    st.integers(1, 5),
+    st.sampled_from([None, 1, 2, 9]),
+    st.sets(st.tuples(st.integers(0, 4), st.integers(1, 5))),
+)
+def test_a_survey_ends_and_no_rate_is_measured_twice(made, devices, max_gpus, failing):
+    networks = [
+        network(f"n{place}", min(least, most, devices), most)
+        for place, (_, least, most) in enumerate(made)
+    ]
+    keys = {f"n{place}": key for place, (key, *_) in enumerate(made)}
+    whole = survey(networks, keys, devices=devices, max_gpus=max_gpus)
+    fails = {(f"n{place}", gpus) for place, gpus in failing}
+    tasks = run(
+        whole, lambda name, gpus: 0.0 if (name, gpus) in fails else 10.0 * gpus, idle=devices
+    )
+    good = [
+        (keys[task.network], task.gpus) for task in tasks if (task.network, task.gpus) not in fails
+    ]
+    assert len(set(good)) == len(good)
+    assert whole.measured == whole.total == len(tasks)
+    assert all(
+        task.gpus >= one.min_gpus for task in tasks for one in networks if one.name == task.network
+    )
+    assert set(whole.failed) == {task.network for task in tasks} & {
+        name for name, gpus in fails if Task(name, gpus) in tasks
+    }
+    table = whole.table(60)
+    assert [model.name for model in table.models] == [
+        one.name for one in networks if one.name not in whole.failed
+    ]
+    assert all(
+        model.rates == tuple(10.0 * (place + 1) for place in range(len(model.rates)))
+        for model in table.models
+    )
+
+
+def test_what_fails_when_trainers_have_left_is_not_asked_for_again_on_more_than_there_are():
+    whole = survey(
+        [network("a", least=3, most=4), network("b", least=3, most=4)], {"a": "same", "b": "same"}
+    )
+    task = whole.next(4)
+    assert task == Task("a", 3)
+    whole.lose(2)
+    whole.again(task)  # what was in its way may have passed, but it needs three
+    assert whole.is_done
+    whole.add(task, 0.0, "out of memory")  # its twin does so, too
+    assert whole.is_done

@@ -1,0 +1,237 @@
+"""Launches of any networks on any ranks, in which everything happens that can, in any order: hypothesis."""
+
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fleet.comm.roles import assign
+from fleet.control.controller import Ensemble
+from fleet.control.effects import NodesAsked
+from fleet.control.launch_state import PolicyAnswer, Setup
+from fleet.domain.events import NodesLeft
+from fleet.domain.network import Standing
+from fleet.errors import ExitStatus
+from fleet.stream.layout import Layout
+from preprocess.sample import ImageSpec
+from scheduler.base import Member, Network, Options, RateTable, Round
+from scheduler.ensemble.planning import plan
+from scheduler.ensemble.policies import POLICIES, Policy
+from tests.examples import examples
+from tests.fleet.control.told import no_search, speeds
+from tests.fleet.control.trainers import Fate, Ranks
+from tests.fleet.histories import record, spec
+
+SAMPLES = 60
+
+
+def restless(rates, progress, cluster, options, seed=0):
+    """A policy that deals all devices anew after every epoch: groups grow, shrink, move, stop and start."""
+    random = Random(
+        repr(
+            (seed, sorted(progress.epochs_done.items()), sorted(progress.finished), cluster.devices)
+        )
+    )
+    devices, members = random.sample(cluster.devices, cluster.gpus), []
+    waiting = [network for network in rates.models if network.name not in progress.finished]
+    for network in random.sample(waiting, len(waiting)):
+        most = min(network.max_gpus or len(devices), len(devices))
+        if network.min_gpus <= most:
+            count = random.randint(network.min_gpus, most)
+            members.append(Member(network.name, tuple(devices[:count])))
+            del devices[:count]
+    return Round(tuple(members))
+
+
+ASKED = {**POLICIES, "restless": Policy("restless", restless)}
+
+
+def layout(kind):
+    """A stream that holds networks together, or not, or is a ring, or is none."""
+    if kind == "none":
+        return None
+    chunks = {"lockstep": 3, "whole": 6, "ring": 3}[kind]
+    return Layout(ImageSpec((4, 4, 1), "uint8"), SAMPLES, 10, chunks, 1, 4, is_ring=kind == "ring")
+
+
+@st.composite
+def launches(
+    draw,
+    policy,
+    deaths=st.just(0),
+    asked_at=st.none(),
+    ends_s=st.none(),
+    histories=st.just(False),
+    yields_at=st.none(),
+    outlives=st.just(False),
+    nodes=st.integers(1, 2),
+):
+    """The ranks of a launch, and what will happen."""
+    nodes = draw(nodes)
+    on_each = draw(st.sampled_from([3, 5, 4, 2]))
+    node_of = tuple(node for node in range(nodes) for _ in range(on_each))
+    own = policy == "baseline" or draw(st.integers(0, 5)) == 0
+    roles = assign(
+        node_of, None if own else nodes * draw(st.sampled_from([1, 1, 1, on_each - 1])), None, own
+    )
+    trainers = len(roles.trainers)
+    models, fates, left = [], {}, {}
+    for place in range(draw(st.sampled_from([3, 4, 2, 1]))):
+        least = min(draw(st.sampled_from([1, 1, 2])), trainers)
+        most = draw(st.sampled_from([trainers, trainers, least]))
+        models.append(
+            {
+                "family": "softmax",
+                "name": f"n{place}",
+                "gpus": [least, most],
+                "train": {
+                    "batch": {
+                        "size": 4,
+                        "when_scaled": draw(
+                            st.sampled_from(["fixed", "fixed", "fixed", "per_gpu"])
+                        ),
+                    }
+                },
+            }
+        )
+        fates[f"n{place}"] = Fate(
+            draw(st.sampled_from([3, 6, 1])),
+            draw(st.sampled_from([[], [], [True], [False], [True, False]])),
+        )
+        if draw(histories):
+            left[f"n{place}"] = tuple(
+                record(epoch, stream_epoch=epoch - 1)
+                for epoch in range(1, draw(st.integers(1, fates[f"n{place}"].epochs)) + 1)
+            )
+    content = spec(*models, retries=draw(st.integers(0, 2)))
+    kind = (
+        "none" if own else draw(st.sampled_from(["lockstep", "lockstep", "whole", "ring", "none"]))
+    )
+    curves = {
+        network.name: [draw(st.floats(1, 50)) * gpus**0.9 for gpus in range(1, trainers + 1)]
+        for network in content.networks
+    }
+    rates, learns, known = None, False, {}
+    if policy == "baseline" or draw(st.booleans()):
+        rates = RateTable(
+            SAMPLES,
+            roles.gpus_per_node,
+            tuple(
+                Network(
+                    network.name,
+                    tuple(curves[network.name]),
+                    min_gpus=network.min_gpus,
+                    max_gpus=network.max_gpus,
+                )
+                for network in content.networks
+            ),
+        )
+    elif draw(st.booleans()):
+        learns = True
+        known = {
+            name: dict(enumerate(rates, 1)) for name, rates in curves.items() if draw(st.booleans())
+        }
+    dying = draw(deaths)
+    setup = Setup(
+        content,
+        roles,
+        layout(kind),
+        SAMPLES,
+        outlives=dying > 0 or draw(outlives),
+        ends_s=draw(ends_s),
+        first_epoch=max(map(len, left.values()), default=0),
+    )
+    asked, options = ASKED[policy], Options(seed=draw(st.integers(0, 3)))
+
+    def make():
+        return Ensemble(
+            setup,
+            {name: Standing(history) for name, history in left.items()},
+            speeds(setup, rates, learns, known),
+            lambda table, progress, cluster, least: PolicyAnswer(
+                plan(asked, table, progress, cluster, options)
+            ),
+            no_search(content),
+        )
+
+    return Ranks(
+        make,
+        setup,
+        draw(st.integers(0, 10**6)),
+        fates,
+        left,
+        dying,
+        draw(asked_at),
+        yields_at=draw(yields_at),
+    )
+
+
+def ended_with(status, ranks):
+    """The status says whether there is something left to train."""
+    assert (status is ExitStatus.RESUMABLE) == (set(ranks.over()) < set(ranks.fates))
+
+
+everything = pytest.mark.parametrize("policy", ASKED)
+
+
+@everything
+@settings(max_examples=examples(40))
+@given(st.data())
+def test_every_network_comes_to_its_end_and_all_ranks_are_told(policy, data):
+    ranks = data.draw(launches(policy, histories=st.booleans()))
+    ranks.run()
+    ranks.check_end()
+    ranks.check_histories()
+    ranks.repeat()
+
+
+@everything
+@pytest.mark.parametrize(
+    "happens",
+    [
+        {"asked_at": st.integers(1, 150)},
+        {"ends_s": st.floats(0, 6)},
+        {"deaths": st.integers(1, 3), "asked_at": st.none() | st.integers(1, 150)},
+    ],
+    ids=["it is asked to end", "its time is nearly over", "ranks die"],
+)
+@settings(max_examples=examples(40))
+@given(st.data())
+def test_a_launch_ends_with_what_it_had_to_whenever_something_happens(policy, happens, data):
+    ranks = data.draw(launches(policy, **happens))
+    ended_with(ranks.run(), ranks)
+    ranks.check_histories()
+    ranks.repeat()
+
+
+@everything
+@settings(max_examples=examples(40))
+@given(st.data())
+def test_nodes_that_are_asked_for_are_given_back_and_the_rest_trains_on(policy, data):
+    ranks = data.draw(
+        launches(
+            policy,
+            nodes=st.integers(2, 3),
+            outlives=st.booleans(),
+            deaths=st.sampled_from([0, 0, 0, 1]),
+            yields_at=st.dictionaries(
+                st.integers(1, 150),
+                st.tuples(st.integers(1, 2), st.sampled_from([0.1, 5, 120])),
+                min_size=1,
+                max_size=2,
+            ),
+        )
+    )
+    status = ranks.run()
+    asked = [word.offer.nodes for _, word, _ in ranks.heard if isinstance(word, NodesAsked)]
+    left = [event.nodes for event in ranks.events if isinstance(event, NodesLeft)]
+    assert len(set(left)) == len(left)
+    assert set(left) <= set(
+        asked
+    )  # with others the launch was over before their trainers had all let go
+    if not ranks.setup.outlives:
+        ranks.check_end()
+    ended_with(status, ranks)
+    ranks.check_histories()
+    ranks.repeat()

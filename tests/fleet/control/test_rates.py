@@ -1,0 +1,171 @@
+"""Where rates come from: what an ensemble decides by that learns them from training."""
+
+import pytest
+
+from fleet.comm.messages import Measure, Pace, Ready, Start, Stopped, Throughput
+from fleet.control import effects as do
+from fleet.control.effects import RanksDied
+from fleet.control.rates import traits_of
+from fleet.domain.events import FirstStep, RanksReady, RateLearned, RateOff
+from fleet.domain.network import StepRate
+from scheduler.ensemble.rates import rate as rate_of
+from tests.fleet.control.told import Told, layout
+from tests.fleet.histories import spec
+
+SURE = {"spread": 0.05, "steps": 100}
+ONE_EACH = {"a": [0], "b": [1]}
+
+
+def told_rate(told, name, gpus=1):
+    """What the policy was told last of a network."""
+    return rate_of(
+        next(network for network in told.tables[-1].models if network.name == name), gpus
+    )
+
+
+def test_training_begins_as_soon_as_ranks_are_ready_and_nothing_is_measured():
+    told = Told(ONE_EACH, trainers=2, learns={})
+    told.ready()
+    mail = told.read()
+    assert {type(message) for messages in mail.values() for message in messages} == {Start}
+    assert not told.of("Profiled")
+    assert not any(
+        isinstance(message, Measure) for messages in mail.values() for message in messages
+    )
+
+
+def test_it_is_noted_when_all_are_ready_and_when_a_first_step_was_taken():
+    told = Told(ONE_EACH, trainers=2, learns={})
+    told.ready(1)
+    assert not told.of("RanksReady")
+    told.begin(2)
+    assert told.of("RanksReady") == [RanksReady()]
+    told.hear(Pace("b", 10, 5.0))
+    told.hear(Pace("a", 10, 5.0))
+    told.hear(Pace("b", 20, 5.0))
+    assert told.of("FirstStep") == [FirstStep("b")]
+
+
+@pytest.mark.parametrize("dies_first", [True, False])
+def test_all_are_ready_once_those_are_that_live(dies_first):
+    told = Told({"a": [0]}, networks="a", trainers=2, learns={}, outlives=True)
+    told.hear(*((RanksDied((2,)), Ready(1)) if dies_first else (Ready(1), RanksDied((2,)))))
+    assert told.of("RanksReady") == [RanksReady()]
+
+
+def test_what_an_epoch_shows_is_what_the_policy_is_told_then():
+    told = Told(ONE_EACH, trainers=2, learns={}).begin()
+    told.end_epoch("a", rate=StepRate(200.0, **SURE))
+    assert told_rate(told, "a") == 200.0
+    assert told_rate(told, "b") == pytest.approx(200.0)  # alike, by all that is known
+    assert told.of("RateLearned") == [RateLearned("a", 1, 200.0, 0.05, 100)]
+
+
+def test_the_policy_hears_that_rates_have_changed_once():
+    told = Told(ONE_EACH, trainers=2, learns={"a": {1: 10.0}, "b": {1: 10.0}}).begin()
+    assert [asked.rates_changed for asked in told.asked] == [False]
+    told.end_epoch("a", rate=StepRate(11.0, **SURE))
+    told.end_epoch("a", rate=StepRate(20.0, **SURE))
+    told.end_epoch("b", rate=StepRate(10.0, **SURE))
+    assert [asked.rates_changed for asked in told.asked] == [False, False, True, False]
+
+
+@pytest.mark.parametrize("tried", [frozenset(), frozenset([("a", 2)])], ids=["known", "tried"])
+def test_the_rate_of_a_size_that_is_only_tried_calls_for_another_plan(tried):
+    told = Told(
+        {"a": [0, 1]}, networks="a", trainers=2, learns={"a": {1: 10.0}}, tried=tried
+    ).begin()
+    assert told_rate(told, "a", gpus=2) == pytest.approx(20.0)
+    told.end_epoch("a", rate=StepRate(19.0, **SURE), gpus=2)
+    told.end_epoch("a", rate=StepRate(19.0, **SURE), gpus=2)
+    assert [asked.rates_changed for asked in told.asked] == [False, bool(tried), False]
+
+
+def test_a_pace_matters_at_once_only_where_devices_wait_for_it():
+    for trainers, answers in ((2, []), (4, [True])):
+        told = Told({"a": [0, 1]}, networks="a", trainers=trainers, learns={}).begin()
+        before = len(told.asked)
+        told.hear(Pace("a", 10, 5.0))  # it says nothing of how fast steps are
+        told.hear(Pace("a", 10, 5.0, StepRate(10.0, **SURE)))
+        assert [asked.rates_changed for asked in told.asked[before:]] == answers
+    assert told.tables[-1].models[0].max_gpus == 4
+
+
+@pytest.mark.parametrize(
+    ("slots", "guessed"), [(6, {"b"}), (3, set())], ids=["own pace", "lockstep"]
+)
+def test_a_policy_is_told_whose_rates_are_guesses_where_they_hold_nobody_back(slots, guessed):
+    told = Told(ONE_EACH, trainers=2, stream=layout(slots), learns={"a": {1: 10.0}})
+    told.hear(Throughput(0, 1e6))
+    told.begin()
+    assert told.asked[-1].guessed == guessed
+    told.end_epoch("b", rate=StepRate(20.0, **SURE))
+    assert told.asked[-1].guessed == set()
+
+
+def test_a_remembered_rate_that_is_off_is_told_of_and_corrected():
+    told = Told(ONE_EACH, trainers=2, learns={"a": {1: 100.0}}).begin()
+    told.end_epoch("b", rate=StepRate(300.0, **SURE))  # nobody had said how fast it is
+    told.end_epoch("a", rate=StepRate(60.0, **SURE))
+    assert told.of("RateOff") == [RateOff("a", 1, 100.0, 60.0, 0.05, 100, corrected=True)]
+
+
+def test_only_rates_that_are_others_than_before_are_said_and_none_of_a_network_that_is_over():
+    told = Told(ONE_EACH, trainers=2, learns={"a": {1: 10.0}, "b": {1: 10.0}}).begin()
+    assert [set(said.rates) for said in told.of("RatesEstimated")] == [{"a", "b"}]
+    told.end_epoch("a", rate=StepRate(20.0, **SURE))  # twice as fast as was thought
+    assert [
+        {name: rates[0] for name, rates in said.rates.items()} for said in told.of("RatesEstimated")
+    ][1:] == [{"a": 20.0}]
+    told.end_epoch("b", rate=StepRate(40.0, **SURE), final="1 epoch")
+    assert "b" not in {name for said in told.of("RatesEstimated")[1:] for name in said.rates}
+
+
+def test_what_is_known_is_written_down_once_it_is_known_of_all():
+    told = Told(ONE_EACH, trainers=2, learns={}).begin()
+    kept = []
+    for name, rate in (("a", 50.0), ("b", 80.0)):
+        kept += [
+            effect.rates()
+            for effect in told.end_epoch(name, rate=StepRate(rate, **SURE))
+            if isinstance(effect, do.KeepRates)
+        ]
+    told.end_epoch("a", final="2 epochs")
+    told.end_epoch("b", final="2 epochs")
+    found = told.hear(Stopped("a", 0.0), Stopped("b", 0.0))
+    kept += [effect.rates() for effect in found if isinstance(effect, do.KeepRates)]
+    assert kept
+    assert {network.name: network.rates for network in kept[-1].models} == {
+        "a": (50.0,),
+        "b": (80.0,),
+    }
+
+
+def test_a_stream_whose_demand_nobody_knows_has_all_its_preprocessors():
+    told = Told(ONE_EACH, trainers=2, stream=layout(6), learns={})
+    told.hear(*(Throughput(rank, 10.0) for rank in told.setup.roles.preprocessors))
+    told.ready()
+    (begun,) = told.of("StreamStarted")
+    assert (begun.preprocessors, begun.bottleneck, begun.demand_samples_per_s) == (
+        begun.of,
+        "",
+        0.0,
+    )
+
+
+@pytest.mark.parametrize(
+    ("content", "family", "operations"),
+    [
+        ({"family": "softmax", "name": "a"}, "softmax", 4 * 4 * 1 * 2),
+        (
+            {"family": "cnn", "name": "a", "args": {"filters": [2], "dense": [], "norm": "none"}},
+            "cnn",
+            288 + 16,
+        ),
+        ({"build": "tests.keras_models:broken", "name": "a"}, "tests.keras_models:broken", None),
+    ],
+)
+def test_families_are_counted_without_being_built(content, family, operations):
+    (network,) = spec(content, resources={"engine": "keras"}).networks
+    traits = traits_of(network, "key", (4, 4, 1), 2)
+    assert (traits.family, traits.operations, traits.key) == (family, operations, "key")

@@ -1,0 +1,59 @@
+"""How long measuring takes, worked out by hand."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fleet.control.measurement import Survey, SurveyEstimate, estimate
+from fleet.spec import Profile, parse
+from scheduler.base import Network, RateTable
+
+BATCHES, SIZE = 10, 100  # 1000 samples each
+
+
+def survey(rates, devices, known=None, max_gpus=1, gpus_per_node=2):
+    """The survey of networks with these rates, and the table of these."""
+    networks = parse(
+        {
+            "models": [{"family": "softmax", "name": name} for name in rates],
+            "train": {"batch": {"size": SIZE}},
+        }
+    ).networks
+    table = RateTable(1, gpus_per_node, tuple(Network(name, rate) for name, rate in rates.items()))
+    return Survey(
+        networks,
+        {name: name for name in rates},
+        Profile(batches=BATCHES, timed=4, max_gpus=max_gpus),
+        devices,
+        gpus_per_node,
+        {name: dict(of) for name, of in (known or {}).items()},
+    ), table
+
+
+@pytest.mark.parametrize(
+    ("rates", "devices", "options", "expected"),
+    [
+        ({"a": (100.0,)}, 1, {}, (1, 12.0)),
+        ({"a": (100.0,), "b": (50.0,)}, 1, {}, (2, 34.0)),
+        ({"a": (100.0,), "b": (50.0,)}, 2, {}, (2, 22.0)),
+        ({"a": (100.0,), "b": (50.0,)}, 2, {"known": {"b": {1: 50.0}}}, (1, 12.0)),
+        ({"a": (100.0,)}, 1, {"known": {"a": {1: 100.0}}}, (0, 0.0)),
+        ({"a": (100.0, 200.0)}, 2, {"max_gpus": 2}, (2, 12.0 + 7.0)),
+    ],
+)
+def test_measurements_take_their_steps_and_the_building_side_by_side(
+    rates, devices, options, expected
+):
+    assert estimate(*survey(rates, devices, **options), build_s=2.0) == SurveyEstimate(*expected)
+
+
+@given(st.lists(st.floats(1.0, 1000.0), min_size=1, max_size=8), st.integers(1, 4))
+def test_it_takes_no_less_than_the_work_and_no_more_than_one_after_the_other(rates, devices):
+    found = estimate(
+        *survey({f"n{number}": (rate,) for number, rate in enumerate(rates)}, devices), build_s=0.5
+    )
+    work = [0.5 + BATCHES * SIZE / rate for rate in rates]
+    assert found.measurements == len(rates)
+    assert (
+        max(max(work), sum(work) / devices) <= found.seconds * (1 + 1e-9) <= sum(work) * (1 + 1e-6)
+    )
