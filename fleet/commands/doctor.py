@@ -31,7 +31,7 @@ from fleet.commands.startup import Startup, look, print_startup
 from fleet.domain.events import CacheChosen
 from fleet.engines.registry import parameters_of, problems_of
 from fleet.errors import ExitStatus, LeaseLost, NotInstalledError, UserError, shortened
-from fleet.jobs import findings as checks
+from fleet.jobs import preflight as checks
 from fleet.monitor.timeline import state_of
 from fleet.runtime.caching import Means, choose_cache
 from fleet.runtime.folder import free_disk, nearest_folder

@@ -208,7 +208,7 @@ def _carry_out(args: argparse.Namespace) -> int:
         margin = min(1.0, deadline / 10)
     else:
         margin = args.margin / 60
-    eviction = Eviction(args.nodes, deadline, margin, first.signals, first.runs)
+    plan = Eviction(args.nodes, deadline, margin, first.signals, first.runs)
     whose = "all users" if user is None else user
     try:
         check_jobs(first.jobs, args.nodes)
@@ -225,7 +225,7 @@ def _carry_out(args: argparse.Namespace) -> int:
     if not args.yes:
         users = {job: standing.user for job, standing in machine.seen.items()}
         print(f"{counted(len(first.jobs), 'running job')} of {whose} may be asked to make room")
-        print("\n".join(eviction.lines_of(rehearse(first.jobs, eviction), users, first.signals)))
+        print("\n".join(eviction.lines_of(rehearse(first.jobs, plan), users, first.signals)))
         rivals = eviction.rivals(first, args.urgent, machine)
         if rivals:
             print(f"{', '.join(rivals)}: would be held in the queue meanwhile")
@@ -246,7 +246,7 @@ def _carry_out(args: argparse.Namespace) -> int:
         whose=whose,
     )
     with DeferredSignals() as interruption:
-        is_good = eviction.carry_out(eviction, first, machine, diary, keeping, interruption)
+        is_good = eviction.carry_out(plan, first, machine, diary, keeping, interruption)
     if is_good:
         return ExitStatus.OK
     return ExitStatus.INFRASTRUCTURE

@@ -24,7 +24,7 @@ from fleet.domain.json_record import Kind
 from fleet.domain.network import EpochRecord
 from fleet.domain.run import RunState
 from fleet.errors import ExitStatus, StorageError, UserError
-from fleet.jobs import harvested as book
+from fleet.jobs import harvest_log as book
 from fleet.jobs.backlog import Cancel, Harvested, HarvestLimits, Order, Submit, decide, is_given_up
 from fleet.jobs.job_events import Begun, HandedIn
 from fleet.jobs.launching import ANSWERS, WarnedLaunch, keep_last_room, refusal, say
