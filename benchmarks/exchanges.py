@@ -22,7 +22,7 @@ import yaml
 
 from fleet.api import mpirun
 from fleet.commands.output import print_json
-from fleet.engines.base import Setup, Sums
+from fleet.engines.base import Setup, StepTotals
 from fleet.spec import Resources
 from fleet.terminal import print_table
 
@@ -79,7 +79,7 @@ def inside(exchange: Any, path: str) -> None:
             for _ in range(count):
                 ends.append(
                     trainable.begin_together(
-                        images.copy(), targets.copy(), [BATCH * world.size], [BATCH], Sums()
+                        images.copy(), targets.copy(), [BATCH * world.size], [BATCH], StepTotals()
                     )
                 )
                 ends.pop(0)()

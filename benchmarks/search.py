@@ -6,7 +6,7 @@ Networks are emulated: their learning curves are drawn from a seeded law (`searc
 what is measured is noisy, and large networks take longer. Sixteen GPUs train one network each, for 27 epochs at most.
 All sides have the same 200 random networks, those with TPE as many that it asks for:
 
-- FLEET: its own rules, by the object that decides in a run (`fleet.search.controller.Mind`), with the searcher of
+- FLEET: its own rules, by the object that decides in a run (`fleet.search.controller.SearchController`), with the searcher of
   `examples/optuna_searcher.py` for TPE;
 - Optuna alone: its samplers and pruners, by ask, report, should_prune and tell;
 - Ray Tune: its ASHA scheduler, in an environment of its own.
@@ -36,8 +36,8 @@ from fleet.commands.output import print_json
 from fleet.domain.events import NetworkJudged
 from fleet.domain.network import EpochRecord
 from fleet.search.calls import make
-from fleet.search.controller import Add, Consult, Entry, Mind, Note
-from fleet.search.pruning import make_judge
+from fleet.search.controller import AddNetwork, CallSearcher, Entry, LogEvent, SearchController
+from fleet.search.pruning import make_pruner
 from fleet.search.searcher import End, Searcher, Verdict, make_searcher
 from fleet.spec.search import Prune, find_rule
 from fleet.spec.search import Search as Settings
@@ -77,10 +77,10 @@ class InFleet:
         settings = Settings(ask="random", most=networks)
         self._searcher = searcher
         entry = Entry(ENTRY, settings, RANGES, "maximize", "val_accuracy")
-        self._mind = Mind(
+        self._mind = SearchController(
             [entry],
             [],
-            make_judge(prune, EPOCHS, seed=0),
+            make_pruner(prune, EPOCHS, seed=0),
             prune.rule,
             "maximize",
             "val_accuracy",
@@ -97,14 +97,14 @@ class InFleet:
         while decisions := self._mind.decide():
             for decision in decisions:
                 match decision:
-                    case Add(network=name, values=values):
+                    case AddNetwork(network=name, values=values):
                         self._values[name] = values
                         self._ready.append(name)
-                    case Consult(entry=entry, call=call):
+                    case CallSearcher(entry=entry, call=call):
                         self._mind.answered(entry, call, make(self._searcher, call))
-                    case Note(NetworkJudged(network=name, verdict="go_on")):
+                    case LogEvent(NetworkJudged(network=name, verdict="go_on")):
                         self._ready.append(name)
-                    case Note(NetworkJudged(network=name)):
+                    case LogEvent(NetworkJudged(network=name)):
                         self._held.add(name)
 
     def next(self) -> tuple[int, Mapping[str, float]] | None:

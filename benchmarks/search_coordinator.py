@@ -48,22 +48,22 @@ from fleet.comm.messages import (
 from fleet.comm.protocols import World
 from fleet.comm.roles import Roles, assign
 from fleet.commands.output import print_json
-from fleet.control.launch_state import Setup, Speeds
-from fleet.control.measurement import Survey
+from fleet.control.launch_state import LaunchConfig, PriorRates
+from fleet.control.measurement import RateMeasurement
 from fleet.domain.network import EpochRecord, StepRate
 from fleet.domain.run import RunState
 from fleet.monitor.view import make_view
 from fleet.runtime.admission import Admission
-from fleet.runtime.coordinator import Coordinator, Files, Preamble, SearchParts
+from fleet.runtime.coordinator import Coordinator, Files, SearchParts, StartupEvents
 from fleet.runtime.external.tracking import Tracking
 from fleet.runtime.interrupt import Interruption
 from fleet.runtime.known_rates import ProfileFile
 from fleet.runtime.launch import Ranks
 from fleet.runtime.prepare import prepare
-from fleet.runtime.rank_zero import CoordinatorSide
+from fleet.runtime.rank_zero import RankZero
 from fleet.runtime.searchers import Searchers
-from fleet.runtime.startup import Laps, Request
-from fleet.search.controller import make_mind
+from fleet.runtime.startup import Request, StartupTimer
+from fleet.search.controller import make_controller
 from fleet.spec import parse
 from fleet.spec.resolve import extremes
 from fleet.storage.event_log import EventLog
@@ -212,11 +212,11 @@ def cpu_of_an_epoch(
         )
         world = Trainers(roles, 1, lambda name: 1e6 / (traits[name].operations or 1.0), paces)
         keys = {name: one.key for name, one in traits.items()}
-        survey = Survey([], keys, spec.profile, trainers, per_node, {})
+        survey = RateMeasurement([], keys, spec.profile, trainers, per_node, {})
         run = RunState(spec)
         view = make_view(run, True)
         search = SearchParts(
-            make_mind(spec, extremes(spec), {}, trainers),
+            make_controller(spec, extremes(spec), {}, trainers),
             Searchers({}),
             cast(Admission, SimpleNamespace(asked=lambda training, now_s: ())),
             (),
@@ -224,8 +224,8 @@ def cpu_of_an_epoch(
         )
         coordinator = Coordinator(
             cast(World, world),
-            Setup(spec, roles, None, samples=SAMPLES, outlives=False),
-            Speeds(survey, None if speeds else rates, online),
+            LaunchConfig(spec, roles, None, samples=SAMPLES, outlives=False),
+            PriorRates(survey, None if speeds else rates, online),
             Files(
                 Results(spec, paths, run),
                 log,
@@ -236,7 +236,7 @@ def cpu_of_an_epoch(
             [view.on_event],
             view.on_pace,
             Interruption(None),
-            Preamble((), None, {}, (), Laps()),
+            StartupEvents((), None, {}, (), StartupTimer()),
             search,
         )
         spent = _coordinate(coordinator, world)
@@ -280,7 +280,7 @@ def cpu_of_a_search(networks: int, rule: str, epochs: int, policy: str) -> Spent
         write_spec(spec, path)
         prepared = prepare(Request(str(path), plain=True), Ranks([0] * SEARCH_RANKS))
         world = Trainers(prepared.roles, epochs, lambda name: 100.0)
-        side = CoordinatorSide(cast(World, world), prepared, Interruption(None), None, Laps())
+        side = RankZero(cast(World, world), prepared, Interruption(None), None, StartupTimer())
         spent = _coordinate(side.coordinator, world)
         side.close()
     return spent

@@ -17,7 +17,7 @@ import numpy as np
 
 from fleet.comm.alone import Alone
 from fleet.commands.output import print_json
-from fleet.engines.base import Engine, StridingTogether, Sums
+from fleet.engines.base import Engine, StepTotals, StridingTogether
 from fleet.engines.registry import make_engine
 from fleet.runtime.inputs import open_inputs, settle
 from fleet.runtime.training.rate_measurement import made_up
@@ -47,7 +47,7 @@ def step_times(
                     values[rows].copy(),
                     [size] * many,
                     [size] * many,
-                    Sums(),
+                    StepTotals(),
                     None if weights is None else weights[rows],
                 )()
             least[place] = min(least[place], 1e3 * (time.process_time() - began) / STEPS)

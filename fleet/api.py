@@ -31,7 +31,7 @@ from fleet.prediction.ensembles import EnsembleResult, read_ensembles
 from fleet.predictor import Predictor
 from fleet.run import parse_arguments
 from fleet.runtime.warm_start import read_known as read_earlier
-from fleet.search.calls import Know
+from fleet.search.calls import AddPriorTrial
 from fleet.spec import (
     Batch,
     Checkpoint,
@@ -116,7 +116,7 @@ def write_spec(spec: Document | Mapping[str, Any], path: str | Path) -> Spec:
 
 def read_known(
     run: str | Path, space: Mapping[str, Any], monitor: str = "val_accuracy", mode: str = "maximize"
-) -> list[Know]:
+) -> list[AddPriorTrial]:
     """What a run found, for a search of one's own: `search: {from: [RUN]}` tells a searcher the same.
 
     Args:

@@ -12,7 +12,7 @@ FleetError
       +-- StorageError        a file cannot be written: the disk is full, the folder read-only, ...
       +-- LeaseLost           another launch has taken the run's folder over; this one ends
       +-- CoordinatorLost     rank 0 died; the others end as well
-      +-- GroupStruck         a rank of this one's group died: its network goes back to its last checkpoint
+      +-- GroupFailed         a rank of this one's group died: its network goes back to its last checkpoint
 
 NetworkWarning is no error: training goes on, though not as somebody may expect.
 
@@ -153,7 +153,7 @@ class CoordinatorLost(InfrastructureError):
     """Rank 0 died; it is raised where the launch would outlive it."""
 
 
-class GroupStruck(InfrastructureError):
+class GroupFailed(InfrastructureError):
     """A rank of this one's training group died; the others let go of their network, and can be given another.
 
     It is raised only where a launch outlives its ranks (``mpirun --with-ft ulfm``).

@@ -25,8 +25,8 @@ from fleet.domain.run import RunNetwork, RunState
 from fleet.errors import EXPLAINED, ExitStatus, InfrastructureError, UserError, shortened
 from fleet.monitor.report import best_rows
 from fleet.monitor.view import NotebookView
-from fleet.runtime.external.command_handler import NetworkOver
-from fleet.runtime.external.command_queue import Mailbox
+from fleet.runtime.external.command_handler import NetworkEnded
+from fleet.runtime.external.command_queue import CommandQueue
 from fleet.spec.schema import ModelEntry
 from fleet.spec.yaml_file import plain
 from fleet.storage.event_log import Dated, RunTail, first_line, log_mark, read_events
@@ -70,7 +70,7 @@ def _asked(
     if not paths.marker.exists():
         raise UserError(f"{run} is no folder of a run")
     _check_takes_commands(paths)
-    mailbox = Mailbox(paths.mailbox)
+    mailbox = CommandQueue(paths.mailbox)
     name = mailbox.put(content)
     until = time.monotonic() + patience_s
     while (answer := mailbox.take_answer(name, 1.0)) is None:
@@ -87,7 +87,7 @@ def _asked(
                 "it was done"
             )
     if "error" in answer:
-        raise (NetworkOver if answer.get("is_over") else UserError)(str(answer["error"]))
+        raise (NetworkEnded if answer.get("is_over") else UserError)(str(answer["error"]))
     return name, answer
 
 
@@ -403,7 +403,7 @@ class Running:
             )
         try:
             self._command({"do": do, "network": network})
-        except NetworkOver:
+        except NetworkEnded:
             return False
         return True
 

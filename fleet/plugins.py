@@ -11,7 +11,7 @@ from typing import Any
 
 from fleet.errors import UserError
 from preprocess.base import InputError, import_object
-from preprocess.user_code import OwnCode
+from preprocess.user_code import UserCode
 from scheduler.base import Cluster, Options, Progress, RateTable, Round
 from scheduler.base import InputError as RoundError
 from scheduler.ensemble.policies import POLICIES, Decide, Policy, check_round
@@ -78,7 +78,7 @@ def find_policy(name: str) -> Policy:
     """
     if name in POLICIES:
         return POLICIES[name]
-    code = OwnCode()
+    code = UserCode()
     with code.running():
         found = load_named(name, "policy", sorted(POLICIES), "policy")
     if isinstance(found, Policy):
@@ -106,7 +106,7 @@ def _function(name: str, found: Any) -> Decide:
     )
 
 
-def _checked(name: str, decide: Decide, code: OwnCode) -> Decide:
+def _checked(name: str, decide: Decide, code: UserCode) -> Decide:
     def checked(rates: RateTable, progress: Progress, cluster: Cluster, options: Options) -> Round:
         try:
             with code.running():

@@ -18,7 +18,7 @@ from fleet.spec import Spec
 from fleet.storage.paths import RunPaths
 from fleet.storage.results import read_results
 from fleet.storage.run_spec import spec_of
-from preprocess.base import BadSample, Source
+from preprocess.base import Source, UnreadableSample
 from preprocess.pipeline import Pipeline
 from preprocess.sample import SampleSpec
 from preprocess.sources.files import NamedFiles, NamedRows
@@ -182,7 +182,7 @@ class Predictor:
                         pipeline.finish(pipeline.prepare(index), index, 0, training=False).image
                         for index in part
                     ]
-                except BadSample as error:
+                except UnreadableSample as error:
                     raise UserError(str(error)) from error
                 yield [source.name(index) for index in part], np.stack(images)
 

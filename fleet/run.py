@@ -33,7 +33,7 @@ from fleet.errors import (
 from fleet.gc_pause import without_collecting
 from fleet.jobs.systems import SYSTEM_VARIABLE, known_systems, lease_of_process
 from fleet.runtime.interrupt import Interruption
-from fleet.runtime.startup import IDLE_S, Laps, Request
+from fleet.runtime.startup import IDLE_S, Request, StartupTimer
 from fleet.storage.files import storing
 from fleet.storage.lease import Lease
 from fleet.terminal import print_any_name
@@ -132,7 +132,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"fleet: {error}", file=sys.stderr)
         return int(ExitStatus.BAD_INPUT)
     interruption = Interruption(None)
-    laps = Laps()
+    laps = StartupTimer()
     interruption.watch()  # from the start: a rank that dies of a signal takes the others with it
     # Before MPI starts, for after that no process should be forked.
     batch_left = seconds_left(os.environ) if is_first(os.environ) else None
@@ -205,10 +205,10 @@ def _run(
     batch_left: float | None,
     interruption: Interruption,
     lease: Lease | None,
-    laps: Laps,
+    laps: StartupTimer,
 ) -> int:
     from fleet.comm.roles import missing_slots
-    from fleet.runtime.engine_import import Ahead, Announcement, Loading
+    from fleet.runtime.engine_import import Ahead, Announcement, EngineImport
     from fleet.runtime.launch import Ranks
     from fleet.runtime.session import Session
     from fleet.spec import look_beside
@@ -231,7 +231,7 @@ def _run(
     launch: Launch | None = None
     problem = ""
     status = ExitStatus.OK
-    loading = Loading()
+    loading = EngineImport()
     announcement = Announcement(world)
     if world.rank:
         loading.hear(world)

@@ -21,7 +21,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from preprocess.user_code import import_own
+from preprocess.user_code import import_user_module
 
 
 def printable(text: str) -> str:
@@ -61,11 +61,11 @@ class CannotWrite(OSError):
     """A file cannot be written: the disk is full, read-only, ...; other errors of the system are about what is read."""
 
 
-class BadImage(Exception):
+class UnreadableImage(Exception):
     """An image that cannot be used. A user's transform may raise it too; the sample is then skipped."""
 
 
-class BadSample(Exception):
+class UnreadableSample(Exception):
     """A sample that is skipped and counted.
 
     Attributes:
@@ -263,7 +263,7 @@ def import_object(path: str, role: str, form: str = "module:function") -> Any:
     if not {"", folder} & {*sys.path}:
         sys.path.append(folder)
     try:
-        module = import_own(module_name)
+        module = import_user_module(module_name)
     except KeyboardInterrupt:
         raise
     except (

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from preprocess.base import AUGMENT, BadImage, InputError
+from preprocess.base import AUGMENT, InputError, UnreadableImage
 from preprocess.deferred_augmentation import packed
 from preprocess.sample import PLACE_BYTES, wire_dtype
 from preprocess.transforms import Transform
@@ -255,7 +255,7 @@ def _on_device(left: OnDevice, work: Work, training: bool) -> bool:
     work.settle()
     try:
         left.size(*work.size)
-    except BadImage:
+    except UnreadableImage:
         return False
     if not left.takes(work.images.shape[1:], work.images.dtype):
         return False

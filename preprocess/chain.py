@@ -13,7 +13,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from preprocess.base import AUGMENT, BadImage, BadSample, InputError, Source, counted, read_input
+from preprocess.base import (
+    AUGMENT,
+    InputError,
+    Source,
+    UnreadableImage,
+    UnreadableSample,
+    counted,
+    read_input,
+)
 from preprocess.batches import Work, done
 from preprocess.sample import Affine, wire_dtype
 from preprocess.target import is_mask, read_mask, target_of
@@ -22,8 +30,8 @@ from preprocess.transforms.base import Mask
 from preprocess.transforms.color import Scale, Standardize
 from preprocess.transforms.decoding import Decode, decoded_whole
 from preprocess.transforms.on_device import OnDevice
-from preprocess.transforms.packed_variants import SideBySide
-from preprocess.user_code import OwnCode
+from preprocess.transforms.packed_variants import PackedVariants
+from preprocess.user_code import UserCode
 
 
 class Part(NamedTuple):
@@ -114,8 +122,8 @@ class Chain:
             ) from error
         try:
             return self._fix(data, mask)
-        except BadImage as error:
-            raise BadSample(self.source.name(index), str(error)) from error
+        except UnreadableImage as error:
+            raise UnreadableSample(self.source.name(index), str(error)) from error
 
     def _reading(self) -> AbstractContextManager[None]:
         if self._code is None:
@@ -136,8 +144,8 @@ class Chain:
             return part
         try:
             return self._apply(self._varying, part, self._random.at(epoch, index), training)
-        except BadImage as error:
-            raise BadSample(self.source.name(index), str(error)) from error
+        except UnreadableImage as error:
+            raise UnreadableSample(self.source.name(index), str(error)) from error
 
     def begin(
         self,
@@ -180,15 +188,15 @@ class Chain:
         part = Part(work.images[row], None if work.masks is None else work.masks[row])
         try:
             return self._apply(self._varying[place:], part, rng, training)
-        except BadImage as error:
-            raise BadSample(self.source.name(index), str(error)) from error
+        except UnreadableImage as error:
+            raise UnreadableSample(self.source.name(index), str(error)) from error
 
     def _fix(self, data: bytes | np.ndarray, mask: np.ndarray | None) -> Part:
         transforms = self._fixed
         image = data
         if isinstance(image, np.ndarray):
             image = _numbers(image, self.is_precise)
-        if transforms and isinstance(transforms[0], Decode | SideBySide):
+        if transforms and isinstance(transforms[0], Decode | PackedVariants):
             image = transforms[0].apply(image)
             transforms = transforms[1:]
         if isinstance(image, bytes):
@@ -196,7 +204,7 @@ class Chain:
                 "transforms: the source holds encoded image files, so the first must be decode"
             )
         if mask is not None and mask.shape != image.shape[:2]:
-            raise BadImage(
+            raise UnreadableImage(
                 f"is {' x '.join(map(str, image.shape[:2]))} pixels, and its mask "
                 f"{' x '.join(map(str, mask.shape))}"
             )
@@ -216,14 +224,14 @@ class Chain:
         return Part(image, mask.pixels)
 
 
-def code_of(source: Any) -> OwnCode | None:
+def code_of(source: Any) -> UserCode | None:
     """The code of a source of the user's own; None of ours."""
     while isinstance(inner := getattr(source, "source", None), Source):
         source = inner
     module = type(source).__module__
     if module.startswith("preprocess."):
         return None
-    return OwnCode(module)
+    return UserCode(module)
 
 
 def _numbers(array: np.ndarray, is_precise: bool) -> np.ndarray:
@@ -236,11 +244,11 @@ def _numbers(array: np.ndarray, is_precise: bool) -> np.ndarray:
         BadImage: it holds no numbers, or one that is none.
     """
     if array.dtype.kind not in "fiub":
-        raise BadImage(f"is an array of {array.dtype}, not of numbers")
+        raise UnreadableImage(f"is an array of {array.dtype}, not of numbers")
     is_double = is_precise and array.dtype.kind == "f"
     numbers = array.astype(np.float64 if is_double else wire_dtype(array.dtype), copy=False)
     if numbers.dtype.kind == "f" and not np.isfinite(numbers).all():
-        raise BadImage("has a number that is NaN or infinite")
+        raise UnreadableImage("has a number that is NaN or infinite")
     return numbers
 
 

@@ -22,7 +22,7 @@ import numpy as np
 import PIL
 from PIL import Image
 
-from preprocess.base import BadImage
+from preprocess.base import UnreadableImage
 
 try:
     import simplejpeg
@@ -133,7 +133,7 @@ def opened(data: bytes) -> Image.Image:
     """
     image = Image.open(io.BytesIO(data))
     if image.format == "BMP" and image.mode == "1" and data[28:30] == b"\x08\0":
-        raise BadImage(
+        raise UnreadableImage(
             "is a BMP file of 8 bits with two colors, which Pillow misreads; save it as PNG"
         )
     return image
@@ -160,7 +160,7 @@ def _turn_of_jpeg(data: bytes) -> Image.Transpose | None:
         with Image.open(io.BytesIO(data)) as image:
             return _turn(image)
     except Image.DecompressionBombError as error:
-        raise BadImage(f"cannot be decoded: {error}") from error
+        raise UnreadableImage(f"cannot be decoded: {error}") from error
     except Exception:  # as above
         return None
 
@@ -199,7 +199,7 @@ def _decode_simplejpeg(data: bytes, mode: Mode, at_least: Enough | None) -> np.n
     except ValueError as error:
         reason = str(error)
         if reason.startswith(_CORRUPT) and "ICC" not in reason:
-            raise BadImage(f"is damaged or truncated: {reason}") from None
+            raise UnreadableImage(f"is damaged or truncated: {reason}") from None
         return None
     if not is_usual:
         return None
@@ -237,11 +237,11 @@ def _decode_pillow(data: bytes, mode: Mode, at_least: Enough | None, bits: int) 
             )  # from 0 to 65535, as Pillow has it
             return to_array(_convert(upright(image), mode, bits, is_pgm))
     except Image.UnidentifiedImageError:
-        raise BadImage("not an image file that Pillow knows") from None
-    except BadImage:
+        raise UnreadableImage("not an image file that Pillow knows") from None
+    except UnreadableImage:
         raise
     except Exception as error:  # Pillow's parsers meet damaged files with exceptions of many kinds
-        raise BadImage(f"cannot be decoded: {error}") from error
+        raise UnreadableImage(f"cannot be decoded: {error}") from error
 
 
 def _is_deep(image: Image.Image) -> bool:
@@ -252,7 +252,7 @@ def _is_deep(image: Image.Image) -> bool:
 def _check_depth(image: Image.Image) -> None:
     """Complain of 16 bits in each of several channels: Pillow keeps the upper 8, and they are not all used."""
     if _is_deep(image):
-        raise BadImage(
+        raise UnreadableImage(
             "has 16 bits in each of several channels; decode: bits is for one channel, so convert it to 8 bits"
         )
 

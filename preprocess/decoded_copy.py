@@ -12,7 +12,7 @@ from typing import NamedTuple, cast
 import h5py
 import numpy as np
 
-from preprocess.base import BadSample, DataSet, InputError, Source, encoded
+from preprocess.base import DataSet, InputError, Source, UnreadableSample, encoded
 from preprocess.chain import split_scale, split_transforms
 from preprocess.packing import Progress, write_hdf5
 from preprocess.pipeline import Pipeline
@@ -104,7 +104,7 @@ class Copied(View):
     def read(self, index: int) -> bytes | np.ndarray:
         """What was made of the sample once; see :class:`~preprocess.base.Source`."""
         if index in self._reasons:
-            raise BadSample(self.name(index), self._reasons[index])
+            raise UnreadableSample(self.name(index), self._reasons[index])
         return self._copy.read(int(self._rows[index]))
 
     def read_target(self, index: int) -> np.ndarray:
@@ -123,7 +123,7 @@ class Decoded(NamedTuple):
 
     data: DataSet
     transforms: tuple[Transform, ...]
-    left_out: list[BadSample]
+    left_out: list[UnreadableSample]
 
 
 def _pipeline(source: Source, fixed: Sequence[Transform], sample: SampleSpec) -> Pipeline:

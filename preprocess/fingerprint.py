@@ -22,7 +22,15 @@ from zipfile import BadZipFile
 
 import numpy as np
 
-from preprocess.base import BadSample, InputError, Source, counted, encoded, in_one_line, read_input
+from preprocess.base import (
+    InputError,
+    Source,
+    UnreadableSample,
+    counted,
+    encoded,
+    in_one_line,
+    read_input,
+)
 from preprocess.target import Kind, TargetWish, is_mask, plain_targets, target_of
 
 WHOLE = 256 << 20  # bytes of data all of which is read
@@ -45,7 +53,7 @@ _WORDS = {
 
 
 @dataclass(frozen=True)
-class Marks:
+class SampleIds:
     """What the samples of a part of the data are known by.
 
     Attributes:
@@ -69,7 +77,7 @@ class Marks:
     labels: np.ndarray = field(default_factory=lambda: np.empty(0, np.int32))
     wish: str = ""
 
-    def some(self, rows: np.ndarray) -> Marks:
+    def some(self, rows: np.ndarray) -> SampleIds:
         """Those of some samples."""
         return replace(
             self,
@@ -102,7 +110,7 @@ class Fingerprint:
         tests: where test data of its own is asked for; empty where there is none, or a share.
     """
 
-    parts: Mapping[str, Marks]
+    parts: Mapping[str, SampleIds]
     division: str = ""
     sides: np.ndarray = field(default_factory=lambda: np.empty(0, np.int8))
     folds: np.ndarray = field(default_factory=lambda: np.empty(0, np.int16))
@@ -117,7 +125,7 @@ class Fingerprint:
             ).encode()
         ).hexdigest()[:16]
 
-    def sides_of(self, train: Marks, division: str, has_groups: bool = False) -> Known:
+    def sides_of(self, train: SampleIds, division: str, has_groups: bool = False) -> Known:
         """Where samples were, found by their names; nothing where they are to be divided otherwise now.
 
         Args:
@@ -155,13 +163,13 @@ class Known:
 # ---- taking it ---------------------------------------------------------------------------------
 
 
-def marks_of(source: Source, path: str = "") -> Marks:
+def marks_of(source: Source, path: str = "") -> SampleIds:
     """What the samples of a source are known by, without their targets.
 
     Args:
         path: where the data lies, which is no part of any name.
     """
-    own: Callable[[], Marks] | None = getattr(source, "sample_marks", None)
+    own: Callable[[], SampleIds] | None = getattr(source, "sample_marks", None)
     if own is not None:
         return own()
     said: Callable[[], Any] | None = getattr(source, "fingerprint", None)
@@ -181,14 +189,14 @@ def marks_of(source: Source, path: str = "") -> Marks:
         raise InputError(
             f"{type(source).__name__}: its samples cannot be told apart: {in_one_line(error)}"
         ) from error
-    return Marks(names, facts=facts)
+    return SampleIds(names, facts=facts)
 
 
 def _without(name: str, places: Iterable[str]) -> str:
     return next((name[len(place) :] for place in places if name.startswith(place)), name)
 
 
-def with_targets(marks: Marks, source: Source, wish: TargetWish | None) -> Marks:
+def with_targets(marks: SampleIds, source: Source, wish: TargetWish | None) -> SampleIds:
     """What the samples are known by, with their targets and weights.
 
     Args:
@@ -277,7 +285,7 @@ def looked_at(count: int, most: int = LOOKED_AT) -> np.ndarray:
 
 def marks_by_reading(
     source: Source, nbytes: int, unit: str, names: np.ndarray | None = None
-) -> Marks:
+) -> SampleIds:
     """What samples without files of their own are known by: their inputs, or, if these are large, some of them.
 
     Args:
@@ -289,12 +297,12 @@ def marks_by_reading(
     if nbytes <= WHOLE:
         contents = hashed(_input(source, index) for index in range(count))
         if names is None:
-            return Marks(contents, unit=unit, by_content=True)
-        return Marks(names, {"content": contents}, unit)
+            return SampleIds(contents, unit=unit, by_content=True)
+        return SampleIds(names, {"content": contents}, unit)
     content = np.full(count, UNSEEN, np.uint64)
     rows = looked_at(count)
     content[rows] = hashed(_input(source, index) for index in rows.tolist())
-    return Marks(by_number(count) if names is None else names, {"content": content}, unit)
+    return SampleIds(by_number(count) if names is None else names, {"content": content}, unit)
 
 
 def described(rows: Any) -> str:
@@ -305,11 +313,11 @@ def described(rows: Any) -> str:
 def _input(source: Source, index: int) -> bytes | np.ndarray:
     try:
         return read_input(source, index)
-    except BadSample:
+    except UnreadableSample:
         return b""
 
 
-def marks_of_files(names: Sequence[str], paths: Sequence[str]) -> Marks:
+def marks_of_files(names: Sequence[str], paths: Sequence[str]) -> SampleIds:
     """What samples are known by that are a file each.
 
     Args:
@@ -317,7 +325,7 @@ def marks_of_files(names: Sequence[str], paths: Sequence[str]) -> Marks:
         paths: of their files.
     """
     keys = hashed(names)
-    return Marks(keys, seen_of_files(keys, paths), "file")
+    return SampleIds(keys, seen_of_files(keys, paths), "file")
 
 
 def seen_of_files(keys: np.ndarray, paths: Sequence[str]) -> dict[str, np.ndarray]:
@@ -371,7 +379,7 @@ def _edges(path: str) -> int:
 # ---- comparing ---------------------------------------------------------------------------------
 
 
-def found_again(before: Marks, now: Marks, with_edited: bool = True) -> np.ndarray:
+def found_again(before: SampleIds, now: SampleIds, with_edited: bool = True) -> np.ndarray:
     """Which sample of before each one is now.
 
     Samples of one name are told apart by their order. Where rows are known by their inputs, as many as have gone from
@@ -443,7 +451,7 @@ def differences(before: Fingerprint, now: Fingerprint) -> dict[str, list[str]]:
     return {name: words for name, words in found.items() if words}
 
 
-def _by_wish(found: Fingerprint) -> dict[str, tuple[str, Marks]]:
+def _by_wish(found: Fingerprint) -> dict[str, tuple[str, SampleIds]]:
     """The targets of the training samples, by what a spec asks for, each with the name of its part."""
     return {
         marks.wish: (name, marks)
@@ -452,7 +460,7 @@ def _by_wish(found: Fingerprint) -> dict[str, tuple[str, Marks]]:
     }
 
 
-def _about(marks: Marks, is_of_targets: bool) -> Marks:
+def _about(marks: SampleIds, is_of_targets: bool) -> SampleIds:
     """What of the marks is about targets, or all else."""
     wanted = {name for name in (*marks.seen, *marks.facts) if _is_of_targets(name) == is_of_targets}
     found = replace(
@@ -472,7 +480,7 @@ def _is_of_targets(name: str) -> bool:
     }
 
 
-def _differences(before: Marks, now: Marks, is_further: bool = False) -> list[str]:
+def _differences(before: SampleIds, now: SampleIds, is_further: bool = False) -> list[str]:
     if before.digest == now.digest:  # as a rule: to find each sample again takes long
         return []
     place = found_again(before, now)
@@ -512,7 +520,7 @@ def _differences(before: Marks, now: Marks, is_further: bool = False) -> list[st
     return words
 
 
-def _more_and_fewer(before: Marks, now: Marks, place: np.ndarray) -> list[str]:
+def _more_and_fewer(before: SampleIds, now: SampleIds, place: np.ndarray) -> list[str]:
     """How many samples have come and gone, by class where they have one."""
     came = np.ones(len(place), bool)
     gone = np.ones(len(before.names), bool)
@@ -587,7 +595,7 @@ def read_fingerprint(path: Path) -> Fingerprint | None:
         with open(path, "rb") as content, np.load(content, allow_pickle=False) as file:
             said = json.loads(str(file["said"]))
             parts = {
-                name: Marks(
+                name: SampleIds(
                     file[f"{name}/names"],
                     {one: file[f"{name}/{one}"] for one in part["seen"]},
                     part["unit"],

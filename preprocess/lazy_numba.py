@@ -13,7 +13,7 @@ from typing import Any
 _WORTH_S = 1.0  # so many seconds without the loops are worth loading them
 
 
-class Loading:
+class LazyNumba:
     """The loops of :mod:`preprocess.kernels`.
 
     Attributes:
@@ -42,4 +42,4 @@ class Loading:
         return True
 
 
-LOADING = Loading()
+LOADING = LazyNumba()

@@ -16,15 +16,15 @@ import numpy as np
 from PIL import Image
 
 from preprocess.base import (
-    BadSample,
     CannotWrite,
     InputError,
     Source,
+    UnreadableSample,
     counted,
     printable,
     read_input,
 )
-from preprocess.files.deferred_errors import DeafFile
+from preprocess.files.deferred_errors import DeferredErrorFile
 from preprocess.pipeline import Pipeline
 from preprocess.sample import wire_dtype
 from preprocess.target import TargetSpec, plain_targets, read_mask, target_of
@@ -39,7 +39,7 @@ def write_hdf5(
     path: str | Path,
     progress: Progress = lambda count: None,
     made_from: str = "",
-) -> list[BadSample]:
+) -> list[UnreadableSample]:
     """Write a data set to an HDF5 file, which appears whole or not at all.
 
     Args:
@@ -68,7 +68,7 @@ def write_hdf5(
     bad = []
     try:
         with _create(partial, place) as plain:
-            target = DeafFile(plain, place)
+            target = DeferredErrorFile(plain, place)
 
             def advance(count: int) -> None:
                 target.check()
@@ -114,7 +114,7 @@ def _writing(path: Path) -> Iterator[None]:
 
 def _write_part(
     group: h5py.Group, part: Source | Pipeline, progress: Progress, is_copy: bool
-) -> list[BadSample]:
+) -> list[UnreadableSample]:
     """Write one part; samples that cannot be used leave no gap.
 
     Args:
@@ -138,7 +138,7 @@ def _write_part(
             if masks is not None:
                 masks[len(kept)] = _encode(mask, target)
             kept.append(index)
-        except BadSample as error:
+        except UnreadableSample as error:
             bad.append(error)
         progress(1)
     if inputs is None:

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from preprocess.base import BadSample, Source
+from preprocess.base import Source, UnreadableSample
 from preprocess.batches import Work
 from preprocess.chain import Chain, Part
 from preprocess.lazy_numba import LOADING
@@ -19,7 +19,7 @@ from preprocess.sample import ImageSpec, SampleSpec, wire_dtype
 from preprocess.target import TargetReader, TargetSpec
 from preprocess.transforms import Transform
 from preprocess.transforms.on_device import expecting
-from preprocess.transforms.packed_variants import Piece
+from preprocess.transforms.packed_variants import PackedSlice
 
 _Arrays: TypeAlias = np.ndarray | Sequence[np.ndarray]
 _AT_ONCE = 64  # samples of a batch, which are in memory as they were before their random transforms
@@ -62,7 +62,7 @@ class Pipeline(Chain):
         sample: SampleSpec,
         fixed: int | None = None,
         carried: TargetSpec | None = None,
-        piece: Piece | None = None,
+        piece: PackedSlice | None = None,
     ) -> None:
         super().__init__(source, expecting(transforms, sample.unfinished), seed, fixed)
         self.sample = sample
@@ -112,7 +112,7 @@ class Pipeline(Chain):
         image = part.image
         is_double = self.is_precise and image.dtype.kind == "f"
         if image.shape != self._shape or not (is_double or wire_dtype(image.dtype) == self._dtype):
-            raise BadSample(
+            raise UnreadableSample(
                 self.source.name(index),
                 f"is {ImageSpec.of(image)}; the others are {self.sample.wire}",
             )
@@ -125,7 +125,7 @@ class Pipeline(Chain):
         images: np.ndarray,
         targets: np.ndarray,
         training: bool = True,
-    ) -> list[BadSample]:
+    ) -> list[UnreadableSample]:
         """Prepare samples into arrays that are there already.
 
         Args:
@@ -147,7 +147,7 @@ class Pipeline(Chain):
                 self._target,
             )
         everything = np.fromiter(indices, np.int64)
-        bad = list[BadSample]()
+        bad = list[UnreadableSample]()
         for first in range(0, len(everything), _AT_ONCE):
             alike = dict[object, tuple[np.ndarray, list[int], list[np.ndarray | None]]]()
             for position, index in enumerate(everything[first : first + _AT_ONCE].tolist(), first):
@@ -163,7 +163,7 @@ class Pipeline(Chain):
                     room[len(positions)] = image
                     positions.append(position)
                     masks.append(mask)
-                except BadSample as error:
+                except UnreadableSample as error:
                     bad.append(self._left_out(error, position, images, targets, self._target))
             for room, positions, masks in alike.values():
                 bad += self._vary(
@@ -196,7 +196,7 @@ class Pipeline(Chain):
 
     def keep(
         self, indices: Iterable[int], images: np.ndarray, targets: np.ndarray
-    ) -> list[BadSample]:
+    ) -> list[UnreadableSample]:
         """Do the part that is worth keeping: the same as :meth:`load`, up to the first random transform.
 
         Args:
@@ -215,7 +215,7 @@ class Pipeline(Chain):
         images: np.ndarray,
         targets: np.ndarray,
         training: bool = True,
-    ) -> list[BadSample]:
+    ) -> list[UnreadableSample]:
         """Do the rest to samples that :meth:`keep` has left; what it could not use stays marked, and is not told again.
 
         Args:
@@ -253,7 +253,7 @@ class Pipeline(Chain):
         images: np.ndarray,
         targets: np.ndarray,
         training: bool,
-    ) -> list[BadSample]:
+    ) -> list[UnreadableSample]:
         """Do to prepared samples of one shape what differs from epoch to epoch: all at once as far as that goes.
 
         Args:
@@ -285,7 +285,7 @@ class Pipeline(Chain):
                 self._check(part, index)
                 self._reader.put(targets, position, index, part.mask)
                 images[position] = part.image
-            except BadSample as error:
+            except UnreadableSample as error:
                 bad.append(self._left_out(error, position, images, targets, self._target))
         if kernels is None:
             LOADING.spent(time.perf_counter() - began)
@@ -347,7 +347,7 @@ class Pipeline(Chain):
         images: np.ndarray,
         targets: np.ndarray,
         spec: TargetSpec,
-    ) -> list[BadSample]:
+    ) -> list[UnreadableSample]:
         if spec is self._target:
             reader = self._reader
         else:
@@ -357,21 +357,25 @@ class Pipeline(Chain):
             try:
                 image, mask = make(index)
                 if image.shape != images.shape[1:]:
-                    raise BadSample(
+                    raise UnreadableSample(
                         self.source.name(index),
                         f"is {ImageSpec.of(image)}; the others are "
                         f"{' x '.join(map(str, images.shape[1:]))}",
                     )
                 reader.put(targets, position, index, mask)
                 images[position] = image
-            except BadSample as error:
+            except UnreadableSample as error:
                 bad.append(self._left_out(error, position, images, targets, spec))
         return bad
 
     @staticmethod
     def _left_out(
-        error: BadSample, position: int, images: np.ndarray, targets: np.ndarray, spec: TargetSpec
-    ) -> BadSample:
+        error: UnreadableSample,
+        position: int,
+        images: np.ndarray,
+        targets: np.ndarray,
+        spec: TargetSpec,
+    ) -> UnreadableSample:
         """Mark a sample that cannot be used."""
         error.position = position
         images[position] = 0

@@ -15,7 +15,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from preprocess.base import BadImage, BadSample, InputError, Source, counted
+from preprocess.base import InputError, Source, UnreadableImage, UnreadableSample, counted
 from preprocess.chain import Chain
 from preprocess.decode import bits_used
 from preprocess.sample import ImageSpec, SampleSpec
@@ -24,7 +24,7 @@ from preprocess.transforms import Transform
 from preprocess.transforms.color import Standardize
 from preprocess.transforms.decoding import Decode
 from preprocess.transforms.on_device import OnDevice, split_device
-from preprocess.transforms.packed_variants import SideBySide
+from preprocess.transforms.packed_variants import PackedVariants
 
 PROBES = 8  # samples that are looked at, spread over the source
 _FEW_BITS = 14  # images of 16 bits that use no more lose most of their grey levels in 8 bits
@@ -43,7 +43,7 @@ class _Probed:
 
 
 @dataclass(frozen=True)
-class Look:
+class SampleProbe:
     """What a few samples of a source have shown.
 
     Attributes:
@@ -99,7 +99,7 @@ def probe(
 
 def look(
     source: Source, transforms: Sequence[Transform], seed: int, fixed: int | None = None
-) -> Look:
+) -> SampleProbe:
     """Look at some samples of a source; reads each of ``PROBES`` samples once.
 
     Args:
@@ -137,7 +137,7 @@ def look(
     sample = SampleSpec(image, target.outputs, chain.affine, None, target)
     if left is not None:
         sample = _left_to_device(sample, left, found[0].name)
-    return Look(
+    return SampleProbe(
         sample,
         kept,
         unkept,
@@ -181,7 +181,7 @@ def _on_depth(bits: Sequence[int], transforms: Sequence[Transform]) -> str:
     if not transforms:
         return ""
     first = transforms[0]
-    if isinstance(first, SideBySide):
+    if isinstance(first, PackedVariants):
         decoders = [made[0] for made in first.lists]
     else:
         decoders = [first]
@@ -208,7 +208,7 @@ def _samples(chain: Chain) -> list[_Probed]:
     source, count = chain.source, len(chain.source)
     if not count:
         raise InputError("the data set is empty")
-    complaints: list[BadSample] = []
+    complaints: list[UnreadableSample] = []
 
     def usable(indices: Iterable[int]) -> Iterator[_Probed]:
         for index in indices:
@@ -225,7 +225,7 @@ def _samples(chain: Chain) -> list[_Probed]:
                     prepared - began,
                     time.perf_counter() - prepared,
                 )
-            except BadSample as error:
+            except UnreadableSample as error:
                 complaints.append(error)
 
     found = list(usable(_spread(count))) or list(islice(usable(range(count)), 1))
@@ -259,7 +259,7 @@ def _left_to_device(sample: SampleSpec, left: OnDevice, name: str) -> SampleSpec
         )
     try:
         size = left.size(*image.shape[:2])
-    except BadImage as error:
+    except UnreadableImage as error:
         raise InputError(f"none of the samples can be used; the first: {name} {error}") from error
     if sample.target.kind == "mask":
         target = replace(sample.target, size=size)

@@ -33,12 +33,12 @@ from preprocess.base import (
     twice_in,
 )
 from preprocess.division import fold_of, groups_of, strata_of, taken
-from preprocess.fingerprint import UNSEEN, Fingerprint, Known, Marks, marks_of, with_targets
+from preprocess.fingerprint import UNSEEN, Fingerprint, Known, SampleIds, marks_of, with_targets
 from preprocess.sources.image_folder import on_unread
 from preprocess.sources.table import columns_of
 from preprocess.target import TargetSpec, TargetWish, target_of, told_array
 from preprocess.target_checks import checked_labels, checked_target
-from preprocess.user_code import OwnCode
+from preprocess.user_code import UserCode
 
 __all__ = [
     "SOURCES",
@@ -265,7 +265,7 @@ def open_each(
             )
     found: list[DataSet] = []
     first: Source | None = None
-    marks: dict[str, Marks] = {}
+    marks: dict[str, SampleIds] = {}
     known = Known()
     for number, target in enumerate(targets):
         opener, (train, held_out, tested) = _opened(source, path, options or {}, target, features)
@@ -344,17 +344,17 @@ def _marks_of_train(
     path: str | None,
     number: int,
     target: TargetWish | None,
-    marks: Mapping[str, Marks],
-) -> dict[str, Marks]:
+    marks: Mapping[str, SampleIds],
+) -> dict[str, SampleIds]:
     """What the samples are known by, before any are taken from them; of further targets of the same, these alone."""
     if not number:
         return {"train": with_targets(_known_by(train, path), train, target)}
     first = marks["train"]
-    names = Marks(first.names, unit=first.unit, by_content=first.by_content)
+    names = SampleIds(first.names, unit=first.unit, by_content=first.by_content)
     return {f"train:{number}": with_targets(names, train, target)}
 
 
-def _known_by(source: Source, path: str | None) -> Marks:
+def _known_by(source: Source, path: str | None) -> SampleIds:
     """What the samples of a source are known by, without their targets."""
     if isinstance(source, View):
         return _known_by(source.source, path).some(source.indices)
@@ -506,7 +506,9 @@ def _remark_on_share(held_out: Source, whole: Source, share: float) -> str:
     )
 
 
-def _copied(marks: Mapping[str, Marks], part: str, source: Source, path: float | str | None) -> str:
+def _copied(
+    marks: Mapping[str, SampleIds], part: str, source: Source, path: float | str | None
+) -> str:
     """A word about samples of a part that are copies of training samples; empty where there are none.
 
     Nothing is said of data many of whose training samples are alike, such as rows of a few small numbers.
@@ -530,7 +532,7 @@ def _copied(marks: Mapping[str, Marks], part: str, source: Source, path: float |
     )
 
 
-def _contents(marks: Marks) -> np.ndarray:
+def _contents(marks: SampleIds) -> np.ndarray:
     """A number for the content of each sample, ``UNSEEN`` where that was not looked at."""
     if marks.by_content:
         return marks.names
@@ -562,7 +564,7 @@ def _open_at(
     Targets are of the kind that is asked for, where the sources do not say themselves what they have.
     """
     is_ours = source in SOURCES
-    code = OwnCode()
+    code = UserCode()
     with code.running():
         function = _function(source, options, path)
     if target is not None and _wants_target(function):

@@ -15,7 +15,7 @@ A source (:class:`preprocess.base.Source`) says its targets so:
 - Any other kind is an attribute ``target``, a :class:`TargetSpec`; then ``labels`` and ``classes`` are not asked for.
   The targets of all samples are an array ``targets``, which may be memory-mapped: (n, labels) of 0 and 1, (n, values)
   or (n,) numbers. Masks are given one at a time instead, by ``read_target(index)``: (height, width) integers, as large
-  as the image that ``read(index)`` gives; it may raise :class:`preprocess.base.BadSample`.
+  as the image that ``read(index)`` gives; it may raise :class:`preprocess.base.UnreadableSample`.
 - Where a source has an array of targets and cannot tell of which kind, a spec says it in ``data.target``. A function
   that opens a source is given that as its argument ``target``, a :class:`TargetWish`, if it has such a parameter.
 - A source of any kind may have ``weights``, (n,) numbers from 0: how much each sample counts in the loss.
@@ -34,7 +34,7 @@ from typing import Any, Literal, cast, get_args
 
 import numpy as np
 
-from preprocess.base import BadSample, ClassSource, InputError, Source, counted, twice_in
+from preprocess.base import ClassSource, InputError, Source, UnreadableSample, counted, twice_in
 
 Kind = Literal["class", "multilabel", "value", "mask"]
 KINDS: tuple[str, ...] = get_args(Kind)
@@ -348,7 +348,7 @@ class TargetReader:
 
     def _checked(self, mask: np.ndarray, index: int) -> np.ndarray:
         if mask.shape != self.spec.shape:
-            raise BadSample(
+            raise UnreadableSample(
                 self._source.name(index),
                 f"its mask is {_size(mask.shape)}; the others are {_size(self.spec.shape)}",
             )
@@ -367,7 +367,7 @@ def read_mask(source: Source, index: int, spec: TargetSpec) -> np.ndarray:
     if found.ndim == 3 and found.shape[2] == 1:
         found = found[:, :, 0]
     if found.ndim != 2 or found.dtype.kind not in "iub":
-        raise BadSample(
+        raise UnreadableSample(
             source.name(index),
             f"its mask is {_size(found.shape)} of {found.dtype}; it should be (height, "
             "width) of integers, a class for each pixel",
@@ -385,7 +385,7 @@ def _check_classes(mask: np.ndarray, name: str, spec: TargetSpec, ignore: int | 
         wrong &= mask != ignore
     if wrong.any():
         row, column = np.argwhere(wrong)[0].tolist()
-        raise BadSample(
+        raise UnreadableSample(
             name,
             f"its mask has {mask[row, column]} in row {row}, column {column}, not one of the "
             f"{spec.outputs} classes, 0 to {spec.outputs - 1}",

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from preprocess.base import BadSample
+from preprocess.base import UnreadableSample
 
 T = TypeVar("T")
 
@@ -99,7 +99,9 @@ def read_patiently(
             return read()
         except OSError as error:
             if not may_pass(error):
-                raise BadSample(name(), f"cannot be read: {error.strerror or error}") from error
+                raise UnreadableSample(
+                    name(), f"cannot be read: {error.strerror or error}"
+                ) from error
             if pause_s is None:
                 raise OSError(error.errno, error.strerror or str(error), name()) from error
         time.sleep(pause_s)

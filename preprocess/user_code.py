@@ -2,7 +2,7 @@
 
 A user's function may change what belongs to the whole process: the working folder, the environment, Python's and
 NumPy's generators of random numbers, how numbers are printed, the type of new tensors. Others of the process should
-not see that. So each part of the user's code has an :class:`OwnCode`, and is called inside of :meth:`OwnCode.running`.
+not see that. So each part of the user's code has an :class:`UserCode`, and is called inside of :meth:`UserCode.running`.
 It finds the process as the launch has, and what it changes is undone when it returns. What its later calls need is put
 back for them: the generators, the environment, the folders of modules and the recursion limit as it left them.
 
@@ -25,6 +25,7 @@ import tempfile
 import threading
 import time
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -95,7 +96,7 @@ def seed_host_generators(seed: int) -> None:
     np.random.seed(seed % 2**32)
 
 
-class OwnCode:
+class UserCode:
     """A part of the user's code, with what it has changed in the process and finds again.
 
     Args:
@@ -111,7 +112,7 @@ class OwnCode:
 
     def __reduce__(self) -> tuple:
         """On another rank nothing has been changed yet."""
-        return OwnCode, (self._module, self._keeps_draws)
+        return UserCode, (self._module, self._keeps_draws)
 
     @contextmanager
     def running(self, quick: bool = False) -> Iterator[None]:
@@ -170,13 +171,24 @@ def process_kept() -> Iterator[None]:
 class _Inside(threading.local):
     """The user's code that this thread is inside of."""
 
-    code: OwnCode | None = None
+    code: UserCode | None = None
 
 
 _INSIDE = _Inside()
 _LOCK = threading.Lock()
-_FOUND: dict[str, Any] = {}  # as it was before the first of those that are inside now
-_ENTERED = 0  # how many are inside, of all threads
+_FOUND: dict[str, Any] = {}  # the settings before the first of the threads that are inside now
+_CONTEXTS: Counter[int] = (
+    Counter()
+)  # identifier of a thread -> number of contexts that it is inside of
+
+
+def abandon(thread: threading.Thread) -> None:
+    """Stop waiting for a thread whose call of the user's code does not return.
+
+    Other threads then note the settings of the process anew, and the thread restores none if it ever comes back.
+    """
+    with _LOCK:
+        _CONTEXTS.pop(thread.ident or 0, None)
 
 
 @lru_cache
@@ -191,9 +203,8 @@ def _watched(quick: bool, draws: bool) -> dict[str, Callable[[], Any]]:
 
 def _enter(watched: Mapping[str, Callable[[], Any]]) -> dict[str, Any]:
     """Note what settings are, as they were before any thread has come in here."""
-    global _ENTERED
     with _LOCK:
-        are_others = _ENTERED > 0
+        are_others = bool(_CONTEXTS)
         if not are_others:
             _FOUND.clear()
         for name, get in watched.items():
@@ -203,7 +214,7 @@ def _enter(watched: Mapping[str, Callable[[], Any]]) -> dict[str, Any]:
             found = {name: _FOUND[name] for name in watched}
         else:
             found = _FOUND.copy()
-        _ENTERED += 1
+        _CONTEXTS[threading.get_ident()] += 1
     if are_others:
         _restore(found)  # what runs in other threads may have changed it
     return found
@@ -211,12 +222,16 @@ def _enter(watched: Mapping[str, Callable[[], Any]]) -> dict[str, Any]:
 
 def _leave(found: Mapping[str, Any]) -> dict[str, Any]:
     """Restore settings; return those that had changed, with the values that they had."""
-    global _ENTERED
+    thread = threading.get_ident()
+    if thread not in _CONTEXTS:
+        return {}  # it was abandoned
     try:
         return _restore(found)
     finally:
         with _LOCK:
-            _ENTERED -= 1
+            _CONTEXTS[thread] -= 1
+            if not _CONTEXTS[thread]:
+                del _CONTEXTS[thread]
 
 
 def _changed(found: Mapping[str, Any]) -> dict[str, Any]:
@@ -251,7 +266,7 @@ def _put(values: Mapping[str, Any]) -> None:
 _BY_IMPORT: dict[str, dict[str, Any]] = {}  # module -> what it has changed when it was imported
 
 
-def import_own(name: str) -> ModuleType:
+def import_user_module(name: str) -> ModuleType:
     """Import a module of the user's, and change the process as its first import did.
 
     What the module draws is the same in each process, and the generators of random numbers are left as they were: so

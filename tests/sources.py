@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from fleet.errors import NetworkWarning
-from preprocess.base import BadSample, RandomAccess
+from preprocess.base import RandomAccess, UnreadableSample
 from preprocess.source import View, fold_of
 
 SIDE, CLASSES = 4, ("a", "b", "c")
@@ -140,7 +140,7 @@ def raising(path):
 def partly_bad(path):
     """A source whose sample 5 cannot be read."""
     return Numbered(
-        int(path), seed=1, before=_FailsAt(5, BadSample("sample 5", "torn file"))
+        int(path), seed=1, before=_FailsAt(5, UnreadableSample("sample 5", "torn file"))
     ), Numbered(20, seed=2)
 
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from fleet.engines.base import WIDTH, Sums
+from fleet.engines.base import WIDTH, StepTotals
 from fleet.errors import CheckpointError
 from fleet.spec.engines import EngineInfo
 
@@ -26,15 +26,15 @@ class Logistic:
         self.weights = np.zeros((sample.image.size + 1, sample.classes))
 
     def step(self, images, labels, size, stop=False):
-        gradient, sums, error = np.zeros_like(self.weights), Sums(stop=stop), None
+        gradient, sums, error = np.zeros_like(self.weights), StepTotals(stop=stop), None
         try:
             gradient, mine = self._judge(images, labels)
             sums += mine
         except Exception as caught:  # the other ranks wait for this one's part
-            error, sums = caught, Sums(failed=True)
+            error, sums = caught, StepTotals(failed=True)
         buffer = np.concatenate([gradient.ravel(), sums.pack()])
         self.group.sum(buffer)  # over all ranks of the group, in one reduction
-        sums = Sums.unpack(buffer[-WIDTH:])
+        sums = StepTotals.unpack(buffer[-WIDTH:])
         sums.raise_failure(error)
         self.weights -= self.rate * buffer[:-WIDTH].reshape(self.weights.shape) / max(sums.count, 1)
         return sums
@@ -51,7 +51,7 @@ class Logistic:
         wanted, scores = np.eye(self.sample.classes)[labels], pixels @ self.weights
         loss = np.logaddexp(0, np.where(wanted, -scores, scores)).sum()
         gradient = pixels.T @ (1 / (1 + np.exp(-scores)) - wanted)
-        return gradient, Sums(
+        return gradient, StepTotals(
             float(loss), float((scores.argmax(axis=1) == labels).sum()), len(labels)
         )
 

@@ -1,13 +1,13 @@
 """A rule of pruning of one's own: who falls too far behind the best one is dropped."""
 
-from fleet.search.pruning import Unjudged
+from fleet.search.pruning import NoPruning
 from fleet.search.searcher import Verdict
 from fleet.spec.search import PruningRule
 
 GAP = 0.2  # of what is monitored
 
 
-class Gap(Unjudged):
+class Gap(NoPruning):
     def __init__(self, prune, most_epochs, seed):
         self.least, self.best = prune.least, {}  # the best score after so many epochs
 

@@ -231,7 +231,7 @@ def communicator_for_library(group: Group) -> Iterator[Any]:
     The library takes it into use inside the ``with``.
 
     Raises:
-        GroupStruck: a rank of the group has died.
+        GroupFailed: a rank of the group has died.
     """
     assert isinstance(
         group, MPIGroup

@@ -30,7 +30,7 @@ class Group(Protocol):
 
     All methods but ``check``, ``rest`` and ``striking`` are collective: every rank of the group calls them, in one
     order. While a rank waits for the others it does its duties (:attr:`World.duties`). When a rank of the group has
-    died, all others raise :class:`fleet.errors.GroupStruck`.
+    died, all others raise :class:`fleet.errors.GroupFailed`.
 
     Attributes:
         rank: of this one in the group.
@@ -70,10 +70,10 @@ class Group(Protocol):
         """
 
     def check(self) -> None:
-        """Raise GroupStruck when a rank of the group has died; for one that waits for something else than the group."""
+        """Raise GroupFailed when a rank of the group has died; for one that waits for something else than the group."""
 
     def striking(self) -> AbstractContextManager[None]:
-        """Around collectives that are begun by hand: whatever MPI raises when a rank has died becomes GroupStruck."""
+        """Around collectives that are begun by hand: whatever MPI raises when a rank has died becomes GroupFailed."""
 
     def rest(self, seconds: float) -> None:
         """Let time pass on this rank; see :meth:`World.rest`."""
@@ -186,7 +186,7 @@ class World(Protocol):
             number: of this group, which no other of the run has.
 
         Raises:
-            GroupStruck: one of them has died.
+            GroupFailed: one of them has died.
         """
 
     def library(self) -> str:

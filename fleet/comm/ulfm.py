@@ -1,7 +1,7 @@
 """A launch that outlives its ranks: ``mpirun --with-ft ulfm`` (User-Level Failure Mitigation).
 
 Each rank knows within milliseconds which others have died (:attr:`ULFMWorld.lost`), and the collectives of a group
-with a dead rank end in :class:`fleet.errors.GroupStruck` on all others. What Open MPI 5.0.11 does and does not do
+with a dead rank end in :class:`fleet.errors.GroupFailed` on all others. What Open MPI 5.0.11 does and does not do
 decides the rest: groups are made without a communicator in which somebody has died, MPI_Finalize waits for the dead,
 and MPI_Abort does not reach all ranks.
 """
@@ -23,7 +23,7 @@ from mpi4py import MPI
 
 from fleet.comm.group import MPIGroup
 from fleet.comm.world import LONGEST_S, Backoff, MPIWorld
-from fleet.errors import CoordinatorLost, GroupStruck, InfrastructureError
+from fleet.errors import CoordinatorLost, GroupFailed, InfrastructureError
 from launch.processes import end_with_parent
 
 # What Open MPI's mpirun gives its ranks under --with-ft ulfm.
@@ -78,11 +78,11 @@ class ULFMWorld(MPIWorld):
         return status
 
     def check(self, ranks: Sequence[int]) -> None:
-        """Raise GroupStruck when one of some ranks has died."""
+        """Raise GroupFailed when one of some ranks has died."""
         self.heed_deaths()
         dead = self.lost.intersection(ranks)
         if dead:
-            raise GroupStruck("died: rank " + ", ".join(map(str, sorted(dead))))
+            raise GroupFailed("died: rank " + ", ".join(map(str, sorted(dead))))
 
     # ---- messages ----
 
@@ -251,7 +251,7 @@ class ULFMWorld(MPIWorld):
 
 
 class ULFMGroup(MPIGroup):
-    """A group whose ranks may die: then each of the others raises GroupStruck in whatever it does with the group."""
+    """A group whose ranks may die: then each of the others raises GroupFailed in whatever it does with the group."""
 
     def __init__(
         self, world: ULFMWorld, comm: MPI.Intracomm, ranks: Sequence[int], shares_node: bool
@@ -267,11 +267,11 @@ class ULFMGroup(MPIGroup):
         """Make one error of all that MPI raises when a rank has died, and let no other rank wait for this one."""
         try:
             yield
-        except (MPI.Exception, GroupStruck) as error:
+        except (MPI.Exception, GroupFailed) as error:
             if isinstance(error, MPI.Exception) and not _tells_of_a_death(error):
                 raise
             self.comm.Revoke()
-            raise GroupStruck(f"of the ranks {self.ranks} of this group one has died") from error
+            raise GroupFailed(f"of the ranks {self.ranks} of this group one has died") from error
 
     def blocking(self) -> AbstractContextManager[None]:
         """See :meth:`ULFMWorld.blocking`."""
@@ -280,14 +280,14 @@ class ULFMGroup(MPIGroup):
     def sum(self, buffer: np.ndarray) -> None:  # noqa: D102
         try:
             super().sum(buffer)
-        except GroupStruck:
+        except GroupFailed:
             _ABANDONED.append(buffer)
             raise
 
     def _complete(self, *requests: MPI.Request) -> None:
         try:
             super()._complete(*requests)
-        except GroupStruck:
+        except GroupFailed:
             _ABANDONED.extend(requests)
             raise
 

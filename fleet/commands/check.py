@@ -27,9 +27,9 @@ from fleet.engines.smoke_test import Trial
 from fleet.errors import SpecError, SpecMistake, UserError
 from fleet.jobs.trials import try_networks
 from fleet.monitor.timeline import state_of
-from fleet.runtime.caching import Means, choose_cache
+from fleet.runtime.caching import HostResources, choose_cache
 from fleet.runtime.folder import free_disk
-from fleet.runtime.input_pipelines import Feed
+from fleet.runtime.input_pipelines import InputPipeline
 from fleet.runtime.inputs import (
     Inputs,
     folds_of,
@@ -162,7 +162,7 @@ def _kept(spec: Spec, opened: Inputs) -> tuple[CacheChosen, list[SpecMistake]]:
     """What becomes of decoded samples; and why they cannot be kept as the spec says."""
     paths = RunPaths(spec.output)
     preprocessors = 0 if spec.policy.own_samples else 1
-    means = Means(preprocessors, 1, False, free_shared_memory(), free_disk(paths))
+    means = HostResources(preprocessors, 1, False, free_shared_memory(), free_disk(paths))
     choice = choose_cache(spec, opened, means, state_of(read_run(paths, (CacheChosen,))).cache)
     unkept = []
     try:
@@ -223,7 +223,7 @@ def _some_samples(spec: Spec, opened: Inputs) -> dict[str, tuple[np.ndarray, np.
     """A few samples of each feed that can be used, ready for a network."""
     found = {}
     for key, feed in (
-        opened.feeds or {"": Feed(opened.data, opened.transforms, opened.samples, 0)}
+        opened.feeds or {"": InputPipeline(opened.data, opened.transforms, opened.samples, 0)}
     ).items():
         pipeline = dataclasses.replace(feed, carried=None, piece=None).pipeline("train", spec.seed)
         assert pipeline is not None

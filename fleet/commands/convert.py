@@ -22,7 +22,7 @@ from fleet.commands.output import add_json, show
 from fleet.storage.files import storing
 from fleet.terminal import progress_bar
 from fleet.units import counted, format_size
-from preprocess.base import BadSample, CannotWrite, DataSet, Source
+from preprocess.base import CannotWrite, DataSet, Source, UnreadableSample
 from preprocess.packing import write_hdf5
 from preprocess.pipeline import Pipeline
 from preprocess.probe import look
@@ -121,7 +121,7 @@ def _print(
     counts: dict[str, int],
     target: TargetSpec,
     written: int,
-    left_out: Sequence[BadSample],
+    left_out: Sequence[UnreadableSample],
 ) -> None:
     unit = "image" if args.source == "image_folder" else "sample"
     if counts["test"]:
@@ -188,7 +188,7 @@ def _transforms(args: argparse.Namespace) -> tuple[Transform, ...]:
     )
 
 
-def _write(data: DataSet, transforms: Sequence[Transform], out: str) -> Sequence[BadSample]:
+def _write(data: DataSet, transforms: Sequence[Transform], out: str) -> Sequence[UnreadableSample]:
     """Write the images; returns those that are left out."""
     parts: dict[str, Source | Pipeline] = dict(data.parts())
     for name, source in data.parts().items() if transforms else ():

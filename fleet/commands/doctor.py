@@ -33,7 +33,7 @@ from fleet.engines.registry import parameters_of, problems_of
 from fleet.errors import ExitStatus, LeaseLost, NotInstalledError, UserError, shortened
 from fleet.jobs import preflight as checks
 from fleet.monitor.timeline import state_of
-from fleet.runtime.caching import Means, choose_cache
+from fleet.runtime.caching import HostResources, choose_cache
 from fleet.runtime.folder import free_disk, nearest_folder
 from fleet.runtime.inputs import Inputs, open_inputs
 from fleet.runtime.prepare import shared_bytes
@@ -276,7 +276,7 @@ def _check_room(
             return checks.check_disk(_disk(spec, None if opened is None else opened.sample)), ""
         paths = RunPaths(spec.output)
         shared_free = min(rank.shared_free for rank in facts)
-        means = Means(
+        means = HostResources(
             len(roles.preprocessors), roles.gpus_per_node, False, shared_free, free_disk(paths)
         )
         choice = choose_cache(spec, opened, means, state_of(read_run(paths, (CacheChosen,))).cache)

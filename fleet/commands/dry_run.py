@@ -31,12 +31,12 @@ from fleet.arguments import count, positive
 from fleet.commands.known_rates import cached, known_rates_of, shared_cluster, with_sharing
 from fleet.commands.options import add_spec, told_of_gpus
 from fleet.commands.output import add_json, print_policies, show
-from fleet.control.measurement import Survey, SurveyEstimate, estimate
+from fleet.control.measurement import RateMeasurement, SurveyEstimate, estimate
 from fleet.errors import ExitStatus, FleetError, InfrastructureError, UserError
 from fleet.jobs.dry_run import Rehearsal, estimated_rates, rehearse, with_epochs
 from fleet.monitor.accounting import Account
 from fleet.monitor.report import read_report
-from fleet.runtime.caching import Means, choose_cache
+from fleet.runtime.caching import HostResources, choose_cache
 from fleet.runtime.inputs import open_inputs
 from fleet.spec import Spec, load, read_yaml, with_cache
 from fleet.spec.engines import find_engine
@@ -106,7 +106,7 @@ def run(args: argparse.Namespace) -> int:
     whole = _cluster(args, spec)
     nodes = whole.gpus // whole.gpus_per_node
     cluster = shared_cluster(spec, whole)
-    means = Means(0 if spec.policy.own_samples else nodes, cluster.gpus_per_node)
+    means = HostResources(0 if spec.policy.own_samples else nodes, cluster.gpus_per_node)
     choice = choose_cache(spec, opened, means)
     spec = with_cache(spec, choice.cache)
     found, origin = known_rates_of(spec, args.spec, args.rates, sample, whole) or (
@@ -203,7 +203,9 @@ def _profiling(
     ):
         return SurveyEstimate(0, 0.0)
     keys, known = cached(spec, args.spec, sample, cluster)
-    survey = Survey(spec.networks, keys, spec.profile, cluster.gpus, cluster.gpus_per_node, known)
+    survey = RateMeasurement(
+        spec.networks, keys, spec.profile, cluster.gpus, cluster.gpus_per_node, known
+    )
     return estimate(survey, rates, spec.engine.build_s)
 
 

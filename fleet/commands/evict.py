@@ -235,7 +235,7 @@ def _carry_out(args: argparse.Namespace) -> int:
             )
         print("Nothing was done: --yes carries this out.")
         return ExitStatus.OK
-    diary = eviction.Diary(record, lambda text: print(text, flush=True))
+    diary = eviction.EvictionLog(record, lambda text: print(text, flush=True))
     keeping = eviction.Keeping(args.urgent, waiting)
     diary.note(
         "begin",

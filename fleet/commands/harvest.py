@@ -33,7 +33,7 @@ from fleet.errors import UserError
 from fleet.jobs.backlog import HarvestLimits
 from fleet.jobs.harvest import Backlog, BatchQueue, HarvestPlan, HarvestRun
 from fleet.jobs.harvest_log import is_called_off, note
-from fleet.jobs.job_events import CalledOff
+from fleet.jobs.job_events import ChainCancelled
 from fleet.runtime.folder import check_folder, check_shareable, writing_into
 from fleet.runtime.prepare import told_when_to_end
 from fleet.runtime.startup import IDLE_S
@@ -230,7 +230,7 @@ def _words_changed(old: str, new: str) -> Iterator[str]:
 def _call_off(args: argparse.Namespace, roots: Sequence[Path], system: System) -> None:
     plans = [HarvestPlan.read(RunPaths(root).harvest) for root in roots]
     for root in roots:
-        note(RunPaths(root), CalledOff())  # until the harvest is asked for again
+        note(RunPaths(root), ChainCancelled())  # until the harvest is asked for again
     orders = []
     left = []
     queue = BatchQueue(system)

@@ -33,7 +33,7 @@ from fleet.commands.output import add_json, print_json, show
 from fleet.commands.walltimes import AskedTimes, automatic
 from fleet.errors import ExitStatus, UserError
 from fleet.jobs.chain import end_chain, note
-from fleet.jobs.job_events import HandedIn
+from fleet.jobs.job_events import JobSubmitted
 from fleet.monitor.view import told_of_sharing
 from fleet.runtime.compatibility import check_fresh
 from fleet.runtime.folder import check_folder, writing_into
@@ -178,7 +178,7 @@ def _hand_in(
         signal.signal(signal.SIGINT, lambda number, frame: None)
         return subprocess.run(["bash", str(paths.job_script)], check=False).returncode
     id_ = submit(system, paths.job_script)
-    note(paths, HandedIn(id_))
+    note(paths, JobSubmitted(id_))
     show(
         args,
         lambda: {

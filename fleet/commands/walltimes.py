@@ -17,7 +17,7 @@ from fleet.errors import UserError
 from fleet.jobs.chain import ChainTimes, past_of
 from fleet.monitor.overheads import FORWARD, BesideSteps, beside_steps
 from fleet.monitor.timeline import state_of
-from fleet.runtime.caching import Means, choose_cache
+from fleet.runtime.caching import HostResources, choose_cache
 from fleet.runtime.inputs import Inputs, open_inputs
 from fleet.runtime.interrupt import RESERVE_S
 from fleet.spec import Converge, Spec
@@ -326,7 +326,7 @@ def _given(spec: Spec, opened: Inputs, roles: Roles) -> _Given:
     else:
         judging = len(opened.data.validation)
     hands = len(roles.preprocessors or roles.trainers)
-    means = Means(len(roles.preprocessors), roles.gpus_per_node)
+    means = HostResources(len(roles.preprocessors), roles.gpus_per_node)
     cache = choose_cache(spec, opened, means, run.cache).cache
     # What is kept in memory each trainer finishes for itself; a row of a file is read in no time beside the rest.
     each_s = look.varying_s + look.fixed_s * (cache == "none")

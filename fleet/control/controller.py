@@ -16,21 +16,21 @@ from collections.abc import Set as AbstractSet
 
 from fleet.comm import messages as m
 from fleet.control import effects as e
-from fleet.control.handlers import Hearing
-from fleet.control.history import History, Impossible
-from fleet.control.launch_state import Ask, Parts, Setup, Speeds
-from fleet.control.node_release import Leaving
+from fleet.control.handlers import MessageHandlers
+from fleet.control.history import History, InvalidTransition
+from fleet.control.launch_state import Ask, LaunchConfig, LaunchState, PriorRates
+from fleet.control.node_release import NodeRelease
 from fleet.control.placement import Placement
 from fleet.control.rates import make_rates
 from fleet.control.searching import Searching
 from fleet.control.shutdown import Ending
-from fleet.domain.network import Standing
-from fleet.domain.remaining_work import Outlook
+from fleet.domain.network import NetworkStatus
+from fleet.domain.remaining_work import RemainingWork
 from fleet.errors import ExitStatus
-from fleet.search.controller import Decision, Mind
+from fleet.search.controller import Decision, SearchController
 
 
-class Ensemble:
+class Controller:
     """The networks of a run, the groups that train them, and what is to be done next.
 
     Args:
@@ -43,25 +43,27 @@ class Ensemble:
 
     def __init__(
         self,
-        setup: Setup,
-        standings: Mapping[str, Standing],
-        speeds: Speeds,
+        setup: LaunchConfig,
+        standings: Mapping[str, NetworkStatus],
+        speeds: PriorRates,
         ask: Ask,
-        mind: Mind,
+        mind: SearchController,
         begun: Sequence[Decision] = (),
     ) -> None:
-        self._launch = launch = Parts.of(setup, standings)
+        self._launch = launch = LaunchState.of(setup, standings)
         self._outbox = launch.outbox
         self._groups = launch.groups
         self._networks = launch.networks
         self._rates = make_rates(speeds, launch)
-        self._leaving = Leaving(launch)
+        self._leaving = NodeRelease(launch)
         self._searching = Searching(mind, begun, launch, self._rates)
         self._ending = Ending(launch, self._rates, self._searching)
         self._placement = Placement(
             launch, self._rates, self._searching, self._leaving, self._ending, ask
         )
-        self._hearing = Hearing(launch, self._rates, self._searching, self._leaving, self._ending)
+        self._hearing = MessageHandlers(
+            launch, self._rates, self._searching, self._leaving, self._ending
+        )
         self._history = History()
         self._wakes_s = float("-inf")
         self._undecided = 0  # what has been heard since it decided
@@ -82,12 +84,12 @@ class Ensemble:
         return self._groups.names
 
     @property
-    def outlook(self) -> Outlook:
+    def outlook(self) -> RemainingWork:
         """What searches may yet bring."""
         return self._searching.mind.outlook
 
-    def offer(self, nodes: int, within_s: float, now_s: float) -> e.Offer:
-        """See :meth:`fleet.control.node_release.Leaving.offer`; :class:`fleet.control.effects.NodesAsked` has it done.
+    def offer(self, nodes: int, within_s: float, now_s: float) -> e.NodeOffer:
+        """See :meth:`fleet.control.node_release.NodeRelease.offer`; :class:`fleet.control.effects.NodesRequested` has it done.
 
         Raises:
             UserError: the launch cannot do without so many.
@@ -119,7 +121,7 @@ class Ensemble:
             What is to be done, in this order.
 
         Raises:
-            TransitionError: that cannot be.
+            ProtocolViolation: that cannot be.
         """
         is_late = now_s >= self._wakes_s
         if self.status is not None or (heard is None and not is_late and not self._undecided):
@@ -139,7 +141,7 @@ class Ensemble:
             if is_late or (self._undecided and not (more_wait and self._undecided < self.patience)):
                 self._undecided = 0
                 self._decide()
-        except Impossible as error:
+        except InvalidTransition as error:
             self._history.add(now_s, heard, self._outbox.take())
             raise self._history.error(str(error)) from error
         effects = self._outbox.take()

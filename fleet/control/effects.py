@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from fleet.comm.messages import Message, Tag
 from fleet.domain.events import Event, NetworkAdded
-from fleet.domain.network import Death, EpochRecord, Standing
+from fleet.domain.network import Death, EpochRecord, NetworkStatus
 from fleet.errors import ExitStatus, FleetError
 from fleet.search.calls import Call
-from fleet.search.controller import Add, Consult, Note
+from fleet.search.controller import AddNetwork, CallSearcher, LogEvent
 from fleet.search.searcher import Verdict
 from fleet.spec import NetworkSpec
 from scheduler.base import Network, RateTable
@@ -33,7 +33,7 @@ class RanksDied:
 
 
 @dataclass(frozen=True)
-class EndAsked:
+class EndRequested:
     """The launch is to end before its networks are done: a signal came, or its time is nearly over.
 
     Attributes:
@@ -54,7 +54,7 @@ class CheckpointRead:
     """
 
     network: str
-    standing: Standing
+    standing: NetworkStatus
     position: int
 
 
@@ -73,7 +73,7 @@ class Leased:
     """
 
     network: str
-    standing: Standing
+    standing: NetworkStatus
     generation: int
     position: int = 0
     took_over: bool = False
@@ -103,7 +103,7 @@ class Admitted:
 
 
 @dataclass(frozen=True)
-class Consulted:
+class SearcherAnswered:
     """A searcher has answered a call.
 
     Attributes:
@@ -117,7 +117,7 @@ class Consulted:
 
 
 @dataclass(frozen=True)
-class ConsultFailed:
+class SearcherCallFailed:
     """A searcher has raised, or does not answer."""
 
     entry: str
@@ -125,7 +125,7 @@ class ConsultFailed:
 
 
 @dataclass(frozen=True)
-class Ruled:
+class NetworkCommand:
     """Somebody outside wants a network to pause, to stop, or to go on; it is one that is not over."""
 
     network: str
@@ -133,7 +133,7 @@ class Ruled:
 
 
 @dataclass(frozen=True)
-class Offer:
+class NodeOffer:
     """The nodes that are given back upon a request.
 
     Attributes:
@@ -149,31 +149,31 @@ class Offer:
 
 
 @dataclass(frozen=True)
-class NodesAsked:
+class NodesRequested:
     """Somebody outside wants nodes back, by a command, and these were chosen; see :mod:`fleet.control.node_release`."""
 
     command: str
-    offer: Offer
+    offer: NodeOffer
 
 
 Heard: TypeAlias = (
     Message
     | RanksDied
-    | EndAsked
+    | EndRequested
     | CheckpointRead
     | Leased
     | Admitted
-    | Consulted
-    | ConsultFailed
-    | Ruled
-    | NodesAsked
+    | SearcherAnswered
+    | SearcherCallFailed
+    | NetworkCommand
+    | NodesRequested
 )
 
 # ---- wanted ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Tell:
+class SendMessage:
     """Send a message to a rank."""
 
     rank: int
@@ -182,7 +182,7 @@ class Tell:
 
 
 @dataclass(frozen=True)
-class KeepParameters:
+class SaveParameterCount:
     """Write down how many parameters a network has: it has been built."""
 
     network: str
@@ -190,7 +190,7 @@ class KeepParameters:
 
 
 @dataclass(frozen=True)
-class KeepRates:
+class SaveRates:
     """Write down the rates that were found out, in time.
 
     Attributes:
@@ -216,14 +216,14 @@ class KeepDeath:
 
 
 @dataclass(frozen=True)
-class Fail:
+class AbortLaunch:
     """End all ranks at once: no rank can go on."""
 
     error: FleetError
 
 
 @dataclass(frozen=True)
-class Finish:
+class EndLaunch:
     """The launch is over; all ranks have been told.
 
     Attributes:
@@ -237,16 +237,16 @@ class Finish:
 # Of what the mind of searches decides: Note, log an event and show it to all who watch; Consult, call a searcher, which
 # Consulted or ConsultFailed answers; Add, look at a network that was asked for, which Admitted answers.
 Effect: TypeAlias = (
-    Tell
-    | Note
-    | KeepParameters
-    | KeepRates
+    SendMessage
+    | LogEvent
+    | SaveParameterCount
+    | SaveRates
     | KeepDeath
     | ReadCheckpoint
-    | Consult
-    | Add
-    | Fail
-    | Finish
+    | CallSearcher
+    | AddNetwork
+    | AbortLaunch
+    | EndLaunch
 )
 
 
@@ -267,12 +267,12 @@ class Outbox:
 
     def note(self, event: Event) -> None:
         """Have an event logged and shown."""
-        self.add(Note(event))
+        self.add(LogEvent(event))
 
     def tell(self, ranks: Iterable[int], tag: Tag, message: Message) -> None:
         """Have a message sent to some ranks."""
         for rank in ranks:
-            self.add(Tell(rank, tag, message))
+            self.add(SendMessage(rank, tag, message))
 
     def take(self) -> list[Effect]:
         """What has been collected since this was called last."""

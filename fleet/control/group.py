@@ -23,7 +23,7 @@ from typing import Any
 
 from fleet.comm import messages as m
 from fleet.control.effects import RanksDied
-from fleet.control.history import Impossible
+from fleet.control.history import InvalidTransition
 from fleet.spec import NetworkSpec
 from scheduler.base import Member
 from scheduler.ensemble.moves import GroupHolding, Stance
@@ -176,11 +176,11 @@ class TrainingGroup:
         """Go over to the phase that follows on what the group says, is told or suffers.
 
         Raises:
-            Impossible: nothing follows.
+            InvalidTransition: nothing follows.
         """
         after = TRANSITIONS[self.phase].get(type(step))
         if after is None:
-            raise Impossible(
+            raise InvalidTransition(
                 f"{self.name} is {self.phase.name} ({self.phase.value}), and yet there is {step}"
             )
         self.phase = after

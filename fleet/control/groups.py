@@ -15,8 +15,8 @@ from fleet.comm.roles import Roles
 from fleet.control.devices import Devices
 from fleet.control.effects import Outbox, RanksDied
 from fleet.control.group import Phase, TrainingGroup, name_ranks
-from fleet.control.history import Impossible
-from fleet.control.measurement import Task
+from fleet.control.history import InvalidTransition
+from fleet.control.measurement import MeasurementTask
 from fleet.control.stream_grants import Production
 from fleet.domain.events import RanksReady
 from fleet.spec import NetworkSpec
@@ -55,7 +55,7 @@ class Groups:
         self._groups: dict[str, TrainingGroup] = {}
         self._standing: dict[str, TrainingGroup] = {}  # those that wait for orders
         self._joining: dict[str, TrainingGroup] = {}
-        self._measuring: dict[tuple[int, ...], Task] = {}
+        self._measuring: dict[tuple[int, ...], MeasurementTask] = {}
         self._number = 0  # of the latest group of ranks
         self._wanted = Round()
         self._members = dict[str, tuple[int, Member]]()
@@ -140,7 +140,7 @@ class Groups:
         """A trainer waits for work.
 
         Raises:
-            Impossible: it is none, or has waited all the time.
+            InvalidTransition: it is none, or has waited all the time.
         """
         device = self._roles.device_of.get(ready.rank)
         if device is not None:
@@ -150,7 +150,9 @@ class Groups:
         if ready.rank in self.lost:
             return  # its last word
         if device is None or device in self._devices.idle:
-            raise Impossible(f"rank {ready.rank} has nothing to do, and yet there is {ready}")
+            raise InvalidTransition(
+                f"rank {ready.rank} has nothing to do, and yet there is {ready}"
+            )
         self._devices.rest(device)
 
     def see_who_is_there(self) -> None:
@@ -163,7 +165,7 @@ class Groups:
         """A recruit has built the network, or all of a group have.
 
         Raises:
-            Impossible: the rank builds nothing.
+            InvalidTransition: the rank builds nothing.
         """
         group = self.get(built.network)
         device = self._roles.device_of[built.rank]
@@ -173,9 +175,9 @@ class Groups:
         does = (group is not None and device in group.devices) or device in self._devices.measuring
         # Those that return may not know yet that they are no recruits any more.
         if not does and device not in self._devices.returning and built.rank not in self.lost:
-            raise Impossible(f"rank {built.rank} builds nothing, and yet there is {built}")
+            raise InvalidTransition(f"rank {built.rank} builds nothing, and yet there is {built}")
 
-    def lose(self, rank: int, died: RanksDied) -> list[Task]:
+    def lose(self, rank: int, died: RanksDied) -> list[MeasurementTask]:
         """A trainer has died; returns what it measured."""
         device = self._roles.device_of[rank]
         self._devices.lose([device])
@@ -231,18 +233,18 @@ class Groups:
         """
         devices = _close_together(sorted(self.free_whole), gpus, self.cluster.gpus_per_node)
         self._devices.measure(devices)
-        self._measuring[devices] = Task(network.name, gpus)
+        self._measuring[devices] = MeasurementTask(network.name, gpus)
         ranks = self._ranks(devices)
         self._tell(devices, m.Measure(network, ranks, self._next_number(), batches))
         return devices
 
-    def measured(self, measured: m.Measured) -> Task | None:
+    def measured(self, measured: m.Measured) -> MeasurementTask | None:
         """A measurement is over; returns which, or None where it was given up: one of its ranks has died.
 
         Raises:
-            Impossible: there was none.
+            InvalidTransition: there was none.
         """
-        task = Task(measured.network, measured.gpus)
+        task = MeasurementTask(measured.network, measured.gpus)
         for devices, other in self._measuring.items():
             if other == task:
                 del self._measuring[devices]
@@ -250,7 +252,7 @@ class Groups:
                 return task
         if self.lost:
             return None
-        raise Impossible(f"nobody measures that, and yet there is {measured}")
+        raise InvalidTransition(f"nobody measures that, and yet there is {measured}")
 
     # ---- orders ----
 

@@ -12,23 +12,28 @@ from typing import Any
 from fleet.comm import messages as m
 from fleet.control import effects as e
 from fleet.control.group import SAID, Phase, TrainingGroup
-from fleet.control.history import Impossible
-from fleet.control.launch_state import Parts
-from fleet.control.node_release import Leaving
+from fleet.control.history import InvalidTransition
+from fleet.control.launch_state import LaunchState
+from fleet.control.node_release import NodeRelease
 from fleet.control.rates import Rates
 from fleet.control.searching import Searching
 from fleet.control.shutdown import Ending
-from fleet.control.warning_log import Complaints
+from fleet.control.warning_log import WarningLog
 from fleet.domain import events
 from fleet.errors import InfrastructureError
 from fleet.search.searcher import End
 
 
-class Hearing:
+class MessageHandlers:
     """See the module; whom it concerns is told."""
 
     def __init__(
-        self, launch: Parts, rates: Rates, searching: Searching, leaving: Leaving, ending: Ending
+        self,
+        launch: LaunchState,
+        rates: Rates,
+        searching: Searching,
+        leaving: NodeRelease,
+        ending: Ending,
     ) -> None:
         self._launch = launch
         self._rates = rates
@@ -41,20 +46,20 @@ class Hearing:
         self._production = launch.production
         self._startup = launch.startup
         self._buildings = launch.buildings
-        self._complaints = Complaints(launch.setup, launch.outbox)
+        self._complaints = WarningLog(launch.setup, launch.outbox)
 
     def hear(self, heard: e.Heard) -> bool:
         """Tell the parts of the launch; returns whether the policy might answer otherwise now.
 
         Raises:
-            Impossible: that cannot be.
+            InvalidTransition: that cannot be.
         """
         if isinstance(heard, SAID):
             group = self._groups.get(heard.network)
             if group is None and self._groups.lost:
                 return False  # the last word of a rank that has died
             if group is None:
-                raise Impossible(f"{heard.network} has no group, and yet there is {heard}")
+                raise InvalidTransition(f"{heard.network} has no group, and yet there is {heard}")
             self._groups.advance(group, heard)
             group.hear(self._outbox.now_s, isinstance(heard, m.Pace | m.EpochDone))
             if not isinstance(heard, m.Joined):  # that is said before
@@ -63,7 +68,7 @@ class Hearing:
                 return False
         handler = _HANDLERS.get(type(heard))
         if handler is None:
-            raise Impossible(f"a coordinator is not told {heard}")
+            raise InvalidTransition(f"a coordinator is not told {heard}")
         is_news = handler(self, heard)
         return is_news is True or isinstance(heard, _NEWS)
 
@@ -155,7 +160,7 @@ class Hearing:
         for rank in sorted(set(died.ranks) - self._groups.lost):
             self._groups.lost.add(rank)
             if self._launch.setup.replayed:
-                self._outbox.add(e.Fail(InfrastructureError(f"rank {rank} has died")))
+                self._outbox.add(e.AbortLaunch(InfrastructureError(f"rank {rank} has died")))
             device = self._launch.setup.roles.device_of.get(rank)
             self._outbox.note(events.RankLost(rank, device))
             if (
@@ -193,7 +198,7 @@ class Hearing:
         self._rates.add(admitted)
         self._searching.admitted(admitted)
 
-    def _on_nodes_asked(self, asked: e.NodesAsked) -> None:
+    def _on_nodes_asked(self, asked: e.NodesRequested) -> None:
         self._leaving.ask(asked)
         self._rates.lose(self._groups.cluster.whole_gpus)
 
@@ -208,33 +213,33 @@ _NEWS = (
     e.CheckpointRead,
     e.Leased,
     e.Admitted,
-    e.NodesAsked,
+    e.NodesRequested,
 )
 
-_HANDLERS: Mapping[type, Callable[[Hearing, Any], bool | None]] = {
-    m.Joined: Hearing._on_joined,
-    m.Regrouped: Hearing._on_regrouped,
+_HANDLERS: Mapping[type, Callable[[MessageHandlers, Any], bool | None]] = {
+    m.Joined: MessageHandlers._on_joined,
+    m.Regrouped: MessageHandlers._on_regrouped,
     m.FellBack: lambda self, fallen: self._networks.fall_back(fallen),
-    m.Pace: Hearing._on_pace,
-    m.EpochDone: Hearing._on_epoch_done,
-    m.Converged: Hearing._on_converged,
-    m.Paused: Hearing._on_paused,
-    m.Stopped: Hearing._on_stopped,
-    m.Failed: Hearing._on_failed,
+    m.Pace: MessageHandlers._on_pace,
+    m.EpochDone: MessageHandlers._on_epoch_done,
+    m.Converged: MessageHandlers._on_converged,
+    m.Paused: MessageHandlers._on_paused,
+    m.Stopped: MessageHandlers._on_stopped,
+    m.Failed: MessageHandlers._on_failed,
     m.Ready: lambda self, ready: self._groups.ready(ready),
-    m.Built: Hearing._on_built,
+    m.Built: MessageHandlers._on_built,
     m.Throughput: lambda self, said: self._production.hear(said),
-    m.Prepared: Hearing._on_prepared,
-    m.Measured: Hearing._on_measured,
+    m.Prepared: MessageHandlers._on_prepared,
+    m.Measured: MessageHandlers._on_measured,
     m.Warned: lambda self, warned: self._complaints.warned(warned),
     m.Bad: lambda self, bad: self._complaints.bad(bad),
-    e.RanksDied: Hearing._on_ranks_died,
-    e.CheckpointRead: Hearing._on_checkpoint_read,
-    e.EndAsked: lambda self, asked: self._ending.begin(asked.reason, asked.patience_s),
-    e.NodesAsked: Hearing._on_nodes_asked,
-    e.Leased: Hearing._on_leased,
-    e.Admitted: Hearing._on_admitted,
-    e.Consulted: lambda self, answer: self._searching.answered(answer),
-    e.ConsultFailed: lambda self, answer: self._searching.answered(answer),
-    e.Ruled: lambda self, ruled: self._searching.ruled(ruled),
+    e.RanksDied: MessageHandlers._on_ranks_died,
+    e.CheckpointRead: MessageHandlers._on_checkpoint_read,
+    e.EndRequested: lambda self, asked: self._ending.begin(asked.reason, asked.patience_s),
+    e.NodesRequested: MessageHandlers._on_nodes_asked,
+    e.Leased: MessageHandlers._on_leased,
+    e.Admitted: MessageHandlers._on_admitted,
+    e.SearcherAnswered: lambda self, answer: self._searching.answered(answer),
+    e.SearcherCallFailed: lambda self, answer: self._searching.answered(answer),
+    e.NetworkCommand: lambda self, ruled: self._searching.ruled(ruled),
 }

@@ -22,11 +22,11 @@ class Moment:
     effects: tuple[Effect, ...]
 
 
-class Impossible(Exception):
+class InvalidTransition(Exception):
     """Something cannot be, as things stand; the message says what."""
 
 
-class TransitionError(InfrastructureError):
+class ProtocolViolation(InfrastructureError):
     """Something was heard that cannot be, by all that was heard before: a mistake in the program.
 
     Attributes:
@@ -63,6 +63,6 @@ class History:
         """Remember a moment."""
         self._moments.append(Moment(now_s, heard, tuple(effects)))
 
-    def error(self, what: str) -> TransitionError:
+    def error(self, what: str) -> ProtocolViolation:
         """What to raise where something cannot be."""
-        return TransitionError(what, self._moments)
+        return ProtocolViolation(what, self._moments)

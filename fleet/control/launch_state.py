@@ -11,10 +11,10 @@ from fleet.comm.roles import Roles
 from fleet.control.effects import Outbox
 from fleet.control.group_startup import Buildings, StartupTimes
 from fleet.control.groups import Groups
-from fleet.control.measurement import Survey
+from fleet.control.measurement import RateMeasurement
 from fleet.control.networks import Networks
 from fleet.control.stream_grants import Production
-from fleet.domain.network import Death, Standing
+from fleet.domain.network import Death, NetworkStatus
 from fleet.spec import Spec
 from fleet.stream.layout import Layout
 from scheduler.base import Cluster, Progress, RateTable, Round
@@ -23,7 +23,7 @@ from scheduler.ensemble.probing import Tried
 
 
 @dataclass(frozen=True)
-class Setup:
+class LaunchConfig:
     """What stays as it is while a launch lasts.
 
     Attributes:
@@ -60,7 +60,7 @@ class Setup:
 
 
 @dataclass(frozen=True)
-class Speeds:
+class PriorRates:
     """What is known of how fast networks are, before a launch trains any.
 
     Attributes:
@@ -69,7 +69,7 @@ class Speeds:
         online: learns rates from training, instead.
     """
 
-    survey: Survey
+    survey: RateMeasurement
     given: RateTable | None = None
     online: OnlineRates | None = None
 
@@ -89,14 +89,14 @@ Ask: TypeAlias = Callable[[RateTable, Progress, Cluster, Least | None], PolicyAn
 
 
 @dataclass(frozen=True)
-class Parts:
+class LaunchState:
     """What a launch is made of, shared by all who decide about it; each part says of itself what it is.
 
     Attributes:
         outbox: takes what is to be done, and knows what time it is.
     """
 
-    setup: Setup
+    setup: LaunchConfig
     outbox: Outbox
     production: Production
     networks: Networks
@@ -105,7 +105,7 @@ class Parts:
     startup: StartupTimes
 
     @classmethod
-    def of(cls, setup: Setup, standings: Mapping[str, Standing]) -> Parts:
+    def of(cls, setup: LaunchConfig, standings: Mapping[str, NetworkStatus]) -> LaunchState:
         """Those of a launch at its beginning.
 
         Args:

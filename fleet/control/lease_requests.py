@@ -15,7 +15,7 @@ from fleet.units import format_duration
 
 
 @dataclass(frozen=True)
-class Want:
+class RequestLeases:
     """Take the first of these networks that can be had, until so many are held."""
 
     names: tuple[str, ...]
@@ -23,20 +23,20 @@ class Want:
 
 
 @dataclass(frozen=True)
-class LetGo:
+class ReleaseLease:
     """Another launch need not wait for this network."""
 
     network: str
 
 
 @dataclass(frozen=True)
-class Leave:
+class LeaveRun:
     """The launch has nothing to do here."""
 
     reason: str
 
 
-Effect: TypeAlias = Want | LetGo | Leave
+Effect: TypeAlias = RequestLeases | ReleaseLease | LeaveRun
 
 
 class Claims:
@@ -56,7 +56,7 @@ class Claims:
         self._most = most
         self._idle_s = idle_s
         self.held: set[str] = set()
-        self._want = Want((), 0)
+        self._want = RequestLeases((), 0)
         self._let_go = list[Effect]()
         self._idle_since: float | None = None
         self._ends = False
@@ -77,7 +77,7 @@ class Claims:
         """A network that this launch holds is done, or has failed, and no rank has to do with it any more."""
         self.held.remove(network)
         del self._epochs[network]
-        self._let_go.append(LetGo(network))
+        self._let_go.append(ReleaseLease(network))
 
     def end(self) -> None:
         """The launch is about to end."""
@@ -99,11 +99,11 @@ class Claims:
             effects.append(want)
         return effects + self._leave(now_s, bool(self.held - paused))
 
-    def _wanted(self, most: int) -> Want:
+    def _wanted(self, most: int) -> RequestLeases:
         if self._ends or len(self.held) >= most:
-            return Want((), 0)
+            return RequestLeases((), 0)
         left = self._epochs.keys() - self.held
-        return Want(tuple(sorted(left, key=lambda name: (self._epochs[name], name))), most)
+        return RequestLeases(tuple(sorted(left, key=lambda name: (self._epochs[name], name))), most)
 
     def _leave(self, now_s: float, has_any: bool) -> list[Effect]:
         if (
@@ -114,10 +114,10 @@ class Claims:
             self._idle_since = now_s
         elif now_s >= self._idle_since + self._idle_s:
             self._ends = True
-            self._want = Want((), 0)
+            self._want = RequestLeases((), 0)
             return [
                 self._want,
-                Leave(
+                LeaveRun(
                     f"no network was to be had for {format_duration(self._idle_s)}: those that are "
                     "left are trained by other launches"
                 ),

@@ -23,14 +23,14 @@ from scheduler.ensemble.rates import counts_to_measure, rate, up_to_gap
 
 
 @dataclass(frozen=True)
-class Task:
+class MeasurementTask:
     """Measure a network on a number of GPUs."""
 
     network: str
     gpus: int
 
 
-class Survey:
+class RateMeasurement:
     """The measurements of an ensemble.
 
     Args:
@@ -68,8 +68,8 @@ class Survey:
         self._timed = dict(timed or {})
         self.failed: dict[str, Outcome] = {}
         self._twins: dict[str, list[NetworkSpec]] = {}  # by key
-        self._queue: deque[Task] = deque()
-        self._open: set[Task] = set()
+        self._queue: deque[MeasurementTask] = deque()
+        self._open: set[MeasurementTask] = set()
         for network in networks:
             self._twins.setdefault(keys[network.name], []).append(network)
             self._forget(network)
@@ -89,7 +89,7 @@ class Survey:
         """How many measurements there are, as far as is known yet."""
         return self.measured + len(self._queue) + len(self._open)
 
-    def next(self, idle: int) -> Task | None:
+    def next(self, idle: int) -> MeasurementTask | None:
         """A measurement that fits on so many idle ranks; the largest waits until enough are free."""
         if not self._queue or self._queue[0].gpus > idle:
             return None
@@ -97,7 +97,7 @@ class Survey:
         self._open.add(task)
         return task
 
-    def batches(self, task: Task) -> tuple[int, ...]:
+    def batches(self, task: MeasurementTask) -> tuple[int, ...]:
         """With which global batches to measure a network whose batch the policy chooses; none for others."""
         network = next(one for one in self.networks if one.name == task.network)
         if not network.train.batch.is_elastic:
@@ -110,7 +110,7 @@ class Survey:
             max((step.batch for step in alone), default=None),
         )
 
-    def hear(self, task: Task, measured: Measured) -> StepRate:
+    def hear(self, task: MeasurementTask, measured: Measured) -> StepRate:
         """Take in what a group has measured; returns its rate."""
         if measured.timed:
             key = self.keys[task.network]
@@ -141,7 +141,9 @@ class Survey:
                 self.failed[network.name] = Outcome(str(error), is_failure=True)
         return self.failed
 
-    def add(self, task: Task, measured: float, reason: str, may_pass: bool = False) -> None:
+    def add(
+        self, task: MeasurementTask, measured: float, reason: str, may_pass: bool = False
+    ) -> None:
         """Take in what was measured; a rate of 0 comes with its reason, and whether that may pass."""
         self._open.discard(task)
         self.measured += 1
@@ -158,7 +160,7 @@ class Survey:
                 self._ask(self.keys[task.network], gpus)
         self._scale()
 
-    def again(self, task: Task) -> None:
+    def again(self, task: MeasurementTask) -> None:
         """Measure something once more, after all else, if the trainers that are left are enough for it."""
         self._open.discard(task)
         if task.gpus <= self.devices:
@@ -185,7 +187,7 @@ class Survey:
             and (key, gpus) not in asked
             and (name := next(able, None)) is not None
         ):
-            self._queue.append(Task(name, gpus))
+            self._queue.append(MeasurementTask(name, gpus))
 
     def _scale(self) -> None:
         """Once every network has a rate: how far to go, and ask for it."""
@@ -259,7 +261,7 @@ class SurveyEstimate(NamedTuple):
     seconds: float
 
 
-def estimate(survey: Survey, rates: RateTable, build_s: float) -> SurveyEstimate:
+def estimate(survey: RateMeasurement, rates: RateTable, build_s: float) -> SurveyEstimate:
     """Go through a survey on a clock of its own, as the runtime does: measurements side by side, on idle devices.
 
     Args:
@@ -270,13 +272,13 @@ def estimate(survey: Survey, rates: RateTable, build_s: float) -> SurveyEstimate
     networks = {network.name: network for network in rates.models}
     specs = {network.name: network for network in survey.networks}
 
-    def takes_s(task: Task) -> float:
+    def takes_s(task: MeasurementTask) -> float:
         samples = survey.profile.batches * specs[task.network].global_batch(task.gpus)
         return build_s + samples / rate(networks[task.network], task.gpus)
 
     now_s = 0.0
     idle = survey.devices
-    running = list[tuple[float, int, Task]]()
+    running = list[tuple[float, int, MeasurementTask]]()
     started = 0
     while True:
         while (task := survey.next(idle)) is not None:

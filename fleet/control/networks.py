@@ -10,18 +10,18 @@ from fleet.comm import messages as m
 from fleet.control.effects import (
     CheckpointRead,
     KeepDeath,
-    KeepParameters,
     Leased,
     Outbox,
     ReadCheckpoint,
+    SaveParameterCount,
 )
-from fleet.control.history import Impossible
+from fleet.control.history import InvalidTransition
 from fleet.domain import events
-from fleet.domain.network import Death, EpochRecord, Judged, Standing, reason_of_deaths
+from fleet.domain.network import Death, EpochRecord, NetworkStatus, TestResult, reason_of_deaths
 from fleet.domain.network_status import Change, after
 from fleet.errors import ExitStatus
 from fleet.spec import NetworkSpec
-from scheduler.ensemble.indexed import Gone
+from scheduler.ensemble.indexed import IndexedSet
 
 _REST_S = 5.0  # before a network is tried again; twice as long each time
 
@@ -47,7 +47,7 @@ class Networks:
     def __init__(
         self,
         networks: Iterable[NetworkSpec],
-        standings: Mapping[str, Standing],
+        standings: Mapping[str, NetworkStatus],
         retries: int,
         outbox: Outbox,
         elsewhere: Iterable[str] = (),
@@ -56,7 +56,7 @@ class Networks:
         max_deaths: int = 2,
     ) -> None:
         self.specs = {network.name: network for network in networks}
-        self._standings = {name: standings.get(name, Standing()) for name in self.specs}
+        self._standings = {name: standings.get(name, NetworkStatus()) for name in self.specs}
         self._over = {
             name for name, standing in self._standings.items() if standing.outcome is not None
         }
@@ -74,7 +74,7 @@ class Networks:
         ] = {}  # network -> its parameters, until its next epoch says them
         self._elsewhere = set(elsewhere)
         # Kept from one change to the next: policies are asked at each epoch's end, and there may be thousands.
-        self._unavailable = Gone([*self._over, *self._paused, *self._elsewhere])
+        self._unavailable = IndexedSet([*self._over, *self._paused, *self._elsewhere])
         self._moved = set(
             self.specs
         )  # those that have been taken in, or may have other epochs, since that was asked
@@ -176,7 +176,7 @@ class Networks:
     def add(self, network: NetworkSpec) -> None:
         """A network has come to the run."""
         self.specs[network.name] = network
-        self._standings[network.name] = Standing()
+        self._standings[network.name] = NetworkStatus()
         self._moved.add(network.name)
         self.hold_back()
 
@@ -187,7 +187,7 @@ class Networks:
     def build(self, name: str, parameters: int) -> None:
         """A network that was built has so many parameters."""
         self._built[name] = parameters
-        self._outbox.add(KeepParameters(name, parameters))
+        self._outbox.add(SaveParameterCount(name, parameters))
 
     def end_epoch(self, done: m.EpochDone) -> None:
         """A network has finished an epoch, and perhaps its training; one that was dropped meanwhile ends with it."""
@@ -208,7 +208,7 @@ class Networks:
         """A network is done."""
         self._note(events.NetworkFinished(name, reason, epochs=len(self.history(name))))
 
-    def test(self, name: str, tested: Judged, seconds: float) -> None:
+    def test(self, name: str, tested: TestResult, seconds: float) -> None:
         """A network that is done was judged on the test data."""
         self._note(
             events.NetworkTested(
@@ -303,7 +303,7 @@ class Networks:
         self._outbox.note(change)
         self._stand(change.network, after(self._standings[change.network], change))
 
-    def _stand(self, name: str, standing: Standing) -> None:
+    def _stand(self, name: str, standing: NetworkStatus) -> None:
         self._standings[name] = standing
         for names, belongs in (
             (self._over, standing.outcome is not None),
@@ -378,12 +378,12 @@ class Networks:
         """A network goes back to its last checkpoint.
 
         Raises:
-            Impossible: nobody asked for it.
+            InvalidTransition: nobody asked for it.
         """
         name = read.network
         history = read.standing.history
         if name not in self._fallen:
-            raise Impossible(f"nobody has asked how far {name} is, and yet there is {read}")
+            raise InvalidTransition(f"nobody has asked how far {name} is, and yet there is {read}")
         self._fallen.remove(name)
         had = {(record.epoch, record.stream_epoch) for record in self.history(name)}
         was_over = self.is_final(name)
@@ -392,7 +392,7 @@ class Networks:
             if (record.epoch, record.stream_epoch) not in had:  # saved, and then the master died
                 self._note(events.EpochEnded(name, record))
         self._note(
-            events.GroupStruck(
+            events.GroupFailed(
                 name,
                 epochs=len(history),
                 position=read.position,

@@ -12,9 +12,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from fleet.comm import messages as m
-from fleet.control.effects import NodesAsked, Offer
+from fleet.control.effects import NodeOffer, NodesRequested
 from fleet.control.group import Phase, TrainingGroup
-from fleet.control.launch_state import Parts
+from fleet.control.launch_state import LaunchState
 from fleet.domain.events import NodesLeft
 from fleet.errors import UserError
 from fleet.units import counted
@@ -27,15 +27,15 @@ _WRITE_S = 5.0  # for a checkpoint, as long as no group of the launch has shown 
 
 @dataclass(frozen=True)
 class _Request:
-    asked: NodesAsked
+    asked: NodesRequested
     devices: frozenset[int]
     began_s: float
 
 
-class Leaving:
+class NodeRelease:
     """The requests for nodes of a launch."""
 
-    def __init__(self, launch: Parts) -> None:
+    def __init__(self, launch: LaunchState) -> None:
         self._setup = launch.setup
         self._groups = launch.groups
         self._networks = launch.networks
@@ -68,7 +68,7 @@ class Leaving:
 
     # ---- what is offered ----
 
-    def offer(self, count: int, within_s: float, now_s: float) -> Offer:
+    def offer(self, count: int, within_s: float, now_s: float) -> NodeOffer:
         """The nodes that a launch can do without at the least loss, one after another; it changes nothing.
 
         Args:
@@ -99,7 +99,7 @@ class Leaving:
             chosen = [*chosen, node]
             ways = plans[node]
         self._check_rest(chosen)
-        return Offer(tuple(chosen), tuple(map(self._host, chosen)), ways)
+        return NodeOffer(tuple(chosen), tuple(map(self._host, chosen)), ways)
 
     def _check_rest(self, nodes: Iterable[int]) -> None:
         """Look whether the rest of the launch is enough for all networks that are left.
@@ -153,7 +153,7 @@ class Leaving:
 
     # ---- what is done ----
 
-    def ask(self, asked: NodesAsked) -> None:
+    def ask(self, asked: NodesRequested) -> None:
         """Give nodes back: no group is started there any more, and those that are there stop."""
         devices = frozenset(self._devices(asked.offer.nodes))
         self._groups.vacate(devices)

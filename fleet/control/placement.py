@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fleet.control.effects import Fail
+from fleet.control.effects import AbortLaunch
 from fleet.control.group import Phase, TrainingGroup
-from fleet.control.launch_state import Ask, Parts, PolicyAnswer
-from fleet.control.node_release import Leaving
+from fleet.control.launch_state import Ask, LaunchState, PolicyAnswer
+from fleet.control.node_release import NodeRelease
 from fleet.control.rates import Rates, Supply
 from fleet.control.searching import Searching
 from fleet.control.shutdown import Ending
@@ -30,10 +30,10 @@ class Placement:
 
     def __init__(
         self,
-        launch: Parts,
+        launch: LaunchState,
         rates: Rates,
         searching: Searching,
-        leaving: Leaving,
+        leaving: NodeRelease,
         ending: Ending,
         ask: Ask,
     ) -> None:
@@ -204,7 +204,7 @@ class Placement:
             self._ending.begin(f"{why}, and {few} too few for {left}")
         else:
             self._outbox.add(
-                Fail(
+                AbortLaunch(
                     UserError(
                         f"schedule.policy: {self._launch.setup.spec.schedule.policy} leaves {left} waiting while nothing runs; "
                         "it must give devices to a network that waits whenever all are free"

@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 
 from fleet.comm import messages as m
 from fleet.comm.roles import Roles
-from fleet.control.effects import Admitted, KeepRates
-from fleet.control.launch_state import Least, Parts, Setup, Speeds
-from fleet.control.measurement import Task
+from fleet.control.effects import Admitted, SaveRates
+from fleet.control.launch_state import LaunchConfig, LaunchState, Least, PriorRates
+from fleet.control.measurement import MeasurementTask
 from fleet.domain import events
 from fleet.domain.network import StepRate
 from fleet.errors import UserError
@@ -49,7 +49,7 @@ class Shared:
     learned: Sharing | None
 
     @classmethod
-    def of(cls, setup: Setup, rates: RateTable | None) -> Shared:
+    def of(cls, setup: LaunchConfig, rates: RateTable | None) -> Shared:
         """Those of a launch.
 
         Args:
@@ -90,7 +90,7 @@ class Shared:
         return "ranks"
 
 
-def known_sharing(setup: Setup) -> events.SharingLearned | None:
+def known_sharing(setup: LaunchConfig) -> events.SharingLearned | None:
     """What earlier runs have shown, where it says that more networks should share a GPU than may in this launch."""
     told = Shared.of(setup, None).told(Sharing(setup.sharing).curve, setup.spec.most_at_once)
     if told.bound:
@@ -105,7 +105,7 @@ class Rates:
         speeds: what is known beforehand.
     """
 
-    def __init__(self, speeds: Speeds, launch: Parts) -> None:
+    def __init__(self, speeds: PriorRates, launch: LaunchState) -> None:
         setup = launch.setup
         given = speeds.given
         self._given = given
@@ -262,10 +262,10 @@ class Rates:
     def keep(self) -> None:
         """Have what is known written down for whoever plans or rehearses the run later."""
 
-    def lose(self, devices: int, tasks: Sequence[Task] = ()) -> None:
+    def lose(self, devices: int, tasks: Sequence[MeasurementTask] = ()) -> None:
         """There are only so many trainers left; those that are no more were measuring this."""
 
-    def measured(self, task: Task, measured: m.Measured) -> None:
+    def measured(self, task: MeasurementTask, measured: m.Measured) -> None:
         """A measurement is over."""
 
     def measure(self, fail: Callable[..., None]) -> None:
@@ -279,18 +279,18 @@ class Rates:
 class MeasuredRates(Rates):
     """Rates that are measured before anything trains."""
 
-    def __init__(self, speeds: Speeds, launch: Parts) -> None:
+    def __init__(self, speeds: PriorRates, launch: LaunchState) -> None:
         super().__init__(speeds, launch)
         self._survey = speeds.survey
         self._launch = launch
         self._began_s: float | None = None
 
-    def lose(self, devices: int, tasks: Sequence[Task] = ()) -> None:  # noqa: D102
+    def lose(self, devices: int, tasks: Sequence[MeasurementTask] = ()) -> None:  # noqa: D102
         for task in tasks:
             self._survey.again(task)
         self._survey.lose(devices)
 
-    def measured(self, task: Task, measured: m.Measured) -> None:  # noqa: D102
+    def measured(self, task: MeasurementTask, measured: m.Measured) -> None:  # noqa: D102
         if self._launch.networks.may_retry(measured):
             self._survey.again(task)
             return
@@ -340,7 +340,7 @@ class MeasuredRates(Rates):
                 {network.name: network.rates for network in found.models},
             )
         )
-        self._outbox.add(KeepRates(lambda: found))
+        self._outbox.add(SaveRates(lambda: found))
         late = self._late
         self._late = []
         for admitted in late:
@@ -350,7 +350,7 @@ class MeasuredRates(Rates):
 class LearnedRates(Rates):
     """Rates that training itself shows."""
 
-    def __init__(self, online: OnlineRates, speeds: Speeds, launch: Parts) -> None:
+    def __init__(self, online: OnlineRates, speeds: PriorRates, launch: LaunchState) -> None:
         super().__init__(speeds, launch)
         self._online = online
         self._known = speeds.survey.known
@@ -439,17 +439,17 @@ class LearnedRates(Rates):
 
     def keep(self) -> None:  # noqa: D102
         if self.are_absolute:
-            self._outbox.add(KeepRates(self._online.seen))
+            self._outbox.add(SaveRates(self._online.seen))
 
     @property
     def least(self) -> Least:  # noqa: D102
         return self._online.least
 
-    def lose(self, devices: int, tasks: Sequence[Task] = ()) -> None:  # noqa: D102
+    def lose(self, devices: int, tasks: Sequence[MeasurementTask] = ()) -> None:  # noqa: D102
         self._online.lose(devices)
 
 
-def make_rates(speeds: Speeds, launch: Parts) -> Rates:
+def make_rates(speeds: PriorRates, launch: LaunchState) -> Rates:
     """The rates of a launch, by what is known beforehand."""
     if speeds.given is not None:
         return Rates(speeds, launch)
@@ -505,7 +505,7 @@ class Supply:
         has_changed: whether the present plan was made by another supply.
     """
 
-    def __init__(self, launch: Parts) -> None:
+    def __init__(self, launch: LaunchState) -> None:
         self._production = launch.production
         self._outbox = launch.outbox
         self._groups = launch.groups

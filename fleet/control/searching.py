@@ -1,6 +1,6 @@
 """What searches and their rule decide, as far as networks and devices are concerned (pure).
 
-A :class:`fleet.search.controller.Mind` decides which network is asked for, paused, dropped and let go on. Here it is told
+A :class:`fleet.search.controller.SearchController` decides which network is asked for, paused, dropped and let go on. Here it is told
 what happens to networks, and what it decides is done: searchers are called, networks added, and those that are paused
 or dropped get no devices.
 """
@@ -11,14 +11,14 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
 
-from fleet.control.effects import Admitted, Consulted, ConsultFailed, Ruled
-from fleet.control.launch_state import Parts
+from fleet.control.effects import Admitted, NetworkCommand, SearcherAnswered, SearcherCallFailed
+from fleet.control.launch_state import LaunchState
 from fleet.control.rates import Rates
 from fleet.domain.events import NetworkJudged, ReplayDiffered
 from fleet.domain.network import EpochRecord
-from fleet.search.controller import Add, Consult, Decision, Mind, Note
+from fleet.search.controller import AddNetwork, CallSearcher, Decision, LogEvent, SearchController
 from fleet.search.searcher import End
-from scheduler.ensemble.indexed import Values
+from scheduler.ensemble.indexed import IndexedValues
 
 
 class Searching:
@@ -32,7 +32,9 @@ class Searching:
         idle_since_s: when nothing was left to train any more; None while something is.
     """
 
-    def __init__(self, mind: Mind, begun: Iterable[Decision], launch: Parts, rates: Rates) -> None:
+    def __init__(
+        self, mind: SearchController, begun: Iterable[Decision], launch: LaunchState, rates: Rates
+    ) -> None:
         self.mind = mind
         self._launch = launch
         self._networks = launch.networks
@@ -43,7 +45,7 @@ class Searching:
         self._decided = list(begun)
         self._has_heard = True  # something from which decisions may follow
         self._coming: set[str] = set()  # networks that are being looked at
-        self._ahead = Values()
+        self._ahead = IndexedValues()
         self._survivors = set[str]()
 
     # ---- what is known ----
@@ -109,10 +111,10 @@ class Searching:
             self._networks.fail(name, reason, deaths=deaths)
             self.over(name, End.FAILED)
 
-    def answered(self, answer: Consulted | ConsultFailed) -> None:
+    def answered(self, answer: SearcherAnswered | SearcherCallFailed) -> None:
         """A searcher has answered, or has failed."""
         self._has_heard = True
-        if isinstance(answer, ConsultFailed):
+        if isinstance(answer, SearcherCallFailed):
             self.mind.searcher_failed(answer.entry, answer.reason)
             return
         if answer.difference:
@@ -131,7 +133,7 @@ class Searching:
         if admitted.added.wrong:
             self.fail(name, admitted.added.wrong)
 
-    def ruled(self, ruled: Ruled) -> None:
+    def ruled(self, ruled: NetworkCommand) -> None:
         """Somebody outside wants a network to pause, to stop, or to go on."""
         self._has_heard = True
         self.mind.rule(ruled.network, ruled.verdict)
@@ -170,12 +172,12 @@ class Searching:
 
     def _follow(self, decision: Decision) -> bool:
         match decision:
-            case Note(NetworkJudged() as judged):
+            case LogEvent(NetworkJudged() as judged):
                 self._networks.judge(judged)
                 return True
-            case Note() | Consult():
+            case LogEvent() | CallSearcher():
                 self._launch.outbox.add(decision)
-            case Add(network) if (
+            case AddNetwork(network) if (
                 network not in self._networks.specs
             ):  # otherwise an earlier launch has added it
                 self._coming.add(network)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from fleet.comm import messages as m
-from fleet.control.effects import PATIENCE_S, Finish
+from fleet.control.effects import PATIENCE_S, EndLaunch
 from fleet.control.group import Phase, name_ranks
 from fleet.control.group_startup import DEAF_S, Building
-from fleet.control.launch_state import Parts
+from fleet.control.launch_state import LaunchState
 from fleet.control.rates import Rates
 from fleet.control.searching import Searching
 from fleet.domain import events
@@ -22,7 +22,7 @@ class Ending:
         status: how it has ended; None before.
     """
 
-    def __init__(self, launch: Parts, rates: Rates, searching: Searching) -> None:
+    def __init__(self, launch: LaunchState, rates: Rates, searching: Searching) -> None:
         self._launch = launch
         self._rates = rates
         self._searching = searching
@@ -109,7 +109,7 @@ class Ending:
         self._rates.keep()
         self._outbox.tell(roles.trainers, m.Tag.TRAINER, m.Exit())
         self._launch.tell_preprocessors(m.Exit())
-        self._outbox.add(Finish(self.status, is_cut=bool(self._groups.deaf)))
+        self._outbox.add(EndLaunch(self.status, is_cut=bool(self._groups.deaf)))
 
     def _status(self) -> ExitStatus:
         status = self._networks.status

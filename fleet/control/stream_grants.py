@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from fleet.comm.messages import NO_LIMIT, Prepared, Produce, Throughput
-from fleet.control.history import Impossible
+from fleet.control.history import InvalidTransition
 from fleet.domain.events import StreamStarted
 from fleet.domain.network import EpochRecord
 from fleet.stream.layout import Layout
@@ -166,10 +166,10 @@ class Production:
         """A preprocessor says how fast it prepares samples.
 
         Raises:
-            Impossible: it is none, or has said so before.
+            InvalidTransition: it is none, or has said so before.
         """
         if said.rank not in self._preprocessors or said.rank in self._throughput:
-            raise Impossible(
+            raise InvalidTransition(
                 f"{said.rank} is no preprocessor of which nothing is known, and yet there is {said}"
             )
         self._throughput[said.rank] = said.samples_per_s
@@ -184,10 +184,10 @@ class Production:
             Who produces from now on, where that has changed.
 
         Raises:
-            Impossible: it does not produce.
+            InvalidTransition: it does not produce.
         """
         if said.rank not in self.turns and said.rank not in self._prepared:
-            raise Impossible(f"{said.rank} does not produce, and yet there is {said}")
+            raise InvalidTransition(f"{said.rank} does not produce, and yet there is {said}")
         self._prepared[said.rank] = self._prepared.get(said.rank, _Recently()).then(said)
         if self.is_in_step and self._order is not None and self._prepared.keys() >= set(self.turns):
             *others, slowest = sorted(self.turns, key=self._speed, reverse=True)

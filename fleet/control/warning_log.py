@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from fleet.comm.messages import Bad, Warned
-from fleet.control.effects import Fail, Outbox
-from fleet.control.launch_state import Setup
+from fleet.control.effects import AbortLaunch, Outbox
+from fleet.control.launch_state import LaunchConfig
 from fleet.domain.events import BadSample, NetworkWarned
 from fleet.errors import UserError
 
 
-class Complaints:
+class WarningLog:
     """All that has been complained of."""
 
-    def __init__(self, setup: Setup, outbox: Outbox) -> None:
+    def __init__(self, setup: LaunchConfig, outbox: Outbox) -> None:
         self._outbox = outbox
         self._samples = setup.samples
         self._most = setup.spec.data.max_bad
@@ -35,7 +35,7 @@ class Complaints:
         self._outbox.note(BadSample(bad.name, bad.reason, bad.training))
         if len(self._bad) > self._most * self._samples:
             self._outbox.add(
-                Fail(
+                AbortLaunch(
                     UserError(
                         f"{len(self._bad)} of {self._samples} samples cannot be read, more than data.max_bad: {self._most:.2%};"
                         f" the latest: {bad.name}: {bad.reason}"

@@ -217,7 +217,7 @@ def reason_of_deaths(deaths: Collection[Death], most: int) -> str:
 
 
 @dataclass(frozen=True)
-class Judged:
+class TestResult:
     """What a finished network, as it is exported, came to on the test data.
 
     Attributes:
@@ -233,7 +233,7 @@ class Judged:
 
 
 @dataclass(frozen=True)
-class Standing:
+class NetworkStatus:
     """How far a network of a run is.
 
     Attributes:
@@ -245,11 +245,11 @@ class Standing:
 
     history: tuple[EpochRecord, ...] = ()
     outcome: Outcome | None = None
-    tested: Judged | None = None
+    tested: TestResult | None = None
     is_paused: bool = False
 
     @classmethod
-    def pruned(cls, history: tuple[EpochRecord, ...]) -> Standing:
+    def pruned(cls, history: tuple[EpochRecord, ...]) -> NetworkStatus:
         """That of a network that was dropped before it was done."""
         return cls(
             history, Outcome(f"pruned after {counted(len(history), 'epoch')}", is_pruned=True)
@@ -275,22 +275,22 @@ class Standing:
         """Whether it has trained to its end: it has neither failed nor was it dropped before."""
         return self.outcome is not None and not (self.outcome.is_failure or self.outcome.is_pruned)
 
-    def with_history(self, history: tuple[EpochRecord, ...]) -> Standing:
+    def with_history(self, history: tuple[EpochRecord, ...]) -> NetworkStatus:
         """The same after other epochs."""
         if self.is_pruned:
-            return Standing.pruned(history)
+            return NetworkStatus.pruned(history)
         return replace(self, history=history)
 
-    def found_after(self, before: Standing) -> Standing:
+    def found_after(self, before: NetworkStatus) -> NetworkStatus:
         """This, of a checkpoint, with what no checkpoint knows and was so before: that it is paused, or was pruned."""
         return replace(
             self.pruned_after(before), is_paused=before.is_paused and self.outcome is None
         )
 
-    def pruned_after(self, before: Standing) -> Standing:
+    def pruned_after(self, before: NetworkStatus) -> NetworkStatus:
         """This, of a checkpoint, or that it was pruned, if it was so before and has not finished all the same."""
         if before.is_pruned and not self.is_finished:
-            return Standing.pruned(self.history)
+            return NetworkStatus.pruned(self.history)
         return self
 
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TypeAlias
 
 from fleet.domain import events as e
-from fleet.domain.network import EpochRecord, Judged, Outcome, Standing
+from fleet.domain.network import EpochRecord, NetworkStatus, Outcome, TestResult
 
 Change: TypeAlias = (
     e.EpochEnded
@@ -22,13 +22,13 @@ Change: TypeAlias = (
     | e.GroupStarted
     | e.NetworkFellBack
     | e.NetworkTaken
-    | e.GroupStruck
+    | e.GroupFailed
     | e.NetworkJudged
     | e.ChangesAccepted
 )
 
 
-def after(standing: Standing, change: Change) -> Standing:
+def after(standing: NetworkStatus, change: Change) -> NetworkStatus:
     """How far a network is after an event that is about it.
 
     Args:
@@ -44,7 +44,7 @@ def after(standing: Standing, change: Change) -> Standing:
             return replace(
                 standing,
                 is_paused=False,
-                tested=Judged(change.loss, change.accuracy, change.samples, change.metrics),
+                tested=TestResult(change.loss, change.accuracy, change.samples, change.metrics),
             )
         case e.NetworkFailed():
             return replace(
@@ -62,19 +62,19 @@ def after(standing: Standing, change: Change) -> Standing:
         ):  # one that was over is tried again, or wants more
             if standing.outcome is None or standing.is_pruned:
                 return standing
-            return Standing(history)
+            return NetworkStatus(history)
         case e.NetworkFellBack(afresh=True):
-            return Standing()
+            return NetworkStatus()
         case e.NetworkFellBack(finished=False) | e.NetworkTaken():
             return _gone_back(standing, change.epochs)
-        case e.GroupStruck():
+        case e.GroupFailed():
             if change.reason or change.again:
-                return Standing(
+                return NetworkStatus(
                     until(history, change.epochs), Outcome(change.reason) if change.reason else None
                 )
             return _gone_back(standing, change.epochs)
         case e.NetworkJudged(verdict="stop"):
-            return Standing.pruned(history)
+            return NetworkStatus.pruned(history)
         case e.NetworkJudged():
             return replace(standing, is_paused=change.verdict == "pause")
         case e.ChangesAccepted():
@@ -82,7 +82,7 @@ def after(standing: Standing, change: Change) -> Standing:
     return standing
 
 
-def accepting(standing: Standing, epoch: int, files: Iterable[str]) -> Standing:
+def accepting(standing: NetworkStatus, epoch: int, files: Iterable[str]) -> NetworkStatus:
     """The same, where some files were changed after an epoch, and that was accepted."""
     return replace(
         standing,
@@ -102,9 +102,9 @@ def until(history: tuple[EpochRecord, ...], epoch: int) -> tuple[EpochRecord, ..
     return tuple(record for record in history if record.epoch <= epoch)
 
 
-def _gone_back(standing: Standing, epochs: int) -> Standing:
+def _gone_back(standing: NetworkStatus, epochs: int) -> NetworkStatus:
     """A network goes on from a checkpoint: what was logged last may not have been saved."""
     history = until(standing.history, epochs)
     if len(history) == len(standing.history):
         return standing
-    return Standing(history).found_after(standing)
+    return NetworkStatus(history).found_after(standing)

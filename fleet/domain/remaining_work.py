@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Coming:
+class ExpectedTrials:
     """Networks that a search will yet ask for.
 
     Attributes:
@@ -25,7 +25,7 @@ class Coming:
 
 
 @dataclass(frozen=True)
-class Outlook:
+class RemainingWork:
     """What is known of searches, and of the rule by which networks are pruned.
 
     Attributes:
@@ -37,4 +37,4 @@ class Outlook:
     idle: AbstractSet[str] = frozenset()
     next_rung: Callable[[str, int], int | None] = lambda name, epochs: None
     expected: Callable[[int], float | None] = lambda most: None
-    coming: tuple[Coming, ...] = ()
+    coming: tuple[ExpectedTrials, ...] = ()

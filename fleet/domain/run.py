@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import Any
 
 from fleet.domain import events as e
-from fleet.domain.network import DATA, EpochRecord, Outcome, Standing
+from fleet.domain.network import DATA, EpochRecord, NetworkStatus, Outcome
 from fleet.domain.network_status import Change, accepting, after, until
 from fleet.spec import Converge, Spec
 from fleet.units import counted, format_duration
@@ -176,7 +176,7 @@ class RunNetwork:
     number: int
     max_epochs: int
     monitor: str | None = None
-    standing: Standing = field(default_factory=Standing)
+    standing: NetworkStatus = field(default_factory=NetworkStatus)
     parameters: int | None = None
     group: RunGroup | None = None
 
@@ -310,15 +310,15 @@ class RunState:
         return {name for name, added in self.added.items() if added.wrong}
 
     @property
-    def standings(self) -> dict[str, Standing]:
+    def standings(self) -> dict[str, NetworkStatus]:
         """How far each network is."""
         return {name: network.standing for name, network in self.networks.items()}
 
-    def standing(self, name: str) -> Standing:
+    def standing(self, name: str) -> NetworkStatus:
         """How far a network is; one of which nobody has told has not begun."""
         if network := self.networks.get(name):
             return network.standing
-        return Standing()
+        return NetworkStatus()
 
     def search(self, entry: str) -> RunSearch:
         """What the searchers of an entry have heard and answered; nothing where it is new."""
@@ -332,11 +332,11 @@ class RunState:
             if (name, record.epoch, record.stream_epoch) not in self._logged
         )
 
-    def hear(self, name: str, standing: Standing) -> None:
+    def hear(self, name: str, standing: NetworkStatus) -> None:
         """Another launch, whose log is not read here, has brought a network so far."""
         self._network(name).standing = standing
 
-    def take_up(self, standings: Mapping[str, Standing], afresh: Container[str] = ()) -> None:
+    def take_up(self, standings: Mapping[str, NetworkStatus], afresh: Container[str] = ()) -> None:
         """What the checkpoints say of networks, when a launch goes on from them.
 
         No checkpoint knows whether a network is paused or was pruned: that the log has said.
@@ -351,7 +351,7 @@ class RunState:
             else:
                 network.standing = standing.found_after(network.standing)
 
-    def differing(self, standings: Mapping[str, Standing]) -> dict[str, e.FoundStanding]:
+    def differing(self, standings: Mapping[str, NetworkStatus]) -> dict[str, e.FoundStanding]:
         """What checkpoints say of networks otherwise than the log; epochs that it lacks are logged, so do not count."""
         found = {}
         for name, now in standings.items():
@@ -446,7 +446,7 @@ class RunState:
                 self.sharing = event.speedups
             case e.CacheChosen():
                 self.cache = event
-            case e.NetworkFailed() | e.NetworkRetried() | e.GroupStarted() | e.GroupStruck():
+            case e.NetworkFailed() | e.NetworkRetried() | e.GroupStarted() | e.GroupFailed():
                 self._let_go(t_s, event.network)
             case e.NetworkAdded():
                 self._add(event)
@@ -483,7 +483,7 @@ class RunState:
                 )
         self.take_up(
             {
-                name: Standing(
+                name: NetworkStatus(
                     until(self._network(name).standing.history, found.epochs),
                     found.outcome,
                     found.tested,
@@ -671,14 +671,14 @@ class RunState:
                 self._network(name)
 
 
-def is_whole(standing: Standing) -> bool:
+def is_whole(standing: NetworkStatus) -> bool:
     """Whether all epochs of a network are known, from the first on."""
     return [record.epoch for record in standing.history] == list(
         range(1, len(standing.history) + 1)
     )
 
 
-def _is_known(standing: Standing, record: EpochRecord) -> bool:
+def _is_known(standing: NetworkStatus, record: EpochRecord) -> bool:
     return any(
         record.stream_epoch == known.stream_epoch
         for known in standing.history[record.epoch - 1 : record.epoch]

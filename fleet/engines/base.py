@@ -33,7 +33,7 @@ _USABLE = 0.9  # of a GPU's memory, where trainers share it: each process has a 
 
 
 @dataclass(frozen=True)
-class Sums:
+class StepTotals:
     """Sums over samples, of one rank or of all ranks of a group.
 
     Between ranks they are six numbers and those of the metrics, in this order, and travel behind the gradients: one
@@ -65,14 +65,14 @@ class Sums:
         )
 
     @classmethod
-    def unpack(cls, numbers: Iterable[SupportsFloat]) -> Sums:
+    def unpack(cls, numbers: Iterable[SupportsFloat]) -> StepTotals:
         """What the ranks' (6 + more,) have added up to, in any type of floats."""
         loss, correct, count, stop, failed, steps, *more = map(float, numbers)
         return cls(loss, correct, count, stop > 0, failed > 0, int(steps), tuple(more))
 
-    def __add__(self, other: Sums) -> Sums:
+    def __add__(self, other: StepTotals) -> StepTotals:
         more = tuple(map(sum, itertools.zip_longest(self.more, other.more, fillvalue=0.0)))
-        return Sums(
+        return StepTotals(
             self.loss + other.loss,
             self.correct + other.correct,
             self.count + other.count,
@@ -88,7 +88,7 @@ class Sums:
         return self.loss, self.correct, self.count, *self.more
 
     @classmethod
-    def of_totals(cls, totals: Sequence[float]) -> Sums:
+    def of_totals(cls, totals: Sequence[float]) -> StepTotals:
         """What :attr:`totals` gives."""
         loss, correct, count, *more = totals
         return cls(loss, correct, count, more=tuple(more))
@@ -108,7 +108,7 @@ class Sums:
             raise PeerFailed("another rank of the group failed in this step")
 
 
-WIDTH = len(fields(Sums)) - 1  # of sums between ranks, without those of metrics
+WIDTH = len(fields(StepTotals)) - 1  # of sums between ranks, without those of metrics
 
 
 @dataclass(frozen=True)
@@ -208,7 +208,7 @@ class Trainable(Protocol):
         size: int,
         stop: bool = False,
         weights: np.ndarray | None = None,
-    ) -> Sums:
+    ) -> StepTotals:
         """Train on one global batch, of which this rank has some rows, perhaps none.
 
         The loss is the sum of those of the samples of the global batch that could be read, each times its weight,
@@ -235,7 +235,7 @@ class Trainable(Protocol):
 
     def evaluate(
         self, images: np.ndarray, targets: np.ndarray, weights: np.ndarray | None = None
-    ) -> Sums:
+    ) -> StepTotals:
         """Sums over these samples, of this rank alone, without training."""
 
     def average_statistics(self) -> None:
@@ -307,7 +307,7 @@ class Predicting(Protocol):
 
     def predict(
         self, images: np.ndarray, targets: np.ndarray, weights: np.ndarray | None = None
-    ) -> tuple[Sums, np.ndarray]:
+    ) -> tuple[StepTotals, np.ndarray]:
         """What :meth:`Trainable.evaluate` gives, and the outputs of the network as it would be exported.
 
         Returns:
@@ -328,7 +328,7 @@ class Striding(Protocol):
         targets: np.ndarray,
         sizes: Sequence[int],
         weights: np.ndarray | None = None,
-    ) -> list[Sums]:
+    ) -> list[StepTotals]:
         """Train on several batches, as by a :meth:`Trainable.step` on each; of a rank that is its group alone.
 
         Args:
@@ -351,7 +351,7 @@ class Done(NamedTuple):
         at: when they were there, by ``time.perf_counter``; later where nobody knows.
     """
 
-    sums: list[Sums]
+    sums: list[StepTotals]
     at: float
 
 
@@ -395,7 +395,7 @@ class StridingTogether(Protocol):
         targets: np.ndarray,
         sizes: Sequence[int],
         rows: Sequence[int],
-        asked: Sums,
+        asked: StepTotals,
         weights: np.ndarray | None = None,
     ) -> Callable[[], Done]:
         """Begin a step, or as many as there are sizes, as :meth:`Beginning.begin`; all ranks begin as many.

@@ -22,7 +22,7 @@ from fleet.plugins import load_object
 from fleet.spec import NetworkSpec, Optimizer, Train
 from fleet.spec.measures import name_of, parameters_of
 from fleet.spec.model import Architecture, call_of, load_function, one_line, told_as
-from preprocess.user_code import OwnCode, forget, seed_generators
+from preprocess.user_code import UserCode, forget, seed_generators
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -177,7 +177,7 @@ def own_model(
     except (TypeError, ValueError) as error:  # wrong arguments, or a builtin that has no signature
         raise UserError(f"{name} is called with {', '.join(keywords)}: {error}") from error
     try:
-        with OwnCode().running():
+        with UserCode().running():
             built = function(**keywords)
     except SystemExit as error:
         raise ModelError(
@@ -203,17 +203,17 @@ def generators_seeded(seed: int) -> Iterator[None]:
         np.random.set_state(numpy)
 
 
-def code_of(network: NetworkSpec) -> OwnCode | None:
+def code_of(network: NetworkSpec) -> UserCode | None:
     """The code of the user's own that computes a part of a network's steps; None where the spec names none."""
     train = network.train
     names = (train.loss or "", train.optimizer.name, *train.metrics)
     if network.architecture.kind == "import" or any(":" in name for name in names):
-        return OwnCode(keeps_draws=False)
+        return UserCode(keeps_draws=False)
     return None
 
 
-def running(code: OwnCode | None, quick: bool = False) -> AbstractContextManager[None]:
-    """A context in which a user's code is called, where there is such; see :meth:`OwnCode.running`."""
+def running(code: UserCode | None, quick: bool = False) -> AbstractContextManager[None]:
+    """A context in which a user's code is called, where there is such; see :meth:`UserCode.running`."""
     if code is None:
         return nullcontext()
     return code.running(quick)

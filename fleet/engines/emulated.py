@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from fleet.comm.protocols import Group
-from fleet.engines.base import WIDTH, Arrays, Setup, Sums, check_arrays
+from fleet.engines.base import WIDTH, Arrays, Setup, StepTotals, check_arrays
 from fleet.errors import ModelError
 from fleet.spec import NetworkSpec
 from scheduler.base import counted
@@ -137,12 +137,12 @@ class Sleeper:
         size: int,
         stop: bool = False,
         weights: np.ndarray | None = None,
-    ) -> Sums:
-        buffer = np.concatenate([_by_label(targets, weights), Sums(stop=stop).pack()])
+    ) -> StepTotals:
+        buffer = np.concatenate([_by_label(targets, weights), StepTotals(stop=stop).pack()])
         self._sleep(self._step_s(self._group.size, size) / self._part())
         self._group.sum(buffer)
         seen = buffer[:-WIDTH]
-        result = self._judged(seen) + Sums.unpack(buffer[-WIDTH:])
+        result = self._judged(seen) + StepTotals.unpack(buffer[-WIDTH:])
         self._weights += seen
         self._left = time.perf_counter()
         return result
@@ -165,13 +165,13 @@ class Sleeper:
         images: np.ndarray,
         targets: np.ndarray,
         weights: np.ndarray | None = None,
-    ) -> Sums:
+    ) -> StepTotals:
         return self._judged(_by_label(targets, weights))
 
-    def _judged(self, seen: np.ndarray) -> Sums:
+    def _judged(self, seen: np.ndarray) -> StepTotals:
         count = float(seen.sum())
         loss = self._curve.loss(float(self._weights.sum()))
-        return Sums(count * loss, count * math.exp(-loss), count)
+        return StepTotals(count * loss, count * math.exp(-loss), count)
 
     def average_statistics(self) -> None:
         """There are none. The group stands still: what comes before the next step takes its time."""

@@ -20,7 +20,7 @@ from fleet.spec.layers import count_for
 from fleet.spec.model import one_line, told_as
 from fleet.storage.files import replace_by
 from preprocess.sample import SampleSpec
-from preprocess.user_code import OwnCode
+from preprocess.user_code import UserCode
 from scheduler.base import RateTable
 
 
@@ -112,7 +112,7 @@ def count_parameters(network: NetworkSpec, spec: Spec, sample: SampleSpec) -> in
     if spec.engine.count_parameters is None:
         return None
     count = _function(spec.engine, spec.engine.count_parameters)
-    with OwnCode().running():
+    with UserCode().running():
         return int(count(architecture, shape, sample.classes, network.seed))
 
 
@@ -131,7 +131,7 @@ def join_exports(spec: Spec, files: Sequence[Path], weights: Sequence[float], ki
             f"resources.engine: {spec.engine.name} writes no networks that can be loaded again"
         )
     join = _function(spec.engine, spec.engine.join)
-    with OwnCode().running():
+    with UserCode().running():
         joined: Joined = join(files, weights, kind)
     return joined
 

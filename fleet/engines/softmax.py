@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from fleet.comm.protocols import Group
-from fleet.engines.base import Arrays, Setup, Sums, check_arrays, readable, rows_of
+from fleet.engines.base import Arrays, Setup, StepTotals, check_arrays, readable, rows_of
 from fleet.engines.linear import AnyAnswers, measure_of, metric_of
 from fleet.errors import ModelError, SettingError
 from fleet.spec import NetworkSpec
@@ -116,9 +116,9 @@ class SoftmaxRegression:
         size: int,
         stop: bool = False,
         weights: np.ndarray | None = None,
-    ) -> Sums:
+    ) -> StepTotals:
         gradient = np.zeros_like(self._weights)
-        mine = Sums(stop=stop, more=self._nothing)
+        mine = StepTotals(stop=stop, more=self._nothing)
         error: BaseException | None = None
         try:
             answers, inputs = self._judge(images, targets, weights, training=True)
@@ -128,11 +128,11 @@ class SoftmaxRegression:
             mine += self._sums(answers)
         except BaseException as caught:  # the other ranks wait for this one's part
             error = caught
-            mine = Sums(stop=stop, failed=True, more=mine.more)
+            mine = StepTotals(stop=stop, failed=True, more=mine.more)
         buffer = np.concatenate([gradient.ravel(), mine.pack()])
         self._group.sum(buffer)
         gradient = buffer[: gradient.size].reshape(self._weights.shape)
-        sums = Sums.unpack(buffer[gradient.size :])
+        sums = StepTotals.unpack(buffer[gradient.size :])
         sums.raise_failure(error)
         if sums.count:  # a batch of which no sample could be read changes nothing
             self._velocity = self._momentum * self._velocity - self._rate * (gradient / sums.count)
@@ -144,7 +144,7 @@ class SoftmaxRegression:
         images: np.ndarray,
         targets: np.ndarray,
         weights: np.ndarray | None = None,
-    ) -> Sums:
+    ) -> StepTotals:
         return self._sums(self._judge(images, targets, weights)[0])
 
     def predict(  # noqa: D102
@@ -152,7 +152,7 @@ class SoftmaxRegression:
         images: np.ndarray,
         targets: np.ndarray,
         weights: np.ndarray | None = None,
-    ) -> tuple[Sums, np.ndarray]:
+    ) -> tuple[StepTotals, np.ndarray]:
         outputs: np.ndarray = self._features(images) @ self._weights
         return self.evaluate(images, targets, weights), outputs.astype(np.float32)
 
@@ -174,10 +174,10 @@ class SoftmaxRegression:
             inputs @ self._weights, targets, weighed[0] if weighed else None, training
         ), inputs
 
-    def _sums(self, answers: AnyAnswers) -> Sums:
+    def _sums(self, answers: AnyAnswers) -> StepTotals:
         count = len(answers.targets)
         more = [float(metric(answers).sum()) for metric in self._metrics.values()]
-        return Sums(
+        return StepTotals(
             float(answers.losses().sum()),
             float(answers.correct().sum()),
             count,

@@ -19,7 +19,7 @@ from typing import Annotated
 from fleet.domain.events import Started
 from fleet.domain.json_record import Flat, Kind, OmitDefault, from_json
 from fleet.errors import ExitStatus, UserError
-from fleet.jobs.job_events import Begun, CalledOff, HandedIn, read_notes
+from fleet.jobs.job_events import ChainCancelled, JobStarted, JobSubmitted, read_notes
 from fleet.jobs.launching import ANSWERS, WarnedLaunch, keep_last_room, say
 from fleet.jobs.paused_submissions import begin_later
 from fleet.jobs.systems import find_system, lease_of_process
@@ -132,8 +132,10 @@ class JobStopped(Kind, word="stopped"):
     then: Annotated[str, OmitDefault] = ""
 
 
-_Noted = Begun | JobStopped | HandedIn | CalledOff
-_KINDS: Mapping[str, type] = {kind.word: kind for kind in (Begun, JobStopped, HandedIn, CalledOff)}
+_Noted = JobStarted | JobStopped | JobSubmitted | ChainCancelled
+_KINDS: Mapping[str, type] = {
+    kind.word: kind for kind in (JobStarted, JobStopped, JobSubmitted, ChainCancelled)
+}
 CALLED_OFF = "the chain was called off (fleet submit --end)"
 
 
@@ -167,7 +169,7 @@ def past_of(path: Path) -> ChainTimes:
     for line in read_lines(path):
         noted = from_json(line, _KINDS)
         moment = _moment(line)
-        if isinstance(noted, Begun):
+        if isinstance(noted, JobStarted):
             begun = moment
         elif isinstance(noted, JobStopped) and begun is not None and moment is not None:
             so_far += (
@@ -227,14 +229,14 @@ class History:
                 self.following = noted.next
                 self.unfinished = None
                 self.then = noted.then or noted.why
-            case CalledOff():
+            case ChainCancelled():
                 self._is_off = bool(self._ours)
-            case HandedIn() | Begun():
+            case JobSubmitted() | JobStarted():
                 self.known.add(noted.job)
                 if noted.job not in self._ours:
                     self._ours = {noted.job}
                     self._is_off = False
-        if isinstance(noted, Begun):
+        if isinstance(noted, JobStarted):
             self.unfinished = noted.job
             if noted.job != self.following:
                 self.stops = []
@@ -341,7 +343,7 @@ class Keeper:
         """One launch: how it ended, and whether another follows."""
         before = log_mark(self._paths.events)
         once = () if has_started(self._paths, self._job) else self._once
-        note(self._paths, Begun(self._job, before[1]))
+        note(self._paths, JobStarted(self._job, before[1]))
         status = self._warned.run([*command, *once], before)
         lease.check()  # after a long stop another job may have gone on with the chain
         stop = JobStop(status, bool(self._warned.warning))
@@ -401,7 +403,7 @@ def end_chain(paths: RunPaths) -> tuple[list[str], list[str]]:
             f"--end {paths.root}: none of the chain's jobs waits or runs "
             f"({', '.join(sorted(history.known)) or f'{paths.stops} knows of none'}){why}"
         )
-    note(paths, CalledOff())  # whatever job begins or ends from now on hands in no other
+    note(paths, ChainCancelled())  # whatever job begins or ends from now on hands in no other
     back = []
     told = []
     for job in ours():

@@ -128,7 +128,7 @@ class ClusterView:
 
 
 @dataclass(frozen=True)
-class Diary:
+class EvictionLog:
     """Where everything is noted: a file of lines of JSON, and the screen."""
 
     path: Path
@@ -168,7 +168,7 @@ def carry_out(
     eviction: Eviction,
     first: Candidates,
     machine: ClusterView,
-    diary: Diary,
+    diary: EvictionLog,
     keeping: Keeping,
     interruption: DeferredSignals,
     sleep: Callable[[float], None] | None = None,
@@ -268,7 +268,7 @@ class _Course:
 
     eviction: Eviction
     machine: ClusterView
-    diary: Diary
+    diary: EvictionLog
     keeping: Keeping
     holding: HeldJobs
     room: MakingRoom

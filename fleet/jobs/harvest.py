@@ -26,7 +26,7 @@ from fleet.domain.run import RunState
 from fleet.errors import ExitStatus, StorageError, UserError
 from fleet.jobs import harvest_log as book
 from fleet.jobs.backlog import Cancel, Harvested, HarvestLimits, Order, Submit, decide, is_given_up
-from fleet.jobs.job_events import Begun, HandedIn
+from fleet.jobs.job_events import JobStarted, JobSubmitted
 from fleet.jobs.launching import ANSWERS, WarnedLaunch, keep_last_room, refusal, say
 from fleet.jobs.paused_submissions import begin_later
 from fleet.jobs.systems import lease_of_process
@@ -290,7 +290,7 @@ class Backlog:
         running, waiting = ({job.id for job in jobs if job.runs is runs} for runs in (True, False))
         for run in self._plan.runs:
             for job, one in book.newest_of_jobs(run.paths).items():
-                if isinstance(one, Begun) and job not in running:
+                if isinstance(one, JobStarted) and job not in running:
                     book.note(run.paths, book.lost(job, job in waiting))
 
     def _note_over(self, runs: Sequence[Harvested], orders: Sequence[Order]) -> None:
@@ -341,7 +341,7 @@ class Backlog:
                 one.nodes
                 for run in self._plan.runs
                 for one in book.noted_of(run.paths)
-                if isinstance(one, HandedIn) and one.job == job
+                if isinstance(one, JobSubmitted) and one.job == job
             ),
             1,
         )
@@ -352,13 +352,13 @@ class Backlog:
             case Submit(nodes=nodes):
                 book.note(
                     paths,
-                    HandedIn(
+                    JobSubmitted(
                         self._queue.submit(paths.harvest_script(nodes), nodes, self._plan), nodes
                     ),
                 )
             case Cancel(job=job):
                 self._queue.cancel(job)
-                book.note(paths, book.TakenBack(job))
+                book.note(paths, book.JobCancelled(job))
 
 
 def mean_gap_s(past: Sequence[book.PastLaunch]) -> float:
@@ -433,7 +433,9 @@ def look(
         and (holder is None or not holder.job or holder.job in running)
     }
     by_job = Counter(holder.job for holder in held.values() if holder is not None)
-    ours = {one.job for one in book.noted_of(run.paths) if isinstance(one, HandedIn | Begun)}
+    ours = {
+        one.job for one in book.noted_of(run.paths) if isinstance(one, JobSubmitted | JobStarted)
+    }
     at_once = partial(_at_once, run, logs.start)
     rates = [record.samples / record.seconds for record in logs.records]
     return Harvested(
@@ -507,7 +509,7 @@ class HarvestJob:
             return self._give_up(refused, ExitStatus.CAN_PASS)
         keep_last_room(self._paths.last_room)
         if isinstance(
-            book.newest_of_jobs(self._paths).get(self._job), Begun
+            book.newest_of_jobs(self._paths).get(self._job), JobStarted
         ):  # the batch system has put it back
             self._note(book.lost(self._job, is_back=True))
         if not self._finds_work():
@@ -519,7 +521,7 @@ class HarvestJob:
             self._end()
             return int(ExitStatus.OK)
         before = log_mark(self._paths.events)
-        self._note(Begun(self._job, before[1]))
+        self._note(JobStarted(self._job, before[1]))
         self._top_up()
         status = self._warned.run(command, before, _EVERY_S, self._top_up)
         warning = self._warned.warning
@@ -561,7 +563,9 @@ class HarvestJob:
             self._paths.last_room.unlink(missing_ok=True)
         with suppress(StorageError):
             book.note(self._paths, book.LaunchEnded(self._job, int(status), warning, str(refused)))
-            if not any(isinstance(one, Begun) for one in book.newest_of_jobs(self._paths).values()):
+            if not any(
+                isinstance(one, JobStarted) for one in book.newest_of_jobs(self._paths).values()
+            ):
                 book.note(self._paths, over)
         say(str(over))
         return int(status)

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 from fleet.domain.events import EpochEnded, NetworkTaken
 from fleet.domain.json_record import Kind, OmitDefault
 from fleet.errors import ExitStatus
-from fleet.jobs.job_events import Begun, CalledOff, HandedIn, read_notes
+from fleet.jobs.job_events import ChainCancelled, JobStarted, JobSubmitted, read_notes
 from fleet.storage.event_log import launches_of, read_events
 from fleet.storage.json_lines import add_dated_line
 from fleet.storage.paths import RunPaths
@@ -24,7 +24,7 @@ class HarvestAsked(Kind, word="asked"):
     """A user has asked for the harvest: launches that came to nothing before are forgiven."""
 
 
-class TakenBack(Kind, word="cancelled"):
+class JobCancelled(Kind, word="cancelled"):
     """A job was taken back before it began."""
 
     job: str
@@ -64,7 +64,15 @@ class HarvestOver(Kind, word="over"):
 
 _KINDS: Mapping[str, type] = {
     kind.word: kind
-    for kind in (HarvestAsked, CalledOff, HandedIn, TakenBack, Begun, LaunchEnded, HarvestOver)
+    for kind in (
+        HarvestAsked,
+        ChainCancelled,
+        JobSubmitted,
+        JobCancelled,
+        JobStarted,
+        LaunchEnded,
+        HarvestOver,
+    )
 }
 
 
@@ -84,8 +92,8 @@ def noted_of(paths: RunPaths) -> list[Any]:
 
 def is_called_off(paths: RunPaths) -> bool:
     """Whether no more jobs are wanted for a run."""
-    said = [one for one in noted_of(paths) if isinstance(one, HarvestAsked | CalledOff)]
-    return bool(said) and isinstance(said[-1], CalledOff)
+    said = [one for one in noted_of(paths) if isinstance(one, HarvestAsked | ChainCancelled)]
+    return bool(said) and isinstance(said[-1], ChainCancelled)
 
 
 def over_of(paths: RunPaths) -> HarvestOver | None:
@@ -93,7 +101,7 @@ def over_of(paths: RunPaths) -> HarvestOver | None:
     said = [
         one
         for one in noted_of(paths)
-        if isinstance(one, HarvestAsked | HandedIn | Begun | HarvestOver)
+        if isinstance(one, HarvestAsked | JobSubmitted | JobStarted | HarvestOver)
     ]
     if said and isinstance(said[-1], HarvestOver):
         return said[-1]
@@ -146,7 +154,7 @@ def past_of(paths: RunPaths, running: Sequence[str] = ()) -> list[PastLaunch]:
         running: the ids of its jobs that run now.
     """
     noted = noted_of(paths)
-    begun = [(place, one) for place, one in enumerate(noted) if isinstance(one, Begun)]
+    begun = [(place, one) for place, one in enumerate(noted) if isinstance(one, JobStarted)]
     last = {one.job: place for place, one in begun}
     asked = max(
         (place for place, one in enumerate(noted) if isinstance(one, HarvestAsked)), default=-1
@@ -157,7 +165,7 @@ def past_of(paths: RunPaths, running: Sequence[str] = ()) -> list[PastLaunch]:
             (
                 other
                 for other in noted[place + 1 :]
-                if isinstance(other, Begun | LaunchEnded) and other.job == one.job
+                if isinstance(other, JobStarted | LaunchEnded) and other.job == one.job
             ),
             None,
         )
@@ -196,9 +204,9 @@ def _without_epoch(past: Sequence[PastLaunch]) -> Iterator[PastLaunch]:
     return takewhile(lambda one: not (one.epochs or one.is_forgiven), reversed(past))
 
 
-def newest_of_jobs(paths: RunPaths) -> dict[str, Begun | LaunchEnded]:
+def newest_of_jobs(paths: RunPaths) -> dict[str, JobStarted | LaunchEnded]:
     """Job of a run -> whether its newest launch is over: such a job is about to end, if it is there still."""
-    return {one.job: one for one in noted_of(paths) if isinstance(one, Begun | LaunchEnded)}
+    return {one.job: one for one in noted_of(paths) if isinstance(one, JobStarted | LaunchEnded)}
 
 
 def lost(job: str, is_back: bool) -> LaunchEnded:

@@ -10,7 +10,7 @@ from fleet.domain.json_record import Kind, OmitDefault, from_json
 from fleet.storage.json_lines import read_lines
 
 
-class HandedIn(Kind, word="submitted"):
+class JobSubmitted(Kind, word="submitted"):
     """A job was handed in: the first of a chain, or any of a harvest.
 
     Attributes:
@@ -21,7 +21,7 @@ class HandedIn(Kind, word="submitted"):
     nodes: Annotated[int, OmitDefault] = 0
 
 
-class Begun(Kind, word="begun"):
+class JobStarted(Kind, word="begun"):
     """The launch of a job is about to begin, perhaps not for the first time.
 
     Attributes:
@@ -32,7 +32,7 @@ class Begun(Kind, word="begun"):
     log_bytes: Annotated[int, OmitDefault] = 0
 
 
-class CalledOff(Kind, word="called_off"):
+class ChainCancelled(Kind, word="called_off"):
     """A user wants no further jobs (``--end``)."""
 
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 
 from fleet.domain.events import Estimated
 from fleet.domain.network import EpochRecord, epochs_left
-from fleet.domain.remaining_work import Coming, Outlook
+from fleet.domain.remaining_work import ExpectedTrials, RemainingWork
 from fleet.domain.run import RunGroup, RunLaunch, RunState
 from fleet.errors import UserError
 from fleet.monitor.overheads import mean_s
@@ -49,7 +49,7 @@ _FEW = 0.25  # share of the networks that train fewer epochs than few ones, or m
 _UNKNOWN = (1.0,)  # samples/s where nobody has measured any: what epochs show says all
 
 
-_NOTHING = Outlook()
+_NOTHING = RemainingWork()
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,9 @@ class Estimator:
 
     # ---- say ----
 
-    def estimate(self, now_s: float | None = None, outlook: Outlook = _NOTHING) -> Estimated | None:
+    def estimate(
+        self, now_s: float | None = None, outlook: RemainingWork = _NOTHING
+    ) -> Estimated | None:
         """How long it will take from now on; None as long as nobody can tell.
 
         Args:
@@ -178,14 +180,16 @@ class Estimator:
             return None
         return Estimated(*useful_range(low, high), networks)
 
-    def _epochs_left(self, name: str, outlook: Outlook) -> tuple[int, int]:
+    def _epochs_left(self, name: str, outlook: RemainingWork) -> tuple[int, int]:
         """The fewest and the most epochs that a network still trains; at its next rung it may be over."""
         history = self._run.networks[name].standing.history
         fewest, most = _likely_left(history, self._networks[name].train.converge)
         rung = outlook.next_rung(name, len(history))
         return (fewest if rung is None else min(fewest, rung - len(history))), most
 
-    def _stand_ins(self, coming: Coming, outlook: Outlook) -> dict[str, tuple[int, int]]:
+    def _stand_ins(
+        self, coming: ExpectedTrials, outlook: RemainingWork
+    ) -> dict[str, tuple[int, int]]:
         """A few networks that stand for those to come, with the fewest and the most epochs of each."""
         before = sorted(
             (name for name in coming.before if name in self._networks),
@@ -204,7 +208,7 @@ class Estimator:
         return dict.fromkeys(names, (math.ceil(fewest / count), math.ceil(most / count)))
 
     def _epochs_of_one(
-        self, like: str, before: Mapping[str, int | None], outlook: Outlook
+        self, like: str, before: Mapping[str, int | None], outlook: RemainingWork
     ) -> tuple[float, float]:
         """How many epochs a network to come trains on average: by what came of those before it, and by the rule."""
         most = self._networks[like].train.converge.max_epochs

@@ -240,7 +240,7 @@ def _describe_trouble(event: ev.Event, device: str) -> str:
             return f"{event.network} goes on after epoch {event.epochs} with changed {' '.join(event.files)}"
         case ev.BestLost():
             return f"WARNING: {event.network}: {event.damage}"
-        case ev.GroupStruck():
+        case ev.GroupFailed():
             where = f"epoch {event.epochs}" + (
                 f", sample {event.position}" if event.position else ""
             )

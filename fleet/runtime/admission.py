@@ -15,7 +15,7 @@ from fleet.runtime.inputs import settle
 from fleet.runtime.known_rates import rates_of_late
 from fleet.runtime.launch import Launch
 from fleet.runtime.prepare import kinds_of, plan_memory, told_when_to_end, unfit
-from fleet.search.controller import Add
+from fleet.search.controller import AddNetwork
 from fleet.spec import NetworkSpec
 from fleet.spec.criteria import check_comparable
 from fleet.spec.resolve import asked_network, refused_network, stand_in, variants, with_added
@@ -54,7 +54,7 @@ class Admission:
         self._spec = launch.spec  # with all entries that were added
         self._quota = Quota(launch.paths, launch.spec.checkpoint)
         self._waiting: dict[
-            str, tuple[Add, int]
+            str, tuple[AddNetwork, int]
         ] = {}  # network -> who asks, and the epoch of its parent that it needs
         self._looks_s = -math.inf  # when it is next seen whether parents are saved
         self._judged: list[
@@ -65,7 +65,7 @@ class Admission:
         else:
             self._table = launch.engine_rates
 
-    def ask(self, add: Add) -> None:
+    def ask(self, add: AddNetwork) -> None:
         """A search has asked for a network."""
         self._waiting[add.network] = (
             add,
@@ -96,7 +96,7 @@ class Admission:
             del self._waiting[add.network]
         return [self._asked(add) for add in ready]
 
-    def _asked(self, add: Add) -> Admitted:
+    def _asked(self, add: AddNetwork) -> Admitted:
         """A network that a search has asked for; one that cannot be trained has failed, and says why."""
         spec = self._launch.spec
         wrong = add.wrong

@@ -29,7 +29,7 @@ _IN_ALL = 0.5
 
 
 @dataclass(frozen=True)
-class Means:
+class HostResources:
     """What a launch has to prepare and to keep samples with.
 
     Attributes:
@@ -48,7 +48,7 @@ class Means:
 
 
 def choose_cache(
-    spec: Spec, opened: Inputs, means: Means, earlier: CacheChosen | None = None
+    spec: Spec, opened: Inputs, means: HostResources, earlier: CacheChosen | None = None
 ) -> CacheChosen:
     """Say what becomes of decoded samples.
 
@@ -105,7 +105,7 @@ def choose_cache(
     return choice("none", in_memory if in_file == in_memory else f"{in_memory}; {in_file}")
 
 
-def memory_bytes(opened: Inputs, means: Means) -> int:
+def memory_bytes(opened: Inputs, means: HostResources) -> int:
     """Bytes of all training samples as they would be kept on each node; 0 where they cannot be."""
     copies = 1 if means.preprocessors else means.trainers
     return copies * len(opened.data.train) * _kept_row(opened, "train")
@@ -140,7 +140,7 @@ def _per_sample(opened: Inputs) -> str:
 # ---- in memory ---------------------------------------------------------------------------------
 
 
-def _impossible_in_memory(spec: Spec, opened: Inputs, means: Means, share: float) -> str:
+def _impossible_in_memory(spec: Spec, opened: Inputs, means: HostResources, share: float) -> str:
     """Why samples cannot stay in memory; nothing if they can.
 
     Args:
@@ -185,7 +185,7 @@ def shared_epochs(spec: Spec, opened: Inputs, taken: int, shared_free: float) ->
     return max(0, int(min(_most_epochs(spec), room)))
 
 
-def _costly_in_memory(spec: Spec, opened: Inputs, means: Means) -> str:
+def _costly_in_memory(spec: Spec, opened: Inputs, means: HostResources) -> str:
     """Why samples should be prepared for all networks at once, random transforms included: these are slow.
 
     A network supplies itself then, with one rank. Of preprocessors there may be many; and where ranks share cores, what
@@ -210,7 +210,7 @@ def _costly_in_memory(spec: Spec, opened: Inputs, means: Means) -> str:
 # ---- in a file ---------------------------------------------------------------------------------
 
 
-def _impossible_in_file(spec: Spec, opened: Inputs, means: Means) -> str:
+def _impossible_in_file(spec: Spec, opened: Inputs, means: HostResources) -> str:
     """Why samples cannot be decoded into a file; nothing if they can."""
     if opened.feeds and (spec.policy.own_samples or not have_one_target(opened.feeds)):
         return "networks are fed with different samples"
@@ -247,7 +247,7 @@ def _checkpoint_bytes(spec: Spec, sample: SampleSpec) -> int | None:
     return total
 
 
-def _costly_in_file(spec: Spec, opened: Inputs, means: Means) -> str:
+def _costly_in_file(spec: Spec, opened: Inputs, means: HostResources) -> str:
     """Why decoding once would not pay: it is done by one rank before training, and reading takes time as well."""
     look = opened.looks["train"]
     counts = [len(source) for source in opened.data.parts().values()]

@@ -12,10 +12,10 @@ from collections.abc import Collection
 from contextlib import suppress
 
 from fleet.comm.messages import Join, Message, Start
-from fleet.control.effects import EndAsked, Leased
-from fleet.control.lease_requests import Claims, Leave, LetGo, Want
+from fleet.control.effects import EndRequested, Leased
+from fleet.control.lease_requests import Claims, LeaveRun, ReleaseLease, RequestLeases
 from fleet.domain.events import EpochEnded, Started
-from fleet.domain.network import EpochRecord, Standing
+from fleet.domain.network import EpochRecord, NetworkStatus
 from fleet.domain.run import FOUND_DONE, RunState, is_whole
 from fleet.monitor.timeline import state_of
 from fleet.storage.event_log import Dated, RunTail, read_run
@@ -57,7 +57,9 @@ class BesideOthers:
         self._run = RunState()
         self.is_beside = held_lease(paths) is not None
 
-    def look(self, now_s: float, training: Collection[str], ends: bool) -> list[Leased | EndAsked]:
+    def look(
+        self, now_s: float, training: Collection[str], ends: bool
+    ) -> list[Leased | EndRequested]:
         """See what has become of the leases, and of the networks that are held.
 
         Args:
@@ -72,7 +74,7 @@ class BesideOthers:
         if began >= self._follow_at:
             self.follow()
             self._follow_at = (now := time.monotonic()) + max(_EVERY_S, _SHARE * (now - began))
-        heard: list[Leased | EndAsked] = []
+        heard: list[Leased | EndRequested] = []
         for name in self.leases.taken():
             leased = self._read(name)
             heard.append(leased)
@@ -87,12 +89,12 @@ class BesideOthers:
         paused = [name for name in self._claims.held if self._results.standing(name).is_paused]
         for effect in self._claims.decide(now_s, paused):
             match effect:
-                case Want(names, most):
+                case RequestLeases(names, most):
                     self.leases.ask(names, most)
-                case LetGo(network):
+                case ReleaseLease(network):
                     self.leases.let_go(network)
-                case Leave(reason):
-                    heard.append(EndAsked(reason))
+                case LeaveRun(reason):
+                    heard.append(EndRequested(reason))
         return heard
 
     def follow(self) -> None:
@@ -109,7 +111,7 @@ class BesideOthers:
                     )
                 self._results.hear(name, standing)
 
-    def _told(self, events: list[Dated]) -> list[tuple[str, Standing]]:
+    def _told(self, events: list[Dated]) -> list[tuple[str, NetworkStatus]]:
         """The networks of which some events say something new, and how far they are by them."""
         names = {
             name

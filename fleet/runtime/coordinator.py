@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from fleet.comm.messages import Pace, Tag
 from fleet.comm.protocols import World
 from fleet.control import effects as e
-from fleet.control.controller import Ensemble
-from fleet.control.history import TransitionError
-from fleet.control.launch_state import Least, PolicyAnswer, Setup, Speeds
+from fleet.control.controller import Controller
+from fleet.control.history import ProtocolViolation
+from fleet.control.launch_state import LaunchConfig, Least, PolicyAnswer, PriorRates
 from fleet.control.rates import known_sharing
 from fleet.domain import events
 from fleet.domain.run import RunLaunch
@@ -28,13 +28,13 @@ from fleet.gc_pause import collect_seldom
 from fleet.monitor.eta import EstimateTimes, Estimator
 from fleet.runtime.admission import Admission
 from fleet.runtime.concurrent_launches import BesideOthers
-from fleet.runtime.external.command_handler import Clerk
+from fleet.runtime.external.command_handler import CommandHandler
 from fleet.runtime.external.tracking import Tracking
 from fleet.runtime.interrupt import Interruption
 from fleet.runtime.known_rates import ProfileFile
 from fleet.runtime.searchers import Searchers
-from fleet.runtime.startup import Laps
-from fleet.search.controller import Mind
+from fleet.runtime.startup import StartupTimer
+from fleet.search.controller import SearchController
 from fleet.storage.event_log import EventLog
 from fleet.storage.lease import Fence
 from fleet.storage.results import Results, look_up
@@ -61,11 +61,11 @@ class SearchParts:
         begins: what is to be logged of searchers before they are called.
     """
 
-    mind: Mind
+    mind: SearchController
     searchers: Searchers
     admission: Admission
     log: tuple[events.Event, ...]
-    clerk: Clerk | None
+    clerk: CommandHandler | None
     begins: tuple[events.SearcherBegan | events.EarlierRead, ...] = ()
 
 
@@ -89,7 +89,7 @@ class Files:
 
 
 @dataclass(frozen=True)
-class Preamble:
+class StartupEvents:
     """What the log is told first of what was before.
 
     Attributes:
@@ -105,7 +105,7 @@ class Preamble:
     remembered: events.RatesRemembered | None
     found: Mapping[str, events.FoundStanding]
     changes: Sequence[events.Event]
-    laps: Laps
+    laps: StartupTimer
     folders: tuple[str, ...] = ()
 
 
@@ -131,13 +131,13 @@ class Coordinator:
     def __init__(
         self,
         world: World,
-        setup: Setup,
-        speeds: Speeds,
+        setup: LaunchConfig,
+        speeds: PriorRates,
         files: Files,
         show: Sequence[Callable[[events.Event], None]],
         show_pace: Callable[[str, int, float], None],
         interruption: Interruption,
-        past: Preamble,
+        past: StartupEvents,
         search: SearchParts,
         beside: BesideOthers | None = None,
     ) -> None:
@@ -171,7 +171,7 @@ class Coordinator:
             ],
             standings,
         )
-        self._ensemble = Ensemble(setup, standings, speeds, self._ask, self._search.mind, begun)
+        self._ensemble = Controller(setup, standings, speeds, self._ask, self._search.mind, begun)
         self._queue: deque[e.Heard] = deque()  # what was heard, and the ensemble has not
         self._lost: frozenset[int] = frozenset()  # the deaths that the ensemble has heard of
         self._is_interrupted = False
@@ -251,7 +251,7 @@ class Coordinator:
             self._note(failed)
         if not self._is_interrupted and (reason := self._interruption.reason()):
             self._is_interrupted = True
-            self._handle(e.EndAsked(reason, self._interruption.patience_s))
+            self._handle(e.EndRequested(reason, self._interruption.patience_s))
         if self._beside is not None:
             for heard in self._beside.look(
                 self._log.now(), self._ensemble.training, self._is_interrupted
@@ -331,7 +331,7 @@ class Coordinator:
     def _decide(self, heard: e.Heard | None, more_wait: bool = False) -> None:
         try:
             effects = self._ensemble.handle(self._log.now(), heard, more_wait)
-        except TransitionError as error:
+        except ProtocolViolation as error:
             log.critical("all that was heard, and what was done about it:\n%s", error.report())
             raise
         for effect in effects:
@@ -350,7 +350,7 @@ class Coordinator:
             tried = probes_of_plan(policy, rates, least, progress, cluster, options, wanted)
         return PolicyAnswer(wanted, time.perf_counter() - began, tried)
 
-    def _offer(self, nodes: int, within_s: float) -> e.Offer:
+    def _offer(self, nodes: int, within_s: float) -> e.NodeOffer:
         return self._ensemble.offer(nodes, within_s, self._log.now())
 
     def _check_lease(self) -> None:
@@ -374,15 +374,15 @@ class Coordinator:
     def _carry_out(self, effect: e.Effect) -> None:
         self._check_lease()
         match effect:
-            case e.Tell(rank, tag, message):
+            case e.SendMessage(rank, tag, message):
                 self._world.tell(
                     rank, tag, message if self._beside is None else self._beside.fenced(message)
                 )
-            case e.Note(event):
+            case e.LogEvent(event):
                 self._note(event)
-            case e.KeepParameters(network, parameters):
+            case e.SaveParameterCount(network, parameters):
                 self._results.count(network, parameters)
-            case e.KeepRates(rates):
+            case e.SaveRates(rates):
                 self._files.profile.keep(rates)
             case e.KeepDeath(network, death):
                 self._results.deaths.note(network, death)
@@ -391,14 +391,14 @@ class Coordinator:
                 self._queue.append(
                     e.CheckpointRead(network, standing, 0 if state is None else state.position)
                 )
-            case e.Consult(entry, call):
+            case e.CallSearcher(entry, call):
                 self._search.searchers.consult(entry, call)
-            case e.Add():
+            case e.AddNetwork():
                 self._search.admission.ask(effect)
                 self._queue += self._admitted()
-            case e.Fail(error):
+            case e.AbortLaunch(error):
                 raise error
-            case e.Finish(status, is_cut):
+            case e.EndLaunch(status, is_cut):
                 self._files.profile.write()
                 self.status = status
                 self.is_cut = is_cut

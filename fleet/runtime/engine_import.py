@@ -22,7 +22,7 @@ from fleet.spec import NetworkSpec, Spec
 from fleet.spec.engines import ENGINES
 from fleet.storage.paths import RunPaths
 from fleet.storage.results import over_by_table
-from preprocess.user_code import import_own, process_kept
+from preprocess.user_code import import_user_module, process_kept
 
 log = logging.getLogger("fleet.runtime.engine_import")
 
@@ -88,7 +88,7 @@ class Announcement:
             self._world.share(ahead)
 
 
-class Loading:
+class EngineImport:
     """The import of an engine, in a thread of its own."""
 
     def __init__(self) -> None:
@@ -121,7 +121,7 @@ class Loading:
 class _Unpickler(pickle.Unpickler):
     """Unpickles; waits for the import before it imports anything itself."""
 
-    def __init__(self, packed: bytes, loading: Loading) -> None:
+    def __init__(self, packed: bytes, loading: EngineImport) -> None:
         super().__init__(io.BytesIO(packed))
         self._loading = loading
 
@@ -129,7 +129,7 @@ class _Unpickler(pickle.Unpickler):
         """The class or function of a name."""
         if module not in sys.modules:
             self._loading.finish()
-            import_own(module)
+            import_user_module(module)
         return super().find_class(module, name)
 
 

@@ -16,17 +16,17 @@ from fleet.units import counted, listed
 from preprocess.base import DataSet, InputError
 from preprocess.chain import common_part, fixed_part, split_scale
 from preprocess.pipeline import Pipeline
-from preprocess.probe import Look, look
+from preprocess.probe import SampleProbe, look
 from preprocess.sample import SampleSpec
 from preprocess.target import TargetSpec, is_mask
 from preprocess.transforms import Transform, parse_transforms
 from preprocess.transforms.decoding import Decode, decoded_whole
 from preprocess.transforms.on_device import finished_on_host, leave_to_device, split_device
-from preprocess.transforms.packed_variants import Piece, SideBySide
+from preprocess.transforms.packed_variants import PackedSlice, PackedVariants
 
 
 @dataclass(frozen=True)
-class Feed:
+class InputPipeline:
     """What some networks are fed with, beside others that are fed with something else.
 
     Attributes:
@@ -44,7 +44,7 @@ class Feed:
     samples: Mapping[str, SampleSpec]
     done: int
     carried: TargetSpec | None = None
-    piece: Piece | None = None
+    piece: PackedSlice | None = None
 
     @property
     def is_done(self) -> bool:
@@ -68,7 +68,7 @@ class Feed:
             source, self.transforms, seed, self.samples[part], fixed, self.carried, self.piece
         )
 
-    def after_decoding(self, data: DataSet, done: int) -> Feed:
+    def after_decoding(self, data: DataSet, done: int) -> InputPipeline:
         """The same from a copy of the data to which so many of the stream's transforms were done."""
         if self.piece is not None:
             return replace(
@@ -89,7 +89,7 @@ class SharedPart:
 
     transforms: tuple[Transform, ...]
     done: Mapping[str, int]
-    pieces: Mapping[str, Piece]
+    pieces: Mapping[str, PackedSlice]
 
 
 def transforms_of(spec: Spec, data: Mapping[str, DataSet]) -> dict[str, tuple[Transform, ...]]:
@@ -131,7 +131,7 @@ def shared_part(
                     f"{_place(spec, key)}: networks share what each makes of a file before its first "
                     f"random transform: {str(error).removeprefix('data: ')}; {_instead(spec)}"
                 ) from error
-    beside = SideBySide(tuple(shapes), tuple(shapes.values()))
+    beside = PackedVariants(tuple(shapes), tuple(shapes.values()))
     pieces = dict(zip(shapes, beside.pieces(), strict=True))
     return SharedPart(
         (beside,),
@@ -142,7 +142,7 @@ def shared_part(
 
 def look_at_shared(
     data: DataSet, shared: SharedPart, spec: Spec
-) -> tuple[dict[str, SampleSpec], dict[str, Look]]:
+) -> tuple[dict[str, SampleSpec], dict[str, SampleProbe]]:
     """What is carried to networks of which each does the rest to it.
 
     Raises:
@@ -173,7 +173,7 @@ def make_feeds(
     each: Mapping[str, tuple[Transform, ...]],
     shared: SharedPart,
     stream: Mapping[str, SampleSpec] | None,
-) -> dict[str, Feed]:
+) -> dict[str, InputPipeline]:
     """The feeds of a spec that has several, by their keys; each looks at a few samples.
 
     Args:
@@ -191,7 +191,7 @@ def make_feeds(
             samples, _ = look_at(data[key], transforms, spec.seed)
         except (InputError, UserError) as error:
             raise UserError(f"{_place(spec, key)}: {str(error).removeprefix('data: ')}") from error
-        feeds[key] = Feed(
+        feeds[key] = InputPipeline(
             data[key], transforms, samples, shared.done[key], carried, shared.pieces.get(key)
         )
     _check_targets(spec, feeds)
@@ -200,7 +200,7 @@ def make_feeds(
 
 def look_at(
     data: DataSet, transforms: tuple[Transform, ...], seed: int
-) -> tuple[dict[str, SampleSpec], dict[str, Look]]:
+) -> tuple[dict[str, SampleSpec], dict[str, SampleProbe]]:
     """What the samples of each part are, and what a look at them has shown; see :func:`preprocess.probe.look`.
 
     Raises:
@@ -223,7 +223,7 @@ def look_at(
     return samples, looks
 
 
-def _check_targets(spec: Spec, feeds: Mapping[str, Feed]) -> None:
+def _check_targets(spec: Spec, feeds: Mapping[str, InputPipeline]) -> None:
     targets = {key: replace(feed.samples["train"].target, size=None) for key, feed in feeds.items()}
     kinds = {target.kind for target in targets.values()}
     if len(set(targets.values())) == 1:
@@ -250,12 +250,12 @@ def _place(spec: Spec, key: str) -> str:
     return f"models[{next(place for place, entry in entries if spec.document.feed_of(entry) == key)}].data"
 
 
-def have_one_target(feeds: Mapping[str, Feed]) -> bool:
+def have_one_target(feeds: Mapping[str, InputPipeline]) -> bool:
     """Whether all networks are to answer the same, though they may be fed with different inputs."""
     return len({replace(feed.samples["train"].target, size=None) for feed in feeds.values()}) < 2
 
 
-def remark(spec: Spec, feeds: Mapping[str, Feed]) -> str:
+def remark(spec: Spec, feeds: Mapping[str, InputPipeline]) -> str:
     """What of the samples is prepared how often, in one line; nothing where all networks are fed with the same."""
     if len({network.feed for network in spec.networks}) < 2:  # a replay trains but one
         return ""

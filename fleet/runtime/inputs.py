@@ -13,19 +13,19 @@ import numpy as np
 
 from fleet.errors import UserError
 from fleet.runtime import input_pipelines as feeding
-from fleet.runtime.input_pipelines import Feed
+from fleet.runtime.input_pipelines import InputPipeline
 from fleet.spec import Spec
 from fleet.spec.criteria import settled
 from fleet.spec.data import Target
 from fleet.storage.files import storing
 from fleet.terminal import progress_bar
-from preprocess.base import BadSample, CannotWrite, DataSet, InputError, Source
+from preprocess.base import CannotWrite, DataSet, InputError, Source, UnreadableSample
 from preprocess.chain import split_scale
 from preprocess.decoded_copy import decode_once
 from preprocess.fingerprint import Fingerprint
 from preprocess.moments import Standardized, standardized
 from preprocess.pipeline import Pipeline
-from preprocess.probe import Look
+from preprocess.probe import SampleProbe
 from preprocess.sample import Affine, SampleSpec
 from preprocess.source import fold_of, open_each
 from preprocess.target import TargetSpec, TargetWish, plain_targets, read_mask, target_of
@@ -56,9 +56,9 @@ class Inputs:
     data: DataSet
     transforms: tuple[Transform, ...]
     samples: Mapping[str, SampleSpec]
-    looks: Mapping[str, Look]
-    left_out: tuple[BadSample, ...] = ()
-    feeds: Mapping[str, Feed] = field(default_factory=dict)
+    looks: Mapping[str, SampleProbe]
+    left_out: tuple[UnreadableSample, ...] = ()
+    feeds: Mapping[str, InputPipeline] = field(default_factory=dict)
     fingerprint: Fingerprint | None = None
     rows: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
 
@@ -177,7 +177,7 @@ def _look(spec: Spec, data_of: Mapping[str, DataSet]) -> Inputs:
         ) from None
     each = feeding.transforms_of(spec, data_of)
     transforms = next(iter(each.values()))
-    feeds = dict[str, Feed]()
+    feeds = dict[str, InputPipeline]()
     prepares_own = spec.policy.own_samples and spec.data.cache != "file"
     if len(each) == 1 or prepares_own:
         samples, looks = feeding.look_at(data, transforms, spec.seed)
@@ -297,7 +297,7 @@ def _pixels_of_classes(source: Source, target: TargetSpec) -> tuple[int, ...]:
     counts = np.zeros(target.outputs, np.int64)
     with progress_bar(len(source), "counting pixels") as advance:
         for index in range(len(source)):
-            with suppress(BadSample):
+            with suppress(UnreadableSample):
                 mask = read_mask(source, index, target)
                 counts += np.bincount(mask[mask != target.void], minlength=target.outputs)
             advance(1)
@@ -350,7 +350,9 @@ def standardize(
     """
     found = dict[str, Standardized]()
     for key, settings in spec.feeds.items():
-        feed = inputs.feeds.get(key) or Feed(inputs.data, inputs.transforms, inputs.samples, 0)
+        feed = inputs.feeds.get(key) or InputPipeline(
+            inputs.data, inputs.transforms, inputs.samples, 0
+        )
         how = split_scale(feed.transforms)[1]
         if not isinstance(how, Standardize):
             continue

@@ -12,7 +12,7 @@ import numpy as np
 from fleet.comm.roles import Roles
 from fleet.domain.events import CacheChosen, Event
 from fleet.domain.network import Code, EpochRecord
-from fleet.runtime.input_pipelines import Feed
+from fleet.runtime.input_pipelines import InputPipeline
 from fleet.runtime.inputs import Inputs, samples_of_epoch
 from fleet.runtime.known_rates import rates_of_engine
 from fleet.runtime.startup import Request
@@ -139,13 +139,13 @@ class Launch:
         return "own"
 
     @property
-    def stream(self) -> Feed:
+    def stream(self) -> InputPipeline:
         """What is prepared once for all networks."""
         same = dict.fromkeys(self.inputs.data.parts(), self.sample)
-        return Feed(self.inputs.data, self.inputs.transforms, same, 0)
+        return InputPipeline(self.inputs.data, self.inputs.transforms, same, 0)
 
     @property
-    def fed(self) -> Mapping[str, Feed]:
+    def fed(self) -> Mapping[str, InputPipeline]:
         """What networks are fed with, by feed; the one under no key, where it is the same for all."""
         return self.inputs.feeds or {"": self.stream}
 

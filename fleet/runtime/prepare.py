@@ -23,7 +23,7 @@ from fleet.prediction.sample_file import (
     write_standardized,
 )
 from fleet.runtime import compatibility, inputs
-from fleet.runtime.caching import Means, choose_cache, judging_bytes, shared_epochs
+from fleet.runtime.caching import HostResources, choose_cache, judging_bytes, shared_epochs
 from fleet.runtime.engine_import import Ahead, ahead_of
 from fleet.runtime.folder import (
     check_shareable,
@@ -91,7 +91,7 @@ def prepare(
     else:
         before = compatibility.known_data(left, request.fresh_network)
     opened = inputs.open_marked_inputs(asked.trained, before, _features(left))
-    means = Means(
+    means = HostResources(
         len(roles.preprocessors),
         roles.gpus_per_node,
         ranks.per_core > 1,

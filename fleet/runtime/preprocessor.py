@@ -12,7 +12,7 @@ from contextlib import suppress
 from fleet.comm.messages import Demand, Exit, Forget, Leave, Message, Produce, Tag, Throughput
 from fleet.comm.protocols import World
 from fleet.comm.roles import Roles
-from fleet.errors import GroupStruck
+from fleet.errors import GroupFailed
 from fleet.stream.compose import NodeMemory
 from fleet.stream.filler import SetFiller, WindowFiller
 from fleet.stream.order import Order
@@ -103,7 +103,7 @@ class Preprocessor:
             for one in self._sets:
                 worked |= one.step()
         except (
-            GroupStruck
+            GroupFailed
         ):  # a leader that relayed, or was to, has died, which all will know in a moment
             return message is not None
         return worked | (message is not None)
@@ -124,7 +124,7 @@ class Preprocessor:
         """Leave the stream in order; collective over the leaders."""
         if self._world.lost.intersection(self._turns):
             return
-        with suppress(GroupStruck):
+        with suppress(GroupFailed):
             for filler in (self._window, *self._sets):
                 if filler is not None:
                     filler.stop()

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterable, Sequence
 
 from fleet.comm.protocols import World
-from fleet.control.launch_state import Setup
+from fleet.control.launch_state import LaunchConfig
 from fleet.control.lease_requests import Claims
 from fleet.domain import events as ev
 from fleet.domain.run import RunSearch
@@ -27,10 +27,10 @@ from fleet.prediction.ensembles import (
 )
 from fleet.runtime.admission import Admission
 from fleet.runtime.concurrent_launches import BesideOthers
-from fleet.runtime.coordinator import Coordinator, Files, Preamble, SearchParts
+from fleet.runtime.coordinator import Coordinator, Files, SearchParts, StartupEvents
 from fleet.runtime.engine_import import busy
-from fleet.runtime.external.command_handler import Clerk
-from fleet.runtime.external.command_queue import Mailbox
+from fleet.runtime.external.command_handler import CommandHandler
+from fleet.runtime.external.command_queue import CommandQueue
 from fleet.runtime.external.tracking import Tracking
 from fleet.runtime.interrupt import Interruption
 from fleet.runtime.known_rates import ProfileFile
@@ -39,12 +39,12 @@ from fleet.runtime.rate_memory import RateMemory
 from fleet.runtime.replay import compare
 from fleet.runtime.resume import resume
 from fleet.runtime.searchers import Searchers, make_searchers
-from fleet.runtime.startup import Laps
+from fleet.runtime.startup import StartupTimer
 from fleet.runtime.warm_start import earlier_of
-from fleet.search.calls import Know
+from fleet.search.calls import AddPriorTrial
 from fleet.search.changed_settings import beginning
-from fleet.search.controller import entries_of, make_mind
-from fleet.search.searcher import Knowing
+from fleet.search.controller import entries_of, make_controller
+from fleet.search.searcher import AcceptsPriorTrials
 from fleet.storage.event_log import EventLog, RunTail
 from fleet.storage.files import STDOUT, SharedPacing, storing
 from fleet.storage.lease import Lease
@@ -76,7 +76,7 @@ def meaning(status: ExitStatus, rows: Iterable[NetworkResult]) -> str:
     return "a searcher is not called again, and a warning above says why"
 
 
-class CoordinatorSide:
+class RankZero:
     """What rank 0 has beside its roles: the coordinator and everything that watches it.
 
     Args:
@@ -92,7 +92,7 @@ class CoordinatorSide:
         launch: Launch,
         interruption: Interruption,
         lease: Lease | None,
-        laps: Laps,
+        laps: StartupTimer,
     ) -> None:
         spec = launch.spec
         paths = launch.paths
@@ -133,7 +133,7 @@ class CoordinatorSide:
             ],
             self._view.on_pace,
             interruption,
-            Preamble(
+            StartupEvents(
                 self._before.unlogged,
                 self._rates.remembered,
                 self._before.found,
@@ -149,7 +149,7 @@ class CoordinatorSide:
             self.results.pacing = SharedPacing(paths.results)
             self._beside.leases.start()
 
-    def _setup(self, world: World, left_s: float | None) -> Setup:
+    def _setup(self, world: World, left_s: float | None) -> LaunchConfig:
         """What the launch is given.
 
         Args:
@@ -157,7 +157,7 @@ class CoordinatorSide:
         """
         launch = self._launch
         elsewhere = () if self._beside is None else self._epochs_left
-        return Setup(
+        return LaunchConfig(
             launch.spec,
             launch.roles,
             launch.layout,
@@ -211,12 +211,12 @@ class CoordinatorSide:
         """What asks for networks and prunes them."""
         launch = self._launch
         searchers = make_searchers(launch.ends, self._run)
-        earlier = dict[str, list[Know]]()
+        earlier = dict[str, list[AddPriorTrial]]()
         begins = list[ev.SearcherBegan | ev.EarlierRead]()
         calls = dict[str, Sequence[ev.Searched]]()
         for entry in entries_of(launch.ends).values():
             search = self._run.search(entry.name)
-            knows = isinstance(searchers[entry.name], Knowing)
+            knows = isinstance(searchers[entry.name], AcceptsPriorTrials)
             began = beginning(entry, search, knows)
             if began is not None:
                 begins.append(began)
@@ -231,7 +231,7 @@ class CoordinatorSide:
                 found, read = earlier_of(entry, run, search, knows)
                 earlier[entry.name] += found
                 begins += [] if read is None else [read]
-        mind = make_mind(
+        mind = make_controller(
             launch.spec,
             launch.ends,
             searchers,
@@ -244,8 +244,8 @@ class CoordinatorSide:
         if launch.replayed or launch.request.beside_others:
             clerk = None
         else:
-            clerk = Clerk(
-                Mailbox(launch.paths.mailbox), self.results, admission, self._run.commands
+            clerk = CommandHandler(
+                CommandQueue(launch.paths.mailbox), self.results, admission, self._run.commands
             )
         patience_s = {
             entry.stem: entry.search.answer_within

@@ -7,8 +7,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-from fleet.control.launch_state import Speeds
-from fleet.control.measurement import Survey
+from fleet.control.launch_state import PriorRates
+from fleet.control.measurement import RateMeasurement
 from fleet.control.rates import traits_of
 from fleet.domain import events as ev
 from fleet.domain.run import RunLaunch
@@ -87,10 +87,10 @@ class RateMemory:
             return ev.RatesRemembered(str(self._book.path), known)
         return None
 
-    def speeds(self) -> Speeds:
+    def speeds(self) -> PriorRates:
         """What is known beforehand, the measurements that are missing, and what learns from training."""
         roles = self._launch.roles
-        survey = Survey(
+        survey = RateMeasurement(
             self._left,
             self.keys,
             self._launch.spec.profile,
@@ -99,7 +99,7 @@ class RateMemory:
             self.known,
             rate_cache.timings(self._book.known),
         )
-        return Speeds(survey, self._launch.rates, self._online())
+        return PriorRates(survey, self._launch.rates, self._online())
 
     def _online(self) -> OnlineRates | None:
         """What learns rates from training; None where they are given, or measured before."""

@@ -6,7 +6,7 @@ from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 
 from fleet.domain import events as ev
-from fleet.domain.network import Standing
+from fleet.domain.network import NetworkStatus
 from fleet.domain.run import FOUND_DONE, RunState
 from fleet.monitor.timeline import state_of
 from fleet.runtime.launch import Launch
@@ -119,13 +119,13 @@ def resume(launch: Launch) -> Resumed:
     )
 
 
-def _is_of_this_launch(standing: Standing) -> bool:
+def _is_of_this_launch(standing: NetworkStatus) -> bool:
     outcome = standing.outcome
     return outcome is not None and (outcome.is_skipped or outcome.deaths > 0)
 
 
 def _deaths(
-    results: Results, standings: Mapping[str, Standing]
+    results: Results, standings: Mapping[str, NetworkStatus]
 ) -> list[ev.NetworkFailed | ev.NetworkWarned]:
     """What is to be logged of networks with which ranks died: they fail, or are trained last."""
     said: list[ev.NetworkFailed | ev.NetworkWarned] = []
@@ -146,7 +146,7 @@ def _deaths(
 
 def _lost(
     run: RunState,
-    standings: Mapping[str, Standing],
+    standings: Mapping[str, NetworkStatus],
     saved: Container[str],
     changes: Sequence[ev.Event],
 ) -> list[ev.NetworkFellBack]:

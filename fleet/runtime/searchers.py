@@ -15,23 +15,24 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TypeAlias
 
-from fleet.control.effects import Consulted, ConsultFailed
+from fleet.control.effects import SearcherAnswered, SearcherCallFailed
 from fleet.domain.events import Searched
 from fleet.domain.run import RunState
 from fleet.errors import SpecError, UserError
 from fleet.runtime.warm_start import earlier_of
 from fleet.search.calls import Call, make, replay
 from fleet.search.controller import Entry, entries_of
-from fleet.search.pruning import make_judge
-from fleet.search.searcher import Knowing, Searcher, make_searcher
+from fleet.search.pruning import make_pruner
+from fleet.search.searcher import AcceptsPriorTrials, Searcher, make_searcher
 from fleet.spec import Spec
 from fleet.spec.model import one_line
 from fleet.units import format_duration
+from preprocess import user_code
 
 _PATIENCE_S = 60.0  # for one call, where nobody has said how long
 
 
-Answer: TypeAlias = Consulted | ConsultFailed
+Answer: TypeAlias = SearcherAnswered | SearcherCallFailed
 
 
 def make_searchers(ends: Spec, run: RunState) -> dict[str, Searcher]:
@@ -47,7 +48,7 @@ def make_searchers(ends: Spec, run: RunState) -> dict[str, Searcher]:
     """
     searchers = {}
     with _said_at(ends, ("prune", "rule")):
-        make_judge(ends.document.prune, 1, ends.seed)
+        make_pruner(ends.document.prune, 1, ends.seed)
     for index, entry in entries_of(ends).items():
         with _said_at(ends, ("models", index, "search", "ask")):
             searchers[entry.name] = _made(entry)
@@ -61,7 +62,7 @@ def make_searchers(ends: Spec, run: RunState) -> dict[str, Searcher]:
                     entry,
                     source,
                     run.search(entry.name),
-                    isinstance(searchers[entry.name], Knowing),
+                    isinstance(searchers[entry.name], AcceptsPriorTrials),
                 )
     return searchers
 
@@ -93,10 +94,12 @@ def _made(entry: Entry) -> Searcher:
         except BaseException as error:
             made.put(error)
 
-    threading.Thread(target=work, name="searcher", daemon=True).start()
+    thread = threading.Thread(target=work, name="searcher", daemon=True)
+    thread.start()
     try:
         found = made.get(timeout=search.answer_within)
     except queue.Empty:
+        user_code.abandon(thread)
         raise UserError(
             f"{search.ask} was not made within {format_duration(search.answer_within)}; what takes long "
             "should wait until it is asked, or search.answer_within be more"
@@ -141,6 +144,7 @@ class Searchers:
         self._patience_s = dict(patience_s or {})
         self._orders: queue.SimpleQueue[Callable[[], None] | None] | None = None
         self._work: _Work | None = None
+        self._thread: threading.Thread | None = None
 
     def consult(self, entry: str, call: Call) -> None:
         """Have a searcher called; before its first call it hears again those of earlier launches, in their order."""
@@ -150,7 +154,7 @@ class Searchers:
         def do(work: _Work) -> Answer:
             difference = replay(searcher, logged, work.begin)
             work.begin(call)
-            return Consulted(entry, call, make(searcher, call), difference)
+            return SearcherAnswered(entry, call, make(searcher, call), difference)
 
         self._start(entry, str(call), do)
 
@@ -166,7 +170,9 @@ class Searchers:
             if time.monotonic() < work.since_s + patience_s:
                 return None
             self._orders = None  # its thread may come back, and finds nothing more to do
-            answer = ConsultFailed(
+            if self._thread is not None:
+                user_code.abandon(self._thread)
+            answer = SearcherCallFailed(
                 work.entry,
                 f"{work.doing} took longer than {format_duration(patience_s)} "
                 "(search.answer_within)",
@@ -192,14 +198,15 @@ class Searchers:
             except (
                 BaseException
             ) as error:  # a searcher of a user's may raise anything, SystemExit as well
-                answer = ConsultFailed(entry, f"{work.doing} failed: {one_line(error)}")
+                answer = SearcherCallFailed(entry, f"{work.doing} failed: {one_line(error)}")
             work.done.put(answer)
 
         if self._orders is None:
             self._orders = queue.SimpleQueue()
-            threading.Thread(
+            self._thread = threading.Thread(
                 target=_serve, args=(self._orders,), name="searcher", daemon=True
-            ).start()
+            )
+            self._thread.start()
         self._orders.put(order)
 
 

@@ -13,11 +13,11 @@ from fleet.comm.segment import Segment
 from fleet.engines.base import Engine, Slot
 from fleet.engines.registry import make_engine
 from fleet.errors import ExitStatus
-from fleet.runtime.engine_import import Loading
+from fleet.runtime.engine_import import EngineImport
 from fleet.runtime.interrupt import INTERRUPTED, Interruption
 from fleet.runtime.launch import Launch
 from fleet.runtime.preprocessor import Preprocessor
-from fleet.runtime.startup import Laps
+from fleet.runtime.startup import StartupTimer
 from fleet.runtime.training.shared_gpus import SharedGpus
 from fleet.runtime.training.sources import sources_of
 from fleet.runtime.training.trainer import Trainer
@@ -38,7 +38,7 @@ from preprocess.sample import ImageSpec
 from preprocess.target import TargetSpec
 
 if TYPE_CHECKING:
-    from fleet.runtime.rank_zero import CoordinatorSide
+    from fleet.runtime.rank_zero import RankZero
 
 log = logging.getLogger("fleet.runtime.session")
 
@@ -60,15 +60,15 @@ class Session:
         launch: Launch,
         interruption: Interruption,
         lease: Lease | None = None,
-        loading: Loading | None = None,
-        laps: Laps | None = None,
+        loading: EngineImport | None = None,
+        laps: StartupTimer | None = None,
     ) -> None:
         self._world = world
         self._launch = launch
         self._interruption = interruption
         self._lease = lease
-        self._loading = loading or Loading()
-        self._laps = laps or Laps()
+        self._loading = loading or EngineImport()
+        self._laps = laps or StartupTimer()
         self._roles = launch.roles
         self._shared = NodeMemory()
         self._first_epoch = 0  # of the stream, in this launch
@@ -121,16 +121,14 @@ class Session:
         if lost:
             self._interruption.cause = lost
 
-    def _board(self) -> CoordinatorSide:
+    def _board(self) -> RankZero:
         from fleet.runtime.rank_zero import (
-            CoordinatorSide,
+            RankZero,
         )  # what only rank 0 needs takes a tenth of a second to import
 
-        return CoordinatorSide(
-            self._world, self._launch, self._interruption, self._lease, self._laps
-        )
+        return RankZero(self._world, self._launch, self._interruption, self._lease, self._laps)
 
-    def _watchdog(self, board: CoordinatorSide) -> Watchdog:
+    def _watchdog(self, board: RankZero) -> Watchdog:
         """What ends the launch in time, whatever this rank or another is stuck in."""
 
         def cut(why: str) -> None:
@@ -142,7 +140,7 @@ class Session:
         watchdog.start()
         return watchdog
 
-    def _train(self, board: CoordinatorSide | None, is_busy: bool) -> None:
+    def _train(self, board: RankZero | None, is_busy: bool) -> None:
         """A trainer; on a launch of one rank it coordinates while it waits.
 
         Args:
@@ -170,7 +168,7 @@ class Session:
         trainer.run()
         trainer.stop()
 
-    def _serve(self, board: CoordinatorSide | None) -> None:
+    def _serve(self, board: RankZero | None) -> None:
         """A preprocessor, or rank 0 that coordinates, or both."""
         if self._world.rank in self._roles.preprocessors:
             preprocessor = self._preprocessor()
@@ -194,7 +192,7 @@ class Session:
         if preprocessor is not None:
             preprocessor.stop()
 
-    def _coordinate(self, board: CoordinatorSide) -> bool:
+    def _coordinate(self, board: RankZero) -> bool:
         """The duty of rank 0. Where ranks are left in the end that do not listen, it ends them with all others."""
         worked = board.coordinator.step()
         if board.coordinator.is_cut:

@@ -48,7 +48,7 @@ class Request:
         return tuple(dict.fromkeys(map(str, (Path.cwd(), Path(self.spec).absolute().parent))))
 
 
-class Laps:
+class StartupTimer:
     """The parts of a start-up, one behind the other, on the clock of this rank.
 
     The first two are over when this is made: the launcher that starts this process, where one is known, and Python

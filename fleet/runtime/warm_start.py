@@ -14,7 +14,7 @@ from fleet.domain.run import RunSearch, RunState
 from fleet.errors import UserError
 from fleet.monitor.search_summary import beside_epochs
 from fleet.monitor.timeline import state_of
-from fleet.search.calls import Know
+from fleet.search.calls import AddPriorTrial
 from fleet.search.controller import Entry
 from fleet.search.searcher import End
 from fleet.spec.space import Space, member_of
@@ -28,7 +28,7 @@ _ENDS = {Status.FINISHED: End.FINISHED, Status.PRUNED: End.PRUNED, Status.FAILED
 
 def read_known(
     run: str | Path, space: Space, objectives: Sequence[tuple[str, str]]
-) -> tuple[list[Know], dict[str, int]]:
+) -> tuple[list[AddPriorTrial], dict[str, int]]:
     """What a run found, for a search in a space.
 
     Args:
@@ -43,7 +43,7 @@ def read_known(
     """
     rows = networks_of(read_results(run))
     state = state_of(read_run(RunPaths(Path(run))), None)
-    known = list[Know]()
+    known = list[AddPriorTrial]()
     left_out = Counter[str]()
     for row in sorted(
         rows, key=lambda row: state.networks[row.name].number if row.name in state.networks else -1
@@ -64,7 +64,7 @@ def _known(
     objectives: Sequence[tuple[str, str]],
     state: RunState,
     run: str,
-) -> Know:
+) -> AddPriorTrial:
     if row.status not in _ENDS:
         raise UserError("not over yet")
     member = member_of(space, row.drawn)
@@ -84,12 +84,12 @@ def _known(
         value = values[0]
     else:
         value = None
-    return Know(0, member, curve, _ENDS[row.status].value, value, row.name, run)
+    return AddPriorTrial(0, member, curve, _ENDS[row.status].value, value, row.name, run)
 
 
 def earlier_of(
     entry: Entry, run: str, search: RunSearch, knows: bool
-) -> tuple[list[Know], EarlierRead | None]:
+) -> tuple[list[AddPriorTrial], EarlierRead | None]:
     """What a searcher is still to be told of an earlier run, and the line that says so, unless that was said.
 
     Args:

@@ -16,7 +16,7 @@ import numpy as np
 
 from fleet.domain.events import Searched
 from fleet.errors import UserError
-from fleet.search.searcher import Knowing, Resuming, Searcher, Verdict, running
+from fleet.search.searcher import AcceptsPriorTrials, ResumesTrials, Searcher, Verdict, running
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Resume:
 
 
 @dataclass(frozen=True)
-class Know:
+class AddPriorTrial:
     """Take note of a network that this searcher has not asked for.
 
     Attributes:
@@ -74,10 +74,10 @@ class Know:
     source: str = ""
 
 
-Call: TypeAlias = Ask | Report | Tell | Resume | Know
+Call: TypeAlias = Ask | Report | Tell | Resume | AddPriorTrial
 
 
-class Nonsense(UserError):
+class InvalidAnswer(UserError):
     """A searcher has answered what cannot be understood; the message says what, and what would be right."""
 
 
@@ -85,7 +85,7 @@ def make(searcher: Searcher, call: Call) -> Any:
     """Call a searcher; returns its answer as JSON has it.
 
     Raises:
-        Nonsense: that cannot be understood.
+        InvalidAnswer: that cannot be understood.
         BaseException: whatever the searcher raises.
     """
     with running(searcher):
@@ -101,15 +101,15 @@ def _answer(searcher: Searcher, call: Call) -> Any:
         case Tell(number, outcome, value):
             searcher.tell(number, outcome, value)
             return None
-        case Know():
-            if isinstance(searcher, Knowing):
+        case AddPriorTrial():
+            if isinstance(searcher, AcceptsPriorTrials):
                 _tell_all(searcher, call)
             return None
         case Resume():
-            return _number(searcher.resume() if isinstance(searcher, Resuming) else None)
+            return _number(searcher.resume() if isinstance(searcher, ResumesTrials) else None)
 
 
-def _tell_all(searcher: Any, known: Know) -> None:
+def _tell_all(searcher: Any, known: AddPriorTrial) -> None:
     """Tell of a network that a searcher has not asked for; what it answers to reports has no meaning then."""
     searcher.known(known.number, copy.deepcopy(dict(known.values)))
     for epoch, value in enumerate(known.curve, 1):
@@ -122,7 +122,7 @@ def _values(answer: Any) -> dict[str, Any] | None:
     if answer is None:
         return None
     if not isinstance(answer, Mapping):
-        raise Nonsense(
+        raise InvalidAnswer(
             f"ask answered {_shown(answer)}; it should be a mapping of the space's keys, or None"
         )
     plain: dict[str, Any] = _plain(answer)
@@ -133,7 +133,7 @@ def _verdict(answer: Any) -> str:
     try:
         return Verdict(answer).value
     except ValueError:
-        raise Nonsense(
+        raise InvalidAnswer(
             f"report answered {_shown(answer)}; it should be {', '.join(Verdict)}"
         ) from None
 
@@ -142,7 +142,7 @@ def _number(answer: Any) -> int | None:
     if answer is None:
         return None
     if isinstance(answer, bool) or not isinstance(answer, numbers.Integral):
-        raise Nonsense(
+        raise InvalidAnswer(
             f"resume answered {_shown(answer)}; it should be the number of a paused network, or None"
         )
     return int(answer)
@@ -154,7 +154,7 @@ def _plain(value: Any) -> Any:
     NaN, infinity and numbers beyond a float's become text that no space has: only the network with such a value fails.
 
     Raises:
-        Nonsense: it cannot be JSON, as an object.
+        InvalidAnswer: it cannot be JSON, as an object.
 
     >>> _plain({"rate": np.float32(0.5), "blocks": (np.int64(1), True), "decay": float("nan")})
     {'rate': 0.5, 'blocks': [1, True], 'decay': '<nan>'}
@@ -179,7 +179,7 @@ def _plain(value: Any) -> Any:
         return [_plain(item) for item in value]
     if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
         return {str(key): _plain(item) for key, item in value.items()}
-    raise Nonsense(
+    raise InvalidAnswer(
         f"ask answered {_shown(value)}; use finite numbers, text, lists and mappings of text"
     )
 
@@ -203,7 +203,7 @@ def as_event(entry: str, call: Call, answer: Any, network: str, wrong: str = "")
             return Searched(entry, "report", number, epoch, value, answer=answer, network=network)
         case Tell(number, outcome, value):
             return Searched(entry, "tell", number, value=value, outcome=outcome, network=network)
-        case Know(number, values, curve, outcome, value, name, source):
+        case AddPriorTrial(number, values, curve, outcome, value, name, source):
             return Searched(
                 entry,
                 "know",
@@ -236,7 +236,7 @@ def as_call(event: Searched) -> Call:
         case "resume":
             return Resume()
         case "know" if event.number is not None and isinstance(event.answer, Mapping):
-            return Know(
+            return AddPriorTrial(
                 event.number,
                 event.answer,
                 event.curve,
@@ -265,6 +265,6 @@ def replay(
     for event in logged:
         begin(call := as_call(event))
         answer = make(searcher, call)
-        if not first and not isinstance(call, Tell | Know) and answer != event.answer:
+        if not first and not isinstance(call, Tell | AddPriorTrial) and answer != event.answer:
             first = f"a replayed answer differs: {call} was answered by {event.answer!r}, and now by {answer!r}"
     return first

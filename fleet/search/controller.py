@@ -15,14 +15,23 @@ from typing import Literal, TypeAlias
 
 from fleet.domain import events as ev
 from fleet.domain.events.search import USER
-from fleet.domain.network import Best, EpochRecord, Standing, best_of
+from fleet.domain.network import Best, EpochRecord, NetworkStatus, best_of
 from fleet.domain.objectives import come_to
-from fleet.domain.remaining_work import Coming, Outlook
-from fleet.search.calls import Call, Know, Nonsense, Report, Resume, Tell, as_call, as_event
-from fleet.search.pruning import Judge, make_judge
+from fleet.domain.remaining_work import ExpectedTrials, RemainingWork
+from fleet.search.calls import (
+    AddPriorTrial,
+    Call,
+    InvalidAnswer,
+    Report,
+    Resume,
+    Tell,
+    as_call,
+    as_event,
+)
+from fleet.search.pruning import Pruner, make_pruner
 from fleet.search.rungs import natural
-from fleet.search.searcher import End, Mode, Resuming, Searcher, Verdict
-from fleet.search.session import Asked, Conversation
+from fleet.search.searcher import End, Mode, ResumesTrials, Searcher, Verdict
+from fleet.search.session import Proposal, SearcherSession
 from fleet.spec import Converge, NetworkSpec, Spec
 from fleet.spec.origin import is_below
 from fleet.spec.search import Prune, Search, find_rule
@@ -51,7 +60,7 @@ class Entry:
     mode: Mode
     monitor: str
     resumes: bool = False
-    earlier: tuple[Know, ...] = ()
+    earlier: tuple[AddPriorTrial, ...] = ()
     min_delta: float = 0.0
 
     def converge_of(self, values: Mapping[str, object]) -> Converge:
@@ -119,14 +128,14 @@ def _mode(network: NetworkSpec) -> Mode:
 
 
 @dataclass(frozen=True)
-class Note:
+class LogEvent:
     """Log an event."""
 
     event: ev.Event
 
 
 @dataclass(frozen=True)
-class Consult:
+class CallSearcher:
     """Call a searcher; nothing else is wanted of any until its answer is heard."""
 
     entry: str
@@ -134,7 +143,7 @@ class Consult:
 
 
 @dataclass(frozen=True)
-class Add:
+class AddNetwork:
     """A network was asked for.
 
     Attributes:
@@ -151,11 +160,11 @@ class Add:
     wrong: str = ""
 
 
-Decision: TypeAlias = Note | Consult | Add
+Decision: TypeAlias = LogEvent | CallSearcher | AddNetwork
 
 
 @dataclass
-class Life:
+class TrialState:
     """A network, as far as a search must know it.
 
     Attributes:
@@ -204,7 +213,7 @@ class Life:
         return self.end is None and not self.holders
 
 
-class Mind:
+class SearchController:
     """See the module.
 
     Args:
@@ -227,7 +236,7 @@ class Mind:
         self,
         entries: Sequence[Entry],
         networks: Iterable[str],
-        judge: Judge,
+        judge: Pruner,
         rule: str,
         mode: Mode,
         monitor: str,
@@ -241,13 +250,14 @@ class Mind:
         self._parameters = {} if parameters is None else parameters
         self._entries = {entry.name: entry for entry in entries}
         self._talks = {
-            entry.name: Conversation(entry.space, entry.settings.limit, entry.resumes and obeys)
+            entry.name: SearcherSession(entry.space, entry.settings.limit, entry.resumes and obeys)
             for entry in entries
         }
         self._converge = converge_by(monitor, mode)  # of networks of no entry
         self._own = dict(converge or {})
         self._lives = {
-            name: Life(name, converge=self._own.get(name, self._converge)) for name in networks
+            name: TrialState(name, converge=self._own.get(name, self._converge))
+            for name in networks
         }
         self._judge = judge
         self._rule = rule
@@ -271,7 +281,7 @@ class Mind:
             self._sort(life)
         # Network -> after which epochs it was done in earlier launches, also if it was dropped in the last one.
         self._finishes: defaultdict[str, set[int]] = defaultdict(set)
-        self._out: Consult | None = None
+        self._out: CallSearcher | None = None
         self._decided: list[Decision] = []
 
     # ---- what is known ----
@@ -320,16 +330,16 @@ class Mind:
         )
 
     @property
-    def outlook(self) -> Outlook:
+    def outlook(self) -> RemainingWork:
         """What may yet come, for whoever estimates how long the run will go on."""
-        return Outlook(
+        return RemainingWork(
             frozenset(self._paused.union(self.pruned)),
             self.next_rung,
             self._judge.expected,
             tuple(map(self._coming, self._entries)),
         )
 
-    def _coming(self, entry: str) -> Coming:
+    def _coming(self, entry: str) -> ExpectedTrials:
         """How many networks an entry may yet ask for, and how many epochs its budget has left for them."""
         settings = self._entries[entry].settings
         talk = self._talks[entry]
@@ -345,7 +355,7 @@ class Mind:
             if budget is not None and budget.gpu_hours is not None and self._gpu_s[entry]:
                 epochs = min(epochs, (3600 * budget.gpu_hours / self._gpu_s[entry] - 1) * trained)
         at_once = math.inf if settings.at_once == "auto" else settings.at_once
-        return Coming(
+        return ExpectedTrials(
             max(0, networks),
             epochs,
             at_once,
@@ -367,7 +377,9 @@ class Mind:
 
     # ---- earlier launches ----
 
-    def restore(self, log: Iterable[ev.Event], standings: Mapping[str, Standing]) -> list[Decision]:
+    def restore(
+        self, log: Iterable[ev.Event], standings: Mapping[str, NetworkStatus]
+    ) -> list[Decision]:
         """Take up what earlier launches have logged, and what they did not come to.
 
         Args:
@@ -394,11 +406,11 @@ class Mind:
                 went_on = set()
             elif judged.verdict == Verdict.GO_ON:
                 went_on.add(judged.network)
-        self._decided = [decision for decision in self._decided if isinstance(decision, Add)]
+        self._decided = [decision for decision in self._decided if isinstance(decision, AddNetwork)]
         for entry, talk in self._talks.items():
             talk.know(self._entries[entry].earlier)
         for name in sorted(self._lives, key=natural):
-            self._take_up(self._lives[name], standings.get(name, Standing()))
+            self._take_up(self._lives[name], standings.get(name, NetworkStatus()))
         if judged is not None and judged.left:
             self._settle(went_on)
         return self._taken()
@@ -407,7 +419,7 @@ class Mind:
         match event:
             case ev.Searched() if event.entry in self._talks:
                 follows = self._talks[event.entry].take(as_call(event), event.answer, event.wrong)
-                if isinstance(follows, Asked):
+                if isinstance(follows, Proposal):
                     self._add(event.entry, follows)
                     self._lives[event.network].end = End.FAILED if follows.wrong else None
                 elif isinstance(follows, int):
@@ -448,7 +460,7 @@ class Mind:
         )
 
     def _recall_judged(
-        self, life: Life, verdict: Verdict, by: tuple[str, ...], epochs: int
+        self, life: TrialState, verdict: Verdict, by: tuple[str, ...], epochs: int
     ) -> None:
         if by != (USER,):  # that is no answer to what was said of an epoch
             life.verdict = Verdict.GO_ON
@@ -463,7 +475,7 @@ class Mind:
             self._judge.let_go_on(life.name)
         self._sort(life)
 
-    def _begin_afresh(self, life: Life) -> None:
+    def _begin_afresh(self, life: TrialState) -> None:
         """Somebody has a network start over: it is judged again once it has more epochs than it had."""
         life.end = None
         life.verdict = Verdict.GO_ON
@@ -474,7 +486,7 @@ class Mind:
         self._judge.let_go_on(life.name)
         self._sort(life)
 
-    def _take_up(self, life: Life, standing: Standing) -> None:
+    def _take_up(self, life: TrialState, standing: NetworkStatus) -> None:
         """See to it that what an earlier launch knew of a network, and did not act on, is acted on."""
         is_done = standing.outcome is not None
         if len(standing.history) == life.judged:  # only this knows where data was changed
@@ -505,7 +517,7 @@ class Mind:
         if self._hear_epoch(self._lives[name], record, is_done) and not is_done:
             self._await_or_resolve(self._lives[name])
 
-    def _hear_epoch(self, life: Life, record: EpochRecord, is_done: bool) -> bool:
+    def _hear_epoch(self, life: TrialState, record: EpochRecord, is_done: bool) -> bool:
         """Have the rule and the searcher hear of an epoch; returns whether it counts."""
         if (life.end is not None and not is_done) or not self._count(life, record, is_done):
             return False
@@ -514,7 +526,7 @@ class Mind:
             talk.report(life.number, record.epoch, life.values[-1])
         return True
 
-    def _await_or_resolve(self, life: Life) -> None:
+    def _await_or_resolve(self, life: TrialState) -> None:
         """Wait for what the searcher says of a network's newest epoch, unless it has said so, or never will."""
         talk = self._talks.get(life.entry)
         life.waits = talk is not None and talk.awaits(life.number)
@@ -523,7 +535,7 @@ class Mind:
             said = None if talk is None else talk.verdict(life.number, life.judged)
             self._resolve(life, said or Verdict.GO_ON)
 
-    def _count(self, life: Life, record: EpochRecord, is_done: bool) -> bool:
+    def _count(self, life: TrialState, record: EpochRecord, is_done: bool) -> bool:
         """Take an epoch into account; returns whether it is new."""
         if record.epoch != life.judged + 1:
             return False
@@ -548,7 +560,7 @@ class Mind:
         if life.entry:
             self._talks[life.entry].tell(life.number, end, self._known_best(life))
 
-    def _end(self, life: Life, end: End) -> None:
+    def _end(self, life: TrialState, end: End) -> None:
         life.end = end
         life.waits = False
         life.holders.clear()
@@ -557,7 +569,7 @@ class Mind:
             self._judge.let_go_on(life.name)
         self._judge.leave(life.name)
 
-    def _drop(self, life: Life) -> None:
+    def _drop(self, life: TrialState) -> None:
         """A network is dropped; its searcher is told when it can no longer finish all the same."""
         self._end(life, End.PRUNED)
         self._untold[life.name] = None
@@ -573,7 +585,7 @@ class Mind:
         talk = self._talks[entry]
         try:
             follows = talk.take(call, answer)
-        except Nonsense as error:
+        except InvalidAnswer as error:
             self.searcher_failed(entry, str(error))
             return
         about = answer if isinstance(call, Resume) else call.number
@@ -583,11 +595,11 @@ class Mind:
             network = ""
         self._note(
             as_event(
-                entry, call, answer, network, follows.wrong if isinstance(follows, Asked) else ""
+                entry, call, answer, network, follows.wrong if isinstance(follows, Proposal) else ""
             )
         )
         match follows:
-            case Asked():
+            case Proposal():
                 self._add(entry, follows)
                 if follows.wrong:
                     self.network_over(self._entries[entry].network(follows.number), End.FAILED)
@@ -602,7 +614,7 @@ class Mind:
         Args:
             converge: what decides which epoch is the best.
         """
-        self._lives[name] = life = Life(name, converge=converge or self._converge)
+        self._lives[name] = life = TrialState(name, converge=converge or self._converge)
         self._sort(life)
 
     def rule(self, name: str, verdict: Verdict) -> None:
@@ -629,18 +641,20 @@ class Mind:
             if self._lives[name].entry == entry:
                 self._await_or_resolve(self._lives[name])
 
-    def _add(self, entry: str, asked: Asked) -> None:
+    def _add(self, entry: str, asked: Proposal) -> None:
         name = self._entries[entry].network(asked.number)
         if asked.parent is None:
             parent = None
         else:
             parent = self._entries[entry].network(asked.parent)
         converge = self._entries[entry].converge_of({} if asked.wrong else asked.values)
-        self._lives[name] = life = Life(name, entry, asked.number, converge=converge)
+        self._lives[name] = life = TrialState(name, entry, asked.number, converge=converge)
         self._sort(life)
-        self._decided.append(Add(name, entry, asked.number, asked.values, parent, asked.wrong))
+        self._decided.append(
+            AddNetwork(name, entry, asked.number, asked.values, parent, asked.wrong)
+        )
 
-    def _hear_verdict(self, life: Life, epoch: int, verdict: Verdict) -> None:
+    def _hear_verdict(self, life: TrialState, epoch: int, verdict: Verdict) -> None:
         if not life.waits or epoch != life.judged:
             return
         life.waits = False
@@ -649,7 +663,7 @@ class Mind:
 
     # ---- verdicts ----
 
-    def _resolve(self, life: Life, said: Verdict) -> None:
+    def _resolve(self, life: TrialState, said: Verdict) -> None:
         """Act on what the rule and the searcher say of a network's newest epoch."""
         said = said if self._obeys else Verdict.GO_ON
         final = life.verdict.stricter(said)
@@ -668,11 +682,11 @@ class Mind:
             )
         life.verdict = Verdict.GO_ON
 
-    def _stop(self, life: Life, by: tuple[str, ...], left: int = 0) -> None:
+    def _stop(self, life: TrialState, by: tuple[str, ...], left: int = 0) -> None:
         self._judged(life, Verdict.STOP, by, left)
         self._drop(life)
 
-    def _let_go_on(self, life: Life, holder: str, left: int = 0) -> None:
+    def _let_go_on(self, life: TrialState, holder: str, left: int = 0) -> None:
         if holder == self._rule:
             self._judge.let_go_on(life.name)
             if (
@@ -688,7 +702,9 @@ class Mind:
         else:
             self._judged(life, Verdict.GO_ON, (holder,), left)
 
-    def _judged(self, life: Life, verdict: Verdict, by: tuple[str, ...], left: int = 0) -> None:
+    def _judged(
+        self, life: TrialState, verdict: Verdict, by: tuple[str, ...], left: int = 0
+    ) -> None:
         self._note(ev.NetworkJudged(life.name, life.judged, verdict.value, by, left))
 
     # ---- decide ----
@@ -751,10 +767,10 @@ class Mind:
                 call = talk.next(may_want and self._wants(name, training.get(name, 0)))
                 if call is not None:
                     if isinstance(call, Tell) or (
-                        isinstance(call, Know) and call.outcome and not call.source
+                        isinstance(call, AddPriorTrial) and call.outcome and not call.source
                     ):
                         call = replace(call, value=self._come_to(self._entries[name], call.number))
-                    self._out = Consult(name, call)
+                    self._out = CallSearcher(name, call)
                     self._decided.append(self._out)
                     return
 
@@ -818,7 +834,7 @@ class Mind:
 
     # ---- small things ----
 
-    def _sort(self, life: Life) -> None:
+    def _sort(self, life: TrialState) -> None:
         """Have a network in the sets where it belongs."""
         for names, belongs in (
             (self._alive[life.entry], life.is_alive),
@@ -828,24 +844,24 @@ class Mind:
         ):
             (names.add if belongs else names.discard)(life.name)
 
-    def _known_best(self, life: Life) -> float | None:
+    def _known_best(self, life: TrialState) -> float | None:
         if math.isfinite(life.best):
             return life.best
         return None
 
     def _note(self, event: ev.Event) -> None:
-        self._decided.append(Note(event))
+        self._decided.append(LogEvent(event))
 
 
-def make_mind(
+def make_controller(
     spec: Spec,
     ends: Spec,
     searchers: Mapping[str, Searcher],
     trainers: int,
     judges: bool = True,
     parameters: Mapping[str, int] | None = None,
-    earlier: Mapping[str, Sequence[Know]] | None = None,
-) -> Mind:
+    earlier: Mapping[str, Sequence[AddPriorTrial]] | None = None,
+) -> SearchController:
     """The mind of a run.
 
     Args:
@@ -861,16 +877,16 @@ def make_mind(
     entries = [
         replace(
             entry,
-            resumes=isinstance(searchers[entry.name], Resuming),
+            resumes=isinstance(searchers[entry.name], ResumesTrials),
             earlier=tuple((earlier or {}).get(entry.name, ())),
         )
         for entry in entries_of(ends).values()
     ]
     most_epochs = max((network.train.converge.max_epochs for network in everyone), default=1)
-    return Mind(
+    return SearchController(
         entries,
         [network.name for network in spec.networks if network.number is None or not entries],
-        make_judge(prune, most_epochs, spec.seed),
+        make_pruner(prune, most_epochs, spec.seed),
         prune.rule,
         _mode(everyone[0]) if everyone else "maximize",
         everyone[0].train.converge.watched if everyone else "val_accuracy",

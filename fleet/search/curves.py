@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from fleet.search.pruning import Unjudged
+from fleet.search.pruning import NoPruning
 from fleet.search.searcher import Verdict
 from fleet.spec.search import Prune
 
@@ -63,7 +63,7 @@ class _Curve:
         ) / float(n[best])
 
 
-class Curves(Unjudged):
+class Curves(NoPruning):
     """See the module.
 
     Args:
@@ -84,7 +84,7 @@ class Curves(Unjudged):
         self._ended: list[float] = []  # the scores of those that were trained to their end
 
     def add(self, name: str, epochs: int, score: float, is_done: bool = False) -> Verdict:
-        """See :class:`fleet.search.pruning.Judge`."""
+        """See :class:`fleet.search.pruning.Pruner`."""
         curve = self._curves[name]
         if epochs <= curve.epochs:
             return Verdict.GO_ON

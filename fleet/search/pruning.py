@@ -17,18 +17,18 @@ from typing import Any, cast
 
 from fleet.errors import UserError
 from fleet.plugins import load_object
-from fleet.search.rungs import Bracket, Settled, natural
+from fleet.search.rungs import Bracket, RungDecisions, natural
 from fleet.search.searcher import Verdict
 from fleet.spec.model import one_line
 from fleet.spec.search import Prune, find_rule
-from preprocess.user_code import OwnCode, seed_generators
+from preprocess.user_code import UserCode, seed_generators
 
 
-class Judge:
+class Pruner:
     """A rule at work in one run, which lets every network go on; see :class:`fleet.search.rungs.Bracket` for scores.
 
     Args:
-        prune, most_epochs, seed: as :func:`make_judge` has them.
+        prune, most_epochs, seed: as :func:`make_pruner` has them.
     """
 
     def __init__(self, prune: Prune, most_epochs: int, seed: int) -> None:
@@ -48,13 +48,13 @@ class Judge:
     def leave(self, name: str) -> None:
         """A network is over."""
 
-    def settle(self, alive: Collection[str]) -> Settled:
+    def settle(self, alive: Collection[str]) -> RungDecisions:
         """Judge those that wait for nobody any more.
 
         Args:
             alive: the networks that are neither over nor paused; no other can come.
         """
-        return Settled()
+        return RungDecisions()
 
     def next_rung(self, name: str, epochs: int) -> int | None:
         """The epochs after which a network that has ended so many is judged next; None where there are no rungs."""
@@ -65,12 +65,12 @@ class Judge:
         return None
 
 
-Unjudged = (
-    Judge  # also what a rule of a user's own begins with, which then says what it does otherwise
+NoPruning = (
+    Pruner  # also what a rule of a user's own begins with, which then says what it does otherwise
 )
 
 
-class Median(Unjudged):
+class Median(NoPruning):
     """Prunes what is worse than the median of the others at the same epoch (Golovin et al., Google Vizier, KDD 2017).
 
     Args:
@@ -116,16 +116,16 @@ class Median(Unjudged):
 
     leave = let_go_on
 
-    def settle(self, alive: Collection[str]) -> Settled:
+    def settle(self, alive: Collection[str]) -> RungDecisions:
         """See :class:`Judge`."""
         if alive or not self._waiting:
-            return Settled()
+            return RungDecisions()
         lowest = min(epochs for epochs, _ in self._waiting.values())
         names = sorted(
             (name for name, (epochs, _) in self._waiting.items() if epochs == lowest), key=natural
         )
         bad = {name for name in names if self._is_bad(*self._waiting[name])}
-        return Settled(
+        return RungDecisions(
             tuple(name for name in names if name not in bad),
             tuple(name for name in names if name in bad),
         )
@@ -150,7 +150,7 @@ def _median_of_others(scores: Sequence[float], own: int) -> float:
     return (low + high) / 2
 
 
-class Halving(Judge):
+class Halving(Pruner):
     """Successive halving in one bracket or several.
 
     Args:
@@ -195,15 +195,15 @@ class Halving(Judge):
         """See :class:`Judge`."""
         self._bracket(name).leave(name)
 
-    def settle(self, alive: Collection[str]) -> Settled:
+    def settle(self, alive: Collection[str]) -> RungDecisions:
         """See :class:`Judge`."""
         busy: set[int] = set()
         for name in alive:
             busy.add(id(self._bracket(name)))
             if len(busy) == len(self._brackets):
-                return Settled()
+                return RungDecisions()
         found = [bracket.settle() for bracket, _ in self._brackets if id(bracket) not in busy]
-        return Settled(
+        return RungDecisions(
             tuple(name for one in found for name in one.go_on),
             tuple(name for one in found for name in one.stop),
         )
@@ -254,7 +254,7 @@ def _bracket(prune: Prune, least: int) -> Bracket:
 class _LookedAt:
     """A rule of a user's own, whose answers are looked at before they are carried out."""
 
-    def __init__(self, name: str, judge: Judge, code: OwnCode) -> None:
+    def __init__(self, name: str, judge: Pruner, code: UserCode) -> None:
         self._name = name
         self._judge = judge
         self._code = code
@@ -297,7 +297,7 @@ class _LookedAt:
         return answer
 
 
-def make_judge(prune: Prune, most_epochs: int, seed: int) -> Judge:
+def make_pruner(prune: Prune, most_epochs: int, seed: int) -> Pruner:
     """A rule at its beginning.
 
     Args:
@@ -311,9 +311,11 @@ def make_judge(prune: Prune, most_epochs: int, seed: int) -> Judge:
     rule = find_rule(prune.rule)
     if isinstance(rule.make, str) and rule.make.startswith("."):
         module, _, name = rule.make.partition(":")
-        ours: Judge = getattr(import_module(module, "fleet.search"), name)(prune, most_epochs, seed)
+        ours: Pruner = getattr(import_module(module, "fleet.search"), name)(
+            prune, most_epochs, seed
+        )
         return ours
-    code = OwnCode()
+    code = UserCode()
     with code.running():
         seed_generators(seed)
         if isinstance(rule.make, str):
@@ -329,9 +331,9 @@ def make_judge(prune: Prune, most_epochs: int, seed: int) -> Judge:
     lacks = [method for method in _METHODS if not callable(getattr(judge, method, None))]
     if lacks:
         raise UserError(
-            f"the rule {prune.rule} has no method {', '.join(lacks)}; see fleet.search.pruning.Judge"
+            f"the rule {prune.rule} has no method {', '.join(lacks)}; see fleet.search.pruning.Pruner"
         )
-    return cast(Judge, _LookedAt(prune.rule, judge, code))
+    return cast(Pruner, _LookedAt(prune.rule, judge, code))
 
 
 _METHODS = ("add", "promotable", "let_go_on", "leave", "settle", "next_rung", "expected")

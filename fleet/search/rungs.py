@@ -29,7 +29,7 @@ def natural(name: str) -> tuple[str | int, ...]:
     return tuple(int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name))
 
 
-class Settled(NamedTuple):
+class RungDecisions(NamedTuple):
     """What becomes of networks that have waited until nothing else could be done."""
 
     go_on: tuple[str, ...] = ()
@@ -199,7 +199,7 @@ class Bracket:
         for rung in self._rungs.values():
             rung.release(name)
 
-    def settle(self) -> Settled:
+    def settle(self) -> RungDecisions:
         """Judge those that wait, now that nobody else can come.
 
         In step that is the rule itself. Otherwise the best of the highest rung goes on if nobody has from there, so
@@ -211,15 +211,17 @@ class Bracket:
             if self._rungs[epochs].best_waiting
         ]
         if not held:
-            return Settled()
+            return RungDecisions()
         if self._in_step:
             return self._settle_in_step(held[0])
         best = held[-1].best_waiting
         if best is not None and not held[-1].gone_on and held[-1].is_among(best, 1):
-            return Settled(go_on=(best,))
-        return Settled(stop=tuple(name for rung in held for name in rung.waiting))
+            return RungDecisions(go_on=(best,))
+        return RungDecisions(stop=tuple(name for rung in held for name in rung.waiting))
 
-    def _settle_in_step(self, rung: Rung) -> Settled:
+    def _settle_in_step(self, rung: Rung) -> RungDecisions:
         most = max(1, len(rung) // self._factor)
         best = [name for name in rung.waiting if rung.is_among(name, most)]
-        return Settled(tuple(best), tuple(name for name in rung.waiting if name not in set(best)))
+        return RungDecisions(
+            tuple(best), tuple(name for name in rung.waiting if name not in set(best))
+        )

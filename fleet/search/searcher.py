@@ -14,7 +14,7 @@ from fleet.plugins import load_object
 from fleet.spec.model import one_line
 from fleet.spec.search import Mode
 from fleet.spec.space import Member, Range, Space, key_of_value, members, numbered
-from preprocess.user_code import OwnCode, seed_generators
+from preprocess.user_code import UserCode, seed_generators
 
 
 class Verdict(StrEnum):
@@ -92,7 +92,7 @@ class Searcher(Protocol):
 
 
 @runtime_checkable
-class Resuming(Protocol):
+class ResumesTrials(Protocol):
     """A searcher that may let networks go on which it has paused."""
 
     def resume(self) -> int | None:
@@ -100,7 +100,7 @@ class Resuming(Protocol):
 
 
 @runtime_checkable
-class Knowing(Protocol):
+class AcceptsPriorTrials(Protocol):
     """A searcher that can be told of networks that it has not asked for."""
 
     def known(self, number: int, values: Mapping[str, Any]) -> None:
@@ -193,7 +193,7 @@ def make_searcher(
         )
     if ask in SEARCHERS:
         return _made(ask, SEARCHERS[ask], space, seed, mode, options)
-    code = OwnCode()
+    code = UserCode()
     with code.running():
         seed_generators(seed)
         searcher = _made(ask, load_object(ask, "searcher"), space, seed, mode, options)
@@ -201,14 +201,14 @@ def make_searcher(
     return searcher
 
 
-_CODES: dict[int, tuple[Searcher, OwnCode]] = {}  # of searchers of users
+_CODES: dict[int, tuple[Searcher, UserCode]] = {}  # of searchers of users
 
 
 def running(searcher: Searcher) -> AbstractContextManager[None]:
     """A context in which a searcher is called: what it changes in the process is put back, and kept for it."""
     if isinstance(searcher, _Listing):
         return nullcontext()
-    return _CODES.setdefault(id(searcher), (searcher, OwnCode()))[1].running()
+    return _CODES.setdefault(id(searcher), (searcher, UserCode()))[1].running()
 
 
 def _made(

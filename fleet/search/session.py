@@ -1,6 +1,6 @@
 """All that one searcher has been asked and told, and what to say to it next (pure).
 
-A conversation is made of answered calls, and of nothing else: :meth:`Conversation.take` is given each, whether it was
+A conversation is made of answered calls, and of nothing else: :meth:`SearcherSession.take` is given each, whether it was
 answered just now or by an earlier launch, and says what follows. So a conversation that is read from a log is the one
 that was written there.
 """
@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from fleet.errors import UserError
-from fleet.search.calls import Ask, Call, Know, Nonsense, Report, Resume, Tell
+from fleet.search.calls import AddPriorTrial, Ask, Call, InvalidAnswer, Report, Resume, Tell
 from fleet.search.searcher import End, Verdict
 from fleet.spec.space import Member, Space, key_of_value, member_of
 
@@ -23,7 +23,7 @@ WRONG_IN_A_ROW = 10  # answers to ask; then nothing is asked any more
 
 
 @dataclass(frozen=True)
-class Asked:
+class Proposal:
     """A network was asked for.
 
     Attributes:
@@ -39,10 +39,10 @@ class Asked:
 
 
 # An ask or, of a report, what it says; of a resume, the number of the network that goes on.
-Follows: TypeAlias = Asked | Verdict | int | None
+Follows: TypeAlias = Proposal | Verdict | int | None
 
 
-class Conversation:
+class SearcherSession:
     """What was said to one searcher, and by it.
 
     Args:
@@ -55,7 +55,7 @@ class Conversation:
         self._space = space
         self._most = most
         self._resumes = resumes
-        self._asked: dict[int, Asked] = {}
+        self._asked: dict[int, Proposal] = {}
         self._seen: dict[
             str, int
         ] = {}  # the values of networks without a parent -> the first of them
@@ -64,12 +64,14 @@ class Conversation:
         self._heard: dict[
             int, int
         ] = {}  # number -> the epochs of which the searcher hears otherwise, or never
-        self._earlier: dict[str, Know] = {}  # of earlier runs, by run and name
+        self._earlier: dict[str, AddPriorTrial] = {}  # of earlier runs, by run and name
         self._paused: set[int] = set()  # by the searcher
         self._ended: set[int] = (
             set()
         )  # those of them that are over, such as those that were done when it paused them
-        self._to_say: dict[tuple[object, ...], Report | Tell | Know] = {}  # in order, each once
+        self._to_say: dict[
+            tuple[object, ...], Report | Tell | AddPriorTrial
+        ] = {}  # in order, each once
         self._wrong = 0  # answers to ask, one after another
         self._is_dry = (
             False  # whether None was the answer to the last question, and nothing was said since
@@ -85,7 +87,7 @@ class Conversation:
         return len(self._asked)
 
     @property
-    def asked(self) -> Mapping[int, Asked]:
+    def asked(self) -> Mapping[int, Proposal]:
         """All that were asked for, by number."""
         return self._asked
 
@@ -124,7 +126,7 @@ class Conversation:
             )
             self._to_say.setdefault(_key(call), call)
 
-    def know(self, earlier: Iterable[Know]) -> None:
+    def know(self, earlier: Iterable[AddPriorTrial]) -> None:
         """Say what earlier runs found, as far as that was not said."""
         for one in earlier:
             key = f"{one.source}/{one.name}"
@@ -167,7 +169,7 @@ class Conversation:
                 self._told[number] = told  # it is none of its networks
                 continue
             self._heard[number] = len(curves.get(number, ()))
-            call = Know(
+            call = AddPriorTrial(
                 number,
                 member,
                 tuple(curves.get(number, ())),
@@ -196,7 +198,8 @@ class Conversation:
     def awaits(self, number: int) -> bool:
         """Whether something is still to be said about a network."""
         return any(
-            call.number == number and not isinstance(call, Know) for call in self._to_say.values()
+            call.number == number and not isinstance(call, AddPriorTrial)
+            for call in self._to_say.values()
         )
 
     def fail(self, reason: str) -> None:
@@ -214,7 +217,7 @@ class Conversation:
             recalled: of an ask in the log: what was found wrong with it then. The space may be another one by now.
 
         Raises:
-            Nonsense: that cannot be, whoever is asked: the searcher should not be called again.
+            InvalidAnswer: that cannot be, whoever is asked: the searcher should not be called again.
         """
         self._to_say.pop(_key(call), None)  # the first, but where a launch has broken off
         match call:
@@ -226,7 +229,7 @@ class Conversation:
                 if verdict is Verdict.PAUSE:
                     self._paused.add(number)
                 return verdict
-            case Know():
+            case AddPriorTrial():
                 self._heard_more()
                 if call.source:
                     self._earlier[f"{call.source}/{call.name}"] = call
@@ -249,21 +252,21 @@ class Conversation:
         if answer is None or answer in self._ended:
             return None
         if answer not in self._paused:
-            raise Nonsense(f"resume answered {answer}, which is no network that it has paused")
+            raise InvalidAnswer(f"resume answered {answer}, which is no network that it has paused")
         self._paused.remove(answer)
         self._has_tried = False
         return answer
 
     def _take_ask(
         self, number: int, answer: Mapping[str, Any] | None, recalled: str | None
-    ) -> Asked | None:
+    ) -> Proposal | None:
         if answer is None:
             self._is_dry = True
             return None
         values = {name: value for name, value in answer.items() if name != PARENT}
         parent = answer.get(PARENT)
         if recalled is not None:
-            asked = Asked(number, values, parent, recalled)
+            asked = Proposal(number, values, parent, recalled)
             if parent is None and not recalled:
                 self._seen.setdefault(key_of_value(values), number)
         else:
@@ -272,7 +275,7 @@ class Conversation:
         self._asked[number] = asked
         return asked
 
-    def _checked(self, number: int, values: Mapping[str, Any], parent: Any) -> Asked:
+    def _checked(self, number: int, values: Mapping[str, Any], parent: Any) -> Proposal:
         """What was asked for, with what is wrong with it."""
         try:
             member = member_of(self._space, values)
@@ -293,8 +296,8 @@ class Conversation:
                     "weights"
                 )
         except UserError as error:
-            return Asked(number, dict(values), wrong=f"ask({number}): {error}")
-        return Asked(number, member, parent)
+            return Proposal(number, dict(values), wrong=f"ask({number}): {error}")
+        return Proposal(number, member, parent)
 
 
 def fitting(space: Space, values: Mapping[str, Any]) -> Member | None:

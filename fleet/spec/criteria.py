@@ -80,7 +80,7 @@ def _default_monitor(kind: str) -> str:
 
 
 @dataclass(frozen=True)
-class Yardstick:
+class SelectionCriterion:
     """What one network is judged by: networks with the same ones are ranked by what they monitor.
 
     Attributes:
@@ -93,14 +93,14 @@ class Yardstick:
     loss: str
 
     @classmethod
-    def of(cls, train: Train) -> Yardstick:
+    def of(cls, train: Train) -> SelectionCriterion:
         """That of a network whose data is known."""
         return cls(
             train.converge.watched, train.converge.sign, repr((train.loss, train.label_smoothing))
         )
 
 
-def ranking_of(yardsticks: Collection[Yardstick]) -> tuple[tuple[str, int], ...]:
+def ranking_of(yardsticks: Collection[SelectionCriterion]) -> tuple[tuple[str, int], ...]:
     """What puts networks in order that have these yardsticks: what all of them monitor.
 
     Where they monitor different things, it is the accuracy, and the loss where targets have none; a spec in which
@@ -110,7 +110,7 @@ def ranking_of(yardsticks: Collection[Yardstick]) -> tuple[tuple[str, int], ...]
         Columns of the results, each with 1 where more of it is better, else -1; each counts where those before are
         equal.
 
-    >>> ranking_of({Yardstick("val_mae", -1, "huber"), Yardstick("val_mae", -1, "mse")})
+    >>> ranking_of({SelectionCriterion("val_mae", -1, "huber"), SelectionCriterion("val_mae", -1, "mse")})
     (('val_mae', -1), ('val_accuracy', 1), ('accuracy', 1))
     """
     watched = {(one.monitor, one.sign) for one in yardsticks}

@@ -35,7 +35,7 @@ from fleet.errors import FleetError, UserError
 from fleet.spec.engines import EngineInfo
 from fleet.units import counted
 from preprocess.base import InputError, import_function
-from preprocess.user_code import OwnCode
+from preprocess.user_code import UserCode
 
 # Strict, since pydantic would otherwise read `true` as the number 1.
 Count = Annotated[int, Field(strict=True, ge=1)]
@@ -294,7 +294,7 @@ def check_import(path: str) -> None:
     """
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))  # as `python -m` does; a console script does not
-    with OwnCode().running():
+    with UserCode().running():
         _check_import(path)
 
 

@@ -16,7 +16,7 @@ from fleet.errors import UserError
 from fleet.plugins import load_named
 from fleet.spec.fields import IMPORT_PATH, NO_FLAG, AboveZero, Duration, OneOf, Positive, written_as
 from fleet.vocabulary.measures import UP, direction_of
-from preprocess.user_code import OwnCode
+from preprocess.user_code import UserCode
 
 Mode: TypeAlias = Literal["maximize", "minimize"]
 
@@ -173,7 +173,7 @@ class PruningRule:
     Args:
         name: as specs call it.
         make: makes the rule of a run from (:class:`Prune`, the most epochs that a network may train, a seed): a class
-            or function that gives a :class:`fleet.search.pruning.Judge`, or its import path. In the table the path is
+            or function that gives a :class:`fleet.search.pruning.Pruner`, or its import path. In the table the path is
             relative to :mod:`fleet.search`, and begins with a dot.
         help: what it does, in a sentence without a full stop.
         reads: the keys of `prune` that mean something to it.
@@ -219,13 +219,13 @@ RULES: Mapping[str, PruningRule] = {
         ),
         PruningRule(
             "searcher",
-            ".pruning:Unjudged",
+            ".pruning:NoPruning",
             "only the class of a search judges its networks",
             compares=False,
         ),
         PruningRule(
             "none",
-            ".pruning:Unjudged",
+            ".pruning:NoPruning",
             "nothing is pruned, whatever the class of a search answers",
             compares=False,
             obeys=False,
@@ -308,7 +308,7 @@ def find_rule(name: str) -> PruningRule:
     """
     if name in RULES:
         return RULES[name]
-    with OwnCode().running():
+    with UserCode().running():
         found = load_named(name, "rule", RULES, "rule")
     if isinstance(found, PruningRule):
         return replace(found, name=name)

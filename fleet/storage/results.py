@@ -28,7 +28,7 @@ from fleet.domain.network_status import Change
 from fleet.domain.run import RunState
 from fleet.errors import UserError
 from fleet.spec import NetworkSpec, Spec
-from fleet.spec.criteria import Yardstick, ranking_of
+from fleet.spec.criteria import SelectionCriterion, ranking_of
 from fleet.spec.layers import count_for
 from fleet.storage.checkpoint import CheckpointLookup, is_exported, newest
 from fleet.storage.files import (
@@ -217,18 +217,18 @@ class Results:
     pacing: Pacing = field(default_factory=Pacing)
     skipped: frozenset[str] = frozenset()
     _changes: int = 0  # since the table was written
-    _noted: dict[str, net.Standing] = field(
+    _noted: dict[str, net.NetworkStatus] = field(
         default_factory=dict
     )  # how far each was when that was written down last
     # Of each network as it was last: what its row comes from, the row, and its line. There may be thousands.
-    _rows: dict[str, tuple[net.Standing, tuple, NetworkResult]] = field(default_factory=dict)
+    _rows: dict[str, tuple[net.NetworkStatus, tuple, NetworkResult]] = field(default_factory=dict)
     _lines: dict[str, tuple[NetworkResult, _Columns, str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.networks = dict(self.spec.by_name)
         self.deaths = Deaths(self.paths, self.spec.document.max_deaths)
         self._yardsticks = {
-            name: Yardstick.of(network.train) for name, network in self.networks.items()
+            name: SelectionCriterion.of(network.train) for name, network in self.networks.items()
         }
 
     def add(self, network: NetworkSpec, parameters: int | None) -> None:
@@ -238,12 +238,12 @@ class Results:
             parameters: how many it has, where that is known.
         """
         self.networks[network.name] = network
-        self._yardsticks[network.name] = Yardstick.of(network.train)
+        self._yardsticks[network.name] = SelectionCriterion.of(network.train)
         if parameters is not None:
             self.parameters[network.name] = parameters
         self._changed()
 
-    def standing(self, name: str) -> net.Standing:
+    def standing(self, name: str) -> net.NetworkStatus:
         """How far a network is."""
         return self.run.standing(name)
 
@@ -255,7 +255,7 @@ class Results:
             self.add_bad(event.name, event.reason)
         elif isinstance(event, Change):
             standing = self.standing(event.network)
-            before = self._noted.get(event.network, net.Standing())
+            before = self._noted.get(event.network, net.NetworkStatus())
             if standing != before:
                 patiently(lambda: self._note(event.network, standing, before.outcome))
                 self._noted[event.network] = standing
@@ -263,7 +263,7 @@ class Results:
         elif isinstance(event, events.Searched) and event.come_to:
             self._changed()
 
-    def _note(self, name: str, standing: net.Standing, before: net.Outcome | None) -> None:
+    def _note(self, name: str, standing: net.NetworkStatus, before: net.Outcome | None) -> None:
         """Write what is in files of its own.
 
         Args:
@@ -287,7 +287,7 @@ class Results:
             else:
                 remove(self.paths.failure(name))  # of an earlier launch
 
-    def hear(self, name: str, standing: net.Standing) -> None:
+    def hear(self, name: str, standing: net.NetworkStatus) -> None:
         """Another launch has brought a network so far."""
         self.run.hear(name, standing)
         self._noted[name] = standing
@@ -331,7 +331,7 @@ class Results:
     def _row(
         self,
         network: NetworkSpec,
-        standing: net.Standing,
+        standing: net.NetworkStatus,
         parameters: int | None,
         told: tuple[float, ...],
     ) -> NetworkResult:
@@ -359,7 +359,7 @@ class Results:
             if record is None
             else (record.loss, record.accuracy, record.val_loss, record.val_accuracy)
         )
-        tested = standing.tested or net.Judged(nan, nan, 0)
+        tested = standing.tested or net.TestResult(nan, nan, 0)
         return NetworkResult(
             name,
             status,
@@ -564,7 +564,7 @@ def parameters_of(network: NetworkSpec, sample: SampleSpec) -> int | None:
 
 def recover(
     results: Results, found: Mapping[str, CheckpointLookup] = MappingProxyType({})
-) -> tuple[dict[str, net.Standing], dict[str, net.State]]:
+) -> tuple[dict[str, net.NetworkStatus], dict[str, net.State]]:
     """What earlier launches of a run have left: the records of all checkpoints, without arrays.
 
     Args:
@@ -596,7 +596,7 @@ def recover(
 
 def take_up(
     results: Results, network: NetworkSpec, found: CheckpointLookup | None = None
-) -> tuple[net.Standing, net.State | None]:
+) -> tuple[net.NetworkStatus, net.State | None]:
     """How far another launch has brought a network, and whether it failed there; see :func:`look_up`."""
     standing, state = look_up(results, network, found)
     failure = _failure(results, network)
@@ -616,13 +616,13 @@ def take_up(
 
 def look_up(
     results: Results, network: NetworkSpec, found: CheckpointLookup | None = None
-) -> tuple[net.Standing, net.State | None]:
+) -> tuple[net.NetworkStatus, net.State | None]:
     """How far a network is by its newest whole checkpoint: its record, without arrays; None without one."""
     # What is damaged inside its arrays is found out when they are read; the trainer says so.
     found = found or newest(results.paths, network.name, with_arrays=False)
     state = found.state
     if state is None:
-        return net.Standing(), None
+        return net.NetworkStatus(), None
     # Judged anew, since the spec may now ask for more epochs than it did. A network that had converged, and was not
     # exported any more, or only before its newest epochs, is given to a group once again.
     reason = _reason(found, network)
@@ -635,8 +635,8 @@ def look_up(
     if reason and not state.position and is_kept and is_out and is_judged:
         if found.damage:
             results.damaged[network.name] = found.damage
-        return net.Standing(found.history, net.Outcome(reason), tested), state
-    return net.Standing(state.history), state
+        return net.NetworkStatus(found.history, net.Outcome(reason), tested), state
+    return net.NetworkStatus(state.history), state
 
 
 def _reason(found: CheckpointLookup, network: NetworkSpec) -> str:
@@ -667,7 +667,7 @@ def _failure(results: Results, network: NetworkSpec) -> str | None:
 
 
 def write_tested(
-    path: Path, test: str, history: Sequence[net.EpochRecord], tested: net.Judged
+    path: Path, test: str, history: Sequence[net.EpochRecord], tested: net.TestResult
 ) -> None:
     """Keep what a network came to.
 
@@ -683,7 +683,7 @@ def write_tested(
     )
 
 
-def read_tested(path: Path, test: str, history: Sequence[net.EpochRecord]) -> net.Judged | None:
+def read_tested(path: Path, test: str, history: Sequence[net.EpochRecord]) -> net.TestResult | None:
     """What a network came to; None where it was not judged yet, or had another history, or there was other test data.
 
     Args:
@@ -700,7 +700,7 @@ def read_tested(path: Path, test: str, history: Sequence[net.EpochRecord]) -> ne
             str(name): None if value is None else float(value)
             for name, value in kept.get("metrics", {}).items()
         }
-        return net.Judged(loss, accuracy, int(kept["samples"]), metrics)
+        return net.TestResult(loss, accuracy, int(kept["samples"]), metrics)
     except (OSError, ValueError, LookupError, TypeError):  # nobody can tell: it is judged again
         return None
 

@@ -22,7 +22,7 @@ import numpy as np
 
 from fleet.errors import CheckpointError, DamagedError
 from fleet.storage.files import replacing
-from preprocess.files.deferred_errors import DeafFile
+from preprocess.files.deferred_errors import DeferredErrorFile
 
 # The checksum of all that follows in the user block, the checksum of all behind it, the sizes of both in bytes.
 _HEAD = re.compile(rb"FLEET checkpoint ([0-9a-f]{8}) ([0-9a-f]{8}) ([0-9]{10}) ([0-9]{15})\n")
@@ -54,7 +54,7 @@ def write_verified(
 
     wanted = block + sum(array.nbytes for array in arrays.values())
     with replacing(path, "w+b", check, wanted, previous, buffering=0) as plain:
-        target = DeafFile(plain, path)
+        target = DeferredErrorFile(plain, path)
         with target.hdf5(userblock_size=block) as file:
             group = file.create_group("arrays", track_order=True)
             for name, array in arrays.items():

@@ -15,7 +15,7 @@ import numpy as np
 
 from fleet.comm.segment import arrays_in, fence
 from fleet.stream.order import runs
-from preprocess.base import BadSample
+from preprocess.base import UnreadableSample
 from preprocess.pipeline import Pipeline
 from preprocess.sample import ImageSpec
 
@@ -32,7 +32,7 @@ class Finish:
     """
 
     def __init__(
-        self, pipeline: Pipeline, is_done: bool, on_bad: Callable[[BadSample], None]
+        self, pipeline: Pipeline, is_done: bool, on_bad: Callable[[UnreadableSample], None]
     ) -> None:
         self._pipeline = pipeline
         self._is_done = is_done
@@ -99,7 +99,7 @@ class FinishedEpochs:
         production: int,
         images: np.ndarray,
         targets: np.ndarray,
-    ) -> list[BadSample]:
+    ) -> list[UnreadableSample]:
         """Finish samples, or take those that have been before; see :meth:`preprocess.pipeline.Pipeline.finish_kept`.
 
         Args:

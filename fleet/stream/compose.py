@@ -37,7 +37,7 @@ from fleet.stream.sample_set import SampleSet
 from fleet.stream.stall import Waiting, WriterLost
 from fleet.stream.store import Files, KeptByNode, OwnMemory
 from fleet.stream.window import Window
-from preprocess.base import BadSample
+from preprocess.base import UnreadableSample
 from preprocess.pipeline import Pipeline
 
 Store: TypeAlias = Literal[
@@ -167,7 +167,7 @@ def compose(
     memory: NodeMemory,
     reader: int,
     waiting: Waiting,
-    on_bad: Callable[[BadSample], None],
+    on_bad: Callable[[UnreadableSample], None],
     finish: Finish | None = None,
     first_epoch: int = 0,
 ) -> Callable[[np.ndarray | None], Stream]:

@@ -15,7 +15,7 @@ from fleet.stream.order import Order
 from fleet.stream.relay import Relay
 from fleet.stream.sample_set import SampleSet
 from fleet.stream.window import NOT_READING, Window
-from preprocess.base import BadSample
+from preprocess.base import UnreadableSample
 from preprocess.pipeline import Pipeline
 
 _SAMPLES_A_STEP = 8  # some milliseconds of work: what the coordinator on rank 0 may be kept waiting
@@ -215,7 +215,7 @@ class SetFiller:
         leads: bool,
         number: int,
         training: bool,
-        load: Callable[[range, np.ndarray, np.ndarray], list[BadSample]],
+        load: Callable[[range, np.ndarray, np.ndarray], list[UnreadableSample]],
     ) -> None:
         self._world = world
         self._target = target
@@ -275,6 +275,6 @@ def _steps(rows: slice) -> list[range]:
     ]
 
 
-def _report(world: World, bad: Sequence[BadSample], training: bool) -> None:
+def _report(world: World, bad: Sequence[UnreadableSample], training: bool) -> None:
     for sample in bad:
         world.tell(0, Tag.COORDINATOR, Bad(sample.name, sample.reason, training))

@@ -16,7 +16,7 @@ from fleet.stream.batch import Batch, split_rows
 from fleet.stream.order import Epoch, Itinerary, Order, runs
 from fleet.stream.stall import Waiting, WriterLost
 from fleet.stream.store import Files
-from preprocess.base import BadSample
+from preprocess.base import UnreadableSample
 
 # [FLEET] Fig. 4: a trainer's queue holds 10 batches.
 Q_D = 10
@@ -36,7 +36,11 @@ class OwnStream:
     """
 
     def __init__(
-        self, store: Files, order: Order, waiting: Waiting, on_bad: Callable[[BadSample], None]
+        self,
+        store: Files,
+        order: Order,
+        waiting: Waiting,
+        on_bad: Callable[[UnreadableSample], None],
     ) -> None:
         self.waited_s = 0.0
         self._store = store
@@ -125,7 +129,7 @@ class OwnStream:
 
     def _load(
         self, indices: np.ndarray, productions: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray, list[BadSample]]:
+    ) -> tuple[np.ndarray, np.ndarray, list[UnreadableSample]]:
         images, targets = self._store.empty(len(indices))
         bad = [
             sample

@@ -76,7 +76,7 @@ class Relay:
             claim: whether a chunk of another node may be written here; it then will be.
 
         Raises:
-            GroupStruck: the leader of another node has died.
+            GroupFailed: the leader of another node has died.
         """
         with self._group.striking():
             worked = self._complete() | self._begin(claim)

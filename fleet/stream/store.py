@@ -14,7 +14,7 @@ import numpy as np
 from fleet.stream.augment import Finished, FinishedEpochs
 from fleet.stream.sample_set import SampleSet
 from fleet.stream.stall import clock_for_set
-from preprocess.base import BadSample
+from preprocess.base import UnreadableSample
 from preprocess.pipeline import Pipeline
 
 _POLL_S = 0.001
@@ -39,7 +39,7 @@ class Files:
 
     def load(
         self, indices: np.ndarray, production: int, images: np.ndarray, targets: np.ndarray
-    ) -> list[BadSample]:
+    ) -> list[UnreadableSample]:
         """Put samples into arrays; see :meth:`preprocess.pipeline.Pipeline.load`."""
         return self._pipeline.load(indices, production, images, targets)
 
@@ -59,7 +59,7 @@ class OwnMemory(Files):
         production: int,
         images: np.ndarray,
         targets: np.ndarray,
-    ) -> list[BadSample]:
+    ) -> list[UnreadableSample]:
         lacking = indices[~self._is_there[indices]]
         new_images, new_targets = self._pipeline.empty_kept(len(lacking))
         bad = self._pipeline.keep(lacking, new_images, new_targets)
@@ -114,7 +114,7 @@ class KeptByNode(Files):
         production: int,
         images: np.ndarray,
         targets: np.ndarray,
-    ) -> list[BadSample]:
+    ) -> list[UnreadableSample]:
         if not self._kept.has_rows(self._row[indices]):
             return super().load(indices, production, images, targets)
         return self._finished.finish(self._as_kept, indices, production, images, targets)

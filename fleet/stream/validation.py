@@ -11,7 +11,7 @@ from fleet.stream.augment import Finish
 from fleet.stream.batch import split_rows
 from fleet.stream.sample_set import SampleSet
 from fleet.stream.stall import Waiting, WriterLost, clock_for_set
-from preprocess.base import BadSample
+from preprocess.base import UnreadableSample
 from preprocess.pipeline import Pipeline
 
 
@@ -60,7 +60,7 @@ class Validation:
     def __init__(
         self,
         pipeline: Pipeline,
-        on_bad: Callable[[BadSample], None],
+        on_bad: Callable[[UnreadableSample], None],
         rows: np.ndarray | None = None,
         shared: KeptForAll | None = None,
         keeps: bool = True,

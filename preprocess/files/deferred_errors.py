@@ -12,7 +12,7 @@ import h5py
 from preprocess.base import CannotWrite
 
 
-class DeafFile:
+class DeferredErrorFile:
     """A file that keeps to itself why it cannot be written.
 
     HDF5's library, told in the middle of a file that the disk is full, may crash when it closes that file. It may also

@@ -13,7 +13,7 @@ from typing import IO
 import numpy as np
 from numpy.lib import format as npy
 
-from preprocess.base import BadImage, InputError
+from preprocess.base import InputError, UnreadableImage
 
 _LOCAL_HEADER = struct.Struct(
     "<26xHH"
@@ -86,7 +86,7 @@ def parse_npy(data: bytes) -> np.ndarray:
     try:
         return np.load(io.BytesIO(data), allow_pickle=False)
     except (ValueError, EOFError) as error:
-        raise BadImage(f"not an array: {error}") from error
+        raise UnreadableImage(f"not an array: {error}") from error
 
 
 def member_names(path: str | Path) -> list[str]:

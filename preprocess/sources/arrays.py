@@ -19,7 +19,7 @@ import numpy as np
 
 from preprocess.base import InputError, Source, printable
 from preprocess.files.npz import ArrayPlace, member_names
-from preprocess.fingerprint import Marks, described, marks_by_reading
+from preprocess.fingerprint import SampleIds, described, marks_by_reading
 from preprocess.sources.masks import Masks, PixelClasses
 from preprocess.sources.targets import Targeted, Targets, flat, guess, understand
 from preprocess.splits import TRAIN, held_out_parts, parts_among, stand_in
@@ -117,7 +117,7 @@ class Arrays(Targeted):
         """The array and the row."""
         return printable(f"{self._place}[{index}]")
 
-    def sample_marks(self) -> Marks:
+    def sample_marks(self) -> SampleIds:
         """See :mod:`preprocess.fingerprint`."""
         return replace(
             marks_by_reading(self, self._inputs.nbytes, "row"),

@@ -27,8 +27,8 @@ from typing import Any
 import h5py
 import numpy as np
 
-from preprocess.base import BadSample, InputError, and_more, printable
-from preprocess.fingerprint import Marks, described, hashed, marks_by_reading
+from preprocess.base import InputError, UnreadableSample, and_more, printable
+from preprocess.fingerprint import SampleIds, described, hashed, marks_by_reading
 from preprocess.sources.arrays import Opened, open_parts
 from preprocess.sources.hdf5_file import member, open_file, refusing, text_of
 from preprocess.sources.masks import Masks, PixelClasses
@@ -111,7 +111,7 @@ class HDF5(Targeted):
             kept = index
         return printable(f"{self.path}:{self.group}[{kept}]")
 
-    def sample_marks(self) -> Marks:
+    def sample_marks(self) -> SampleIds:
         """See :mod:`preprocess.fingerprint`."""
         if "names" in self._part:
             names = hashed(text_of(self._part["names"][:]))
@@ -120,13 +120,13 @@ class HDF5(Targeted):
         found = marks_by_reading(self, os.path.getsize(self.path), "row", names)
         return replace(found, facts={"inputs": described(self._part[self._inputs])})
 
-    def left_out(self) -> list[BadSample]:
+    def left_out(self) -> list[UnreadableSample]:
         """What could not be used when the file was made, each with its place among all samples that there were."""
         part = self._part
         if "left_out_at" not in part:
             return []
         return [
-            BadSample(name, reason, place)
+            UnreadableSample(name, reason, place)
             for name, reason, place in zip(
                 text_of(part["left_out"][:]),
                 text_of(part["left_out_because"][:]),

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from preprocess.base import BadSample, InputError, RandomAccess
-from preprocess.fingerprint import Marks, marks_by_reading
+from preprocess.base import InputError, RandomAccess, UnreadableSample
+from preprocess.fingerprint import SampleIds, marks_by_reading
 from preprocess.sources.arrays import Opened, open_parts
 from preprocess.sources.masks import Masks, PixelClasses
 from preprocess.sources.targets import (
@@ -110,7 +110,9 @@ class Rows(Targeted):
         try:
             return _numbers(value)
         except ValueError as error:
-            raise BadSample(self.name(index), f"column {self._inputs[0]!r}: {error}") from None
+            raise UnreadableSample(
+                self.name(index), f"column {self._inputs[0]!r}: {error}"
+            ) from None
 
     @property
     def is_of_columns(self) -> bool:
@@ -132,7 +134,7 @@ class Rows(Targeted):
         """The split and the row."""
         return f"{self._path}{f':{self._split}' if self._split else ''}[{index}]"
 
-    def sample_marks(self) -> Marks:
+    def sample_marks(self) -> SampleIds:
         """See :mod:`preprocess.fingerprint`."""
         nbytes = sum(
             file.stat().st_size for file in Path(self._path, self._split or "").glob("*.arrow")
@@ -261,7 +263,7 @@ def _encoded(value: Any, name: str) -> bytes:
     if found.get("bytes") is not None:
         return found["bytes"]
     if found.get("path") is None:
-        raise BadSample(name, "no image in this row")
+        raise UnreadableSample(name, "no image in this row")
     return read_file(found["path"], lambda: name)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from preprocess.base import InputError, RandomAccess, Source, and_more, counted, printable
-from preprocess.fingerprint import Marks, marks_of_files
+from preprocess.fingerprint import SampleIds, marks_of_files
 from preprocess.sources.masks import MaskFiles, PixelClasses
 from preprocess.sources.targets import Targeted
 from preprocess.splits import (
@@ -58,7 +58,7 @@ class OneFileEach:
         """The path of the file, printable."""
         return printable(self.path(index))
 
-    def sample_marks(self) -> Marks:
+    def sample_marks(self) -> SampleIds:
         """See :mod:`preprocess.fingerprint`."""
         return marks_of_files(
             self._files, [os.path.join(self.folder, file) for file in self._files]

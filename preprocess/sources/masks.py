@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from PIL import Image
 
-from preprocess.base import BadImage, BadSample, InputError
+from preprocess.base import InputError, UnreadableImage, UnreadableSample
 from preprocess.decode import opened, upright
 from preprocess.files.npz import is_npy, parse_npy
 from preprocess.fingerprint import UNSEEN, looked_at, of, seen_of_files
@@ -26,7 +26,7 @@ _LOSSY = ("JPEG", "MPO", "JPEG2000", "AVIF")  # Pillow's names of formats that c
 _LOSSY_IN_TIFF = ("jpeg", "tiff_jpeg", "webp")  # the same of compressions
 
 
-class UnfitMask(BadImage):
+class UnfitMask(UnreadableImage):
     """A mask that is not damaged, and yet its numbers mean nothing, or not what they mean in others."""
 
 
@@ -70,10 +70,10 @@ def decode_mask(data: bytes) -> Decoded:
             return Decoded(plain_mask(np.asarray(image)), _palette(image), image.mode == "L")
     except UnfitMask:
         raise
-    except BadImage as error:
-        raise BadImage(f"its mask {str(error).removeprefix('its mask ')}") from error
+    except UnreadableImage as error:
+        raise UnreadableImage(f"its mask {str(error).removeprefix('its mask ')}") from error
     except Exception as error:  # Pillow's parsers meet damaged files with exceptions of many kinds
-        raise BadImage(f"its mask cannot be decoded: {error}") from error
+        raise UnreadableImage(f"its mask cannot be decoded: {error}") from error
 
 
 def _check_lossless(image: Image.Image, data: bytes) -> None:
@@ -111,7 +111,7 @@ def plain_mask(found: np.ndarray) -> np.ndarray:
     if found.ndim == 3 and found.shape[2] == 1:
         found = found[:, :, 0]
     if found.ndim != 2 or found.dtype.kind not in "iub":
-        raise BadImage(
+        raise UnreadableImage(
             f"its mask is {found.shape} of {found.dtype}; it should have one whole number for each pixel, "
             "its class: a greyscale or palette image, or an array (height, width) of integers"
         )
@@ -247,10 +247,10 @@ class PixelClasses:
             raise self._foreign(mask, foreign)
         return classes.astype(np.int32)
 
-    def _foreign(self, mask: np.ndarray, foreign: np.ndarray) -> BadImage:
+    def _foreign(self, mask: np.ndarray, foreign: np.ndarray) -> UnreadableImage:
         row, column = np.argwhere(foreign)[0]
         there = ", ".join(map(str, self._values[:5])) + (" ..." if len(self._values) > 5 else "")
-        return BadImage(
+        return UnreadableImage(
             f"its mask has the value {mask[row, column]} at row {row}, column {column}; the values of the "
             f"{len(self.names)} classes are {there}"
         )
@@ -301,15 +301,15 @@ class Masks:
         mask = self.decoded(index)
         try:
             return self.classes.apply(mask)
-        except BadImage as error:
-            raise BadSample(self.name(index), str(error)) from error
+        except UnreadableImage as error:
+            raise UnreadableSample(self.name(index), str(error)) from error
 
     def seen(self, keys: np.ndarray) -> dict[str, np.ndarray]:
         """What some of the masks are known by; see :mod:`preprocess.fingerprint`."""
         content = np.full(len(keys), UNSEEN, np.uint64)
         rows = looked_at(len(keys))
         for row in rows.tolist():
-            with suppress(BadSample):
+            with suppress(UnreadableSample):
                 content[row] = of(self.decoded(row))
         return {"content": content}
 
@@ -321,8 +321,8 @@ class Masks:
         """
         try:
             return self.classes.numbers(self._decoded(index))
-        except BadImage as error:
-            raise BadSample(self.name(index), str(error)) from error
+        except UnreadableImage as error:
+            raise UnreadableSample(self.name(index), str(error)) from error
 
     def _decoded(self, index: int) -> Decoded:
         found = self._content(index)
@@ -347,7 +347,7 @@ class Masks:
                 palettes.add(mask, self.name(index))
             except UnfitMask as error:
                 raise InputError(f"{self.name(index)}: {error}") from error
-            except (BadImage, BadSample):  # is counted when it is read
+            except (UnreadableImage, UnreadableSample):  # is counted when it is read
                 continue
         told = {*classes.values, classes.ignore}
         levels = palettes.grey_levels()
@@ -366,8 +366,8 @@ class Masks:
                 mask = self._decoded(index)
             except UnfitMask as error:
                 raise InputError(f"{self.name(index)}: {error}") from error
-            except (BadImage, BadSample) as error:
-                if isinstance(error, BadSample):
+            except (UnreadableImage, UnreadableSample) as error:
+                if isinstance(error, UnreadableSample):
                     named: object = error
                 else:
                     named = f"{self.name(index)}: {error}"

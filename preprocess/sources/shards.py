@@ -25,15 +25,15 @@ import numpy as np
 
 from preprocess.base import (
     ORDER,
-    BadImage,
-    BadSample,
     InputError,
+    UnreadableImage,
+    UnreadableSample,
     counted,
     encoded,
     printable,
     rng_for,
 )
-from preprocess.fingerprint import WHOLE, Marks, hashed, marks_by_reading
+from preprocess.fingerprint import WHOLE, SampleIds, hashed, marks_by_reading
 from preprocess.sources.masks import Masks, PixelClasses
 from preprocess.sources.targets import Targeted, Targets, label_sets, understand
 from preprocess.splits import (
@@ -160,8 +160,8 @@ class Shards(Targeted):
         record = self._piece(index, int(self._index.offsets[index]), int(self._index.sizes[index]))
         try:
             return self._form.image(record)
-        except BadImage as error:
-            raise BadSample(self.name(index), str(error)) from None
+        except UnreadableImage as error:
+            raise UnreadableSample(self.name(index), str(error)) from None
 
     def name(self, index: int) -> str:
         """The shard and the number of the record in it, from 0."""
@@ -181,7 +181,7 @@ class Shards(Targeted):
         ]
         return shuffle(np.concatenate(front), self._buffer, rng)
 
-    def sample_marks(self) -> Marks:
+    def sample_marks(self) -> SampleIds:
         """Large records are known by their shards and places; see :mod:`preprocess.fingerprint`."""
         sizes = self._index.sizes
         names = None

@@ -14,10 +14,10 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from preprocess.base import (
-    BadImage,
-    BadSample,
     InputError,
     Source,
+    UnreadableImage,
+    UnreadableSample,
     and_more,
     counted,
     printable,
@@ -25,7 +25,7 @@ from preprocess.base import (
 )
 from preprocess.files.npz import is_npy, parse_npy
 from preprocess.files.table import Table, listed, read_table, table_files
-from preprocess.fingerprint import Marks, marks_of_files, of_rows
+from preprocess.fingerprint import SampleIds, marks_of_files, of_rows
 from preprocess.sources.arrays import Opened
 from preprocess.sources.files import InOrder
 from preprocess.sources.image_folder import EXTENSIONS
@@ -151,10 +151,10 @@ class FeatureRows(TableRows):
         """The row."""
         return self._row(index)
 
-    def sample_marks(self) -> Marks:
+    def sample_marks(self) -> SampleIds:
         """A row is known by its features, in whatever order their columns stand; see :mod:`preprocess.fingerprint`."""
         columns = sorted(range(len(self.columns.inputs)), key=self.columns.inputs.__getitem__)
-        return Marks(
+        return SampleIds(
             of_rows(self._features[:, columns].astype(np.float32)),
             unit="row",
             by_content=True,
@@ -181,7 +181,7 @@ class FileRows(TableRows):
         """The row and the file."""
         return f"{self._row(index)}: {self._files[index]}"
 
-    def sample_marks(self) -> Marks:
+    def sample_marks(self) -> SampleIds:
         """A row is known by its file; see :mod:`preprocess.fingerprint`."""
         paths = [os.path.join(self.folder, file) for file in self._files]
         return replace(
@@ -538,5 +538,5 @@ def _read_file(file: str, name: str) -> bytes | np.ndarray:
         if is_npy(content):
             return parse_npy(content)
         return content
-    except BadImage as error:
-        raise BadSample(name, str(error)) from error
+    except UnreadableImage as error:
+        raise UnreadableSample(name, str(error)) from error

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from preprocess.base import BadImage, InputError
+from preprocess.base import InputError, UnreadableImage
 from preprocess.files.crc32c import crc32c, masked
 from preprocess.files.npz import is_npy, parse_npy
 from preprocess.sources.masks import PixelClasses
@@ -89,7 +89,7 @@ class TFRecord:
         """The image file in a record, or its array, after its checksum was compared."""
         message = memoryview(record)[:-4]
         if masked(crc32c(message)).to_bytes(4, "little") != record[-4:]:
-            raise BadImage("its checksum is wrong: the record is damaged")
+            raise UnreadableImage("its checksum is wrong: the record is damaged")
         feature = dict(_features(message, 0, len(message))).get(self.image_key.encode())
         found = feature and _value(message, *feature)
         if isinstance(found, Place):
@@ -101,7 +101,9 @@ class TFRecord:
             whole = len(data) - len(data) % np.dtype(self.dtype).itemsize
             return self._shaped(np.frombuffer(data[:whole], self.dtype).copy())
         if not isinstance(found, list) or not found:
-            raise BadImage(f"no feature {self.image_key!r} with bytes or numbers in the record")
+            raise UnreadableImage(
+                f"no feature {self.image_key!r} with bytes or numbers in the record"
+            )
         return self._shaped(
             np.array(found, np.float32 if isinstance(found[0], float) else np.int64)
         )
@@ -112,7 +114,7 @@ class TFRecord:
                 return array
             return array.reshape(self.shape)
         except ValueError:
-            raise BadImage(
+            raise UnreadableImage(
                 f"it has {array.size} numbers, not those of shape {self.shape} (options: shape, dtype)"
             ) from None
 

@@ -16,7 +16,7 @@ from itertools import groupby
 
 import numpy as np
 
-from preprocess.base import BadImage, InputError
+from preprocess.base import InputError, UnreadableImage
 from preprocess.files.npz import is_npy, parse_npy
 from preprocess.sources.masks import PixelClasses
 from preprocess.sources.shards import BUFFER, Record, Shards, Value, opener
@@ -91,7 +91,7 @@ class WebDataset:
                 return ()
             if self.label_key.endswith("json"):
                 return _value(json.loads(text))
-        except (BadImage, ValueError, TypeError) as error:
+        except (UnreadableImage, ValueError, TypeError) as error:
             raise InputError(f"{name}: its {self.label_key} is no target: {error}") from error
         if self.is_text and not _is_whole(text):
             return text

@@ -10,7 +10,7 @@ from PIL import Image
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from preprocess.base import BadImage
+from preprocess.base import UnreadableImage
 from preprocess.decode import to_array
 from preprocess.deferred_augmentation import window
 from preprocess.transforms import base
@@ -280,7 +280,7 @@ def _room(height: int, width: int, size: tuple[int, int], padding: int) -> tuple
     """How far a window can move, down and to the right."""
     room = height + 2 * padding - size[0], width + 2 * padding - size[1]
     if min(room) < 0:
-        raise BadImage(
+        raise UnreadableImage(
             f"of {height} x {width} pixels is too small to crop {size[0]} x {size[1]} from; "
             "resize before the crop"
         )

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from preprocess.base import BadImage
+from preprocess.base import UnreadableImage
 from preprocess.deferred_augmentation import packed
 from preprocess.sample import ImageSpec, wire_dtype
 from preprocess.transforms.base import Mask, MovesPixels, Transform, channels
@@ -36,7 +36,7 @@ class OnDevice(MovesPixels):
         """The row of an image, (bytes,)."""
         channels(image, self)
         if not self.takes(image.shape, image.dtype):
-            raise BadImage(f"is {ImageSpec.of(image)}; the others are {self.image}")
+            raise UnreadableImage(f"is {ImageSpec.of(image)}; the others are {self.image}")
         (height, width), (to_height, to_width) = image.shape[:2], self.size(*image.shape[:2])
         top = left = 0
         upside = mirror = False

@@ -14,13 +14,13 @@ from typing import ClassVar
 
 import numpy as np
 
-from preprocess.base import BadImage
+from preprocess.base import UnreadableImage
 from preprocess.transforms.base import LeavesPixels, Transform
 from preprocess.transforms.decoding import Decode
 
 
 @dataclasses.dataclass(frozen=True)
-class Piece(LeavesPixels):
+class PackedSlice(LeavesPixels):
     """Takes from a row what one list has made.
 
     Args:
@@ -42,7 +42,7 @@ class Piece(LeavesPixels):
 
 
 @dataclasses.dataclass(frozen=True)
-class SideBySide(LeavesPixels):
+class PackedVariants(LeavesPixels):
     """Makes a row of the bytes of an image file, or of an array.
 
     Args:
@@ -78,14 +78,14 @@ class SideBySide(LeavesPixels):
             for transform in others:
                 part = transform.apply(part, rng, training)
             if part.shape != shape:
-                raise BadImage(
+                raise UnreadableImage(
                     f"is {' x '.join(map(str, part.shape))} before the first random transform; the others "
                     f"are {' x '.join(map(str, shape))}"
                 )
             made.append(part.ravel())
         return np.concatenate(made)
 
-    def pieces(self) -> tuple[Piece, ...]:
+    def pieces(self) -> tuple[PackedSlice, ...]:
         """Where in a row what each list makes is."""
         ends = accumulate(map(math.prod, self.shapes), initial=0)
-        return tuple(map(Piece, ends, self.shapes))
+        return tuple(map(PackedSlice, ends, self.shapes))

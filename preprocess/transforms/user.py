@@ -10,9 +10,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from preprocess.base import BadImage, InputError, array_of, import_function
+from preprocess.base import InputError, UnreadableImage, array_of, import_function
 from preprocess.transforms.base import Mask
-from preprocess.user_code import OwnCode, seed_generators
+from preprocess.user_code import UserCode, seed_generators
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,8 +57,8 @@ class UserTransform:
             pass
 
     @cached_property
-    def _code(self) -> OwnCode:
-        return OwnCode(keeps_draws=False)
+    def _code(self) -> UserCode:
+        return UserCode(keeps_draws=False)
 
     def __getstate__(self) -> dict[str, Any]:
         """Without the function: its module is imported on each rank as here."""
@@ -108,7 +108,7 @@ class UserTransform:
                     seed_generators(_seed_of(rng))
                 # A copy, for the function may write into it.
                 return function(np.array(image), rng, training, **mask, **self.parameters)
-        except BadImage:
+        except UnreadableImage:
             raise
         except Exception as error:
             error.add_note(f"in the transform {self.path}")

@@ -50,7 +50,7 @@ class _Column:
         return self._values
 
 
-class Gone(set[str]):
+class IndexedSet(set[str]):
     """The networks that get no devices: a set of names that knows which rows of a table are in it.
 
     A policy would otherwise look at all networks, and pass over all that have finished, at each epoch's end.
@@ -76,7 +76,7 @@ class Gone(set[str]):
         return self._column.of(table)
 
 
-class Values(dict[str, float]):
+class IndexedValues(dict[str, float]):
     """Numbers of networks, by name, that can be had for the rows of a table as well; they are set one by one."""
 
     def __init__(self) -> None:
@@ -98,7 +98,7 @@ def values_of(table: tuple[str, ...], values: Mapping[str, float]) -> NDArray[np
     Args:
         table: the names of its rows.
     """
-    if isinstance(values, Values):
+    if isinstance(values, IndexedValues):
         return values.of(table)
     return np.array([values.get(name, np.nan) for name in table], np.float64)
 
@@ -109,7 +109,7 @@ def left(table: tuple[str, ...], gone: AbstractSet[str]) -> NDArray[np.bool_]:
     Args:
         table: the names of its rows.
     """
-    if isinstance(gone, Gone):
+    if isinstance(gone, IndexedSet):
         return gone.left(table)
     return np.array([name not in gone for name in table], np.bool_)
 

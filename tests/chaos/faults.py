@@ -18,7 +18,7 @@ import yaml
 from PIL import Image
 
 from fleet.api import mpirun
-from fleet.domain.events import Ended, EpochEnded, GroupStarted, GroupStruck
+from fleet.domain.events import Ended, EpochEnded, GroupFailed, GroupStarted
 from fleet.errors import CheckpointError
 from fleet.runtime.replay import largest_difference
 from fleet.storage.checkpoint import newest, read_state
@@ -446,7 +446,7 @@ class Trial:
         struck = [
             (t_s, event.network)
             for t_s, event in read_events(self.paths.events)
-            if isinstance(event, GroupStruck)
+            if isinstance(event, GroupFailed)
         ]
         if self._hit and struck:
             after = [

@@ -18,7 +18,7 @@ from pathlib import Path
 from fleet.domain import events as ev
 from fleet.monitor.timeline import state_of
 from fleet.search.calls import replay
-from fleet.search.pruning import make_judge
+from fleet.search.pruning import make_pruner
 from fleet.search.searcher import Verdict, make_searcher
 from fleet.spec import load
 from fleet.storage.event_log import events_of, read_events
@@ -190,7 +190,7 @@ class _Trial:
     def _check_judgements(self):
         """A rule that hears of all epochs, in the order of the log, judges as was done."""
         prune = load(str(self._paths.spec)).document.prune
-        judge, best, seen = make_judge(prune, EPOCHS, seed=5), {}, Counter()
+        judge, best, seen = make_pruner(prune, EPOCHS, seed=5), {}, Counter()
         judged, done = [], []
         for event in self._events():
             match event:

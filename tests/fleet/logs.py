@@ -4,7 +4,7 @@ import json
 
 from fleet.domain import events as ev
 from fleet.domain.json_record import to_json
-from fleet.domain.network import EpochRecord, Outcome, Standing
+from fleet.domain.network import EpochRecord, NetworkStatus, Outcome
 from fleet.spec import parse
 from fleet.storage.event_log import Logged
 from fleet.storage.paths import RunPaths
@@ -82,7 +82,7 @@ def made_up_run(folder):
         {"models": [{"family": "softmax", "name": "a"}, {"family": "softmax", "name": "b"}]}
     )
     results = results_of(spec, paths)
-    come_to(results, "a", Standing((), Outcome("2 epochs")))
+    come_to(results, "a", NetworkStatus((), Outcome("2 epochs")))
     paths.results.write_text(paths.results.read_text().replace("b,", "b<1>,"))
     paths.events.write_text(as_text(LOG))
     return paths

@@ -29,7 +29,7 @@ from fleet import run as fleet_run
 from fleet.__main__ import COMMANDS, main
 from fleet.runtime import session
 from fleet.runtime.interrupt import Interruption
-from fleet.runtime.startup import Laps
+from fleet.runtime.startup import StartupTimer
 from tests.examples import examples
 from tests.fakes import World
 from tests.fleet.logs import LOG, as_lines, as_text
@@ -386,7 +386,7 @@ def train(path):
     """``fleet.run`` up to where it would train."""
     request = fleet_run.parse_arguments([path])
     with fleet_run._lease(World(), request) as lease:
-        return fleet_run._run(World(), request, None, Interruption(None), lease, Laps())
+        return fleet_run._run(World(), request, None, Interruption(None), lease, StartupTimer())
 
 
 def is_told(status, out, err, most_lines=30):

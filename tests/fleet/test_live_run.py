@@ -16,7 +16,7 @@ from fleet.domain.run import RunState
 from fleet.errors import ExitStatus, UserError
 from fleet.live_run import Running, ask_nodes, command, follow, report_of
 from fleet.monitor.view import NotebookView
-from fleet.runtime.external.command_queue import Mailbox
+from fleet.runtime.external.command_queue import CommandQueue
 from fleet.spec import dump, parse
 from fleet.spec.schema import ModelEntry
 from fleet.storage.event_log import EventLog, RunTail
@@ -57,7 +57,7 @@ def answering(paths, answer):
     found = []
 
     def serve():
-        mailbox = Mailbox(paths.mailbox)
+        mailbox = CommandQueue(paths.mailbox)
         while not (waiting := list(mailbox.commands())):
             pass
         found.append(waiting[0].content)
@@ -175,7 +175,7 @@ def test_a_run_meets_the_networks_of_a_log_and_passes_over_what_it_cannot_read(p
 def test_a_command_that_nobody_answers_is_taken_back(held):
     with pytest.raises(UserError, match="has not answered within 0 s; nothing was done"):
         command(held.root, {"do": "stop", "network": "a"}, patience_s=0.1)
-    assert list(Mailbox(held.mailbox).commands()) == []
+    assert list(CommandQueue(held.mailbox).commands()) == []
 
 
 def test_a_report_has_the_monitored_value_and_all_metrics():

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fleet.comm.mpi import start_mpi
-from fleet.engines.base import PeerFailed, Setup, Sums
+from fleet.engines.base import PeerFailed, Setup, StepTotals
 from fleet.spec import Resources, parse
 from fleet.stream.batch import split_rows
 from preprocess.sample import Affine, ImageSpec, SampleSpec
@@ -37,7 +37,7 @@ def batches(rng, group):
 def trained(engine, network, group, given, cuts):
     """The sums over each batch, and the state after all of them, where calls end at some of them."""
     built, waits = engine.build(network, group), []
-    asked = Sums(stop=group.is_master, steps=4 if group.is_master else 0)
+    asked = StepTotals(stop=group.is_master, steps=4 if group.is_master else 0)
     sums = []
     for part in np.split(np.arange(len(given)), cuts):
         images, labels, sizes = zip(*(given[place] for place in part), strict=True)
@@ -69,7 +69,7 @@ def fail_together(engine, group):
     built, fails = engine.build(network, group), group.rank == group.size - 1
     images, labels = np.zeros((3, 8, 8, 1), np.uint8), np.array([0, 2 if fails else 1, 0])
     with pytest.raises(Exception, match="assertion failed" if fails else "another rank") as caught:
-        built.begin_together(images, labels, 3 * [group.size], 3 * [1], Sums())()
+        built.begin_together(images, labels, 3 * [group.size], 3 * [1], StepTotals())()
     assert isinstance(caught.value, PeerFailed) != fails
     built.close()
 

@@ -8,7 +8,7 @@ import pytest
 
 from fleet.comm.messages import Ready, Tag
 from fleet.comm.mpi import start_mpi
-from fleet.errors import GroupStruck
+from fleet.errors import GroupFailed
 
 world = start_mpi()
 group = world.group(range(world.size), 1)
@@ -22,14 +22,14 @@ try:
         lambda: group.sum(np.zeros(3)),
         lambda: group.from_master(1),
     ):
-        with pytest.raises(GroupStruck):
+        with pytest.raises(GroupFailed):
             collective()
     world.wait(
         lambda: world.lost == {2} or None
     )  # a rank may be struck by another that has heard of the death before
-    with pytest.raises(GroupStruck):
+    with pytest.raises(GroupFailed):
         group.check()
-    with pytest.raises(GroupStruck):
+    with pytest.raises(GroupFailed):
         world.group(range(world.size), 2)
     world.tell(2, Tag.TRAINER, Ready(0))  # is lost, and no error
     rest = world.group([rank for rank in range(world.size) if rank != 2], 3)

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from fleet.domain.events import EpochEnded, GroupStruck, RankLost
+from fleet.domain.events import EpochEnded, GroupFailed, RankLost
 from fleet.stream.order import read_path
 from tests.mpi.conftest import ROOT, spec
 from tests.mpi.test_training import replayed
@@ -111,7 +111,7 @@ def test_only_the_struck_network_falls_back(launch, tmp_path, deaths):
     run, content = run_dying(launch, tmp_path, deaths)
     assert run.status == 0, run.output
     assert {event.rank for event in run.events(RankLost)} == set(map(int, deaths))
-    assert {event.network for event in run.events(GroupStruck)} == {"pair"}
+    assert {event.network for event in run.events(GroupFailed)} == {"pair"}
     trained = {
         name: [event.record.epoch for event in run.events(EpochEnded) if event.network == name]
         for name in RATES
@@ -150,7 +150,7 @@ def test_trainers_prepare_their_samples_when_a_preprocessor_dies(launch, tmp_pat
     )
     assert run.status == 0, run.output
     assert [event.rank for event in run.events(RankLost)] == [1]
-    assert not run.events(GroupStruck)
+    assert not run.events(GroupFailed)
     check(launch, run, content)
 
 
@@ -178,7 +178,7 @@ def test_it_does_not_matter_in_which_order_or_on_how_many_nodes_it_prepared(
     )
     assert run.status == 0, run.output
     assert [event.rank for event in run.events(RankLost)] == [dies]
-    assert not run.events(GroupStruck)
+    assert not run.events(GroupFailed)
     check(launch, run, content)
 
 
@@ -188,7 +188,7 @@ def test_a_trainer_that_waits_for_work_is_not_missed(launch, tmp_path):
         launch, tmp_path, {"5": ("runtime.training.trainer:Trainer.run", 1)}, ranks=6
     )
     assert run.status == 0, run.output
-    assert not run.events(GroupStruck)
+    assert not run.events(GroupFailed)
     check(launch, run, content, names=())
 
 
@@ -246,5 +246,5 @@ def test_a_member_of_a_tensorflow_group_dies(launch, tmp_path, exchange):
         environment={"FLEET_TEST_DEATHS": json.dumps({"2": (STEP, 4)})},
     )  # many steps at once: an epoch is one
     assert run.status == 0, run.output
-    assert [event.network for event in run.events(GroupStruck)] == ["pair"]
+    assert [event.network for event in run.events(GroupFailed)] == ["pair"]
     check(launch, run, content, names=())

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from fleet.domain.events import GroupChanged, GroupStruck, NetworkRetried
+from fleet.domain.events import GroupChanged, GroupFailed, NetworkRetried
 from fleet.runtime.replay import largest_difference
 from fleet.storage.checkpoint import read_state
 from fleet.storage.paths import RunPaths
@@ -161,7 +161,7 @@ def test_a_member_of_a_group_dies(tmp_path, exchange):
         environment={"FLEET_TEST_DEATHS": json.dumps({"2": (STEP, 30)})},
     )
     assert run.status == 0, run.output
-    assert [event.network for event in run.events(GroupStruck)] == ["pair"]
+    assert [event.network for event in run.events(GroupFailed)] == ["pair"]
     check(launch, run, content, names=())
 
 

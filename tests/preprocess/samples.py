@@ -6,7 +6,7 @@ import h5py
 import numpy as np
 from PIL import Image
 
-from preprocess.base import BadSample, RandomAccess
+from preprocess.base import RandomAccess, UnreadableSample
 
 
 def pattern(height, width, channels=3, seed=0):
@@ -53,7 +53,7 @@ class Memory(RandomAccess):
 
     def read(self, index):
         if self.samples[index] is None:
-            raise BadSample(self.name(index), "cannot be read")
+            raise UnreadableSample(self.name(index), "cannot be read")
         return self.samples[index]
 
     def name(self, index):
@@ -72,7 +72,7 @@ class Samples(RandomAccess):
 
     def read(self, index):
         if self.inputs[index] is None:
-            raise BadSample(self.name(index), "torn")
+            raise UnreadableSample(self.name(index), "torn")
         return self.inputs[index]
 
     def read_target(self, index):

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
-from preprocess.base import BadImage, InputError
-from preprocess.lazy_numba import LOADING, Loading
+from preprocess.base import InputError, UnreadableImage
+from preprocess.lazy_numba import LOADING, LazyNumba
 from preprocess.pipeline import Pipeline
 from preprocess.probe import probe
 from preprocess.target import TargetSpec
@@ -28,7 +28,7 @@ def kernels():
 def brighter(image, rng, training):
     """A transform of a user's own, which draws as often as it likes."""
     if image[0, 0, 0] == 255:
-        raise BadImage("is too bright")
+        raise UnreadableImage("is too bright")
     return np.clip(image + rng.integers(0, 9, rng.integers(1, 4)).sum(), 0, 255).astype(image.dtype)
 
 
@@ -194,8 +194,8 @@ def test_the_loops_are_loaded_once_it_is_worth_it(has_numba, monkeypatch):
         pytest.importorskip("numba")
     else:
         monkeypatch.setitem(sys.modules, "preprocess.kernels", None)
-    loading, loaded = Loading(), []
-    monkeypatch.setattr(loading, "now", lambda: loaded.append(Loading.now(loading)))
+    loading, loaded = LazyNumba(), []
+    monkeypatch.setattr(loading, "now", lambda: loaded.append(LazyNumba.now(loading)))
     monkeypatch.setattr("threading.Thread.start", lambda thread: thread.run())
     loading.spent(0.9)
     assert loaded == []

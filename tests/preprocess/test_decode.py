@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from preprocess import decode as decoders
-from preprocess.base import BadImage
+from preprocess.base import UnreadableImage
 from preprocess.decode import decode, decoder_name
 from tests.examples import examples
 from tests.places import SHARED
@@ -118,7 +118,7 @@ def test_a_file_is_an_image(data, mode, expected, most):
 
 
 def test_pixels_without_a_fixed_range_are_refused():
-    with pytest.raises(BadImage, match="no fixed range"):
+    with pytest.raises(UnreadableImage, match="no fixed range"):
         decode(encode(Image.new("F", (2, 2)), "TIFF"))
 
 
@@ -171,7 +171,7 @@ def test_a_greyscale_file_may_use_fewer_than_16_bits():
 def test_several_channels_of_fewer_than_16_bits_are_refused():
     colour = b"P6 1 1 255\nabc"
     assert decode(colour, bits=12).ravel().tolist() == [*b"abc"]
-    with pytest.raises(BadImage, match="16 bits in each of several channels"):
+    with pytest.raises(UnreadableImage, match="16 bits in each of several channels"):
         decode(png_of_16_bits(np.array([[[0, 100, 4095]]])), bits=12)
 
 
@@ -196,7 +196,7 @@ def png_of_16_bits(image):
 def test_a_bmp_of_eight_bits_and_two_colors_is_refused():
     image = Image.new("P", (3, 2))
     image.putpalette([0, 0, 0, 255, 255, 255])
-    with pytest.raises(BadImage, match="BMP file of 8 bits with two colors"):
+    with pytest.raises(UnreadableImage, match="BMP file of 8 bits with two colors"):
         decode(encode(image, "BMP"))
     assert decode(encode(image.convert("1"), "BMP")).shape == (2, 3, 3)
 
@@ -209,7 +209,7 @@ def test_the_first_frame_of_an_animation_is_taken():
 
 def test_a_truncated_jpeg_is_refused():
     data = encode(pattern(64, 64), "JPEG")
-    with pytest.raises(BadImage, match="truncated"):
+    with pytest.raises(UnreadableImage, match="truncated"):
         decode(data[: len(data) // 2])
 
 
@@ -217,13 +217,13 @@ def test_a_truncated_jpeg_is_refused():
     "data", [b"", b"\xff\xd8", b"no image at all", b"\x89PNG\r\n\x1a\n" + b"\0" * 40]
 )
 def test_what_is_no_image_is_refused(data):
-    with pytest.raises(BadImage):
+    with pytest.raises(UnreadableImage):
         decode(data)
 
 
 @pytest.mark.parametrize("cut", range(1, 120, 7))
 def test_a_png_cut_anywhere_is_refused_and_nothing_else_is_raised(cut):
-    with pytest.raises(BadImage):
+    with pytest.raises(UnreadableImage):
         decode(encode(pattern(8, 8))[:cut])
 
 
@@ -312,7 +312,7 @@ class TestBothDecoders:
         picture = Image.fromarray(smooth(64, 64)).convert(kind)
         data = encode(picture, "JPEG", quality=95, exif=exif)
         assert decode(data).shape == (64, 64, 3)
-        with pytest.raises(BadImage, match="is damaged or truncated: Corrupt JPEG data"):
+        with pytest.raises(UnreadableImage, match="is damaged or truncated: Corrupt JPEG data"):
             decode(corrupt(data))
 
     def test_a_damaged_colour_profile_is_no_damage(self):

@@ -6,7 +6,7 @@ import h5py
 import numpy as np
 import pytest
 
-from preprocess.base import BadSample, DataSet, InputError, row_numbers
+from preprocess.base import DataSet, InputError, UnreadableSample, row_numbers
 from preprocess.decoded_copy import decode_once
 from preprocess.pipeline import Pipeline
 from preprocess.probe import probe
@@ -110,7 +110,7 @@ def test_what_the_copy_leaves_out_is_known_each_time(data, path):
         assert [train.name(index) for index in range(5)] == [
             data.train.name(index) for index in range(5)
         ]
-        with pytest.raises(BadSample, match="not an image"):
+        with pytest.raises(UnreadableSample, match="not an image"):
             train.read(2)
         assert np.array_equal(batch(copy.data, copy.transforms)[0], batch(data, TRANSFORMS)[0])
         assert np.array_equal(row_numbers(train), row_numbers(data.train))

@@ -34,7 +34,7 @@ class Listed(RandomAccess):
         return self.names[index]
 
     def sample_marks(self):
-        return fp.Marks(fp.hashed(self.names), by_content=self._by_content)
+        return fp.SampleIds(fp.hashed(self.names), by_content=self._by_content)
 
 
 def listed(path, by_content=False, groups=False):
@@ -130,7 +130,7 @@ def test_other_settings_divide_anew():
 
 
 def marks(*names, **more):
-    return fp.Marks(fp.hashed(names), by_content=True, unit="row", **more)
+    return fp.SampleIds(fp.hashed(names), by_content=True, unit="row", **more)
 
 
 @pytest.mark.parametrize(

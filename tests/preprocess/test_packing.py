@@ -122,7 +122,7 @@ def test_a_full_disk_is_told_of_even_where_hdf5_stumbles_over_what_is_not_there(
         return len(buffer)
 
     monkeypatch.setattr(FullDisk, "left", 0)
-    monkeypatch.setattr("preprocess.files.deferred_errors.DeafFile.readinto", garbage)
+    monkeypatch.setattr("preprocess.files.deferred_errors.DeferredErrorFile.readinto", garbage)
     monkeypatch.setattr("builtins.open", lambda name, mode, **options: FullDisk(name, mode))
     with pytest.raises(CannotWrite, match="No space left"):
         write_hdf5(data.parts(), path)

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from preprocess.base import BadImage, InputError
+from preprocess.base import InputError, UnreadableImage
 from preprocess.chain import split_transforms
 from preprocess.pipeline import Pipeline
 from preprocess.source import open_data
@@ -166,7 +166,7 @@ def test_a_sample_of_another_shape_or_type_is_bad(odd):
 
 def refuse_dark(image, rng, training):
     if image.max() < 10:
-        raise BadImage("too dark")
+        raise UnreadableImage("too dark")
     return image
 
 

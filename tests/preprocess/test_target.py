@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from preprocess.base import BadSample, InputError
+from preprocess.base import InputError, UnreadableSample
 from preprocess.pipeline import Pipeline
 from preprocess.probe import probe
 from preprocess.source import open_data
@@ -71,7 +71,7 @@ def test_a_sample_that_cannot_be_used_is_marked_whatever_its_target_is():
     class Broken(Samples):
         def read(self, index):
             if index == 4:
-                raise BadSample(self.name(index), "gone")
+                raise UnreadableSample(self.name(index), "gone")
             return super().read(index)
 
     for said in (

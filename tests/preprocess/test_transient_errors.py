@@ -11,7 +11,7 @@ import pytest
 
 from fleet.errors import CheckpointError, DamagedError, ModelError
 from preprocess import transient_errors
-from preprocess.base import BadSample, DataSet
+from preprocess.base import DataSet, UnreadableSample
 from preprocess.packing import write_hdf5
 from preprocess.sources.hdf5 import open_hdf5
 from preprocess.sources.image_folder import ImageFolder
@@ -53,7 +53,7 @@ def test_what_does_not_pass_in_time_is_no_bad_sample():
 
 def test_what_will_never_pass_is_a_bad_sample_at_once():
     failing = Failing(2, errno.EACCES)
-    with pytest.raises(BadSample, match="a: cannot be read: Permission denied"):
+    with pytest.raises(UnreadableSample, match="a: cannot be read: Permission denied"):
         read_patiently(failing, lambda: "a")
     assert failing.left == 1
 

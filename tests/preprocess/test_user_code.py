@@ -13,7 +13,14 @@ from contextlib import suppress
 import numpy as np
 import pytest
 
-from preprocess.user_code import SETTINGS, OwnCode, import_own, process_kept, register
+from preprocess.user_code import (
+    SETTINGS,
+    UserCode,
+    abandon,
+    import_user_module,
+    process_kept,
+    register,
+)
 
 CHANGES = {
     "cwd": lambda: os.chdir("/"),
@@ -41,10 +48,10 @@ def state():
 @pytest.mark.parametrize("change", CHANGES)
 def test_what_code_changes_is_put_back(change):
     before = state()
-    with OwnCode().running():
+    with UserCode().running():
         CHANGES[change]()
     assert state() == before
-    with suppress(ZeroDivisionError), OwnCode().running():
+    with suppress(ZeroDivisionError), UserCode().running():
         CHANGES[change]()
         raise ZeroDivisionError
     assert state() == before
@@ -52,13 +59,13 @@ def test_what_code_changes_is_put_back(change):
 
 def test_handlers_of_signals_are_put_back():
     before = signal.getsignal(signal.SIGTERM)
-    with OwnCode().running():
+    with UserCode().running():
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_code_goes_on_with_its_own_random_numbers():
-    first, second = OwnCode(), OwnCode()
+    first, second = UserCode(), UserCode()
     with first.running():
         random.seed(5)
         np.random.seed(5)
@@ -72,7 +79,7 @@ def test_code_goes_on_with_its_own_random_numbers():
 
 
 def test_code_finds_its_environment_but_not_its_folder():
-    code, folder = OwnCode(), os.getcwd()
+    code, folder = UserCode(), os.getcwd()
     with code.running():
         os.environ["FLEET_TEST"] = "1"
         os.chdir("/")
@@ -85,7 +92,7 @@ def test_two_threads_leave_the_process_as_it_was():
     before, inside, go = os.getcwd(), threading.Event(), threading.Event()
 
     def work():
-        with OwnCode().running():
+        with UserCode().running():
             os.chdir("/")
             inside.set()
             go.wait(5)
@@ -93,7 +100,7 @@ def test_two_threads_leave_the_process_as_it_was():
     thread = threading.Thread(target=work)
     thread.start()
     inside.wait(5)
-    with OwnCode().running():
+    with UserCode().running():
         os.chdir("/tmp")
     go.set()
     thread.join()
@@ -107,10 +114,10 @@ def test_an_import_is_the_same_whoever_makes_it(tmp_path, monkeypatch):
     )
     random.seed(3)
     expected = random.random()
-    for code in (OwnCode(), OwnCode()):
+    for code in (UserCode(), UserCode()):
         random.seed(3)
         with code.running():
-            drawn = import_own("drawing").DRAWN
+            drawn = import_user_module("drawing").DRAWN
             assert os.environ["FLEET_TEST"] == "x"
         assert random.random() == expected
     random.seed(0)
@@ -123,7 +130,7 @@ def test_a_process_is_kept_around_several_calls():
     before = os.getcwd()
     with process_kept():
         os.chdir("/")
-        with OwnCode().running():
+        with UserCode().running():
             assert os.getcwd() == before
     assert os.getcwd() == before
 
@@ -133,8 +140,28 @@ def test_a_call_looks_at_each_setting_twice(quick):
     looks, cwd = [], SETTINGS["the working folder"]
     register("the working folder", lambda: looks.append(1), cwd.put)
     try:
-        with OwnCode().running(quick):
+        with UserCode().running(quick):
             assert len(looks) == 1
         assert len(looks) == 2
     finally:
         register("the working folder", cwd.get, cwd.put)
+
+
+def test_an_abandoned_thread_restores_nothing_later(monkeypatch):
+    inside, go = threading.Event(), threading.Event()
+
+    def hang():
+        with UserCode().running():
+            inside.set()
+            go.wait()
+
+    thread = threading.Thread(target=hang)
+    thread.start()
+    inside.wait()
+    abandon(thread)
+    monkeypatch.syspath_prepend("/later")
+    with UserCode().running():
+        assert "/later" in sys.path
+    go.set()
+    thread.join()
+    assert "/later" in sys.path

@@ -51,7 +51,7 @@ Event: TypeAlias = (
     | BestLost
     | NetworkWarned
     | RankLost
-    | GroupStruck
+    | GroupFailed
     | BadSample
     | Estimated
     | Searched

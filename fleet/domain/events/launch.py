@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 from fleet.domain.json_record import Kind, Micro, Milli, OmitDefault
-from fleet.domain.network import Judged, Outcome
+from fleet.domain.network import Outcome, TestResult
 from scheduler.base import Cluster
 
 
@@ -33,7 +33,7 @@ class FoundStanding:
     epochs: int
     reason: str = ""
     is_failure: bool = False
-    tested: Judged | None = None
+    tested: TestResult | None = None
 
     @property
     def outcome(self) -> Outcome | None:

@@ -151,7 +151,7 @@ class RankLost(Kind, word="lost"):
     device: int | None
 
 
-class GroupStruck(Kind, word="struck"):
+class GroupFailed(Kind, word="struck"):
     """A group that lost a rank has let go of its network, which goes back to its last checkpoint.
 
     Attributes:

@@ -138,7 +138,7 @@ class EpochEnded(Kind, word="epoch"):
     """A network has finished an epoch.
 
     The epochs that a killed launch had saved and not logged follow the next launch's start, and what a struck group
-    had saved comes before its :class:`GroupStruck`.
+    had saved comes before its :class:`GroupFailed`.
 
     Attributes:
         record: the epoch in the network's history; its fields are keys of the event.

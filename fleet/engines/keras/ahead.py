@@ -20,7 +20,7 @@ from tensorflow.python.eager import (
     executor,
 )  # the only way to have some calls come back before their end
 
-from fleet.engines.base import Done, Sums
+from fleet.engines.base import Done, StepTotals
 
 
 class Ahead:
@@ -61,7 +61,7 @@ class Ahead:
 
 def _read(sums: tf.Tensor) -> Done:
     numbers = sums.numpy()
-    return Done([Sums.unpack(row) for row in np.atleast_2d(numbers)], time.perf_counter())
+    return Done([StepTotals.unpack(row) for row in np.atleast_2d(numbers)], time.perf_counter())
 
 
 class Inputs:

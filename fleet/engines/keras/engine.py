@@ -29,7 +29,7 @@ from fleet.engines.keras.start import freeze
 from fleet.engines.measures import Measures
 from fleet.errors import UserError
 from fleet.spec import NetworkSpec
-from preprocess.user_code import OwnCode
+from preprocess.user_code import UserCode
 
 log = logging.getLogger("fleet.engines.keras.engine")
 
@@ -85,7 +85,7 @@ class KerasEngine:
         with running(code):
             return self._build(network, group, code)
 
-    def _build(self, network: NetworkSpec, group: Group, code: OwnCode | None) -> KerasNetwork:
+    def _build(self, network: NetworkSpec, group: Group, code: UserCode | None) -> KerasNetwork:
         # What a network does to its inputs first is a part of its graph.
         key = _graph_key(
             network, group, network.fold if self._sample.of(network.feed).folds else None

@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from fleet.comm.group import communicator_for_library
 from fleet.comm.protocols import Group
-from fleet.engines.base import WIDTH, Sums, come_together
+from fleet.engines.base import WIDTH, StepTotals, come_together
 from fleet.spec.model import one_line
 
 _ALIGNED = 16  # numbers: where TensorFlow wants tensors to begin
@@ -92,7 +92,7 @@ class MpiExchange:
 
     def sum_on_host(
         self, gradients: Sequence[tf.Tensor], sums: Any, error: BaseException | None
-    ) -> tuple[list[tf.Tensor], Sums]:
+    ) -> tuple[list[tf.Tensor], StepTotals]:
         """The gradients and sums of all ranks.
 
         Args:
@@ -113,10 +113,12 @@ class MpiExchange:
         for part, gradient in zip(buffer.parts, gradients, strict=True):
             part[...] = np.asarray(gradient)  # asked for a type, TensorFlow would copy it first
         buffer.sums[:] = (
-            sums if error is None else Sums(failed=True, more=(0.0,) * (len(sums) - WIDTH)).pack()
+            sums
+            if error is None
+            else StepTotals(failed=True, more=(0.0,) * (len(sums) - WIDTH)).pack()
         )
         self.group.sum(buffer.whole)
-        total = Sums.unpack(buffer.sums)
+        total = StepTotals.unpack(buffer.sums)
         total.raise_failure(error)
         return buffer.tensors, total
 

@@ -29,7 +29,7 @@ from fleet.engines.base import (
     Done,
     PeerFailed,
     Rows,
-    Sums,
+    StepTotals,
     check_arrays,
     readable,
     rows_of,
@@ -48,10 +48,10 @@ from fleet.engines.measures import Measures
 from fleet.errors import ModelError
 from fleet.storage.files import replace_by
 from preprocess.sample import SampleSpec
-from preprocess.user_code import OwnCode, seed_host_generators
+from preprocess.user_code import UserCode, seed_host_generators
 
 _Local: TypeAlias = tuple[list[tf.Tensor], Any]  # this rank's gradients and sums
-_COUNT = [item.name for item in fields(Sums)].index("count")
+_COUNT = [item.name for item in fields(StepTotals)].index("count")
 
 
 class KerasNetwork:
@@ -76,7 +76,7 @@ class KerasNetwork:
         exchange_of: Callable[[Group], Exchange],
         group: Group,
         xla: bool,
-        code: OwnCode | None,
+        code: UserCode | None,
         seed: int,
         free: Mapping[str, tf.Variable],
         rate: ChangingRate,
@@ -143,9 +143,9 @@ class KerasNetwork:
         size: int,
         stop: bool = False,
         weights: np.ndarray | None = None,
-    ) -> Sums:
+    ) -> StepTotals:
         return self.begin_together(
-            images, targets, [size], [len(targets)], Sums(stop=stop), weights
+            images, targets, [size], [len(targets)], StepTotals(stop=stop), weights
         )().sums[0]
 
     def can_stride(self) -> bool:  # noqa: D102 - StridingTogether says it
@@ -157,7 +157,7 @@ class KerasNetwork:
         targets: np.ndarray,
         sizes: Sequence[int],
         rows: Sequence[int],
-        asked: Sums,
+        asked: StepTotals,
         weights: np.ndarray | None = None,
     ) -> Callable[[], Done]:
         with running(self.code, quick=True):
@@ -173,7 +173,7 @@ class KerasNetwork:
         targets: np.ndarray,
         sizes: Sequence[int],
         rows: Sequence[int],
-        asked: Sums,
+        asked: StepTotals,
         weights: np.ndarray | None,
     ) -> Callable[[], Done]:
         more = (0.0,) * self._measures.metrics.width
@@ -297,8 +297,8 @@ class KerasNetwork:
         images: np.ndarray,
         targets: np.ndarray,
         weights: np.ndarray | None = None,
-    ) -> Sums:
-        return Sums.unpack(self._judged(images, targets, weights)[0].numpy())
+    ) -> StepTotals:
+        return StepTotals.unpack(self._judged(images, targets, weights)[0].numpy())
 
     @calling
     def predict(  # noqa: D102
@@ -306,9 +306,9 @@ class KerasNetwork:
         images: np.ndarray,
         targets: np.ndarray,
         weights: np.ndarray | None = None,
-    ) -> tuple[Sums, np.ndarray]:
+    ) -> tuple[StepTotals, np.ndarray]:
         sums, outputs = self._judged(images, targets, weights)
-        return Sums.unpack(sums.numpy()), outputs.numpy()
+        return StepTotals.unpack(sums.numpy()), outputs.numpy()
 
     def _judged(
         self, images: np.ndarray, targets: np.ndarray, weights: np.ndarray | None

@@ -25,7 +25,7 @@ from fleet.engines.torch.network import AheadNetwork, TorchNetwork
 from fleet.engines.torch.optimizer import Updates
 from fleet.engines.torch.start import freeze
 from fleet.spec import NetworkSpec
-from preprocess.user_code import OwnCode
+from preprocess.user_code import UserCode
 
 log = logging.getLogger("fleet.engines.torch.engine")
 
@@ -65,7 +65,7 @@ class TorchEngine:
         with running(code):
             return self._build(network, group, code)
 
-    def _build(self, network: NetworkSpec, group: Group, code: OwnCode | None) -> TorchNetwork:
+    def _build(self, network: NetworkSpec, group: Group, code: UserCode | None) -> TorchNetwork:
         train = network.train
         sample = self._sample.of(network.feed, network.fold)
         module, dtype, differentiates = build_module(

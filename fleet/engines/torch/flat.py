@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from fleet.engines.base import WIDTH, Sums
+from fleet.engines.base import WIDTH, StepTotals
 from fleet.errors import ModelError
 
 _ALIGNED = 16  # numbers
@@ -216,9 +216,9 @@ class Flat:
             for place, value in enumerate((count, stop, failed)):
                 self._known[place].fill_(value)  # nothing waits for it, as for a copy from here
 
-    def sums(self) -> Sums:
+    def sums(self) -> StepTotals:
         """What there is of them now."""
-        return Sums.unpack(self.tail.tolist())
+        return StepTotals.unpack(self.tail.tolist())
 
     def norms(self) -> list[torch.Tensor]:
         """Of the gradient of each parameter."""

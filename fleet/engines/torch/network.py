@@ -19,7 +19,16 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fleet.comm.protocols import Group
-from fleet.engines.base import Arrays, Done, Rows, Sums, batches_of, check_arrays, readable, rows_of
+from fleet.engines.base import (
+    Arrays,
+    Done,
+    Rows,
+    StepTotals,
+    batches_of,
+    check_arrays,
+    readable,
+    rows_of,
+)
 from fleet.engines.custom import calling, running
 from fleet.engines.measures import Measures
 from fleet.engines.torch.exchange import Exchange
@@ -32,7 +41,7 @@ from fleet.engines.torch.optimizer import Updates
 from fleet.engines.torch.start import begin_with
 from fleet.errors import ModelError
 from preprocess.sample import SampleSpec
-from preprocess.user_code import OwnCode, seed_host_generators
+from preprocess.user_code import UserCode, seed_host_generators
 
 
 class TorchNetwork:
@@ -62,7 +71,7 @@ class TorchNetwork:
         seed: int,
         is_mixed: bool,
         note: Callable[[], Mapping[str, Any]],
-        code: OwnCode | None = None,
+        code: UserCode | None = None,
         differentiates: bool = False,
     ) -> None:
         self.code = code
@@ -99,14 +108,14 @@ class TorchNetwork:
         size: int,
         stop: bool = False,
         weights: np.ndarray | None = None,
-    ) -> Sums:
+    ) -> StepTotals:
         return self._step(rows_of(images, targets, weights), size, stop)
 
-    def _step(self, rows: Rows, size: int, stop: bool) -> Sums:
+    def _step(self, rows: Rows, size: int, stop: bool) -> StepTotals:
         with running(self.code, quick=True):
             return self._stepped(rows, size, stop)
 
-    def _stepped(self, rows: Rows, size: int, stop: bool) -> Sums:
+    def _stepped(self, rows: Rows, size: int, stop: bool) -> StepTotals:
         mine = readable(rows)
         unused = list[int]()
         error: BaseException | None = None
@@ -138,7 +147,7 @@ class TorchNetwork:
         targets: np.ndarray,
         sizes: Sequence[int],
         weights: np.ndarray | None = None,
-    ) -> list[Sums]:
+    ) -> list[StepTotals]:
         batches = batches_of(rows_of(images, targets, weights), sizes)
         return [self._step(rows, size, False) for rows, size in zip(batches, sizes, strict=True)]
 
@@ -147,7 +156,7 @@ class TorchNetwork:
         images: np.ndarray,
         targets: np.ndarray,
         weights: np.ndarray | None = None,
-    ) -> Sums:
+    ) -> StepTotals:
         return self.predict(images, targets, weights)[0]
 
     @calling
@@ -156,7 +165,7 @@ class TorchNetwork:
         images: np.ndarray,
         targets: np.ndarray,
         weights: np.ndarray | None = None,
-    ) -> tuple[Sums, np.ndarray]:
+    ) -> tuple[StepTotals, np.ndarray]:
         valid = (targets if weights is None else weights) >= 0
         self._judged += 1
         self._seed_generators(self._judged)
@@ -438,7 +447,7 @@ class AheadNetwork(TorchNetwork):
         def wait() -> Done:
             if over is not None:
                 over.synchronize()
-            return Done([Sums.unpack(row) for row in found.tolist()], time.perf_counter())
+            return Done([StepTotals.unpack(row) for row in found.tolist()], time.perf_counter())
 
         return wait
 

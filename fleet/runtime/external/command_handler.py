@@ -14,11 +14,11 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from fleet.control.effects import Admitted, Heard, NodesAsked, Offer, Ruled
+from fleet.control.effects import Admitted, Heard, NetworkCommand, NodeOffer, NodesRequested
 from fleet.domain.events import Commanded, Event
 from fleet.errors import UserError
 from fleet.runtime.admission import Admission
-from fleet.runtime.external.command_queue import Command, Mailbox
+from fleet.runtime.external.command_queue import Command, CommandQueue
 from fleet.search.searcher import Verdict
 from fleet.storage.results import Results
 from fleet.units import listed
@@ -32,11 +32,11 @@ LONGEST_S = 1e7  # that somebody may leave for nodes to come free
 VERDICTS = {"stop": Verdict.STOP, "pause": Verdict.PAUSE, "resume": Verdict.GO_ON}
 
 
-class NetworkOver(UserError):
+class NetworkEnded(UserError):
     """Nothing can become of this network any more."""
 
 
-class Clerk:
+class CommandHandler:
     """See the module.
 
     Args:
@@ -48,7 +48,7 @@ class Clerk:
 
     def __init__(
         self,
-        mailbox: Mailbox,
+        mailbox: CommandQueue,
         results: Results,
         admission: Admission,
         earlier: Iterable[Commanded] = (),
@@ -66,7 +66,7 @@ class Clerk:
         note: Callable[[Event], None],
         hear: Callable[[Heard], None],
         goes_on: Callable[[], bool],
-        offer: Callable[[int, float], Offer],
+        offer: Callable[[int, float], NodeOffer],
     ) -> bool:
         """Take up what is in the mailbox, if it is time to look; returns whether there was anything.
 
@@ -88,7 +88,7 @@ class Clerk:
                 answer: dict[str, Any] = {"networks": list(event.networks)}
                 if event.do == "yield":
                     answer |= event.given
-            except NetworkOver as error:
+            except NetworkEnded as error:
                 answer = {"error": str(error), "is_over": True}
             except UserError as error:
                 answer = {"error": str(error)}
@@ -106,7 +106,7 @@ class Clerk:
         command: Command,
         note: Callable[[Event], None],
         hear: Callable[[Heard], None],
-        offer: Callable[[int, float], Offer],
+        offer: Callable[[int, float], NodeOffer],
     ) -> Commanded:
         content = command.content or {}
         do = content.get("do")
@@ -117,7 +117,7 @@ class Clerk:
             words += came
         elif isinstance(do, str) and do in VERDICTS:
             event = Commanded(command.name, do, (self._alive(content.get("network")),))
-            words.append(Ruled(event.networks[0], VERDICTS[do]))
+            words.append(NetworkCommand(event.networks[0], VERDICTS[do]))
         elif (
             do == "yield" and known is not None
         ):  # the launch that took it up has ended, with all its nodes
@@ -135,7 +135,7 @@ class Clerk:
                     "ways": dict(found.ways),
                 },
             )
-            words.append(NodesAsked(command.name, found))
+            words.append(NodesRequested(command.name, found))
         else:
             raise UserError(f"{do!r} is no command; there are add, {', '.join(VERDICTS)}, yield")
         if known is None:
@@ -166,7 +166,7 @@ class Clerk:
         """A network that something can still become of.
 
         Raises:
-            UserError: there is none of that name, or, as NetworkOver, it is over.
+            UserError: there is none of that name, or, as NetworkEnded, it is over.
         """
         if not isinstance(name, str) or name not in self._results.networks:
             raise UserError(
@@ -175,7 +175,7 @@ class Clerk:
             )
         outcome = self._results.standing(name).outcome
         if outcome is not None:
-            raise NetworkOver(f"{name} is over: {outcome.reason}")
+            raise NetworkEnded(f"{name} is over: {outcome.reason}")
         return name
 
 

@@ -35,7 +35,7 @@ class Command(NamedTuple):
     content: dict[str, Any] | None
 
 
-class Mailbox:
+class CommandQueue:
     """The commands to one run.
 
     Args:

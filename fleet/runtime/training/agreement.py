@@ -15,7 +15,7 @@ from preprocess.transient_errors import may_pass
 T = TypeVar("T")
 
 
-class NetworkFailed(ModelError):
+class TrainingFailed(ModelError):
     """The network of this group failed; every rank of the group raises it, with the same reason.
 
     Attributes:
@@ -39,7 +39,7 @@ def all_or_none(group: Group, action: Callable[[], T]) -> T:
     """Do something on every rank of a group; when it fails on one, it fails on all.
 
     Raises:
-        NetworkFailed: on every rank, with the reason of the first that failed.
+        TrainingFailed: on every rank, with the reason of the first that failed.
         InfrastructureError: this is no fault of the network, and ends the run.
     """
     error: Exception | SystemExit | None = None
@@ -67,16 +67,16 @@ def fail_together(group: Group, error: Exception | SystemExit | None) -> None:
     all_or_none(group, fail)
 
 
-def _first(said: Sequence[Any]) -> NetworkFailed:
+def _first(said: Sequence[Any]) -> TrainingFailed:
     """The failure of the first rank that has a reason of its own, of what all ranks say."""
-    return NetworkFailed(
+    return TrainingFailed(
         *min((one for one in said if one is not None), key=lambda one: bool(one[0]))[1:]
     )
 
 
 def _said(error: Exception | SystemExit) -> tuple[str, str, bool, bool]:
     """What there is to say of an error: the reason, its traceback, whether it may pass, and is of memory."""
-    if isinstance(error, NetworkFailed):
+    if isinstance(error, TrainingFailed):
         return error.reason, error.detail, error.may_pass, error.out_of_memory
     return (
         reason_of(error),

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from fleet.engines.base import Predicting, Sums
+from fleet.engines.base import Predicting, StepTotals
 from fleet.prediction.saved_predictions import Outputs, is_kept
 from fleet.runtime.training.agreement import all_or_none
 from fleet.runtime.training.network import Training
@@ -19,7 +19,7 @@ _JUDGED_AT_ONCE_S = 1.0  # then a group looks whether the run ends
 
 def evaluate(
     training: Training, validation: Validation | None, ends: Callable[[], bool]
-) -> Sums | None:
+) -> StepTotals | None:
     """Sums over all validation samples; collective over the group, whose ranks meet about once a second.
 
     Args:
@@ -30,10 +30,10 @@ def evaluate(
         The same on every rank; None where the run ends before all is judged.
 
     Raises:
-        NetworkFailed: on all ranks, when judging failed on one.
+        TrainingFailed: on all ranks, when judging failed on one.
     """
     if validation is None:
-        return Sums()
+        return StepTotals()
     return _go_through(training, validation, training.judge, ends)
 
 
@@ -42,14 +42,14 @@ def can_predict(training: Training, samples: Validation) -> bool:
     return isinstance(training.trainable, Predicting) and is_kept(training.target, samples.samples)
 
 
-def predict(training: Training, samples: Validation) -> tuple[Sums, Outputs]:
+def predict(training: Training, samples: Validation) -> tuple[StepTotals, Outputs]:
     """Sums over samples, what a network gives for them, and what is true of them; collective over the group.
 
     Returns:
         The same on every rank.
 
     Raises:
-        NetworkFailed: on all ranks, when it failed on one.
+        TrainingFailed: on all ranks, when it failed on one.
     """
     trainable = training.trainable
     target = training.target
@@ -62,7 +62,7 @@ def predict(training: Training, samples: Validation) -> tuple[Sums, Outputs]:
     )
     place, _ = split_rows(0, samples.samples, group.rank, group.size)
 
-    def fill(images: np.ndarray, targets: np.ndarray) -> Sums:
+    def fill(images: np.ndarray, targets: np.ndarray) -> StepTotals:
         nonlocal place
         values, weights = target.split(targets)
         sums, outputs = trainable.predict(images, values, *([] if weights is None else [weights]))
@@ -83,9 +83,9 @@ def predict(training: Training, samples: Validation) -> tuple[Sums, Outputs]:
 def _go_through(
     training: Training,
     samples: Validation,
-    look: Callable[[np.ndarray, np.ndarray], Sums],
+    look: Callable[[np.ndarray, np.ndarray], StepTotals],
     ends: Callable[[], bool],
-) -> Sums | None:
+) -> StepTotals | None:
     """Look at all samples, each rank at its share; collective over the group, whose ranks meet about once a second.
 
     Args:
@@ -96,7 +96,7 @@ def _go_through(
         The sums over all of them; None where the run ends before all are looked at.
     """
     group = training.group
-    mine = Sums()
+    mine = StepTotals()
     batches = samples.batches(training.network.train.batch.bounds[0], group.rank, group.size)
 
     def go_on() -> bool:
@@ -114,6 +114,6 @@ def _go_through(
         is_ending = group.is_master and not is_done and ends()
         shares = group.exchange((mine, is_done, is_ending))
         if all(is_done for _, is_done, _ in shares):
-            return sum((one for one, _, _ in shares), Sums())
+            return sum((one for one, _, _ in shares), StepTotals())
         if any(is_ending for _, _, is_ending in shares):
             return None

@@ -18,16 +18,16 @@ from fleet.comm.protocols import Group, World
 from fleet.domain.network import (
     LARGEST_LOSS,
     EpochRecord,
-    Judged,
     State,
     StepRate,
+    TestResult,
     convergence,
     divergence,
 )
-from fleet.engines.base import Arrays, Scoring, Sums
+from fleet.engines.base import Arrays, Scoring, StepTotals
 from fleet.errors import InfrastructureError
 from fleet.prediction.saved_predictions import keep_outputs
-from fleet.runtime.training.agreement import NetworkFailed, all_or_none
+from fleet.runtime.training.agreement import TrainingFailed, all_or_none
 from fleet.runtime.training.clocks import EpochClock, PaceReport
 from fleet.runtime.training.evaluation import can_predict, evaluate, predict
 from fleet.runtime.training.network import Training
@@ -182,7 +182,7 @@ class TrainingLoop:
                     training.steps.add(size, taken.seconds)
                     training.steps.see(self._tenants.count())
                 if not abs(loss := sums.loss / max(sums.count, 1)) <= LARGEST_LOSS:
-                    raise NetworkFailed(
+                    raise TrainingFailed(
                         f"diverged: the loss became {loss:.4g} in epoch {state.epoch + 1}, within the "
                         f"first {batch.position} samples"
                     )
@@ -191,7 +191,7 @@ class TrainingLoop:
                     stream_epoch=batch.epoch.number,
                     path=batch.epoch.path,
                     position=batch.position,
-                    sums=(Sums.of_totals(state.sums) + sums).totals,
+                    sums=(StepTotals.of_totals(state.sums) + sums).totals,
                 )
                 is_over = batch.is_last
                 missed = batch.missed
@@ -242,14 +242,16 @@ class TrainingLoop:
             self._tell(m.Paused(training.network.name, state.stream_epoch))
         return state
 
-    def _end_epoch(self, training: Training, state: State, judged: Sums, missed: int) -> State:
+    def _end_epoch(
+        self, training: Training, state: State, judged: StepTotals, missed: int
+    ) -> State:
         """Save the network and tell of it; returns its state before the next epoch."""
         state = self._clock.note(state)
         record = _record(training, state, judged)
         history = (*state.history, record)
         diverged = divergence(history, judged.count > 0)
         if diverged:
-            raise NetworkFailed(diverged)
+            raise TrainingFailed(diverged)
         verdict = convergence(history, training.network.train.converge)
         state = state.after(record, verdict.reason)
         if training.group.is_master:
@@ -351,7 +353,7 @@ class TrainingLoop:
                 )
             )
 
-    def _examine(self, training: Training) -> Judged | None:
+    def _examine(self, training: Training) -> TestResult | None:
         """Keep what the network that the master has exported gives, and judge it on the test data; collective."""
         training.share(None)
         sources = self._sources.of(training.network)
@@ -373,14 +375,14 @@ class TrainingLoop:
         if test is None:
             return None
         assert judged is not None  # nothing ends it
-        return Judged(*_means(judged, training), int(judged.count), _metrics(judged, training))
+        return TestResult(*_means(judged, training), int(judged.count), _metrics(judged, training))
 
 
-def _record(training: Training, state: State, judged: Sums) -> EpochRecord:
+def _record(training: Training, state: State, judged: StepTotals) -> EpochRecord:
     """The row of an epoch that is over, in its network's history."""
-    sums = Sums.of_totals(state.sums)
+    sums = StepTotals.of_totals(state.sums)
     loss, accuracy = _means(
-        sums if sums.count else Sums(count=1), training
+        sums if sums.count else StepTotals(count=1), training
     )  # 0 where no sample could be read
     val_loss, val_accuracy = _means(judged, training)
     metrics = {**_metrics(sums, training), **_metrics(judged, training, "val_")}
@@ -417,7 +419,7 @@ def _rate(training: Training, record: EpochRecord) -> StepRate:
     return training.steps.rate
 
 
-def _means(judged: Sums, training: Training) -> tuple[float, float]:
+def _means(judged: StepTotals, training: Training) -> tuple[float, float]:
     """Loss and accuracy; NaN where no sample could be read, and an accuracy of targets that are no classes."""
     if not judged.count:
         return math.nan, math.nan
@@ -425,7 +427,7 @@ def _means(judged: Sums, training: Training) -> tuple[float, float]:
     return judged.loss / judged.count, judged.correct / judged.count if has_accuracy else math.nan
 
 
-def _metrics(sums: Sums, training: Training, prefix: str = "") -> dict[str, float | None]:
+def _metrics(sums: StepTotals, training: Training, prefix: str = "") -> dict[str, float | None]:
     """The metrics of some samples; none where none could be read, as without validation data."""
     if not (sums.count and sums.more and isinstance(training.trainable, Scoring)):
         return {}

@@ -17,12 +17,12 @@ from fleet.engines.base import (
     Beginning,
     Done,
     Rescaling,
+    StepTotals,
     Striding,
     StridingTogether,
-    Sums,
     Trainable,
 )
-from fleet.runtime.training.agreement import NetworkFailed, fail_together
+from fleet.runtime.training.agreement import TrainingFailed, fail_together
 from fleet.runtime.training.clocks import StepClock
 from fleet.spec import NetworkSpec
 from preprocess.target import TargetSpec, class_target
@@ -51,16 +51,18 @@ class Training:
     trainable: Trainable = field(init=False)
     batch: int = field(init=False, default=0)  # of the epoch
 
-    def step(self, images: np.ndarray, targets: np.ndarray, size: int, stop: bool = False) -> Sums:
+    def step(
+        self, images: np.ndarray, targets: np.ndarray, size: int, stop: bool = False
+    ) -> StepTotals:
         """Train on one global batch, with all ranks of the group; see :meth:`fleet.engines.base.Trainable.step`.
 
         Args:
             targets: as they travel.
 
         Raises:
-            NetworkFailed: on all ranks, when it failed on one.
+            TrainingFailed: on all ranks, when it failed on one.
         """
-        return self.begin(images, targets, [size], [len(targets)], Sums(stop=stop))().sums[0]
+        return self.begin(images, targets, [size], [len(targets)], StepTotals(stop=stop))().sums[0]
 
     @property
     def goes_ahead(self) -> bool:
@@ -73,7 +75,7 @@ class Training:
         targets: np.ndarray,
         sizes: Sequence[int],
         rows: Sequence[int],
-        asked: Sums,
+        asked: StepTotals,
     ) -> Callable[[], Done]:
         """Begin a step, or several; see :meth:`fleet.engines.base.StridingTogether.begin_together`.
 
@@ -86,7 +88,7 @@ class Training:
             What waits for the sums.
 
         Raises:
-            NetworkFailed: on all ranks, when it failed on one, now or when it is waited for.
+            TrainingFailed: on all ranks, when it failed on one, now or when it is waited for.
         """
         values, weights = self.target.split(targets)
         with self._failing_together():
@@ -131,14 +133,14 @@ class Training:
             The global batch.
 
         Raises:
-            NetworkFailed: its engine cannot change the learning rate.
+            TrainingFailed: its engine cannot change the learning rate.
         """
         batch = self.network.train.batch
         if not batch.is_elastic:
             return self.network.global_batch(self.group.size)
         size = chosen or batch.bounds[0]
         if not isinstance(self.trainable, Rescaling):
-            raise NetworkFailed(
+            raise TrainingFailed(
                 f"train.batch.size: {list(batch.bounds)}: its engine cannot change learning rates "
                 "(scale_learning_rate); one size would be right"
             )
@@ -148,7 +150,7 @@ class Training:
             self.steps = StepClock(least=LEAST_STEPS)
         return size
 
-    def judge(self, images: np.ndarray, targets: np.ndarray) -> Sums:
+    def judge(self, images: np.ndarray, targets: np.ndarray) -> StepTotals:
         """Sums over some samples, of this rank alone, without training."""
         values, weights = self.target.split(targets)
         return self.trainable.evaluate(images, values, *([] if weights is None else [weights]))
@@ -172,7 +174,7 @@ class Training:
             failure: why a rank that is new could not build the network, for all to hear now that they have met.
 
         Raises:
-            NetworkFailed: on all ranks, when one has brought a failure.
+            TrainingFailed: on all ranks, when one has brought a failure.
         """
         self.group.free()
         self.group = group

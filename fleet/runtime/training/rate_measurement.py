@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from fleet.domain.network import StepRate
-from fleet.runtime.training.agreement import NetworkFailed
+from fleet.runtime.training.agreement import TrainingFailed
 from fleet.runtime.training.clocks import StepClock
 from fleet.runtime.training.network import Training
 from fleet.spec import Profile
@@ -33,13 +33,13 @@ def time_batches(
         batches: rising.
 
     Raises:
-        NetworkFailed: on all ranks, when a step with the first failed on one.
+        TrainingFailed: on all ranks, when a step with the first failed on one.
     """
     rates: list[StepRate] = []
     for size in batches:
         try:
             rates.append(measure_rate(training, sample, profile, size))
-        except NetworkFailed as failure:
+        except TrainingFailed as failure:
             if not rates:
                 raise
             log.info(
@@ -59,7 +59,7 @@ def measure_rate(training: Training, sample: SampleSpec, profile: Profile, size:
         size: of the global batch.
 
     Raises:
-        NetworkFailed: on all ranks, when a step failed on one.
+        TrainingFailed: on all ranks, when a step failed on one.
     """
     group = training.group
     images, targets = made_up(sample, rows=len(range(group.rank, size, group.size)))

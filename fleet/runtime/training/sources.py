@@ -9,7 +9,7 @@ import numpy as np
 
 from fleet.comm.messages import Bad, Tag
 from fleet.comm.protocols import World
-from fleet.runtime.input_pipelines import Feed
+from fleet.runtime.input_pipelines import InputPipeline
 from fleet.runtime.launch import Launch
 from fleet.spec import NetworkSpec
 from fleet.storage.paths import PARTS
@@ -17,7 +17,7 @@ from fleet.stream.augment import Finish
 from fleet.stream.compose import NodeMemory, Stream, compose
 from fleet.stream.stall import Waiting
 from fleet.stream.validation import KeptForAll, Validation
-from preprocess.base import BadSample, row_numbers
+from preprocess.base import UnreadableSample, row_numbers
 from preprocess.pipeline import Pipeline
 
 
@@ -81,7 +81,7 @@ def sources_of(world: World, launch: Launch, memory: NodeMemory, first_epoch: in
 
 
 def _of_feed(
-    waiting: Waiting, launch: Launch, feed: Feed, memory: NodeMemory, first_epoch: int
+    waiting: Waiting, launch: Launch, feed: InputPipeline, memory: NodeMemory, first_epoch: int
 ) -> dict[int | None, Source]:
     """What networks of each fold read; of all samples, for None."""
     world = waiting.world
@@ -93,7 +93,7 @@ def _of_feed(
     told = _told(world, training=True)
     judging = _told(world, training=False)
 
-    def finish(pipeline: Pipeline, on_bad: Callable[[BadSample], None]) -> Finish | None:
+    def finish(pipeline: Pipeline, on_bad: Callable[[UnreadableSample], None]) -> Finish | None:
         if feed.is_carried:
             return None
         return Finish(pipeline, feed.is_done, on_bad)
@@ -136,6 +136,6 @@ def _of_feed(
     return {fold: read(fold) for fold in (None, *range(launch.spec.data.folds or 0))}
 
 
-def _told(world: World, training: bool) -> Callable[[BadSample], None]:
+def _told(world: World, training: bool) -> Callable[[UnreadableSample], None]:
     """Tells the coordinator of a sample that cannot be used."""
     return lambda bad: world.tell(0, Tag.COORDINATOR, Bad(bad.name, bad.reason, training))

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fleet.engines.base import Done, Striding, StridingTogether, Sums
+from fleet.engines.base import Done, StepTotals, Striding, StridingTogether
 from fleet.runtime.training.network import Training
 from fleet.stream.batch import Batch
 
@@ -54,7 +54,9 @@ class Stride:
         Args:
             stop: whether this rank asks the group to stop after it.
         """
-        asked = Sums(stop=stop, steps=self._right(training) if training.group.is_master else 0)
+        asked = StepTotals(
+            stop=stop, steps=self._right(training) if training.group.is_master else 0
+        )
         return training.begin(
             self.images,
             self.targets,
@@ -144,7 +146,7 @@ class Taken:
     """
 
     batches: Sequence[Batch]
-    sums: Sequence[Sums]
+    sums: Sequence[StepTotals]
     seconds: float
     stops: bool
     rests: bool
@@ -170,7 +172,7 @@ class Steps:
         """Train on strides, up to the last, or until a rank of the group asks to stop.
 
         Raises:
-            NetworkFailed: on all ranks, when a step failed on one.
+            TrainingFailed: on all ranks, when a step failed on one.
         """
         begun: Callable[[bool], Taken] | None = None
         is_alone = self._training.group.size == 1

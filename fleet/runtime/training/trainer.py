@@ -17,8 +17,8 @@ from fleet.comm import messages as m
 from fleet.comm.protocols import Group, World
 from fleet.domain.network import Code, State, StepRate, reason_now
 from fleet.engines.base import Engine, Examinable, Starting, Trainable, network_warnings
-from fleet.errors import GroupStruck, InfrastructureError
-from fleet.runtime.training.agreement import NetworkFailed, all_or_none
+from fleet.errors import GroupFailed, InfrastructureError
+from fleet.runtime.training.agreement import TrainingFailed, all_or_none
 from fleet.runtime.training.building import build_within
 from fleet.runtime.training.loop import TrainingLoop
 from fleet.runtime.training.network import Training
@@ -199,7 +199,7 @@ class Trainer:
         """However training ends here: report a failure, and leave the stream and the group."""
         try:
             yield
-        except NetworkFailed as failure:
+        except TrainingFailed as failure:
             log.error("%s failed: %s\n%s", training.network.name, failure.reason, failure.detail)
             self._writer.flush()  # a retry, perhaps on other ranks, goes on from there
             if training.group.is_master:
@@ -212,7 +212,7 @@ class Trainer:
                         failure.out_of_memory,
                     )
                 )
-        except GroupStruck as strike:
+        except GroupFailed as strike:
             log.warning(
                 "%s: %s; it goes back to its last checkpoint", training.network.name, strike
             )
@@ -327,13 +327,13 @@ class Trainer:
                 )
                 if order.batches and isinstance(training.trainable, Examinable):
                     parameters = training.trainable.count_parameters()
-        except NetworkFailed as failure:
+        except TrainingFailed as failure:
             reason = failure.reason
             passing = failure.may_pass
             log.error(
                 "%s could not be measured: %s\n%s", network.name, failure.reason, failure.detail
             )
-        except GroupStruck as strike:
+        except GroupFailed as strike:
             log.warning(
                 "%s is not measured on %d ranks: %s", network.name, len(order.ranks), strike
             )

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from fleet.comm import node_sum
 from fleet.comm.node_sum import NodeSum, forms, share_node
-from fleet.errors import GroupStruck, InfrastructureError
+from fleet.errors import GroupFailed, InfrastructureError
 from tests.fleet import one_process
 
 LENGTHS = st.lists(
@@ -103,8 +103,8 @@ def test_a_death_while_memory_comes_to_be_shared_leaves_no_name():
         def from_master(self, name):
             made.append(Path("/dev/shm", name))
             assert made[0].exists()
-            raise GroupStruck("died: rank 1")
+            raise GroupFailed("died: rank 1")
 
-    with pytest.raises(GroupStruck):
+    with pytest.raises(GroupFailed):
         share_node(Struck())
     assert not made[0].exists()

@@ -8,7 +8,7 @@ from PIL import Image
 
 from fleet import predictor
 from fleet.api import Predictor
-from fleet.domain.network import EpochRecord, Outcome, Standing
+from fleet.domain.network import EpochRecord, NetworkStatus, Outcome
 from fleet.errors import UserError
 from fleet.prediction.sample_file import read_sample, write_sample
 from fleet.prediction.saved_predictions import probabilities
@@ -68,7 +68,9 @@ def folded_run(folder, unfinished=()):
     for name, (accuracy, logit) in FOLDED.items():
         record = EpochRecord(1, 0, 1.0, 0.5, 1.0, accuracy, 0.1, 100, 1, 1.0, 0.0)
         come_to(
-            results, name, Standing((record,), None if name in unfinished else Outcome("1 epoch"))
+            results,
+            name,
+            NetworkStatus((record,), None if name in unfinished else Outcome("1 epoch")),
         )
         paths.exported(name, ".keras").parent.mkdir(parents=True, exist_ok=True)
         paths.exported(name, ".keras").write_text(str(logit))
@@ -99,7 +101,7 @@ def made_run(folder, target=None, data=DATA, engine="keras"):
     results, targets = results_of(spec, paths), np.array([0, 0, 1, 1])
     for name, accuracy, logit in (("a", 0.9, 1.0), ("b", 0.8, 3.0), ("c", 0.7, -1.0)):
         record = EpochRecord(1, 0, 1.0, 0.5, 1.0, accuracy, 0.1, 100, 1, 1.0, 0.0)
-        come_to(results, name, Standing((record,), Outcome("1 epoch")))
+        come_to(results, name, NetworkStatus((record,), Outcome("1 epoch")))
         paths.exported(name, ".keras").parent.mkdir(parents=True, exist_ok=True)
         paths.exported(name, ".keras").write_text(str(logit))
         keep(paths, name, np.stack([0 * targets, logit * (2 * targets - 1)], axis=1), targets)

@@ -11,7 +11,7 @@ from PIL import Image
 
 from fleet import predictor
 from fleet.api import Predictor
-from fleet.domain.network import Outcome, Standing
+from fleet.domain.network import NetworkStatus, Outcome
 from fleet.prediction.sample_file import write_sample
 from fleet.prediction.saved_predictions import probabilities
 from fleet.spec import dump, parse
@@ -80,7 +80,7 @@ def made(tmp_path, monkeypatch):
             target=target_of(train),
         )
         results = results_of(spec, paths)
-        come_to(results, "net", Standing((record(1),), Outcome("1 epoch")))
+        come_to(results, "net", NetworkStatus((record(1),), Outcome("1 epoch")))
         paths.exported("net", ".keras").parent.mkdir(parents=True)
         paths.exported("net", ".keras").write_text("")
         paths.spec.write_text(dump(spec.document))

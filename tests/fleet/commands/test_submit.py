@@ -8,7 +8,7 @@ import pytest
 
 from fleet.__main__ import main
 from fleet.jobs.chain import History, JobStop, JobStopped, note
-from fleet.jobs.job_events import Begun
+from fleet.jobs.job_events import JobStarted
 from fleet.storage.paths import RunPaths
 from tests.fakes import put_programs
 from tests.launch.made_up import shown
@@ -439,9 +439,9 @@ def test_a_chain_is_ended_the_job_that_runs_saves_and_the_next_is_taken_back(
     put(tmp_path, QUEUES[system])
     assert submit("--system", system, "--walltime", "2h", "--chain")[0] == 0
     paths = RunPaths(tmp_path / "run")
-    note(paths, Begun(RUNNING))
+    note(paths, JobStarted(RUNNING))
     note(paths, JobStopped(RUNNING, JobStop(75), "", next=NEXT))
-    note(paths, Begun(RUNNING))
+    note(paths, JobStarted(RUNNING))
     status, out, err = end(capsys)
     assert (status, err) == (0, "")
     assert out == (
@@ -478,7 +478,7 @@ def test_where_there_is_no_chain_it_says_so(submit, tmp_path, capsys):
     )
     put(tmp_path, {**QUEUES["slurm"], "squeue": ":"})
     submit("--system", "slurm", "--walltime", "2h", "--chain")
-    note(RunPaths(run), Begun(RUNNING))
+    note(RunPaths(run), JobStarted(RUNNING))
     note(RunPaths(run), JobStopped(RUNNING, JobStop(0), "it ended", None, "all networks finished"))
     status, _, err = end(capsys)
     assert status == 2

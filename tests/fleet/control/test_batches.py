@@ -3,7 +3,7 @@
 import pytest
 
 from fleet.comm import messages as msg
-from fleet.control.effects import KeepRates
+from fleet.control.effects import SaveRates
 from fleet.control.launch_state import PolicyAnswer
 from fleet.domain.network import StepRate
 from scheduler.base import CommTime, Member, Round, StepTime
@@ -122,7 +122,7 @@ class Measuring(Choosing):
                 effects = self.hear(
                     measured(order, fits), *(msg.Ready(rank) for rank in order.ranks)
                 )
-                self.kept += [effect.rates() for effect in effects if isinstance(effect, KeepRates)]
+                self.kept += [effect.rates() for effect in effects if isinstance(effect, SaveRates)]
 
 
 def test_step_times_and_exchange_times_are_measured_before_anything_trains():

@@ -6,13 +6,13 @@ import pytest
 
 from fleet.comm import messages as msg
 from fleet.control import effects as fx
-from fleet.control.history import TransitionError
+from fleet.control.history import ProtocolViolation
 from fleet.domain import events
-from fleet.domain.network import Outcome, Standing, StepRate
+from fleet.domain.network import NetworkStatus, Outcome, StepRate
 from fleet.errors import ExitStatus, InfrastructureError, UserError
 from fleet.search.calls import Report, Tell
-from fleet.search.controller import Entry, Mind, make_mind
-from fleet.search.pruning import make_judge
+from fleet.search.controller import Entry, SearchController, make_controller
+from fleet.search.pruning import make_pruner
 from fleet.search.searcher import Verdict
 from fleet.spec.search import Prune
 from fleet.spec.space import Range
@@ -70,16 +70,16 @@ def test_a_network_that_has_converged_is_stopped_for_good_whatever_the_policy_wa
 
 
 def test_a_network_that_had_converged_before_is_exported_and_no_more():
-    told = Told({"a": [0]}, standings={"a": Standing(history(0.5))}).begin()
+    told = Told({"a": [0]}, standings={"a": NetworkStatus(history(0.5))}).begin()
     told.hear(msg.Converged("a", "1 epoch"))
     assert told.read() == {1: [msg.Stop(final=True)]}
-    assert told.standings["a"] == Standing(history(0.5), Outcome("1 epoch"))
+    assert told.standings["a"] == NetworkStatus(history(0.5), Outcome("1 epoch"))
 
 
 def test_a_network_goes_on_from_the_checkpoint_before_a_damaged_one():
-    told = Told({"a": [0]}, standings={"a": Standing(history(0.5, 0.6))}).begin()
+    told = Told({"a": [0]}, standings={"a": NetworkStatus(history(0.5, 0.6))}).begin()
     told.hear(msg.FellBack("a", "torn", history(0.5), 30))
-    assert told.standings["a"] == Standing(history(0.5))
+    assert told.standings["a"] == NetworkStatus(history(0.5))
     told.end_epoch("a")
     assert told.read() == {1: [msg.GoOn(2)]}
 
@@ -97,7 +97,7 @@ class Judged(Told):
     """Networks are judged by the rule of the spec."""
 
     def mind(self):
-        return make_mind(self.setup.spec, replace(self.setup.spec, networks=()), {}, 0)
+        return make_controller(self.setup.spec, replace(self.setup.spec, networks=()), {}, 0)
 
 
 @pytest.mark.parametrize(
@@ -157,7 +157,7 @@ def test_a_paused_network_waits_for_none_that_is_over_in_another_launch(outcome)
     told.begin().end_epoch("a")
     told.hear(msg.Stopped("a", 0.0), msg.Ready(1))
     assert [event.verdict for event in told.of("NetworkJudged")] == ["pause"]
-    told.hear(fx.Leased("b", Standing(history(0.5), outcome), generation=1))
+    told.hear(fx.Leased("b", NetworkStatus(history(0.5), outcome), generation=1))
     assert [event.verdict for event in told.of("NetworkJudged")] == ["pause", "go_on"]
     assert told.read()[1][-1] == msg.Start(told.setup.spec.by_name["a"], (1,), 2, 1)
 
@@ -167,10 +167,10 @@ class Searched(Told):
 
     def mind(self):
         space = {LEARNING_RATE: Range(1e-5, 0.1)}
-        mind = Mind(
+        mind = SearchController(
             [Entry("net", search_of(most=1), space, "maximize", "val_accuracy")],
             [],
-            make_judge(Prune(), 9, 0),
+            make_pruner(Prune(), 9, 0),
             "searcher",
             "maximize",
             "val_accuracy",
@@ -184,10 +184,13 @@ class Searched(Told):
     def say(self):
         """Answer all that the searcher is called for; returns the calls."""
         calls, effects = [], self.effects
-        while consults := [effect for effect in effects if isinstance(effect, fx.Consult)]:
+        while consults := [effect for effect in effects if isinstance(effect, fx.CallSearcher)]:
             calls += [consult.call for consult in consults]
             effects = self.hear(
-                *(fx.Consulted(consult.entry, consult.call, Verdict.GO_ON) for consult in consults)
+                *(
+                    fx.SearcherAnswered(consult.entry, consult.call, Verdict.GO_ON)
+                    for consult in consults
+                )
             )
         return calls
 
@@ -213,7 +216,7 @@ def test_who_is_dropped_in_an_epoch_has_finished_for_everybody_if_that_was_its_l
     last, calls, end
 ):
     told = Searched({"net-0": [0]}, networks=["net-0"]).begin()
-    told.hear(fx.Ruled("net-0", Verdict.STOP))
+    told.hear(fx.NetworkCommand("net-0", Verdict.STOP))
     assert told.say() == []
     last(told)
     assert told.say() == calls
@@ -229,10 +232,10 @@ def test_who_is_dropped_in_an_epoch_has_finished_for_everybody_if_that_was_its_l
 
 def test_who_is_dropped_and_struck_in_its_last_epoch_is_what_its_checkpoint_says():
     told = Searched({"net-0": [0]}, networks=["net-0"], outlives=True).begin()
-    told.hear(fx.Ruled("net-0", Verdict.STOP))
+    told.hear(fx.NetworkCommand("net-0", Verdict.STOP))
     told.hear(fx.RanksDied((1,)))
     assert told.say() == []
-    told.hear(fx.CheckpointRead("net-0", Standing((record(1),), Outcome("1 epoch")), 0))
+    told.hear(fx.CheckpointRead("net-0", NetworkStatus((record(1),), Outcome("1 epoch")), 0))
     assert [type(call) for call in told.say()] == [Report, Tell]
     assert told.standings["net-0"].is_finished
 
@@ -249,7 +252,7 @@ def test_the_launch_ends_when_all_networks_have_and_all_ranks_are_told(failure, 
     else:
         told.end_epoch("a", final="1 epoch")
         told.hear(msg.Stopped("a", 0.0))
-    assert told.effects[-1] == fx.Finish(status)
+    assert told.effects[-1] == fx.EndLaunch(status)
     assert {rank: messages[-1] for rank, messages in told.read().items()} == dict.fromkeys(
         [1, 2, 3, 4, "preprocessor"], msg.Exit()
     )
@@ -258,7 +261,7 @@ def test_the_launch_ends_when_all_networks_have_and_all_ranks_are_told(failure, 
 
 
 def test_a_run_of_which_all_is_done_ends_before_anybody_says_a_word():
-    told = Told({}, networks="a", standings={"a": Standing(history(0.5), Outcome("1 epoch"))})
+    told = Told({}, networks="a", standings={"a": NetworkStatus(history(0.5), Outcome("1 epoch"))})
     assert told.ensemble.status is ExitStatus.OK
 
 
@@ -537,10 +540,10 @@ def test_rates_are_measured_side_by_side_and_then_training_begins():
     (profiled,) = told.of("Profiled")
     assert (profiled.measurements, profiled.seconds, profiled.rates) == (2, 5.0, {"a": (10.0,)})
     assert told.standings == {
-        "a": Standing(),
-        "b": Standing((), Outcome("out of memory", is_failure=True)),
+        "a": NetworkStatus(),
+        "b": NetworkStatus((), Outcome("out of memory", is_failure=True)),
     }
-    assert "KeepRates" in kinds(told.effects)
+    assert "SaveRates" in kinds(told.effects)
     assert isinstance(told.read()[1][0], msg.Start)
 
 
@@ -557,7 +560,7 @@ def test_rates_that_are_known_are_kept_with_the_bounds_of_their_groups():
     kept = [
         effect
         for effect in told.hear(msg.Measured("a", 1, StepRate(10.0), 1.0, ""))
-        if isinstance(effect, fx.KeepRates)
+        if isinstance(effect, fx.SaveRates)
     ]
     assert [(network.rates, network.max_gpus) for network in kept[0].rates().models] == [
         ((10.0,), 4)
@@ -604,7 +607,7 @@ def test_nothing_is_told_of_a_rate_that_is_near_or_unknown_or_that_nobody_has_me
 
 def test_a_launch_that_is_asked_to_end_pauses_all_groups_and_ends_when_all_have_let_go():
     told = Told({"a": [0], "b": [1]}, trainers=3).begin()
-    told.hear(fx.EndAsked("SIGTERM came"))
+    told.hear(fx.EndRequested("SIGTERM came"))
     assert told.read() == {1: [msg.Pause(ends=True)], 2: [msg.Pause(ends=True)]}
     told.hear(msg.Paused("a", 0))
     assert told.read() == {1: [msg.Stop(final=False)]}
@@ -620,7 +623,7 @@ def test_a_group_that_has_not_met_is_paused_when_it_has():
     told = Told({"a": [0]}, trainers=1)
     told.ready()
     told.read()
-    told.hear(fx.EndAsked("SIGTERM came"))
+    told.hear(fx.EndRequested("SIGTERM came"))
     assert told.read() == {}
     told.hear(msg.Joined("a"))
     assert told.read() == {1: [msg.Pause(ends=True)]}
@@ -630,7 +633,7 @@ def test_a_group_that_was_asked_to_stand_still_is_told_that_the_launch_ends():
     """It may be judging its network, and would not heed a pause that only lets it grow."""
     told = growing()
     finish_b(told)
-    told.hear(msg.Built("a", 2), fx.EndAsked("SIGTERM came"))
+    told.hear(msg.Built("a", 2), fx.EndRequested("SIGTERM came"))
     assert told.read() == {1: [msg.Pause(ends=False), msg.Pause(ends=True)]}
     told.hear(msg.Paused("a", 0))
     assert told.read() == {1: [msg.Stop(final=False)], 2: [msg.Stop(final=False)]}
@@ -639,7 +642,7 @@ def test_a_group_that_was_asked_to_stand_still_is_told_that_the_launch_ends():
 def test_a_group_that_changes_is_paused_when_it_has_met():
     told = growing()
     finish_b(told)
-    told.hear(msg.Built("a", 2), msg.Paused("a", 0), fx.EndAsked("SIGTERM came"))
+    told.hear(msg.Built("a", 2), msg.Paused("a", 0), fx.EndRequested("SIGTERM came"))
     told.read()
     told.hear(msg.Regrouped("a", 30, 0.1))
     assert told.read() == {1: [msg.Pause(ends=True)]}
@@ -648,7 +651,7 @@ def test_a_group_that_changes_is_paused_when_it_has_met():
 def test_nothing_is_measured_any_more_when_the_launch_is_asked_to_end():
     told = Told({"a": [0]}, networks="a", measures=True, trainers=1)
     told.ready()
-    told.hear(fx.EndAsked("SIGTERM came"))
+    told.hear(fx.EndRequested("SIGTERM came"))
     told.hear(msg.Measured("a", 1, StepRate(10.0), 1.0, ""))
     assert told.ensemble.status is None
     told.hear(msg.Ready(1))
@@ -701,9 +704,9 @@ def test_a_struck_network_goes_back_to_its_last_checkpoint_when_its_other_ranks_
     assert told.ready(1)[0] == fx.ReadCheckpoint("a")
     assert told.read() == {}
     told.hear(
-        fx.CheckpointRead("a", Standing(history(0.5, 0.6)), 12)
+        fx.CheckpointRead("a", NetworkStatus(history(0.5, 0.6)), 12)
     )  # the second was saved, and not told
-    assert [(event.epochs, event.position) for event in told.of("GroupStruck")] == [(2, 12)]
+    assert [(event.epochs, event.position) for event in told.of("GroupFailed")] == [(2, 12)]
     assert [event.record.epoch for event in told.of("EpochEnded")] == [1, 2]
     assert told.read() == {}  # it comes last: b is left
 
@@ -731,7 +734,7 @@ def test_nothing_that_a_struck_group_says_is_believed():
 def test_what_a_rank_said_before_it_died_may_come_late():
     told = struck()
     told.ready(1)
-    told.hear(fx.CheckpointRead("a", Standing(history(0.5)), 0))
+    told.hear(fx.CheckpointRead("a", NetworkStatus(history(0.5)), 0))
     assert told.hear(msg.Ready(2)) == []
 
 
@@ -741,7 +744,7 @@ def test_a_struck_network_gets_no_devices_before_its_checkpoint_is_read():
     told.hear(fx.RanksDied((1,)))
     assert fx.ReadCheckpoint("a") in told.ready(2)
     assert told.read() == {}
-    told.hear(fx.CheckpointRead("a", Standing(), 0))
+    told.hear(fx.CheckpointRead("a", NetworkStatus(), 0))
     assert [event.devices for event in told.of("GroupStarted")] == [(0, 1), (2, 3)]
 
 
@@ -776,7 +779,7 @@ def test_a_preprocessor_that_dies_holds_nobody_up():
 def test_too_few_trainers_that_are_left_end_the_launch():
     told = Told({"a": [0, 1]}, networks="a", trainers=2, outlives=True, gpus={"a": [2, 2]}).begin()
     told.wanted = {}
-    told.hear(fx.RanksDied((2,)), msg.Ready(1), fx.CheckpointRead("a", Standing(), 0))
+    told.hear(fx.RanksDied((2,)), msg.Ready(1), fx.CheckpointRead("a", NetworkStatus(), 0))
     assert [event.reason for event in told.of("Interrupted")] == [
         "1 rank died, and 1 trainer is too few for a"
     ]
@@ -787,14 +790,14 @@ def test_without_trainers_the_launch_ends():
     told = Told({"a": [0]}, networks="a", trainers=1, outlives=True).begin()
     told.hear(fx.RanksDied((1,)))
     assert told.effects[-1] == fx.ReadCheckpoint("a")
-    told.hear(fx.CheckpointRead("a", Standing(), 0))
-    assert told.effects[-1] == fx.Finish(ExitStatus.RESUMABLE)
+    told.hear(fx.CheckpointRead("a", NetworkStatus(), 0))
+    assert told.effects[-1] == fx.EndLaunch(ExitStatus.RESUMABLE)
 
 
 def test_a_replay_does_not_outlive_its_ranks():
     told = Told({"a": [0]}, networks="a", trainers=1, outlives=True, replayed=(0, 1)).begin()
     fail = told.hear(fx.RanksDied((1,)))[0]
-    assert isinstance(fail, fx.Fail)
+    assert isinstance(fail, fx.AbortLaunch)
     assert isinstance(fail.error, InfrastructureError)
 
 
@@ -811,7 +814,7 @@ CANNOT_BE = {
     "a recruit that is none": msg.Built("a", 2),
     "a measurement that nobody makes": msg.Measured("a", 1, StepRate(10.0), 1.0, ""),
     "a preprocessor that is none": msg.Throughput(1, 100.0),
-    "a checkpoint that nobody asked for": fx.CheckpointRead("a", Standing(), 0),
+    "a checkpoint that nobody asked for": fx.CheckpointRead("a", NetworkStatus(), 0),
     "a message to somebody else": msg.Demand(0, 7),
 }
 
@@ -819,7 +822,7 @@ CANNOT_BE = {
 @pytest.mark.parametrize("word", CANNOT_BE.values(), ids=CANNOT_BE)
 def test_what_cannot_be_is_an_error_that_tells_all_that_was_heard_before(word):
     told = Told({"a": [0]}, trainers=2).begin()
-    with pytest.raises(TransitionError, match="and yet there is|is not told") as caught:
+    with pytest.raises(ProtocolViolation, match="and yet there is|is not told") as caught:
         told.hear(word)
     error = caught.value
     assert [moment.heard for moment in error.history] == [
@@ -836,7 +839,7 @@ def test_what_cannot_be_is_an_error_that_tells_all_that_was_heard_before(word):
     assert [again.handle(moment.now_s, moment.heard) for moment in before] == [
         list(moment.effects) for moment in before
     ]
-    with pytest.raises(TransitionError) as repeated:
+    with pytest.raises(ProtocolViolation) as repeated:
         again.handle(last.now_s, last.heard)
     assert repeated.value.history == error.history
 
@@ -844,6 +847,6 @@ def test_what_cannot_be_is_an_error_that_tells_all_that_was_heard_before(word):
 def test_of_the_words_that_tell_of_a_groups_pace_only_the_first_is_remembered():
     told = Told({"a": [0]}, trainers=1).begin()
     told.hear(*[msg.Pace("a", samples, 1.0) for samples in range(50)])
-    with pytest.raises(TransitionError) as caught:
+    with pytest.raises(ProtocolViolation) as caught:
         told.hear(msg.Ready(0))
     assert [type(moment.heard) for moment in caught.value.history].count(msg.Pace) == 1

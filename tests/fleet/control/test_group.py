@@ -16,7 +16,7 @@ from fleet.comm.messages import (
 )
 from fleet.control.effects import RanksDied
 from fleet.control.group import TRANSITIONS, Phase, TrainingGroup
-from fleet.control.history import Impossible
+from fleet.control.history import InvalidTransition
 from scheduler.ensemble.moves import Stance
 from tests.fleet.histories import record, spec
 
@@ -64,7 +64,7 @@ def test_what_the_table_does_not_have_cannot_be(phase, kind):
         assert one.phase is TRANSITIONS[phase][kind]
     else:
         with pytest.raises(
-            Impossible, match=f"a is {phase.name} .*and yet there is {kind.__name__}"
+            InvalidTransition, match=f"a is {phase.name} .*and yet there is {kind.__name__}"
         ):
             one.advance(step(kind))
         assert one.phase is phase

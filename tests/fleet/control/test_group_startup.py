@@ -1,7 +1,7 @@
 """Ranks that do not come back from building a network: nobody waits for them longer than a little."""
 
 from fleet.comm import messages as msg
-from fleet.control.effects import EndAsked, Finish, KeepParameters
+from fleet.control.effects import EndLaunch, EndRequested, SaveParameterCount
 from fleet.control.group_startup import DEAF_S
 from fleet.errors import ExitStatus
 from tests.fleet.control.told import Told, layout
@@ -11,7 +11,7 @@ LIMIT_S = 300.0  # the default of train.build_timeout
 
 def test_a_network_that_is_built_in_time_is_counted_and_nobody_is_given_up():
     told = Told({"a": [0]}, networks="a").begin()
-    assert KeepParameters("a", 51) in told.hear(msg.Built("a", 1, 51))
+    assert SaveParameterCount("a", 51) in told.hear(msg.Built("a", 1, 51))
     assert told.hear(None, after=9 * LIMIT_S) == []
 
 
@@ -35,14 +35,14 @@ def test_a_deaf_group_is_a_failed_network_and_ends_the_launch_when_all_others_ha
     told.hear(msg.Paused("b", 0))
     assert told.read() == {3: [msg.Stop(final=False)]}
     told.hear(msg.Stopped("b", 0.0), msg.Ready(3))
-    assert told.effects[-1] == Finish(ExitStatus.RESUMABLE, is_cut=True)
+    assert told.effects[-1] == EndLaunch(ExitStatus.RESUMABLE, is_cut=True)
     assert told.read()[3] == [msg.Exit()]
 
 
 def test_where_no_other_network_is_left_a_deaf_one_ends_the_launch_with_its_status():
     told = Told({"a": [0]}, networks="a").begin()
     told.hear(None, after=LIMIT_S + DEAF_S)
-    assert told.effects[-1] == Finish(ExitStatus.NETWORK_FAILED, is_cut=True)
+    assert told.effects[-1] == EndLaunch(ExitStatus.NETWORK_FAILED, is_cut=True)
 
 
 def test_a_network_that_is_deaf_while_it_is_measured_has_failed_too():
@@ -50,7 +50,7 @@ def test_a_network_that_is_deaf_while_it_is_measured_has_failed_too():
     told.ready()
     told.hear(None, after=LIMIT_S + DEAF_S)
     assert told.standings["a"].outcome.is_failure
-    assert told.effects[-1] == Finish(ExitStatus.NETWORK_FAILED, is_cut=True)
+    assert told.effects[-1] == EndLaunch(ExitStatus.NETWORK_FAILED, is_cut=True)
 
 
 def test_one_that_measures_after_it_has_built_may_take_longer():
@@ -62,11 +62,11 @@ def test_one_that_measures_after_it_has_built_may_take_longer():
 
 def test_when_the_launch_is_to_end_nobody_waits_long_for_a_network_that_is_built_and_it_has_not_failed():
     told = Told({"a": [0]}, networks="a").begin()
-    told.hear(EndAsked("SIGUSR2 came"), after=5.0)
+    told.hear(EndRequested("SIGUSR2 came"), after=5.0)
     assert told.hear(None, after=DEAF_S - 1) == []
     told.hear(None, after=1.0)
     assert told.standings["a"].outcome is None
-    assert told.effects[-1] == Finish(ExitStatus.RESUMABLE, is_cut=True)
+    assert told.effects[-1] == EndLaunch(ExitStatus.RESUMABLE, is_cut=True)
 
 
 def test_what_a_rank_says_that_was_given_up_is_not_heard():
@@ -77,7 +77,7 @@ def test_what_a_rank_says_that_was_given_up_is_not_heard():
     said = told.hear(
         msg.Built("a", 1, 51), msg.Failed("a", "too late", "", may_pass=False), msg.Ready(1)
     )
-    assert said == [KeepParameters("a", 51)]
+    assert said == [SaveParameterCount("a", 51)]
     assert told.standings["a"].outcome.reason.startswith("building took longer")
 
 

@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 
 from fleet.comm.messages import Ready, Start, Stopped
 from fleet.comm.roles import assign
-from fleet.control.controller import Ensemble
-from fleet.control.effects import Admitted, Ruled
-from fleet.control.launch_state import PolicyAnswer, Setup
+from fleet.control.controller import Controller
+from fleet.control.effects import Admitted, NetworkCommand
+from fleet.control.launch_state import LaunchConfig, PolicyAnswer
 from fleet.domain.events import NetworkAdded
-from fleet.search.controller import make_mind
+from fleet.search.controller import make_controller
 from fleet.search.searcher import Verdict
 from scheduler.base import Network, Options, RateTable
 from scheduler.ensemble.planning import plan
@@ -50,7 +50,7 @@ class Joined(Ranks):
 
     def rule(self, name, verdict):
         if name not in self.over():
-            self.hear(Ruled(name, verdict))
+            self.hear(NetworkCommand(name, verdict))
 
 
 def launch(policy, seed, learns, kind, ruled=()):
@@ -60,7 +60,7 @@ def launch(policy, seed, learns, kind, ruled=()):
     content = spec(
         *({"family": "softmax", "name": f"n{place}"} for place in range(FIRST)), open_for=100
     )
-    setup = Setup(
+    setup = LaunchConfig(
         content, roles, None if policy == "baseline" else layout(kind), SAMPLES, outlives=False
     )
     rates = (
@@ -74,7 +74,7 @@ def launch(policy, seed, learns, kind, ruled=()):
     )
 
     def make():
-        return Ensemble(
+        return Controller(
             setup,
             {},
             speeds(setup, rates, learns),
@@ -125,7 +125,9 @@ class Judged(Told):
     """A run that judges its networks after each epoch, the best half of those that wait."""
 
     def mind(self):
-        return make_mind(self.setup.spec, replace(self.setup.spec, networks=()), {}, trainers=2)
+        return make_controller(
+            self.setup.spec, replace(self.setup.spec, networks=()), {}, trainers=2
+        )
 
 
 def test_a_network_that_goes_on_when_the_run_waits_for_others_no_longer_is_trained():

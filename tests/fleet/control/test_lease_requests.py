@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fleet.control.lease_requests import Claims, Leave, LetGo, Want
+from fleet.control.lease_requests import Claims, LeaveRun, ReleaseLease, RequestLeases
 from tests.examples import examples
 
 NAMES = "abcde"
@@ -11,20 +11,20 @@ NAMES = "abcde"
 
 def test_what_was_trained_least_is_asked_for_first_and_no_more_than_can_be_trained():
     claims = Claims({"a": 4, "b": 0, "c": 2}, most=2, idle_s=300)
-    assert claims.decide(0.0) == [Want(("b", "c", "a"), 2)]
+    assert claims.decide(0.0) == [RequestLeases(("b", "c", "a"), 2)]
     claims.got("b", 0, is_over=False)
-    assert claims.decide(1.0) == [Want(("c", "a"), 2)]
+    assert claims.decide(1.0) == [RequestLeases(("c", "a"), 2)]
     claims.got("a", 5, is_over=False)
-    assert claims.decide(2.0) == [Want((), 0)]
+    assert claims.decide(2.0) == [RequestLeases((), 0)]
     claims.over("b")
-    assert claims.decide(3.0) == [LetGo("b"), Want(("c",), 2)]
+    assert claims.decide(3.0) == [ReleaseLease("b"), RequestLeases(("c",), 2)]
 
 
 def test_a_network_that_others_have_finished_is_let_go_and_asked_for_no_more():
     claims = Claims({"a": 4, "b": 5}, most=1, idle_s=300)
     claims.decide(0.0)
     claims.got("a", 9, is_over=True)
-    assert claims.decide(1.0) == [LetGo("a"), Want(("b",), 1)]
+    assert claims.decide(1.0) == [ReleaseLease("a"), RequestLeases(("b",), 1)]
 
 
 def test_a_launch_leaves_when_no_network_was_to_be_had_for_a_while():
@@ -37,8 +37,8 @@ def test_a_launch_leaves_when_no_network_was_to_be_had_for_a_while():
     claims.decide(100.0)
     assert claims.decide(109.0) == []
     effects = claims.decide(110.0)
-    assert effects[0] == Want((), 0)
-    assert isinstance(effects[1], Leave)
+    assert effects[0] == RequestLeases((), 0)
+    assert isinstance(effects[1], LeaveRun)
     assert "for 10.0 s" in effects[1].reason
     assert claims.decide(200.0) == []
 
@@ -47,13 +47,13 @@ def test_a_paused_network_takes_no_place_and_keeps_no_launch():
     claims = Claims({"a": 0, "b": 0}, most=1, idle_s=10)
     claims.decide(0.0)
     claims.got("a", 1, is_over=False)
-    assert claims.decide(1.0, ["a"]) == [Want(("b",), 2)]
+    assert claims.decide(1.0, ["a"]) == [RequestLeases(("b",), 2)]
     claims.got("b", 1, is_over=False)
-    assert claims.decide(2.0, ["a"]) == [Want((), 0)]
+    assert claims.decide(2.0, ["a"]) == [RequestLeases((), 0)]
     assert claims.decide(100.0, ["a"]) == []  # b trains
     claims.decide(101.0, ["b", "a"])
-    assert not any(isinstance(effect, Leave) for effect in claims.decide(110.0, ["b", "a"]))
-    assert isinstance(claims.decide(111.0, ["b", "a"])[-1], Leave)
+    assert not any(isinstance(effect, LeaveRun) for effect in claims.decide(110.0, ["b", "a"]))
+    assert isinstance(claims.decide(111.0, ["b", "a"])[-1], LeaveRun)
 
 
 def test_a_launch_with_nothing_left_does_not_leave_but_ends_by_itself():
@@ -68,9 +68,9 @@ def test_a_launch_that_ends_asks_for_nothing_more():
     claims.got("a", 0, is_over=False)
     claims.decide(0.0)
     claims.end()
-    assert claims.decide(1.0) == [Want((), 0)]
+    assert claims.decide(1.0) == [RequestLeases((), 0)]
     claims.over("a")
-    assert claims.decide(2.0) == [LetGo("a")]
+    assert claims.decide(2.0) == [ReleaseLease("a")]
 
 
 @settings(max_examples=examples(100), deadline=None)
@@ -80,7 +80,7 @@ def test_whatever_others_hold_and_finish_all_networks_are_over_in_the_end(data):
     launches = [
         Claims(dict.fromkeys(NAMES, 0), data.draw(st.integers(1, 3)), idle_s=1e9) for _ in range(2)
     ]
-    wants, holders, done = [Want((), 0), Want((), 0)], {}, set()
+    wants, holders, done = [RequestLeases((), 0), RequestLeases((), 0)], {}, set()
     for now in range(200):
         who = data.draw(st.integers(0, 1)) if now < 100 else now % 2
         claims = launches[who]
@@ -93,9 +93,9 @@ def test_whatever_others_hold_and_finish_all_networks_are_over_in_the_end(data):
             done.add(mine[0])
             claims.over(mine[0])
         for effect in claims.decide(float(now)):
-            if isinstance(effect, Want):
+            if isinstance(effect, RequestLeases):
                 wants[who] = effect
-            elif isinstance(effect, LetGo):
+            elif isinstance(effect, ReleaseLease):
                 assert holders.pop(effect.network) == who
                 assert effect.network in done
     assert done == set(NAMES)

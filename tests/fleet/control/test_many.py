@@ -8,7 +8,7 @@ import pytest
 
 from fleet.comm.messages import EpochDone, Joined, Pace, Ready, Stopped
 from fleet.control.devices import Devices
-from fleet.control.effects import Tell
+from fleet.control.effects import SendMessage
 from fleet.control.launch_state import PolicyAnswer
 from fleet.errors import ExitStatus
 from scheduler.base import Options
@@ -66,12 +66,14 @@ def test_of_many_messages_that_wait_some_are_heard_before_it_decides():
     heard = [told.ensemble.handle(told.now, end, more_wait=True) for end in ends]
     assert told.ensemble.patience == 8
     assert len(told.asked) == before + 1
-    assert [sum(isinstance(one, Tell) for one in effects) for effects in heard] == [0] * 7 + [
+    assert [sum(isinstance(one, SendMessage) for one in effects) for effects in heard] == [
+        0
+    ] * 7 + [
         8,
         0,
     ]  # they go on
     assert any(
-        isinstance(one, Tell) for one in told.ensemble.handle(told.now)
+        isinstance(one, SendMessage) for one in told.ensemble.handle(told.now)
     )  # when nothing waits any more
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fleet.control.measurement import Survey, Task
+from fleet.control.measurement import MeasurementTask, RateMeasurement
 from fleet.domain.network import Outcome
 from fleet.spec import NetworkSpec, Profile
 from fleet.spec.train import Batch
@@ -23,7 +23,7 @@ def network(name, least=1, most=None):
 
 
 def survey(networks, keys=None, known=None, devices=4, gpus_per_node=2, max_gpus=None, timed=None):
-    return Survey(
+    return RateMeasurement(
         networks,
         keys or {network.name: network.name for network in networks},
         Profile(max_gpus=max_gpus),
@@ -139,13 +139,13 @@ def test_how_far_to_go_follows_from_the_single_gpu_rates(gpus_per_node, most):
 def test_a_measurement_waits_until_enough_ranks_are_idle():
     whole = survey([network("a")], known={"a": {1: 10.0}}, max_gpus=2)
     assert whole.next(1) is None
-    assert whole.next(2) == Task("a", 2)
+    assert whole.next(2) == MeasurementTask("a", 2)
 
 
 def test_what_is_known_is_not_measured_again():
     known = {"a": {1: 10.0, 2: 18.0}, "b": {1: 5.0}}
     whole = survey([network("a"), network("b")], known=known, max_gpus=2)
-    assert run(whole, lambda *_: 7.0) == [Task("b", 2)]
+    assert run(whole, lambda *_: 7.0) == [MeasurementTask("b", 2)]
     assert known["b"] == {1: 5.0}  # nobody changes what was given
     assert whole.known["b"] == {1: 5.0, 2: 7.0}
     assert run(survey([network("a"), network("b")], known=whole.known, max_gpus=2)) == []
@@ -190,7 +190,13 @@ def test_rates_count_up_to_the_first_gap():
 def test_a_network_that_wants_several_gpus_is_not_measured_on_fewer_and_taken_to_scale_up_to_there():
     whole = survey([network("a", least=2), network("b")], devices=3, max_gpus=3)
     tasks = run(whole, lambda name, gpus: 0.0 if (name, gpus) == ("a", 1) else 6.0 + gpus, idle=3)
-    assert tasks == [Task("b", 1), Task("a", 2), Task("b", 2), Task("a", 3), Task("b", 3)]
+    assert tasks == [
+        MeasurementTask("b", 1),
+        MeasurementTask("a", 2),
+        MeasurementTask("b", 2),
+        MeasurementTask("a", 3),
+        MeasurementTask("b", 3),
+    ]
     assert whole.failed == {}
     assert [(model.name, model.rates) for model in whole.table(60).models] == [
         ("a", (4.0, 8.0, 9.0)),
@@ -238,7 +244,7 @@ def test_a_survey_ends_and_no_rate_is_measured_twice(made, devices, max_gpus, fa
         task.gpus >= one.min_gpus for task in tasks for one in networks if one.name == task.network
     )
     assert set(whole.failed) == {task.network for task in tasks} & {
-        name for name, gpus in fails if Task(name, gpus) in tasks
+        name for name, gpus in fails if MeasurementTask(name, gpus) in tasks
     }
     table = whole.table(60)
     assert [model.name for model in table.models] == [
@@ -255,7 +261,7 @@ def test_what_fails_when_trainers_have_left_is_not_asked_for_again_on_more_than_
         [network("a", least=3, most=4), network("b", least=3, most=4)], {"a": "same", "b": "same"}
     )
     task = whole.next(4)
-    assert task == Task("a", 3)
+    assert task == MeasurementTask("a", 3)
     whole.lose(2)
     whole.again(task)  # what was in its way may have passed, but it needs three
     assert whole.is_done

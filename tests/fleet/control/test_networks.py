@@ -3,9 +3,9 @@
 from fleet.comm.messages import EpochDone, Failed
 from fleet.control.effects import CheckpointRead, KeepDeath, Outbox
 from fleet.control.networks import Networks
-from fleet.domain.events import EpochEnded, GroupStruck, NetworkJudged
-from fleet.domain.network import Death, Outcome, Standing
-from fleet.search.controller import Note
+from fleet.domain.events import EpochEnded, GroupFailed, NetworkJudged
+from fleet.domain.network import Death, NetworkStatus, Outcome
+from fleet.search.controller import LogEvent
 from tests.fleet.histories import record, spec
 
 DROPPED = NetworkJudged("a", 1, "stop", ("median",))
@@ -14,7 +14,7 @@ DROPPED = NetworkJudged("a", 1, "stop", ("median",))
 def made(retries=0, history=(record(1),)):
     """The network ``a``, and what is to be done."""
     networks, outbox = spec({"family": "softmax", "name": "a"}).networks, Outbox()
-    return Networks(networks, {"a": Standing(history)}, retries, outbox), outbox
+    return Networks(networks, {"a": NetworkStatus(history)}, retries, outbox), outbox
 
 
 def test_a_network_that_is_dropped_within_an_epoch_ends_that_and_says_after_how_many():
@@ -30,10 +30,12 @@ def test_a_network_that_is_dropped_in_its_last_epoch_has_finished_also_by_its_ch
     networks, outbox = made()
     networks.judge(DROPPED)
     networks.strike("a")
-    networks.take_up(CheckpointRead("a", Standing((record(1), record(2)), Outcome("2 epochs")), 0))
-    assert [effect.event for effect in outbox.take() if isinstance(effect, Note)][-2:] == [
+    networks.take_up(
+        CheckpointRead("a", NetworkStatus((record(1), record(2)), Outcome("2 epochs")), 0)
+    )
+    assert [effect.event for effect in outbox.take() if isinstance(effect, LogEvent)][-2:] == [
         EpochEnded("a", record(2)),
-        GroupStruck("a", epochs=2, position=0, reason="2 epochs"),
+        GroupFailed("a", epochs=2, position=0, reason="2 epochs"),
     ]
     assert networks.is_final("a")
 

@@ -16,7 +16,7 @@ from fleet.comm.messages import (
     Stopped,
 )
 from fleet.comm.roles import assign
-from fleet.control.effects import EndAsked, NodesAsked, RanksDied
+from fleet.control.effects import EndRequested, NodesRequested, RanksDied
 from fleet.errors import ExitStatus, UserError
 from tests.fleet.control.told import Told
 
@@ -41,7 +41,7 @@ class Launch(Told):
 
     def give_back(self, count=1, within_s=60.0):
         offer = self.offer(count, within_s)
-        self.hear(NodesAsked("one", offer))
+        self.hear(NodesRequested("one", offer))
         return offer
 
     @property
@@ -177,7 +177,7 @@ def test_a_rank_that_dies_while_its_node_is_given_back_is_not_waited_for():
 def test_the_end_of_the_launch_goes_before():
     told = Launch()
     told.give_back()
-    told.hear(EndAsked("SIGTERM came"), Paused("c", 0))
+    told.hear(EndRequested("SIGTERM came"), Paused("c", 0))
     told.hear(Paused("a", 0), Paused("b", 0))
     told.read()
     told.hear(*(Stopped(name, 0.1) for name in "abc"), *(Ready(rank) for rank in (1, 2, 3, 4, 6)))

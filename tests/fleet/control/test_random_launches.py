@@ -7,11 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fleet.comm.roles import assign
-from fleet.control.controller import Ensemble
-from fleet.control.effects import NodesAsked
-from fleet.control.launch_state import PolicyAnswer, Setup
+from fleet.control.controller import Controller
+from fleet.control.effects import NodesRequested
+from fleet.control.launch_state import LaunchConfig, PolicyAnswer
 from fleet.domain.events import NodesLeft
-from fleet.domain.network import Standing
+from fleet.domain.network import NetworkStatus
 from fleet.errors import ExitStatus
 from fleet.stream.layout import Layout
 from preprocess.sample import ImageSpec
@@ -133,7 +133,7 @@ def launches(
             name: dict(enumerate(rates, 1)) for name, rates in curves.items() if draw(st.booleans())
         }
     dying = draw(deaths)
-    setup = Setup(
+    setup = LaunchConfig(
         content,
         roles,
         layout(kind),
@@ -145,9 +145,9 @@ def launches(
     asked, options = ASKED[policy], Options(seed=draw(st.integers(0, 3)))
 
     def make():
-        return Ensemble(
+        return Controller(
             setup,
-            {name: Standing(history) for name, history in left.items()},
+            {name: NetworkStatus(history) for name, history in left.items()},
             speeds(setup, rates, learns, known),
             lambda table, progress, cluster, least: PolicyAnswer(
                 plan(asked, table, progress, cluster, options)
@@ -224,7 +224,7 @@ def test_nodes_that_are_asked_for_are_given_back_and_the_rest_trains_on(policy, 
         )
     )
     status = ranks.run()
-    asked = [word.offer.nodes for _, word, _ in ranks.heard if isinstance(word, NodesAsked)]
+    asked = [word.offer.nodes for _, word, _ in ranks.heard if isinstance(word, NodesRequested)]
     left = [event.nodes for event in ranks.events if isinstance(event, NodesLeft)]
     assert len(set(left)) == len(left)
     assert set(left) <= set(

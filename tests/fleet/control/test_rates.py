@@ -128,12 +128,12 @@ def test_what_is_known_is_written_down_once_it_is_known_of_all():
         kept += [
             effect.rates()
             for effect in told.end_epoch(name, rate=StepRate(rate, **SURE))
-            if isinstance(effect, do.KeepRates)
+            if isinstance(effect, do.SaveRates)
         ]
     told.end_epoch("a", final="2 epochs")
     told.end_epoch("b", final="2 epochs")
     found = told.hear(Stopped("a", 0.0), Stopped("b", 0.0))
-    kept += [effect.rates() for effect in found if isinstance(effect, do.KeepRates)]
+    kept += [effect.rates() for effect in found if isinstance(effect, do.SaveRates)]
     assert kept
     assert {network.name: network.rates for network in kept[-1].models} == {
         "a": (50.0,),

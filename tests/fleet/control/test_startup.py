@@ -2,7 +2,7 @@
 
 import pytest
 
-from fleet.control.effects import Note, Outbox
+from fleet.control.effects import LogEvent, Outbox
 from fleet.control.group_startup import StartupTimes
 from fleet.domain.events import FirstStep
 
@@ -44,7 +44,7 @@ def test_the_first_group_that_trains_tells_how_long_it_took_until_it_was_built()
     starts.built("b", 3.5)  # which nobody has started: it is being measured
     starts.stepped("a", 4.0)
     starts.stepped("a", 9.0)
-    assert outbox.take() == [Note(FirstStep("a", 1.5))]
+    assert outbox.take() == [LogEvent(FirstStep("a", 1.5))]
 
 
 def test_without_a_walltime_it_is_never_too_late():

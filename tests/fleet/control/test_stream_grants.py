@@ -5,7 +5,7 @@ import math
 import pytest
 
 from fleet.comm.messages import NO_LIMIT, Prepared, Produce, Throughput
-from fleet.control.history import Impossible
+from fleet.control.history import InvalidTransition
 from fleet.control.stream_grants import Production
 from scheduler.base import Network, RateTable
 from tests.fleet.control.told import layout
@@ -123,7 +123,7 @@ def test_production_begins_when_all_preprocessors_that_live_have_said_how_fast_t
 def test_a_preprocessor_says_how_fast_it_is_once(rank):
     production = Production(layout(3), (0,))
     production.hear(Throughput(0, 10.0))
-    with pytest.raises(Impossible, match="and yet there is Throughput"):
+    with pytest.raises(InvalidTransition, match="and yet there is Throughput"):
         production.hear(Throughput(rank, 10.0))
 
 
@@ -135,7 +135,7 @@ def test_the_slowest_of_those_that_take_turns_sets_the_pace_of_the_input():
     assert production.supply(set()) == 50.0  # of the other nothing has been heard yet
     production.hear_prepared(Prepared(1, 20, 2.0))
     assert production.supply(set()) == 20.0
-    with pytest.raises(Impossible, match="2 does not produce"):
+    with pytest.raises(InvalidTransition, match="2 does not produce"):
         production.hear_prepared(Prepared(2, 20, 2.0))
 
 

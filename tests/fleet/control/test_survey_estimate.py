@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet.control.measurement import Survey, SurveyEstimate, estimate
+from fleet.control.measurement import RateMeasurement, SurveyEstimate, estimate
 from fleet.spec import Profile, parse
 from scheduler.base import Network, RateTable
 
@@ -20,7 +20,7 @@ def survey(rates, devices, known=None, max_gpus=1, gpus_per_node=2):
         }
     ).networks
     table = RateTable(1, gpus_per_node, tuple(Network(name, rate) for name, rate in rates.items()))
-    return Survey(
+    return RateMeasurement(
         networks,
         {name: name for name in rates},
         Profile(batches=BATCHES, timed=4, max_gpus=max_gpus),

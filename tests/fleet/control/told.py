@@ -6,13 +6,13 @@ from dataclasses import replace
 from fleet.comm.messages import EpochDone, Joined, Ready, Tag
 from fleet.comm.roles import assign
 from fleet.control import effects as do
-from fleet.control.controller import Ensemble
-from fleet.control.launch_state import PolicyAnswer, Setup, Speeds
-from fleet.control.measurement import Survey
+from fleet.control.controller import Controller
+from fleet.control.launch_state import LaunchConfig, PolicyAnswer, PriorRates
+from fleet.control.measurement import RateMeasurement
 from fleet.control.rates import traits_of
-from fleet.domain.network import Standing, StepRate
+from fleet.domain.network import NetworkStatus, StepRate
 from fleet.domain.run import RunState
-from fleet.search.controller import make_mind
+from fleet.search.controller import make_controller
 from fleet.stream.layout import Layout
 from preprocess.sample import ImageSpec
 from scheduler.base import Member, Network, RateTable, Round
@@ -22,7 +22,7 @@ from tests.fleet.histories import record, spec
 
 def no_search(content):
     """The mind of a spec of which no searcher asks for anything, and that prunes nothing."""
-    return make_mind(content, replace(content, networks=()), {}, 0, judges=False)
+    return make_controller(content, replace(content, networks=()), {}, 0, judges=False)
 
 
 def layout(slots, is_ring=False):
@@ -60,7 +60,7 @@ def speeds(setup, rates=None, learns=False, known=None):
         if learns
         else None
     )
-    survey = Survey(
+    survey = RateMeasurement(
         networks,
         {network.name: network.name for network in networks},
         setup.spec.profile,
@@ -68,7 +68,7 @@ def speeds(setup, rates=None, learns=False, known=None):
         on_each,
         known,
     )
-    return Speeds(survey, rates, online)
+    return PriorRates(survey, rates, online)
 
 
 class Told:
@@ -118,7 +118,7 @@ class Told:
             own_preprocessing=stream is None,
             slots=slots,
         )
-        self.setup = Setup(content, roles, stream, samples=60, **setup)
+        self.setup = LaunchConfig(content, roles, stream, samples=60, **setup)
         table = RateTable(60, trainers, tuple(Network(name, (10.0, 19.0)) for name in networks))
         self.rates = None if measures or learns is not None else table
         self.learns = learns
@@ -142,7 +142,7 @@ class Told:
 
     def make(self):
         where = speeds(self.setup, self.rates, self.learns is not None, self.learns)
-        return Ensemble(self.setup, self.begun, where, self.ask, self.mind())
+        return Controller(self.setup, self.begun, where, self.ask, self.mind())
 
     def mind(self):
         return no_search(self.setup.spec)
@@ -167,11 +167,11 @@ class Told:
         self.now += after
         self.effects = [effect for word in words for effect in self.ensemble.handle(self.now, word)]
         for effect in self.effects:
-            if isinstance(effect, do.Tell):
+            if isinstance(effect, do.SendMessage):
                 self.mail[effect.rank if effect.tag is Tag.TRAINER else "preprocessor"].append(
                     effect.message
                 )
-            elif isinstance(effect, do.Note):
+            elif isinstance(effect, do.LogEvent):
                 self.events.append(effect.event)
                 self.run.apply(self.now, effect.event)
         return self.effects
@@ -198,7 +198,7 @@ class Told:
 
     def end_epoch(self, network, stream_epoch=None, final="", rate=StepRate(), gpus=1):
         """A network ends an epoch, and shows how fast its steps are."""
-        number = len(self.standings.get(network, Standing()).history) + 1
+        number = len(self.standings.get(network, NetworkStatus()).history) + 1
         done = record(
             number, stream_epoch=number - 1 if stream_epoch is None else stream_epoch, gpus=gpus
         )

@@ -12,10 +12,10 @@ from random import Random
 
 from fleet.comm import messages as m
 from fleet.control import effects as do
-from fleet.control.controller import Ensemble
+from fleet.control.controller import Controller
 from fleet.domain.events import Interrupted, event_from_json
 from fleet.domain.json_record import to_json
-from fleet.domain.network import Outcome, Standing, StepRate
+from fleet.domain.network import NetworkStatus, Outcome, StepRate
 from fleet.domain.run import RunState
 from fleet.errors import ExitStatus, UserError
 from scheduler.base import StepTime
@@ -97,7 +97,7 @@ class Ranks:
         slow=0.1,
         yields_at=None,
     ):
-        self.ensemble: Ensemble = make()
+        self.ensemble: Controller = make()
         self.make, self.setup, self.random = make, setup, Random(seed)
         self.fates = {name: Fate(fate.epochs, list(fate.failures)) for name, fate in fates.items()}
         self.trained = {name: list((histories or {}).get(name, ())) for name in fates}
@@ -116,7 +116,7 @@ class Ranks:
         self.events = []
         self.run_state = RunState(setup.spec)
         self.run_state.take_up(
-            {name: Standing(tuple(trained)) for name, trained in self.trained.items()}
+            {name: NetworkStatus(tuple(trained)) for name, trained in self.trained.items()}
         )
         self.run_state.apply(
             0.0,
@@ -157,7 +157,7 @@ class Ranks:
         assert self.steps < MOST_STEPS, "this goes on for ever"
         self.now += self.random.uniform(0, self.slow)
         if self.steps == self.asked_at:
-            self.hear(do.EndAsked("SIGTERM came"))
+            self.hear(do.EndRequested("SIGTERM came"))
         if self.status is None and self.steps in self.yields_at:
             self.ask_nodes(*self.yields_at[self.steps])
         actions = [*self.words(), *self.deeds()]
@@ -186,7 +186,7 @@ class Ranks:
         assert len(set(offer.nodes)) == count
         assert roles.node_of[0] not in offer.nodes
         self.given_back |= {rank for rank, node in enumerate(roles.node_of) if node in offer.nodes}
-        self.hear(do.NodesAsked(f"command {self.steps}", offer))
+        self.hear(do.NodesRequested(f"command {self.steps}", offer))
 
     def where(self):
         return "\n".join(
@@ -237,9 +237,9 @@ class Ranks:
 
     def carry_out(self, effect):
         assert self.status is None
-        if isinstance(effect, do.Tell):
+        if isinstance(effect, do.SendMessage):
             self.told(effect.rank, effect.tag, effect.message)
-        elif isinstance(effect, do.Note):
+        elif isinstance(effect, do.LogEvent):
             self.events.append(effect.event)
             self.run_state.apply(
                 self.now, event_from_json(json.loads(json.dumps(to_json(effect.event))))
@@ -247,9 +247,9 @@ class Ranks:
         elif isinstance(effect, do.ReadCheckpoint):
             self.disown(effect.network)
             self.reading.append(effect.network)
-        elif isinstance(effect, do.Fail):
+        elif isinstance(effect, do.AbortLaunch):
             raise effect.error
-        elif isinstance(effect, do.Finish):
+        elif isinstance(effect, do.EndLaunch):
             self.status = effect.status
 
     def told(self, rank, tag, message):
@@ -564,7 +564,7 @@ class Ranks:
         if history and self.random.random() < 0.5:
             history.pop()
         is_done = len(history) >= self.fates[network].epochs
-        return Standing(tuple(history), Outcome("done") if is_done else None)
+        return NetworkStatus(tuple(history), Outcome("done") if is_done else None)
 
     # ---- what came of it ----
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from fleet.domain import events as ev
-from fleet.domain.network import Judged, Outcome, Standing
+from fleet.domain.network import NetworkStatus, Outcome, TestResult
 from fleet.domain.run import FOUND_DONE, RunSearch, RunState, is_whole
 from fleet.storage.event_log import EventLog, RunTail
 from fleet.storage.paths import RunPaths
@@ -23,7 +23,7 @@ def told(standings, events):
     return {
         name: standing
         for name, standing in run.standings.items()
-        if standing != standings.get(name, Standing())
+        if standing != standings.get(name, NetworkStatus())
     }
 
 
@@ -49,7 +49,7 @@ STORY = (
 def test_a_network_is_as_far_as_the_newest_word_of_it_says():
     found = told({}, STORY)
     assert (epochs(found["a"]), found["a"].outcome) == ([1, 2, 3], Outcome("3 epochs"))
-    assert found["a"].tested == Judged(0.5, 0.9, 10)
+    assert found["a"].tested == TestResult(0.5, 0.9, 10)
     assert (epochs(found["b"]), found["b"].outcome) == (
         [1],
         Outcome("loss is NaN", is_failure=True),
@@ -66,16 +66,16 @@ def test_what_was_logged_and_not_saved_is_trained_again():
     assert told(pruned, [ev.NetworkFellBack("a", "torn", 0, 0)])["a"].is_pruned
     assert (
         told(pruned, [ev.NetworkFellBack("a", "--fresh-network", 0, 0, afresh=True)])["a"]
-        == Standing()
+        == NetworkStatus()
     )
     assert epochs(told(found, [ev.EpochEnded("a", record(2, loss=0.5))])["a"]) == [1, 2]
 
 
 def test_a_launch_that_begins_says_what_it_found_done():
     found = told(
-        {"a": Standing(outcome=Outcome("3 epochs"))}, [replace(START, finished=("a", "c"))]
+        {"a": NetworkStatus(outcome=Outcome("3 epochs"))}, [replace(START, finished=("a", "c"))]
     )
-    assert found == {"c": Standing(outcome=FOUND_DONE)}
+    assert found == {"c": NetworkStatus(outcome=FOUND_DONE)}
 
 
 def test_an_epoch_counts_as_logged_whichever_launch_has_logged_it_also_if_it_was_trained_again():
@@ -84,7 +84,7 @@ def test_an_epoch_counts_as_logged_whichever_launch_has_logged_it_also_if_it_was
     for number, log in enumerate("xy", start=1):
         run.apply(0.0, START, log)
         run.apply(1.0, ev.EpochEnded("a", record(number)), log)
-    run.apply(2.0, ev.GroupStruck("a", epochs=0, position=0), "y")
+    run.apply(2.0, ev.GroupFailed("a", epochs=0, position=0), "y")
     assert run.unlogged("a", history) == history[2:]
     assert run.unlogged("b", history) == history
     assert run.unlogged("a", [replace(history[0], stream_epoch=9)]) == (
@@ -111,7 +111,7 @@ def test_another_searcher_hears_none_of_the_calls_of_the_one_before():
 
 
 def test_epochs_that_no_log_tells_of_are_missed():
-    assert is_whole(Standing((record(1), record(2))))
+    assert is_whole(NetworkStatus((record(1), record(2))))
     assert not is_whole(told({}, [ev.EpochEnded("a", record(2))])["a"])
 
 

@@ -7,36 +7,36 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet.engines.base import WIDTH, PeerFailed, Sums
+from fleet.engines.base import WIDTH, PeerFailed, StepTotals
 
 whole = st.integers(0, 10**6).map(float)  # floats that add up without rounding
-some = st.builds(Sums, whole, whole, whole, st.booleans(), st.booleans())
+some = st.builds(StepTotals, whole, whole, whole, st.booleans(), st.booleans())
 
 
 @given(st.lists(some, min_size=1, max_size=5), st.sampled_from(["float32", "float64"]))
 def test_what_ranks_pack_and_add_up_is_the_sum_of_what_they_had(ranks, dtype):
     packed = [sums.pack() for sums in ranks]
     assert {array.shape for array in packed} == {(WIDTH,)}
-    assert Sums.unpack(np.sum(packed, axis=0).astype(dtype)) == sum(ranks, Sums())
+    assert StepTotals.unpack(np.sum(packed, axis=0).astype(dtype)) == sum(ranks, StepTotals())
 
 
 def test_a_state_keeps_the_totals_and_takes_them_up_again():
-    assert Sums(*Sums(1.5, 2, 3, stop=True).totals) == Sums(1.5, 2, 3)
+    assert StepTotals(*StepTotals(1.5, 2, 3, stop=True).totals) == StepTotals(1.5, 2, 3)
 
 
 def test_a_rank_raises_its_own_error_and_the_others_that_of_a_peer():
     own = ValueError("of this rank")
-    for sums in (Sums(), Sums(failed=True)):
+    for sums in (StepTotals(), StepTotals(failed=True)):
         with pytest.raises(ValueError, match="of this rank"):
             sums.raise_failure(own)
     with pytest.raises(PeerFailed):
-        Sums(failed=True).raise_failure(None)
-    Sums().raise_failure(None)
+        StepTotals(failed=True).raise_failure(None)
+    StepTotals().raise_failure(None)
 
 
 def test_every_field_travels():
-    assert len(dataclasses.fields(Sums)) - 1 == len(Sums().pack()) == WIDTH
-    more = Sums(1, 2, 3, more=(4, 5))
-    assert Sums.unpack(more.pack()) == more
-    assert (more + Sums(1) + more).more == (8, 10)
-    assert Sums.of_totals(more.totals) == more
+    assert len(dataclasses.fields(StepTotals)) - 1 == len(StepTotals().pack()) == WIDTH
+    more = StepTotals(1, 2, 3, more=(4, 5))
+    assert StepTotals.unpack(more.pack()) == more
+    assert (more + StepTotals(1) + more).more == (8, 10)
+    assert StepTotals.of_totals(more.totals) == more

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from fleet.domain.events import ScheduleOptions, Started
 from fleet.domain.json_record import to_json
 from fleet.jobs.chain import ChainLimits, History, JobStop, JobStopped, decide, note
-from fleet.jobs.job_events import Begun, CalledOff
+from fleet.jobs.job_events import ChainCancelled, JobStarted
 from fleet.jobs.launching import WarnedLaunch
 from fleet.jobs.systems import lease_of_process
 from fleet.storage.paths import RunPaths
@@ -84,10 +84,10 @@ def test_a_chain_goes_on_with_the_job_that_was_made_to_follow_and_a_new_one_begi
     paths = RunPaths(tmp_path)
     assert History.of(paths).stops_before("1") == []
     for job, status, following in (("1", 75, "1"), ("1", 1, "2"), ("2", 75, None)):
-        note(paths, Begun(job))
+        note(paths, JobStarted(job))
         note(paths, JobStopped(job, JobStop(status), "", next=following))
     assert History.of(paths).stops_before("3") == []
-    note(paths, Begun("3"))
+    note(paths, JobStarted("3"))
     note(paths, JobStopped("3", JobStop(75, warned=True), "", next="4"))
     assert History.of(paths).stops_before("4") == [JobStop(75, warned=True)]
     assert History.of(paths).stops_before("3") == []
@@ -281,14 +281,14 @@ def test_a_launch_that_broke_off_because_its_job_is_being_preempted_is_no_failur
 
 
 def test_a_job_that_ended_without_a_word_is_noted_by_the_one_that_follows(job, scontrol):
-    note(RunPaths(job.root), Begun("17"))
+    note(RunPaths(job.root), JobStarted("17"))
     assert job("0 0", system="slurm", **scontrol).returncode == 0
     assert [(stop["status"], stop["next"]) for stop in job.stops()] == [(None, "17"), (0, None)]
 
 
 def test_a_job_that_the_system_starts_more_often_than_allowed_does_nothing(job, scontrol):
     for _ in range(5):
-        note(RunPaths(job.root), Begun("17"))
+        note(RunPaths(job.root), JobStarted("17"))
         note(RunPaths(job.root), JobStopped("17", LOST, "", next="17"))
     ended = job("0 0", system="slurm", **scontrol)
     assert ended.returncode == 75
@@ -306,7 +306,7 @@ def test_a_job_that_cannot_be_followed_says_why(job, scontrol, tmp_path):
 
 def test_half_a_line_that_a_full_disk_left_swallows_no_other(tmp_path):
     paths = RunPaths(tmp_path)
-    note(paths, Begun("1"))
+    note(paths, JobStarted("1"))
     with open(paths.stops, "a") as file:
         file.write('{"time": "2026-')
     note(paths, JobStopped("1", STOPPED, "", next="2"))
@@ -403,7 +403,7 @@ def test_a_chain_that_is_called_off_while_a_job_runs_hands_in_no_other_and_its_n
     process = job.start("75 75 waits", system="slurm", SLURM_JOB_ID="17")
     paths = RunPaths(job.root)
     wait_until_it_logs(job)
-    note(paths, CalledOff())
+    note(paths, ChainCancelled())
     process.send_signal(signal.SIGUSR2)
     assert "the chain was called off (fleet submit --end)" in process.communicate(timeout=60)[1]
     assert [(stop["status"], stop["next"]) for stop in job.stops()] == [(75, None)]

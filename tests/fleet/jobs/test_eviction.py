@@ -11,7 +11,7 @@ import pytest
 from fleet.__main__ import main
 from fleet.errors import UserError
 from fleet.jobs import eviction, job_holds, paused_submissions
-from fleet.jobs.eviction import ClusterView, Diary, Keeping, carry_out
+from fleet.jobs.eviction import ClusterView, EvictionLog, Keeping, carry_out
 from fleet.jobs.job_holds import DeferredSignals, still_held
 from fleet.jobs.paused_submissions import MakingRoom, begin_later
 from fleet.jobs.slurm_running import SiteCheckpoints, running_jobs
@@ -58,7 +58,7 @@ def evict(tmp_path, made_up):
             eviction,
             first,
             machine,
-            Diary(tmp_path / "record", said.append),
+            EvictionLog(tmp_path / "record", said.append),
             keeping,
             interruption or DeferredSignals(),
             clock.sleep,
@@ -263,7 +263,7 @@ def test_what_an_eviction_that_was_killed_held_stands_in_its_record_and_the_next
 ):
     record = tmp_path / "record"
     made_up.set({"3": {"nodes": 2}, "7": {"state": "PENDING", "held": True}})
-    Diary(record, print).note("hold", "", job="7")
+    EvictionLog(record, print).note("hold", "", job="7")
     assert still_held(record) == ["7"]
     evict(2, 10, keeping=Keeping(None, still_held(record)))
     assert not made_up.state()["jobs"]["7"]["held"]
@@ -362,7 +362,7 @@ def test_a_record_that_cannot_be_written_ends_it_before_anything_is_done(made_up
     with pytest.raises(
         UserError, match="no/record: No such file or directory; --record names another file"
     ):
-        Diary(tmp_path / "no/record", print).note("begin", "")
+        EvictionLog(tmp_path / "no/record", print).note("begin", "")
 
 
 # ---- who might take the nodes ----

@@ -8,12 +8,12 @@ import threading
 import pytest
 
 from fleet.domain.events import EpochEnded, FirstStep, NetworkTaken
-from fleet.domain.network import Outcome, Standing
+from fleet.domain.network import NetworkStatus, Outcome
 from fleet.errors import ExitStatus, UserError
 from fleet.jobs import harvest, launching
 from fleet.jobs import harvested as book
 from fleet.jobs.backlog import HarvestLimits
-from fleet.jobs.job_events import CalledOff
+from fleet.jobs.job_events import ChainCancelled
 from fleet.spec import parse
 from fleet.storage import files
 from fleet.storage.event_log import EventLog
@@ -56,7 +56,7 @@ def run(tmp_path):
 def launch(run, job, *events, ends=None, warning=""):
     """A launch that is over, as it leaves its lines behind."""
     log = RunPaths(run.root, job).events
-    book.note(run.paths, harvest.Begun(job, log.stat().st_size if log.exists() else 0))
+    book.note(run.paths, harvest.JobStarted(job, log.stat().st_size if log.exists() else 0))
     times = iter([0.0, 0.0, *(10.0 * (number + 1) for number in range(len(events)))])
     log = EventLog(log, clock=lambda: next(times))
     for event in (START, *events):
@@ -80,7 +80,7 @@ def finish(run, *names):
     )
     results = results_of(spec, run.paths)
     for name in names:
-        come_to(results, name, Standing((), Outcome("2 epochs")))
+        come_to(results, name, NetworkStatus((), Outcome("2 epochs")))
 
 
 TAKEN, EPOCH = NetworkTaken("a", 1, 0, 0), EpochEnded("a", record(1))
@@ -153,7 +153,7 @@ def test_the_backlog_is_filled_noted_and_taken_back_in_the_end(run):
     assert len(backlog.top_up()) == 2
     assert queue.listed == []
     words = [line["event"] for line in read_lines(run.paths.harvested)]
-    assert words == [harvest.HandedIn.word] * 2 + [book.TakenBack.word] * 2
+    assert words == [harvest.JobSubmitted.word] * 2 + [book.JobCancelled.word] * 2
 
 
 def test_a_harvest_that_is_called_off_takes_back_what_waits_and_hands_in_nothing_until_it_is_asked_for_again(
@@ -162,7 +162,7 @@ def test_a_harvest_that_is_called_off_takes_back_what_waits_and_hands_in_nothing
     queue = Queue(run)
     backlog = backlog_of(run, queue)
     backlog.top_up()
-    book.note(run.paths, CalledOff())
+    book.note(run.paths, ChainCancelled())
     assert len(backlog.top_up()) == 2
     assert (queue.listed, backlog.top_up()) == ([], [])
     book.note(run.paths, book.HarvestAsked())
@@ -203,7 +203,7 @@ def test_a_job_trains_on_where_its_batch_system_does_not_answer_and_says_so(run,
         in err
     )
     assert [line["event"] for line in read_lines(run.paths.harvested)] == [
-        harvest.Begun.word,
+        harvest.JobStarted.word,
         book.LaunchEnded.word,
     ]
 
@@ -300,7 +300,7 @@ def test_of_jobs_that_end_at_the_same_moment_one_hands_in_the_next(run):
     queue = Queue(run, idle=0)
     backlog = backlog_of(run, queue)
     for job in ("17", "18", "19"):
-        book.note(run.paths, harvest.HandedIn(job, 1))
+        book.note(run.paths, harvest.JobSubmitted(job, 1))
         launch(run, job, TAKEN, EPOCH, ends=1)
     queue.listed = [
         QueuedJob(job, run.job, 1, True) for job in ("17", "18", "19")

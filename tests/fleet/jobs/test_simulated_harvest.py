@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from fleet.control.lease_requests import Claims, Leave, LetGo, Want
+from fleet.control.lease_requests import Claims, LeaveRun, ReleaseLease, RequestLeases
 from fleet.domain.events import (
     Ended,
     EpochEnded,
@@ -18,11 +18,11 @@ from fleet.domain.events import (
     NetworkFinished,
     NetworkTaken,
 )
-from fleet.domain.network import Outcome, Standing
+from fleet.domain.network import NetworkStatus, Outcome
 from fleet.jobs.backlog import HarvestLimits
 from fleet.jobs.harvest import Backlog, HarvestPlan, HarvestRun
 from fleet.jobs.harvest_log import LaunchEnded, note
-from fleet.jobs.job_events import Begun
+from fleet.jobs.job_events import JobStarted
 from fleet.spec import parse
 from fleet.storage.event_log import EventLog
 from fleet.storage.lease import Holder, create_generation
@@ -108,7 +108,7 @@ class Launch:
         self.site, self.training, self.job, self.backlog = site, training, job, backlog
         self.paths = RunPaths(training.run.root, job)
         self.began, self.log, self.claims, self.epochs = site.now, None, None, 0
-        note(self.paths, Begun(job))
+        note(self.paths, JobStarted(job))
         backlog.top_up()
 
     def step(self):
@@ -134,7 +134,7 @@ class Launch:
             }
         )
         self.results = results_of(
-            spec, self.paths, {name: Standing((), Outcome("before")) for name in done}
+            spec, self.paths, {name: NetworkStatus((), Outcome("before")) for name in done}
         )
         self.results.write()
         self.claims = Claims({name: 0 for name in left if left[name]}, 1, IDLE_S)
@@ -159,7 +159,7 @@ class Launch:
         if name in training.failing:
             training.left[name] = 0
             self.log.add(NetworkFailed(name, "loss is NaN"))
-            come_to(self.results, name, Standing((), Outcome("loss is NaN", is_failure=True)))
+            come_to(self.results, name, NetworkStatus((), Outcome("loss is NaN", is_failure=True)))
         else:
             training.left[name] -= 1
             self.log.add(EpochEnded(name, record(epoch, seconds=1.0, samples=10)))
@@ -168,7 +168,7 @@ class Launch:
             come_to(
                 self.results,
                 name,
-                Standing((), None if training.left[name] else Outcome(f"{epoch} epochs")),
+                NetworkStatus((), None if training.left[name] else Outcome(f"{epoch} epochs")),
             )
         if not training.left[name]:
             self.claims.over(name)
@@ -177,7 +177,7 @@ class Launch:
     def _do(self, effects):
         for effect in effects:
             match effect:
-                case Want(names, most):
+                case RequestLeases(names, most):
                     holders, free = self.training.holders, len(self.claims.held) < most
                     if (
                         name := next((name for name in names if free and name not in holders), None)
@@ -185,9 +185,9 @@ class Launch:
                         holders[name] = self.job
                         self._take(name)
                         return
-                case LetGo(name):
+                case ReleaseLease(name):
                     self._let_go(name)
-                case Leave():
+                case LeaveRun():
                     self._end(75)
 
     def _take(self, name):

@@ -231,7 +231,7 @@ def test_epochs_that_an_unknown_launch_has_saved_belong_to_no_group():
 def test_a_struck_group_gives_its_devices_back():
     log = [
         *LOG[:5],
-        Logged(12.0, ev.GroupStruck("a", 1, 0)),
+        Logged(12.0, ev.GroupFailed("a", 1, 0)),
         Logged(14.0, ev.GroupStarted("a", (0,), 1, 1)),
         *LOG[8:],
     ]

@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 
 from fleet.domain import events as ev
-from fleet.domain.network import Standing
+from fleet.domain.network import NetworkStatus
 from fleet.domain.run import RunState
 from fleet.monitor import eta
-from fleet.monitor.eta import Coming, EstimateTimes, Estimator, Outlook, useful_range
+from fleet.monitor.eta import EstimateTimes, Estimator, ExpectedTrials, RemainingWork, useful_range
 from scheduler.simulation.ensemble import simulate
 from tests.fleet.histories import record, spec
 
@@ -37,7 +37,9 @@ class Run:
 
     def __init__(self, made, histories=None):
         self.state = RunState(made)
-        self.state.take_up({name: Standing(history) for name, history in (histories or {}).items()})
+        self.state.take_up(
+            {name: NetworkStatus(history) for name, history in (histories or {}).items()}
+        )
         self.add = lambda event, now_s: self.state.apply(now_s, event)
         self.estimate = Estimator(made, made.by_name, self.state).estimate
 
@@ -152,7 +154,7 @@ def test_what_earlier_launches_have_trained_is_done_and_what_is_lost_is_not():
     found = estimator(histories={"b": (record(1), record(2))})
     found.add(epoch("b", 1, 30.0), 0.0)  # logged late
     assert found.estimate().high_s == pytest.approx(WIDE * 60)
-    found.add(ev.GroupStruck("b", 1, 0), 0.0)
+    found.add(ev.GroupFailed("b", 1, 0), 0.0)
     assert found.estimate().high_s == pytest.approx(WIDE * 90)
     found.add(ev.NetworkFinished("b", "4 epochs", 4), 0.0)
     assert (found.estimate().high_s, found.estimate().networks) == (pytest.approx(WIDE * 40), 1)
@@ -337,12 +339,12 @@ def test_estimates_are_rare_when_much_is_left_and_cost_next_to_nothing():
 
 
 def test_a_network_may_be_over_at_its_next_rung():
-    found = estimator().estimate(outlook=Outlook(next_rung=lambda name, epochs: 1))
+    found = estimator().estimate(outlook=RemainingWork(next_rung=lambda name, epochs: 1))
     assert ends(found) == shown(30 / 1.5, 1.5 * 120)
 
 
 def test_networks_that_are_paused_or_pruned_take_no_time():
-    found = estimator().estimate(outlook=Outlook(frozenset({"b"})))
+    found = estimator().estimate(outlook=RemainingWork(frozenset({"b"})))
     assert (found.high_s, found.networks) == (pytest.approx(WIDE * 40), 1)
 
 
@@ -350,34 +352,38 @@ def test_networks_that_are_paused_or_pruned_take_no_time():
     ("coming", "epochs"),
     [
         (
-            Coming(10, math.inf, math.inf, {"a": 2, "b": 2}),
+            ExpectedTrials(10, math.inf, math.inf, {"a": 2, "b": 2}),
             (10, 15),
         ),  # on each of two devices: 2 to 3 of each network
-        (Coming(10, math.inf, 1, {"a": 2, "b": 2}), (20, 30)),  # one after the other
-        (Coming(10, 4, math.inf, {"a": 2, "b": 2}), (2, 2)),  # of a budget
+        (ExpectedTrials(10, math.inf, 1, {"a": 2, "b": 2}), (20, 30)),  # one after the other
+        (ExpectedTrials(10, 4, math.inf, {"a": 2, "b": 2}), (2, 2)),  # of a budget
         (
-            Coming(10, math.inf, math.inf, {"a": None, "b": None}),
+            ExpectedTrials(10, math.inf, math.inf, {"a": None, "b": None}),
             (20, 20),
         ),  # nothing is known but the spec
-        (Coming(10, math.inf, math.inf, {"a": 1, "b": 4}), (6.25, 18.75)),
+        (ExpectedTrials(10, math.inf, math.inf, {"a": 1, "b": 4}), (6.25, 18.75)),
     ],
     ids=["as those before", "one at a time", "budget", "first ones", "some"],
 )
 def test_networks_to_come_train_as_long_as_those_before_them(coming, epochs):
-    found = estimator().estimate(outlook=Outlook(frozenset({"a", "b"}), coming=(coming,)))
+    found = estimator().estimate(outlook=RemainingWork(frozenset({"a", "b"}), coming=(coming,)))
     few, many = map(math.ceil, epochs)
     assert ends(found) == shown(10 * few / 1.5, 1.5 * 10 * many)
     assert found.networks == 10
 
 
 def test_a_rule_with_rungs_says_how_long_networks_train_on_average():
-    coming = Coming(8, math.inf, math.inf, {"a": 1, "b": 1})
+    coming = ExpectedTrials(8, math.inf, math.inf, {"a": 1, "b": 1})
     found = estimator().estimate(
-        outlook=Outlook(frozenset({"a", "b"}), lambda name, epochs: 1, lambda most: 2.0, (coming,))
+        outlook=RemainingWork(
+            frozenset({"a", "b"}), lambda name, epochs: 1, lambda most: 2.0, (coming,)
+        )
     )
     assert ends(found) == shown(40 / 1.5, 1.5 * 120)  # 1 to 3 of each
 
 
 def test_of_a_search_that_has_asked_for_nothing_nothing_is_said():
-    outlook = Outlook(frozenset({"a", "b"}), coming=(Coming(8, math.inf, math.inf, {}),))
+    outlook = RemainingWork(
+        frozenset({"a", "b"}), coming=(ExpectedTrials(8, math.inf, math.inf, {}),)
+    )
     assert estimator().estimate(outlook=outlook) is None

@@ -3,8 +3,8 @@
 import io
 from dataclasses import replace
 
-from fleet.domain.events import EpochEnded, GroupStarted, GroupStopped, GroupStruck
-from fleet.domain.network import EpochRecord, Standing
+from fleet.domain.events import EpochEnded, GroupFailed, GroupStarted, GroupStopped
+from fleet.domain.network import EpochRecord, NetworkStatus
 from fleet.domain.run import RunState
 from fleet.monitor.progress import FIRST_S, LONGEST_S, Progress
 from fleet.monitor.view import PlainView
@@ -29,7 +29,10 @@ class Told:
             )
         )
         self.run.take_up(
-            {name: Standing(history(*[0.5] * number)) for name, number in (epochs or {}).items()}
+            {
+                name: NetworkStatus(history(*[0.5] * number))
+                for name, number in (epochs or {}).items()
+            }
         )
         self.progress = Progress(self.run)
         self.line = self.progress.line
@@ -100,7 +103,7 @@ def test_the_epoch_is_the_one_that_is_under_way():
         progress.line("b", 1200, 1.0, 95.0)
         == "a epoch 5/9: 0% (1 samples/s); b epoch 2/9: 100% (1 samples/s)"
     )
-    progress.add(GroupStruck("a", 3, 0), 96.0)
+    progress.add(GroupFailed("a", 3, 0), 96.0)
     progress.add(GroupStopped("b", 0.1), 96.0)
     assert progress.line("a", 10, 1.0, 300.0) == "a epoch 4/9: 1% (1 samples/s)"
 

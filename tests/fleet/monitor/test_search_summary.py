@@ -13,7 +13,7 @@ from fleet.domain.events import (
     Started,
 )
 from fleet.domain.json_record import as_json
-from fleet.domain.network import EpochRecord, Outcome, Standing
+from fleet.domain.network import EpochRecord, NetworkStatus, Outcome
 from fleet.monitor.charts import charts_of
 from fleet.monitor.html import render
 from fleet.monitor.report import read_report
@@ -104,7 +104,7 @@ def searched(tmp_path):
         results.add(network, None)
         results.hear(
             network.name,
-            Standing(
+            NetworkStatus(
                 history,
                 {2: Outcome("pruned", is_pruned=True), 4: Outcome("outside", is_failure=True)}.get(
                     number, Outcome("done")

@@ -9,7 +9,7 @@ from typing import get_args
 import pytest
 
 from fleet.domain import events as ev
-from fleet.domain.network import EpochRecord, Standing
+from fleet.domain.network import EpochRecord, NetworkStatus
 from fleet.domain.run import RunState
 from fleet.errors import StorageError
 from fleet.monitor.view import LiveView, PlainView, describe, tell
@@ -225,11 +225,11 @@ EVENTS = [
     (ev.NetworkWarned("a", "its loss is not used"), "WARNING: a: its loss is not used"),
     (ev.RankLost(3, 2), "rank 3 has died; the others go on"),
     (
-        ev.GroupStruck("a", 3, 0),
+        ev.GroupFailed("a", 3, 0),
         "a lost a rank, and goes back to its last checkpoint: after epoch 3",
     ),
     (
-        ev.GroupStruck("a", 3, 70),
+        ev.GroupFailed("a", 3, 70),
         "a lost a rank, and goes back to its last checkpoint: after epoch 3, sample 70",
     ),
     (ev.BadSample("x.png", "torn", True), "skipped x.png: torn"),
@@ -371,7 +371,7 @@ def live(run, monkeypatch):
     """A live view of a network that has trained four epochs in an earlier launch, and how its table looks."""
     monkeypatch.setattr("fleet.monitor.view.terminal_width", lambda screen: 120)
     screen = io.StringIO()
-    run.take_up({"a": Standing(tuple(epoch(epoch=number).record for number in range(1, 5)))})
+    run.take_up({"a": NetworkStatus(tuple(epoch(epoch=number).record for number in range(1, 5)))})
     view = Shown(run, LiveView(run, screen))
     view.on_event(START)
 
@@ -391,7 +391,7 @@ def test_the_live_table_goes_on_counting_epochs_where_a_network_goes_on(live):
     view.on_event(ev.GroupStopped("a", 0.1))
     view.on_event(GROUP)
     assert "5/9" in shown()
-    view.on_event(ev.GroupStruck("a", 3, 0))
+    view.on_event(ev.GroupFailed("a", 3, 0))
     view.on_event(GROUP)
     assert "3/9" in shown()
 

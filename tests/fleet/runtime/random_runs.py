@@ -11,18 +11,18 @@ from unittest import mock
 from fleet.comm import messages as m
 from fleet.comm.roles import assign
 from fleet.control import effects as do
-from fleet.control.launch_state import Setup
+from fleet.control.launch_state import LaunchConfig
 from fleet.domain.events import NetworkAdded
-from fleet.domain.network import Standing
+from fleet.domain.network import NetworkStatus
 from fleet.monitor.eta import EstimateTimes
-from fleet.runtime.coordinator import Coordinator, Files, Preamble, SearchParts
-from fleet.runtime.external.command_handler import Clerk
+from fleet.runtime.coordinator import Coordinator, Files, SearchParts, StartupEvents
+from fleet.runtime.external.command_handler import CommandHandler
 from fleet.runtime.external.command_queue import Command
 from fleet.runtime.external.tracking import Tracking
 from fleet.runtime.known_rates import ProfileFile
 from fleet.runtime.searchers import make_searchers
 from fleet.search.calls import make as call_searcher
-from fleet.search.controller import make_mind
+from fleet.search.controller import make_controller
 from fleet.spec.resolve import asked_network, extremes, refused_network, with_added
 from fleet.storage.event_log import EventLog
 from fleet.storage.paths import RunPaths
@@ -124,9 +124,9 @@ class Searchers:
             return None
         (entry, call), self._call = self._call, None
         try:
-            return do.Consulted(entry, call, call_searcher(self._searchers[entry], call))
+            return do.SearcherAnswered(entry, call, call_searcher(self._searchers[entry], call))
         except BaseException as error:
-            return do.ConsultFailed(entry, str(error))
+            return do.SearcherCallFailed(entry, str(error))
 
     def close(self):
         pass
@@ -224,7 +224,7 @@ class Harvest:
         return [
             do.Leased(
                 name,
-                Standing(history),
+                NetworkStatus(history),
                 len(name),
                 0,
                 took_over=bool(history),
@@ -325,7 +325,7 @@ class RandomRun(Ranks):
                     for network in content.networks
                 ),
             )
-        setup = Setup(
+        setup = LaunchConfig(
             content,
             roles,
             layout(kind),
@@ -344,7 +344,7 @@ class RandomRun(Ranks):
             Interruption(),
             Mailbox(),
         )
-        standings = {name: Standing(history) for name, history in left.items()}
+        standings = {name: NetworkStatus(history) for name, history in left.items()}
         self.results = results_of(content, self.paths, {} if chance.harvests else standings)
         self.log = EventLog(self.paths.events, clock=lambda: self.now)
         self.coordinator = self.make_coordinator()
@@ -360,11 +360,11 @@ class RandomRun(Ranks):
         searchers = make_searchers(ends, self.results.run)
         admission = Admission(self)
         search = SearchParts(
-            make_mind(content, ends, searchers, len(setup.roles.trainers)),
+            make_controller(content, ends, searchers, len(setup.roles.trainers)),
             Searchers(searchers, Random(f"searchers {self.title}")),
             admission,
             (),
-            Clerk(self.mailbox, self.results, admission, (), clock=lambda: self.steps),
+            CommandHandler(self.mailbox, self.results, admission, (), clock=lambda: self.steps),
         )
         harvest = Harvest(list(setup.elsewhere), self) if chance.harvests else None
         return Coordinator(
@@ -381,7 +381,7 @@ class RandomRun(Ranks):
             [self.on_event],
             lambda *pace: None,
             self.interruption,
-            Preamble((), None, {}, (), LAPS),
+            StartupEvents((), None, {}, (), LAPS),
             search,
             harvest,
         )
@@ -405,7 +405,7 @@ class RandomRun(Ranks):
         match word:
             case None:
                 pass
-            case do.EndAsked(reason):
+            case do.EndRequested(reason):
                 self.interruption.why = reason
             case do.RanksDied(ranks):
                 self.world.lost |= frozenset(ranks)

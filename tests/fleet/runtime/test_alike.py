@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from fleet.errors import ExitStatus, UserError
-from fleet.runtime.input_pipelines import Feed
+from fleet.runtime.input_pipelines import InputPipeline
 from fleet.runtime.inputs import decode, open_inputs
 from fleet.runtime.replay import largest_difference
 from fleet.spec import load
@@ -71,7 +71,7 @@ def fed(path, epoch=2):
     inputs, found = open_inputs(asked).keeping(asked.data.cache), {}
     if asked.data.cache == "file":
         inputs = decode(inputs, asked, path.parent / "decoded.h5")
-    stream = Feed(inputs.data, inputs.transforms, inputs.samples, 0)
+    stream = InputPipeline(inputs.data, inputs.transforms, inputs.samples, 0)
     for part in ("train", "validation"):
         shared, is_training = stream.pipeline(part, asked.seed), part == "train"
         rows = np.arange(shared.samples)
@@ -143,7 +143,7 @@ def test_each_image_is_decoded_once_for_all_that_want_it_at_one_size(tmp_path, m
         load(spec(tmp_path / "run", ["small", "large", "whole", "cropped"], folder))
     )
     monkeypatch.setattr(decoding, "decode", noting)
-    Feed(inputs.data, inputs.transforms, inputs.samples, 0).pipeline("train", 5).prepare(0)
+    InputPipeline(inputs.data, inputs.transforms, inputs.samples, 0).pipeline("train", 5).prepare(0)
     assert sorted(sizes) == [16, 32, 128]
     assert inputs.data.remark.startswith(
         "data: read once for all 4 networks, and prepared for whole: decode; small: decode, resize; large: decode, "

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleet.domain.events import CacheChosen
-from fleet.runtime.caching import Means, choose_cache, file_bytes, memory_bytes
+from fleet.runtime.caching import HostResources, choose_cache, file_bytes, memory_bytes
 from fleet.runtime.inputs import open_inputs
 from fleet.spec import parse
 from preprocess.base import InputError
@@ -15,7 +15,7 @@ from preprocess.sample import ImageSpec
 from tests.sources import Numbered
 
 NOISE = ["decode", "tests.sources:noise"]
-HANDS = Means(preprocessors=1, trainers=2)
+HANDS = HostResources(preprocessors=1, trainers=2)
 ROW, SAMPLES, JUDGING = 48, 60, 20  # bytes of an image; a plain label counts for nothing
 
 
@@ -84,7 +84,7 @@ def test_memory_that_others_have_taken_is_no_room():
 
 @given(st.floats(1e-6, 10), st.floats(1e-6, 10), st.integers(0, 9), st.booleans())
 def test_a_ring_is_never_kept_in_memory(fixed_s, varying_s, preprocessors, is_crowded):
-    means = Means(preprocessors, 3, is_crowded)
+    means = HostResources(preprocessors, 3, is_crowded)
     found = chosen(means, fixed_s=fixed_s, varying_s=varying_s, data={"order": "ring"})
     assert found.cache != "memory"
     assert found.why.startswith("order: ring is for data sets larger than the memory")
@@ -100,15 +100,15 @@ def test_samples_that_differ_before_the_first_random_transform_cannot_be_kept():
     ("means", "varying_s", "cache"),
     [
         (
-            Means(1, 4),
+            HostResources(1, 4),
             5e-3,
             "memory",
         ),  # a network supplies itself as fast as the only preprocessor would
-        (Means(8, 4), 5e-3, "none"),
-        (Means(8, 4), 5e-4, "memory"),
-        (Means(1, 4, is_crowded=True), 5e-3, "memory"),  # they are done once on the node
-        (Means(1, 4, is_crowded=True, shared_free=9000), 5e-3, "none"),
-        (Means(0, 4, is_crowded=True), 5e-3, "memory"),
+        (HostResources(8, 4), 5e-3, "none"),
+        (HostResources(8, 4), 5e-4, "memory"),
+        (HostResources(1, 4, is_crowded=True), 5e-3, "memory"),  # they are done once on the node
+        (HostResources(1, 4, is_crowded=True, shared_free=9000), 5e-3, "none"),
+        (HostResources(0, 4, is_crowded=True), 5e-3, "memory"),
     ],
 )
 def test_slow_random_transforms_are_done_once_for_all_networks(means, varying_s, cache):
@@ -131,7 +131,7 @@ def test_as_many_epochs_as_have_room_are_finished_once_for_all_trainers_that_sha
     """Four trainers finish a sample 1 + 3 x (10 - room) / 10 times; above two, preprocessors do less for all."""
     window = (SAMPLES + JUDGING) * ROW + room * EPOCH + 1
     found = chosen(
-        Means(1, 4, is_crowded=True),
+        HostResources(1, 4, is_crowded=True),
         fixed_s=5e-3,
         varying_s=5e-3,
         data={"window": max(window, 4 * (SAMPLES + JUDGING) * ROW // 3 + 1)},
@@ -194,8 +194,8 @@ def test_without_room_or_gain_there_is_no_file(parts, words):
 
 def test_where_each_trainer_keeps_samples_for_itself_they_must_fit_so_many_times():
     room = 2 * SAMPLES * ROW + JUDGING * ROW
-    assert chosen(Means(0, 2), data={"window": 2 * room}).nbytes == 2 * SAMPLES * ROW
-    assert chosen(Means(0, 3), data={"window": room}).cache == "none"
+    assert chosen(HostResources(0, 2), data={"window": 2 * room}).nbytes == 2 * SAMPLES * ROW
+    assert chosen(HostResources(0, 3), data={"window": room}).cache == "none"
 
 
 @pytest.mark.parametrize("cache", ["none", "memory", "file"])
@@ -210,7 +210,7 @@ def test_what_the_spec_says_is_done(cache):
 
 
 def test_trainers_that_prepare_their_own_samples_keep_none_where_they_have_no_room():
-    found = chosen(Means(0, 2), data={"cache": "memory", "window": "1kB"})
+    found = chosen(HostResources(0, 2), data={"cache": "memory", "window": "1kB"})
     assert (found.cache, found.asked) == ("none", "memory")
 
 

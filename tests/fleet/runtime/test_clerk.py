@@ -4,12 +4,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from fleet.control.effects import NodesAsked, Offer, Ruled
+from fleet.control.effects import NetworkCommand, NodeOffer, NodesRequested
 from fleet.domain.events import Commanded
-from fleet.domain.network import Outcome, Standing
+from fleet.domain.network import NetworkStatus, Outcome
 from fleet.errors import UserError
-from fleet.runtime.external.command_handler import Clerk
-from fleet.runtime.external.command_queue import Mailbox
+from fleet.runtime.external.command_handler import CommandHandler
+from fleet.runtime.external.command_queue import CommandQueue
 from fleet.search.searcher import Verdict
 from fleet.storage.paths import RunPaths
 from tests.fleet.histories import come_to, results_of, spec
@@ -41,9 +41,9 @@ class Office:
     """A clerk, and all that it has said, in order."""
 
     def __init__(self, folder, earlier=()):
-        self.mailbox, self.said, self.goes_on = Mailbox(folder / "mailbox"), [], True
+        self.mailbox, self.said, self.goes_on = CommandQueue(folder / "mailbox"), [], True
         self.results = results_of(spec({"family": "softmax", "name": "a"}), RunPaths(folder))
-        self.clerk = Clerk(
+        self.clerk = CommandHandler(
             self.mailbox, self.results, Admission(self.results), earlier, clock=lambda: 0.0
         )
 
@@ -54,7 +54,7 @@ class Office:
     def offer(self, nodes, within_s):
         if nodes > 1:
             raise UserError("one node can be given back")
-        return Offer((3,), ("n4",), {"a": "app"})
+        return NodeOffer((3,), ("n4",), {"a": "app"})
 
     def answer(self, **content):
         name = self.mailbox.put(content)
@@ -73,7 +73,7 @@ def office(tmp_path):
 def test_a_wish_for_a_network_is_logged_before_it_is_heard(office, do, verdict):
     assert office.answer(do=do, network="a") == {"networks": ["a"]}
     event, heard = office.said
-    assert (event.do, event.networks, heard) == (do, ("a",), Ruled("a", verdict))
+    assert (event.do, event.networks, heard) == (do, ("a",), NetworkCommand("a", verdict))
     assert not office.look()
 
 
@@ -109,7 +109,7 @@ def test_nodes_that_are_asked_for_are_logged_before_they_are_given_back(office):
     event, heard = office.said
     assert answer == {"networks": ["a"], **event.given}
     assert event.given == {"nodes": [3], "hosts": ["n4"], "within_s": 60, "ways": {"a": "app"}}
-    assert heard == NodesAsked(event.command, office.offer(1, 60.0))
+    assert heard == NodesRequested(event.command, office.offer(1, 60.0))
 
 
 def test_a_launch_that_has_ended_has_given_its_nodes_back(tmp_path):
@@ -139,7 +139,7 @@ def test_a_wish_for_nodes_that_cannot_be_is_refused(office, wish, wrong):
 
 
 def test_of_a_network_that_is_over_nothing_becomes_any_more(office):
-    come_to(office.results, "a", Standing((), Outcome("4 epochs")))
+    come_to(office.results, "a", NetworkStatus((), Outcome("4 epochs")))
     assert office.answer(do="stop", network="a") == {
         "error": "a is over: 4 epochs",
         "is_over": True,
@@ -150,7 +150,7 @@ def test_a_launch_that_was_killed_before_it_answered_adds_what_is_left_and_logs_
     tmp_path,
 ):
     entry = {"family": "cnn", "count": 2}
-    name = Mailbox(tmp_path / "mailbox").put({"do": "add", "entry": entry})
+    name = CommandQueue(tmp_path / "mailbox").put({"do": "add", "entry": entry})
     office = Office(
         tmp_path, [Commanded(name, "add", ("new-0", "new-1"), {**entry, "name": "new"})]
     )

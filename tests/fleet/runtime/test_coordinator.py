@@ -7,19 +7,19 @@ import pytest
 
 from fleet.comm.messages import EpochDone, Exit, Joined, Pace, Ready, Start, Stopped
 from fleet.comm.roles import assign
-from fleet.control.history import TransitionError
-from fleet.control.launch_state import Setup, Speeds
-from fleet.control.measurement import Survey
-from fleet.domain.events import GroupStruck
+from fleet.control.history import ProtocolViolation
+from fleet.control.launch_state import LaunchConfig, PriorRates
+from fleet.control.measurement import RateMeasurement
+from fleet.domain.events import GroupFailed
 from fleet.domain.network import State
 from fleet.errors import ExitStatus, InfrastructureError
-from fleet.runtime.coordinator import Coordinator, Files, Preamble, SearchParts
+from fleet.runtime.coordinator import Coordinator, Files, SearchParts, StartupEvents
 from fleet.runtime.external.tracking import Tracking
 from fleet.runtime.interrupt import Interruption
 from fleet.runtime.known_rates import ProfileFile
 from fleet.runtime.searchers import Searchers
-from fleet.runtime.startup import Laps
-from fleet.search.controller import make_mind
+from fleet.runtime.startup import StartupTimer
+from fleet.search.controller import make_controller
 from fleet.spec.resolve import extremes
 from fleet.storage.checkpoint import write_state
 from fleet.storage.event_log import EventLog, read_events
@@ -51,18 +51,18 @@ class Launch:
         self.results = results_of(content, self.paths)
         self.log = EventLog(self.paths.events, clock=lambda: 0.0)
         search = SearchParts(
-            make_mind(content, extremes(content), {}, 2),
+            make_controller(content, extremes(content), {}, 2),
             Searchers({}),
             SimpleNamespace(asked=lambda training, now_s: ()),
             (),
             None,
         )
-        setup = Setup(content, roles, None, samples=60, outlives=True, **rest)
+        setup = LaunchConfig(content, roles, None, samples=60, outlives=True, **rest)
         self.coordinator = Coordinator(
             self.world,
             setup,
-            Speeds(
-                Survey([], {}, content.profile, 2, 2, {}),
+            PriorRates(
+                RateMeasurement([], {}, content.profile, 2, 2, {}),
                 RateTable(60, 2, (Network("a", (10.0,)),)),
             ),
             Files(
@@ -75,7 +75,7 @@ class Launch:
             [self.watcher.on_event],
             self.watcher.on_pace,
             Interruption(None),
-            Preamble((), None, {}, (), Laps()),
+            StartupEvents((), None, {}, (), StartupTimer()),
             search,
         )
         self.coordinator.start()
@@ -160,7 +160,7 @@ def test_a_struck_network_is_as_far_as_its_checkpoint_on_disk(launch):
     )
     launch.world.lost = frozenset({1})
     launch.hear()
-    assert GroupStruck("a", epochs=2, position=7) in [
+    assert GroupFailed("a", epochs=2, position=7) in [
         logged.event for logged in read_events(launch.paths.events)
     ]
     assert [row.epochs for row in read_results(launch.paths.root)] == [2]
@@ -178,7 +178,7 @@ def test_a_message_that_cannot_be_is_reported_with_all_that_was_heard_before(lau
     launch.hear(Ready(1))
     with (
         caplog.at_level(logging.CRITICAL, "fleet"),
-        pytest.raises(TransitionError, match="a is FORMING"),
+        pytest.raises(ProtocolViolation, match="a is FORMING"),
     ):
         launch.hear(Stopped("a", 0.0))
     assert "Ready(rank=1)" in caplog.text

@@ -7,9 +7,9 @@ import threading
 import pytest
 
 from fleet.comm.roles import assign
-from fleet.domain.network import Outcome, Standing
+from fleet.domain.network import NetworkStatus, Outcome
 from fleet.runtime import engine_import
-from fleet.runtime.engine_import import Ahead, Announcement, Loading, ahead_of, busy
+from fleet.runtime.engine_import import Ahead, Announcement, EngineImport, ahead_of, busy
 from fleet.spec import parse
 from fleet.storage.paths import RunPaths
 from tests.fakes import World
@@ -52,9 +52,9 @@ def test_trainers_that_share_load_the_engine_as_far_as_sharing_pays_or_is_wanted
 def test_what_is_done_by_the_table_of_results_needs_no_engine(spec, tmp_path):
     assert ahead_of(spec, ROLES, fresh=False) == Ahead("numpy", frozenset({1, 2, 3}))
     results = results_of(spec, RunPaths(tmp_path))
-    come_to(results, "b", Standing((), Outcome("done")))
+    come_to(results, "b", NetworkStatus((), Outcome("done")))
     assert ahead_of(spec, ROLES, fresh=False).ranks == {1}
-    come_to(results, "a", Standing((), Outcome("it cannot be built", is_failure=True)))
+    come_to(results, "a", NetworkStatus((), Outcome("it cannot be built", is_failure=True)))
     assert not ahead_of(spec, ROLES, fresh=False).ranks
     assert ahead_of(spec, ROLES, fresh=True).ranks == {1, 2, 3}
 
@@ -89,7 +89,7 @@ def test_ahead_is_announced_once():
 def test_a_rank_that_will_train_imports_the_engine(monkeypatch, told, imported):
     found = []
     monkeypatch.setattr(engine_import, "import_engine", lambda engine: found.append(engine.name))
-    loading = Loading()
+    loading = EngineImport()
     loading.hear(World(rank=1, given=told))
     loading.finish()
     loading.finish()
@@ -98,7 +98,7 @@ def test_a_rank_that_will_train_imports_the_engine(monkeypatch, told, imported):
 
 def test_an_import_that_fails_is_left_to_who_makes_the_engine(monkeypatch):
     monkeypatch.setattr(engine_import, "import_engine", lambda engine: 1 / 0)
-    loading = Loading()
+    loading = EngineImport()
     loading.hear(World(rank=1, given=Ahead("numpy", frozenset({1}))))
     loading.finish()
 
@@ -118,7 +118,7 @@ def test_modules_are_imported_one_thread_after_the_other(monkeypatch, tmp_path):
         seen.append("of_a_user" in sys.modules)
 
     monkeypatch.setattr(engine_import, "import_engine", import_engine)
-    loading = Loading()
+    loading = EngineImport()
     loading.hear(World(rank=1, given=Ahead("numpy", frozenset({1}))))
     assert loading.unpack(plain) == {"a": 1}  # waits for nothing
     threading.Timer(0.05, go_on.set).start()

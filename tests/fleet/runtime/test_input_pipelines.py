@@ -9,7 +9,7 @@ from fleet.runtime.inputs import open_inputs
 from fleet.runtime.replay import largest_difference
 from fleet.spec import load, parse
 from fleet.storage.checkpoint import newest
-from preprocess.base import BadSample, RandomAccess
+from preprocess.base import RandomAccess, UnreadableSample
 from preprocess.target import TargetSpec
 from tests.fleet.runtime.runs import launch, launch_in_parts, prepare
 from tests.fleet.runtime.runs import write as write_spec
@@ -37,7 +37,7 @@ class Images(RandomAccess):
 
     def read(self, index):
         if index in self._bad:
-            raise BadSample(self.name(index), "gone")
+            raise UnreadableSample(self.name(index), "gone")
         return self._images[index, :9] if self._uneven and index % 2 == 0 else self._images[index]
 
     def read_target(self, index):

@@ -12,7 +12,7 @@ from fleet.runtime.replay import compare, largest_difference
 from fleet.storage.checkpoint import newest
 from fleet.storage.event_log import events_of
 from fleet.storage.results import leaderboard, read_results
-from preprocess.base import BadSample, InputError, RandomAccess
+from preprocess.base import InputError, RandomAccess, UnreadableSample
 from preprocess.target import TargetSpec
 from tests.fleet.runtime.runs import launch, launch_in_parts, prepare
 from tests.fleet.runtime.runs import write as write_spec
@@ -49,7 +49,7 @@ class Made(RandomAccess):
 
     def read(self, index):
         if index in self._bad:
-            raise BadSample(self.name(index), "gone")
+            raise UnreadableSample(self.name(index), "gone")
         return self._images[index]
 
     def read_target(self, index):

@@ -2,12 +2,12 @@
 
 import pytest
 
-from fleet.runtime.external.command_queue import Command, Mailbox
+from fleet.runtime.external.command_queue import Command, CommandQueue
 
 
 @pytest.fixture
 def mailbox(tmp_path):
-    return Mailbox(tmp_path / "mailbox")
+    return CommandQueue(tmp_path / "mailbox")
 
 
 def test_there_is_nothing_in_a_mailbox_that_was_never_used(mailbox):

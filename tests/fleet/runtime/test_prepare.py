@@ -11,7 +11,7 @@ import yaml
 from fleet.domain.network import State
 from fleet.errors import StorageError, UserError
 from fleet.runtime.admission import Admission
-from fleet.runtime.external.command_queue import Mailbox
+from fleet.runtime.external.command_queue import CommandQueue
 from fleet.storage.checkpoint import write_state
 from fleet.storage.identity import checksum_of, identity
 from fleet.storage.lease import Lease, Process, Times
@@ -313,7 +313,7 @@ def test_fresh_leaves_the_commands_that_come_once_the_launch_has_the_folder(aski
                 mailbox.put({"do": "add"})
 
     asking()
-    mailbox, around = Mailbox(asking.run.mailbox), Process()
+    mailbox, around = CommandQueue(asking.run.mailbox), Process()
     mailbox.put({"do": "stop"})  # for an earlier launch
     with Asked(around, around.me, Times(renew=60)) as lease:
         asking(fresh=True, lease=lease)

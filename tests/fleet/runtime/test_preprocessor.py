@@ -5,12 +5,12 @@ import pytest
 
 from fleet.comm.messages import NO_LIMIT, Bad, Exit, Produce, Tag, Throughput
 from fleet.comm.roles import assign
-from fleet.errors import GroupStruck
+from fleet.errors import GroupFailed
 from fleet.runtime.preprocessor import Preprocessor
 from fleet.stream.compose import NodeMemory
 from fleet.stream.layout import Layout
 from fleet.stream.order import StrictOrder
-from preprocess.base import BadSample
+from preprocess.base import UnreadableSample
 from preprocess.pipeline import Pipeline
 from tests.fleet.stream.streams import GREY, SEED, alone_in_the_world, pipeline, set_of, window_of
 from tests.sources import Numbered
@@ -98,7 +98,7 @@ class Counting(Numbered):
     def read(self, index):
         self.reads += 1
         if index == 5:
-            raise BadSample("sample 5", "torn file")
+            raise UnreadableSample("sample 5", "torn file")
         return super().read(index)
 
 
@@ -152,7 +152,7 @@ def test_a_leader_of_another_node_may_die_before_the_two_have_met_to_relay():
     def use(world):
         def struck(ranks, number):
             world.lost = frozenset({2})
-            raise GroupStruck("died: rank 2")
+            raise GroupFailed("died: rank 2")
 
         world.group = struck
         asked = Asked(

@@ -5,13 +5,13 @@ import time
 
 import pytest
 
-from fleet.control.effects import Consulted, ConsultFailed
+from fleet.control.effects import SearcherAnswered, SearcherCallFailed
 from fleet.domain.events import EarlierRead, Searched, SearcherBegan
 from fleet.domain.run import RunSearch
 from fleet.runtime import warm_start
 from fleet.runtime.searchers import Searchers
 from fleet.runtime.warm_start import earlier_of
-from fleet.search.calls import Ask, Know, Report, Tell
+from fleet.search.calls import AddPriorTrial, Ask, Report, Tell
 from fleet.search.controller import Entry
 from fleet.spec.search import Search
 from tests.fakes import Clock
@@ -56,7 +56,7 @@ def test_an_answer_is_heard_once_it_is_there(slow):
     with pytest.raises(AssertionError, match="calls never overlap"):
         searchers.consult("net", Ask(4))
     slow.may_answer.set()
-    assert await_answer(searchers) == Consulted("net", Ask(3), {"width": 3})
+    assert await_answer(searchers) == SearcherAnswered("net", Ask(3), {"width": 3})
     assert searchers.heard() is None
     searchers.close()
 
@@ -64,7 +64,7 @@ def test_an_answer_is_heard_once_it_is_there(slow):
 def test_whatever_a_searcher_raises_is_said():
     searchers = Searchers({"net": Slow()})
     searchers.consult("net", Report(0, 1, 0.5))
-    assert await_answer(searchers) == ConsultFailed(
+    assert await_answer(searchers) == SearcherCallFailed(
         "net", "Report(number=0, epoch=1, value=0.5) failed: SystemExit: enough"
     )
     searchers.close()
@@ -73,11 +73,11 @@ def test_whatever_a_searcher_raises_is_said():
 def test_nobody_waits_for_one_that_hangs_and_others_are_called_still(slow):
     searchers = Searchers({"net": slow, "other": Slow()}, patience_s={"net": 0.05})
     searchers.consult("net", Ask(0))
-    assert await_answer(searchers) == ConsultFailed(
+    assert await_answer(searchers) == SearcherCallFailed(
         "net", "Ask(number=0) took longer than 0.1 s (search.answer_within)"
     )
     searchers.consult("other", Tell(0, "finished", 0.5))
-    assert await_answer(searchers) == Consulted("other", Tell(0, "finished", 0.5), None)
+    assert await_answer(searchers) == SearcherAnswered("other", Tell(0, "finished", 0.5), None)
     searchers.close()
 
 
@@ -93,7 +93,7 @@ def test_the_time_limit_is_of_each_call_of_a_replay(monkeypatch):
     logged = [Searched("net", "ask", number, answer={"width": number}) for number in range(10)]
     searchers = Searchers({"net": Thoughtful()}, {"net": logged}, patience_s={"net": 0.2})
     searchers.consult("net", Ask(10))
-    assert await_answer(searchers) == Consulted("net", Ask(10), {"width": 10})
+    assert await_answer(searchers) == SearcherAnswered("net", Ask(10), {"width": 10})
     searchers.close()
 
 
@@ -109,7 +109,7 @@ def test_another_answer_in_a_replay_is_told_of(slow):
         },
     )
     searchers.consult("net", Ask(2))
-    assert await_answer(searchers) == Consulted(
+    assert await_answer(searchers) == SearcherAnswered(
         "net",
         Ask(2),
         {"width": 2},
@@ -126,7 +126,7 @@ def test_a_new_searcher_is_told_anew_what_an_earlier_run_found(monkeypatch):
     entry = Entry(
         "net", Search(ask="random", most=9), {"width": (1, 2, 3)}, "maximize", "val_accuracy"
     )
-    found = [Know(0, {"width": 3}, (), "finished", 0.5, "a-2", "runs/a")]
+    found = [AddPriorTrial(0, {"width": 3}, (), "finished", 0.5, "a-2", "runs/a")]
     monkeypatch.setattr(warm_start, "read_known", lambda run, space, objectives: (found, {}))
     search, read = RunSearch(), EarlierRead("net", "runs/a", 1)
     search.tell(EarlierRead("net", "runs/a", 2))

@@ -12,11 +12,11 @@ import pytest
 
 from fleet.__main__ import main
 from fleet.domain import events as ev
-from fleet.domain.network import Standing, State
+from fleet.domain.network import NetworkStatus, State
 from fleet.errors import ExitStatus, SpecError
 from fleet.runtime.admission import Admission
 from fleet.runtime.replay import largest_difference
-from fleet.search.controller import Add
+from fleet.search.controller import AddNetwork
 from fleet.storage.checkpoint import newest, read_history, read_state, write_state
 from fleet.storage.event_log import events_of, read_events
 from fleet.storage.paths import RunPaths
@@ -288,11 +288,11 @@ def admission(tmp_path):
 
 def test_a_child_waits_until_what_its_parent_has_said_last_is_saved(admission, tmp_path):
     (admission, results), paths = admission, RunPaths(tmp_path / "run")
-    admission.ask(Add("net-0", "net", 0, {LEARNING_RATE: 0.01}))
+    admission.ask(AddNetwork("net-0", "net", 0, {LEARNING_RATE: 0.01}))
     [parent] = admission.asked((), 0.0)
     history = (record(1), record(2))
-    results.hear("net-0", Standing(history))
-    admission.ask(Add("net-1", "net", 1, {LEARNING_RATE: 0.02}, parent="net-0"))
+    results.hear("net-0", NetworkStatus(history))
+    admission.ask(AddNetwork("net-1", "net", 1, {LEARNING_RATE: 0.02}, parent="net-0"))
     saved = State(
         {"weights": np.zeros(3)}, "", history[:1], architecture=parent.network.architecture.key
     )
@@ -306,8 +306,8 @@ def test_a_child_waits_until_what_its_parent_has_said_last_is_saved(admission, t
 
 def test_a_parent_that_trains_no_more_is_waited_for_no_longer(admission):
     admission, results = admission
-    results.hear("net-0", Standing((record(1),)))
-    admission.ask(Add("net-1", "net", 1, {LEARNING_RATE: 0.02}, parent="net-0"))
+    results.hear("net-0", NetworkStatus((record(1),)))
+    admission.ask(AddNetwork("net-1", "net", 1, {LEARNING_RATE: 0.02}, parent="net-0"))
     assert admission.asked({"net-0"}, 0.0) == []
     [child] = admission.asked((), 1.0)
     assert "net-0 has no checkpoint" in child.added.wrong

@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 
 from fleet.domain.events import EpochEnded, NetworkFinished, event_from_json
 from fleet.domain.json_record import to_json
-from fleet.domain.network import EpochRecord, Outcome, Standing
+from fleet.domain.network import EpochRecord, NetworkStatus, Outcome
 from fleet.domain.run import RunState
 from fleet.search.calls import make, replay
-from fleet.search.controller import Add, Consult, Entry, Mind, Note
-from fleet.search.pruning import make_judge
-from fleet.search.searcher import End, Resuming, make_searcher
+from fleet.search.controller import AddNetwork, CallSearcher, Entry, LogEvent, SearchController
+from fleet.search.pruning import make_pruner
+from fleet.search.searcher import End, ResumesTrials, make_searcher
 from fleet.spec.search import Prune, Search, find_rule
 
 LEARNING_RATE = "train.optimizer.learning_rate"
@@ -31,7 +31,7 @@ class Disk:
     """What outlives a launch: the lines of its log, and the standings that checkpoints tell of."""
 
     lines: list[str] = field(default_factory=list)
-    standings: dict[str, Standing] = field(default_factory=dict)
+    standings: dict[str, NetworkStatus] = field(default_factory=dict)
 
     @property
     def events(self):
@@ -112,13 +112,13 @@ class Launch:
             space,
             "maximize",
             "val_accuracy",
-            isinstance(self.searcher, Resuming),
+            isinstance(self.searcher, ResumesTrials),
             tuple(earlier),
         )
-        self.mind = Mind(
+        self.mind = SearchController(
             [self.entry],
             fixed,
-            make_judge(prune, epochs, seed=0),
+            make_pruner(prune, epochs, seed=0),
             prune.rule,
             "maximize",
             "val_accuracy",
@@ -155,13 +155,13 @@ class Launch:
     def do(self, decisions):
         for decision in decisions:
             match decision:
-                case Note(event):
+                case LogEvent(event):
                     self.write(event)
-                case Add():
+                case AddNetwork():
                     self.added[decision.network] = decision
                     if not decision.wrong:
                         self.alive.add(decision.network)
-                case Consult():
+                case CallSearcher():
                     self.asked_for = decision
 
     def run(self):
@@ -200,13 +200,13 @@ class Launch:
         )
 
     def done(self, name):
-        return len(self.disk.standings.get(name, Standing()).history)
+        return len(self.disk.standings.get(name, NetworkStatus()).history)
 
     def train(self, name):
-        history = self.disk.standings.get(name, Standing()).history
+        history = self.disk.standings.get(name, NetworkStatus()).history
         epoch = len(history) + 1
         one, is_done = record(epoch, self.value(name, epoch)), epoch == self.epochs
-        self.save(name, Standing((*history, one), Outcome("done") if is_done else None))
+        self.save(name, NetworkStatus((*history, one), Outcome("done") if is_done else None))
         self.write(EpochEnded(name, one))
         self.mind.epoch_ended(name, one, is_done)
         if is_done:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from fleet.domain.events import NetworkAdded, Searched, SearcherBegan
 from fleet.domain.run import RunState
-from fleet.search.calls import Ask, Know, Tell
+from fleet.search.calls import AddPriorTrial, Ask, Tell
 from fleet.search.changed_settings import beginning
 from fleet.search.controller import Entry
 from fleet.search.searcher import End, RandomSearcher
@@ -120,14 +120,14 @@ def test_a_searcher_that_cannot_be_told_goes_on_with_further_numbers():
     began = beginning(entry, disk.search, knows=False)
     assert "has no method `known`, and is not told of" in began.changed
     launch = Launch(disk, search, SPACE, began=began, epochs=5).run()
-    assert not [call for call in launch.calls if isinstance(call, Know)]
+    assert not [call for call in launch.calls if isinstance(call, AddPriorTrial)]
     asked = {event.number for event in disk.of(Searched) if event.call == "ask" and event.answer}
     assert asked == set(range(6))
 
 
 EARLIER = (
-    Know(0, {LEARNING_RATE: 0.01}, (0.5, 0.6), "finished", 0.6, "a-0", "runs/a"),
-    Know(0, {LEARNING_RATE: 0.02}, (0.1,), "pruned", 0.1, "a-1", "runs/a"),
+    AddPriorTrial(0, {LEARNING_RATE: 0.01}, (0.5, 0.6), "finished", 0.6, "a-0", "runs/a"),
+    AddPriorTrial(0, {LEARNING_RATE: 0.02}, (0.1,), "pruned", 0.1, "a-1", "runs/a"),
 )
 
 
@@ -154,7 +154,7 @@ def test_ours_do_not_try_again_what_is_known():
     for ask in ("random", "grid"):
         disk, earlier = (
             Disk(),
-            (Know(0, {"kernel": 3, "width": 16}, (), "finished", 0.5, "a-0", "runs/a"),),
+            (AddPriorTrial(0, {"kernel": 3, "width": 16}, (), "finished", 0.5, "a-0", "runs/a"),),
         )
         launch = begun(disk, search_of(ask, most=9), space, earlier=earlier).run()
         values = [tuple(add.values.values()) for add in launch.added.values()]

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from fleet.domain.events import EpochEnded, NetworkJudged, Searched, SearchFailed
 from fleet.search.calls import Ask, Report, Resume, Tell
-from fleet.search.controller import Consult, Entry, Mind
-from fleet.search.pruning import make_judge
+from fleet.search.controller import CallSearcher, Entry, SearchController
+from fleet.search.pruning import make_pruner
 from fleet.search.searcher import End, Verdict
 from fleet.spec.search import Budget, Prune
 from fleet.spec.space import Range
@@ -135,26 +135,28 @@ def test_so_many_are_alive_at_once(at_once):
 
 def test_by_itself_two_more_are_alive_than_train():
     search = search_of(most=10)
-    mind = Mind(
+    mind = SearchController(
         [Entry("net", search, SPACE, "maximize", "val_accuracy")],
         [],
-        make_judge(Prune(), 9, 0),
+        make_pruner(Prune(), 9, 0),
         "searcher",
         "maximize",
         "val_accuracy",
         trainers=2,
     )
     for number in range(5):
-        assert mind.decide({"net": 3})[-1] == Consult("net", Ask(number))
+        assert mind.decide({"net": 3})[-1] == CallSearcher("net", Ask(number))
         mind.answered("net", Ask(number), {LEARNING_RATE: 0.001 * (number + 1)})
-    assert not [decision for decision in mind.decide({"net": 3}) if isinstance(decision, Consult)]
+    assert not [
+        decision for decision in mind.decide({"net": 3}) if isinstance(decision, CallSearcher)
+    ]
 
 
 def test_a_network_that_its_rule_promotes_before_the_searcher_has_answered_goes_on():
-    mind = Mind(
+    mind = SearchController(
         [Entry("net", search_of(most=2, at_once=4), SPACE, "maximize", "val_accuracy")],
         [],
-        make_judge(Prune(rule="asha", factor=2), 9, 0),
+        make_pruner(Prune(rule="asha", factor=2), 9, 0),
         "asha",
         "maximize",
         "val_accuracy",
@@ -164,7 +166,7 @@ def test_a_network_that_its_rule_promotes_before_the_searcher_has_answered_goes_
         mind.decide()
         mind.answered("net", Ask(number), {LEARNING_RATE: 0.001 * (number + 1)})
     mind.epoch_ended("net-0", record(1, 0.9), is_done=False)
-    assert mind.decide()[-1] == Consult("net", Report(0, 1, 0.9))
+    assert mind.decide()[-1] == CallSearcher("net", Report(0, 1, 0.9))
     mind.epoch_ended("net-1", record(1, 0.1), is_done=False)  # so the first one is the better half
     mind.decide()
     mind.answered("net", Report(0, 1, 0.9), "go_on")
@@ -195,14 +197,14 @@ def coming(mind):
 
 def test_what_may_yet_be_asked_for_is_known():
     few = {"blocks.0": Range(1, 3, integer=True)}
-    mind = Mind(
+    mind = SearchController(
         [
             Entry(
                 "net", search_of(most=20, budget=Budget(epochs=50)), few, "maximize", "val_accuracy"
             )
         ],
         [],
-        make_judge(Prune(), 5, 0),
+        make_pruner(Prune(), 5, 0),
         "none",
         "maximize",
         "val_accuracy",
@@ -473,14 +475,16 @@ def test_a_value_that_is_no_number_fails_only_its_network(bad):
 
 def told_of(entry, values):
     """What a searcher is told of a network that ends its epochs with these values."""
-    mind = Mind([entry], [], make_judge(Prune(), 9, 0), "none", "maximize", "val_accuracy", 1)
+    mind = SearchController(
+        [entry], [], make_pruner(Prune(), 9, 0), "none", "maximize", "val_accuracy", 1
+    )
     consult = mind.decide()[-1]
     mind.answered("net", consult.call, GOOD)
     for epoch, value in enumerate(values, start=1):
         mind.epoch_ended("net-0", record(epoch, value), epoch == len(values))
     mind.network_over("net-0", End.FINISHED)
     while True:
-        call = next(one.call for one in mind.decide() if isinstance(one, Consult))
+        call = next(one.call for one in mind.decide() if isinstance(one, CallSearcher))
         if isinstance(call, Tell):
             return call.value
         mind.answered("net", call, "go_on")

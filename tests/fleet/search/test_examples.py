@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from fleet.domain.events import NetworkJudged
-from fleet.search.calls import Know
+from fleet.search.calls import AddPriorTrial
 from fleet.search.searcher import End
 from fleet.spec import parse
 from fleet.spec.resolve import asked_network
@@ -56,7 +56,7 @@ def test_evolution_finds_better_networks_than_it_began_with():
 
 def test_evolution_mutates_what_is_known():
     known = [
-        Know(
+        AddPriorTrial(
             0,
             {"filters.0": 1 + number, "filters.1": 19, "kernel": 3},
             (),

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from fleet.search.calls import Know
+from fleet.search.calls import AddPriorTrial
 from fleet.search.searcher import End
 from fleet.spec.search import Prune
 from fleet.spec.space import Range
@@ -127,7 +127,7 @@ def test_a_search_for_a_front_that_was_killed_decides_as_one_that_was_not(sample
         objectives=[{"value": "val_accuracy"}, {"value": "epochs"}],
     )
     earlier = [
-        Know(
+        AddPriorTrial(
             0,
             {LEARNING_RATE: 0.003, "blocks.0": 3},
             (0.5,),

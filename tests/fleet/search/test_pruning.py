@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleet.errors import SpecError, UserError
-from fleet.search.pruning import Halving, Median, Unjudged, make_judge
+from fleet.search.pruning import Halving, Median, NoPruning, make_pruner
 from fleet.search.searcher import Verdict
 from fleet.spec import parse
 from fleet.spec.search import RULES, Prune, PruningRule, find_rule
@@ -69,7 +69,7 @@ def first_rungs(judge, count=3000):
 
 def test_hyperband_gives_its_brackets_the_shares_of_the_paper():
     """For a most of 81 epochs and a factor of 3: 81, 34, 15, 8 and 5 networks begin with 1, 3, 9, 27 and 81."""
-    found = first_rungs(make_judge(Prune(rule="hyperband"), most_epochs=81, seed=0), count=14300)
+    found = first_rungs(make_pruner(Prune(rule="hyperband"), most_epochs=81, seed=0), count=14300)
     assert sorted(found) == [1, 3, 9, 27, 81]
     for epochs, share in {1: 81, 3: 34, 9: 15, 27: 8, 81: 5}.items():
         assert found[epochs] == pytest.approx(100 * share, rel=0.15)
@@ -77,12 +77,12 @@ def test_hyperband_gives_its_brackets_the_shares_of_the_paper():
 
 def test_the_bracket_of_a_network_depends_on_its_name_and_the_seed_alone():
     rule = Prune(rule="hyperband")
-    assert first_rungs(make_judge(rule, 27, 0)) == first_rungs(make_judge(rule, 27, 0))
-    assert first_rungs(make_judge(rule, 27, 0)) != first_rungs(make_judge(rule, 27, 1))
+    assert first_rungs(make_pruner(rule, 27, 0)) == first_rungs(make_pruner(rule, 27, 0))
+    assert first_rungs(make_pruner(rule, 27, 0)) != first_rungs(make_pruner(rule, 27, 1))
 
 
 def test_brackets_are_judged_each_by_itself():
-    judge = make_judge(Prune(rule="hyperband", order="rungs"), most_epochs=3, seed=0)
+    judge = make_pruner(Prune(rule="hyperband", order="rungs"), most_epochs=3, seed=0)
     names = [f"net-{number}" for number in range(20)]
     early = [name for name in names if judge.next_rung(name, 0) == 1]
     late = [name for name in names if judge.next_rung(name, 0) == 3]
@@ -96,7 +96,7 @@ def test_brackets_are_judged_each_by_itself():
 
 @pytest.mark.parametrize(("most", "count"), [(1, 1), (2, 1), (3, 2), (8, 2), (9, 3), (243, 6)])
 def test_there_are_as_many_brackets_as_fit(most, count):
-    assert len(first_rungs(make_judge(Prune(rule="hyperband"), most, 0), count=5000)) == count
+    assert len(first_rungs(make_pruner(Prune(rule="hyperband"), most, 0), count=5000)) == count
 
 
 # ---- all rules ---------------------------------------------------------------------------------
@@ -108,17 +108,17 @@ def test_there_are_as_many_brackets_as_fit(most, count):
         ("asha", Halving),
         ("hyperband", Halving),
         ("median", Median),
-        ("searcher", Unjudged),
-        ("none", Unjudged),
+        ("searcher", NoPruning),
+        ("none", NoPruning),
     ],
 )
 def test_the_row_of_a_rule_leads_to_its_judge(rule, kind):
-    assert isinstance(make_judge(Prune(rule=rule), 9, 0), kind)
+    assert isinstance(make_pruner(Prune(rule=rule), 9, 0), kind)
 
 
 @pytest.mark.parametrize("rule", ["searcher", "none"])
 def test_without_a_rule_all_go_on(rule):
-    judge = make_judge(Prune(rule=rule), 9, 0)
+    judge = make_pruner(Prune(rule=rule), 9, 0)
     assert judge.add("a", 1, -math.inf) is GO_ON
     assert judge.promotable() is None
     assert judge.next_rung("a", 1) is None
@@ -135,7 +135,7 @@ def test_a_judge_that_is_told_the_same_is_as_far(rule, mode, order, told):
 
     def tell_all():
         judge, epochs = (
-            make_judge(Prune(rule=rule, mode=mode, order=order, others=2), 9, 0),
+            make_pruner(Prune(rule=rule, mode=mode, order=order, others=2), 9, 0),
             Counter(),
         )
         answers = []
@@ -152,7 +152,7 @@ def test_a_judge_that_is_told_the_same_is_as_far(rule, mode, order, told):
 # ---- rules of users ----------------------------------------------------------------------------
 
 
-class Pausing(Unjudged):
+class Pausing(NoPruning):
     """Pauses all networks, and lets go on whom it is told to."""
 
     promoted = None
@@ -183,7 +183,7 @@ def test_a_rule_of_a_users_own_is_known_by_its_path_and_reads_what_its_row_says(
         f"{HERE}:RULE", Pausing, reads=("least",), obeys=False
     )
     assert find_rule(f"{HERE}:Pausing").reads == ("least", "factor", "mode", "order", "others")
-    assert make_judge(Prune(rule=f"{HERE}:RULE"), 9, 0).add("stops", 1, 0.0) is STOP
+    assert make_pruner(Prune(rule=f"{HERE}:RULE"), 9, 0).add("stops", 1, 0.0) is STOP
 
 
 @pytest.mark.parametrize(
@@ -227,7 +227,7 @@ def test_what_is_no_rule_is_refused(rule, said):
 )
 def test_a_rule_that_cannot_be_made_or_lacks_a_method_is_refused(rule, said):
     with pytest.raises(UserError, match=f"the rule {HERE}:{rule} {said}"):
-        make_judge(Prune(rule=f"{HERE}:{rule}"), 9, 0)
+        make_pruner(Prune(rule=f"{HERE}:{rule}"), 9, 0)
 
 
 @pytest.mark.parametrize(
@@ -240,12 +240,12 @@ def test_a_rule_that_cannot_be_made_or_lacks_a_method_is_refused(rule, said):
 )
 def test_an_answer_that_cannot_be_carried_out_is_refused_with_the_name_of_the_rule(ask, said):
     with pytest.raises(UserError, match=f"the rule {HERE}:RULE {said}"):
-        ask(make_judge(Prune(rule=f"{HERE}:RULE"), 9, 0))
+        ask(make_pruner(Prune(rule=f"{HERE}:RULE"), 9, 0))
 
 
 def test_a_network_that_a_rule_has_let_go_on_is_not_let_go_on_again(monkeypatch):
     monkeypatch.setattr(Pausing, "promoted", "net")
-    judge = make_judge(Prune(rule=f"{HERE}:RULE"), 9, 0)
+    judge = make_pruner(Prune(rule=f"{HERE}:RULE"), 9, 0)
     assert judge.add("net", 1, 0.0) is PAUSE
     assert judge.promotable() == "net"
     judge.let_go_on("net")

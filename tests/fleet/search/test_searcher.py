@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from fleet.errors import UserError
 from fleet.search.calls import Ask
 from fleet.search.calls import make as called
-from fleet.search.searcher import Resuming, Verdict, make_searcher
+from fleet.search.searcher import ResumesTrials, Verdict, make_searcher
 from fleet.spec.space import Range, draw, grid, member_of
 
 SPACE = {
@@ -50,7 +50,7 @@ def test_grid_goes_in_the_order_of_grid():
 def test_ours_judge_nothing_and_resume_nothing():
     searcher = make("random")
     assert searcher.report(0, 1, 0.5) == Verdict.GO_ON
-    assert not isinstance(searcher, Resuming)
+    assert not isinstance(searcher, ResumesTrials)
 
 
 def test_grid_needs_an_end():

@@ -4,7 +4,7 @@ import pytest
 
 from fleet.errors import SpecError
 from fleet.spec import parse
-from fleet.spec.criteria import Yardstick, check_comparable, ranking_of
+from fleet.spec.criteria import SelectionCriterion, check_comparable, ranking_of
 from fleet.spec.measures import LOSS_OF, canonical_loss, unfit
 from fleet.spec.resolve import variants, with_added
 from fleet.vocabulary.measures import LOSSES
@@ -182,7 +182,9 @@ def test_networks_are_ranked_by_what_all_monitor_and_by_no_losses_that_differ():
     def columns(*trains):
         return [
             name
-            for name, _ in ranking_of({Yardstick.of(one.train) for one in spec(*trains).networks})
+            for name, _ in ranking_of(
+                {SelectionCriterion.of(one.train) for one in spec(*trains).networks}
+            )
         ]
 
     metric = {"metrics": ["mae"], "converge": {"monitor": "val_mae"}}

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fleet.domain.events import GroupStarted, Searched
-from fleet.domain.network import Judged, Outcome, Standing, State, divergence
+from fleet.domain.network import NetworkStatus, Outcome, State, TestResult, divergence
 from fleet.errors import UserError
 from fleet.monitor.report import best_rows
 from fleet.storage.checkpoint import read_history, write_history, write_state
@@ -39,8 +39,8 @@ def names(results):
 
 def test_a_network_waits_trains_and_finishes_or_fails(results):
     assert {row.status for row in results.rows()} == {Status.WAITING}
-    come_to(results, "a", Standing((record(1),), Outcome("3 epochs")))
-    come_to(results, "b", Standing((record(1),), FAILURE))
+    come_to(results, "a", NetworkStatus((record(1),), Outcome("3 epochs")))
+    come_to(results, "b", NetworkStatus((record(1),), FAILURE))
     rows = {row.name: row for row in results.rows()}
     assert [(rows[name].status, rows[name].reason) for name in "abc"] == [
         (Status.FINISHED, "3 epochs"),
@@ -50,7 +50,7 @@ def test_a_network_waits_trains_and_finishes_or_fails(results):
 
 
 def test_a_row_tells_of_the_best_epoch_and_of_all_seconds(results):
-    come_to(results, "a", Standing(history(0.5, 0.9, 0.8)))
+    come_to(results, "a", NetworkStatus(history(0.5, 0.9, 0.8)))
     row = results.rows()[0]
     assert (
         row.name,
@@ -116,7 +116,7 @@ def test_the_best_network_is_first(results, scores, order):
         come_to(
             results,
             name,
-            Standing(
+            NetworkStatus(
                 (record(1, **{key: value for key, value in said.items() if key != "outcome"}),),
                 said.get("outcome"),
             ),
@@ -136,7 +136,7 @@ def ranked(tmp_path, monitor, rows, **trains):
         spec(*models, train=train, resources={"engine": "keras"}), RunPaths(tmp_path)
     )
     for name, (metrics, scores) in rows.items():
-        come_to(results, name, Standing((record(1, metrics=metrics, **scores),)))
+        come_to(results, name, NetworkStatus((record(1, metrics=metrics, **scores),)))
     return names(results)
 
 
@@ -210,7 +210,7 @@ def test_the_table_reads_back_as_it_was_written(tmp_path_factory, records, reaso
         come_to(
             results,
             name,
-            Standing((one,), Outcome(reason, is_failure=True) if name == "b" else None),
+            NetworkStatus((one,), Outcome(reason, is_failure=True) if name == "b" else None),
         )
     read = read_results(results.paths.root)
     assert [repr(row) for row in read] == [
@@ -234,11 +234,11 @@ def test_a_table_is_written_as_often_as_it_costs_little_and_never_later_than_aft
 
 
 def test_a_line_that_was_written_before_is_that_of_the_table_as_it_is_now(results):
-    come_to(results, "a", Standing((record(1, val_accuracy=0.5),)))
+    come_to(results, "a", NetworkStatus((record(1, val_accuracy=0.5),)))
     come_to(
-        results, "b", Standing((record(1, val_accuracy=0.6, metrics={"top_5": 0.9}),))
+        results, "b", NetworkStatus((record(1, val_accuracy=0.6, metrics={"top_5": 0.9}),))
     )  # all have a column more
-    come_to(results, "a", Standing((record(1, val_accuracy=0.5), record(2, val_accuracy=0.7))))
+    come_to(results, "a", NetworkStatus((record(1, val_accuracy=0.5), record(2, val_accuracy=0.7))))
     results.count("c", 7)
     assert [
         (row.name, row.epochs, row.parameters, row.metrics)
@@ -252,7 +252,7 @@ def test_a_network_that_comes_has_a_row_before_anything_becomes_of_it(results):
 
 
 def test_a_table_is_not_written_again_for_what_changes_no_row(results):
-    come_to(results, "a", Standing((record(1),)))
+    come_to(results, "a", NetworkStatus((record(1),)))
     results.paths.results.unlink()
     for event in (
         GroupStarted("a", (0,), 0, 1),
@@ -320,7 +320,7 @@ def left(results, name, epochs, best=True, **state):
 def test_a_network_goes_on_where_its_checkpoint_is(results):
     left(results, "a", history(0.5, 0.6))
     states = recovered(results)
-    assert (list(states), results.standing("a")) == (["a"], Standing(history(0.5, 0.6)))
+    assert (list(states), results.standing("a")) == (["a"], NetworkStatus(history(0.5, 0.6)))
 
 
 def test_the_parameters_of_what_was_built_are_kept_for_launches_that_do_not_build_it(results):
@@ -347,7 +347,7 @@ def test_a_network_whose_newest_checkpoint_is_damaged_stays_finished_by_its_best
     write_history(results.paths.history("a"), history(*epochs))
     results.paths.last("a").write_bytes(b"damaged")
     recovered(results)
-    assert results.standing("a") == Standing(history(*epochs), Outcome("3 epochs"))
+    assert results.standing("a") == NetworkStatus(history(*epochs), Outcome("3 epochs"))
     assert (results.row(results.spec.by_name["a"]).best_epoch, list(results.damaged)) == (
         best,
         ["a"],
@@ -362,7 +362,7 @@ def test_a_longer_training_goes_on_from_the_best_epoch_where_the_last_is_damaged
     write_history(longer.paths.history("a"), history(0.5, 0.7, 0.6))
     longer.paths.last("a").write_bytes(b"damaged")
     assert recovered(longer)["a"].epoch == 2
-    assert longer.standing("a") == Standing(history(0.5, 0.7))
+    assert longer.standing("a") == NetworkStatus(history(0.5, 0.7))
 
 
 def test_a_longer_training_is_judged_anew(tmp_path):
@@ -408,9 +408,11 @@ def failed(results):
 
 
 def test_a_failed_network_stays_failed_unless_the_reason_may_pass(results):
-    come_to(results, "b", Standing((), FAILURE))
+    come_to(results, "b", NetworkStatus((), FAILURE))
     come_to(
-        results, "c", Standing((), Outcome("Stale file handle", is_failure=True, may_pass=True))
+        results,
+        "c",
+        NetworkStatus((), Outcome("Stale file handle", is_failure=True, may_pass=True)),
     )
     assert failed(results) == {"b": "out of memory", "c": "Stale file handle"}
     assert failed(taken_up(results)) == {"b": "out of memory"}
@@ -419,20 +421,20 @@ def test_a_failed_network_stays_failed_unless_the_reason_may_pass(results):
 def test_a_failed_network_is_tried_again_when_something_else_is_tried_or_when_it_has_finished(
     results,
 ):
-    come_to(results, "b", Standing((), FAILURE))
-    come_to(results, "c", Standing((), FAILURE))
+    come_to(results, "b", NetworkStatus((), FAILURE))
+    come_to(results, "c", NetworkStatus((), FAILURE))
     again = taken_up(results, tried=lambda network: f"another {network.name}")
     assert failed(again) == {}
-    come_to(again, "c", Standing((), Outcome("the loss became inf", is_failure=True)))
-    come_to(again, "b", Standing((), Outcome("3 epochs")))
+    come_to(again, "c", NetworkStatus((), Outcome("the loss became inf", is_failure=True)))
+    come_to(again, "b", NetworkStatus((), Outcome("3 epochs")))
     assert not results.paths.failure("b").exists()
     assert failed(taken_up(results, tried=again.tried)) == {"c": "the loss became inf"}
 
 
 def test_what_a_network_failed_of_is_written_once_and_its_row_each_time(results):
-    come_to(results, "b", Standing((), FAILURE))
+    come_to(results, "b", NetworkStatus((), FAILURE))
     results.paths.failure("b").unlink()
-    come_to(results, "b", Standing(history(0.5), FAILURE))
+    come_to(results, "b", NetworkStatus(history(0.5), FAILURE))
     assert not results.paths.failure("b").exists()
     assert {row.name: row.epochs for row in read_results(results.paths.root)}["b"] == 1
 
@@ -449,14 +451,14 @@ def test_a_network_is_tried_again_where_nobody_can_tell_why_it_failed(results, c
 
 def test_the_table_has_columns_for_the_test_only_where_something_was_judged(results):
     assert "test acc" not in leaderboard(results.rows())[0]
-    come_to(results, "a", Standing((record(1),), Outcome("1 epoch"), Judged(0.5, 0.75, 8)))
+    come_to(results, "a", NetworkStatus((record(1),), Outcome("1 epoch"), TestResult(0.5, 0.75, 8)))
     headers, rows = leaderboard(results.rows())
     row = next(row for row in rows if row[0] == "a")
     assert (row[headers.index("test acc")], row[headers.index("test loss")]) == ("0.7500", "0.5000")
 
 
 def test_the_final_table_shortens_long_reasons_and_leaves_out_what_is_not_there(results):
-    come_to(results, "a", Standing((), Outcome("x" * 80, is_failure=True)))
+    come_to(results, "a", NetworkStatus((), Outcome("x" * 80, is_failure=True)))
     headers, rows = leaderboard(results.rows())
     by_name = {row[0]: dict(zip(headers, row, strict=True)) for row in rows}
     assert by_name["a"]["why"] == "x" * 47 + "..."
@@ -518,7 +520,7 @@ def test_the_table_has_no_more_parameters_than_it_has_room_for():
 
 
 def test_what_is_missing_is_an_empty_cell_and_was_nan_before(results):
-    come_to(results, "a", Standing(history(0.5)))
+    come_to(results, "a", NetworkStatus(history(0.5)))
     results.write()
     with open(results.paths.results, newline="") as file:
         cells = {row["name"]: row for row in csv.DictReader(file)}

@@ -14,7 +14,7 @@ from fleet.stream.local_batches import OwnStream
 from fleet.stream.order import Epoch, StrictOrder
 from fleet.stream.stall import Waiting
 from fleet.stream.store import Files
-from preprocess.base import BadSample
+from preprocess.base import UnreadableSample
 from preprocess.pipeline import Pipeline
 from preprocess.probe import probe
 from preprocess.transforms import parse_transforms
@@ -85,7 +85,7 @@ def test_samples_that_cannot_be_read_are_told_and_marked():
 
     assert alone_in_the_world(use).count(-1) == 1
     (bad,) = told
-    assert isinstance(bad, BadSample)
+    assert isinstance(bad, UnreadableSample)
     assert str(bad) == "sample 5: torn file"
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from preprocess.base import CannotWrite
-from preprocess.files.deferred_errors import DeafFile
+from preprocess.files.deferred_errors import DeferredErrorFile
 
 PLACE = Path("a.h5")
 
@@ -22,14 +22,14 @@ class Full(io.BytesIO):
 
 def test_what_is_written_is_there():
     memory = io.BytesIO()
-    with DeafFile(memory, PLACE).hdf5() as file:
+    with DeferredErrorFile(memory, PLACE).hdf5() as file:
         file["numbers"] = [1, 2, 3]
     with h5py.File(memory) as file:
         assert file["numbers"][:].tolist() == [1, 2, 3]
 
 
 def test_a_full_disk_is_told_once_hdf5_is_done():
-    target = DeafFile(Full(), PLACE)
+    target = DeferredErrorFile(Full(), PLACE)
     with (
         pytest.raises(CannotWrite, match=r"No space left on device: 'a\.h5'") as caught,
         target.hdf5() as file,
@@ -39,7 +39,7 @@ def test_a_full_disk_is_told_once_hdf5_is_done():
 
 
 def test_what_goes_wrong_inside_is_raised_where_the_disk_is_not_to_blame():
-    with pytest.raises(KeyError), DeafFile(io.BytesIO(), PLACE).hdf5() as file:
+    with pytest.raises(KeyError), DeferredErrorFile(io.BytesIO(), PLACE).hdf5() as file:
         file["nothing"]
 
 
@@ -65,7 +65,7 @@ class Small(io.BytesIO):
     st.integers(1, 30),
 )
 def test_what_was_written_is_read_back_though_the_disk_is_full(room, writes, start, size):
-    target, whole = DeafFile(Small(room), PLACE), io.BytesIO()
+    target, whole = DeferredErrorFile(Small(room), PLACE), io.BytesIO()
     for place, data in writes:
         for file in (target, whole):
             file.seek(place)

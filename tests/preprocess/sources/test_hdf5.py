@@ -9,7 +9,7 @@ import h5py
 import numpy as np
 import pytest
 
-from preprocess.base import BadSample, InputError
+from preprocess.base import InputError, UnreadableSample
 from preprocess.packing import write_hdf5
 from preprocess.source import open_data
 from preprocess.sources.hdf5 import open_hdf5
@@ -102,7 +102,7 @@ def test_a_damaged_chunk_is_a_bad_sample(path):
         file.write(b"\xff\x00\xff")
     source, _, _ = open_hdf5(path)
     assert np.array_equal(source.read(1), IMAGES[1])
-    with pytest.raises(BadSample, match="cannot be read"):
+    with pytest.raises(UnreadableSample, match="cannot be read"):
         source.read(2)
 
 

@@ -5,7 +5,7 @@ import pickle
 import numpy as np
 import pytest
 
-from preprocess.base import BadSample, InputError
+from preprocess.base import InputError, UnreadableSample
 from preprocess.pipeline import Pipeline
 from preprocess.source import open_data
 from preprocess.target import TargetSpec, TargetWish
@@ -120,7 +120,7 @@ def test_an_image_that_is_no_more_where_its_row_says_is_a_bad_sample(tmp_path):
         written.write_table(table)
     source = opened(path).train
     assert source.read(0) == shown.read_bytes()
-    with pytest.raises(BadSample, match=r"\[1\].*cannot be read: No such file"):
+    with pytest.raises(UnreadableSample, match=r"\[1\].*cannot be read: No such file"):
         source.read(1)
 
 

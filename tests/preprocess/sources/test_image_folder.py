@@ -5,7 +5,7 @@ import os
 import numpy as np
 import pytest
 
-from preprocess.base import BadSample, InputError
+from preprocess.base import InputError, UnreadableSample
 from preprocess.decode import decode
 from preprocess.source import open_data
 from preprocess.sources.files import NamedFiles
@@ -105,7 +105,7 @@ def test_a_link_to_an_image_that_is_gone_is_a_bad_sample(folder):
     (folder / "cat/3.png").symlink_to("gone.png")
     (folder / "README.md").symlink_to("gone.md")
     source = ImageFolder(folder)
-    with pytest.raises(BadSample, match="cat/3.png: cannot be read"):
+    with pytest.raises(UnreadableSample, match="cat/3.png: cannot be read"):
         source.read(3)
 
 
@@ -122,7 +122,7 @@ def test_hidden_files_and_other_kinds_of_files_are_left_out(folder):
 def test_a_file_that_has_vanished_is_a_bad_sample(folder):
     source = ImageFolder(folder)
     (folder / "dog/0.png").unlink()
-    with pytest.raises(BadSample, match="dog/0.png: cannot be read: No such file"):
+    with pytest.raises(UnreadableSample, match="dog/0.png: cannot be read: No such file"):
         source.read(3)
 
 
@@ -245,7 +245,7 @@ def test_image_files_and_classes_may_have_names_of_any_bytes(folder):
     assert source.name(8) == f"{folder}/na\\xefve/caf\\xe9.png"
     assert source.read(8) == b"content"
     os.unlink(place + b"/caf\xe9.png")
-    with pytest.raises(BadSample) as caught:
+    with pytest.raises(UnreadableSample) as caught:
         source.read(8)
     assert str(caught.value).encode()
 

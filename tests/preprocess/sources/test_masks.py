@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from preprocess.base import BadSample, InputError
+from preprocess.base import InputError, UnreadableSample
 from preprocess.sources.image_folder import open_image_folder
 from preprocess.sources.masks import MaskFiles, PixelClasses, decode_mask
 from preprocess.target import TargetSpec, TargetWish
@@ -50,7 +50,8 @@ def test_several_numbers_a_pixel_or_fractions_are_no_mask(tmp_path, image):
     else:
         file = saved(tmp_path / "0.png", image)
     with pytest.raises(
-        BadSample, match="0.(png|npy): its mask is .*it should have one whole number for each pixel"
+        UnreadableSample,
+        match="0.(png|npy): its mask is .*it should have one whole number for each pixel",
     ):
         MaskFiles([file], PixelClasses(range(2), "01")).decoded(0)
 
@@ -73,7 +74,7 @@ def test_an_option_says_which_number_is_which_class(tmp_path):
         [saved(tmp_path / "0.png", MASK)], PixelClasses.told({"sea": 0, "ship": 8}, None)
     )
     with pytest.raises(
-        BadSample,
+        UnreadableSample,
         match=r"0.png: its mask has the value 7 at row 0, column 1; the values of the 2 cl",
     ):
         masks.read(0)
@@ -207,7 +208,9 @@ def test_a_palette_that_was_not_looked_at_is_a_bad_sample(tmp_path):
     saved(tmp_path / "1.png", painted(RED, BLACK))
     masks = MaskFiles(files, PixelClasses(range(2), "ab"))
     assert masks.read(100).tolist() == SIGN.tolist()
-    with pytest.raises(BadSample, match=r"1.png: the palettes of masks differ: the value 0 has "):
+    with pytest.raises(
+        UnreadableSample, match=r"1.png: the palettes of masks differ: the value 0 has "
+    ):
         masks.read(1)
 
 

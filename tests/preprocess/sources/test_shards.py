@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from preprocess.base import BadSample, InputError, Source
+from preprocess.base import InputError, Source, UnreadableSample
 from preprocess.sources import shards as module
 from preprocess.sources.masks import PixelClasses
 from preprocess.sources.shards import Shards, find_shards, load_index, opener, shuffle
@@ -170,7 +170,7 @@ def test_few_files_are_open_at_a_time(paths, monkeypatch):
 def test_a_shard_that_has_vanished_is_a_bad_sample(paths):
     source = Shards(paths, Letters())
     os.unlink(paths[0])
-    with pytest.raises(BadSample, match=r"0.txt\[1\]: cannot be read: No such file"):
+    with pytest.raises(UnreadableSample, match=r"0.txt\[1\]: cannot be read: No such file"):
         source.read(1)
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from preprocess.base import BadSample, InputError, Source
+from preprocess.base import InputError, Source, UnreadableSample
 from preprocess.source import open_data
 from preprocess.sources.table import open_table
 from preprocess.target import TargetSpec, TargetWish
@@ -226,7 +226,7 @@ def test_a_file_that_vanishes_later_is_a_bad_sample(table, pictures):
     )
     (pictures / "images/1.png").unlink()
     with pytest.raises(
-        BadSample, match=r"t.csv line 3: images/1.png: cannot be read: No such file"
+        UnreadableSample, match=r"t.csv line 3: images/1.png: cannot be read: No such file"
     ):
         source.read(1)
 

@@ -6,7 +6,7 @@ import pickle
 import numpy as np
 import pytest
 
-from preprocess.base import BadSample, InputError
+from preprocess.base import InputError, UnreadableSample
 from preprocess.pipeline import Pipeline
 from preprocess.source import open_data
 from preprocess.target import TargetSpec, TargetWish
@@ -178,7 +178,7 @@ def test_an_array_of_another_shape_is_a_bad_sample(tmp_path):
     )
     source = opened(tmp_path, image_key="x", label_key="y", shape=[3])
     with pytest.raises(
-        BadSample, match=r"a.tfrecord\[1\]: it has 4 numbers, not those of shape \(3,\)"
+        UnreadableSample, match=r"a.tfrecord\[1\]: it has 4 numbers, not those of shape \(3,\)"
     ):
         source.read(1)
 
@@ -224,7 +224,7 @@ def damaged(tmp_path):
 
 def test_a_damaged_image_is_a_bad_sample_and_the_others_are_not(damaged):
     source = damaged(position=12 + 80)
-    with pytest.raises(BadSample, match=r"a.tfrecord\[0\]: its checksum is wrong"):
+    with pytest.raises(UnreadableSample, match=r"a.tfrecord\[0\]: its checksum is wrong"):
         source.read(0)
     assert source.read(1) == b"y" * 100
 
@@ -276,7 +276,7 @@ def test_an_image_feature_of_another_kind_is_a_bad_sample(tmp_path):
         rec.labelled(b"x", 0),
         rec.example(image__encoded=rec.integers(), image__class__label=rec.integers(1)),
     )
-    with pytest.raises(BadSample, match="no feature 'image/encoded' with bytes or numbers"):
+    with pytest.raises(UnreadableSample, match="no feature 'image/encoded' with bytes or numbers"):
         opened(tmp_path).read(1)
 
 

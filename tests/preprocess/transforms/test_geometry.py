@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from preprocess.base import BadImage
+from preprocess.base import UnreadableImage
 from preprocess.transforms.geometry import (
     CenterCrop,
     Flip,
@@ -57,7 +57,7 @@ def test_in_evaluation_a_random_crop_is_the_centre_crop(padding):
 
 @pytest.mark.parametrize("crop", [CenterCrop(size=(5, 3)), RandomCrop(size=(6, 3), padding=1)])
 def test_an_image_that_is_too_small_to_crop_is_bad(crop, rng):
-    with pytest.raises(BadImage, match="3 x 4 pixels is too small"):
+    with pytest.raises(UnreadableImage, match="3 x 4 pixels is too small"):
         crop.apply(numbered(3, 4), rng, True)
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scheduler.base import Cluster, Delta, Member, Network, Options, Progress, RateTable
 from scheduler.ensemble import flotilla, waterfill
 from scheduler.ensemble.adaptive import HOLDER_BONUS, PAYS, _sizes, _until_rungs, group_sizes
-from scheduler.ensemble.indexed import Gone, Values, left, rising, values_of
+from scheduler.ensemble.indexed import IndexedSet, IndexedValues, left, rising, values_of
 from scheduler.ensemble.online import RENEWED, Observation, OnlineRates, Traits
 from scheduler.ensemble.policies import POLICIES
 from scheduler.ensemble.rates import bent_curves, curve, curves, kinds, rate
@@ -29,7 +29,7 @@ NAMES = [f"n{number}" for number in range(30)]
 )
 @settings(max_examples=examples(80), deadline=None)
 def test_the_rows_that_are_left_are_those_that_are_not_gone_however_the_table_grows(steps):
-    gone, table = Gone(NAMES[:3]), tuple(NAMES[:5])
+    gone, table = IndexedSet(NAMES[:3]), tuple(NAMES[:5])
     for do, number in steps:
         match do:
             case "add":
@@ -51,7 +51,7 @@ def test_the_rows_that_are_left_are_those_that_are_not_gone_however_the_table_gr
 )
 @settings(max_examples=examples(80), deadline=None)
 def test_values_by_row_are_those_by_name_however_the_table_grows(steps):
-    values, table = Values(), tuple(NAMES[:5])
+    values, table = IndexedValues(), tuple(NAMES[:5])
     for place, (do, number) in enumerate(steps):
         match do:
             case "set":
@@ -91,7 +91,7 @@ def test_what_is_sorted_as_far_as_it_is_looked_at_is_sorted(pairs, few):
 )
 @settings(max_examples=examples(80), deadline=None)
 def test_a_flotilla_of_a_crowd_is_that_of_all_choices_sorted(drawn, finished, peak_limited, delta):
-    (table, cluster), gone = drawn, Gone(finished)
+    (table, cluster), gone = drawn, IndexedSet(finished)
     options = Options(delta=Delta(delta, relative=True), peak_limited=peak_limited)
     found = flotilla.flotilla(table, left(table.names, gone), cluster.gpus, options)
     with pytest.MonkeyPatch.context() as patch:
@@ -128,7 +128,7 @@ def test_a_set_that_can_be_skipped_changes_no_answer(drawn, finished, seed):
     for name in POLICIES:
         answers = {
             POLICIES[name].decide(table, Progress(finished=gone), cluster, Options(seed=seed))
-            for gone in (frozenset(finished), Gone(finished))
+            for gone in (frozenset(finished), IndexedSet(finished))
         }
         assert len(answers) == 1
 
@@ -242,11 +242,13 @@ def test_adaptive_gives_each_group_the_size_that_it_has_by_the_definition(drawn,
             running.append(Member(name, tuple(free[:count])))
             del free[:count]
     ahead = data.draw(st.dictionaries(st.sampled_from(table.names), st.integers(1, 9)))
-    by_row = Values()
+    by_row = IndexedValues()
     for name, epochs in ahead.items():
         by_row[name] = epochs
     survivors = data.draw(st.sets(st.sampled_from(table.names), max_size=3)) if ahead else set()
-    progress = Progress(tuple(running), finished=Gone(finished), ahead=by_row, survivors=survivors)
+    progress = Progress(
+        tuple(running), finished=IndexedSet(finished), ahead=by_row, survivors=survivors
+    )
     found, expected = group_sizes(table, progress, cluster), sizes_of_all(table, progress, cluster)
     assert list(found.items()) == list(expected.items())
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fleet.engines.base import PeerFailed, Sums
+from fleet.engines.base import PeerFailed, StepTotals
 from tests.examples import examples
 from tests.fleet.one_process import Launch
 
@@ -31,7 +31,7 @@ def test_mpi_adds_up_gradients_of_any_shapes_and_types_in_memory_that_stays(size
 
     def rank_main(world):
         exchange = MpiExchange(world.group(range(size), 1))
-        mine = Sums(world.rank, 1, 2, stop=world.rank == 1).pack().astype(np.float32)
+        mine = StepTotals(world.rank, 1, 2, stop=world.rank == 1).pack().astype(np.float32)
         before, _ = exchange.sum_on_host(gradients_of(7, dtype), mine, None)
         found[world.rank] = exchange.sum_on_host(gradients_of(world.rank, dtype), mine, None)
         old, new = (
@@ -44,7 +44,7 @@ def test_mpi_adds_up_gradients_of_any_shapes_and_types_in_memory_that_stays(size
     assert Launch(size, seed).run(rank_main)
     of_ranks = sum(range(size))
     for gradients, sums in found.values():
-        assert sums == Sums(of_ranks, size, 2 * size, stop=True)
+        assert sums == StepTotals(of_ranks, size, 2 * size, stop=True)
         assert [(tensor.shape, tensor.dtype) for tensor in gradients] == [
             (shape, "float32") for shape in SHAPES
         ]
@@ -60,7 +60,9 @@ def test_an_error_of_one_rank_reaches_all():
     def rank_main(world):
         error = ValueError("of rank 1") if world.rank == 1 else None
         with pytest.raises((ValueError, PeerFailed)) as caught:
-            MpiExchange(world.group(range(3), 1)).sum_on_host(gradients_of(0), Sums().pack(), error)
+            MpiExchange(world.group(range(3), 1)).sum_on_host(
+                gradients_of(0), StepTotals().pack(), error
+            )
         raised[world.rank] = caught.type
 
     assert Launch(3, 0).run(rank_main)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fleet.comm.alone import Alone
-from fleet.engines.base import Setup, Sums
+from fleet.engines.base import Setup, StepTotals
 from fleet.errors import ModelError, SettingError, SpecError
 from fleet.spec import Resources, parse
 from fleet.vocabulary.measures import LOSSES, METRICS, direction_of, snake
@@ -98,7 +98,7 @@ def test_metrics_of_any_cut_of_a_batch_are_those_of_keras_on_the_whole(kind, nam
             trainable.evaluate(*(array[rows] for array in some))
             for rows in (slice(0, 5), slice(5, 6), slice(6, 12))
         ),
-        Sums(),
+        StepTotals(),
     )
     np.testing.assert_allclose(whole.pack(), parts.pack(), rtol=1e-5)
     found = trainable.scores(parts.more)

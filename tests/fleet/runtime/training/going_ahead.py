@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from fleet.engines.base import Done, Sums
+from fleet.engines.base import Done, StepTotals
 from fleet.engines.softmax import SoftmaxRegression
 
 
@@ -55,9 +55,9 @@ class BeginningRegression(SoftmaxRegression):
 
     def _asking(self, asked, sums):
         """The sums of a step, and what the ranks have asked for beside it."""
-        numbers = Sums(steps=asked.steps).pack()
+        numbers = StepTotals(steps=asked.steps).pack()
         self._group.sum(numbers)
-        return dataclasses.replace(sums, steps=Sums.unpack(numbers).steps)
+        return dataclasses.replace(sums, steps=StepTotals.unpack(numbers).steps)
 
     def can_stride(self):
         return True

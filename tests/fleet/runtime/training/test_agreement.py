@@ -3,7 +3,7 @@
 import pytest
 
 from fleet.engines.base import come_together
-from fleet.runtime.training.agreement import NetworkFailed, all_or_none
+from fleet.runtime.training.agreement import TrainingFailed, all_or_none
 from tests.fleet.one_process import Launch
 
 
@@ -23,7 +23,7 @@ def test_a_rank_that_fails_is_not_waited_for_where_all_come_together(ranks, fail
 
         try:
             found = all_or_none(group, build)
-        except NetworkFailed as error:
+        except TrainingFailed as error:
             found = error.reason
         said[group.rank] = (
             found,

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fleet.engines.base import Sums
+from fleet.engines.base import StepTotals
 from fleet.runtime.training import evaluation
-from fleet.runtime.training.agreement import NetworkFailed
+from fleet.runtime.training.agreement import TrainingFailed
 from fleet.runtime.training.evaluation import evaluate
 from fleet.spec import Batch
 from fleet.stream.batch import split_rows
@@ -39,7 +39,7 @@ class Judge:
     def evaluate(self, images, labels):
         if self._fails_at in labels:
             raise ValueError("this sample is beyond me")
-        return Sums(float(labels.sum()), len(labels) / 2, len(labels))
+        return StepTotals(float(labels.sum()), len(labels) / 2, len(labels))
 
 
 def training_of(group, judge):
@@ -63,7 +63,7 @@ def judged(size, seed, samples, judge, ends=lambda: False):
         training = training_of(world.group(range(size), 1), judge)
         try:
             found[world.rank] = evaluate(training, Shared(samples), ends)
-        except NetworkFailed as failure:
+        except TrainingFailed as failure:
             found[world.rank] = failure.reason
 
     assert Launch(size, seed).run(rank_main)
@@ -73,7 +73,7 @@ def judged(size, seed, samples, judge, ends=lambda: False):
 @settings(max_examples=examples(30), deadline=None)
 @given(st.integers(1, 4), st.integers(0, 20), st.integers(0, 99))
 def test_every_rank_has_the_sums_over_all_samples_even_where_some_have_none(size, samples, seed):
-    all_of_them = Sums(float(sum(range(samples))), samples / 2, samples)
+    all_of_them = StepTotals(float(sum(range(samples))), samples / 2, samples)
     assert judged(size, seed, samples, Judge()) == [all_of_them] * size
 
 
@@ -87,7 +87,7 @@ def test_an_end_that_comes_when_all_is_judged_comes_too_late():
     assert judged(1, 0, 2, Judge(), ends=lambda: True) == [
         None
     ]  # the batch was not known to be the last
-    assert judged(2, 0, 0, Judge(), ends=lambda: True) == [Sums()] * 2
+    assert judged(2, 0, 0, Judge(), ends=lambda: True) == [StepTotals()] * 2
 
 
 def test_judging_that_fails_on_one_rank_fails_on_all():
@@ -95,4 +95,4 @@ def test_judging_that_fails_on_one_rank_fails_on_all():
 
 
 def test_without_validation_data_nothing_is_judged():
-    assert evaluate(None, None, lambda: True) == Sums()
+    assert evaluate(None, None, lambda: True) == StepTotals()

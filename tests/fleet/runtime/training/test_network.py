@@ -5,7 +5,7 @@ import pytest
 
 from fleet.domain.network import State
 from fleet.engines.softmax import NumpyEngine
-from fleet.runtime.training.agreement import NetworkFailed
+from fleet.runtime.training.agreement import TrainingFailed
 from fleet.runtime.training.network import Training
 from tests.fleet.histories import SAMPLE, spec
 from tests.fleet.one_process import Launch
@@ -43,7 +43,7 @@ def test_what_a_new_rank_could_not_build_fails_on_all():
     def rank_main(world):
         training = training_in(world.group([world.rank], world.rank))
         failure = ValueError("no such layer") if world.rank == 2 else None
-        with pytest.raises(NetworkFailed, match="no such layer") as caught:
+        with pytest.raises(TrainingFailed, match="no such layer") as caught:
             training.move(world.group(range(3), 10), 2, State({}, "i"), failure)
         failed[world.rank] = caught.value.reason
 
@@ -57,7 +57,7 @@ def test_a_step_that_fails_on_one_rank_fails_on_all_with_its_reason():
     def rank_main(world):
         training = training_in(world.group(range(3), 10))
         rows = np.ones((2, 4, 4, 1), np.uint8) if world.rank else np.ones((2, 9, 9, 1), np.uint8)
-        with pytest.raises(NetworkFailed) as caught:
+        with pytest.raises(TrainingFailed) as caught:
             training.step(rows, np.array([0, 1]), 6)
         failed[world.rank] = caught.value.reason
 

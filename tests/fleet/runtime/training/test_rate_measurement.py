@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from fleet.domain.network import StepRate
-from fleet.engines.base import Sums
+from fleet.engines.base import StepTotals
 from fleet.runtime.training import rate_measurement
-from fleet.runtime.training.agreement import NetworkFailed
+from fleet.runtime.training.agreement import TrainingFailed
 from fleet.runtime.training.rate_measurement import made_up, measure_rate, time_batches
 from fleet.spec import Profile
 from preprocess.sample import ImageSpec, SampleSpec
@@ -32,7 +32,7 @@ def test_the_last_steps_of_a_few_are_timed_each_rank_with_its_share(monkeypatch,
     def step(images, labels, size, stop):
         seen.append((len(images), len(labels), size, stop))
         now.now += 10.0 if len(seen) <= 2 else 0.5  # the first ones trace
-        return Sums(stop=stop)
+        return StepTotals(stop=stop)
 
     profile = Profile(batches=6, timed=4, seconds=60, spread=0)
     assert measure_rate(group(step, rank), SAMPLE, profile, 10) == StepRate(10 / 0.5, 0.0, 4)
@@ -54,7 +54,7 @@ def measured(monkeypatch, durations, profile, is_told=False, rank=0):
     def step(images, labels, size, stop):
         now.now += durations[min(len(stops), len(durations) - 1)]
         stops.append(stop)
-        return Sums(stop=stop or (is_told and len(stops) == 3))
+        return StepTotals(stop=stop or (is_told and len(stops) == 3))
 
     return measure_rate(group(step, rank), SAMPLE, profile, 10), stops
 
@@ -98,18 +98,18 @@ def test_several_batches_are_timed_up_to_the_first_that_does_not_fit(monkeypatch
 
     def step(images, labels, size, stop):
         if size > 20:
-            raise NetworkFailed("out of memory")
+            raise TrainingFailed("out of memory")
         now.now += 0.5 + size / 100
-        return Sums(stop=stop)
+        return StepTotals(stop=stop)
 
     profile = Profile(batches=6, timed=4, seconds=60, spread=0)
     found = time_batches(group(step), SAMPLE, profile, (10, 20, 40, 80))
     assert [rate.rate for rate in found] == [pytest.approx(10 / 0.6), pytest.approx(20 / 0.7)]
-    with pytest.raises(NetworkFailed):
+    with pytest.raises(TrainingFailed):
         time_batches(group(step), SAMPLE, profile, (40, 80))
 
 
 def test_a_rank_that_has_timed_nothing_when_the_master_ends_says_so():
     """It came later than the master, and the first step took long."""
-    late = group(lambda images, labels, size, stop: Sums(stop=True), rank=1)
+    late = group(lambda images, labels, size, stop: StepTotals(stop=True), rank=1)
     assert time_batches(late, SAMPLE, Profile(batches=6, timed=4), (10,)) == [StepRate()]

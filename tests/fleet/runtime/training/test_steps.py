@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fleet.engines import softmax
-from fleet.engines.base import Done, Sums
+from fleet.engines.base import Done, StepTotals
 from fleet.errors import ExitStatus
 from fleet.runtime.training import steps as steps_module
 from fleet.runtime.training.clocks import StepClock
@@ -38,7 +38,7 @@ class Strides:
 
         def end():
             self.said.append(f"read {number}")
-            return Done([Sums(number, stop=number == self._stops)], number)
+            return Done([StepTotals(number, stop=number == self._stops)], number)
 
         return end
 

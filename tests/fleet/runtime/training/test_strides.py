@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fleet.engines import softmax
-from fleet.engines.base import Sums
+from fleet.engines.base import StepTotals
 from fleet.engines.softmax import SoftmaxRegression
 from fleet.errors import ExitStatus
 from fleet.runtime.training import steps as steps_module
@@ -152,7 +152,9 @@ def test_what_a_master_says_would_fit_is_what_takes_20_ms_but_no_more_than_were_
         itertools.chain.from_iterable([0, 9 * (place in late)] for place in range(9))
     )
     monkeypatch.setattr(steps_module.time, "perf_counter", lambda: next(clock))
-    assert next(strides(one, Window().batches())).begin(one, stop=False) == Sums(steps=fitting)
+    assert next(strides(one, Window().batches())).begin(one, stop=False) == StepTotals(
+        steps=fitting
+    )
 
 
 def test_batches_are_asked_for_when_their_stride_is():
