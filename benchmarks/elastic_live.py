@@ -33,7 +33,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from fleet.api import launch, write_spec
 from fleet.domain.events import NetworkAdded, NetworkFinished
 from fleet.monitor.accounting import account
-from fleet.monitor.timeline import state_of
+from fleet.monitor.timeline import replay_log
 from fleet.storage.event_log import read_events, read_run
 from fleet.storage.files import write_json
 from fleet.storage.paths import RunPaths
@@ -241,7 +241,7 @@ def simulated_run(
 
 def costs_of(folder: Path, time_scale: float) -> Costs:
     """What moves cost in a run, in seconds of the emulated time."""
-    told = account(state_of(read_run(RunPaths(folder / "run"))))
+    told = account(replay_log(read_run(RunPaths(folder / "run"))))
     assert told is not None  # it has come to its end
     return Costs(**{name: seconds / time_scale for name, seconds in asdict(told.costs).items()})
 

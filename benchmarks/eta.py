@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 from fleet.domain.added_networks import with_late
 from fleet.domain.events import Ended, EpochEnded, GroupStarted, Started
-from fleet.monitor.eta import EstimateTimes, Estimator
-from fleet.monitor.timeline import state_of
+from fleet.monitor.eta import EstimateSchedule, Estimator
+from fleet.monitor.timeline import replay_log
 from fleet.spec import load
 from fleet.storage.event_log import read_events
 from fleet.storage.paths import RunPaths
@@ -34,20 +34,20 @@ def estimates(paths: RunPaths) -> list[Said]:
     """What would have been said in the last launch of a run, beside what came true."""
     log, spec = list(read_events(paths.events)), load(str(paths.spec))
     first = max(place for place, (_, event) in enumerate(log) if isinstance(event, Started))
-    launch, run = log[first:], state_of(log[:first], spec)
+    launch, run = log[first:], replay_log(log[:first], spec)
     began_s = launch[0].t_s
     end_s = next(t_s for t_s, event in launch if isinstance(event, Ended))
-    networks = with_late(spec, state_of(log)).by_name
+    networks = with_late(spec, replay_log(log)).by_name
     estimator, times = (
         Estimator(spec, networks, run),
-        EstimateTimes(least_s=0.02 * (end_s - began_s)),
+        EstimateSchedule(least_s=0.02 * (end_s - began_s)),
     )
     said = []
     for t_s, event in launch:
         run.apply(t_s, event)
         if isinstance(event, EpochEnded | GroupStarted) and times.is_due(t_s):
             found = estimator.estimate()
-            times.made(t_s, 0.0, found)
+            times.record(t_s, 0.0, found)
             if found is not None and end_s > t_s:
                 left = end_s - t_s
                 said.append(

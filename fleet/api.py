@@ -227,7 +227,7 @@ def launch(
     events = _events(spec, arguments)
     before = log_mark(events)
     stale = first_line(events) if "--fresh" in arguments else b""
-    in_notebook = log is None and NotebookView.is_wanted()
+    in_notebook = log is None and NotebookView.is_notebook()
     out = open(os.devnull, "w") if in_notebook else log  # noqa: SIM115 (open until the launch ends)
     process, shown = start(
         _command(spec, ranks, arguments, launcher),

@@ -330,7 +330,9 @@ class Running:
 
     def show_table(self) -> None:
         """Show a live table in the cell of a notebook, from a thread; at its end the results."""
-        self._shows = threading.Thread(target=self._show, args=(NotebookView.place(),), daemon=True)
+        self._shows = threading.Thread(
+            target=self._show, args=(NotebookView.make_display(),), daemon=True
+        )
         self._shows.start()
 
     def _show(self, place: Any) -> None:

@@ -26,7 +26,7 @@ from fleet.engines.registry import parameters_of
 from fleet.engines.smoke_test import Trial
 from fleet.errors import SpecError, SpecMistake, UserError
 from fleet.jobs.trials import try_networks
-from fleet.monitor.timeline import state_of
+from fleet.monitor.timeline import replay_log
 from fleet.runtime.caching import HostResources, choose_cache
 from fleet.runtime.folder import free_disk
 from fleet.runtime.input_pipelines import InputPipeline
@@ -134,7 +134,7 @@ def _check(path: str, steps: bool) -> _Found:
         lambda: check_comparable(
             written, (*written.networks, *variants(written)), kinds_of(opened.sample)
         ),
-        lambda: make_searchers(spec, state_of(read_run(RunPaths(spec.output)))),
+        lambda: make_searchers(spec, replay_log(read_run(RunPaths(spec.output)))),
     ):
         try:
             look()
@@ -163,7 +163,7 @@ def _kept(spec: Spec, opened: Inputs) -> tuple[CacheChosen, list[SpecMistake]]:
     paths = RunPaths(spec.output)
     preprocessors = 0 if spec.policy.own_samples else 1
     means = HostResources(preprocessors, 1, False, free_shared_memory(), free_disk(paths))
-    choice = choose_cache(spec, opened, means, state_of(read_run(paths, (CacheChosen,))).cache)
+    choice = choose_cache(spec, opened, means, replay_log(read_run(paths, (CacheChosen,))).cache)
     unkept = []
     try:
         opened.keeping(choice.cache)
@@ -209,8 +209,8 @@ def _tried(spec: Spec, opened: Inputs, steps: bool) -> tuple[dict[int, Trial], l
         print(
             f"fleet check: WARNING: {warning}", file=sys.stderr
         )  # networks of one function say the same
-    if tried.missing:
-        print(f"fleet check: networks are not built here: {tried.missing}", file=sys.stderr)
+    if tried.problem:
+        print(f"fleet check: networks are not built here: {tried.problem}", file=sys.stderr)
         tried.trials = {
             place: Trial(place, parameters=parameters_of(spec.networks[place], spec, opened.sample))
             for place in places

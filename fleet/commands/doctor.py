@@ -32,7 +32,7 @@ from fleet.domain.events import CacheChosen
 from fleet.engines.registry import parameters_of, problems_of
 from fleet.errors import ExitStatus, LeaseLost, NotInstalledError, UserError, shortened
 from fleet.jobs import preflight as checks
-from fleet.monitor.timeline import state_of
+from fleet.monitor.timeline import replay_log
 from fleet.runtime.caching import HostResources, choose_cache
 from fleet.runtime.folder import free_disk, nearest_folder
 from fleet.runtime.inputs import Inputs, open_inputs
@@ -154,7 +154,8 @@ def _examine(world: MPIWorld, args: argparse.Namespace) -> int:
         )
         for host, one in hangs:
             print(
-                f"fleet doctor: GPU {one.gpu} of {host} is on {checks.place(one)}", file=sys.stderr
+                f"fleet doctor: GPU {one.gpu} of {host} is on {checks.describe_numa_node(one)}",
+                file=sys.stderr,
             )
         if startup is not None and not args.json:
             print_startup(startup)
@@ -279,7 +280,9 @@ def _check_room(
         means = HostResources(
             len(roles.preprocessors), roles.gpus_per_node, False, shared_free, free_disk(paths)
         )
-        choice = choose_cache(spec, opened, means, state_of(read_run(paths, (CacheChosen,))).cache)
+        choice = choose_cache(
+            spec, opened, means, replay_log(read_run(paths, (CacheChosen,))).cache
+        )
         disk = _disk(spec, opened.sample, choice.nbytes if choice.cache == "file" else 0)
         shared = shared_bytes(
             with_cache(spec, choice.cache), opened.keeping(choice.cache), roles, shared_free

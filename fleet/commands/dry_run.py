@@ -33,7 +33,7 @@ from fleet.commands.options import add_spec, told_of_gpus
 from fleet.commands.output import add_json, print_policies, show
 from fleet.control.measurement import RateMeasurement, SurveyEstimate, estimate
 from fleet.errors import ExitStatus, FleetError, InfrastructureError, UserError
-from fleet.jobs.dry_run import Rehearsal, estimated_rates, rehearse, with_epochs
+from fleet.jobs.dry_run import DryRun, estimated_rates, make_dry_run, with_epochs
 from fleet.monitor.accounting import Account
 from fleet.monitor.report import read_report
 from fleet.runtime.caching import HostResources, choose_cache
@@ -120,7 +120,7 @@ def run(args: argparse.Namespace) -> int:
     ]
     planned = next(outcome for outcome in outcomes if outcome.policy == spec.schedule.policy)
     profiling = _profiling(args, spec, sample, rates, whole)
-    rehearsal = rehearse(
+    rehearsal = make_dry_run(
         spec, rates, cluster, planned.makespan_s, os.cpu_count() or 1, sample, args.time_scale
     )
     if not args.json:
@@ -210,7 +210,7 @@ def _profiling(
 
 
 def _perform(
-    args: argparse.Namespace, rehearsal: Rehearsal, cluster: Cluster
+    args: argparse.Namespace, rehearsal: DryRun, cluster: Cluster
 ) -> tuple[ExitStatus, Account]:
     """Run it, in a folder that is deleted unless ``--output`` names one."""
     with tempfile.TemporaryDirectory(prefix="fleet-rehearsal-") as temporary:
@@ -222,7 +222,7 @@ def _perform(
         return status, read_report(RunPaths(output)).account
 
 
-def _written(rehearsal: Rehearsal, folder: Path, output: Path) -> Path:
+def _written(rehearsal: DryRun, folder: Path, output: Path) -> Path:
     """The spec file of a rehearsal, which names the rates file beside it."""
     rates = folder / "rates.json"
     spec = folder / "spec.yaml"
@@ -275,7 +275,7 @@ def _announce(
     cluster: Cluster,
     origin: str,
     outcomes: list[Simulated],
-    rehearsal: Rehearsal,
+    rehearsal: DryRun,
     profiling: SurveyEstimate,
 ) -> None:
     policy = spec.schedule.policy
@@ -319,7 +319,7 @@ def _announce(
     )
 
 
-def _print(told: Account, rehearsal: Rehearsal, profiling: SurveyEstimate, is_known: bool) -> None:
+def _print(told: Account, rehearsal: DryRun, profiling: SurveyEstimate, is_known: bool) -> None:
     print(
         f"{counted(len({stint.name for stint in told.stints}), 'network')} trained in "
         f"{counted(len(told.stints), 'group')}; GPU time: "
@@ -352,7 +352,7 @@ def _numbers(
     cluster: Cluster,
     origin: str,
     outcomes: list[Simulated],
-    rehearsal: Rehearsal,
+    rehearsal: DryRun,
     told: Account,
     profiling: SurveyEstimate,
 ) -> dict[str, Any]:

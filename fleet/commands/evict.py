@@ -29,10 +29,10 @@ from fleet.arguments import as_written, duration, whole
 from fleet.commands.output import add_json, add_plot, drawn, show
 from fleet.errors import ExitStatus, UserError
 from fleet.jobs import eviction
-from fleet.jobs.job_holds import DeferredSignals, still_held
+from fleet.jobs.job_holds import DeferredSignals, unreleased_jobs
 from fleet.jobs.slurm_running import SiteCheckpoints, read_site, running_jobs
 from fleet.live_run import ask_nodes, await_nodes
-from fleet.monitor.charts import spread
+from fleet.monitor.charts import subsample
 from fleet.terminal import bar, print_table
 from fleet.units import counted
 from launch import slurm_control, slurm_jobs
@@ -203,7 +203,7 @@ def _carry_out(args: argparse.Namespace) -> int:
         if urgent is None or not urgent.waits:
             raise UserError(f"--for {args.urgent}: no job of that id is waiting")
     machine = eviction.ClusterView(args.partition, user, _costs(args, _storage(args)), _give_back)
-    first = machine.look()
+    first = machine.take_snapshot()
     if args.margin is None:
         margin = min(1.0, deadline / 10)
     else:
@@ -215,8 +215,8 @@ def _carry_out(args: argparse.Namespace) -> int:
     except InputError as error:
         raise UserError(f"squeue, running jobs of {whose}: {error}") from None
     record = args.record or Path(RECORD)
-    waiting = still_held(record)
-    held = eviction.held_by_others(first, machine, waiting)
+    waiting = unreleased_jobs(record)
+    held = eviction.jobs_held_elsewhere(first, machine, waiting)
     if held:
         print(
             f"{', '.join(held)}: held in the queue, and {record} does not say why; if that is left from an eviction: "
@@ -225,8 +225,8 @@ def _carry_out(args: argparse.Namespace) -> int:
     if not args.yes:
         users = {job: standing.user for job, standing in machine.seen.items()}
         print(f"{counted(len(first.jobs), 'running job')} of {whose} may be asked to make room")
-        print("\n".join(eviction.lines_of(rehearse(first.jobs, plan), users, first.signals)))
-        rivals = eviction.rivals(first, args.urgent, machine)
+        print("\n".join(eviction.dry_run_lines(rehearse(first.jobs, plan), users, first.signals)))
+        rivals = eviction.competing_jobs(first, args.urgent, machine)
         if rivals:
             print(f"{', '.join(rivals)}: would be held in the queue meanwhile")
         if waiting:
@@ -236,7 +236,7 @@ def _carry_out(args: argparse.Namespace) -> int:
         print("Nothing was done: --yes carries this out.")
         return ExitStatus.OK
     diary = eviction.EvictionLog(record, lambda text: print(text, flush=True))
-    keeping = eviction.Keeping(args.urgent, waiting)
+    keeping = eviction.KeepFree(args.urgent, waiting)
     diary.note(
         "begin",
         f"{args.nodes} nodes within {deadline:g} min, from the jobs of {whose}; noted in {record}",
@@ -391,12 +391,12 @@ def _spectrum(args: argparse.Namespace, jobs: Sequence[RunningJob]) -> None:
             "deadlines": spectrum.deadlines,
             "spectrum": [{"nodes": nodes, "losses": losses[nodes]} for nodes in counts],
         },
-        lambda: _print_spectrum(spectrum, losses, spread(counts, 1, MOST_ROWS)),
+        lambda: _print_spectrum(spectrum, losses, subsample(counts, 1, MOST_ROWS)),
     )
 
 
 def _print_spectrum(spectrum: Spectrum, losses: np.ndarray, shown: Sequence[int]) -> None:
-    moments = spread(range(len(spectrum.deadlines)), 1, 16)
+    moments = subsample(range(len(spectrum.deadlines)), 1, 16)
     print("Least loss, node-hours: a row for nodes to free, a column for the deadline, min")
     print_table(
         ["nodes", *(str(spectrum.deadlines[moment]) for moment in moments)],

@@ -17,7 +17,7 @@ from pathlib import Path
 from fleet.engines.registry import write_onnx
 from fleet.errors import UserError
 from fleet.export.files import FORMATS, write_tables
-from fleet.export.tracked_run import track
+from fleet.export.tracked_run import read_tracked_run
 from fleet.export.trackers import TRACKERS, write
 from fleet.storage.files import storing
 from fleet.storage.paths import RunPaths
@@ -79,7 +79,7 @@ def run(args: argparse.Namespace) -> None:
         for path in write_tables(args.run, folder or RunPaths(args.run).exports, kind):
             print(path)
     if trackers:
-        tracked = track(RunPaths(args.run))
+        tracked = read_tracked_run(RunPaths(args.run))
         for name, path in trackers.items():
             with storing(path):
                 write(name, tracked, path)

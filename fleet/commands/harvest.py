@@ -32,7 +32,7 @@ from fleet.commands.output import add_json, show
 from fleet.errors import UserError
 from fleet.jobs.backlog import HarvestLimits
 from fleet.jobs.harvest import Backlog, BatchQueue, HarvestPlan, HarvestRun
-from fleet.jobs.harvest_log import is_called_off, note
+from fleet.jobs.harvest_log import add_note, is_cancelled
 from fleet.jobs.job_events import ChainCancelled
 from fleet.runtime.folder import check_folder, check_shareable, writing_into
 from fleet.runtime.prepare import told_when_to_end
@@ -76,9 +76,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--most",
         type=opts.size,
-        default=_DEFAULTS.most,
+        default=_DEFAULTS.max_jobs,
         metavar="N",
-        help=f"number of jobs that wait or run, at most ({_DEFAULTS.most})",
+        help=f"number of jobs that wait or run, at most ({_DEFAULTS.max_jobs})",
     )
     parser.add_argument(
         "--idle",
@@ -164,7 +164,7 @@ def _begin(
         with replacing(path) as file:
             file.write(script)
     plan.write()
-    plan.ask()
+    plan.record_request()
     orders = Backlog(plan, BatchQueue(system), os.environ).top_up(anew=bool(replaced))
     for change in replaced:
         print(f"fleet harvest: this replaces what was asked for before: {change}", file=sys.stderr)
@@ -187,7 +187,7 @@ def _replaced(plan: HarvestPlan, scripts: Mapping[Path, str]) -> list[str]:
     """What a harvest that is going on had in another way, in words: old -> new. The newest counts for all its jobs."""
     found: dict[str, None] = {}
     for one in plan.runs:
-        if not one.paths.harvest.exists() or is_called_off(one.paths):
+        if not one.paths.harvest.exists() or is_cancelled(one.paths):
             continue
         with suppress(UserError):  # what cannot be read is no harvest that goes on
             found |= dict.fromkeys(_changes(HarvestPlan.read(one.paths.harvest), plan))
@@ -230,7 +230,7 @@ def _words_changed(old: str, new: str) -> Iterator[str]:
 def _call_off(args: argparse.Namespace, roots: Sequence[Path], system: System) -> None:
     plans = [HarvestPlan.read(RunPaths(root).harvest) for root in roots]
     for root in roots:
-        note(RunPaths(root), ChainCancelled())  # until the harvest is asked for again
+        add_note(RunPaths(root), ChainCancelled())  # until the harvest is asked for again
     orders = []
     left = []
     queue = BatchQueue(system)

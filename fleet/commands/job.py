@@ -18,7 +18,7 @@ from pathlib import Path
 
 from fleet.arguments import count, duration, whole
 from fleet.errors import UserError
-from fleet.jobs.chain import ChainLimits, Keeper
+from fleet.jobs.chain import ChainJob, ChainLimits
 from fleet.jobs.harvest import Backlog, BatchQueue, HarvestJob, HarvestPlan
 from fleet.jobs.systems import find_system
 from fleet.spec import look_beside
@@ -82,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
             HarvestPlan.read(args.harvest), BatchQueue(system), os.environ, args.harvest
         )
         return HarvestJob(RunPaths(args.run, job), backlog, system, job).run(args.command)
-    return Keeper(
+    return ChainJob(
         RunPaths(args.run),
         system,
         job,

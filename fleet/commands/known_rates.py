@@ -7,9 +7,9 @@ import math
 from pathlib import Path
 
 from fleet.domain.events import SharingLearned
-from fleet.jobs.dry_run import known_rates
-from fleet.monitor.overheads import BesideSteps
-from fleet.monitor.timeline import state_of
+from fleet.jobs.dry_run import measured_rates
+from fleet.monitor.overheads import Overheads
+from fleet.monitor.timeline import replay_log
 from fleet.runtime.known_rates import hardware, rates_file, read_rates_of
 from fleet.spec import Spec
 from fleet.storage.event_log import read_run
@@ -35,18 +35,18 @@ def known_rates_of(
     file = rates_file(spec, given)
     if file is not None:
         return read_rates_of(spec, file), file
-    found = known_rates(spec, *cached(spec, place, sample, cluster), cluster.gpus_per_node)
+    found = measured_rates(spec, *cached(spec, place, sample, cluster), cluster.gpus_per_node)
     if found is None:
         return None
     return (found, "measured before")
 
 
-def known_beside_steps(spec: Spec) -> BesideSteps | None:
+def known_beside_steps(spec: Spec) -> Overheads | None:
     """What the newest launch on such a machine took beside steps; None where there was none."""
     known = read_cache(cache_path()).get(beside_steps_key(spec.resources.engine, hardware()), {})
-    is_whole = len(known) == len(dataclasses.fields(BesideSteps))
+    is_whole = len(known) == len(dataclasses.fields(Overheads))
     if is_whole:
-        return BesideSteps(*(known[number].rate for number in sorted(known)))
+        return Overheads(*(known[number].rate for number in sorted(known)))
     return None
 
 
@@ -70,7 +70,7 @@ def recorded_sharing(spec: Spec) -> tuple[float, ...]:
             return read_rates(spec.schedule.rates).sharing
         except InputError:  # which the run will say
             return ()
-    shown = state_of(read_run(RunPaths(spec.output), (SharingLearned,))).sharing
+    shown = replay_log(read_run(RunPaths(spec.output), (SharingLearned,))).sharing
     if len(shown) > 1:
         return shown
     known = numbers(read_cache(cache_path())).get(

@@ -22,10 +22,10 @@ from pathlib import Path
 from fleet.arguments import duration, moment, new_file
 from fleet.commands.output import add_json, show
 from fleet.errors import StorageError, UserError
-from fleet.jobs.harvest_log import HarvestOver, over_of
+from fleet.jobs.harvest_log import HarvestEnded, find_end
 from fleet.monitor.html import write_report
-from fleet.monitor.report import MISSED, RunReport, best_rows, read_report, report_at
-from fleet.monitor.search_summary import table_of_found, table_of_front, table_of_rungs
+from fleet.monitor.report import MISSED_CHUNKS, RunReport, best_rows, read_report, report_at
+from fleet.monitor.search_summary import front_table, improvements_table, rungs_table
 from fleet.prediction.ensembles import TOGETHER, table_of
 from fleet.runtime.compatibility import changed_since
 from fleet.storage.network_leases import held_lease
@@ -75,12 +75,12 @@ def run(args: argparse.Namespace) -> None:
         report = replace(read_report(paths), data_now=tuple(changed_since(paths)))
     else:
         report = report_at(paths, args.at)
-    over = over_of(paths) if args.at is None else None
+    over = find_end(paths) if args.at is None else None
     if over is None:
         harvest = {}
     else:
         harvest = {"harvest": {"why": over.why, "again": over.again}}
-    show(args, lambda: report.numbers() | harvest, lambda: _print(report, over))
+    show(args, lambda: report.as_dict() | harvest, lambda: _print(report, over))
     page = args.html or (paths.report if args.at is None else None)
     if page is None:
         return
@@ -121,33 +121,33 @@ def _keep_writing(paths: RunPaths, page: Path, every_s: float) -> None:
                 time.sleep(min(_LOOK_S, every_s))
 
 
-def _print(report: RunReport, over: HarvestOver | None) -> None:
+def _print(report: RunReport, over: HarvestEnded | None) -> None:
     account = report.account
     headers, rows, left_out = best_rows(report.rows)
     print_table(headers, rows, title=f"{report.name}: the best network first")
     if left_out:
         print(left_out)
-    if report.data:
-        print(report.data)
+    if report.data_changes:
+        print(report.data_changes)
     if report.ensembles:
         print_table(*table_of(report.ensembles), title="The best networks together")
         print(TOGETHER)
     for search in report.searches:
-        if search.tried:
-            print_table(*table_of_found(search), title=f"{search.title}: the best so far")
-        print(search.words)
+        if search.trials:
+            print_table(*improvements_table(search), title=f"{search.title}: the best so far")
+        print(search.summary)
         if search.objectives:
-            print_table(*table_of_front(search), title=f"{search.title}: the Pareto front")
+            print_table(*front_table(search), title=f"{search.title}: the Pareto front")
     if report.rungs:
-        print_table(*table_of_rungs(report.rungs), title="What was pruned when")
+        print_table(*rungs_table(report.rungs), title="What was pruned when")
     print(
         f"{format_duration(account.seconds)} on {counted(account.gpus, account.device)}: "
         + ", ".join(f"{name} {share:.1%}" for name, share in account.spent.shares.items())
     )
-    if report.samples:
-        print(report.samples)
-    if report.input:
-        print(report.input)
+    if report.cache_summary:
+        print(report.cache_summary)
+    if report.input_summary:
+        print(report.input_summary)
     if account.startup:
         print(
             f"{sum(seconds for _, seconds in account.startup):.1f} s from the command to the first step: "
@@ -156,7 +156,7 @@ def _print(report: RunReport, over: HarvestOver | None) -> None:
     if account.first_signal_s is not None:
         print(f"every network had ended an epoch after {format_duration(account.first_signal_s)}")
     if report.run.missed:
-        print(MISSED.format(chunks=counted(report.run.missed, "chunk")))
+        print(MISSED_CHUNKS.format(chunks=counted(report.run.missed, "chunk")))
     if account.ratio is not None:
         print(
             f"makespan {account.measured_s:.1f} s, simulated {account.simulated_s:.1f} s: {account.ratio:.3f}"

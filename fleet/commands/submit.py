@@ -32,9 +32,9 @@ from fleet.commands.options import add_spec
 from fleet.commands.output import add_json, print_json, show
 from fleet.commands.walltimes import AskedTimes, automatic
 from fleet.errors import ExitStatus, UserError
-from fleet.jobs.chain import end_chain, note
+from fleet.jobs.chain import add_note, end_chain
 from fleet.jobs.job_events import JobSubmitted
-from fleet.monitor.view import told_of_sharing
+from fleet.monitor.view import describe_sharing
 from fleet.runtime.compatibility import check_fresh
 from fleet.runtime.folder import check_folder, writing_into
 from fleet.runtime.known_rates import check_remeasuring
@@ -178,7 +178,7 @@ def _hand_in(
         signal.signal(signal.SIGINT, lambda number, frame: None)
         return subprocess.run(["bash", str(paths.job_script)], check=False).returncode
     id_ = submit(system, paths.job_script)
-    note(paths, JobSubmitted(id_))
+    add_note(paths, JobSubmitted(id_))
     show(
         args,
         lambda: {
@@ -300,6 +300,6 @@ def _slots_that_pay(args: argparse.Namespace, spec: Spec, site: Site) -> str:
     more = "" if count <= pays else "; more may pay"
     raised = "" if asked == "auto" else f"resources.per_device: {count} with "
     return (
-        f"{told_of_sharing(speedups)}{more}. This job lets {slots} share one; {raised}--ranks-per-node "
+        f"{describe_sharing(speedups)}{more}. This job lets {slots} share one; {raised}--ranks-per-node "
         f"{ranks + (count - slots) * site.gpus} would let {count}"
     )

@@ -14,9 +14,9 @@ from fleet.commands.job_options import MOST_JOBS, WARNING_S, roles_of_job
 from fleet.commands.known_rates import known_beside_steps, known_rates_of, with_sharing
 from fleet.domain.events import RanksReady
 from fleet.errors import UserError
-from fleet.jobs.chain import ChainTimes, past_of
-from fleet.monitor.overheads import FORWARD, BesideSteps, beside_steps
-from fleet.monitor.timeline import state_of
+from fleet.jobs.chain import ChainTimes, chain_times
+from fleet.monitor.overheads import FORWARD, Overheads, measure_overheads
+from fleet.monitor.timeline import replay_log
 from fleet.runtime.caching import HostResources, choose_cache
 from fleet.runtime.inputs import Inputs, open_inputs
 from fleet.runtime.interrupt import RESERVE_S
@@ -122,7 +122,7 @@ def automatic(args: argparse.Namespace, spec: Spec, system: System, site: Site) 
     if not system.has_queue:
         raise UserError(f"--walltime auto: on {system.name} there is no queue to ask")
     paths = RunPaths(spec.output.absolute())
-    past = past_of(paths.stops)
+    past = chain_times(paths.stops)
     known = _left(_known(args, spec, system, site, past), past)
     start_s = _start_s(spec, paths)
     saving_s = max(args.warn or WARNING_S, RESERVE_S)
@@ -290,7 +290,7 @@ class _Given:
     decoding_s: float
     is_beside: bool
     judging: int
-    past: BesideSteps | None
+    past: Overheads | None
 
     def before_s(self, rates: RateTable) -> float:
         """Seconds for which the fastest network waits for samples that are decoded once."""
@@ -318,7 +318,7 @@ class _Given:
 def _given(spec: Spec, opened: Inputs, roles: Roles) -> _Given:
     """By what the last launch has noted, or else by what a look at the samples takes here."""
     paths = RunPaths(spec.output.absolute())
-    run = state_of(read_run(paths))
+    run = replay_log(read_run(paths))
     look = opened.looks["train"]
     samples = len(opened.data.train)
     if opened.data.validation is None:
@@ -338,7 +338,7 @@ def _given(spec: Spec, opened: Inputs, roles: Roles) -> _Given:
         and roles.shared
     ):
         rate = run.launch.supply.supply_samples_per_s
-    past = None if run.launch is None else beside_steps(run.launch, judging)
+    past = None if run.launch is None else measure_overheads(run.launch, judging)
     decoding_s = look.fixed_s * (judging + samples * (cache != "none")) / hands
     return _Given(
         replace(spec.policy.stream, rate=rate),

@@ -23,7 +23,7 @@ def write_csv(table: Table[Any], path: Path) -> None:
         writer.writerow(columns)
         writer.writerows(
             [
-                ["" if is_nothing(value) else flat(value) for value in row]
+                ["" if is_empty(value) else cell_value(value) for value in row]
                 for row in zip(*columns.values(), strict=True)
             ]
         )
@@ -42,17 +42,18 @@ def write_parquet(table: Table[Any], path: Path) -> None:
         raise UserError("--parquet needs pyarrow: pip install 'fleet-ensemble[parquet]'") from None
     with replacing(path, "wb") as file:
         parquet.write_table(
-            pyarrow.table({name: alike(values) for name, values in table.columns().items()}), file
+            pyarrow.table({name: unify_types(values) for name, values in table.columns().items()}),
+            file,
         )
 
 
-def alike(values: list[Any]) -> list[Any]:
+def unify_types(values: list[Any]) -> list[Any]:
     """The values of a column in one type; None where there is none.
 
-    >>> alike([1, None, 0.5]), alike([1, [2, 3]]), alike(["a", math.nan])
+    >>> unify_types([1, None, 0.5]), unify_types([1, [2, 3]]), unify_types(["a", math.nan])
     ([1.0, None, 0.5], ['1', '[2, 3]'], ['a', None])
     """
-    flattened = [None if is_nothing(value) else flat(value) for value in values]
+    flattened = [None if is_empty(value) else cell_value(value) for value in values]
     kinds = {
         bool if isinstance(value, bool) else float if isinstance(value, int | float) else str
         for value in flattened
@@ -68,14 +69,14 @@ def alike(values: list[Any]) -> list[Any]:
     return flattened
 
 
-def flat(value: Any) -> Any:
+def cell_value(value: Any) -> Any:
     """A value that a cell can hold."""
     if isinstance(value, list | tuple | Mapping):
         return json.dumps(value)
     return value
 
 
-def is_nothing(value: Any) -> bool:
+def is_empty(value: Any) -> bool:
     """Whether a cell is empty."""
     return value is None or (isinstance(value, float) and math.isnan(value))
 

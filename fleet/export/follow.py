@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import IO
 
 from fleet.errors import FleetError
-from fleet.export.tracked_run import track
+from fleet.export.tracked_run import read_tracked_run
 from fleet.export.trackers import load, write
 from fleet.spec import look_beside
 from fleet.storage.paths import RunPaths
@@ -47,10 +47,10 @@ def main(argv: list[str]) -> None:
         [(name, Path(path)) for name, _, path in (one.partition("=") for one in wanted)],
         out,
     )
-    for name, _ in follower.wanted:
+    for name, _ in follower.targets:
         with suppress(BaseException):  # it is imported again when it is wanted, and that is told
             load(name)
-    for is_last in calls(0):
+    for is_last in write_requests(0):
         follower.write(is_last)
 
 
@@ -59,17 +59,17 @@ class Follower:
     """Writes a run for some trackers."""
 
     paths: RunPaths
-    wanted: list[tuple[str, Path]]
+    targets: list[tuple[str, Path]]
     out: IO[str]
     _failed: set[tuple[str, Path]] = field(default_factory=set)
 
     def write(self, is_last: bool) -> None:
         """Write what is new."""
-        for name, path in self.wanted:
+        for name, path in self.targets:
             if (name, path) in self._failed and not is_last:
                 continue
             try:
-                write(name, track(self.paths), path)
+                write(name, read_tracked_run(self.paths), path)
             except BaseException as error:  # a library may raise anything, or exit
                 traceback.print_exc()
                 self._say(name, path, error)
@@ -86,7 +86,7 @@ class Follower:
                 print(json.dumps(said), file=self.out, flush=True)
 
 
-def calls(source: int) -> Iterator[bool]:
+def write_requests(source: int) -> Iterator[bool]:
     """Whether this is the last time, each time that something is to be written.
 
     Args:

@@ -62,7 +62,7 @@ class _Store:
 
     def parent(self, run: TrackedRun) -> Run:
         """The run itself, as it is now."""
-        found = self._found(f"tags.fleet.key = '{run.key}'")
+        found = self._search(f"tags.fleet.key = '{run.key}'")
         if found:
             parent = found[0]
         else:
@@ -87,9 +87,9 @@ class _Store:
 
     def children(self, parent: str) -> list[Run]:
         """The networks that are there."""
-        return self._found(f"tags.mlflow.parentRunId = '{parent}'")
+        return self._search(f"tags.mlflow.parentRunId = '{parent}'")
 
-    def _found(self, asked: str) -> list[Run]:
+    def _search(self, asked: str) -> list[Run]:
         found = list[Run]()
         token = None
         while token or not found:
@@ -104,7 +104,7 @@ class _Store:
         self, run: TrackedRun, network: TrackedNetwork, parent: str, child: Run | None
     ) -> None:
         """Add to a network what it lacks."""
-        wanted = f"{len(network.epochs)} {network.stamp}"
+        wanted = f"{len(network.epochs)} {network.fingerprint}"
         written = "" if child is None else child.data.tags.get(_WRITTEN, "")
         if written == wanted:
             return
@@ -130,7 +130,7 @@ class _Store:
         status = _STATUSES.get(
             network.status, "RUNNING" if run.is_going_on and network.epochs else "SCHEDULED"
         )
-        about = {f"fleet.{name}": str(value) for name, value in network.about.items()}
+        about = {f"fleet.{name}": str(value) for name, value in network.facts.items()}
         self._say(
             child,
             network.params,

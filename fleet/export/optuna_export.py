@@ -78,7 +78,7 @@ def _write(
     trials: Mapping[str, FrozenTrial],
 ) -> None:
     name = _name(storage, run, entry)
-    study = _begun(storage, name, directions, trials)
+    study = _resumable_study(storage, name, directions, trials)
     if study is None:
         study = optuna.create_study(storage=storage, study_name=name, directions=directions)
         study.set_user_attr("run", run.key)
@@ -87,7 +87,7 @@ def _write(
         if network not in there:
             study.add_trial(trial)
         elif not there[network].state.is_finished():
-            _go_on(storage, there[network], trial)
+            _update_trial(storage, there[network], trial)
 
 
 def _name(storage: BaseStorage, run: TrackedRun, entry: str) -> str:
@@ -110,7 +110,7 @@ def _trials(study: Study) -> dict[str, FrozenTrial]:
     }
 
 
-def _begun(
+def _resumable_study(
     storage: BaseStorage,
     name: str,
     directions: list[StudyDirection],
@@ -124,14 +124,14 @@ def _begun(
     if (
         study.directions == directions
         and there.keys() <= trials.keys()
-        and all(_begins(trial, trials[network]) for network, trial in there.items())
+        and all(_is_continued_by(trial, trials[network]) for network, trial in there.items())
     ):
         return study
     optuna.delete_study(study_name=name, storage=storage)
     return None
 
 
-def _begins(before: FrozenTrial, now: FrozenTrial) -> bool:
+def _is_continued_by(before: FrozenTrial, now: FrozenTrial) -> bool:
     """Whether a trial is what another one was."""
     if (before.params, before.distributions) != (now.params, now.distributions):
         return False
@@ -144,7 +144,7 @@ def _begins(before: FrozenTrial, now: FrozenTrial) -> bool:
     return before.intermediate_values.items() <= now.intermediate_values.items()
 
 
-def _go_on(storage: BaseStorage, there: FrozenTrial, now: FrozenTrial) -> None:
+def _update_trial(storage: BaseStorage, there: FrozenTrial, now: FrozenTrial) -> None:
     """Give a trial that is not over what it lacks."""
     number = there._trial_id
     for epoch, value in now.intermediate_values.items():
@@ -195,7 +195,7 @@ def _trial(run: TrackedRun, network: TrackedNetwork) -> FrozenTrial:
         user_attrs={
             "network": network.name,
             "epochs": len(network.epochs),
-            **network.about,
+            **network.facts,
             **{name: value for name, value in network.params.items() if name not in distributions},
         },
     )

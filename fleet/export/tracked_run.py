@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from fleet.domain.events import Ended
 from fleet.domain.network import SCORES, Best, EpochRecord
 from fleet.domain.run import RunNetwork, RunState
-from fleet.monitor.run_history import log_of, past_of
+from fleet.monitor.run_history import read_log, read_past_run
 from fleet.spec import Converge, ModelEntry, NetworkSpec
 from fleet.spec.hyperparameters import Plain, chosen
 from fleet.storage.paths import RunPaths
@@ -55,7 +55,7 @@ class TrackedNetwork:
         drawn: those of them that differ within its entry, as the spec writes them.
         entry: of ``models``: its name; empty where networks of it do not differ.
         objectives: the first is what is monitored.
-        about: what else is known of it.
+        facts: what else is known of it.
         files: name -> where it is.
     """
 
@@ -68,7 +68,7 @@ class TrackedNetwork:
     status: Status
     epochs: tuple[TrackedEpoch, ...]
     began: float
-    about: Mapping[str, Plain]
+    facts: Mapping[str, Plain]
     files: Mapping[str, Path]
 
     @property
@@ -92,9 +92,9 @@ class TrackedNetwork:
         return _digest(repr(said))
 
     @property
-    def stamp(self) -> str:
+    def fingerprint(self) -> str:
         """What all that is known of it is known by; a test may follow its end, and files may."""
-        return f"{self.digest()} {self.status} {_digest(repr((sorted(self.about.items()), sorted(self.files))))}"
+        return f"{self.digest()} {self.status} {_digest(repr((sorted(self.facts.items()), sorted(self.files))))}"
 
 
 @dataclass(frozen=True)
@@ -123,14 +123,14 @@ class TrackedRun:
         return all(network.is_over for network in self.networks)
 
 
-def track(paths: RunPaths) -> TrackedRun:
+def read_tracked_run(paths: RunPaths) -> TrackedRun:
     """A run by its log and its spec; it may go on.
 
     Raises:
         UserError: there is no run there, or its spec cannot be read.
     """
-    past = past_of(paths)
-    log = log_of(paths)
+    past = read_past_run(paths)
+    log = read_log(paths)
     document = past.spec.document
     run = past.run
     began = run.launches[0].start.date if run.launches else 0.0

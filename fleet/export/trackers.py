@@ -20,18 +20,18 @@ class Tracker:
 
     Attributes:
         write: module and function that add to a file or folder what is missing there of a run; written as imported.
-        place: what is written, within the folder of a run where nothing else is said.
+        default_path: what is written, within the folder of a run where nothing else is said.
         is_file: whether that is a file.
         help: what is written, in a few words.
-        shown: what looks at it; ``{path}`` stands for it, and ``{storage}`` for it as libraries of databases name it.
+        viewer: what looks at it; ``{path}`` stands for it, and ``{storage}`` for it as libraries of databases name it.
     """
 
     name: str
     write: str
-    place: str
+    default_path: str
     is_file: bool
     help: str
-    shown: str
+    viewer: str
 
     def command(self, path: Path) -> str:
         """What looks at what was written, for a shell.
@@ -40,7 +40,7 @@ class Tracker:
         ("optuna-dashboard 'sqlite:///x y.db'", 'optuna-dashboard x.log')
         """
         storage = f"sqlite:///{path}" if path.suffix in DATABASES else str(path)
-        return self.shown.format(path=quote(str(path)), storage=quote(storage))
+        return self.viewer.format(path=quote(str(path)), storage=quote(storage))
 
 
 TRACKERS = {
@@ -74,14 +74,14 @@ TRACKERS = {
 }
 
 
-def places(wanted: Sequence[Mapping[str, str | None]], root: Path) -> list[tuple[str, Path]]:
+def target_paths(wanted: Sequence[Mapping[str, str | None]], root: Path) -> list[tuple[str, Path]]:
     """What ``track`` of a spec asks for: each tracker, and its file or folder.
 
     Args:
         root: the folder of the run.
     """
     return [
-        (name, root / TRACKERS[name].place if path is None else Path(path))
+        (name, root / TRACKERS[name].default_path if path is None else Path(path))
         for one in wanted
         for name, path in one.items()
     ]

@@ -31,7 +31,7 @@ def write(run: TrackedRun, path: Path) -> None:
             continue
         stamp = time.strftime("%Y%m%d_%H%M%S", time.localtime(network.began))
         folder = root / f"offline-run-{stamp}-{network.key}"
-        wanted = f"{network.stamp}\n"
+        wanted = f"{network.fingerprint}\n"
         written = folder / _WRITTEN
         if not written.exists() or written.read_text(encoding="utf-8") != wanted:
             _replace(run, network, folder, wanted)
@@ -94,7 +94,7 @@ def _log(run: TrackedRun, network: TrackedNetwork, place: Path) -> Path:
     for epoch in network.epochs:
         one.log({**epoch.values, "_timestamp": epoch.date}, step=epoch.epoch)
     files = {f"file.{name}": path.absolute().as_uri() for name, path in network.files.items()}
-    one.summary.update({**network.about, **files, "status": str(network.status)})
+    one.summary.update({**network.facts, **files, "status": str(network.status)})
     folder = Path(one.dir).parent
     one.finish(exit_code=int(network.status is Status.FAILED))
     return folder

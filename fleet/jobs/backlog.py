@@ -16,7 +16,9 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import TypeAlias
+from typing import Annotated, TypeAlias
+
+from pydantic import Field
 
 from scheduler.idle.allocate import RateCurve, Trainer, allocate
 
@@ -30,58 +32,58 @@ class HarvestLimits:
     Attributes:
         nodes_per_job: of a job, at most.
         backlog: jobs that wait in the queue, at most.
-        most: jobs that wait or run, at most.
+        max_jobs: jobs that wait or run, at most.
         fruitless: launches in a row without an epoch after which a run is given up.
         passing: the same of launches that were ended by what may pass, such as a full disk.
     """
 
     nodes_per_job: int = 1
     backlog: int = 2
-    most: int = 32
+    max_jobs: Annotated[int, Field(alias="most")] = 32  # the key of `harvest.json`
     fruitless: int = 3
     passing: int = 10
 
 
 @dataclass(frozen=True)
-class Harvested:
+class HarvestState:
     """A run, as its folder and the queue show it.
 
     Attributes:
         name: that no other run of the harvest has.
         waiting: networks that are not over, and that no launch holds.
-        held: networks that a launch holds.
+        training: networks that a launch holds.
         per_node: networks that a node trains at once.
         rate: samples/s of a network, on average; None where none was measured yet.
         start_s: seconds from the beginning of a launch to its first step.
-        fruitless: launches in a row without an epoch.
+        fruitless_launches: launches in a row without an epoch.
         queued: the ids of its jobs that wait in the queue, and the nodes of each.
         running: number of its jobs that run.
-        is_called_off: whether the user wants no more jobs.
+        is_cancelled: whether the user wants no more jobs.
         spare: networks that the jobs which run can take beside those that they hold.
         nodes: of the jobs that run.
-        left: samples that its networks are still to be trained on.
-        passed: launches in a row without an epoch that were ended by what may pass.
+        samples_left: samples that its networks are still to be trained on.
+        transient_failures: launches in a row without an epoch that were ended by what may pass.
     """
 
     name: str
     waiting: int
-    held: int = 0
+    training: int = 0
     per_node: int = 1
     rate: float | None = 1.0
     start_s: float = 0.0
-    fruitless: int = 0
+    fruitless_launches: int = 0
     queued: tuple[tuple[str, int], ...] = ()
     running: int = 0
-    is_called_off: bool = False
+    is_cancelled: bool = False
     spare: int = 0
     nodes: int = 0
-    left: float = 1.0
-    passed: int = 0
+    samples_left: float = 1.0
+    transient_failures: int = 0
 
     @property
     def is_over(self) -> bool:
         """Whether all its networks are over."""
-        return not (self.waiting or self.held)
+        return not (self.waiting or self.training)
 
     @property
     def unserved(self) -> int:
@@ -91,7 +93,7 @@ class Harvested:
         )
 
     @property
-    def needless(self) -> tuple[str, ...]:
+    def surplus_jobs(self) -> tuple[str, ...]:
         """The jobs in the queue that would find nothing to train: those that were handed in last."""
         found = []
         left = self.waiting - self.spare
@@ -121,8 +123,8 @@ class Cancel:
 Order: TypeAlias = Submit | Cancel
 
 
-def decide(
-    runs: Sequence[Harvested], idle_nodes: int, gap_s: float, limits: HarvestLimits
+def plan_orders(
+    runs: Sequence[HarvestState], idle_nodes: int, gap_s: float, limits: HarvestLimits
 ) -> list[Order]:
     """What to do about the queue now.
 
@@ -131,15 +133,17 @@ def decide(
         idle_nodes: that no job has, and no job of ours in the queue will have.
         gap_s: how long nodes are expected to stay idle.
 
-    >>> decide([Harvested("a", waiting=5)], 3, 600.0, HarvestLimits())
+    >>> plan_orders([HarvestState("a", waiting=5)], 3, 600.0, HarvestLimits())
     [Submit(name='a', nodes=1), Submit(name='a', nodes=1)]
-    >>> decide([Harvested("a", waiting=0, queued=(("17", 1),))], 3, 600.0, HarvestLimits())
+    >>> plan_orders([HarvestState("a", waiting=0, queued=(("17", 1),))], 3, 600.0, HarvestLimits())
     [Cancel(name='a', job='17')]
     """
     orders: list[Order] = [
         Cancel(run.name, job)
         for run in runs
-        for job in ([job for job, _ in run.queued] if is_given_up(run, limits) else run.needless)
+        for job in (
+            [job for job, _ in run.queued] if is_given_up(run, limits) else run.surplus_jobs
+        )
     ]
     wanting = [run for run in runs if run.unserved and not is_given_up(run, limits)]
     unmeasured = [
@@ -148,7 +152,7 @@ def decide(
         if len(runs) > 1 and run.rate is None and not (run.queued or run.running)
     ]
     if _room(runs, orders, limits) <= 0 < len(unmeasured):
-        orders += _make_way(runs, orders)
+        orders += _cancel_to_make_room(runs, orders)
     room = _room(runs, orders, limits)
     if not wanting or room <= 0:
         return orders
@@ -170,13 +174,13 @@ def decide(
     ]
 
 
-def _room(runs: Sequence[Harvested], orders: Sequence[Order], limits: HarvestLimits) -> int:
+def _room(runs: Sequence[HarvestState], orders: Sequence[Order], limits: HarvestLimits) -> int:
     """How many jobs may be handed in once some were taken back."""
     queued = sum(len(run.queued) for run in runs) - len(orders)
-    return min(limits.backlog - queued, limits.most - queued - sum(run.running for run in runs))
+    return min(limits.backlog - queued, limits.max_jobs - queued - sum(run.running for run in runs))
 
 
-def _make_way(runs: Sequence[Harvested], orders: Sequence[Order]) -> list[Order]:
+def _cancel_to_make_room(runs: Sequence[HarvestState], orders: Sequence[Order]) -> list[Order]:
     """Take a job back that waits, of a run that has others, so that one can be handed in for a run that has none."""
     taken_back = {order.job for order in orders if isinstance(order, Cancel)}
     for run in reversed(runs):
@@ -187,18 +191,18 @@ def _make_way(runs: Sequence[Harvested], orders: Sequence[Order]) -> list[Order]
 
 
 def _shared(
-    wanting: Sequence[Harvested], room: int, nodes: int, gap_s: float, largest: int
+    wanting: Sequence[HarvestState], room: int, nodes: int, gap_s: float, largest: int
 ) -> list[Submit]:
     """So many jobs at most, of so many nodes at most, as the nodes are shared out."""
     if not wanting or room <= 0 or nodes <= 0:
         return []
-    known = [progress(run) for run in wanting if run.rate is not None]
+    known = [work_share_per_s(run) for run in wanting if run.rate is not None]
     # one that is being measured may be as any other
     if known:
         usual = statistics.fmean(known)
     else:
         usual = 1.0
-    gains = [usual if run.rate is None else progress(run) for run in wanting]
+    gains = [usual if run.rate is None else work_share_per_s(run) for run in wanting]
     trainers = [
         _trainer(run, gain / max(gains), nodes, gap_s)
         for run, gain in zip(wanting, gains, strict=True)
@@ -212,22 +216,26 @@ def _shared(
     return sorted(jobs, key=lambda job: -job.nodes)[:room]
 
 
-def is_given_up(run: Harvested, limits: HarvestLimits) -> bool:
+def is_given_up(run: HarvestState, limits: HarvestLimits) -> bool:
     """Whether no job is handed in for a run any more, though networks may be left."""
-    return run.is_called_off or run.fruitless >= limits.fruitless or run.passed >= limits.passing
+    return (
+        run.is_cancelled
+        or run.fruitless_launches >= limits.fruitless
+        or run.transient_failures >= limits.passing
+    )
 
 
-def progress(run: Harvested) -> float:
+def work_share_per_s(run: HarvestState) -> float:
     """The share of the remaining work of a run that a node does in a second.
 
-    >>> progress(Harvested("a", waiting=2, per_node=2, rate=100.0, left=40_000.0))
+    >>> work_share_per_s(HarvestState("a", waiting=2, per_node=2, rate=100.0, samples_left=40_000.0))
     0.005
     """
     assert run.rate is not None
-    return run.per_node * run.rate / run.left
+    return run.per_node * run.rate / run.samples_left
 
 
-def _trainer(run: Harvested, gained: float, nodes: int, gap_s: float) -> Trainer:
+def _trainer(run: HarvestState, gained: float, nodes: int, gap_s: float) -> Trainer:
     """What a run gains on further nodes.
 
     Args:

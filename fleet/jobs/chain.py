@@ -20,8 +20,13 @@ from fleet.domain.events import Started
 from fleet.domain.json_record import Flat, Kind, OmitDefault, from_json
 from fleet.errors import ExitStatus, UserError
 from fleet.jobs.job_events import ChainCancelled, JobStarted, JobSubmitted, read_notes
-from fleet.jobs.launching import ANSWERS, WarnedLaunch, keep_last_room, say
-from fleet.jobs.paused_submissions import begin_later
+from fleet.jobs.launching import (
+    ORDERLY_STATUSES,
+    WarnedLaunch,
+    print_message,
+    reserve_emergency_space,
+)
+from fleet.jobs.paused_submissions import delay_options
 from fleet.jobs.systems import find_system, lease_of_process
 from fleet.storage.event_log import log_mark, read_events
 from fleet.storage.json_lines import add_dated_line, read_lines
@@ -55,27 +60,27 @@ class JobStop:
     @property
     def is_failure(self) -> bool:
         """Whether the machine failed; a launch that breaks off after a warning was only too slow."""
-        return self.status is not None and self.status not in ANSWERS and not self.warned
+        return self.status is not None and self.status not in ORDERLY_STATUSES and not self.warned
 
 
 @dataclass(frozen=True)
 class Continuation:
     """Whether the chain goes on, and why or why not."""
 
-    goes_on: bool
-    why: str
+    continues: bool
+    reason: str
 
 
-def decide(stops: Sequence[JobStop], limits: ChainLimits) -> Continuation:
+def decide_continuation(stops: Sequence[JobStop], limits: ChainLimits) -> Continuation:
     """What comes after the newest stop.
 
     Args:
         stops: of the chain so far, the newest last.
 
-    >>> decide([JobStop(75)], ChainLimits(jobs=20, retries=2)).goes_on
+    >>> decide_continuation([JobStop(75)], ChainLimits(jobs=20, retries=2)).continues
     True
-    >>> decide([JobStop(2)], ChainLimits(jobs=20, retries=2))
-    Continuation(goes_on=False, why='the spec or the arguments are wrong')
+    >>> decide_continuation([JobStop(2)], ChainLimits(jobs=20, retries=2))
+    Continuation(continues=False, reason='the spec or the arguments are wrong')
     """
     over = {
         ExitStatus.OK: "all networks finished",
@@ -136,10 +141,10 @@ _Noted = JobStarted | JobStopped | JobSubmitted | ChainCancelled
 _KINDS: Mapping[str, type] = {
     kind.word: kind for kind in (JobStarted, JobStopped, JobSubmitted, ChainCancelled)
 }
-CALLED_OFF = "the chain was called off (fleet submit --end)"
+CHAIN_CANCELLED = "the chain was called off (fleet submit --end)"
 
 
-def note(paths: RunPaths, what: _Noted) -> None:
+def add_note(paths: RunPaths, what: _Noted) -> None:
     """Add a line to the file of stops, with the time.
 
     Raises:
@@ -161,7 +166,7 @@ class ChainTimes:
     so_far: float
 
 
-def past_of(path: Path) -> ChainTimes:
+def chain_times(path: Path) -> ChainTimes:
     """How long the chains of a run's folder were at work; a launch that ended without a word does not count."""
     finished = []
     so_far = 0.0
@@ -190,72 +195,72 @@ def _moment(line: Mapping[str, object]) -> datetime | None:
 
 
 @dataclass
-class History:
+class ChainHistory:
     """What the jobs of a run's chains have noted, up to its newest line.
 
     Attributes:
         stops: of the newest chain.
-        following: the job that is to go on with it; None where it has ended.
+        next_job: the job that is to go on with it; None where it has ended.
         log_bytes: size of the event log before its first launch.
-        unfinished: the job whose launch has begun, and of whose stop nothing is known.
-        known: all jobs.
-        then: what was decided at the newest stop.
+        unfinished_job: the job whose launch has begun, and of whose stop nothing is known.
+        job_ids: all jobs.
+        decision: what was decided at the newest stop.
     """
 
     stops: list[JobStop] = field(default_factory=list)
-    following: str | None = None
+    next_job: str | None = None
     log_bytes: int = 0
-    unfinished: str | None = None
-    known: set[str] = field(default_factory=set)
-    then: str = ""
-    _ours: set[str] = field(default_factory=set)  # the jobs of the newest chain
+    unfinished_job: str | None = None
+    job_ids: set[str] = field(default_factory=set)
+    decision: str = ""
+    _chain_jobs: set[str] = field(default_factory=set)  # the jobs of the newest chain
     _is_off: bool = False
 
     @classmethod
-    def of(cls, paths: RunPaths) -> History:
+    def read(cls, paths: RunPaths) -> ChainHistory:
         """That of a run's folder."""
         history = cls()
         for noted in read_notes(paths.stops, _KINDS):
-            history._take(noted)
+            history._apply(noted)
         return history
 
-    def _take(self, noted: _Noted) -> None:
+    def _apply(self, noted: _Noted) -> None:
         match noted:
             case JobStopped():
                 jobs = {noted.job} | ({noted.next} if noted.next else set())
-                self.known |= jobs
-                self._ours |= jobs
+                self.job_ids |= jobs
+                self._chain_jobs |= jobs
                 self.stops.append(noted.stop)
-                self.following = noted.next
-                self.unfinished = None
-                self.then = noted.then or noted.why
+                self.next_job = noted.next
+                self.unfinished_job = None
+                self.decision = noted.then or noted.why
             case ChainCancelled():
-                self._is_off = bool(self._ours)
+                self._is_off = bool(self._chain_jobs)
             case JobSubmitted() | JobStarted():
-                self.known.add(noted.job)
-                if noted.job not in self._ours:
-                    self._ours = {noted.job}
+                self.job_ids.add(noted.job)
+                if noted.job not in self._chain_jobs:
+                    self._chain_jobs = {noted.job}
                     self._is_off = False
         if isinstance(noted, JobStarted):
-            self.unfinished = noted.job
-            if noted.job != self.following:
+            self.unfinished_job = noted.job
+            if noted.job != self.next_job:
                 self.stops = []
                 self.log_bytes = noted.log_bytes
 
     def stops_before(self, job: str) -> list[JobStop]:
         """The stops of the chain that a job goes on with: the newest one, where it was to be followed by this job."""
-        if job == self.following:
+        if job == self.next_job:
             return self.stops
         return []
 
-    def is_called_off(self, job: str) -> bool:
+    def is_cancelled(self, job: str) -> bool:
         """Whether a user has ended the chain that a job belongs to; one that is handed in later is another chain's."""
-        return self._is_off and job in self._ours
+        return self._is_off and job in self._chain_jobs
 
 
 def has_started(paths: RunPaths, job: str) -> bool:
     """Whether an earlier launch of the chain that a job goes on with got so far as to take up its networks."""
-    history = History.of(paths)
+    history = ChainHistory.read(paths)
     return bool(history.stops_before(job)) and any(
         isinstance(event, Started) for _, event in read_events(paths.events, history.log_bytes)
     )
@@ -264,7 +269,7 @@ def has_started(paths: RunPaths, job: str) -> bool:
 # ---- one job ------------------------------------------------------------------------------------
 
 
-class Keeper:
+class ChainJob:
     """Keeps one job of a chain: launches, passes warnings on, sees to what comes next.
 
     Args:
@@ -305,17 +310,17 @@ class Keeper:
         """
         self._warned.listen()
         if (
-            self._warned.await_room() is None
+            self._warned.wait_for_space() is None
         ):  # a disk that is full for now is no reason to lose the job
-            keep_last_room(self._paths.last_room)
+            reserve_emergency_space(self._paths.last_room)
         with lease_of_process(self._warned.environment) as lease:
             lease.take(self._paths.jobs_lease)
             return self._run(command, lease)
 
     def _run(self, command: Sequence[str], lease: Lease) -> int:
-        lost = History.of(self._paths).unfinished
+        lost = ChainHistory.read(self._paths).unfinished_job
         if lost is not None:
-            note(
+            add_note(
                 self._paths,
                 JobStopped(
                     lost,
@@ -325,13 +330,13 @@ class Keeper:
                 ),
             )
         while True:
-            history = History.of(self._paths)
+            history = ChainHistory.read(self._paths)
             stops = history.stops_before(self._job)
-            if history.is_called_off(self._job):
-                say(CALLED_OFF)
+            if history.is_cancelled(self._job):
+                print_message(CHAIN_CANCELLED)
                 return int(ExitStatus.RESUMABLE)
             if len(stops) >= self._limits.jobs:  # the batch system started it again by itself
-                say(f"a job has run {_times(len(stops))} (jobs: {self._limits.jobs})")
+                print_message(f"a job has run {_times(len(stops))} (jobs: {self._limits.jobs})")
                 return int(ExitStatus.RESUMABLE)
             status, goes_on = self._launch(command, stops, lease)
             if not goes_on or self._system.has_queue:
@@ -343,37 +348,37 @@ class Keeper:
         """One launch: how it ended, and whether another follows."""
         before = log_mark(self._paths.events)
         once = () if has_started(self._paths, self._job) else self._once
-        note(self._paths, JobStarted(self._job, before[1]))
+        add_note(self._paths, JobStarted(self._job, before[1]))
         status = self._warned.run([*command, *once], before)
         lease.check()  # after a long stop another job may have gone on with the chain
         stop = JobStop(status, bool(self._warned.warning))
-        decision = decide([*stops, stop], self._limits)
-        if stop.is_failure and (refused := self._warned.await_room()) is not None:
+        decision = decide_continuation([*stops, stop], self._limits)
+        if stop.is_failure and (refused := self._warned.wait_for_space()) is not None:
             decision = Continuation(False, str(refused))
             with suppress(OSError):
                 self._paths.last_room.unlink(missing_ok=True)  # for what is noted now
         following, then = self._follow(decision, _next_request([*stops, stop], self._requests))
-        note(self._paths, JobStopped(self._job, stop, self._warned.why, following, then))
-        say(f"status {status}; {then}")
+        add_note(self._paths, JobStopped(self._job, stop, self._warned.end_reason, following, then))
+        print_message(f"status {status}; {then}")
         return status, following is not None
 
     def _follow(self, decision: Continuation, request: float | None) -> tuple[str | None, str]:
         """See to it that another launch follows; who does it, and what there is to say."""
-        if not decision.goes_on:
-            return None, decision.why
-        if History.of(self._paths).is_called_off(self._job):
-            return None, CALLED_OFF
+        if not decision.continues:
+            return None, decision.reason
+        if ChainHistory.read(self._paths).is_cancelled(self._job):
+            return None, CHAIN_CANCELLED
         if not self._system.has_queue:
             if self._warned.is_signalled:
                 return (None, "it was told to stop")
-            return (self._job, decision.why)
+            return (self._job, decision.reason)
         try:
-            later = begin_later(self._system, [self._paths])
+            later = delay_options(self._system, [self._paths])
             return continue_job(
                 self._system, self._job, self._paths.job_script, request, later
-            ), decision.why
+            ), decision.reason
         except (InputError, OSError) as error:
-            return None, f"{decision.why}, but no further job could be submitted: {error}"
+            return None, f"{decision.reason}, but no further job could be submitted: {error}"
 
 
 # ---- ending a chain -----------------------------------------------------------------------------
@@ -392,21 +397,21 @@ def end_chain(paths: RunPaths) -> tuple[list[str], list[str]]:
     system, name = _system_of_chain(paths)
     queue = QUEUES[system.queue_commands]
 
-    def ours() -> list[QueuedJob]:
-        known = History.of(paths).known
+    def own_jobs() -> list[QueuedJob]:
+        known = ChainHistory.read(paths).job_ids
         return [job for job in queue.own_jobs([name]) if job.id in known]
 
-    if not ours():
-        history = History.of(paths)
-        why = history.then and f"; at its last stop it was decided: {history.then}"
+    if not own_jobs():
+        history = ChainHistory.read(paths)
+        why = history.decision and f"; at its last stop it was decided: {history.decision}"
         raise UserError(
             f"--end {paths.root}: none of the chain's jobs waits or runs "
-            f"({', '.join(sorted(history.known)) or f'{paths.stops} knows of none'}){why}"
+            f"({', '.join(sorted(history.job_ids)) or f'{paths.stops} knows of none'}){why}"
         )
-    note(paths, ChainCancelled())  # whatever job begins or ends from now on hands in no other
+    add_note(paths, ChainCancelled())  # whatever job begins or ends from now on hands in no other
     back = []
     told = []
-    for job in ours():
+    for job in own_jobs():
         if job.runs:
             call([word.format(job=job.id) for word in system.tell])
             told.append(job.id)

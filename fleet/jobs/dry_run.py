@@ -31,7 +31,7 @@ _LOST_PER_GPU = 0.03
 
 
 @dataclass(frozen=True)
-class Rehearsal:
+class DryRun:
     """What is to be run.
 
     Attributes:
@@ -45,7 +45,7 @@ class Rehearsal:
     scale: float
 
 
-def rehearse(
+def make_dry_run(
     spec: Spec,
     rates: RateTable,
     cluster: Cluster,
@@ -53,7 +53,7 @@ def rehearse(
     cores: int,
     sample: SampleSpec,
     scale: float | None = None,
-) -> Rehearsal:
+) -> DryRun:
     """Make the spec of a rehearsal.
 
     Args:
@@ -78,7 +78,7 @@ def rehearse(
         gpus_per_node=cluster.gpus_per_node // cluster.slots,
         preprocessors="auto" if spec.policy.own_samples else cluster.gpus // cluster.gpus_per_node,
     )
-    return Rehearsal(
+    return DryRun(
         dataclasses.replace(
             _of_classes(document, spec, sample),
             data=_data(document.data, samples, rates.samples_per_epoch, largest, sample),
@@ -185,7 +185,7 @@ def with_epochs(spec: Spec, rates: RateTable, samples: int) -> RateTable:
     )
 
 
-def known_rates(
+def measured_rates(
     spec: Spec,
     keys: Mapping[str, str],
     known: Mapping[str, Mapping[int, float]],

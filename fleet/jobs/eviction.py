@@ -15,7 +15,7 @@ from typing import Any
 
 from fleet.errors import FleetError, UserError
 from fleet.jobs.job_holds import DeferredSignals, HeldJobs
-from fleet.jobs.paused_submissions import MakingRoom
+from fleet.jobs.paused_submissions import PausedRuns
 from launch import slurm_control, slurm_jobs
 from launch.base import InputError
 from launch.slurm_jobs import SlurmJob
@@ -34,34 +34,30 @@ Costs = Callable[[Sequence[SlurmJob]], list[RunningJob]]
 
 
 @dataclass(frozen=True)
-class Candidates:
+class ClusterSnapshot:
     """The jobs that may be asked to make room, and how each stood when it was first seen.
 
     Args:
         jobs: with what they would lose now.
-        held: nodes of all jobs that hold some.
-        standing: how all jobs stand, those included that wait.
+        nodes_by_job: nodes of all jobs that hold some.
+        queue: how all jobs stand, those included that wait.
     """
 
     jobs: list[RunningJob]
-    held: dict[str, int]
-    standing: Mapping[str, SlurmJob]
+    nodes_by_job: dict[str, int]
+    queue: Mapping[str, SlurmJob]
 
     @property
     def signals(self) -> dict[str, str]:
         """Upon which jobs save."""
         return {
-            job.id: signal
-            for job in self.jobs
-            if (signal := self.standing[job.id].signal) is not None
+            job.id: signal for job in self.jobs if (signal := self.queue[job.id].signal) is not None
         }
 
     @property
     def runs(self) -> dict[str, str]:
         """Folders of the runs that give nodes back while they go on."""
-        return {
-            job.id: run for job in self.jobs if (run := self.standing[job.id].yields) is not None
-        }
+        return {job.id: run for job in self.jobs if (run := self.queue[job.id].yields) is not None}
 
 
 @dataclass
@@ -83,7 +79,7 @@ class ClusterView:
         default_factory=dict
     )  # the run of each job that an eviction is about
 
-    def look(self) -> Candidates:
+    def take_snapshot(self) -> ClusterSnapshot:
         """How things stand now. A job that has been started again is none of those that hold nodes.
 
         Raises:
@@ -104,13 +100,13 @@ class ClusterView:
             if job.start == self.seen[job.id].start or job.state == "COMPLETING"
         ]
         mine = [job for job in same if job.state == "RUNNING" and self.may_touch(job.user)]
-        return Candidates(self.costs(mine), {job.id: job.nodes for job in same}, everyone)
+        return ClusterSnapshot(self.costs(mine), {job.id: job.nodes for job in same}, everyone)
 
     def may_touch(self, user: str) -> bool:
         """Whether a user's jobs may be asked."""
         return self.user in (None, user)
 
-    def is_as_it_was(self, job: str) -> str:
+    def find_obstacle(self, job: str) -> str:
         """Empty where a job may be acted on; otherwise why not.
 
         Raises:
@@ -152,24 +148,24 @@ class EvictionLog:
 
 
 @dataclass(frozen=True)
-class Keeping:
+class KeepFree:
     """Until when nodes that are free are kept so.
 
     Args:
         job: for which they are: until it has begun, or is gone; None: until the deadline, or for :data:`KEEP_S`.
-        held: jobs that are held since an eviction before, and are released with the others.
+        held_jobs: jobs that are held since an eviction before, and are released with the others.
     """
 
     job: str | None = None
-    held: Sequence[str] = ()
+    held_jobs: Sequence[str] = ()
 
 
 def carry_out(
     eviction: Eviction,
-    first: Candidates,
+    first: ClusterSnapshot,
     machine: ClusterView,
     diary: EvictionLog,
-    keeping: Keeping,
+    keeping: KeepFree,
     interruption: DeferredSignals,
     sleep: Callable[[float], None] | None = None,
     now_s: Callable[[], float] = time.monotonic,
@@ -188,10 +184,17 @@ def carry_out(
         InputError: at first: all jobs together have fewer nodes.
         UserError: nothing can be noted.
     """
-    holding = HeldJobs(diary.note, machine.may_touch, keeping.held)
-    room = MakingRoom()
+    holding = HeldJobs(diary.note, machine.may_touch, keeping.held_jobs)
+    room = PausedRuns()
     course = _Course(
-        eviction, machine, diary, keeping, holding, room, interruption, Freed(first, keeping.job)
+        eviction,
+        machine,
+        diary,
+        keeping,
+        holding,
+        room,
+        interruption,
+        FreedNodes(first, keeping.job),
     )
     try:
         return course.run(first, sleep or interruption.sleep, now_s)
@@ -200,7 +203,7 @@ def carry_out(
         holding.release()
 
 
-class Freed:
+class FreedNodes:
     """Which nodes jobs have let go of, and who has these now; nothing where Slurm does not tell the names of nodes.
 
     Args:
@@ -208,18 +211,18 @@ class Freed:
         urgent: the job that is to have the nodes.
     """
 
-    def __init__(self, first: Candidates, urgent: str | None) -> None:
+    def __init__(self, first: ClusterSnapshot, urgent: str | None) -> None:
         self._urgent = urgent
         self._had = {
-            job: frozenset(first.standing[job].hosts) for job in first.held
+            job: frozenset(first.queue[job].hosts) for job in first.nodes_by_job
         }  # of those that are to make room
         self._by: dict[str, str] = {}  # node -> the job that has let go of it
         self._owners: dict[str, SlurmJob] = {}  # node -> the job that has it now
 
-    def look(self, found: Candidates) -> dict[str, list[str]]:
+    def update(self, found: ClusterSnapshot) -> dict[str, list[str]]:
         """The nodes that others have taken since the last look, by their jobs."""
         for job, had in self._had.items():
-            has = frozenset(found.standing[job].hosts if job in found.held else ())
+            has = frozenset(found.queue[job].hosts if job in found.nodes_by_job else ())
             self._by |= dict.fromkeys(had - has, job)
             self._had[job] = has
         before = self._owners
@@ -228,7 +231,7 @@ class Freed:
             return {}
         self._owners = {
             node: job
-            for job in found.standing.values()
+            for job in found.queue.values()
             if job.id != self._urgent
             for node in self._by.keys() & job.hosts
         }
@@ -238,17 +241,17 @@ class Freed:
                 taken.setdefault(owner.id, []).append(node)
         return taken
 
-    def ask(self, job: str, nodes: Sequence[str]) -> None:
+    def track_job(self, job: str, nodes: Sequence[str]) -> None:
         """A job that has taken nodes is to make room in turn."""
         self._had[job] = frozenset(nodes)
         for node in nodes:
             del self._by[node], self._owners[node]
 
-    def by(self, node: str) -> str:
+    def freed_by(self, node: str) -> str:
         """The job that has let go of a node."""
         return self._by[node]
 
-    def told(self) -> str:
+    def describe_owners(self) -> str:
         """Who has nodes that were freed, in words; empty where nobody has."""
         return ", ".join(
             f"job {job.id} of {job.user} has {node}" for node, job in sorted(self._owners.items())
@@ -269,11 +272,11 @@ class _Course:
     eviction: Eviction
     machine: ClusterView
     diary: EvictionLog
-    keeping: Keeping
+    keeping: KeepFree
     holding: HeldJobs
-    room: MakingRoom
+    room: PausedRuns
     interruption: DeferredSignals
-    freed: Freed
+    freed: FreedNodes
     free_min: float | None = None
     silence: str = ""
     taken_by: dict[str, int] = field(default_factory=dict)
@@ -283,12 +286,12 @@ class _Course:
         self.first = frozenset(self.machine.seen)
 
     def run(
-        self, first: Candidates, sleep: Callable[[float], None], now_s: Callable[[], float]
+        self, first: ClusterSnapshot, sleep: Callable[[float], None], now_s: Callable[[], float]
     ) -> bool:
         """See :func:`carry_out`."""
         start = now_s()
         pause = min(max(self.eviction.deadline_min, LOOK_S[0]), LOOK_S[1])
-        found: Candidates | None = first
+        found: ClusterSnapshot | None = first
         while True:
             minute = (now_s() - start) / 60
             if found is not None:
@@ -303,10 +306,10 @@ class _Course:
             sleep(pause)
             found = self._look()
 
-    def _look(self) -> Candidates | None:
+    def _look(self) -> ClusterSnapshot | None:
         """What Slurm answers; None while it is silent."""
         try:
-            found = self.machine.look()
+            found = self.machine.take_snapshot()
         except InputError as error:  # it may answer again
             if str(error) != self.silence:
                 self.diary.note("silent", f"{error}; it is asked again")
@@ -315,18 +318,20 @@ class _Course:
         self.silence = ""
         return found
 
-    def _keep_back(self, found: Candidates) -> None:
+    def _keep_back(self, found: ClusterSnapshot) -> None:
         """Before a node becomes free: hold what waits and would take it, and have no more of that handed in."""
-        self.room.meet(
+        self.room.add_jobs(
             (job.script, job.user)
-            for job in found.standing.values()
-            if job.is_patient and gives_way(job, self.keeping.job, self.machine)
+            for job in found.queue.values()
+            if job.is_patient and must_wait(job, self.keeping.job, self.machine)
         )
         self.room.touch()
-        self.holding.look(found.standing, rivals(found, self.keeping.job, self.machine))
+        self.holding.hold_waiting(
+            found.queue, competing_jobs(found, self.keeping.job, self.machine)
+        )
 
-    def _act(self, minute: float, found: Candidates) -> None:
-        taken = self.freed.look(found)
+    def _act(self, minute: float, found: ClusterSnapshot) -> None:
+        taken = self.freed.update(found)
         for job, nodes in taken.items():
             self._take_back(job, nodes, minute, found)
         # What a job that has come since holds is not what is to be freed, unless it was free before.
@@ -337,7 +342,7 @@ class _Course:
         ]
         held = {
             job: self.taken_by.get(job, nodes)
-            for job, nodes in found.held.items()
+            for job, nodes in found.nodes_by_job.items()
             if self._counts(job)
         }
         held |= {
@@ -347,12 +352,12 @@ class _Course:
             self._take(step, minute, found)
             if step.what in ("freed", "ended"):
                 self.holding.watch(step.job)
-        self.holding.look(found.standing)
+        self.holding.hold_waiting(found.queue)
         if not self.eviction.is_done:
             self.free_min = None
         elif self.free_min is None:
             self.free_min = self.told_min = minute
-            others = self.freed.told()
+            others = self.freed.describe_owners()
             if others:
                 how = f"were freed after {minute:.1f} min, but {others}"
             else:
@@ -362,13 +367,17 @@ class _Course:
     def _counts(self, job: str) -> bool:
         return job in self.first or job in self.taken_by
 
-    def _take_back(self, job: str, nodes: Sequence[str], minute: float, found: Candidates) -> None:
+    def _take_back(
+        self, job: str, nodes: Sequence[str], minute: float, found: ClusterSnapshot
+    ) -> None:
         """A job has taken nodes that were free: say so, and have it make room in turn if it is one that can wait."""
-        user = found.standing[job].user
-        whose = ", ".join(f"{node}, which job {self.freed.by(node)} has freed" for node in nodes)
-        in_turn = gives_way(
-            found.standing[job], self.keeping.job, self.machine
-        ) and self.machine.partition in (None, found.standing[job].partition)
+        user = found.queue[job].user
+        whose = ", ".join(
+            f"{node}, which job {self.freed.freed_by(node)} has freed" for node in nodes
+        )
+        in_turn = must_wait(
+            found.queue[job], self.keeping.job, self.machine
+        ) and self.machine.partition in (None, found.queue[job].partition)
         self.diary.note(
             "taken",
             f"{minute:7.1f} min  job {job} of {user} has taken {whose}"
@@ -378,12 +387,12 @@ class _Course:
             nodes=list(nodes),
         )
         if in_turn:
-            self.machine.seen[job] = found.standing[job]
+            self.machine.seen[job] = found.queue[job]
             self.taken_by[job] = len(nodes)
-            self.freed.ask(job, nodes)
+            self.freed.track_job(job, nodes)
             self.eviction.taken(job, len(nodes), job in found.signals)
 
-    def _end(self, minute: float, found: Candidates | None) -> tuple[bool, str] | None:
+    def _end(self, minute: float, found: ClusterSnapshot | None) -> tuple[bool, str] | None:
         """Whether it has ended well, and why it has ended; None while it goes on."""
         late = minute > self.eviction.deadline_min + PATIENCE_S / 60
         given_up = f"it is given up {PATIENCE_S / 60:g} min after the deadline"
@@ -400,7 +409,7 @@ class _Course:
             if minute >= over:
                 return (True, f"they are no longer kept free, after {minute:.1f} min")
             return None
-        now = None if found is None else found.standing.get(job)
+        now = None if found is None else found.queue.get(job)
         if found is None or (now is not None and now.waits):
             return self._waits(job, now.reason if now else "", minute, given_up if late else "")
         return True, f"job {job} is {now.state if now else 'gone'} after {minute:.1f} min"
@@ -409,7 +418,7 @@ class _Course:
         self, job: str, reason: str, minute: float, given_up: str
     ) -> tuple[bool, str] | None:
         """The urgent job has not begun: say so now and then, with what is known of why, or give it up."""
-        others = self.freed.told()
+        others = self.freed.describe_owners()
         why = "; ".join(
             [*([f"Slurm says {reason}"] if reason else []), *([others] if others else [])]
         )
@@ -423,7 +432,7 @@ class _Course:
             )
         return None
 
-    def _take(self, step: Step, minute: float, found: Candidates) -> None:
+    def _take(self, step: Step, minute: float, found: ClusterSnapshot) -> None:
         """Note a step; do it first if it is an act."""
         where: dict[str, Any] = {
             "minute": round(minute, 3),
@@ -431,11 +440,11 @@ class _Course:
         }
         if not step.is_act:
             more = {"actions": step.actions} if step.actions else {}
-            self.diary.note(step.what, told(minute, step), **where, **more)
+            self.diary.note(step.what, describe_step(minute, step), **where, **more)
             return
         user = self.machine.seen[step.job].user
         try:
-            wrong = self.machine.is_as_it_was(step.job)
+            wrong = self.machine.find_obstacle(step.job)
             done = "" if wrong else self._do(step, minute, found)
         except (
             InputError,
@@ -454,13 +463,13 @@ class _Course:
         else:
             self.diary.note(
                 step.what,
-                f"{told(minute, step)} (of {user}; {done})",
+                f"{describe_step(minute, step)} (of {user}; {done})",
                 **where,
                 user=user,
                 done=done,
             )
 
-    def _do(self, step: Step, minute: float, found: Candidates) -> str:
+    def _do(self, step: Step, minute: float, found: ClusterSnapshot) -> str:
         """What was done, in words."""
         if step.what == "yield":
             self.room.touch(60 * (step.until_min - minute))  # nobody looks until that has an end
@@ -477,7 +486,7 @@ class _Course:
         return f"signal {signal}"
 
 
-def gives_way(job: SlurmJob, urgent: str | None, machine: ClusterView) -> bool:
+def must_wait(job: SlurmJob, urgent: str | None, machine: ClusterView) -> bool:
     """Whether a job that comes, or waits, is to leave the nodes to others.
 
     FLEET's own are, for they can go on later. Of other jobs it is up to the queue who is first, unless it is known for
@@ -487,28 +496,30 @@ def gives_way(job: SlurmJob, urgent: str | None, machine: ClusterView) -> bool:
     return job.id != urgent and machine.may_touch(job.user) and (job.is_patient or is_own)
 
 
-def rivals(found: Candidates, urgent: str | None, machine: ClusterView) -> list[str]:
+def competing_jobs(found: ClusterSnapshot, urgent: str | None, machine: ClusterView) -> list[str]:
     """The jobs in the queue that would take the nodes, and are held."""
     return sorted(
         job.id
-        for job in found.standing.values()
-        if job.waits and not job.is_held and gives_way(job, urgent, machine)
+        for job in found.queue.values()
+        if job.waits and not job.is_held and must_wait(job, urgent, machine)
     )
 
 
-def held_by_others(found: Candidates, machine: ClusterView, known: Sequence[str]) -> list[str]:
+def jobs_held_elsewhere(
+    found: ClusterSnapshot, machine: ClusterView, known: Sequence[str]
+) -> list[str]:
     """Jobs of FLEET's in the queue that are held, though not by an eviction that is known of."""
     return sorted(
         job.id
-        for job in found.standing.values()
+        for job in found.queue.values()
         if job.is_patient and job.is_held and job.id not in known and machine.may_touch(job.user)
     )
 
 
-def told(minute: float, step: Step) -> str:
+def describe_step(minute: float, step: Step) -> str:
     """A step in words.
 
-    >>> told(0.0, Step("save", "17", until_min=4.0))
+    >>> describe_step(0.0, Step("save", "17", until_min=4.0))
     '    0.0 min  job 17: saves, until minute 4.0'
     """
     words = {
@@ -527,7 +538,7 @@ def told(minute: float, step: Step) -> str:
     return f"{minute:7.1f} min  {who}{words[step.what]}{f': {step.said}' if step.said else ''}"
 
 
-def lines_of(
+def dry_run_lines(
     steps: Sequence[tuple[float, Step]], users: Mapping[str, str], signals: Mapping[str, str]
 ) -> list[str]:
     """What would be done, for a dry run; ``freed`` needs no line."""
@@ -543,6 +554,9 @@ def lines_of(
             }.get(step.what, "")
             owner = f" of {users[step.job]}" if step.job else ""
             lines.append(
-                told(minute, step).replace(f"job {step.job}:", f"job {step.job}{owner}:", 1) + how
+                describe_step(minute, step).replace(
+                    f"job {step.job}:", f"job {step.job}{owner}:", 1
+                )
+                + how
             )
     return lines

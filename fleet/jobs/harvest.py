@@ -1,7 +1,7 @@
 """Jobs that come and go, and share the networks of runs: who hands in the next one, and when it is enough.
 
 Each job keeps the backlog filled, when it begins, now and then, and when it ends; so no process has to stay on a login
-node. What to do is decided by :func:`fleet.jobs.backlog.decide`. What that is told of is found out here: the queue and
+node. What to do is decided by :func:`fleet.jobs.backlog.plan_orders`. What that is told of is found out here: the queue and
 the idle nodes from the batch system, who holds which network from the leases in the folders of the runs, and how far
 networks are, how fast they are, what starting takes and how long jobs are let be from the logs of all launches.
 """
@@ -24,11 +24,25 @@ from fleet.domain.json_record import Kind
 from fleet.domain.network import EpochRecord
 from fleet.domain.run import RunState
 from fleet.errors import ExitStatus, StorageError, UserError
-from fleet.jobs import harvest_log as book
-from fleet.jobs.backlog import Cancel, Harvested, HarvestLimits, Order, Submit, decide, is_given_up
+from fleet.jobs import harvest_log
+from fleet.jobs.backlog import (
+    Cancel,
+    HarvestLimits,
+    HarvestState,
+    Order,
+    Submit,
+    is_given_up,
+    plan_orders,
+)
 from fleet.jobs.job_events import JobStarted, JobSubmitted
-from fleet.jobs.launching import ANSWERS, WarnedLaunch, keep_last_room, refusal, say
-from fleet.jobs.paused_submissions import begin_later
+from fleet.jobs.launching import (
+    ORDERLY_STATUSES,
+    WarnedLaunch,
+    find_storage_error,
+    print_message,
+    reserve_emergency_space,
+)
+from fleet.jobs.paused_submissions import delay_options
 from fleet.jobs.systems import lease_of_process
 from fleet.storage.event_log import RunTail, log_mark
 from fleet.storage.files import write_json
@@ -95,15 +109,15 @@ class HarvestPlan:
         Raises:
             StorageError: the disk is full, ...
         """
-        content = TypeAdapter(HarvestPlan).dump_python(self, mode="json")
+        content = TypeAdapter(HarvestPlan).dump_python(self, mode="json", by_alias=True)
         for run in self.runs:
             write_json(run.paths.harvest, content)
-            keep_last_room(run.paths.last_room)
+            reserve_emergency_space(run.paths.last_room)
 
-    def ask(self) -> None:
+    def record_request(self) -> None:
         """Its user asks for it, again or for the first time."""
         for run in self.runs:
-            book.note(run.paths, book.HarvestAsked())
+            harvest_log.add_note(run.paths, harvest_log.HarvestRequested())
 
     @staticmethod
     def read(path: Path) -> HarvestPlan:
@@ -144,7 +158,7 @@ class BatchQueue:
 
     def submit(self, script: Path, nodes: int, plan: HarvestPlan) -> str:
         """Hand in a job; returns its id."""
-        later = begin_later(self._system, [run.paths for run in plan.runs])
+        later = delay_options(self._system, [run.paths for run in plan.runs])
         return submit(self._system, script, more=(*plan.options, *later))
 
     def cancel(self, job: str) -> None:
@@ -181,9 +195,9 @@ class Backlog:
     def _take(self, plan: HarvestPlan) -> None:
         self._plan = plan
         self.command = plan.command
-        self._logs = {run.job: Logs(run.paths) for run in plan.runs}
+        self._logs = {run.job: RunLogs(run.paths) for run in plan.runs}
 
-    def finds_work(self, root: Path, job: str) -> bool:
+    def has_work(self, root: Path, job: str) -> bool:
         """Whether a job of a run that is about to begin would find a network to train.
 
         Raises:
@@ -195,7 +209,7 @@ class Backlog:
         others = [
             one for one in found if one.id not in {job, *self._leaving(found)}
         ]  # what it held, it may take again
-        return look(run, others, [], self._logs[run.job]).waiting > 0
+        return read_harvest_state(run, others, [], self._logs[run.job]).waiting > 0
 
     def top_up(self, without: str = "", anew: bool = False) -> list[Order]:
         """Look at queue and runs, and hand in or take back what should be; returns what was done.
@@ -249,13 +263,13 @@ class Backlog:
         self._note_lost(found)
         jobs = [job for job in found if job.id not in {without, *self._leaving(found)}]
         past = {
-            run.job: book.past_of(run.paths, [job.id for job in jobs if job.runs])
+            run.job: harvest_log.past_launches(run.paths, [job.id for job in jobs if job.runs])
             for run in self._plan.runs
         }
         gap_s = mean_gap_s([one for launches in past.values() for one in launches])
         taken = sum(job.nodes for job in jobs if not job.runs)
         runs = [
-            look(
+            read_harvest_state(
                 run,
                 [job for job in jobs if job.name == run.job],
                 past[run.job],
@@ -263,7 +277,7 @@ class Backlog:
             )
             for run in self._plan.runs
         ]
-        orders = decide(runs, max(0, idle - taken), gap_s, self._plan.limits)
+        orders = plan_orders(runs, max(0, idle - taken), gap_s, self._plan.limits)
         for order in orders:
             self._carry_out(order)
         if without:
@@ -275,13 +289,13 @@ class Backlog:
         newest = {
             job: one
             for run in self._plan.runs
-            for job, one in book.newest_of_jobs(run.paths).items()
+            for job, one in harvest_log.newest_by_job(run.paths).items()
         }
         return {
             job.id
             for job in jobs
             if job.runs
-            and isinstance(one := newest.get(job.id), book.LaunchEnded)
+            and isinstance(one := newest.get(job.id), harvest_log.LaunchEnded)
             and one.status is not None
         }
 
@@ -289,11 +303,13 @@ class Backlog:
         """Say of each launch that ended without a word that it did."""
         running, waiting = ({job.id for job in jobs if job.runs is runs} for runs in (True, False))
         for run in self._plan.runs:
-            for job, one in book.newest_of_jobs(run.paths).items():
+            for job, one in harvest_log.newest_by_job(run.paths).items():
                 if isinstance(one, JobStarted) and job not in running:
-                    book.note(run.paths, book.lost(job, job in waiting))
+                    harvest_log.add_note(
+                        run.paths, harvest_log.end_without_report(job, job in waiting)
+                    )
 
-    def _note_over(self, runs: Sequence[Harvested], orders: Sequence[Order]) -> None:
+    def _note_over(self, runs: Sequence[HarvestState], orders: Sequence[Order]) -> None:
         """Say of each run that has come to its end that it has, and why."""
         coming = {order.name for order in orders if isinstance(order, Submit)}
         taken_back = {order.job for order in orders if isinstance(order, Cancel)}
@@ -304,34 +320,36 @@ class Backlog:
         } | coming
         for run, seen in zip(self._plan.runs, runs, strict=True):
             ends = seen.is_over or is_given_up(seen, self._plan.limits) or not there
-            if ends and seen.name not in there and book.over_of(run.paths) is None:
+            if ends and seen.name not in there and harvest_log.find_end(run.paths) is None:
                 again = "" if seen.is_over and not self._failed(run) else self._plan.command
-                book.note(run.paths, book.HarvestOver(self._why_over(run, seen), again))
+                harvest_log.add_note(
+                    run.paths, harvest_log.HarvestEnded(self._why_over(run, seen), again)
+                )
 
     def _failed(self, run: HarvestRun) -> int:
         """How many networks of a run have failed."""
         outcomes = (standing.outcome for standing in self._logs[run.job].run.standings.values())
         return sum(outcome is not None and outcome.is_failure for outcome in outcomes)
 
-    def _why_over(self, run: HarvestRun, seen: Harvested) -> str:
+    def _why_over(self, run: HarvestRun, seen: HarvestState) -> str:
         if seen.is_over:
             failed = self._failed(run)
             if failed:
                 return f"all networks are done, {failed} of them failed"
             return "all networks are done"
-        if seen.is_called_off:
+        if seen.is_cancelled:
             return "it was called off (--end)"
         ends = [
             one.why
-            for one in book.noted_of(run.paths)
-            if isinstance(one, book.LaunchEnded) and one.why
+            for one in harvest_log.read_harvest_log(run.paths)
+            if isinstance(one, harvest_log.LaunchEnded) and one.why
         ]
         last = ends[-1] if ends else ""
         because = last and f"; the last: {last}"
-        if seen.fruitless >= self._plan.limits.fruitless:
-            return f"{seen.fruitless} launches in a row finished no epoch{because}"
-        if seen.passed >= self._plan.limits.passing:
-            return f"{seen.passed} launches in a row were ended by a fault that may pass, but has not passed{because}"
+        if seen.fruitless_launches >= self._plan.limits.fruitless:
+            return f"{seen.fruitless_launches} launches in a row finished no epoch{because}"
+        if seen.transient_failures >= self._plan.limits.passing:
+            return f"{seen.transient_failures} launches in a row were ended by a fault that may pass, but has not passed{because}"
         return f"no job is left for the networks that are{because}"
 
     def _asked_for(self, job: str) -> int:
@@ -340,7 +358,7 @@ class Backlog:
             (
                 one.nodes
                 for run in self._plan.runs
-                for one in book.noted_of(run.paths)
+                for one in harvest_log.read_harvest_log(run.paths)
                 if isinstance(one, JobSubmitted) and one.job == job
             ),
             1,
@@ -350,7 +368,7 @@ class Backlog:
         paths = next(run.paths for run in self._plan.runs if run.job == order.name)
         match order:
             case Submit(nodes=nodes):
-                book.note(
+                harvest_log.add_note(
                     paths,
                     JobSubmitted(
                         self._queue.submit(paths.harvest_script(nodes), nodes, self._plan), nodes
@@ -358,15 +376,15 @@ class Backlog:
                 )
             case Cancel(job=job):
                 self._queue.cancel(job)
-                book.note(paths, book.JobCancelled(job))
+                harvest_log.add_note(paths, harvest_log.JobCancelled(job))
 
 
-def mean_gap_s(past: Sequence[book.PastLaunch]) -> float:
+def mean_gap_s(past: Sequence[harvest_log.PastLaunch]) -> float:
     """How long nodes stay idle, in seconds: what launches lasted over how many were cut off, if gaps have no memory."""
     return (GAP_S + sum(one.seconds for one in past)) / (1 + sum(one.is_cut for one in past))
 
 
-class Logs:
+class RunLogs:
     """What the launches of a run have logged, read as it grows."""
 
     def __init__(self, paths: RunPaths) -> None:
@@ -394,7 +412,7 @@ class Logs:
         """The newest epochs."""
         return [epoch.record for epoch in self.run.epochs[-_RATES:] if epoch.record.seconds > 0]
 
-    def look(self) -> None:
+    def refresh(self) -> None:
         """Read what is new.
 
         Raises:
@@ -404,12 +422,12 @@ class Logs:
             self.run.apply(at, event, log)
 
 
-def look(
+def read_harvest_state(
     run: HarvestRun,
     jobs: Sequence[QueuedJob],
-    past: Sequence[book.PastLaunch],
-    logs: Logs | None = None,
-) -> Harvested:
+    past: Sequence[harvest_log.PastLaunch],
+    logs: RunLogs | None = None,
+) -> HarvestState:
     """A run, as its folder and its jobs show it.
 
     Args:
@@ -417,8 +435,8 @@ def look(
         past: its launches that are over.
         logs: of its launches, as far as they were read.
     """
-    logs = logs or Logs(run.paths)
-    logs.look()
+    logs = logs or RunLogs(run.paths)
+    logs.refresh()
     over = {name for name, standing in logs.run.standings.items() if standing.outcome is not None}
     over = (over | over_by_table(run.paths)) & set(
         run.networks
@@ -434,20 +452,22 @@ def look(
     }
     by_job = Counter(holder.job for holder in held.values() if holder is not None)
     ours = {
-        one.job for one in book.noted_of(run.paths) if isinstance(one, JobSubmitted | JobStarted)
+        one.job
+        for one in harvest_log.read_harvest_log(run.paths)
+        if isinstance(one, JobSubmitted | JobStarted)
     }
     at_once = partial(_at_once, run, logs.start)
     rates = [record.samples / record.seconds for record in logs.records]
-    return Harvested(
+    return HarvestState(
         run.job,
         waiting=len(set(run.networks) - over - held.keys()),
-        held=len(held),
+        training=len(held),
         per_node=at_once(1),
         rate=statistics.fmean(rates) if rates else None,
-        left=_samples_left(run, over, logs),
+        samples_left=_samples_left(run, over, logs),
         start_s=statistics.median(logs.first_s) if logs.first_s else 0.0,
-        fruitless=book.fruitless(past),
-        passed=book.passed(past),
+        fruitless_launches=harvest_log.count_fruitless(past),
+        transient_failures=harvest_log.count_transient(past),
         running=len(running),
         queued=tuple((job.id, job.nodes) for job in jobs if not job.runs),
         nodes=sum(job.nodes for job in jobs if job.runs),
@@ -456,7 +476,7 @@ def look(
             for job in jobs
             if job.runs and job.id in ours
         ),
-        is_called_off=book.is_called_off(run.paths),
+        is_cancelled=harvest_log.is_cancelled(run.paths),
     )
 
 
@@ -468,7 +488,7 @@ def _at_once(run: HarvestRun, start: Started | None, nodes: int) -> int:
     return max(1, start.trainers * nodes // (start.nodes * largest))
 
 
-def _samples_left(run: HarvestRun, over: Collection[str], logs: Logs) -> float:
+def _samples_left(run: HarvestRun, over: Collection[str], logs: RunLogs) -> float:
     """Samples that the networks of a run are still to be trained on, at most."""
     left = 0
     for name in run.networks:
@@ -504,17 +524,17 @@ class HarvestJob:
             StorageError: nothing can be noted.
         """
         self._warned.listen()
-        refused = self._warned.await_room()
+        refused = self._warned.wait_for_space()
         if refused is not None:
             return self._give_up(refused, ExitStatus.CAN_PASS)
-        keep_last_room(self._paths.last_room)
+        reserve_emergency_space(self._paths.last_room)
         if isinstance(
-            book.newest_of_jobs(self._paths).get(self._job), JobStarted
+            harvest_log.newest_by_job(self._paths).get(self._job), JobStarted
         ):  # the batch system has put it back
-            self._note(book.lost(self._job, is_back=True))
+            self._note(harvest_log.end_without_report(self._job, is_back=True))
         if not self._finds_work():
             self._note(
-                book.LaunchEnded(
+                harvest_log.LaunchEnded(
                     self._job, int(ExitStatus.OK), why="it would have found no network to train"
                 )
             )
@@ -526,31 +546,33 @@ class HarvestJob:
         status = self._warned.run(command, before, _EVERY_S, self._top_up)
         warning = self._warned.warning
         if (
-            status not in ANSWERS
-            and (refused := refusal(self._paths.jobs)) is not None
+            status not in ORDERLY_STATUSES
+            and (refused := find_storage_error(self._paths.jobs)) is not None
             and refused.may_pass
         ):
             status = int(ExitStatus.CAN_PASS)
-        refused = self._warned.await_room()
+        refused = self._warned.wait_for_space()
         if refused is not None:
             return self._give_up(refused, status, warning)
-        self._note(book.LaunchEnded(self._job, status, warning, self._warned.why))
-        self._rest(status)
+        self._note(harvest_log.LaunchEnded(self._job, status, warning, self._warned.end_reason))
+        self._wait_after_transient_error(status)
         self._end()  # perhaps all others are ended at this moment, and nobody else is left to do it
         return status
 
     def _note(self, what: Kind) -> None:
         """Add a line; a disk that fills up just now is waited for."""
         try:
-            book.note(self._paths, what)
+            harvest_log.add_note(self._paths, what)
         except StorageError as error:
-            if not error.may_pass or self._warned.await_room() is not None:
+            if not error.may_pass or self._warned.wait_for_space() is not None:
                 raise
-            book.note(self._paths, what)
+            harvest_log.add_note(self._paths, what)
 
-    def _rest(self, status: int) -> None:
+    def _wait_after_transient_error(self, status: int) -> None:
         """Wait the longer the more launches in a row were ended by what may pass, and finished no epoch."""
-        if status == ExitStatus.CAN_PASS and (count := book.passed(book.past_of(self._paths))):
+        if status == ExitStatus.CAN_PASS and (
+            count := harvest_log.count_transient(harvest_log.past_launches(self._paths))
+        ):
             self._warned.pause(min(_MOST_REST_S, _REST_S * 2 ** (count - 1)))
 
     def _give_up(self, refused: StorageError, status: int, warning: str = "") -> int:
@@ -558,21 +580,26 @@ class HarvestJob:
 
         The last of several jobs that come to it says that the harvest is over.
         """
-        over = book.HarvestOver(f"files cannot be written: {refused}", self._backlog.command)
+        over = harvest_log.HarvestEnded(
+            f"files cannot be written: {refused}", self._backlog.command
+        )
         with suppress(OSError):
             self._paths.last_room.unlink(missing_ok=True)
         with suppress(StorageError):
-            book.note(self._paths, book.LaunchEnded(self._job, int(status), warning, str(refused)))
+            harvest_log.add_note(
+                self._paths, harvest_log.LaunchEnded(self._job, int(status), warning, str(refused))
+            )
             if not any(
-                isinstance(one, JobStarted) for one in book.newest_of_jobs(self._paths).values()
+                isinstance(one, JobStarted)
+                for one in harvest_log.newest_by_job(self._paths).values()
             ):
-                book.note(self._paths, over)
-        say(str(over))
+                harvest_log.add_note(self._paths, over)
+        print_message(str(over))
         return int(status)
 
     def _finds_work(self) -> bool:
         try:
-            return self._backlog.finds_work(self._paths.root, self._job)
+            return self._backlog.has_work(self._paths.root, self._job)
         except (InputError, OSError):  # nobody can tell: the launch will find out
             return True
 
@@ -580,9 +607,9 @@ class HarvestJob:
         """Keep the backlog filled; returns why that cannot be done, where it cannot."""
         try:
             for order in self._backlog.top_up(without):
-                say(str(order))
+                print_message(str(order))
         except (InputError, StorageError, OSError) as error:  # this launch can go on all the same
-            say(f"the backlog is not kept filled for now: {error}")
+            print_message(f"the backlog is not kept filled for now: {error}")
             return str(error)
         self._was_answered = True
         return ""
@@ -596,9 +623,9 @@ class HarvestJob:
                 return
             if self._warned.is_signalled or time.monotonic() >= until:
                 with suppress(StorageError):
-                    book.note(
+                    harvest_log.add_note(
                         self._paths,
-                        book.HarvestOver(
+                        harvest_log.HarvestEnded(
                             f"its last launch could hand in no further job: {problem}",
                             self._backlog.command,
                         ),
@@ -606,6 +633,6 @@ class HarvestJob:
                 break
             self._warned.pause(pause_s)
             pause_s *= 2
-        over = book.over_of(self._paths)
+        over = harvest_log.find_end(self._paths)
         if over is not None:
-            say(str(over))
+            print_message(str(over))

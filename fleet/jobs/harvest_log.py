@@ -20,7 +20,7 @@ from fleet.storage.json_lines import add_dated_line
 from fleet.storage.paths import RunPaths
 
 
-class HarvestAsked(Kind, word="asked"):
+class HarvestRequested(Kind, word="asked"):
     """A user has asked for the harvest: launches that came to nothing before are forgiven."""
 
 
@@ -45,7 +45,7 @@ class LaunchEnded(Kind, word="ended"):
     why: Annotated[str, OmitDefault] = ""
 
 
-class HarvestOver(Kind, word="over"):
+class HarvestEnded(Kind, word="over"):
     """No job is left, and none will be handed in.
 
     Attributes:
@@ -65,18 +65,18 @@ class HarvestOver(Kind, word="over"):
 _KINDS: Mapping[str, type] = {
     kind.word: kind
     for kind in (
-        HarvestAsked,
+        HarvestRequested,
         ChainCancelled,
         JobSubmitted,
         JobCancelled,
         JobStarted,
         LaunchEnded,
-        HarvestOver,
+        HarvestEnded,
     )
 }
 
 
-def note(paths: RunPaths, what: Kind) -> None:
+def add_note(paths: RunPaths, what: Kind) -> None:
     """Add a line to what is known of a harvest, with the time.
 
     Raises:
@@ -85,25 +85,27 @@ def note(paths: RunPaths, what: Kind) -> None:
     add_dated_line(paths.harvested, what)
 
 
-def noted_of(paths: RunPaths) -> list[Any]:
+def read_harvest_log(paths: RunPaths) -> list[Any]:
     """All that is known of a harvest, in order."""
     return read_notes(paths.harvested, _KINDS)
 
 
-def is_called_off(paths: RunPaths) -> bool:
+def is_cancelled(paths: RunPaths) -> bool:
     """Whether no more jobs are wanted for a run."""
-    said = [one for one in noted_of(paths) if isinstance(one, HarvestAsked | ChainCancelled)]
+    said = [
+        one for one in read_harvest_log(paths) if isinstance(one, HarvestRequested | ChainCancelled)
+    ]
     return bool(said) and isinstance(said[-1], ChainCancelled)
 
 
-def over_of(paths: RunPaths) -> HarvestOver | None:
+def find_end(paths: RunPaths) -> HarvestEnded | None:
     """That the harvest of a run is over, and why; None where it goes on, or there is none."""
     said = [
         one
-        for one in noted_of(paths)
-        if isinstance(one, HarvestAsked | JobSubmitted | JobStarted | HarvestOver)
+        for one in read_harvest_log(paths)
+        if isinstance(one, HarvestRequested | JobSubmitted | JobStarted | HarvestEnded)
     ]
-    if said and isinstance(said[-1], HarvestOver):
+    if said and isinstance(said[-1], HarvestEnded):
         return said[-1]
     return None
 
@@ -114,7 +116,7 @@ class PastLaunch:
 
     Attributes:
         seconds: that it lasted.
-        taken: networks that it took.
+        networks: networks that it took.
         epochs: that it finished.
         status: None where it did not come to say that it ended.
         is_warned: whether the batch system was about to end it.
@@ -122,7 +124,7 @@ class PastLaunch:
     """
 
     seconds: float
-    taken: int
+    networks: int
     epochs: int
     status: int | None
     is_warned: bool
@@ -133,11 +135,14 @@ class PastLaunch:
         """Whether it should have finished an epoch, and has not; it need not where it got no network, or was ended."""
         ended_well = self.status in (ExitStatus.OK, ExitStatus.NETWORK_FAILED, ExitStatus.RESUMABLE)
         return not (
-            self.epochs or self.has_passed or self.is_warned or (ended_well and not self.taken)
+            self.epochs
+            or self.was_transient
+            or self.is_warned
+            or (ended_well and not self.networks)
         )
 
     @property
-    def has_passed(self) -> bool:
+    def was_transient(self) -> bool:
         """Whether what ended it may pass, and it has finished no epoch before."""
         return self.status == ExitStatus.CAN_PASS and not self.epochs
 
@@ -147,17 +152,17 @@ class PastLaunch:
         return self.is_warned or self.status is None
 
 
-def past_of(paths: RunPaths, running: Sequence[str] = ()) -> list[PastLaunch]:
+def past_launches(paths: RunPaths, running: Sequence[str] = ()) -> list[PastLaunch]:
     """The launches of a run that are over, in the order in which they began.
 
     Args:
         running: the ids of its jobs that run now.
     """
-    noted = noted_of(paths)
+    noted = read_harvest_log(paths)
     begun = [(place, one) for place, one in enumerate(noted) if isinstance(one, JobStarted)]
     last = {one.job: place for place, one in begun}
     asked = max(
-        (place for place, one in enumerate(noted) if isinstance(one, HarvestAsked)), default=-1
+        (place for place, one in enumerate(noted) if isinstance(one, HarvestRequested)), default=-1
     )
     past = []
     for place, one in begun:
@@ -189,14 +194,14 @@ def _past(log: Path, start: int, end: LaunchEnded | None, is_forgiven: bool) -> 
     )
 
 
-def fruitless(past: Sequence[PastLaunch]) -> int:
+def count_fruitless(past: Sequence[PastLaunch]) -> int:
     """How many launches in a row, to the newest, have finished no epoch."""
     return sum(one.is_fruitless for one in _without_epoch(past))
 
 
-def passed(past: Sequence[PastLaunch]) -> int:
+def count_transient(past: Sequence[PastLaunch]) -> int:
     """How many launches in a row, to the newest, were ended by what may pass, and have finished no epoch."""
-    return sum(one.has_passed for one in _without_epoch(past))
+    return sum(one.was_transient for one in _without_epoch(past))
 
 
 def _without_epoch(past: Sequence[PastLaunch]) -> Iterator[PastLaunch]:
@@ -204,12 +209,14 @@ def _without_epoch(past: Sequence[PastLaunch]) -> Iterator[PastLaunch]:
     return takewhile(lambda one: not (one.epochs or one.is_forgiven), reversed(past))
 
 
-def newest_of_jobs(paths: RunPaths) -> dict[str, JobStarted | LaunchEnded]:
+def newest_by_job(paths: RunPaths) -> dict[str, JobStarted | LaunchEnded]:
     """Job of a run -> whether its newest launch is over: such a job is about to end, if it is there still."""
-    return {one.job: one for one in noted_of(paths) if isinstance(one, JobStarted | LaunchEnded)}
+    return {
+        one.job: one for one in read_harvest_log(paths) if isinstance(one, JobStarted | LaunchEnded)
+    }
 
 
-def lost(job: str, is_back: bool) -> LaunchEnded:
+def end_without_report(job: str, is_back: bool) -> LaunchEnded:
     """The end of a launch that did not come to say why it ended.
 
     Args:

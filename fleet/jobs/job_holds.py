@@ -41,18 +41,18 @@ class HeldJobs:
         self._note = note
         self._is_allowed = is_allowed
         self._watched: set[str] = set()
-        self._held = list(held)
+        self._job_ids = list(held)
 
     def watch(self, job: str) -> None:
         """A job has made room: hold it as soon as it waits again."""
         self._watched.add(job)
 
-    def look(self, standing: Mapping[str, SlurmJob], rivals: Collection[str] = ()) -> None:
+    def hold_waiting(self, standing: Mapping[str, SlurmJob], rivals: Collection[str] = ()) -> None:
         """Hold what waits by now: jobs that have made room, and others that would take what becomes free.
 
         What somebody else holds is left to them.
         """
-        for job in sorted(self._watched.union(rivals).difference(self._held)):
+        for job in sorted(self._watched.union(rivals).difference(self._job_ids)):
             now = standing.get(job)
             if now is not None and now.waits and not now.is_held and self._is_allowed(now.user):
                 self._hold(job)
@@ -76,14 +76,14 @@ class HeldJobs:
         """Release all that is held, and note what cannot be."""
         refusals: dict[str, str] = {}
         for again in range(_TRIES):
-            if self._held and again:
+            if self._job_ids and again:
                 sleep(_PAUSE_S)
-            for job in list(self._held):
+            for job in list(self._job_ids):
                 try:
                     self._drop(job, self._released(job))
                 except InputError as error:
                     refusals[job] = str(error)
-        for job in self._held:
+        for job in self._job_ids:
             self._note(
                 "held",
                 f"job {job} could not be released: {refusals[job]}; try: scontrol release {job}",
@@ -117,14 +117,14 @@ class HeldJobs:
             f"job {job} is held in the queue; should this command be killed: scontrol release {job}",
             job=job,
         )
-        self._held.append(job)
+        self._job_ids.append(job)
 
     def _drop(self, job: str, said: str) -> None:
-        self._held.remove(job)
+        self._job_ids.remove(job)
         self._note("release", f"job {job} is not held any more: {said}", job=job)
 
 
-def still_held(record: Path) -> list[str]:
+def unreleased_jobs(record: Path) -> list[str]:
     """The jobs that evictions have held and not released, by their record."""
     held: dict[str, None] = {}
     for line in read_lines(record):

@@ -26,7 +26,12 @@ from launch.stale_files import remove_leftovers
 from launch.systems import System, is_preempted
 
 # The statuses by which a launch says itself how it has ended; with any other one the machine failed.
-ANSWERS = (ExitStatus.OK, ExitStatus.BAD_INPUT, ExitStatus.NETWORK_FAILED, ExitStatus.RESUMABLE)
+ORDERLY_STATUSES = (
+    ExitStatus.OK,
+    ExitStatus.BAD_INPUT,
+    ExitStatus.NETWORK_FAILED,
+    ExitStatus.RESUMABLE,
+)
 # What batch systems send; SIGUSR2 is what launchers pass on to the ranks (mpirun ends them at once upon SIGTERM).
 _WARNINGS = (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT)
 _ROOM_S = (
@@ -39,13 +44,13 @@ _MOST_S = 30.0
 _LAST_BYTES = 2**15
 
 
-def say(text: str) -> None:
+def print_message(text: str) -> None:
     """Tell people; the file of what a job prints may be on the disk that is full."""
     with suppress(OSError):
         print(f"fleet job: {text}", file=sys.stderr, flush=True)
 
 
-def refusal(folder: Path) -> StorageError | None:
+def find_storage_error(folder: Path) -> StorageError | None:
     """What the file system says to a mebibyte, where it refuses: until that is mended no job would do better."""
     try:
         with storing(folder / ".probe.tmp", _PROBE_BYTES):
@@ -57,7 +62,7 @@ def refusal(folder: Path) -> StorageError | None:
     return None
 
 
-def keep_last_room(path: Path) -> None:
+def reserve_emergency_space(path: Path) -> None:
     """Hold some room with a file, unless there is one, or none to be had; to delete it gives a full disk that room."""
     with suppress(StorageError), storing(path):
         if not path.exists():
@@ -78,7 +83,7 @@ class WarnedLaunch:
     Attributes:
         environment: of the launch.
         warning: the latest, of the latest launch; empty where there was none.
-        why: the latest launch ended, for people.
+        end_reason: the latest launch ended, for people.
         is_signalled: whether a warning has come from outside.
     """
 
@@ -91,10 +96,10 @@ class WarnedLaunch:
         self._warn_after = warn_after
         self.environment = {**os.environ, SYSTEM_VARIABLE: system.name}
         self._process: subprocess.Popen | None = None
-        self.warning = self.why = self._words = (
+        self.warning = self.end_reason = self._last_message = (
             ""  # the last that the launch has said of itself, on standard error
         )
-        self._said = b""
+        self._partial_line = b""
         self.is_signalled = False
         self._is_interrupted = False  # by Ctrl-C; a second one ends the launch at once
 
@@ -103,7 +108,7 @@ class WarnedLaunch:
         for number in _WARNINGS:
             signal.signal(number, self._pass_on)
 
-    def await_room(self) -> StorageError | None:
+    def wait_for_space(self) -> StorageError | None:
         """Wait until files can be written, as long as what the file system says may pass, and no warning has come.
 
         Returns:
@@ -112,12 +117,12 @@ class WarnedLaunch:
         until = time.monotonic() + _ROOM_S
         pause_s = _LEAST_S
         is_told = False
-        while (refused := refusal(self._paths.jobs)) is not None:
+        while (refused := find_storage_error(self._paths.jobs)) is not None:
             if not refused.may_pass or self.is_signalled or time.monotonic() >= until:
                 return refused
             if not is_told:
                 is_told = True
-                say(
+                print_message(
                     f"{refused}; it is waited for, {format_duration(until - time.monotonic())} at most"
                 )
             self.pause(min(pause_s, max(0.0, until - time.monotonic())))
@@ -145,20 +150,20 @@ class WarnedLaunch:
             every_s: seconds between two calls; None for none.
         """
         self.warning = ""
-        self._words = ""
-        self._said = b""
+        self._last_message = ""
+        self._partial_line = b""
         timer = threading.Timer(self._warn_after or 0, self._warn, ["the walltime is nearly over"])
         try:
             self._process, shown = start(
                 command,
                 EXPLAINED,
                 environment=self.environment,
-                hear=self._hear,
+                hear=self._read_output,
                 is_ended=self._is_ended,
             )
         except OSError as error:
-            self.why = f"{command[0]} cannot be started: {error.strerror}"
-            say(self.why)
+            self.end_reason = f"{command[0]} cannot be started: {error.strerror}"
+            print_message(self.end_reason)
             return int(ExitStatus.BAD_INPUT)
         if self._warn_after is not None:
             timer.start()
@@ -167,18 +172,22 @@ class WarnedLaunch:
                 self._process.send_signal(signal.SIGUSR2)
             ended = self._wait(self._process, every_s, meanwhile)
             shown.join(PATIENCE_S)
-            self._hear(b"\n")
+            self._read_output(b"\n")
         finally:
             timer.cancel()
             remove_leftovers()
         ended = ended if ended >= 0 else 128 - ended
         status = launch_status(ended, self._paths.events, before)
-        if status not in ANSWERS and not self.warning and is_preempted(self._system, self._job):
+        if (
+            status not in ORDERLY_STATUSES
+            and not self.warning
+            and is_preempted(self._system, self._job)
+        ):
             self.warning = "a preemption"
-        self.why = self._why(status, ended)
+        self.end_reason = self._describe_end(status, ended)
         return status
 
-    def _why(self, status: int, ended: int) -> str:
+    def _describe_end(self, status: int, ended: int) -> str:
         """Why the launch ended, given its status and that of its launcher."""
         if status == ExitStatus.RESUMABLE:
             interrupted = events_of(self._paths.events, Interrupted)
@@ -188,25 +197,25 @@ class WarnedLaunch:
         if status in (ExitStatus.OK, ExitStatus.NETWORK_FAILED):
             return "it ended"
         if status == ExitStatus.BAD_INPUT:
-            return self._words or "it ended"
+            return self._last_message or "it ended"
         after = f" after {self.warning}" if self.warning else ""
         return f"it broke off: its launcher ended with status {ended}{after}" + (
-            self._words and f": {self._words}"
+            self._last_message and f": {self._last_message}"
         )
 
     def _is_ended(self) -> bool:
         """Whether the batch system is ending the job; says so, in place of what the launcher says of it."""
         is_ended = self.is_signalled or is_preempted(self._system, self._job)
         if is_ended:
-            say("the batch system ends this job, and its launch with it")
+            print_message("the batch system ends this job, and its launch with it")
         return is_ended
 
-    def _hear(self, said: bytes) -> None:
-        *lines, self._said = (self._said + said).split(b"\n")
+    def _read_output(self, said: bytes) -> None:
+        *lines, self._partial_line = (self._partial_line + said).split(b"\n")
         for line in lines:
             text = line.decode(errors="replace").lstrip("\0")
             if text.startswith("fleet: "):
-                self._words = shortened(text.removeprefix("fleet: "))
+                self._last_message = shortened(text.removeprefix("fleet: "))
 
     def _wait(
         self, process: subprocess.Popen, every_s: float | None, meanwhile: Callable[[], object]

@@ -22,10 +22,10 @@ from launch.systems import System
 LASTS_S = 60.0  # since it was touched: looks are ten seconds apart, and Slurm may be slow
 
 
-def run_of(script: str) -> RunPaths | None:
+def find_run(script: str) -> RunPaths | None:
     """The run whose folder a batch script lies in, if it is one of ``fleet submit`` or ``fleet harvest``.
 
-    >>> run_of("/scratch/photos/jobs/job.sh").root.as_posix(), run_of("/home/me/relax.sh")
+    >>> find_run("/scratch/photos/jobs/job.sh").root.as_posix(), find_run("/home/me/relax.sh")
     ('/scratch/photos', None)
     """
     paths = RunPaths(Path(script).parent.parent)
@@ -36,7 +36,7 @@ def run_of(script: str) -> RunPaths | None:
     return None
 
 
-class MakingRoom:
+class PausedRuns:
     """The runs that one eviction has met.
 
     A folder that cannot be written, or that is not its user's, is left alone: jobs of its run are held once they are
@@ -46,10 +46,10 @@ class MakingRoom:
     def __init__(self) -> None:
         self._runs: dict[Path, int] = {}  # the folder of its jobs -> whose it is
 
-    def meet(self, scripts: Iterable[tuple[str, str]]) -> None:
+    def add_jobs(self, scripts: Iterable[tuple[str, str]]) -> None:
         """Jobs by their scripts and users: their runs make room from now on."""
         for script, user in scripts:
-            paths = run_of(script)
+            paths = find_run(script)
             if paths is not None:
                 with suppress(KeyError):  # a user whom only other machines know
                     self._runs[paths.jobs] = pwd.getpwnam(user).pw_uid
@@ -86,7 +86,7 @@ def _touch(folder: Path, user: int, ahead_s: float) -> None:
         os.close(inside)
 
 
-def wait_s(paths: RunPaths) -> float:
+def pause_s(paths: RunPaths) -> float:
     """For how many seconds the next job of a run should wait; 0.0 where no eviction is at work."""
     try:
         touched = paths.making_room.stat().st_mtime
@@ -97,9 +97,9 @@ def wait_s(paths: RunPaths) -> float:
     return max(0.0, touched + LASTS_S - now)
 
 
-def begin_later(system: System, runs: Sequence[RunPaths]) -> list[str]:
+def delay_options(system: System, runs: Sequence[RunPaths]) -> list[str]:
     """Further options for a job that is handed in for one of some runs: to begin later, where one makes room."""
-    seconds = max(map(wait_s, runs), default=0.0)
+    seconds = max(map(pause_s, runs), default=0.0)
     if seconds:
         return [option.format(seconds=math.ceil(seconds)) for option in system.begin]
     return []

@@ -81,7 +81,7 @@ class Disk:
     free: int
     needed: int
     problem: str = ""
-    what: str = "the checkpoints"
+    purpose: str = "the checkpoints"
 
 
 def check_launch(launcher: str, launched: int | None, size: int, library: str) -> list[Finding]:
@@ -132,10 +132,10 @@ def check_ranks(
     return findings
 
 
-def place(near: Near) -> str:
+def describe_numa_node(near: Near) -> str:
     """Where a GPU hangs, in words.
 
-    >>> place(Near("0", 1, frozenset({8, 9, 10})))
+    >>> describe_numa_node(Near("0", 1, frozenset({8, 9, 10})))
     'NUMA node 1 (CPUs 8-10)'
     """
     return f"NUMA node {near.node} (CPUs {format_numbers(sorted(near.cores))})"
@@ -173,7 +173,7 @@ def check_disk(disk: Disk) -> list[Finding]:
         return []
     return [
         Finding(
-            f"{disk.folder} has {format_size(disk.free)} free, but {disk.what} need about "
+            f"{disk.folder} has {format_size(disk.free)} free, but {disk.purpose} need about "
             f"{format_size(disk.needed)}",
             "make room, or name another folder as `output:`",
         )
@@ -296,7 +296,7 @@ def _check_gpus(
         yield from (
             Finding(
                 f"a trainer of node {node} is bound to cores far from its GPU {gpu}, which is on "
-                f"{place(one)}",
+                f"{describe_numa_node(one)}",
                 "bind it to some of these, or start it unbound",
             )
             for one in rank.near

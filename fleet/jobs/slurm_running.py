@@ -27,22 +27,29 @@ from scheduler.eviction.running_jobs import RESOLUTION, Checkpointing, FileSyste
 from scheduler.files import read_json
 
 # GB a node; GB a node; minutes; seconds since 1970; minutes; minutes
-KNOWN = ("memory_gb", "critical_gb", "interval_min", "last_checkpoint", "app_time", "sys_time")
+CHECKPOINT_KEYS = (
+    "memory_gb",
+    "critical_gb",
+    "interval_min",
+    "last_checkpoint",
+    "app_time",
+    "sys_time",
+)
 SKEW_S = 60  # by which the clocks of a cluster may differ
 
-Said = Mapping[str, float]
+CheckpointFacts = Mapping[str, float]
 
 
 @dataclass(frozen=True)
 class SiteCheckpoints:
     """What is known of the checkpoints of a cluster's jobs: of all, by partition, by job name, by job id."""
 
-    default: Said = field(default_factory=dict)
-    partitions: Mapping[str, Said] = field(default_factory=dict)
-    names: Mapping[str, Said] = field(default_factory=dict)
-    jobs: Mapping[str, Said] = field(default_factory=dict)
+    default: CheckpointFacts = field(default_factory=dict)
+    partitions: Mapping[str, CheckpointFacts] = field(default_factory=dict)
+    names: Mapping[str, CheckpointFacts] = field(default_factory=dict)
+    jobs: Mapping[str, CheckpointFacts] = field(default_factory=dict)
 
-    def of(self, job: SlurmJob) -> dict[str, float]:
+    def for_job(self, job: SlurmJob) -> dict[str, float]:
         """What is said of one job; a task of an array also goes by the array's id."""
         array = job.id.partition("_")[0]
         return {
@@ -71,12 +78,12 @@ def read_site(path: Path) -> SiteCheckpoints:
         )
     said = {
         group: {
-            name: _said(values, f"{path}: {group}: {name}")
+            name: _checkpoint_facts(values, f"{path}: {group}: {name}")
             for name, values in _mapping(whole.get(group, {}), f"{path}: {group}").items()
         }
         for group in groups
     }
-    return SiteCheckpoints(_said(whole.get("default", {}), f"{path}: default"), **said)
+    return SiteCheckpoints(_checkpoint_facts(whole.get("default", {}), f"{path}: default"), **said)
 
 
 def running_jobs(
@@ -128,7 +135,7 @@ def running_jobs(
 def _join(
     job: SlurmJob, site: SiteCheckpoints, storage: FileSystem | None, now_s: float, grain: float
 ) -> RunningJob:
-    said = _said(site.of(job), f"job {job.id}")
+    said = _checkpoint_facts(site.for_job(job), f"job {job.id}")
     interval = said.get("interval_min")
     assert job.elapsed_s is not None, "such a job is left out"
     since_s = job.elapsed_s
@@ -174,10 +181,10 @@ def _mapping(value: Any, place: str) -> dict[str, Any]:
     return value
 
 
-def _said(value: Any, place: str) -> dict[str, float]:
+def _checkpoint_facts(value: Any, place: str) -> dict[str, float]:
     for name, number in _mapping(value, place).items():
-        if name not in KNOWN:
-            raise UserError(f"{place}: {name!r} is unknown; there are {', '.join(KNOWN)}")
+        if name not in CHECKPOINT_KEYS:
+            raise UserError(f"{place}: {name!r} is unknown; there are {', '.join(CHECKPOINT_KEYS)}")
         if not is_number(number):
             raise UserError(f"{place}: {name} is {repr(number)[:40]}; it must be a finite number")
     return dict(value)

@@ -40,16 +40,16 @@ _SHARE = 0.8  # of this machine's free memory that a network may take
 
 
 @dataclass
-class Trials:
+class SmokeTestResults:
     """What came out.
 
     Attributes:
         trials: by the places of networks in the spec.
-        missing: why no network could be built here, such as a library that is not there; empty where some could.
+        problem: why no network could be built here, such as a library that is not there; empty where some could.
     """
 
     trials: dict[int, Trial] = field(default_factory=dict)
-    missing: str = ""
+    problem: str = ""
 
 
 def try_networks(
@@ -60,7 +60,7 @@ def try_networks(
     steps: bool = True,
     advance: Callable[[int], object] = lambda count: None,
     samples: Mapping[str, tuple[np.ndarray, np.ndarray]] | None = None,
-) -> Trials:
+) -> SmokeTestResults:
     """Build networks, take a step with each, and export those of users' functions.
 
     Args:
@@ -73,7 +73,7 @@ def try_networks(
     Raises:
         UserError: the engine cannot be made.
     """
-    done = Trials()
+    done = SmokeTestResults()
     left = list(networks)
     while left:
         before = len(left)
@@ -90,9 +90,9 @@ def try_networks(
                 done.trials[trial.network] = trial
                 left.remove(trial.network)
                 advance(1)
-            if len(left) == before and not done.missing:
-                done.missing = f"the process that should build them ended before it came to one{process.last_line()}"
-        if done.missing:
+            if len(left) == before and not done.problem:
+                done.problem = f"the process that should build them ended before it came to one{process.last_line()}"
+        if done.problem:
             break
     return done
 
@@ -102,7 +102,7 @@ class _Process:
 
     def __init__(self, request: Request, log: IO[bytes], temporary: str) -> None:
         self._log = log
-        self.said, theirs = Pipe()
+        self.connection, theirs = Pipe()
         # GPUs of the node where people check their specs are for others; its modules are those of this process.
         environment = {
             **os.environ,
@@ -121,9 +121,9 @@ class _Process:
                 pass_fds=[theirs.fileno()],
             )
         with suppress(BrokenPipeError):  # it has ended, as is heard below
-            self.said.send(request)
+            self.connection.send(request)
 
-    def where(self) -> str:
+    def find_hang(self) -> str:
         """The place in a user's module at which it hangs; empty where it does not say."""
         size = self._log.seek(0, os.SEEK_END)
         self.popen.send_signal(signal.SIGUSR1)
@@ -155,11 +155,11 @@ class _Process:
     def close(self) -> None:
         """End it, however it is."""
         self.popen.kill()
-        self.said.close()
+        self.connection.close()
         self.popen.wait()
 
 
-def _watched(process: _Process, request: Request, done: Trials) -> Iterator[Trial]:
+def _watched(process: _Process, request: Request, done: SmokeTestResults) -> Iterator[Trial]:
     """The trials of a process until it ends, and that of the network with which it ends."""
     stage = "starting"
     index = None
@@ -169,10 +169,10 @@ def _watched(process: _Process, request: Request, done: Trials) -> Iterator[Tria
             limit = _START_S
         else:
             limit = request.spec.networks[index].train.build_timeout
-        if not process.said.poll(limit):
+        if not process.connection.poll(limit):
             break
         try:
-            said = process.said.recv()
+            said = process.connection.recv()
         except (EOFError, OSError):
             has_ended = True
             break
@@ -184,7 +184,7 @@ def _watched(process: _Process, request: Request, done: Trials) -> Iterator[Tria
             stage = said["stage"]
             index = said.get("network")
         elif "missing" in said:
-            done.missing = said["missing"]
+            done.problem = said["missing"]
         elif "unusable" in said:
             raise UserError(said["unusable"])
     if index is not None:
@@ -203,7 +203,7 @@ def _ended(process: _Process) -> str:
 
 def _hung(process: _Process, stage: str, limit_s: float) -> str:
     """Where a process hangs."""
-    where = process.where()
+    where = process.find_hang()
     return (
         f"{stage} took longer than {format_duration(limit_s)} (train.build_timeout)"
         f"{f'; it was at {where}' if where else ''}"

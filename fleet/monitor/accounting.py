@@ -18,7 +18,7 @@ from fleet.domain.events import EpochEnded, GroupStarted, Started
 from fleet.domain.run import RunEpoch, RunLaunch, RunState
 from fleet.errors import UserError
 from fleet.monitor.overheads import mean_s
-from fleet.monitor.timeline import are_side_by_side
+from fleet.monitor.timeline import are_concurrent
 from fleet.plugins import find_policy
 from fleet.units import parse_delta, parse_stream
 from scheduler.base import InputError, Network, Options, RateTable
@@ -28,7 +28,7 @@ from scheduler.simulation.replay_run import AsItRan, replay, stints_of
 
 
 @dataclass(frozen=True)
-class Spent:
+class TimeSpent:
     """Where GPU-seconds went; they add up to those of the whole run. Networks on one GPU have equal parts of it.
 
     Attributes:
@@ -87,7 +87,7 @@ class Account:
     slots: int
     launches: int
     stints: tuple[Stint, ...]
-    spent: Spent
+    spent: TimeSpent
     costs: Costs
     replay: AsItRan | None
     time_scale: float
@@ -131,7 +131,7 @@ def account(run: RunState) -> Account | None:
     if not launches:
         return None
     start = launches[-1].start
-    beside = are_side_by_side(launches)
+    beside = are_concurrent(launches)
     shown = launches if beside else launches[-1:]
     devices = tuple(sorted({device for launch in shown for device in launch.start.devices}))
     gpus = len({gpu for launch in shown for gpu in launch.gpus})
@@ -169,7 +169,7 @@ def _first_signal_s(run: RunState) -> float | None:
     return None
 
 
-def nothing(policy: str) -> Account:
+def empty_account(policy: str) -> Account:
     """That of a run before its first launch."""
     return Account(
         0.0,
@@ -180,7 +180,7 @@ def nothing(policy: str) -> Account:
         1,
         0,
         (),
-        Spent(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0),
+        TimeSpent(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0),
         Costs(),
         None,
         1.0,
@@ -203,7 +203,7 @@ def _startup(launch: RunLaunch) -> tuple[tuple[str, float], ...]:
 # ---- where the time went -----------------------------------------------------------------------
 
 
-def _spent(run: RunState, stints: Sequence[Stint]) -> Spent:
+def _spent(run: RunState, stints: Sequence[Stint]) -> TimeSpent:
     launches = run.launches
     training = 0.0
     data = 0.0
@@ -224,7 +224,7 @@ def _spent(run: RunState, stints: Sequence[Stint]) -> Spent:
     waiting = max(
         0.0, sum(launch.gpu_seconds for launch in launches) - held - scheduling - profiling
     )
-    return Spent(training, data, checkpointing, moving, waiting, scheduling, profiling)
+    return TimeSpent(training, data, checkpointing, moving, waiting, scheduling, profiling)
 
 
 @dataclass(frozen=True)
@@ -318,7 +318,7 @@ def _between_epochs(epochs: Iterable[RunEpoch], is_lockstep: bool) -> float:
 def _replay(start: Started, run: RunState, costs: Costs) -> AsItRan | None:
     """The run simulated, in the time of what was emulated."""
     scale = start.time_scale
-    known = _told(run.launches) or _shown(run.epochs, scale, len(start.devices))
+    known = _policy_rates(run.launches) or _observed_rates(run.epochs, scale, len(start.devices))
     rates = RateTable(
         start.samples,
         start.gpus_per_node,
@@ -358,12 +358,14 @@ def _replay(start: Started, run: RunState, costs: Costs) -> AsItRan | None:
         return None
 
 
-def _told(launches: Iterable[RunLaunch]) -> Mapping[str, Sequence[float]]:
+def _policy_rates(launches: Iterable[RunLaunch]) -> Mapping[str, Sequence[float]]:
     """The rates that the policy was told last; a launch finds out those of networks that are not done."""
     return {name: rates for launch in launches for name, rates in launch.rates.items()}
 
 
-def _shown(epochs: Iterable[RunEpoch], scale: float, devices: int) -> Mapping[str, Sequence[float]]:
+def _observed_rates(
+    epochs: Iterable[RunEpoch], scale: float, devices: int
+) -> Mapping[str, Sequence[float]]:
     """The rates that networks showed, where the policy was told none: then each has one group size only.
 
     Args:

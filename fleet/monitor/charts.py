@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 from fleet.monitor.report import NetworkCurve, RunReport
-from fleet.monitor.search_summary import SearchReport, Tried, place_of
+from fleet.monitor.search_summary import SearchReport, SearchTrial, coordinate_of
 from fleet.spec.space import Dimension, Range
 from fleet.storage.results import Status, short_names
 from fleet.units import counted
@@ -33,7 +33,7 @@ STATUS_COLOURS = {
 _T = TypeVar("_T")
 
 
-def charts_of(report: RunReport) -> dict[str, Any]:
+def make_charts(report: RunReport) -> dict[str, Any]:
     """All that is drawn. A network is a number there: its place in ``networks``, by which it also has its colour.
 
     That place never changes while a run goes on: networks stand in the order in which they first had a device.
@@ -61,7 +61,10 @@ def charts_of(report: RunReport) -> dict[str, Any]:
         "statuses": STATUS_COLOURS,
         "best": [who[curve.name] for curve in report.losses[:NAMED] if curve.name in who],
         "curves": [
-            {"title": title, "lines": [_line(curve, who) for curve in spread(curves, NAMED, DRAWN)]}
+            {
+                "title": title,
+                "lines": [_line(curve, who) for curve in subsample(curves, NAMED, DRAWN)],
+            }
             for title, curves in charts
             if any(math.isfinite(value) for curve in curves for value in curve.values)
         ],
@@ -75,10 +78,10 @@ def as_script(charts: Mapping[str, Any]) -> str:
     return json.dumps(charts, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
 
 
-def spread(items: Sequence[_T], first: int, most: int) -> Sequence[_T]:
-    """The first few, and others that are evenly spread, with the last.
+def subsample(items: Sequence[_T], first: int, most: int) -> Sequence[_T]:
+    """The first few, and others that are evenly subsample, with the last.
 
-    >>> spread(range(100), 2, 5)
+    >>> subsample(range(100), 2, 5)
     [0, 1, 34, 67, 99]
     """
     if len(items) <= most:
@@ -102,7 +105,7 @@ def _rounded(value: float | None) -> float | None:
 
 
 def _line(curve: NetworkCurve, who: Mapping[str, int]) -> list[Any]:
-    points = spread(list(zip(curve.epochs, curve.values, strict=True)), 1, POINTS)
+    points = subsample(list(zip(curve.epochs, curve.values, strict=True)), 1, POINTS)
     return [
         who.get(curve.name, -1),
         [epoch for epoch, _ in points],
@@ -206,7 +209,7 @@ def _search(search: SearchReport, seconds: float, who: Mapping[str, int]) -> dic
         _key(name, values)
         for name, values in zip(short_names(list(search.space)), search.space.values(), strict=True)
     ]
-    drawn = spread(search.ranked, TRIED // 4, TRIED)
+    drawn = subsample(search.ranked, TRIED // 4, TRIED)
     return {
         "monitor": search.monitor,
         "larger": search.is_larger_better,
@@ -214,7 +217,7 @@ def _search(search: SearchReport, seconds: float, who: Mapping[str, int]) -> dic
         "keys": keys,
         "found": [
             [who.get(found.network), _rounded(found.seconds), _rounded(found.value), found.epoch]
-            for found in search.found
+            for found in search.improvements
         ],
         "tried": [
             [
@@ -222,7 +225,7 @@ def _search(search: SearchReport, seconds: float, who: Mapping[str, int]) -> dic
                 str(one.status),
                 _rounded(one.value),
                 [
-                    _rounded(place_of(one.values.get(name), values))
+                    _rounded(coordinate_of(one.values.get(name), values))
                     for name, values in search.space.items()
                 ],
             ]
@@ -237,7 +240,7 @@ def _search(search: SearchReport, seconds: float, who: Mapping[str, int]) -> dic
 def _pareto(search: SearchReport, who: Mapping[str, int]) -> list[list[Any]]:
     """Networks as (network, whether it is of the front, what it came to in each objective); the front comes first."""
     if search.objectives:
-        front = {one.network for one in search.front}
+        front = {one.network for one in search.pareto_front}
     else:
         front = set()
     others = [
@@ -248,7 +251,7 @@ def _pareto(search: SearchReport, who: Mapping[str, int]) -> list[list[Any]]:
         and one.network not in front
         and one.status is not Status.FAILED
     ]
-    drawn = [*(search.front if front else ()), *spread(others, TRIED // 4, TRIED)]
+    drawn = [*(search.pareto_front if front else ()), *subsample(others, TRIED // 4, TRIED)]
     return [
         [who.get(one.network), one.network in front, list(map(_rounded, one.objectives))]
         for one in drawn
@@ -273,7 +276,7 @@ def _descent(search: SearchReport, who: Mapping[str, int]) -> dict[str, Any]:
 
     Epochs count from those of the earliest ancestor on. There are none where nobody has a parent.
     """
-    if not any(one.parent for one in search.tried):
+    if not any(one.parent for one in search.trials):
         return {"rows": [], "epochs": 0}
     drawn = _families(_best_lines(search))
     rows = {one.network: row for row, one in enumerate(drawn)}
@@ -294,23 +297,23 @@ def _descent(search: SearchReport, who: Mapping[str, int]) -> dict[str, Any]:
     }
 
 
-def _best_lines(search: SearchReport) -> Sequence[Tried]:
+def _best_lines(search: SearchReport) -> Sequence[SearchTrial]:
     """The networks whose descent is drawn, by their numbers: of many the best ones, each with its ancestors."""
-    if len(search.tried) <= DRAWN:
-        return search.tried
-    by_name = {one.network: one for one in search.tried}
-    kept = dict[str, Tried]()
+    if len(search.trials) <= DRAWN:
+        return search.trials
+    by_name = {one.network: one for one in search.trials}
+    kept = dict[str, SearchTrial]()
     for best in search.ranked:
         if len(kept) >= DRAWN:
             break
-        one: Tried | None = best
+        one: SearchTrial | None = best
         while one is not None and one.network not in kept:
             kept[one.network] = one
             one = by_name.get(one.parent)
     return sorted(kept.values(), key=lambda one: one.number)
 
 
-def _origin(one: Tried, search: SearchReport) -> str:
+def _origin(one: SearchTrial, search: SearchReport) -> str:
     if math.isfinite(one.value):
         value = f", {search.monitor} {one.value:.4g}"
     else:
@@ -322,13 +325,13 @@ def _origin(one: Tried, search: SearchReport) -> str:
     return f"{one.network}, {one.status}{value}{parent}"
 
 
-def _families(tried: Sequence[Tried]) -> list[Tried]:
+def _families(tried: Sequence[SearchTrial]) -> list[SearchTrial]:
     """Each network before its children, and these before the next family."""
-    children: dict[str, list[Tried]] = {}
+    children: dict[str, list[SearchTrial]] = {}
     names = {one.network for one in tried}
     for one in tried:
         children.setdefault(one.parent if one.parent in names else "", []).append(one)
-    placed = list[Tried]()
+    placed = list[SearchTrial]()
     waiting = children.get("", [])[::-1]
     while waiting:
         placed.append(one := waiting.pop())

@@ -307,7 +307,7 @@ class Estimator:
         start = self._launch.start
         stretches = self._stretches_of(left, sign)
         every, cluster = self._part(left, start.cluster.without(launch.lost))
-        left = self._some(every, cluster)
+        left = self._sampled(every, cluster)
         several = max(1, math.ceil(sum(left.values()) / _EPOCHS))  # epochs that are taken for one
         costs = self._costs(sign)
         export_s = self._ending_s(is_over=True)
@@ -407,7 +407,7 @@ class Estimator:
             if place % stride == place // stride % stride
         }, part
 
-    def _some(self, left: Mapping[str, int], cluster: Cluster) -> Mapping[str, int]:
+    def _sampled(self, left: Mapping[str, int], cluster: Cluster) -> Mapping[str, int]:
         """The networks that are simulated: those that have a group or stand for others, and every so many that wait."""
         waiting = [name for name in left if not self._group(name) and name not in self._coming]
         others = set(waiting) - set(
@@ -502,7 +502,7 @@ def _quartile(values: Sequence[float], sign: int) -> float:
     return ordered[-1 - left_out]
 
 
-class EstimateTimes:
+class EstimateSchedule:
     """When to estimate again: seldom at first, more often towards the end, and never so that it would take time.
 
     Args:
@@ -517,7 +517,7 @@ class EstimateTimes:
         """Whether to estimate."""
         return now_s >= self._next_s
 
-    def made(self, now_s: float, took_s: float, estimated: Estimated | None) -> None:
+    def record(self, now_s: float, took_s: float, estimated: Estimated | None) -> None:
         """An estimate was made, and took some seconds itself."""
         wait_s = 50 * took_s
         if estimated is not None:

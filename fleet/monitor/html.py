@@ -16,18 +16,18 @@ from fleet.monitor.charts import (
     STATUS_COLOURS,
     TRIED,
     as_script,
-    charts_of,
     is_crowded,
-    spread,
+    make_charts,
+    subsample,
 )
 from fleet.monitor.importance import importance_of
-from fleet.monitor.report import MISSED, RunReport, best_rows
+from fleet.monitor.report import MISSED_CHUNKS, RunReport, best_rows
 from fleet.monitor.search_summary import (
     SearchReport,
-    table_of_found,
-    table_of_front,
-    table_of_rungs,
-    table_of_tried,
+    front_table,
+    improvements_table,
+    rungs_table,
+    trials_table,
 )
 from fleet.prediction.ensembles import TOGETHER, table_of
 from fleet.storage.files import replacing
@@ -52,30 +52,30 @@ _CROWD = " A grey bar stands for networks that would be too narrow to be seen; i
 
 
 def write_report(
-    path: Path, report: RunReport, every_s: float | None = None, in_haste: bool = False
+    path: Path, report: RunReport, every_s: float | None = None, skip_slow: bool = False
 ) -> None:
     """Write a report's page; see :func:`render`.
 
     Raises:
         StorageError: it cannot be written there.
     """
-    page = render(report, every_s, in_haste)
+    page = render(report, every_s, skip_slow)
     with replacing(path) as file:
         file.write(page)
 
 
-def render(report: RunReport, every_s: float | None = None, in_haste: bool = False) -> str:
+def render(report: RunReport, every_s: float | None = None, skip_slow: bool = False) -> str:
     """The whole HTML page.
 
     Args:
         every_s: seconds after which an open page loads itself anew, if it is written again and again.
-        in_haste: leave out what takes seconds to find out, since devices wait for the end of a launch.
+        skip_slow: leave out what takes seconds to find out, since devices wait for the end of a launch.
     """
     account = report.account
     body = [
         f"<h1>{escape(report.name)}</h1>",
         _summary(report),
-        _note(report.data),
+        _note(report.data_changes),
         "<noscript><p class=note>The charts need scripts, which are switched off here. The tables have their numbers."
         "</p></noscript>",
         "<h2>Leaderboard</h2>",
@@ -86,7 +86,7 @@ def render(report: RunReport, every_s: float | None = None, in_haste: bool = Fal
         *(
             part
             for number, search in enumerate(report.searches)
-            for part in _search(search, number, in_haste)
+            for part in _search(search, number, skip_slow)
         ),
         *_rungs(report),
         f"<h2>Who had which {account.device}</h2>",
@@ -96,8 +96,8 @@ def render(report: RunReport, every_s: float | None = None, in_haste: bool = Fal
         _stints(account),
         "<h2>Where the time went</h2>",
         _shares(account),
-        _note(report.samples),
-        _note(report.input),
+        _note(report.cache_summary),
+        _note(report.input_summary),
         _missed(report),
         *_startup(account),
         "<h2>Beside the simulation</h2>",
@@ -118,7 +118,7 @@ def render(report: RunReport, every_s: float | None = None, in_haste: bool = Fal
         body="\n".join(body),
         library=_data("echarts.min.js"),
         script=_data("report.js"),
-        data=as_script(charts_of(report)),
+        data=as_script(make_charts(report)),
     )
 
 
@@ -242,22 +242,22 @@ def _together(report: RunReport) -> list[str]:
     ]
 
 
-def _search(search: SearchReport, number: int, in_haste: bool) -> list[str]:
+def _search(search: SearchReport, number: int, skip_slow: bool) -> list[str]:
     """What a search has found, where in its space, and which network came from which."""
     title = f"<h2>{escape(search.title)}</h2>"
-    if not search.tried:
-        return [title, _note(search.words)]
-    if not search.found:
+    if not search.trials:
+        return [title, _note(search.summary)]
+    if not search.improvements:
         return [title, "<p class=note>No network of it has a value yet.</p>"]
-    if len(search.tried) <= DRAWN:
+    if len(search.trials) <= DRAWN:
         few = ""
     else:
-        few = f" Of {len(search.tried)} networks, the best {DRAWN} are drawn, their ancestors included."
-    if any(one.parent for one in search.tried):
+        few = f" Of {len(search.trials)} networks, the best {DRAWN} are drawn, their ancestors included."
+    if any(one.parent for one in search.trials):
         descent = [
             "<p class=note>Which network began with whose weights, over the epochs that were trained before. The "
             f"best network and its ancestors are blue.{few}</p>",
-            _place(number, "descent"),
+            _chart_element(number, "descent"),
         ]
     else:
         descent = []
@@ -267,13 +267,13 @@ def _search(search: SearchReport, number: int, in_haste: bool) -> list[str]:
     )
     return [
         title,
-        f"<p class=note>{escape(search.words)}</p>",
-        f"<div class=row>{_place(number, 'best')}{html_table(*table_of_found(search))}</div>",
+        f"<p class=note>{escape(search.summary)}</p>",
+        f"<div class=row>{_chart_element(number, 'best')}{html_table(*improvements_table(search))}</div>",
         *(
             [
                 "<h3>The Pareto front</h3>",
-                _place(number, "pareto"),
-                html_table(*table_of_front(search)),
+                _chart_element(number, "pareto"),
+                html_table(*front_table(search)),
                 "<p class=note>No other network is as good in all of these and better in one.</p>",
             ]
             if search.objectives
@@ -281,22 +281,22 @@ def _search(search: SearchReport, number: int, in_haste: bool) -> list[str]:
         ),
         "<p class=note>What each network came to at its best epoch, against what it was given"
         f"{of_many}. Drag along an axis to keep a part of it:</p>",
-        _place(number, "parallel"),
-        _place(number, "keys"),
+        _chart_element(number, "parallel"),
+        _chart_element(number, "keys"),
         _legend(
             (str(status), fill)
             for status, fill in STATUS_COLOURS.items()
-            if any(one.status is status for one in search.tried)
+            if any(one.status is status for one in search.trials)
         ),
-        _details("The best networks as a table", html_table(*table_of_tried(search))),
-        *_importance(search, in_haste),
+        _details("The best networks as a table", html_table(*trials_table(search))),
+        *_importance(search, skip_slow),
         *descent,
     ]
 
 
-def _importance(search: SearchReport, in_haste: bool) -> list[str]:
+def _importance(search: SearchReport, skip_slow: bool) -> list[str]:
     """How much each key decides, as bars that need no script."""
-    found = importance_of(search, in_haste)
+    found = importance_of(search, skip_slow)
     if found is None:
         return []
     rows = "".join(
@@ -305,10 +305,10 @@ def _importance(search: SearchReport, in_haste: bool) -> list[str]:
         for name, share in zip(short_names(list(found.shares)), found.shares.values(), strict=True)
     )
     table = f"<table><thead><tr><th>key</th><th>importance</th><th></th></tr></thead><tbody>{rows}</tbody></table>"
-    return [_note(found.words), table if rows else ""]
+    return [_note(found.summary), table if rows else ""]
 
 
-def _place(number: int, chart: str) -> str:
+def _chart_element(number: int, chart: str) -> str:
     """Where a chart of a search goes."""
     return f'<div class=row id="search-{number}-{chart}"></div>'
 
@@ -317,7 +317,7 @@ def _rungs(report: RunReport) -> list[str]:
     """After how many epochs networks were paused and pruned; nothing where none were."""
     if not report.rungs:
         return []
-    return ["<h2>What was pruned when</h2>", html_table(*table_of_rungs(report.rungs))]
+    return ["<h2>What was pruned when</h2>", html_table(*rungs_table(report.rungs))]
 
 
 def _curves(report: RunReport) -> list[str]:
@@ -333,7 +333,7 @@ def _curves(report: RunReport) -> list[str]:
     rows = [
         [curve.name, epoch, f"{value:.4g}"]
         for curve in report.losses[:NAMED]
-        for epoch, value in spread(list(zip(curve.epochs, curve.values, strict=True)), 1, _ROWS)
+        for epoch, value in subsample(list(zip(curve.epochs, curve.values, strict=True)), 1, _ROWS)
     ]
     return [
         f"<p class=note>A click on a network, here or in a table, keeps its colour in all charts.{grey}</p>",
@@ -399,7 +399,7 @@ def _startup(account: Account) -> list[str]:
 
 def _missed(report: RunReport) -> str:
     missed = report.run.missed
-    return _note(f"{MISSED.format(chunks=counted(missed, 'chunk'))}." if missed else "")
+    return _note(f"{MISSED_CHUNKS.format(chunks=counted(missed, 'chunk'))}." if missed else "")
 
 
 def _note(text: str) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fleet.monitor.search_summary import SearchReport, Tried, place_of
+from fleet.monitor.search_summary import SearchReport, SearchTrial, coordinate_of
 from fleet.spec.space import Dimension, Range
 
 LEAST = 10  # networks, below which nothing is said
@@ -23,27 +23,27 @@ class Importance:
 
     Attributes:
         shares: of each key, the greatest first; they add up to 1. Empty where nothing can be said.
-        words: how that was found, or why nothing was.
+        summary: how that was found, or why nothing was.
     """
 
     shares: Mapping[str, float]
-    words: str
+    summary: str
 
 
-def importance_of(search: SearchReport, in_haste: bool = False) -> Importance | None:
+def importance_of(search: SearchReport, skip_slow: bool = False) -> Importance | None:
     """What can be said of a search; None of a space of one key, and of few networks.
 
     Networks that were pruned early count with the best value that they had, as everywhere in the report.
 
     Args:
-        in_haste: whether no library may be loaded for it, which takes seconds.
+        skip_slow: whether no library may be loaded for it, which takes seconds.
     """
     varied = [
         key for key in search.space if len({repr(one.values.get(key)) for one in search.ranked}) > 1
     ]
     if len(varied) < 2 or len(search.ranked) < LEAST:
         return None
-    if in_haste:
+    if skip_slow:
         return Importance(
             {}, "How much each key decides is found out and shown here by the command fleet report."
         )
@@ -70,7 +70,9 @@ def importance_of(search: SearchReport, in_haste: bool = False) -> Importance | 
     )
 
 
-def _by_permutation(search: SearchReport, keys: Sequence[str], ranked: Sequence[Tried]) -> _Found:
+def _by_permutation(
+    search: SearchReport, keys: Sequence[str], ranked: Sequence[SearchTrial]
+) -> _Found:
     """How much worse a random forest foretells the order of networks if the values of a key are shuffled."""
     from sklearn.ensemble import RandomForestRegressor
     from sklearn.inspection import permutation_importance
@@ -95,14 +97,14 @@ def _by_permutation(search: SearchReport, keys: Sequence[str], ranked: Sequence[
     )
 
 
-def _by_optuna(search: SearchReport, keys: Sequence[str], ranked: Sequence[Tried]) -> _Found:
+def _by_optuna(search: SearchReport, keys: Sequence[str], ranked: Sequence[SearchTrial]) -> _Found:
     """How differently a key is distributed among the best networks and among all (PED-ANOVA)."""
     import optuna
 
     ranked = [
         one
         for one in ranked
-        if None not in [place_of(one.values.get(key), search.space[key]) for key in keys]
+        if None not in [coordinate_of(one.values.get(key), search.space[key]) for key in keys]
     ]
     if len(ranked) < LEAST:
         return [0.0] * len(
@@ -133,7 +135,7 @@ def _by_optuna(search: SearchReport, keys: Sequence[str], ranked: Sequence[Tried
     )
 
 
-_WAYS: tuple[Callable[[SearchReport, Sequence[str], Sequence[Tried]], _Found], ...] = (
+_WAYS: tuple[Callable[[SearchReport, Sequence[str], Sequence[SearchTrial]], _Found], ...] = (
     _by_permutation,
     _by_optuna,
 )
@@ -141,7 +143,7 @@ _WAYS: tuple[Callable[[SearchReport, Sequence[str], Sequence[Tried]], _Found], .
 
 def _number(value: Any, values: Dimension) -> float:
     """A value as a forest takes it; one that is none of the space, since it is of an earlier one, lies below all."""
-    place = place_of(value, values)
+    place = coordinate_of(value, values)
     if place is not None:
         return place
     if isinstance(values, Range):

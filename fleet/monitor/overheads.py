@@ -15,7 +15,7 @@ FORWARD = 3.0  # samples that a network judges while it trains on one
 
 
 @dataclass(frozen=True)
-class BesideSteps:
+class Overheads:
     """Seconds, on average.
 
     Attributes:
@@ -29,7 +29,7 @@ class BesideSteps:
     epoch_s: float
 
 
-def beside_steps(launch: RunLaunch, judging: int) -> BesideSteps | None:
+def measure_overheads(launch: RunLaunch, judging: int) -> Overheads | None:
     """What a launch shows; None where no network has come to a second epoch.
 
     Args:
@@ -44,7 +44,7 @@ def beside_steps(launch: RunLaunch, judging: int) -> BesideSteps | None:
         if name in launch.rates
         for record in records
     ]
-    return BesideSteps(
+    return Overheads(
         sum(launch.start.before_s.values()) + launch.first_step[2] - launch.began_s,
         mean_s(forming),
         mean_s(beside),
@@ -62,7 +62,7 @@ def mean_s(seconds: Sequence[float]) -> float:
     return 0.0
 
 
-def shown_rates(launch: RunLaunch, judging: int) -> dict[str, dict[int, float]]:
+def observed_rates(launch: RunLaunch, judging: int) -> dict[str, dict[int, float]]:
     """Network -> GPUs -> samples/s of its steps, by what its epochs took: for a launch that looked at no rates."""
     found: dict[str, dict[int, float]] = {}
     for name, records in launch.timed.items():

@@ -20,7 +20,7 @@ class EpochPart(NamedTuple):
     epochs: int
     group: RunGroup | None
 
-    def holds(self, network: RunNetwork) -> bool:
+    def is_current(self, network: RunNetwork) -> bool:
         """Whether the network is still where it was when that was heard."""
         return network.group is self.group and network.epochs == self.epochs
 
@@ -39,16 +39,16 @@ class Progress:
         self._said_s = 0.0
         self._every_s = FIRST_S
 
-    def hear(self, network: str, now_s: float) -> None:
+    def mark_reported(self, network: str, now_s: float) -> None:
         """A line has told of a network."""
         self._heard_s[network] = now_s
 
-    def line(self, network: str, samples: int, samples_per_s: float, now_s: float) -> str:
+    def make_line(self, network: str, samples: int, samples_per_s: float, now_s: float) -> str:
         """What to say after hearing how far a network is; nothing where that would be too often.
 
         Args:
             samples: of its epoch that are consumed.
-            now_s: on the clock of :meth:`hear`, which starts at 0.
+            now_s: on the clock of :meth:`mark_reported`, which starts at 0.
         """
         known = self._run.networks.get(network)
         if known is not None:
@@ -56,7 +56,9 @@ class Progress:
         if now_s - self._said_s < self._every_s:
             return ""
         self._paces = {
-            name: pace for name, pace in self._paces.items() if pace.holds(self._run.networks[name])
+            name: pace
+            for name, pace in self._paces.items()
+            if pace.is_current(self._run.networks[name])
         }
         due = [
             name for name in self._paces if now_s - self._heard_s.get(name, 0.0) >= self._every_s

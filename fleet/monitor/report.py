@@ -16,10 +16,15 @@ from fleet.domain.network import EpochRecord
 from fleet.domain.run import RunState
 from fleet.errors import UserError
 from fleet.gc_pause import without_collecting
-from fleet.monitor.accounting import Account, account, nothing
-from fleet.monitor.run_history import log_of, past_of
-from fleet.monitor.search_summary import RungReport, SearchReport, rungs_of, searches_of
-from fleet.monitor.timeline import state_of
+from fleet.monitor.accounting import Account, account, empty_account
+from fleet.monitor.run_history import read_log, read_past_run
+from fleet.monitor.search_summary import (
+    RungReport,
+    SearchReport,
+    make_rung_reports,
+    make_search_reports,
+)
+from fleet.monitor.timeline import replay_log
 from fleet.prediction.ensembles import EnsembleResult, read_ensembles
 from fleet.spec.model import one_line
 from fleet.storage import results as table
@@ -32,10 +37,10 @@ _SHUFFLES = {
     "which it met. They are recorded in its history, and a replay repeats them.",
 }
 
-SHOWN = 200  # networks that a table for people has at most
+MAX_ROWS = 200  # networks that a table for people has at most
 
 # What is said of the chunks that were missed.
-MISSED = "{chunks} of the ring could not be taken by a group that lacked them: one of its nodes had let them go"
+MISSED_CHUNKS = "{chunks} of the ring could not be taken by a group that lacked them: one of its nodes had let them go"
 
 
 @dataclass(frozen=True)
@@ -78,7 +83,7 @@ class RunReport:
     data_now: tuple[str, ...] = ()
 
     @property
-    def data(self) -> str:
+    def data_changes(self) -> str:
         """How the data has changed; nothing where it has not."""
         now = f"The data is not what the networks were trained on: {'; '.join(self.data_now)}."
         return "\n".join(
@@ -100,7 +105,7 @@ class RunReport:
         )
 
     @property
-    def samples(self) -> str:
+    def cache_summary(self) -> str:
         """What became of decoded samples, and whose shuffle they have; nothing where the log does not say so."""
         cache = self.run.cache
         if cache is None:
@@ -115,7 +120,7 @@ class RunReport:
         return self.run.launch.supply
 
     @property
-    def input(self) -> str:
+    def input_summary(self) -> str:
         """What preprocessors gave; nothing where samples were kept, or nobody prepared them for all."""
         if self.supply is None:
             return ""
@@ -131,7 +136,7 @@ class RunReport:
             "failed": sum(row.status is table.Status.FAILED for row in networks),
         }
 
-    def numbers(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, Any]:
         """The report without its pictures."""
         account = self.account
         some = {
@@ -142,7 +147,7 @@ class RunReport:
             "counts": self.counts if any(row.folds for row in self.rows) else None,
             "data_changes": self.run.data_changes,
             "data_now": self.data_now,
-            "searches": [search.numbers() for search in self.searches],
+            "searches": [search.as_dict() for search in self.searches],
             "rungs": self.rungs,
         }
         return {
@@ -186,7 +191,7 @@ def best_rows(rows: Sequence[table.NetworkResult]) -> tuple[list[str], list[list
     """
     headers, lines = table.leaderboard(rows)
     said = []
-    rest = table.networks_of(rows[SHOWN:])
+    rest = table.networks_of(rows[MAX_ROWS:])
     counts = Counter(str(row.status) for row in rest)
     if counts:
         left_out = ", ".join(f"{number} {status}" for status, number in counts.items())
@@ -200,7 +205,7 @@ def best_rows(rows: Sequence[table.NetworkResult]) -> tuple[list[str], list[list
         said.append(
             f"Networks also differ in {', '.join(table.short_names(more))}: see `drawn` in results.csv."
         )
-    return headers, lines[:SHOWN], " ".join(said)
+    return headers, lines[:MAX_ROWS], " ".join(said)
 
 
 def _record(row: table.NetworkResult) -> dict[str, Any]:
@@ -219,12 +224,12 @@ def read_report(paths: RunPaths) -> RunReport:
         UserError: there is no run there, it has not begun, or it has a search and its spec cannot be read.
     """
     rows = table.read_results(paths.root)
-    run = state_of(log_of(paths))
+    run = replay_log(read_log(paths))
     found = _account(paths, run)
     if found is None:
-        raise UserError(f"{_place(paths)} has no launch, so there is nothing to report")
+        raise UserError(f"{_log_path(paths)} has no launch, so there is nothing to report")
     if run.searches or run.added:
-        searches = searches_of(spec_of(paths), run, rows)
+        searches = make_search_reports(spec_of(paths), run, rows)
     else:
         searches = ()
     return replace(
@@ -244,21 +249,21 @@ def report_at(paths: RunPaths, t_s: float) -> RunReport:
     Raises:
         UserError: there is no run there, or it cannot be read.
     """
-    past = past_of(paths, t_s)
+    past = read_past_run(paths, t_s)
     return replace(
         _report(
             paths,
             past.run,
             past.rows,
-            _account(paths, past.run) or nothing(past.spec.schedule.policy),
+            _account(paths, past.run) or empty_account(past.spec.schedule.policy),
         ),
-        searches=searches_of(past.spec, past.run, past.rows)
+        searches=make_search_reports(past.spec, past.run, past.rows)
         if past.run.searches or past.run.added
         else (),
     )
 
 
-def _place(paths: RunPaths) -> Path:
+def _log_path(paths: RunPaths) -> Path:
     """Where the log of a run stands, or its logs."""
     logs = paths.event_logs()
     if len(logs) == 1:
@@ -270,7 +275,7 @@ def _account(paths: RunPaths, run: RunState) -> Account | None:
     try:
         return account(run)
     except (ValueError, ArithmeticError) as error:
-        raise UserError(f"{_place(paths)} is damaged: {one_line(error)}") from error
+        raise UserError(f"{_log_path(paths)} is damaged: {one_line(error)}") from error
 
 
 def _report(
@@ -287,7 +292,7 @@ def _report(
         run,
         tuple(rows),
         account=found,
-        rungs=rungs_of(run, rows),
+        rungs=make_rung_reports(run, rows),
         losses=tuple(_curve(name, history, attrgetter("loss")) for name, history in histories),
         accuracies=tuple(_curve(name, history, _accuracy) for name, history in judged),
         val_losses=()

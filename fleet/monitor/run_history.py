@@ -11,7 +11,7 @@ from fleet.domain.added_networks import with_late
 from fleet.domain.network import SCORES, EpochRecord
 from fleet.domain.run import RunState
 from fleet.errors import UserError
-from fleet.monitor.timeline import state_of, until
+from fleet.monitor.timeline import log_until, replay_log
 from fleet.prediction.sample_file import read_sample
 from fleet.spec import Spec
 from fleet.spec.criteria import settled
@@ -49,7 +49,7 @@ class PastRun:
     rows: tuple[NetworkResult, ...]
 
 
-def log_of(paths: RunPaths) -> list[Logged]:
+def read_log(paths: RunPaths) -> list[Logged]:
     """The events of a run.
 
     Raises:
@@ -60,7 +60,7 @@ def log_of(paths: RunPaths) -> list[Logged]:
     return list(read_run(paths))
 
 
-def past_of(paths: RunPaths, t_s: float = math.inf) -> PastRun:
+def read_past_run(paths: RunPaths, t_s: float = math.inf) -> PastRun:
     """A run by its log, by its spec, and by what a sample of it is.
 
     Args:
@@ -70,8 +70,8 @@ def past_of(paths: RunPaths, t_s: float = math.inf) -> PastRun:
         UserError: there is no run there, or its spec cannot be read.
     """
     spec = spec_of(paths)
-    log = until(log_of(paths), t_s)
-    run = state_of(log, spec)
+    log = log_until(read_log(paths), t_s)
+    run = replay_log(log, spec)
     spec, samples = with_late(spec, run), _samples(paths, spec)
     if samples:
         spec = settled(spec, {feed: (sample.target, ()) for feed, sample in samples.items()})
@@ -125,7 +125,7 @@ def read_history(run: str | Path) -> Table[NetworkEpoch]:
     return Table(
         (
             NetworkEpoch(**vars(record), network=network)
-            for network, found in state_of(log_of(RunPaths(Path(run)))).networks.items()
+            for network, found in replay_log(read_log(RunPaths(Path(run)))).networks.items()
             for record in found.standing.history
         ),
         _HEAD,

@@ -27,7 +27,7 @@ _BEST = 200  # networks that the table of a search has
 
 
 @dataclass(frozen=True)
-class Tried:
+class SearchTrial:
     """A network that was asked for.
 
     Attributes:
@@ -52,7 +52,7 @@ class Tried:
 
 
 @dataclass(frozen=True)
-class Found:
+class Improvement:
     """A network was better than all before it, so many seconds after the first launch began."""
 
     seconds: float
@@ -70,8 +70,8 @@ class SearchReport:
         monitor: what was judged.
         is_larger_better: of that.
         space: of the entry.
-        tried: its networks, in the order of their numbers.
-        found: the best so far, each time there was a better one; of networks that have not failed.
+        trials: its networks, in the order of their numbers.
+        improvements: the best so far, each time there was a better one; of networks that have not failed.
         searcher: who asks, as the spec names it; empty for networks from outside.
         objectives: the name of each, and ``maximize`` or ``minimize``, where there are several.
     """
@@ -80,15 +80,15 @@ class SearchReport:
     monitor: str
     is_larger_better: bool
     space: Space
-    tried: tuple[Tried, ...]
-    found: tuple[Found, ...]
+    trials: tuple[SearchTrial, ...]
+    improvements: tuple[Improvement, ...]
     searcher: str = ""
     objectives: tuple[tuple[str, str], ...] = ()
 
     @cached_property
-    def front(self) -> tuple[Tried, ...]:
+    def pareto_front(self) -> tuple[SearchTrial, ...]:
         """The networks that none surpasses, of several objectives; the best in the first one first."""
-        having = [one for one in self.tried if one.status is not Status.FAILED and one.objectives]
+        having = [one for one in self.trials if one.status is not Status.FAILED and one.objectives]
         return tuple(
             having[place]
             for place in front(
@@ -104,38 +104,38 @@ class SearchReport:
         return "The networks that were added"
 
     @property
-    def ancestry(self) -> tuple[Tried, ...]:
+    def ancestry(self) -> tuple[SearchTrial, ...]:
         """The best network and those from which it came, the youngest first; nothing before one has a value."""
-        by_name = {one.network: one for one in self.tried}
-        line = [by_name[self.found[-1].network]] if self.found else []
+        by_name = {one.network: one for one in self.trials}
+        line = [by_name[self.improvements[-1].network]] if self.improvements else []
         while line and line[-1].parent in by_name:
             line.append(by_name[line[-1].parent])
         return tuple(line)
 
     @cached_property
-    def ranked(self) -> tuple[Tried, ...]:
+    def ranked(self) -> tuple[SearchTrial, ...]:
         """The networks that have a value, the best first."""
         return tuple(
             sorted(
-                (one for one in self.tried if math.isfinite(one.value)),
+                (one for one in self.trials if math.isfinite(one.value)),
                 key=lambda one: one.value,
                 reverse=self.is_larger_better,
             )
         )
 
     @property
-    def words(self) -> str:
+    def summary(self) -> str:
         """The search in a sentence or two."""
-        if not self.tried:
+        if not self.trials:
             return (
                 f"The search of {self.entry} has no networks: whenever its searcher {self.searcher} was asked for "
                 "one, it answered None."
             )
-        counts = Counter(str(one.status) for one in self.tried)
-        said = f"{counted(len(self.tried), 'network')}: " + ", ".join(
+        counts = Counter(str(one.status) for one in self.trials)
+        said = f"{counted(len(self.trials), 'network')}: " + ", ".join(
             f"{number} {status}" for status, number in counts.items()
         )
-        if not self.found:
+        if not self.improvements:
             return said
         best, *ancestors = self.ancestry
         born = [one.parent_epoch for one in self.ancestry]
@@ -143,9 +143,9 @@ class SearchReport:
             f", from {one.network} after epoch {epoch}"
             for one, epoch in zip(ancestors, born, strict=False)
         )
-        return f"{said}. The best {self.monitor} is {self.found[-1].value:.4g}, of {best.network}{line}."
+        return f"{said}. The best {self.monitor} is {self.improvements[-1].value:.4g}, of {best.network}{line}."
 
-    def numbers(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, Any]:
         """The search as JSON has it."""
         names = [name for name, _ in self.objectives]
         networks = [
@@ -163,19 +163,19 @@ class SearchReport:
                     else {}
                 ),
             }
-            for one in self.tried
+            for one in self.trials
         ]
         return {
             "entry": self.entry,
             "monitor": self.monitor,
             "mode": "max" if self.is_larger_better else "min",
             "networks": networks,
-            "best_so_far": self.found,
+            "best_so_far": self.improvements,
             "line_of_descent": [one.network for one in self.ancestry],
             **(
                 {
                     "objectives": [{"value": name, "mode": mode} for name, mode in self.objectives],
-                    "front": [one.network for one in self.front],
+                    "front": [one.network for one in self.pareto_front],
                 }
                 if self.objectives
                 else {}
@@ -201,12 +201,12 @@ class RungReport:
     pruned: Mapping[str, tuple[str, ...]]
 
     @property
-    def by(self) -> str:
+    def pruned_by(self) -> str:
         """Who has dropped networks here."""
         return ", ".join(dict.fromkeys(who for by in self.pruned.values() for who in by))
 
 
-def rungs_of(run: RunState, rows: Sequence[NetworkResult]) -> tuple[RungReport, ...]:
+def make_rung_reports(run: RunState, rows: Sequence[NetworkResult]) -> tuple[RungReport, ...]:
     """Where networks were paused and pruned, and by whom; the lowest first."""
     # One that was judged from outside may have ended the epoch that it was in.
     named = {row.name: row for row in rows}
@@ -232,7 +232,7 @@ def rungs_of(run: RunState, rows: Sequence[NetworkResult]) -> tuple[RungReport, 
     )
 
 
-def searches_of(
+def make_search_reports(
     spec: Spec, run: RunState, rows: Sequence[NetworkResult]
 ) -> tuple[SearchReport, ...]:
     """The searches of a run; at last the networks that others have added, if there are any.
@@ -267,7 +267,7 @@ def searches_of(
     ]
     outside = added.get("")
     if outside:
-        values = _that_differ({name: _said(run.given.get(name, {})) for name in outside})
+        values = _that_differ({name: _entry_settings(run.given.get(name, {})) for name in outside})
         numbered = {
             name: replace(one, number=number, values={**values[name], **one.values})
             for number, (name, one) in enumerate(outside.items())
@@ -297,23 +297,23 @@ def _with_objectives(
             (names[0], first),
             *((one.value, str(one.sense)) for one in search.objectives[1:]),
         ),
-        tried=tuple(
+        trials=tuple(
             replace(
                 one,
                 objectives=run.told.get(one.network)
                 or _come_to(names, table.get(one.network), run),
             )
-            for one in found.tried
+            for one in found.trials
         ),
     )
 
 
 def _come_to(names: Sequence[str], row: NetworkResult | None, run: RunState) -> tuple[float, ...]:
     """What a network has come to by now, of which no searcher was told."""
-    return come_to(names, row, {} if row is None else beside_epochs(row, run))
+    return come_to(names, row, {} if row is None else network_facts(row, run))
 
 
-def beside_epochs(row: NetworkResult, run: RunState) -> dict[str, float | None]:
+def network_facts(row: NetworkResult, run: RunState) -> dict[str, float | None]:
     """What is known of a network beside its epochs, by the names of :data:`fleet.spec.search.OF_NETWORKS`."""
     rates = run.launch.rates.get(row.name) if run.launch is not None else None
     return {
@@ -324,7 +324,7 @@ def beside_epochs(row: NetworkResult, run: RunState) -> dict[str, float | None]:
     }
 
 
-def _said(entry: Mapping[str, Any]) -> dict[str, Any]:
+def _entry_settings(entry: Mapping[str, Any]) -> dict[str, Any]:
     """What an entry says, by dotted names; nothing of its own name."""
     return dict(
         leaves(
@@ -381,7 +381,7 @@ def _report(
         for t_s, place, record in ends.get(network, ())
     )
     converge = _converge(spec, train, [record for *_, record in mine])
-    found = list[Found]()
+    found = list[Improvement]()
     best = dict[str, float]()
     for t_s, _, network, record in mine:
         value = record.value(converge.watched)
@@ -390,11 +390,11 @@ def _report(
         if network not in failed and (
             not found or converge.sign * value > converge.sign * found[-1].value
         ):
-            found.append(Found(t_s, network, record.epoch, value))
+            found.append(Improvement(t_s, network, record.epoch, value))
         if network not in best or converge.sign * value > converge.sign * best[network]:
             best[network] = value
     tried = [
-        _tried(one, table.get(one.network), best.get(one.network, math.nan))
+        _make_trial(one, table.get(one.network), best.get(one.network, math.nan))
         for one in sorted(added.values(), key=lambda one: one.number)
     ]
     return SearchReport(
@@ -418,14 +418,14 @@ def _converge(spec: Spec, train: Mapping[str, Any], records: Sequence[EpochRecor
     return converge
 
 
-def _tried(added: NetworkAdded, row: NetworkResult | None, value: float) -> Tried:
+def _make_trial(added: NetworkAdded, row: NetworkResult | None, value: float) -> SearchTrial:
     if added.wrong:
         status = Status.FAILED
     elif row is None:
         status = Status.WAITING
     else:
         status = row.status
-    return Tried(
+    return SearchTrial(
         added.network,
         added.number,
         added.values,
@@ -437,7 +437,7 @@ def _tried(added: NetworkAdded, row: NetworkResult | None, value: float) -> Trie
     )
 
 
-def _placed(tried: Iterable[Tried]) -> Iterator[Tried]:
+def _placed(tried: Iterable[SearchTrial]) -> Iterator[SearchTrial]:
     """With the epochs before each; a parent has a smaller number than its children."""
     begins: dict[str, int] = {}
     for one in tried:
@@ -445,10 +445,10 @@ def _placed(tried: Iterable[Tried]) -> Iterator[Tried]:
         yield replace(one, begins=begins[one.network])
 
 
-def place_of(value: Any, values: Dimension) -> float | None:
+def coordinate_of(value: Any, values: Dimension) -> float | None:
     """Where a value lies: a number of a range where it is, one of some choices at its place; None where it is neither.
 
-    >>> place_of(0.5, Range(0.0, 1.0)), place_of("b", ("a", "b")), place_of("c", ("a", "b"))
+    >>> coordinate_of(0.5, Range(0.0, 1.0)), coordinate_of("b", ("a", "b")), coordinate_of("c", ("a", "b"))
     (0.5, 1.0, None)
     """
     if isinstance(values, Range):
@@ -465,18 +465,18 @@ def place_of(value: Any, values: Dimension) -> float | None:
 # ---- tables ------------------------------------------------------------------------------------
 
 
-def table_of_found(search: SearchReport) -> tuple[list[str], list[list[Any]]]:
+def improvements_table(search: SearchReport) -> tuple[list[str], list[list[Any]]]:
     """Headers and rows: the best so far, the newest first."""
     return (
         ["after s", "network", "epoch", f"best {search.monitor}"],
         [
             [round(found.seconds, 1), found.network, found.epoch, f"{found.value:.4g}"]
-            for found in search.found[: -_SHOWN - 1 : -1]
+            for found in search.improvements[: -_SHOWN - 1 : -1]
         ],
     )
 
 
-def table_of_tried(search: SearchReport) -> tuple[list[str], list[list[Any]]]:
+def trials_table(search: SearchReport) -> tuple[list[str], list[list[Any]]]:
     """Headers and rows: what the best networks came to, and with which values."""
     return (
         ["network", "status", search.monitor, *short_names(list(search.space))],
@@ -492,7 +492,7 @@ def table_of_tried(search: SearchReport) -> tuple[list[str], list[list[Any]]]:
     )
 
 
-def table_of_front(search: SearchReport) -> tuple[list[str], list[list[Any]]]:
+def front_table(search: SearchReport) -> tuple[list[str], list[list[Any]]]:
     """Headers and rows: the networks of the Pareto front, with what they have come to."""
     return (
         [
@@ -508,12 +508,12 @@ def table_of_front(search: SearchReport) -> tuple[list[str], list[list[Any]]]:
                 *(f"{value:.6g}" for value in one.objectives),
                 *(brief(one.values.get(key, "")) for key in search.space),
             ]
-            for one in search.front
+            for one in search.pareto_front
         ],
     )
 
 
-def table_of_rungs(rungs: Sequence[RungReport]) -> tuple[list[str], list[list[Any]]]:
+def rungs_table(rungs: Sequence[RungReport]) -> tuple[list[str], list[list[Any]]]:
     """Headers and rows: what became of networks where some were paused or pruned."""
     return (
         ["epochs", "came", "went on", "paused", "pruned", "by", "which"],
@@ -524,7 +524,7 @@ def table_of_rungs(rungs: Sequence[RungReport]) -> tuple[list[str], list[list[An
                 rung.went_on,
                 len(rung.paused),
                 len(rung.pruned),
-                rung.by,
+                rung.pruned_by,
                 listed([*rung.pruned, *rung.paused], _SHOWN),
             ]
             for rung in rungs

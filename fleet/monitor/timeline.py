@@ -22,50 +22,52 @@ _UNSEEN_S = (
 
 
 @dataclass(frozen=True)
-class Placed:
+class PlacedLaunch:
     """A launch on the clock of the run, on which the time without a launch is left out.
 
     Attributes:
         lines: of its log, its start first.
-        by_s: what is added to its own seconds.
+        offset_s: what is added to its own seconds.
         devices: their numbers among those of all launches that are at work, where these differ from its own.
     """
 
     start: Started
     lines: Sequence[Logged]
-    by_s: float
+    offset_s: float
     devices: dict[int, int]
 
     @property
     def began_s(self) -> float:
         """When it began."""
-        return self.by_s + self.lines[0].t_s
+        return self.offset_s + self.lines[0].t_s
 
     @property
     def ended_s(self) -> float:
         """When its last line was written."""
-        return self.by_s + self.lines[-1].t_s
+        return self.offset_s + self.lines[-1].t_s
 
-    def moments(self) -> Iterator[tuple[float, Event]]:
+    def dated_events(self) -> Iterator[tuple[float, Event]]:
         """What happened, and when."""
         for t_s, event in self.lines:
-            yield self.by_s + t_s, self._numbered(event) if self.devices else event
+            yield self.offset_s + t_s, self._numbered(event) if self.devices else event
 
     def _numbered(self, event: Event) -> Event:
         match event:
             case GroupStarted() | Started():
-                return replace(event, devices=self._theirs(event.devices))
+                return replace(event, devices=self._renumber(event.devices))
             case GroupChanged():
                 return replace(
-                    event, devices=self._theirs(event.devices), before=self._theirs(event.before)
+                    event,
+                    devices=self._renumber(event.devices),
+                    before=self._renumber(event.before),
                 )
         return event
 
-    def _theirs(self, devices: Iterable[int]) -> tuple[int, ...]:
+    def _renumber(self, devices: Iterable[int]) -> tuple[int, ...]:
         return tuple(self.devices[device] for device in devices)
 
 
-def placed(log: Iterable[Logged]) -> list[Placed]:
+def place_launches(log: Iterable[Logged]) -> list[PlacedLaunch]:
     """The launches of a run; a log that begins in the middle of one begins with the next.
 
     They stand one behind the other. Those that were at work at the same time stand side by side by their dates, and the
@@ -74,7 +76,7 @@ def placed(log: Iterable[Logged]) -> list[Placed]:
     Args:
         log: of all launches, one behind the other in the order of their dates.
     """
-    found: list[Placed] = []
+    found: list[PlacedLaunch] = []
     # of all that are side by side with the latest
     date = 0.0
     ends_date = 0.0
@@ -95,10 +97,10 @@ def placed(log: Iterable[Logged]) -> list[Placed]:
             at_s = began_s + (start.date - date)
             taken = {device for one in found if one.ended_s > at_s for device in _devices(one)}
             lines[0] = Logged(first_s, replace(start, beside=True))
-            found.append(Placed(start, lines, at_s - first_s, _renumbered(start, taken)))
+            found.append(PlacedLaunch(start, lines, at_s - first_s, _renumbered(start, taken)))
         else:
             by_s = max((one.ended_s for one in found), default=0.0)
-            found.append(Placed(start, lines, by_s, {}))
+            found.append(PlacedLaunch(start, lines, by_s, {}))
             date = start.date
             ends_date = 0.0
             began_s = by_s + first_s
@@ -106,7 +108,7 @@ def placed(log: Iterable[Logged]) -> list[Placed]:
     return found
 
 
-def _is_unseen(found: Sequence[Placed], date: float) -> bool:
+def _is_unseen(found: Sequence[PlacedLaunch], date: float) -> bool:
     """Whether one was at work on some date that nobody could have seen, since it had just begun.
 
     That follows from what was logged by then, so that a log which ends soon after says the same.
@@ -119,12 +121,12 @@ def _is_unseen(found: Sequence[Placed], date: float) -> bool:
     )
 
 
-def are_side_by_side(launches: Sequence[Placed | RunLaunch]) -> bool:
+def are_concurrent(launches: Sequence[PlacedLaunch | RunLaunch]) -> bool:
     """Whether some were at work at the same time."""
     return any(later.began_s < launch.ended_s for launch, later in pairwise(launches))
 
 
-def _devices(launch: Placed) -> Iterable[int]:
+def _devices(launch: PlacedLaunch) -> Iterable[int]:
     return launch.devices.values() or launch.start.devices
 
 
@@ -138,35 +140,35 @@ def _renumbered(start: Started, taken: AbstractSet[int]) -> dict[int, int]:
     return {device: nodes[device // size] * size + device % size for device in start.devices}
 
 
-def until(log: Iterable[Logged], t_s: float) -> list[Logged]:
+def log_until(log: Iterable[Logged], t_s: float) -> list[Logged]:
     """What a run had logged by some time of its clock."""
     return [
         logged
-        for launch in placed(log)
+        for launch in place_launches(log)
         for logged in launch.lines
-        if launch.by_s + logged.t_s <= t_s
+        if launch.offset_s + logged.t_s <= t_s
     ]
 
 
-def moments_of(log: Iterable[Logged]) -> list[tuple[float, Event | Broken, int]]:
+def dated_events(log: Iterable[Logged]) -> list[tuple[float, Event | Broken, int]]:
     """What happened in a run: when, and in which of its launches, in the order of time.
 
     A launch after which another began is over, and its groups are gone, whether it has said so or not.
     """
-    launches = placed(log)
+    launches = place_launches(log)
     moments: list[tuple[float, Event | Broken, int]] = []
     for place, launch in enumerate(launches):
-        moments += [(t_s, event, place) for t_s, event in launch.moments()]
+        moments += [(t_s, event, place) for t_s, event in launch.dated_events()]
         if place < len(launches) - 1:
             moments.append((launch.ended_s, Broken(), place))
-    if are_side_by_side(launches):
+    if are_concurrent(launches):
         moments.sort(key=lambda moment: moment[0])
     return moments
 
 
-def state_of(log: Iterable[Logged], spec: Spec | None = None) -> RunState:
+def replay_log(log: Iterable[Logged], spec: Spec | None = None) -> RunState:
     """What a run is by its log."""
     state = RunState(spec)
-    for t_s, event, launch in moments_of(log):
+    for t_s, event, launch in dated_events(log):
         state.apply(t_s, event, launch)
     return state

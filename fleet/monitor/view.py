@@ -44,13 +44,13 @@ class PlainView:
     def on_event(self, event: ev.Event) -> None:
         """Say what happened."""
         if isinstance(event, ev.GroupStarted | ev.EpochEnded):
-            self._progress.hear(event.network, self._clock() - self._start)
-        self._print(tell(event, self._run))
+            self._progress.mark_reported(event.network, self._clock() - self._start)
+        self._print(format_event(event, self._run))
 
     def on_pace(self, network: str, samples: int, samples_per_s: float) -> None:
         """Say how far it is, but seldom."""
         self._print(
-            self._progress.line(network, samples, samples_per_s, self._clock() - self._start)
+            self._progress.make_line(network, samples, samples_per_s, self._clock() - self._start)
         )
 
     def _print(self, line: str) -> None:
@@ -72,7 +72,7 @@ class PlainView:
         """Nothing is held."""
 
 
-def tell(event: ev.Event, run: RunState) -> str:
+def format_event(event: ev.Event, run: RunState) -> str:
     """An event in a line, or nothing where it is not worth one; what holds for all of a launch is said only once.
 
     Args:
@@ -90,10 +90,10 @@ def tell(event: ev.Event, run: RunState) -> str:
         most = {event.network: run.networks[event.network].max_epochs}
     else:
         most = {}
-    return describe(event, most, "GPU" if launch is None else launch.start.device)
+    return describe_event(event, most, "GPU" if launch is None else launch.start.device)
 
 
-def describe(event: ev.Event, max_epochs: Mapping[str, int], device: str = "GPU") -> str:
+def describe_event(event: ev.Event, max_epochs: Mapping[str, int], device: str = "GPU") -> str:
     """An event in a line, or nothing where it is not worth one.
 
     Args:
@@ -131,7 +131,7 @@ def describe(event: ev.Event, max_epochs: Mapping[str, int], device: str = "GPU"
         case ev.RoundStarted():
             return f"round {event.round}: {', '.join(event.members)}"
         case ev.Estimated():
-            return f"ETA: {eta(event)}"
+            return f"ETA: {format_eta(event)}"
         case ev.GroupStarted():
             return f"  {event.network} on devices {list(event.devices)}"
         case ev.GroupChanged():
@@ -176,7 +176,7 @@ def _describe_judged(event: ev.NetworkJudged) -> str:
     return f"{event.network} {done} after {when}: {' and '.join(event.by)}"
 
 
-def eta(estimated: ev.Estimated) -> str:
+def format_eta(estimated: ev.Estimated) -> str:
     """How long a run will go on, as a range."""
     low = format_duration(estimated.low_s)
     high = format_duration(estimated.high_s)
@@ -348,7 +348,7 @@ def _describe_stream(event: ev.StreamStarted) -> str:
 
 def _describe_sharing(event: ev.SharingLearned) -> str:
     """How many networks pay on one GPU, and what to do where more than may share one would, or might."""
-    told = told_of_sharing(event.speedups, event.device)
+    told = describe_sharing(event.speedups, event.device)
     if not event.bound:
         return told
     is_tried = worth(event.speedups) == event.slots
@@ -363,13 +363,13 @@ def _describe_sharing(event: ev.SharingLearned) -> str:
     return f"{told}; {more}: {raised}start more ranks"
 
 
-def told_of_sharing(speedups: Sequence[float], device: str = "GPU") -> str:
+def describe_sharing(speedups: Sequence[float], device: str = "GPU") -> str:
     """How many networks pay on one device, in a line.
 
     Args:
         device: what they share.
 
-    >>> told_of_sharing((1.0, 1.6, 1.61))
+    >>> describe_sharing((1.0, 1.6, 1.61))
     '2 networks on one GPU train 1.6 times as much as one, 3 networks 1.61 times: 2 pay'
     """
     count = worth(speedups)
@@ -399,7 +399,7 @@ _PASSING = (
 )
 
 
-def _shown(number: float, form: str) -> str:
+def _format(number: float, form: str) -> str:
     if math.isnan(number):
         return ""
     return form.format(number)
@@ -424,7 +424,7 @@ class LiveTable:
         """Change the table."""
         match event:
             case ev.RateMeasured():
-                self._title = tell(event, self._run)
+                self._title = format_event(event, self._run)
             case ev.RoundStarted():
                 self._title = f"round {event.round}"
             case ev.Estimated():
@@ -436,12 +436,12 @@ class LiveTable:
         if known is not None and known.group is not None:
             self._paces[network] = EpochPart(samples, samples_per_s, known.epochs, known.group)
 
-    def _left(self) -> str:
+    def _format_time_left(self) -> str:
         """The latest estimate, less what has passed since then."""
         if self._eta is None:
             return ""
         passed = time.monotonic() - self._eta_at
-        return "; ETA " + eta(
+        return "; ETA " + format_eta(
             dataclasses.replace(
                 self._eta,
                 low_s=max(0.0, self._eta.low_s - passed),
@@ -455,7 +455,7 @@ class LiveTable:
         from rich.table import Table
 
         table = Table(
-            title=f"{self._title}, {format_duration(time.monotonic() - self._start)}{self._left()}",
+            title=f"{self._title}, {format_duration(time.monotonic() - self._start)}{self._format_time_left()}",
             title_justify="left",
             box=box.SIMPLE_HEAD,
         )
@@ -490,7 +490,7 @@ class LiveTable:
         else:
             samples_per_s = last.samples / max(last.seconds, 1e-9)
         pace = self._paces.get(name)
-        if pace is not None and pace.holds(network):
+        if pace is not None and pace.is_current(network):
             part = pace.samples / max(self._samples(last), pace.samples)
             samples_per_s = pace.samples_per_s
         left = math.nan if last is None else (most - epochs - part) * last.seconds
@@ -498,8 +498,8 @@ class LiveTable:
             ",".join(map(str, group.devices)),
             f"{epochs}/{most}",
             ProgressBar(total=most, completed=epochs + part, width=20),
-            "" if last is None else _shown(last.loss, "{:.4f}"),
-            "" if last is None else _shown(last.val_accuracy, "{:.2%}"),
+            "" if last is None else _format(last.loss, "{:.4f}"),
+            "" if last is None else _format(last.val_accuracy, "{:.2%}"),
             f"{samples_per_s:.0f}",
             "" if math.isnan(left) else format_duration(left),
         ]
@@ -529,7 +529,7 @@ class LiveView(LiveTable):
 
     def on_event(self, event: ev.Event) -> None:
         """Change the table; what should stay on the screen is printed above it."""
-        if not isinstance(event, _PASSING) and (line := tell(event, self._run)):
+        if not isinstance(event, _PASSING) and (line := format_event(event, self._run)):
             self._live.console.print(line, highlight=False)
         super().on_event(event)
 
@@ -542,22 +542,22 @@ class NotebookView(LiveTable):
     """A table in a cell of a notebook; at last the results, the best network first.
 
     Args:
-        place: where it stands, of :meth:`place`.
+        place: where it stands, of :meth:`make_display`.
     """
 
     def __init__(self, run: RunState, place: Any) -> None:
         super().__init__(run)
-        self._shown = place
+        self._display = place
         self._drawn_at = time.monotonic()
 
     @staticmethod
-    def is_wanted() -> bool:
+    def is_notebook() -> bool:
         """Whether this process is the kernel of a notebook."""
         shell = "IPython" in sys.modules and sys.modules["IPython"].get_ipython()
         return hasattr(shell, "kernel")
 
     @staticmethod
-    def place() -> Any:
+    def make_display() -> Any:
         """A place for a table in the cell that is at work."""
         from IPython.display import display
 
@@ -566,12 +566,12 @@ class NotebookView(LiveTable):
     def draw(self) -> None:
         """Show how it stands, once a second."""
         if time.monotonic() - self._drawn_at >= 1:
-            self._shown.update(self.table())
+            self._display.update(self.table())
             self._drawn_at = time.monotonic()
 
     def finish(self, headers: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
         """Leave the table of results in the cell."""
-        self._shown.update(
+        self._display.update(
             {"text/html": html_table(headers, rows), "text/plain": "the results"}, raw=True
         )
 

@@ -17,7 +17,7 @@ from fleet.control.lease_requests import Claims, LeaveRun, ReleaseLease, Request
 from fleet.domain.events import EpochEnded, Started
 from fleet.domain.network import EpochRecord, NetworkStatus
 from fleet.domain.run import FOUND_DONE, RunState, is_whole
-from fleet.monitor.timeline import state_of
+from fleet.monitor.timeline import replay_log
 from fleet.storage.event_log import Dated, RunTail, read_run
 from fleet.storage.network_leases import NetworkLeases, held_lease
 from fleet.storage.paths import RunPaths
@@ -161,7 +161,7 @@ class BesideOthers:
         if not lease.took_over:
             unlogged: tuple[EpochRecord, ...] = ()
         else:
-            unlogged = state_of(read_run(self._paths, (EpochEnded,))).unlogged(
+            unlogged = replay_log(read_run(self._paths, (EpochEnded,))).unlogged(
                 name, standing.history
             )
         return Leased(

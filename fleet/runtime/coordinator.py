@@ -25,7 +25,7 @@ from fleet.domain import events
 from fleet.domain.run import RunLaunch
 from fleet.errors import ExitStatus
 from fleet.gc_pause import collect_seldom
-from fleet.monitor.eta import EstimateTimes, Estimator
+from fleet.monitor.eta import EstimateSchedule, Estimator
 from fleet.runtime.admission import Admission
 from fleet.runtime.concurrent_launches import BesideOthers
 from fleet.runtime.external.command_handler import CommandHandler
@@ -177,7 +177,7 @@ class Coordinator:
         self._is_interrupted = False
         self._before_s = 0.0 if run.launch is None else run.launch.ended_s  # of earlier launches
         self._estimator = Estimator(setup.spec, self._results.networks, run)
-        self._estimate_times = EstimateTimes()
+        self._estimate_times = EstimateSchedule()
         self.status: ExitStatus | None = None
         self.is_cut = False
 
@@ -424,6 +424,6 @@ class Coordinator:
             return
         began = time.perf_counter()
         estimated = self._estimator.estimate(self._before_s + now, self._ensemble.outlook)
-        self._estimate_times.made(now, time.perf_counter() - began, estimated)
+        self._estimate_times.record(now, time.perf_counter() - began, estimated)
         if estimated is not None:
             self._note(estimated)

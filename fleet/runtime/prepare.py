@@ -15,7 +15,7 @@ from fleet.domain.events import CacheChosen, Commanded, EarlierRead, NetworkAdde
 from fleet.domain.run import RunState
 from fleet.engines.registry import check_installed
 from fleet.errors import UserError
-from fleet.monitor.timeline import state_of
+from fleet.monitor.timeline import replay_log
 from fleet.prediction.sample_file import (
     read_columns,
     read_standardized,
@@ -191,7 +191,7 @@ def _ask(request: Request, ranks: Ranks, name: str) -> _Asked:
     written = spec.networks
     paths = RunPaths(spec.output.absolute(), name)  # wherever users' code may go
     left = replayed or (None if request.fresh else paths)
-    told = state_of(
+    told = replay_log(
         () if left is None else read_run(left, (NetworkAdded, Commanded, CacheChosen, EarlierRead))
     )
     spec = with_late(spec, told)

@@ -13,11 +13,11 @@ from fleet.control.lease_requests import Claims
 from fleet.domain import events as ev
 from fleet.domain.run import RunSearch
 from fleet.errors import ExitStatus, UserError
-from fleet.export.trackers import places
+from fleet.export.trackers import target_paths
 from fleet.monitor.html import write_report
 from fleet.monitor.report import best_rows, read_report
 from fleet.monitor.tensorboard import TensorBoardObserver
-from fleet.monitor.view import describe, make_view
+from fleet.monitor.view import describe_event, make_view
 from fleet.prediction.ensembles import (
     EnsembleResult,
     fed_alike,
@@ -112,7 +112,7 @@ class RankZero:
             make_view(self._run, launch.request.plain),
         )
         self._tracking = Tracking(
-            [] if launch.replayed else places(spec.document.track, paths.root),
+            [] if launch.replayed else target_paths(spec.document.track, paths.root),
             paths,
             launch.request.spec,
         )
@@ -299,7 +299,7 @@ class RankZero:
             for failed in self._tracking.close(
                 _HURRIED_S if status is ExitStatus.RESUMABLE else _PATIENCE_S
             ):
-                print(describe(failed, {}), flush=True)
+                print(describe_event(failed, {}), flush=True)
             said = meaning(status, self.results.rows())
             if said and find_launcher(os.environ) is not None:
                 print(
@@ -334,9 +334,9 @@ class RankZero:
         try:
             report = read_report(self._launch.paths)
             for search in report.searches:
-                if not search.tried:
-                    print(search.words)
-            write_report(self._launch.paths.report, report, in_haste=True)
+                if not search.trials:
+                    print(search.summary)
+            write_report(self._launch.paths.report, report, skip_slow=True)
         except (
             UserError
         ) as error:  # a log that was damaged is no reason to fail after all else went well

@@ -12,7 +12,7 @@ from fleet.control.measurement import RateMeasurement
 from fleet.control.rates import traits_of
 from fleet.domain import events as ev
 from fleet.domain.run import RunLaunch
-from fleet.monitor.overheads import beside_steps, shown_rates
+from fleet.monitor.overheads import measure_overheads, observed_rates
 from fleet.runtime.launch import Launch
 from fleet.spec import NetworkSpec
 from fleet.storage import rate_cache
@@ -180,11 +180,11 @@ class RateMemory:
         if shown is not None and spec.engine.learns and not self._launch.replayed:
             judging = 0 if data.validation is None else len(data.validation)
             for name, rates in (
-                {} if spec.policy.needs_rates else shown_rates(shown, judging).items()
+                {} if spec.policy.needs_rates else observed_rates(shown, judging).items()
             ):
                 for gpus, rate in rates.items():
                     self._book.add(self.keys[name], gpus, self._shown(rate, name))
-            found = beside_steps(shown, judging)
+            found = measure_overheads(shown, judging)
             if found is not None:
                 key = rate_cache.beside_steps_key(
                     spec.resources.engine, self._launch.machine.hardware

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fleet.domain import events as ev
 from fleet.domain.network import NetworkStatus
 from fleet.domain.run import FOUND_DONE, RunState
-from fleet.monitor.timeline import state_of
+from fleet.monitor.timeline import replay_log
 from fleet.runtime.launch import Launch
 from fleet.storage.event_log import in_order, read_events
 from fleet.storage.identity import trial_identity
@@ -50,7 +50,7 @@ def resume(launch: Launch) -> Resumed:
     paths = launch.paths
     is_alone = not launch.request.beside_others
     logs = {path: list(read_events(path)) for path in paths.event_logs()}
-    told = state_of(in_order(logs.values()), spec)
+    told = replay_log(in_order(logs.values()), spec)
     run = told if is_alone else RunState(spec)
     results = Results(
         spec,

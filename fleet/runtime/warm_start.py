@@ -12,8 +12,8 @@ from fleet.domain.network import EpochRecord, best_of
 from fleet.domain.objectives import come_to
 from fleet.domain.run import RunSearch, RunState
 from fleet.errors import UserError
-from fleet.monitor.search_summary import beside_epochs
-from fleet.monitor.timeline import state_of
+from fleet.monitor.search_summary import network_facts
+from fleet.monitor.timeline import replay_log
 from fleet.search.calls import AddPriorTrial
 from fleet.search.controller import Entry
 from fleet.search.searcher import End
@@ -42,7 +42,7 @@ def read_known(
         UserError: there is no run, or it cannot be read.
     """
     rows = networks_of(read_results(run))
-    state = state_of(read_run(RunPaths(Path(run))), None)
+    state = replay_log(read_run(RunPaths(Path(run))), None)
     known = list[AddPriorTrial]()
     left_out = Counter[str]()
     for row in sorted(
@@ -73,7 +73,7 @@ def _known(
     history: tuple[EpochRecord, ...] = () if network is None else network.standing.history
     converge = Converge(monitor=monitor, direction="max" if mode == "maximize" else "min")
     record = best_of(history, converge).record
-    values = come_to([name for name, _ in objectives], record, beside_epochs(row, state))
+    values = come_to([name for name, _ in objectives], record, network_facts(row, state))
     is_valued = math.isfinite(values[0])
     if not is_valued and row.status is not Status.FAILED:
         raise UserError(f"without {monitor}")

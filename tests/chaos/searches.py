@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fleet.domain import events as ev
-from fleet.monitor.timeline import state_of
+from fleet.monitor.timeline import replay_log
 from fleet.search.calls import replay
 from fleet.search.pruning import make_pruner
 from fleet.search.searcher import Verdict, make_searcher
@@ -180,7 +180,7 @@ class _Trial:
             entry.search.options,
         )
         if difference := replay(
-            searcher, state_of(read_events(self._paths.events)).search("net").calls
+            searcher, replay_log(read_events(self._paths.events)).search("net").calls
         ):
             raise Broken(difference)
 

@@ -334,7 +334,7 @@ def hosts(listed):
 def dated(paths):
     """The events of all launches, each with its time in seconds since 1970."""
     for log in paths.event_logs():
-        for launch in timeline.placed(read_events(log)):
+        for launch in timeline.place_launches(read_events(log)):
             for t_s, event in launch.lines:
                 yield launch.start.date + t_s - launch.lines[0].t_s, event
 
@@ -351,9 +351,9 @@ class Worked:
 def worked(log):
     """The launches of a log."""
     found = []
-    for launch in timeline.placed(read_events(log)):
+    for launch in timeline.place_launches(read_events(log)):
         began = launch.start.date - launch.lines[0].t_s
-        records = timeline.state_of(launch.lines).records
+        records = timeline.replay_log(launch.lines).records
         first = next(
             (began + t_s for t_s, event in launch.lines if isinstance(event, FirstStep)), np.inf
         )

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from fleet.domain.events import EpochEnded
-from fleet.jobs.chain import CALLED_OFF
+from fleet.jobs.chain import CHAIN_CANCELLED
 from fleet.storage.event_log import events_of
 from fleet.storage.paths import RunPaths
 from tests.mpi.conftest import ROOT, Launch, Launcher, spec
@@ -201,7 +201,9 @@ def test_a_chain_that_is_ended_by_its_user_saves_and_no_job_follows_until_it_is_
         ensemble.slurm.wait_for(ensemble.job).state == "FAILED"
     )  # with 75, as a job that is stopped
     (stop,) = ensemble.stops()
-    assert (stop["status"], stop["next"], stop["then"]) == (75, None, CALLED_OFF), ensemble.report()
+    assert (stop["status"], stop["next"], stop["then"]) == (75, None, CHAIN_CANCELLED), (
+        ensemble.report()
+    )
     with pytest.raises(AssertionError, match="none of the chain's jobs waits or runs"):
         ensemble.slurm.call(
             sys.executable,

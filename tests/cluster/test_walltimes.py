@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from fleet.domain.events import EpochEnded
-from fleet.jobs.chain import past_of
+from fleet.jobs.chain import chain_times
 from fleet.storage.event_log import events_of
 from fleet.storage.json_lines import read_lines
 from fleet.storage.paths import RunPaths
@@ -174,7 +174,7 @@ class Chain:
         return Came(
             expected,
             asked,
-            past_of(self.paths.stops).finished[-1] / 60,
+            chain_times(self.paths.stops).finished[-1] / 60,
             {
                 name: max(epoch for network, epoch in epochs if network == name)
                 for name, _ in epochs

@@ -348,6 +348,6 @@ def test_a_notebook_shows_a_table_while_a_launch_goes_on_and_the_results_at_its_
 )
 def test_a_notebook_is_known_by_its_kernel(shell, expected, monkeypatch):
     monkeypatch.delitem(sys.modules, "IPython", raising=False)
-    assert not NotebookView.is_wanted()
+    assert not NotebookView.is_notebook()
     monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
-    assert NotebookView.is_wanted() is expected
+    assert NotebookView.is_notebook() is expected

@@ -15,7 +15,7 @@ from pathlib import Path
 from fleet.domain.added_networks import with_late
 from fleet.domain.events import Commanded, NetworkAdded
 from fleet.errors import UserError
-from fleet.monitor.timeline import state_of
+from fleet.monitor.timeline import replay_log
 from fleet.storage.event_log import read_run
 from fleet.storage.lease import is_held
 from fleet.storage.network_leases import held_lease
@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> None:
     paths = RunPaths(args.run)
     if not paths.marker.exists():
         raise UserError(f"{args.run} is no folder of a run")
-    told = state_of(read_run(paths, (NetworkAdded, Commanded)))
+    told = replay_log(read_run(paths, (NetworkAdded, Commanded)))
     known = list(with_late(spec_of(paths), told).by_name)
     before = read_skipped(paths)
     wanted = frozenset(args.networks)

@@ -24,8 +24,8 @@ from fleet.domain.events import Event
 from fleet.domain.run import Broken, RunState
 from fleet.errors import UserError
 from fleet.live_run import follow, meet_all, report_of, run_of
-from fleet.monitor.timeline import moments_of
-from fleet.monitor.view import tell
+from fleet.monitor.timeline import dated_events
+from fleet.monitor.view import format_event
 from fleet.storage.event_log import Logged, RunTail, in_order
 from fleet.storage.lease import is_held
 from fleet.storage.network_leases import held_lease
@@ -92,7 +92,7 @@ def _again(state: RunState, tail: RunTail, from_s: float, speed: float) -> Itera
     for dated in tail.new():
         logs[dated.log].append(Logged(dated.t_s, dated.event))
     began = time.monotonic()
-    for t_s, event, launch in moments_of(in_order(logs.values())):
+    for t_s, event, launch in dated_events(in_order(logs.values())):
         if t_s >= from_s:
             time.sleep(max(0.0, began + (t_s - from_s) / speed - time.monotonic()))
         state.apply(t_s, event, launch)
@@ -102,7 +102,7 @@ def _again(state: RunState, tail: RunTail, from_s: float, speed: float) -> Itera
 
 def _print(event: Event, state: RunState, as_lines_of_json: bool) -> None:
     if not as_lines_of_json:
-        text = tell(event, state)
+        text = format_event(event, state)
         if text:
             print(text, flush=True)
     elif (report := report_of(event, state)) is not None:

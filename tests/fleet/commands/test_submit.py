@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fleet.__main__ import main
-from fleet.jobs.chain import History, JobStop, JobStopped, note
+from fleet.jobs.chain import ChainHistory, JobStop, JobStopped, add_note
 from fleet.jobs.job_events import JobStarted
 from fleet.storage.paths import RunPaths
 from tests.fakes import put_programs
@@ -439,9 +439,9 @@ def test_a_chain_is_ended_the_job_that_runs_saves_and_the_next_is_taken_back(
     put(tmp_path, QUEUES[system])
     assert submit("--system", system, "--walltime", "2h", "--chain")[0] == 0
     paths = RunPaths(tmp_path / "run")
-    note(paths, JobStarted(RUNNING))
-    note(paths, JobStopped(RUNNING, JobStop(75), "", next=NEXT))
-    note(paths, JobStarted(RUNNING))
+    add_note(paths, JobStarted(RUNNING))
+    add_note(paths, JobStopped(RUNNING, JobStop(75), "", next=NEXT))
+    add_note(paths, JobStarted(RUNNING))
     status, out, err = end(capsys)
     assert (status, err) == (0, "")
     assert out == (
@@ -452,9 +452,9 @@ def test_a_chain_is_ended_the_job_that_runs_saves_and_the_next_is_taken_back(
     assert sorted(
         line for line in asked if line.split()[0] in ("scancel", "bkill", "qsig", "qdel")
     ) == sorted(ENDS[system])
-    assert History.of(paths).is_called_off(RUNNING)
-    assert History.of(paths).is_called_off(NEXT)
-    assert not History.of(paths).is_called_off(OTHER)
+    assert ChainHistory.read(paths).is_cancelled(RUNNING)
+    assert ChainHistory.read(paths).is_cancelled(NEXT)
+    assert not ChainHistory.read(paths).is_cancelled(OTHER)
 
 
 def test_a_job_that_has_not_begun_is_taken_back_and_a_chain_that_is_handed_in_again_is_not_called_off(
@@ -465,8 +465,8 @@ def test_a_job_that_has_not_begun_is_taken_back_and_a_chain_that_is_handed_in_ag
     assert json.loads(end(capsys, "--json")[1]) == {"cancelled": [RUNNING], "told": []}
     put(tmp_path, {"sbatch": "echo 4720"})
     submit("--system", "slurm", "--walltime", "2h", "--chain")
-    history = History.of(RunPaths(tmp_path / "run"))
-    assert (history.is_called_off(RUNNING), history.is_called_off("4720")) == (False, False)
+    history = ChainHistory.read(RunPaths(tmp_path / "run"))
+    assert (history.is_cancelled(RUNNING), history.is_cancelled("4720")) == (False, False)
 
 
 def test_where_there_is_no_chain_it_says_so(submit, tmp_path, capsys):
@@ -478,15 +478,17 @@ def test_where_there_is_no_chain_it_says_so(submit, tmp_path, capsys):
     )
     put(tmp_path, {**QUEUES["slurm"], "squeue": ":"})
     submit("--system", "slurm", "--walltime", "2h", "--chain")
-    note(RunPaths(run), JobStarted(RUNNING))
-    note(RunPaths(run), JobStopped(RUNNING, JobStop(0), "it ended", None, "all networks finished"))
+    add_note(RunPaths(run), JobStarted(RUNNING))
+    add_note(
+        RunPaths(run), JobStopped(RUNNING, JobStop(0), "it ended", None, "all networks finished")
+    )
     status, _, err = end(capsys)
     assert status == 2
     assert err == (
         f"fleet submit: --end {run}: none of the chain's jobs waits or runs (4711); at its last stop it "
         "was decided: all networks finished\n"
     )
-    assert not History.of(RunPaths(run)).is_called_off(RUNNING)
+    assert not ChainHistory.read(RunPaths(run)).is_cancelled(RUNNING)
 
 
 def test_the_end_of_a_chain_goes_without_a_spec_and_all_else_with_one(submit, capsys):

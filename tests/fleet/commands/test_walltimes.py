@@ -11,7 +11,7 @@ import pytest
 from fleet.__main__ import main
 from fleet.commands import walltimes
 from fleet.commands.walltimes import _simulated, epochs_of
-from fleet.jobs.chain import ChainTimes, past_of
+from fleet.jobs.chain import ChainTimes, chain_times
 from fleet.spec import load
 from fleet.spec.train import Converge
 from fleet.storage.paths import RunPaths
@@ -217,8 +217,8 @@ def test_launches_of_a_chain_add_up_and_one_that_ended_without_a_word_does_not_c
     lines = [line for own in launches for line in launch(*own)]
     path = tmp_path / "stops.jsonl"
     path.write_text("".join(f"{json.dumps(line)}\n" for line in lines) + "half a li")
-    assert past_of(path) == ChainTimes((150.0,), 75.0)
-    assert past_of(tmp_path / "no") == ChainTimes((), 0.0)
+    assert chain_times(path) == ChainTimes((150.0,), 75.0)
+    assert chain_times(tmp_path / "no") == ChainTimes((), 0.0)
 
 
 @pytest.mark.parametrize(

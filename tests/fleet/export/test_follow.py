@@ -13,8 +13,8 @@ import yaml
 from fleet.domain.events import TrackerFailed
 from fleet.errors import ExitStatus, UserError
 from fleet.export import follow
-from fleet.export.follow import Follower, calls
-from fleet.export.trackers import TRACKERS, places
+from fleet.export.follow import Follower, write_requests
+from fleet.export.trackers import TRACKERS, target_paths
 from fleet.runtime import rank_zero
 from fleet.runtime.external import tracking
 from fleet.runtime.external.tracking import Tracking
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.usefixtures("quick")
 
 def test_a_spec_names_trackers_with_a_path_or_without(tmp_path):
     spec = parse({"models": SOFTMAX, "track": ["mlflow", {"wandb": "/w"}, {"optuna": None}]})
-    assert places(spec.document.track, tmp_path) == [
+    assert target_paths(spec.document.track, tmp_path) == [
         ("mlflow", tmp_path / "track/mlflow"),
         ("wandb", Path("/w")),
         ("optuna", tmp_path / "track/optuna.log"),
@@ -49,7 +49,7 @@ def test_calls_that_come_together_are_one_and_the_end_is_the_last(monkeypatch):
     monkeypatch.setattr(follow, "_LEAST_S", 0.05)
     source, sink = os.pipe()
     heard = []
-    thread = threading.Thread(target=lambda: heard.extend(calls(source)))
+    thread = threading.Thread(target=lambda: heard.extend(write_requests(source)))
     thread.start()
     os.write(sink, b"...")
     while not heard:
@@ -62,7 +62,7 @@ def test_calls_that_come_together_are_one_and_the_end_is_the_last(monkeypatch):
 
 
 def test_a_tracker_that_fails_is_told_of_once_and_others_are_written(tmp_path, monkeypatch):
-    monkeypatch.setattr(follow, "track", lambda paths: "the run")
+    monkeypatch.setattr(follow, "read_tracked_run", lambda paths: "the run")
     tried, out = [], io.StringIO()
 
     def write(name, run, path):

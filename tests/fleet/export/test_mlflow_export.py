@@ -85,7 +85,7 @@ def test_a_run_is_a_parent_and_its_networks_are_children_whatever_was_written_be
 
 
 def test_what_is_no_longer_true_of_a_network_that_trains_again_is_not_said(path):
-    failed = replace(LATE.networks[0], about={"reason": "failed", "diverged": "loss is NaN"})
+    failed = replace(LATE.networks[0], facts={"reason": "failed", "diverged": "loss is NaN"})
     for network in (failed, LATE.networks[0]):
         write("mlflow", replace(LATE, networks=(network,)), path)
     tags = Store(path).runs("digits")[1]["net-0"].data.tags
@@ -97,7 +97,7 @@ def test_what_is_known_of_a_network_only_after_its_end_is_added(path, tmp_path):
     first = LATE.networks[0]
     tested = replace(
         first,
-        about={**first.about, "test_accuracy": 0.9},
+        facts={**first.facts, "test_accuracy": 0.9},
         files={"best.keras": tmp_path / "best.keras"},
     )
     for network in (first, tested):

@@ -6,18 +6,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fleet.jobs.backlog import Cancel, Harvested, HarvestLimits, Submit, decide
+from fleet.jobs.backlog import Cancel, HarvestLimits, HarvestState, Submit, plan_orders
 from tests.examples import examples
 
-RUN = Harvested("a", waiting=10)
+RUN = HarvestState("a", waiting=10)
 
 
 OTHER = replace(RUN, name="b")
 ONE, TWO, THREE = (tuple((str(number), 1) for number in range(7, 7 + count)) for count in (1, 2, 3))
-CHEAP = replace(RUN, rate=1000.0, left=1e6)  # of which a node does a thousandth in a second
-DEAR = replace(OTHER, rate=1.0, left=1e3)
-BUSY = replace(RUN, rate=10.0, left=1000.0, running=2, nodes=2)
-FAST, NEW = replace(RUN, rate=1e6, left=1e6, running=3, nodes=3), replace(OTHER, rate=None)
+CHEAP = replace(RUN, rate=1000.0, samples_left=1e6)  # of which a node does a thousandth in a second
+DEAR = replace(OTHER, rate=1.0, samples_left=1e3)
+BUSY = replace(RUN, rate=10.0, samples_left=1000.0, running=2, nodes=2)
+FAST, NEW = replace(RUN, rate=1e6, samples_left=1e6, running=3, nodes=3), replace(OTHER, rate=None)
 FULL, ALONE = replace(FAST, queued=TWO), replace(RUN, rate=None)
 FOUR, LARGE = HarvestLimits(backlog=4), HarvestLimits(nodes_per_job=4)
 
@@ -35,14 +35,14 @@ ORDERS = {
     "nor more than networks that wait": [
         ([replace(RUN, waiting=3, per_node=4)], 9, {}, "a1"),
         ([replace(RUN, waiting=3, per_node=4, queued=ONE)], 9, {}, ""),
-        ([replace(RUN, waiting=0, held=3)], 9, {}, ""),
+        ([replace(RUN, waiting=0, training=3)], 9, {}, ""),
     ],
     "what is surplus is cancelled when all is done": [
         ([replace(RUN, waiting=0, queued=(("7", 1), ("8", 2))), OTHER], 4, {}, "-7 -8 b1 b1")
     ],
     "a job that would find nothing to train is taken back, the newest first": [
-        ([replace(RUN, waiting=0, held=1, queued=THREE)], 4, {}, "-7 -8 -9"),
-        ([replace(RUN, waiting=2, held=1, queued=THREE)], 4, {}, "-9"),
+        ([replace(RUN, waiting=0, training=1, queued=THREE)], 4, {}, "-7 -8 -9"),
+        ([replace(RUN, waiting=2, training=1, queued=THREE)], 4, {}, "-9"),
         ([replace(RUN, waiting=3, spare=2, queued=THREE)], 4, {}, "-8 -9"),
         ([replace(RUN, waiting=3, per_node=2, queued=THREE)], 4, {}, "-9"),
     ],
@@ -51,11 +51,11 @@ ORDERS = {
         ([replace(RUN, waiting=2, running=2, nodes=2, spare=1)], 9, {}, "a1"),
     ],
     "three launches in a row without an epoch end it": [
-        ([replace(RUN, fruitless=2)], 4, {}, "a1 a1"),
-        ([replace(RUN, fruitless=3, queued=ONE)], 4, {}, "-7"),
+        ([replace(RUN, fruitless_launches=2)], 4, {}, "a1 a1"),
+        ([replace(RUN, fruitless_launches=3, queued=ONE)], 4, {}, "-7"),
     ],
     "what is called off is taken back": [
-        ([replace(RUN, is_called_off=True, queued=ONE), OTHER], 4, {}, "-7 b1 b1")
+        ([replace(RUN, is_cancelled=True, queued=ONE), OTHER], 4, {}, "-7 b1 b1")
     ],
     "jobs are as large as idle nodes allow": [
         ([RUN], 3, {"limits": LARGE}, "a3"),
@@ -65,17 +65,22 @@ ORDERS = {
     ],
     "runs share the nodes by what a node does of their work": [
         ([CHEAP, DEAR], 4, {"limits": FOUR}, "a1 a1 b1 b1"),
-        ([CHEAP, replace(DEAR, left=500.0)], 3, {"limits": FOUR}, "a1 b1 b1"),
-        ([CHEAP, replace(DEAR, waiting=1, left=500.0)], 3, {"limits": FOUR}, "a1 a1 b1"),
+        ([CHEAP, replace(DEAR, samples_left=500.0)], 3, {"limits": FOUR}, "a1 b1 b1"),
+        ([CHEAP, replace(DEAR, waiting=1, samples_left=500.0)], 3, {"limits": FOUR}, "a1 a1 b1"),
     ],
     # Of a gap of a minute it trains for a quarter, or a twentieth: gaps may become longer.
     "its start included": [
-        ([CHEAP, replace(DEAR, left=500.0, start_s=45.0)], 1, {"gap_s": 60, "limits": FOUR}, "a1"),
+        (
+            [CHEAP, replace(DEAR, samples_left=500.0, start_s=45.0)],
+            1,
+            {"gap_s": 60, "limits": FOUR},
+            "a1",
+        ),
         ([replace(RUN, start_s=90.0)], 2, {"gap_s": 60}, "a1 a1"),
     ],
     "a run that has nodes leaves the next ones to a run that has none": [
         ([BUSY, replace(BUSY, name="b", running=0, nodes=0)], 1, {}, "b1"),
-        ([BUSY, replace(BUSY, name="b", running=0, nodes=0, left=2500.0)], 1, {}, "b1"),
+        ([BUSY, replace(BUSY, name="b", running=0, nodes=0, samples_left=2500.0)], 1, {}, "b1"),
     ],
     "a run that was not measured yet gets a node at once": [
         ([FAST, NEW], 4, {}, "b1 b1"),
@@ -91,7 +96,7 @@ ORDERS = {
 @pytest.mark.parametrize("cases", ORDERS.values(), ids=ORDERS)
 def test_jobs_are_handed_in_and_taken_back(cases):
     for runs, idle, more, orders in cases:
-        found = decide(runs, idle, more.get("gap_s", 600), more.get("limits", HarvestLimits()))
+        found = plan_orders(runs, idle, more.get("gap_s", 600), more.get("limits", HarvestLimits()))
         assert orders == " ".join(
             f"{one.name}{one.nodes}" if isinstance(one, Submit) else f"-{one.job}" for one in found
         )
@@ -101,7 +106,7 @@ def test_jobs_are_handed_in_and_taken_back(cases):
 @given(
     st.lists(
         st.builds(
-            Harvested,
+            HarvestState,
             st.just(""),
             st.integers(0, 9),
             st.integers(0, 3),
@@ -123,17 +128,17 @@ def test_jobs_are_handed_in_and_taken_back(cases):
 )
 def test_no_limit_is_ever_passed(runs, idle, limits):
     runs = [replace(run, name=str(number)) for number, run in enumerate(runs)]
-    orders = decide(runs, idle, 600.0, limits)
+    orders = plan_orders(runs, idle, 600.0, limits)
     handed_in = [order for order in orders if isinstance(order, Submit)]
     taken_back = [order.job for order in orders if isinstance(order, Cancel)]
     queued = sum(len(run.queued) for run in runs) - len(taken_back) + len(handed_in)
     assert not handed_in or queued <= limits.backlog
-    assert not handed_in or queued + sum(run.running for run in runs) <= limits.most
+    assert not handed_in or queued + sum(run.running for run in runs) <= limits.max_jobs
     assert all(1 <= job.nodes <= limits.nodes_per_job for job in handed_in)
     for run in runs:
         nodes = sum(job.nodes for job in handed_in if job.name == run.name)
         assert not nodes or (nodes - 1) * run.per_node < run.unserved
-        if run.is_over or run.fruitless >= limits.fruitless:
+        if run.is_over or run.fruitless_launches >= limits.fruitless:
             assert {job for job, _ in run.queued} <= set(taken_back)
     if idle:
         assert sum(job.nodes for job in handed_in) <= idle

@@ -14,7 +14,14 @@ from hypothesis import strategies as st
 
 from fleet.domain.events import ScheduleOptions, Started
 from fleet.domain.json_record import to_json
-from fleet.jobs.chain import ChainLimits, History, JobStop, JobStopped, decide, note
+from fleet.jobs.chain import (
+    ChainHistory,
+    ChainLimits,
+    JobStop,
+    JobStopped,
+    add_note,
+    decide_continuation,
+)
 from fleet.jobs.job_events import ChainCancelled, JobStarted
 from fleet.jobs.launching import WarnedLaunch
 from fleet.jobs.systems import lease_of_process
@@ -51,9 +58,9 @@ LOST = JobStop(None)
     ids=str,
 )
 def test_what_comes_after_a_stop(stops, goes_on, why):
-    decision = decide(stops, LIMITS)
-    assert decision.goes_on is goes_on
-    assert why in decision.why
+    decision = decide_continuation(stops, LIMITS)
+    assert decision.continues is goes_on
+    assert why in decision.reason
 
 
 @given(
@@ -70,7 +77,7 @@ def test_a_chain_ends_whatever_happens(stops, jobs, retries):
         (
             count
             for count in range(1, len(stops) + 1)
-            if not decide(stops[:count], ChainLimits(jobs, retries)).goes_on
+            if not decide_continuation(stops[:count], ChainLimits(jobs, retries)).continues
         ),
         len(stops),
     )
@@ -82,15 +89,15 @@ def test_a_chain_goes_on_with_the_job_that_was_made_to_follow_and_a_new_one_begi
     tmp_path,
 ):
     paths = RunPaths(tmp_path)
-    assert History.of(paths).stops_before("1") == []
+    assert ChainHistory.read(paths).stops_before("1") == []
     for job, status, following in (("1", 75, "1"), ("1", 1, "2"), ("2", 75, None)):
-        note(paths, JobStarted(job))
-        note(paths, JobStopped(job, JobStop(status), "", next=following))
-    assert History.of(paths).stops_before("3") == []
-    note(paths, JobStarted("3"))
-    note(paths, JobStopped("3", JobStop(75, warned=True), "", next="4"))
-    assert History.of(paths).stops_before("4") == [JobStop(75, warned=True)]
-    assert History.of(paths).stops_before("3") == []
+        add_note(paths, JobStarted(job))
+        add_note(paths, JobStopped(job, JobStop(status), "", next=following))
+    assert ChainHistory.read(paths).stops_before("3") == []
+    add_note(paths, JobStarted("3"))
+    add_note(paths, JobStopped("3", JobStop(75, warned=True), "", next="4"))
+    assert ChainHistory.read(paths).stops_before("4") == [JobStop(75, warned=True)]
+    assert ChainHistory.read(paths).stops_before("3") == []
 
 
 # ---- a job ---------------------------------------------------------------------------------------
@@ -281,15 +288,15 @@ def test_a_launch_that_broke_off_because_its_job_is_being_preempted_is_no_failur
 
 
 def test_a_job_that_ended_without_a_word_is_noted_by_the_one_that_follows(job, scontrol):
-    note(RunPaths(job.root), JobStarted("17"))
+    add_note(RunPaths(job.root), JobStarted("17"))
     assert job("0 0", system="slurm", **scontrol).returncode == 0
     assert [(stop["status"], stop["next"]) for stop in job.stops()] == [(None, "17"), (0, None)]
 
 
 def test_a_job_that_the_system_starts_more_often_than_allowed_does_nothing(job, scontrol):
     for _ in range(5):
-        note(RunPaths(job.root), JobStarted("17"))
-        note(RunPaths(job.root), JobStopped("17", LOST, "", next="17"))
+        add_note(RunPaths(job.root), JobStarted("17"))
+        add_note(RunPaths(job.root), JobStopped("17", LOST, "", next="17"))
     ended = job("0 0", system="slurm", **scontrol)
     assert ended.returncode == 75
     assert "a job has run 5 times (jobs: 5)" in ended.stderr_text
@@ -306,11 +313,11 @@ def test_a_job_that_cannot_be_followed_says_why(job, scontrol, tmp_path):
 
 def test_half_a_line_that_a_full_disk_left_swallows_no_other(tmp_path):
     paths = RunPaths(tmp_path)
-    note(paths, JobStarted("1"))
+    add_note(paths, JobStarted("1"))
     with open(paths.stops, "a") as file:
         file.write('{"time": "2026-')
-    note(paths, JobStopped("1", STOPPED, "", next="2"))
-    assert History.of(paths).stops_before("2") == [STOPPED]
+    add_note(paths, JobStopped("1", STOPPED, "", next="2"))
+    assert ChainHistory.read(paths).stops_before("2") == [STOPPED]
 
 
 def test_the_file_of_stops_reads_as_that_of_0_1_0(tmp_path):
@@ -324,8 +331,8 @@ def test_the_file_of_stops_reads_as_that_of_0_1_0(tmp_path):
         '{"time": "2026-11-20T12:00:00+00:00", "event": "stopped", "job": "2", "status": 75, "warned": true, '
         '"why": "SIGUSR2 came", "next": "3", "then": "networks are left"}\n'
     )
-    assert History.of(paths).stops_before("3") == [LOST, JobStop(75, warned=True)]
-    note(
+    assert ChainHistory.read(paths).stops_before("3") == [LOST, JobStop(75, warned=True)]
+    add_note(
         paths,
         JobStopped(
             "2", JobStop(75, warned=True), "SIGUSR2 came", next="3", then="networks are left"
@@ -338,10 +345,10 @@ def test_the_file_of_stops_reads_as_that_of_0_1_0(tmp_path):
 
 def test_damaged_lines_of_the_file_of_stops_are_passed_over(tmp_path):
     paths = RunPaths(tmp_path)
-    note(paths, JobStopped("1", STOPPED, "", next="2"))
+    add_note(paths, JobStopped("1", STOPPED, "", next="2"))
     with open(paths.stops, "a") as file:
         file.write('{"event": "stopped", "job": "1"}\n{"job": "1"}\n')
-    assert History.of(paths).stops_before("2") == [STOPPED]
+    assert ChainHistory.read(paths).stops_before("2") == [STOPPED]
 
 
 @pytest.mark.long
@@ -403,7 +410,7 @@ def test_a_chain_that_is_called_off_while_a_job_runs_hands_in_no_other_and_its_n
     process = job.start("75 75 waits", system="slurm", SLURM_JOB_ID="17")
     paths = RunPaths(job.root)
     wait_until_it_logs(job)
-    note(paths, ChainCancelled())
+    add_note(paths, ChainCancelled())
     process.send_signal(signal.SIGUSR2)
     assert "the chain was called off (fleet submit --end)" in process.communicate(timeout=60)[1]
     assert [(stop["status"], stop["next"]) for stop in job.stops()] == [(75, None)]

@@ -6,9 +6,9 @@ from types import SimpleNamespace
 import pytest
 
 from fleet.__main__ import main
-from fleet.commands import rehearse as rehearse_command
+from fleet.commands import dry_run as dry_run_command
 from fleet.errors import ExitStatus, InfrastructureError, UserError
-from fleet.jobs.dry_run import estimated_rates, known_rates, rehearse, with_epochs
+from fleet.jobs.dry_run import estimated_rates, make_dry_run, measured_rates, with_epochs
 from fleet.spec import parse
 from fleet.storage.paths import RunPaths
 from preprocess.sample import ImageSpec, SampleSpec
@@ -32,7 +32,7 @@ RATES = RateTable(
 def rehearsed(scale=None, cores=2, samples=100_000, **parts):
     spec = parse({**SPEC, **parts})
     rates = with_epochs(spec, RATES, samples)
-    return rehearse(spec, rates, Cluster.of(8, 4), 10_000.0, cores, SAMPLE, scale)
+    return make_dry_run(spec, rates, Cluster.of(8, 4), 10_000.0, cores, SAMPLE, scale)
 
 
 def test_epochs_come_from_the_rates_or_are_the_most_that_the_spec_allows():
@@ -112,14 +112,14 @@ def test_where_the_policy_chooses_batches_there_is_room_for_the_largest():
 def test_measured_rates_are_taken_up_to_the_first_gap_and_only_if_they_are_all_there():
     spec = parse(SPEC)
     known = {"k": {1: 10.0, 2: 19.0, 4: 36.0}, "other": {1: 50.0}}
-    found = known_rates(spec, {"deep": "k", "flat": "other"}, known, 4)
+    found = measured_rates(spec, {"deep": "k", "flat": "other"}, known, 4)
     assert [(network.rates, network.max_gpus) for network in found.models] == [
         ((10.0, 19.0), None),
         ((50.0,), 2),
     ]
-    found = known_rates(spec, {"deep": "k", "flat": "pair"}, known | {"pair": {2: 30.0}}, 4)
+    found = measured_rates(spec, {"deep": "k", "flat": "pair"}, known | {"pair": {2: 30.0}}, 4)
     assert found.models[1].rates == (15.0, 30.0)
-    assert known_rates(spec, {"deep": "k", "flat": "unknown"}, known, 4) is None
+    assert measured_rates(spec, {"deep": "k", "flat": "unknown"}, known, 4) is None
 
 
 def test_larger_networks_are_estimated_to_be_slower():
@@ -196,7 +196,7 @@ def test_a_clusters_shape_follows_from_gpus_or_ranks_or_from_networks(
         else [{"family": "softmax", "name": f"n{number}"} for number in range(networks)]
     )
     arguments = SimpleNamespace(**{"gpus": None, "ranks": None, "gpus_per_node": None, **given})
-    cluster = rehearse_command._cluster(
+    cluster = dry_run_command._cluster(
         arguments, parse({"models": models, "resources": {"gpus_per_node": per_node}})
     )
     assert (cluster.gpus, cluster.gpus_per_node) == shape
@@ -216,7 +216,7 @@ def test_what_the_run_will_have_to_measure_belongs_to_its_time(
             "schedule": {"policy": policy, **(rates or {})},
         }
         table = RateTable(1000, 1, (Network("softmax", (100.0,), epochs=1),))
-        return rehearse_command._profiling(
+        return dry_run_command._profiling(
             SimpleNamespace(spec=str(spec_file)), parse(content), SAMPLE, table, Cluster.of(1, 1)
         )
 
@@ -277,6 +277,6 @@ def test_the_samples_of_a_rehearsal_are_the_same_for_all_entries():
         }
     )
     rates = RateTable(600, 4, tuple(Network(name, (100.0,), epochs=2) for name in "ab"))
-    found = rehearse(asked, rates, Cluster.of(8, 4), 10_000.0, 2, SAMPLE)
+    found = make_dry_run(asked, rates, Cluster.of(8, 4), 10_000.0, 2, SAMPLE)
     assert [network.feed for network in asked.networks] != ["", ""]
     assert [entry.data for entry in found.document.models] == [None, None]

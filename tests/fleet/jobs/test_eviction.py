@@ -11,9 +11,9 @@ import pytest
 from fleet.__main__ import main
 from fleet.errors import UserError
 from fleet.jobs import eviction, job_holds, paused_submissions
-from fleet.jobs.eviction import ClusterView, EvictionLog, Keeping, carry_out
-from fleet.jobs.job_holds import DeferredSignals, still_held
-from fleet.jobs.paused_submissions import MakingRoom, begin_later
+from fleet.jobs.eviction import ClusterView, EvictionLog, KeepFree, carry_out
+from fleet.jobs.job_holds import DeferredSignals, unreleased_jobs
+from fleet.jobs.paused_submissions import PausedRuns, delay_options
 from fleet.jobs.slurm_running import SiteCheckpoints, running_jobs
 from fleet.storage.paths import RunPaths
 from launch import slurm_control
@@ -45,13 +45,19 @@ def evict(tmp_path, made_up):
     """Carry out; whether all went well, what was noted, and what was said."""
 
     def run(
-        nodes, deadline, clock=None, user="me", keeping=Keeping(), interruption=None, give_back=None
+        nodes,
+        deadline,
+        clock=None,
+        user="me",
+        keeping=KeepFree(),
+        interruption=None,
+        give_back=None,
     ):
         clock = clock or Clock()
         machine = ClusterView(
             None, user, lambda jobs: running_jobs(jobs, SiteCheckpoints(), None, 0.0), give_back
         )
-        first = machine.look()
+        first = machine.take_snapshot()
         eviction = Eviction(nodes, deadline, min(1.0, deadline / 10), first.signals, first.runs)
         said = []
         done = carry_out(
@@ -221,7 +227,7 @@ def test_nodes_are_kept_until_the_job_that_they_are_for_has_begun(made_up, evict
         held.extend(job for job, has in made_up.state()["jobs"].items() if has.get("held"))
         made_up.change("9", state="RUNNING")
 
-    done, notes, said = evict(4, 10, Clock(then={780: begin}), keeping=Keeping("9"))
+    done, notes, said = evict(4, 10, Clock(then={780: begin}), keeping=KeepFree("9"))
     assert done
     assert held == ["1", "3"]  # also the one that has put itself back
     assert said[-3] == "job 9 is RUNNING after 13.0 min"
@@ -231,7 +237,7 @@ def test_nodes_are_kept_until_the_job_that_they_are_for_has_begun(made_up, evict
 
 def test_a_job_that_does_not_begin_is_given_up_and_what_was_held_is_released(made_up, evict):
     made_up.set({"3": {"nodes": 2}, "9": {"state": "PENDING", "start": "N/A"}})
-    done, _, said = evict(2, 10, keeping=Keeping("9"))
+    done, _, said = evict(2, 10, keeping=KeepFree("9"))
     assert not done
     assert said[-2:] == [
         "job 9 has not begun; it is given up 5 min after the deadline",
@@ -251,11 +257,11 @@ def test_what_is_broken_off_releases_what_it_holds(made_up, evict, tmp_path):
     made_up.set({"3": {"nodes": 2}, "9": {"state": "PENDING", "start": "N/A"}})
     with DeferredSignals() as interruption:
         clock = Clock(then={660: lambda: os.kill(os.getpid(), signal.SIGTERM)})
-        done, notes, said = evict(2, 10, clock, keeping=Keeping("9"), interruption=interruption)
+        done, notes, said = evict(2, 10, clock, keeping=KeepFree("9"), interruption=interruption)
     assert not done
     assert "SIGTERM came: it is broken off" in said
     assert notes[-1] == ("release", "3")
-    assert still_held(tmp_path / "record") == []
+    assert unreleased_jobs(tmp_path / "record") == []
 
 
 def test_what_an_eviction_that_was_killed_held_stands_in_its_record_and_the_next_releases_it(
@@ -264,10 +270,10 @@ def test_what_an_eviction_that_was_killed_held_stands_in_its_record_and_the_next
     record = tmp_path / "record"
     made_up.set({"3": {"nodes": 2}, "7": {"state": "PENDING", "held": True}})
     EvictionLog(record, print).note("hold", "", job="7")
-    assert still_held(record) == ["7"]
-    evict(2, 10, keeping=Keeping(None, still_held(record)))
+    assert unreleased_jobs(record) == ["7"]
+    evict(2, 10, keeping=KeepFree(None, unreleased_jobs(record)))
     assert not made_up.state()["jobs"]["7"]["held"]
-    assert still_held(record) == []
+    assert unreleased_jobs(record) == []
 
 
 def test_what_cannot_be_released_is_said_with_what_to_do(made_up, evict, tmp_path, monkeypatch):
@@ -285,14 +291,14 @@ def test_what_cannot_be_released_is_said_with_what_to_do(made_up, evict, tmp_pat
         "job 3 could not be released: scontrol failed: Access/permission denied; try: scontrol release "
         "3"
     )
-    assert still_held(tmp_path / "record") == ["3"]
+    assert unreleased_jobs(tmp_path / "record") == ["3"]
 
 
 def test_a_job_that_is_cancelled_while_it_is_held_needs_no_release(made_up, evict, tmp_path):
     made_up.set({"3": {"nodes": 2}})
     _, _, said = evict(2, 10, Clock(then={600: lambda: made_up.change("3")}))
     assert said[-1] == "job 3 is not held any more: it is gone"
-    assert still_held(tmp_path / "record") == []
+    assert unreleased_jobs(tmp_path / "record") == []
 
 
 @pytest.mark.parametrize(
@@ -307,14 +313,14 @@ def test_a_job_is_looked_at_once_more_right_before_it_is_touched(
     made_up, evict, monkeypatch, changes, why
 ):
     made_up.set({"2": {"nodes": 2}, "3": {"nodes": 2, "elapsed": "10:00"}})
-    is_as_it_was = ClusterView.is_as_it_was
+    find_obstacle = ClusterView.find_obstacle
 
     def change_first(machine, job):
         if job == "3":
             made_up.change("3", **changes)
-        return is_as_it_was(machine, job)
+        return find_obstacle(machine, job)
 
-    monkeypatch.setattr(ClusterView, "is_as_it_was", change_first)
+    monkeypatch.setattr(ClusterView, "find_obstacle", change_first)
     done, notes, said = evict(2, 10, Clock(then={570: lambda: made_up.change("2")}))
     assert done
     assert ("refused", "3") in notes
@@ -411,7 +417,7 @@ def test_jobs_of_a_harvest_that_wait_are_held_before_a_node_is_free_and_released
             180: lambda: made_up.change("9", state="RUNNING", hosts="n1,n2"),
         }
     )
-    done, notes, said = evict(2, 10, clock, keeping=Keeping("9"))
+    done, notes, said = evict(2, 10, clock, keeping=KeepFree("9"))
     assert done
     assert notes[0] == ("hold", "7")  # what its user holds is left to him
     assert notes[-1] == ("release", "7")
@@ -434,7 +440,10 @@ def test_ones_own_jobs_wait_for_the_urgent_one_and_those_of_others_do_not(made_u
         }
     )
     evict(
-        2, 10, Clock(then={180: lambda: made_up.change("9", state="RUNNING")}), keeping=Keeping("9")
+        2,
+        10,
+        Clock(then={180: lambda: made_up.change("9", state="RUNNING")}),
+        keeping=KeepFree("9"),
     )
     assert [act for act in made_up.acts if "hold" in act] == ["scontrol hold 7"]
 
@@ -462,7 +471,7 @@ def test_it_is_said_who_has_taken_a_node_and_how_long_the_urgent_job_waits(made_
     )
     take = {"state": "RUNNING", "user": "they", "start": "2026-11-22T12:00:00", "hosts": "n2"}
     done, notes, said = evict(
-        2, 10, Clock(then={60: lambda: made_up.change("5", **take)}), keeping=Keeping("9")
+        2, 10, Clock(then={60: lambda: made_up.change("5", **take)}), keeping=KeepFree("9")
     )
     assert not done
     assert "    1.0 min  job 5 of they has taken n2, which job 1 has freed" in said
@@ -500,7 +509,7 @@ def test_a_job_of_a_harvest_that_was_quicker_makes_room_in_turn(made_up, evict):
             240: lambda: made_up.change("9", state="RUNNING"),
         }
     )
-    done, notes, said = evict(2, 10, clock, keeping=Keeping("9"))
+    done, notes, said = evict(2, 10, clock, keeping=KeepFree("9"))
     assert done
     assert [note for note in notes if note[1] == "5"] == [
         ("taken", "5"),
@@ -522,7 +531,7 @@ def test_a_job_that_is_put_back_has_its_nodes_until_its_processes_have_ended(mad
             180: lambda: made_up.change("9", state="RUNNING", hosts="n1"),
         }
     )
-    done, notes, said = evict(1, 10, clock, keeping=Keeping("9"))
+    done, notes, said = evict(1, 10, clock, keeping=KeepFree("9"))
     assert done
     assert "taken" not in {what for what, _ in notes}
     assert "1 nodes are free after 1.5 min" in said
@@ -550,19 +559,19 @@ def test_the_runs_whose_jobs_may_come_make_room_while_the_eviction_is_at_work(
     paths.jobs.mkdir(parents=True)
     made_up.set({"1": {"nodes": 2, "comment": SAVES, "script": str(paths.harvest_script(1))}})
     asked = []
-    evict(2, 0, Clock(then={30: lambda: asked.append(begin_later(SYSTEMS["slurm"], [paths]))}))
+    evict(2, 0, Clock(then={30: lambda: asked.append(delay_options(SYSTEMS["slurm"], [paths]))}))
     assert asked == [[f"--begin=now+{int(paused_submissions.LASTS_S)}"]]
-    assert begin_later(SYSTEMS["slurm"], [paths]) == []
+    assert delay_options(SYSTEMS["slurm"], [paths]) == []
 
 
 def test_what_an_eviction_that_was_killed_has_left_in_a_run_gets_old(tmp_path):
     paths = RunPaths(tmp_path)
     paths.jobs.mkdir()
     paths.making_room.touch()
-    assert 0 < paused_submissions.wait_s(paths) <= paused_submissions.LASTS_S
+    assert 0 < paused_submissions.pause_s(paths) <= paused_submissions.LASTS_S
     old = time.time() - paused_submissions.LASTS_S - 1
     os.utime(paths.making_room, (old, old))
-    assert paused_submissions.wait_s(paths) == 0
+    assert paused_submissions.pause_s(paths) == 0
 
 
 def test_an_operator_writes_into_no_folder_but_that_of_the_user(tmp_path, monkeypatch):
@@ -570,11 +579,11 @@ def test_an_operator_writes_into_no_folder_but_that_of_the_user(tmp_path, monkey
     others.mkdir()
     paths.root.mkdir()
     paths.jobs.symlink_to(others)
-    room = MakingRoom()
+    room = PausedRuns()
     monkeypatch.setattr(
         paused_submissions.pwd, "getpwnam", lambda name: SimpleNamespace(pw_uid=os.getuid())
     )
-    room.meet([(str(paths.job_script), "me")])
+    room.add_jobs([(str(paths.job_script), "me")])
     room.touch()
     assert list(others.iterdir()) == []
     paths.jobs.unlink()
@@ -582,7 +591,7 @@ def test_an_operator_writes_into_no_folder_but_that_of_the_user(tmp_path, monkey
     monkeypatch.setattr(
         paused_submissions.pwd, "getpwnam", lambda name: SimpleNamespace(pw_uid=os.getuid() + 1)
     )
-    room.meet([(str(paths.job_script), "you")])
+    room.add_jobs([(str(paths.job_script), "you")])
     room.touch()
     assert list(paths.jobs.iterdir()) == []
 

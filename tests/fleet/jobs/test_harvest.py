@@ -10,8 +10,7 @@ import pytest
 from fleet.domain.events import EpochEnded, FirstStep, NetworkTaken
 from fleet.domain.network import NetworkStatus, Outcome
 from fleet.errors import ExitStatus, UserError
-from fleet.jobs import harvest, launching
-from fleet.jobs import harvested as book
+from fleet.jobs import harvest, harvest_log, launching
 from fleet.jobs.backlog import HarvestLimits
 from fleet.jobs.job_events import ChainCancelled
 from fleet.spec import parse
@@ -56,14 +55,16 @@ def run(tmp_path):
 def launch(run, job, *events, ends=None, warning=""):
     """A launch that is over, as it leaves its lines behind."""
     log = RunPaths(run.root, job).events
-    book.note(run.paths, harvest.JobStarted(job, log.stat().st_size if log.exists() else 0))
+    harvest_log.add_note(
+        run.paths, harvest.JobStarted(job, log.stat().st_size if log.exists() else 0)
+    )
     times = iter([0.0, 0.0, *(10.0 * (number + 1) for number in range(len(events)))])
     log = EventLog(log, clock=lambda: next(times))
     for event in (START, *events):
         log.add(event)
     log.close()
     if ends is not None:
-        book.note(run.paths, book.LaunchEnded(job, ends, warning))
+        harvest_log.add_note(run.paths, harvest_log.LaunchEnded(job, ends, warning))
 
 
 def backlog_of(run, queue, **limits):
@@ -89,51 +90,51 @@ TAKEN, EPOCH = NetworkTaken("a", 1, 0, 0), EpochEnded("a", record(1))
 def test_three_launches_in_a_row_without_an_epoch_are_counted_until_one_has_one_or_the_user_asks_anew(
     run,
 ):
-    assert book.fruitless(book.past_of(run.paths)) == 0
+    assert harvest_log.count_fruitless(harvest_log.past_launches(run.paths)) == 0
     launch(run, "1", TAKEN, ends=1)
     launch(run, "2", TAKEN)  # it was killed
     launch(run, "2", ends=75)  # there was no network for it: nobody's fault
-    assert book.fruitless(book.past_of(run.paths)) == 2
+    assert harvest_log.count_fruitless(harvest_log.past_launches(run.paths)) == 2
     launch(run, "3", ends=1)  # it did not come so far as to take one
-    assert book.fruitless(book.past_of(run.paths)) == 3
+    assert harvest_log.count_fruitless(harvest_log.past_launches(run.paths)) == 3
     launch(run, "3", TAKEN, ends=1, warning="a preemption")  # this is what a harvest is for
-    assert book.fruitless(book.past_of(run.paths)) == 3
-    book.note(run.paths, book.HarvestAsked())
-    assert book.fruitless(book.past_of(run.paths)) == 0
+    assert harvest_log.count_fruitless(harvest_log.past_launches(run.paths)) == 3
+    harvest_log.add_note(run.paths, harvest_log.HarvestRequested())
+    assert harvest_log.count_fruitless(harvest_log.past_launches(run.paths)) == 0
     launch(run, "4", TAKEN, ends=1)
-    assert book.fruitless(book.past_of(run.paths)) == 1
+    assert harvest_log.count_fruitless(harvest_log.past_launches(run.paths)) == 1
     launch(run, "5", TAKEN, EPOCH, ends=75)
-    assert book.fruitless(book.past_of(run.paths)) == 0
+    assert harvest_log.count_fruitless(harvest_log.past_launches(run.paths)) == 0
 
 
 def test_a_launch_that_goes_on_is_not_judged(run):
     launch(run, "1", TAKEN)
-    assert book.fruitless(book.past_of(run.paths, running=["1"])) == 0
+    assert harvest_log.count_fruitless(harvest_log.past_launches(run.paths, running=["1"])) == 0
     launch(run, "1", TAKEN)  # Slurm has put it back into the queue, and started it again
-    assert book.fruitless(book.past_of(run.paths, running=["1"])) == 1
+    assert harvest_log.count_fruitless(harvest_log.past_launches(run.paths, running=["1"])) == 1
 
 
 def test_gaps_are_as_long_as_launches_last_until_their_nodes_are_taken_back(run):
-    assert harvest.mean_gap_s(book.past_of(run.paths)) == harvest.GAP_S
+    assert harvest.mean_gap_s(harvest_log.past_launches(run.paths)) == harvest.GAP_S
     launch(run, "1", TAKEN, EPOCH, ends=0)
     launch(run, "2", TAKEN, EPOCH, ends=75, warning="SIGTERM came")
     launch(run, "3", TAKEN)
-    assert harvest.mean_gap_s(book.past_of(run.paths)) == pytest.approx(
+    assert harvest.mean_gap_s(harvest_log.past_launches(run.paths)) == pytest.approx(
         (harvest.GAP_S + 20 + 20 + 10) / 3
     )
 
 
 def test_a_run_is_looked_at_by_its_table_its_leases_and_its_logs(run):
-    assert harvest.look(run, [], []).waiting == 3
+    assert harvest.read_harvest_state(run, [], []).waiting == 3
     finish(run, "a")
     for name, job in (("b", "17"), ("c", "18")):
         run.paths.network_lease(name).parent.mkdir(exist_ok=True)
         hold(run.paths.network_lease(name), system="slurm", job=job)
     launch(run, "17", FirstStep("b"), EPOCH)
-    seen = harvest.look(
+    seen = harvest.read_harvest_state(
         run, [QueuedJob("17", "fleet-1", 1, True), QueuedJob("19", "fleet-1", 2, False)], []
     )
-    assert (seen.waiting, seen.held, seen.running, seen.queued) == (
+    assert (seen.waiting, seen.training, seen.running, seen.queued) == (
         1,
         1,
         1,
@@ -153,7 +154,7 @@ def test_the_backlog_is_filled_noted_and_taken_back_in_the_end(run):
     assert len(backlog.top_up()) == 2
     assert queue.listed == []
     words = [line["event"] for line in read_lines(run.paths.harvested)]
-    assert words == [harvest.JobSubmitted.word] * 2 + [book.JobCancelled.word] * 2
+    assert words == [harvest.JobSubmitted.word] * 2 + [harvest_log.JobCancelled.word] * 2
 
 
 def test_a_harvest_that_is_called_off_takes_back_what_waits_and_hands_in_nothing_until_it_is_asked_for_again(
@@ -162,10 +163,10 @@ def test_a_harvest_that_is_called_off_takes_back_what_waits_and_hands_in_nothing
     queue = Queue(run)
     backlog = backlog_of(run, queue)
     backlog.top_up()
-    book.note(run.paths, ChainCancelled())
+    harvest_log.add_note(run.paths, ChainCancelled())
     assert len(backlog.top_up()) == 2
     assert (queue.listed, backlog.top_up()) == ([], [])
-    book.note(run.paths, book.HarvestAsked())
+    harvest_log.add_note(run.paths, harvest_log.HarvestRequested())
     assert len(backlog.top_up()) == 2
 
 
@@ -204,7 +205,7 @@ def test_a_job_trains_on_where_its_batch_system_does_not_answer_and_says_so(run,
     )
     assert [line["event"] for line in read_lines(run.paths.harvested)] == [
         harvest.JobStarted.word,
-        book.LaunchEnded.word,
+        harvest_log.LaunchEnded.word,
     ]
 
 
@@ -265,8 +266,8 @@ def noted(run, *words):
 def test_launches_that_a_full_disk_ended_are_forgiven_more_often_than_others(run):
     for number in range(9):
         launch(run, str(number), TAKEN, ends=ExitStatus.CAN_PASS)
-    past = book.past_of(run.paths)
-    assert (book.fruitless(past), book.passed(past)) == (0, 9)
+    past = harvest_log.past_launches(run.paths)
+    assert (harvest_log.count_fruitless(past), harvest_log.count_transient(past)) == (0, 9)
     queue = Queue(run)
     backlog = backlog_of(run, queue)
     assert len(backlog.top_up()) == 2
@@ -274,7 +275,7 @@ def test_launches_that_a_full_disk_ended_are_forgiven_more_often_than_others(run
     launch(run, "9", TAKEN, ends=ExitStatus.CAN_PASS)
     assert backlog.top_up() == []
     launch(run, "10", TAKEN, EPOCH, ends=ExitStatus.CAN_PASS)
-    assert book.passed(book.past_of(run.paths)) == 0
+    assert harvest_log.count_transient(harvest_log.past_launches(run.paths)) == 0
 
 
 def test_the_next_look_says_of_each_launch_that_ended_without_a_word_that_it_did(run):
@@ -293,14 +294,14 @@ def test_the_next_look_says_of_each_launch_that_ended_without_a_word_that_it_did
         ),
         ("19", None, "it ended without a word: preempted, cancelled, killed, or its node died"),
     ]
-    assert [one.is_cut for one in book.past_of(run.paths, ["17"])] == [True, True]
+    assert [one.is_cut for one in harvest_log.past_launches(run.paths, ["17"])] == [True, True]
 
 
 def test_of_jobs_that_end_at_the_same_moment_one_hands_in_the_next(run):
     queue = Queue(run, idle=0)
     backlog = backlog_of(run, queue)
     for job in ("17", "18", "19"):
-        book.note(run.paths, harvest.JobSubmitted(job, 1))
+        harvest_log.add_note(run.paths, harvest.JobSubmitted(job, 1))
         launch(run, job, TAKEN, EPOCH, ends=1)
     queue.listed = [
         QueuedJob(job, run.job, 1, True) for job in ("17", "18", "19")
@@ -371,9 +372,9 @@ def test_the_last_launch_says_that_the_harvest_is_over_why_and_what_begins_it_ag
     )
     assert over["again"] == "fleet harvest photos.yaml --system slurm"
     assert "to begin it again: fleet harvest photos.yaml --system slurm" in capfd.readouterr().err
-    assert book.over_of(run.paths).why == over["why"]
-    book.note(run.paths, book.HarvestAsked())
-    assert book.over_of(run.paths) is None
+    assert harvest_log.find_end(run.paths).why == over["why"]
+    harvest_log.add_note(run.paths, harvest_log.HarvestRequested())
+    assert harvest_log.find_end(run.paths) is None
 
 
 def test_a_job_waits_for_room_on_a_full_disk_and_hands_in_the_next(
@@ -404,7 +405,7 @@ def test_a_job_that_nobody_makes_room_for_gives_up_and_says_how_to_go_on(
     monkeypatch.setattr(files, "PATIENCE_S", 0.1)
     run = harvest.HarvestRun("fleet-1", full_disk / "run", ("a", "b"), 1)
     run.paths.jobs.mkdir(parents=True)
-    launching.keep_last_room(run.paths.last_room)
+    launching.reserve_emergency_space(run.paths.last_room)
     with contextlib.suppress(OSError), open(full_disk / "ballast", "wb", 0) as ballast:
         while True:
             ballast.write(bytes(1024))

@@ -6,7 +6,7 @@ import pytest
 
 from fleet.commands.doctor import _folder_bytes
 from fleet.engines.keras.facts import problems_of
-from fleet.jobs import findings as checks
+from fleet.jobs import preflight as checks
 from launch.binding import Cores
 from launch.numa import Near
 from preprocess.sample import ImageSpec, SampleSpec

@@ -21,7 +21,7 @@ from fleet.domain.events import (
 from fleet.domain.network import NetworkStatus, Outcome
 from fleet.jobs.backlog import HarvestLimits
 from fleet.jobs.harvest import Backlog, HarvestPlan, HarvestRun
-from fleet.jobs.harvest_log import LaunchEnded, note
+from fleet.jobs.harvest_log import LaunchEnded, add_note
 from fleet.jobs.job_events import JobStarted
 from fleet.spec import parse
 from fleet.storage.event_log import EventLog
@@ -77,7 +77,7 @@ class Site:
             ):  # it may have been taken back just now
                 self.listed[self.listed.index(job)] = job._replace(runs=True)
                 backlog = Backlog(self.plan, self, {})
-                if backlog.finds_work(self.truth[job.name].run.root, job.id):
+                if backlog.has_work(self.truth[job.name].run.root, job.id):
                     self.launches[job.id] = Launch(self, self.truth[job.name], job.id, backlog)
                 else:
                     self.listed = [one for one in self.listed if one.id != job.id]
@@ -108,7 +108,7 @@ class Launch:
         self.site, self.training, self.job, self.backlog = site, training, job, backlog
         self.paths = RunPaths(training.run.root, job)
         self.began, self.log, self.claims, self.epochs = site.now, None, None, 0
-        note(self.paths, JobStarted(job))
+        add_note(self.paths, JobStarted(job))
         backlog.top_up()
 
     def step(self):
@@ -213,7 +213,7 @@ class Launch:
     def _end(self, status):
         self.log.add(Ended(status))
         self.log.close()
-        note(self.paths, LaunchEnded(self.job, status))
+        add_note(self.paths, LaunchEnded(self.job, status))
         self.backlog.top_up(self.job)
         self.site.listed = [one for one in self.site.listed if one.id != self.job]
 

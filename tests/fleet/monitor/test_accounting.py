@@ -5,14 +5,14 @@ from dataclasses import asdict, replace
 import pytest
 
 from fleet.domain import events as ev
-from fleet.monitor import account as of_run
-from fleet.monitor.timeline import state_of
+from fleet.monitor import accounting as of_run
+from fleet.monitor.timeline import replay_log
 from fleet.storage.event_log import Logged
 from tests.fleet.logs import LOG, START, epoch, with_rates
 
 
 def account(log):
-    return of_run.account(state_of(log))
+    return of_run.account(replay_log(log))
 
 
 def test_who_trained_when_and_where_the_time_went():

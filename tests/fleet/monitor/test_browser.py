@@ -17,7 +17,7 @@ from PIL import Image
 from fleet.monitor.html import render
 from fleet.monitor.report import read_report
 from tests.fleet.logs import made_up_run
-from tests.fleet.monitor.test_searched import searched  # noqa: F401 (a fixture)
+from tests.fleet.monitor.test_search_summary import searched  # noqa: F401 (a fixture)
 
 CHROMIUM = os.environ.get("FLEET_TEST_CHROMIUM") or next(
     filter(

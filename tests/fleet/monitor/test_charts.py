@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from fleet.monitor.charts import BARS, DRAWN, NAMED, POINTS, TRIED, as_script, charts_of
+from fleet.monitor.charts import BARS, DRAWN, NAMED, POINTS, TRIED, as_script, make_charts
 from fleet.monitor.report import NetworkCurve, read_report
 from fleet.storage.results import Status
 from scheduler.simulation.ensemble import Stint
 from tests.fleet.logs import made_up_run
-from tests.fleet.monitor.test_searched import many
+from tests.fleet.monitor.test_search_summary import many
 
 
 @pytest.fixture
@@ -20,25 +20,25 @@ def report(tmp_path):
 
 
 def curves(report, *found):
-    return charts_of(replace(report, losses=found))["curves"][0]["lines"]
+    return make_charts(replace(report, losses=found))["curves"][0]["lines"]
 
 
 def bars(report, *stints, devices=(0,), seconds=4.0):
     account = replace(report.account, stints=stints, devices=devices, seconds=seconds, replay=None)
-    return charts_of(replace(report, account=account))["timelines"]["timeline"]["bars"]
+    return make_charts(replace(report, account=account))["timelines"]["timeline"]["bars"]
 
 
 def test_a_curve_has_a_point_for_each_epoch_and_none_where_there_is_no_value(report):
     ((who, epochs, values),) = curves(
         report, NetworkCurve("a", (1, 2, 3, 5), (4.0, 2.0, math.nan, 1 / 3))
     )
-    assert charts_of(report)["networks"][who] == "a"
+    assert make_charts(report)["networks"][who] == "a"
     assert (epochs, values) == ([1, 2, 3, 5], [4.0, 2.0, None, 0.33333])
 
 
 def test_a_chart_without_a_value_is_left_out(report):
     without = replace(report, losses=(NetworkCurve("a", (1,), (math.nan,)),), accuracies=())
-    assert charts_of(without)["curves"] == []
+    assert make_charts(without)["curves"] == []
 
 
 def test_of_many_curves_the_best_and_others_down_to_the_worst_are_drawn(report):
@@ -47,7 +47,7 @@ def test_of_many_curves_the_best_and_others_down_to_the_worst_are_drawn(report):
         losses=tuple(NetworkCurve(f"n{place}", (1, 2), (1.0, place)) for place in range(5000)),
         rows=tuple(replace(report.rows[0], name=f"n{place}") for place in range(5000)),
     )
-    charts = charts_of(found)
+    charts = make_charts(found)
     names = [charts["networks"][who] for who, *_ in charts["curves"][0]["lines"]]
     assert len(names) == len(set(names)) == DRAWN
     assert (
@@ -66,7 +66,12 @@ def test_of_a_long_curve_some_points_are_drawn_with_the_first_and_the_last(repor
 def test_a_network_keeps_its_colour_while_a_run_goes_on(report):
     stints = (Stint("late", (0,), 2.0, 3.0, 1), Stint("first", (0,), 0.0, 1.0, 1))
     account = replace(report.account, stints=stints)
-    assert charts_of(replace(report, account=account))["networks"] == ["first", "late", "a", "b<1>"]
+    assert make_charts(replace(report, account=account))["networks"] == [
+        "first",
+        "late",
+        "a",
+        "b<1>",
+    ]
 
 
 def test_a_network_has_a_bar_on_each_device_that_it_had_and_none_on_one_that_was_lost(report):
@@ -81,10 +86,10 @@ def test_a_network_has_a_bar_on_each_device_that_it_had_and_none_on_one_that_was
 
 
 def test_emulated_time_is_drawn_in_real_seconds(report):
-    simulated = charts_of(report)["timelines"]["simulated"]["bars"]
-    slow = charts_of(replace(report, account=replace(report.account, time_scale=2.0)))["timelines"][
-        "simulated"
-    ]["bars"]
+    simulated = make_charts(report)["timelines"]["simulated"]["bars"]
+    slow = make_charts(replace(report, account=replace(report.account, time_scale=2.0)))[
+        "timelines"
+    ]["simulated"]["bars"]
     assert [bar[3] for bar in slow] == pytest.approx([2 * bar[3] for bar in simulated], rel=1e-4)
 
 
@@ -114,13 +119,13 @@ def test_a_crowd_says_how_busy_its_device_was(report):
 
 
 def test_data_cannot_end_the_element_that_holds_it(report):
-    text = as_script(charts_of(report))
+    text = as_script(make_charts(report))
     assert "<" not in text
     assert "b<1>" in json.loads(text)["networks"]
 
 
 def searched(report, search):
-    return charts_of(replace(report, searches=(search,)))["searches"][0]
+    return make_charts(replace(report, searches=(search,)))["searches"][0]
 
 
 def test_a_value_that_is_none_of_an_axis_is_left_out(report):
@@ -134,12 +139,12 @@ def test_a_value_that_is_none_of_an_axis_is_left_out(report):
             else one.values | {"train.optimizer.learning_rate": value, "filters": filters},
         )
         for one, value, filters in zip(
-            search.tried, odd, ([8], [8, 16], [4], [8], [8], [8]), strict=False
+            search.trials, odd, ([8], [8, 16], [4], [8], [8], [8]), strict=False
         )
     ]
     found = searched(
         report,
-        replace(search, space=search.space | {"filters": ([8], [8, 16])}, tried=tuple(tried)),
+        replace(search, space=search.space | {"filters": ([8], [8, 16])}, trials=tuple(tried)),
     )
     assert [key["name"] for key in found["keys"]] == ["learning_rate", "filters"]
     assert found["keys"][1]["choices"] == ["[8]", "[8, 16]"]
@@ -161,9 +166,9 @@ def test_of_thousands_of_networks_of_a_search_the_best_and_others_down_to_the_wo
 
 def test_of_thousands_of_lines_of_descent_the_best_are_drawn_with_their_ancestors(report):
     search = many(10_000)
-    tried = [*search.tried[:-1], replace(search.tried[-1], network="first")]
+    tried = [*search.trials[:-1], replace(search.trials[-1], network="first")]
     tried[0] = replace(tried[0], parent="first", parent_epoch=1, begins=1)
-    rows = searched(report, replace(search, tried=tuple(tried)))["descent"]["rows"]
+    rows = searched(report, replace(search, trials=tuple(tried)))["descent"]["rows"]
     assert len(rows) == DRAWN
     assert {said.partition(",")[0] for *_, said in rows} == {
         "first",
@@ -176,11 +181,11 @@ def test_of_several_objectives_the_front_is_drawn_before_others(report):
     search = many(10)
     tried = tuple(
         replace(one, objectives=(one.value, float(place < 9)))
-        for place, one in enumerate(search.tried)
+        for place, one in enumerate(search.trials)
     )
     failed = replace(tried[0], status=Status.FAILED, network="failed", objectives=(2.0, 0.0))
     found = replace(
-        search, tried=(*tried, failed), objectives=(("accuracy", "maximize"), ("size", "minimize"))
+        search, trials=(*tried, failed), objectives=(("accuracy", "maximize"), ("size", "minimize"))
     )
     drawn = searched(report, found)
     assert drawn["objectives"] == ["accuracy", "size"]

@@ -9,7 +9,13 @@ from fleet.domain import events as ev
 from fleet.domain.network import NetworkStatus
 from fleet.domain.run import RunState
 from fleet.monitor import eta
-from fleet.monitor.eta import EstimateTimes, Estimator, ExpectedTrials, RemainingWork, useful_range
+from fleet.monitor.eta import (
+    EstimateSchedule,
+    Estimator,
+    ExpectedTrials,
+    RemainingWork,
+    useful_range,
+)
 from scheduler.simulation.ensemble import simulate
 from tests.fleet.histories import record, spec
 
@@ -325,13 +331,13 @@ def test_a_rehearsal_is_told_in_its_own_time():
 
 
 def test_estimates_are_rare_when_much_is_left_and_cost_next_to_nothing():
-    times = EstimateTimes(least_s=10.0)
+    times = EstimateSchedule(least_s=10.0)
     assert times.is_due(0.0)
-    times.made(0.0, 0.01, None)
+    times.record(0.0, 0.01, None)
     assert (times.is_due(0.4), times.is_due(0.6)) == (False, True)
-    times.made(0.0, 0.01, ev.Estimated(1.0, 1000.0, 2))
+    times.record(0.0, 0.01, ev.Estimated(1.0, 1000.0, 2))
     assert (times.is_due(49.0), times.is_due(51.0)) == (False, True)
-    times.made(0.0, 0.01, ev.Estimated(1.0, 5.0, 2))
+    times.record(0.0, 0.01, ev.Estimated(1.0, 5.0, 2))
     assert (times.is_due(9.0), times.is_due(11.0)) == (False, True)
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from fleet.monitor.importance import LEAST, importance_of
-from fleet.monitor.search_summary import SearchReport, Tried
+from fleet.monitor.search_summary import SearchReport, SearchTrial
 from fleet.spec.space import Range
 from fleet.storage.results import Status
 
@@ -28,7 +28,9 @@ def search(number, value, larger=True):
             "depth": 1 + place * 13 % 9,
             "same": 1,
         }
-        tried.append(Tried(f"net-{place}", place, values, Status.FINISHED, 1, value(place, values)))
+        tried.append(
+            SearchTrial(f"net-{place}", place, values, Status.FINISHED, 1, value(place, values))
+        )
     return SearchReport("net", "score", larger, SPACE, tuple(tried), ())
 
 
@@ -45,7 +47,7 @@ def test_the_key_that_decides_comes_first(library, larger, monkeypatch):
     assert set(found.shares) == {"rate", "filters", "depth"}
     assert sum(found.shares.values()) == pytest.approx(1)
     assert found.shares["rate"] > 0.5
-    assert ("permutation" if library == "sklearn" else "Optuna") in found.words
+    assert ("permutation" if library == "sklearn" else "Optuna") in found.summary
 
 
 @pytest.mark.parametrize("library", ["sklearn", "optuna"])
@@ -60,7 +62,7 @@ def test_a_network_may_lack_a_value_or_have_one_of_an_earlier_space(library, oth
         return importance_of(
             replace(
                 found,
-                tried=tuple(
+                trials=tuple(
                     replace(
                         one,
                         values={key: value for key, value in one.values.items() if key != "filters"}
@@ -68,26 +70,26 @@ def test_a_network_may_lack_a_value_or_have_one_of_an_earlier_space(library, oth
                     )
                     if one.number in lack
                     else one
-                    for one in found.tried
+                    for one in found.trials
                 ),
             )
         )
 
     assert next(iter(importance(range(1, 80, 4)).shares)) == "depth"
-    assert importance(range(75)).words
+    assert importance(range(75)).summary
 
 
 def test_in_haste_no_library_is_loaded(monkeypatch):
     monkeypatch.setattr("fleet.monitor.importance._WAYS", None)
-    found = importance_of(search(80, lambda place, values: values["rate"]), in_haste=True)
-    assert (found.shares, "fleet report" in found.words) == ({}, True)
+    found = importance_of(search(80, lambda place, values: values["rate"]), skip_slow=True)
+    assert (found.shares, "fleet report" in found.summary) == ({}, True)
 
 
 def test_of_chance_nothing_is_said():
     pytest.importorskip("sklearn")
     found = importance_of(search(80, lambda place, values: (place * 7919 % 101) * (place * 31 % 7)))
     assert not found.shares
-    assert "do not foretell" in found.words
+    assert "do not foretell" in found.summary
 
 
 def test_of_few_networks_or_one_key_nothing_is_said_and_without_a_library_why(monkeypatch):
@@ -102,4 +104,4 @@ def test_of_few_networks_or_one_key_nothing_is_said_and_without_a_library_why(mo
     monkeypatch.setitem(sys.modules, "sklearn.ensemble", None)
     monkeypatch.setitem(sys.modules, "optuna", None)
     found = importance_of(search(80, value))
-    assert (found.shares, "is shown where" in found.words) == ({}, True)
+    assert (found.shares, "is shown where" in found.summary) == ({}, True)

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from fleet.domain.events import FirstStep
-from fleet.monitor.overheads import beside_steps, shown_rates
-from fleet.monitor.timeline import state_of
+from fleet.monitor.overheads import measure_overheads, observed_rates
+from fleet.monitor.timeline import replay_log
 from fleet.storage.event_log import Logged
 from tests.fleet.logs import LOG, START, epoch, with_rates
 
@@ -14,12 +14,12 @@ FIRST_STEP = Logged(4.5, FirstStep("a", 1.5))
 
 
 def launch_of(log):
-    return state_of(log).launch
+    return replay_log(log).launch
 
 
 def test_it_is_the_way_to_the_first_group_what_groups_cost_and_what_epochs_take_beyond_steps_and_validation():
     log = with_rates(20.0, 5.0, replace(START, before_s={"launcher": 0.25, "reading": 2.0}))
-    found = beside_steps(launch_of([*log[:5], FIRST_STEP, *log[5:]]), judging=60)
+    found = measure_overheads(launch_of([*log[:5], FIRST_STEP, *log[5:]]), judging=60)
     assert found.ready_s == pytest.approx(2.25 + 1.0)
     assert found.start_s == pytest.approx(
         0.5
@@ -28,8 +28,8 @@ def test_it_is_the_way_to_the_first_group_what_groups_cost_and_what_epochs_take_
 
 
 def test_nothing_is_known_before_a_second_epoch():
-    assert beside_steps(launch_of(LOG[:4]), judging=0) is None
-    assert beside_steps(launch_of([*LOG[:4], FIRST_STEP, *LOG[4:6]]), judging=0) is None
+    assert measure_overheads(launch_of(LOG[:4]), judging=0) is None
+    assert measure_overheads(launch_of([*LOG[:4], FIRST_STEP, *LOG[4:6]]), judging=0) is None
 
 
 def test_where_nobody_looks_at_rates_epochs_show_them_apart_from_waits_and_validation():
@@ -41,5 +41,5 @@ def test_where_nobody_looks_at_rates_epochs_show_them_apart_from_waits_and_valid
         epoch(35.0, "a", 3, 12.0, waited=2.0),
         epoch(48.0, "a", 4, 13.0),
     ]
-    assert shown_rates(launch_of(log), judging=60) == {"a": {1: pytest.approx((100 + 20) / 10)}}
-    assert beside_steps(launch_of(log), judging=60).epoch_s == 0.0
+    assert observed_rates(launch_of(log), judging=60) == {"a": {1: pytest.approx((100 + 20) / 10)}}
+    assert measure_overheads(launch_of(log), judging=60).epoch_s == 0.0

@@ -35,12 +35,12 @@ class Told:
             }
         )
         self.progress = Progress(self.run)
-        self.line = self.progress.line
+        self.make_line = self.progress.make_line
 
     def add(self, event, now_s):
         self.run.apply(now_s, event)
         if isinstance(event, GroupStarted | EpochEnded):
-            self.progress.hear(event.network, now_s)
+            self.progress.mark_reported(event.network, now_s)
 
 
 def started(names, epochs=None):
@@ -62,7 +62,7 @@ def test_a_long_epoch_is_told_of_at_intervals_that_grow():
     lines = {
         now: line
         for now in range(1, 2000)
-        if (line := progress.line("a", now // 2, 0.5, float(now)))
+        if (line := progress.make_line("a", now // 2, 0.5, float(now)))
     }
     assert lines[30] == "a epoch 1/9: 2% (0 samples/s)"
     assert lines[450] == "a epoch 1/9: 22% (0 samples/s)"
@@ -74,7 +74,7 @@ def test_epochs_that_end_often_enough_speak_for_themselves():
     progress = started("a")
     for epoch in range(1, 100):
         now = 20.0 * epoch
-        assert progress.line("a", 500, 50.0, now - 10) == ""
+        assert progress.make_line("a", 500, 50.0, now - 10) == ""
         progress.add(ended("a", epoch), now)
 
 
@@ -82,7 +82,7 @@ def test_one_line_tells_of_all_that_are_under_way():
     progress = started([f"n{number}" for number in range(12)])
     progress.add(ended("n3", 2), 29.0)
     lines = [
-        progress.line(f"n{number}", 250, 40.0, 30.0 if number == 11 else 20.0)
+        progress.make_line(f"n{number}", 250, 40.0, 30.0 if number == 11 else 20.0)
         for number in range(12)
     ]
     assert lines[:11] == [""] * 11
@@ -97,15 +97,15 @@ def test_one_line_tells_of_all_that_are_under_way():
 def test_the_epoch_is_the_one_that_is_under_way():
     progress = started("ab", {"a": 4})
     progress.add(ended("b", 1), 1.0)
-    progress.line("a", 0, 1.0, 30.9)
-    assert progress.line("b", 1200, 1.0, 31.0) == ""  # the line before told that a goes on
+    progress.make_line("a", 0, 1.0, 30.9)
+    assert progress.make_line("b", 1200, 1.0, 31.0) == ""  # the line before told that a goes on
     assert (
-        progress.line("b", 1200, 1.0, 95.0)
+        progress.make_line("b", 1200, 1.0, 95.0)
         == "a epoch 5/9: 0% (1 samples/s); b epoch 2/9: 100% (1 samples/s)"
     )
     progress.add(GroupFailed("a", 3, 0), 96.0)
     progress.add(GroupStopped("b", 0.1), 96.0)
-    assert progress.line("a", 10, 1.0, 300.0) == "a epoch 4/9: 1% (1 samples/s)"
+    assert progress.make_line("a", 10, 1.0, 300.0) == "a epoch 4/9: 1% (1 samples/s)"
 
 
 def test_a_log_has_these_lines_among_the_others():

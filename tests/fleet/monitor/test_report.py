@@ -11,8 +11,8 @@ from fleet.domain.events import DataChanged, NetworkFellBack
 from fleet.domain.json_record import as_json
 from fleet.errors import UserError
 from fleet.monitor.html import render
-from fleet.monitor.report import SHOWN, best_rows, read_report
-from fleet.monitor.timeline import moments_of
+from fleet.monitor.report import MAX_ROWS, best_rows, read_report
+from fleet.monitor.timeline import dated_events
 from fleet.storage.event_log import Logged
 from fleet.storage.paths import RunPaths
 from fleet.storage.results import Status, leaderboard
@@ -29,7 +29,7 @@ def test_a_log_of_0_1_0_gives_the_numbers_that_it_gave_then():
     """A resumed run of three networks, one of which grew; its delta of 20 samples/s has no unit."""
     recorded = RunPaths(ROOT / "tests/golden/run_0.1.0")
     expected = json.loads((recorded.root / "report.json").read_text())
-    found = as_json(read_report(recorded).numbers())
+    found = as_json(read_report(recorded).as_dict())
     assert (found.pop("missed_chunks"), found.pop("startup_s")) == (0, {})
     assert found.pop("first_signal_s") > 0
     later = {
@@ -71,15 +71,15 @@ def test_of_a_network_that_was_started_over_the_curve_is_the_new_one(run):
 
 
 def test_a_run_whose_data_has_changed_says_so(run):
-    assert "data_changes" not in read_report(run).numbers()
+    assert "data_changes" not in read_report(run).as_dict()
     changed = DataChanged(("photos: 12 files more in class cat",), {"a": 2, "b<1>": 3, "c": 2})
     run.events.write_text(as_text([*LOG, Logged(25.0, changed)]))
     report = read_report(run)
-    assert as_json(report.numbers())["data_changes"] == [
+    assert as_json(report.as_dict())["data_changes"] == [
         {"changes": ["photos: 12 files more in class cat"], "epochs": {"a": 2, "b<1>": 3, "c": 2}}
     ]
     said = "photos: 12 files more in class cat (after epoch 2 of a, c; after epoch 3 of b<1>)"
-    assert said in report.data
+    assert said in report.data_changes
     assert escape(said) in render(report)
 
 
@@ -110,12 +110,12 @@ def test_a_log_whose_times_go_back_is_damaged(run):
 
 def test_a_table_for_people_has_the_best_of_thousands_and_says_how_many_it_leaves_out(run):
     (waits,) = (row for row in read_report(run).rows if row.status is Status.WAITING)
-    rows = [waits] * SHOWN
+    rows = [waits] * MAX_ROWS
     assert best_rows(rows) == (*leaderboard(rows), "")
     headers, shown, left_out = best_rows([*rows, waits, replace(waits, status=Status.FAILED)])
     assert (headers, shown) == leaderboard(rows)
     assert left_out == (
-        f"These are the best {SHOWN} of {SHOWN + 2} networks. All are in results.csv; left out here: "
+        f"These are the best {MAX_ROWS} of {MAX_ROWS + 2} networks. All are in results.csv; left out here: "
         "1 waiting, 1 failed."
     )
 
@@ -129,15 +129,15 @@ def test_the_mean_of_folds_is_no_network(run):
         for row in (replace(finished, name=str(network), folds=3), *[finished] * 3)
     ]
     counted = replace(report, rows=tuple(rows))
-    assert counted.numbers()["counts"] == {"networks": 18, "finished": 18, "failed": 0}
+    assert counted.as_dict()["counts"] == {"networks": 18, "finished": 18, "failed": 0}
     assert "<b>18 of 18</b>" in render(counted)
     many = rows[:4] * 60
     said = best_rows(many)[2]
-    assert said.startswith(f"These are the best {SHOWN * 3 // 4} of 180 networks.")
+    assert said.startswith(f"These are the best {MAX_ROWS * 3 // 4} of 180 networks.")
     assert said.endswith("left out here: 30 finished.")
 
 
 def test_a_launch_that_is_alone_keeps_its_times_to_the_bit():
     start = replace(START, date=1.7e9 + 0.1)
-    moments = moments_of([Logged(0.3, start), *LOG[1:]])
+    moments = dated_events([Logged(0.3, start), *LOG[1:]])
     assert [t_s for t_s, *_ in moments] == [0.3, *(logged.t_s for logged in LOG[1:])]

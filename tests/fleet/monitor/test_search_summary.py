@@ -14,10 +14,16 @@ from fleet.domain.events import (
 )
 from fleet.domain.json_record import as_json
 from fleet.domain.network import EpochRecord, NetworkStatus, Outcome
-from fleet.monitor.charts import charts_of
+from fleet.monitor.charts import make_charts
 from fleet.monitor.html import render
 from fleet.monitor.report import read_report
-from fleet.monitor.search_summary import Found, SearchReport, Tried, table_of_front, table_of_rungs
+from fleet.monitor.search_summary import (
+    Improvement,
+    SearchReport,
+    SearchTrial,
+    front_table,
+    rungs_table,
+)
 from fleet.spec import load
 from fleet.spec.resolve import asked_network
 from fleet.spec.space import Range
@@ -119,7 +125,9 @@ def searched(tmp_path):
 def test_the_best_so_far_and_its_line_of_descent(searched):
     search = read_report(searched).searches[0]
     assert (search.entry, search.monitor, search.is_larger_better) == ("net", "val_accuracy", True)
-    assert [(found.seconds, found.network, found.epoch, found.value) for found in search.found] == [
+    assert [
+        (found.seconds, found.network, found.epoch, found.value) for found in search.improvements
+    ] == [
         (2.0, "net-0", 1, 0.3),
         (4.0, "net-0", 2, 0.4),
         (6.0, "net-0", 3, 0.5),
@@ -128,15 +136,15 @@ def test_the_best_so_far_and_its_line_of_descent(searched):
         (16.0, "net-3", 2, 0.9),
     ]
     assert [one.network for one in search.ancestry] == ["net-3", "net-1"]
-    assert search.words == (
+    assert search.summary == (
         "5 networks: 3 finished, 1 pruned, 1 failed. The best val_accuracy is 0.9, of net-3, "
         "from net-1 after epoch 2."
     )
-    assert [one.begins for one in search.tried] == [0, 0, 0, 2, 0]
+    assert [one.begins for one in search.trials] == [0, 0, 0, 2, 0]
 
 
 def test_what_was_pruned_after_how_many_epochs_and_by_whom(searched):
-    headers, rows = table_of_rungs(read_report(searched).rungs)
+    headers, rows = rungs_table(read_report(searched).rungs)
     assert [dict(zip(headers, row, strict=True)) for row in rows] == [
         {
             "epochs": 1,
@@ -163,11 +171,11 @@ def test_less_is_better_of_a_loss(searched):
     searched.spec.write_text(SPEC + "train: {converge: {monitor: val_loss}}\n")
     search = read_report(searched).searches[0]
     assert (search.monitor, search.is_larger_better) == ("val_loss", False)
-    assert search.found[-1].value == pytest.approx(0.1)
+    assert search.improvements[-1].value == pytest.approx(0.1)
 
 
 def test_the_search_as_json(searched):
-    numbers = json.loads(json.dumps(as_json(read_report(searched).numbers())))
+    numbers = json.loads(json.dumps(as_json(read_report(searched).as_dict())))
     search = numbers["searches"][0]
     assert search["line_of_descent"] == ["net-3", "net-1"]
     assert search["networks"][3] == {
@@ -193,7 +201,7 @@ def test_the_search_as_json(searched):
 
 def test_the_page_draws_each_and_has_it_in_tables(searched):
     report = read_report(searched)
-    page, charts = render(report), charts_of(report)
+    page, charts = render(report), make_charts(report)
     assert (
         "some came while the run went on, and a simulation knows only those of its beginning"
         in page
@@ -250,15 +258,15 @@ def test_networks_that_were_added_from_outside_are_shown_by_what_differs_between
         "The networks that were added",
     ]
     outside = report.searches[1]
-    assert [(one.network, one.number, dict(one.values), one.value) for one in outside.tried] == [
+    assert [(one.network, one.number, dict(one.values), one.value) for one in outside.trials] == [
         ("mine", 0, {RATE: 1.0}, 0.7),
         ("other", 1, {RATE: 0.1}, 0.95),
     ]
-    assert (outside.monitor, outside.found[-1].network) == ("val_accuracy", "other")
+    assert (outside.monitor, outside.improvements[-1].network) == ("val_accuracy", "other")
     assert outside.space == {RATE: Range(0.1, 1.0)}
     page = render(report)
     assert "The networks that were added" in page
-    assert [key["name"] for key in charts_of(report)["searches"][1]["keys"]] == ["learning_rate"]
+    assert [key["name"] for key in make_charts(report)["searches"][1]["keys"]] == ["learning_rate"]
 
 
 def test_a_run_without_a_search_shows_what_was_added_to_it(searched):
@@ -272,13 +280,13 @@ def test_a_run_without_a_search_shows_what_was_added_to_it(searched):
     ]
     searched.events.write_text(as_text(added))
     [outside] = read_report(searched).searches
-    assert (outside.found[-1].value, outside.space) == (0.6, {})
+    assert (outside.improvements[-1].value, outside.space) == (0.6, {})
 
 
 def many(number, **changes):
     """A search of so many networks, whose values and rates are spread; the better half is finished."""
     tried = tuple(
-        Tried(
+        SearchTrial(
             f"net-{place}",
             place,
             {RATE: 10 ** -(1 + 3 * (place * 7919 % number) / number)},
@@ -289,7 +297,7 @@ def many(number, **changes):
         )
         for place in range(number)
     )
-    best = Found(1.0, "net-0", 1, 1.0)
+    best = Improvement(1.0, "net-0", 1, 1.0)
     return SearchReport(
         "net", "accuracy", True, {RATE: Range(1e-4, 0.1, log=True, integer=False)}, tried, (best,)
     )
@@ -300,10 +308,10 @@ def test_a_searcher_that_has_only_answered_none_is_named(searched):
     began = [one for one in log_of_a_search() if isinstance(one.event, Started)]
     searched.events.write_text(as_text([*began, *asked]))
     report = read_report(searched)
-    assert [search.words for search in report.searches] == [
+    assert [search.summary for search in report.searches] == [
         "The search of net has no networks: whenever its searcher random was asked for one, it answered None."
     ]
-    assert report.searches[0].words in render(report)
+    assert report.searches[0].summary in render(report)
 
 
 def test_a_searcher_whose_first_network_has_not_come_yet_has_not_answered_none(searched):
@@ -334,11 +342,11 @@ def test_the_front_of_several_objectives_is_a_table_and_data(searched):
         ("epochs", "minimize"),
         ("rate", "maximize"),
     )
-    assert [one.network for one in search.front] == ["net-3", "net-1", "net-0"]
-    headers, rows = table_of_front(search)
+    assert [one.network for one in search.pareto_front] == ["net-3", "net-1", "net-0"]
+    headers, rows = front_table(search)
     assert headers[:5] == ["network", "status", "val_accuracy (max)", "epochs (min)", "rate (max)"]
     assert rows[0][:5] == ["net-3", "finished", "0.9", "2", "8"]
-    numbers = json.loads(json.dumps(as_json(search.numbers())))
+    numbers = json.loads(json.dumps(as_json(search.as_dict())))
     assert numbers["front"] == ["net-3", "net-1", "net-0"]
     assert numbers["networks"][1]["objectives"] == {"val_accuracy": 0.6, "epochs": 2.0, "rate": 9.0}
     assert numbers["networks"][2]["objectives"] == {

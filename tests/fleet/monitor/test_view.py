@@ -12,7 +12,7 @@ from fleet.domain import events as ev
 from fleet.domain.network import EpochRecord, NetworkStatus
 from fleet.domain.run import RunState
 from fleet.errors import StorageError
-from fleet.monitor.view import LiveView, PlainView, describe, tell
+from fleet.monitor.view import LiveView, PlainView, describe_event, format_event
 from tests.fleet.histories import spec
 
 EPOCH = ev.EpochEnded(
@@ -297,7 +297,7 @@ EVENTS = [
 
 @pytest.mark.parametrize(("event", "line"), EVENTS)
 def test_an_event_is_a_line_or_nothing(event, line):
-    assert describe(event, {"a": 9}) == line
+    assert describe_event(event, {"a": 9}) == line
 
 
 def test_every_kind_of_event_is_thought_of():
@@ -452,7 +452,7 @@ def tell_all(*events):
     run, told = RunState(), []
     for event in events:
         run.apply(0.0, event)
-        told.append(tell(event, run))
+        told.append(format_event(event, run))
     return told
 
 

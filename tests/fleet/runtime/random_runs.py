@@ -14,7 +14,7 @@ from fleet.control import effects as do
 from fleet.control.launch_state import LaunchConfig
 from fleet.domain.events import NetworkAdded
 from fleet.domain.network import NetworkStatus
-from fleet.monitor.eta import EstimateTimes
+from fleet.monitor.eta import EstimateSchedule
 from fleet.runtime.coordinator import Coordinator, Files, SearchParts, StartupEvents
 from fleet.runtime.external.command_handler import CommandHandler
 from fleet.runtime.external.command_queue import Command
@@ -391,7 +391,7 @@ class RandomRun(Ranks):
     def run(self):
         with (
             mock.patch("fleet.runtime.coordinator.look_up", self.look_up),
-            mock.patch.object(EstimateTimes, "is_due", return_value=False),
+            mock.patch.object(EstimateSchedule, "is_due", return_value=False),
         ):
             self.coordinator.start()
             return super().run()

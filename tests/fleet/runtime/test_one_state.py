@@ -6,7 +6,7 @@ from dataclasses import astuple
 import pytest
 
 from fleet.domain.events import FoundStanding, NetworkFinished
-from fleet.monitor.timeline import state_of
+from fleet.monitor.timeline import replay_log
 from fleet.runtime.resume import resume
 from fleet.spec import load
 from fleet.storage.event_log import read_run
@@ -29,7 +29,7 @@ class Beside:
 
     def on_event(self, event):
         self.seen += 1
-        log = state_of(read_run(self.paths), load(str(self.paths.spec)))
+        log = replay_log(read_run(self.paths), load(str(self.paths.spec)))
         if not self.run.launch.has_begun:  # what is logged late is known before
             return
         # NaN is written as null, and read as another one.

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from fleet.domain import events as ev
 from fleet.engines.softmax import SoftmaxRegression
 from fleet.errors import ExitStatus, StorageError
-from fleet.monitor.timeline import state_of
+from fleet.monitor.timeline import replay_log
 from fleet.storage.event_log import read_events, read_run
 from tests.fleet.runtime.one_run.runner import Runner, cases, counting, few, shaky
 from tests.fleet.runtime.runs import Interruption, Signal
@@ -107,7 +107,7 @@ def test_a_run_that_is_killed_at_any_moment_goes_on_where_its_checkpoints_are(
     runner.finish_killed(moments)
     events = runner.prepared.paths.events
     assert isinstance(list(read_events(events))[-1].event, ev.Ended)
-    log = state_of(read_run(runner.prepared.paths))
+    log = replay_log(read_run(runner.prepared.paths))
     assert not any(log.unlogged(name, runner.history(name)) for name in runner.results())
 
 
@@ -157,4 +157,4 @@ def test_a_run_whose_checkpoints_are_damaged_goes_on_from_those_that_are_whole(
             == case.content["models"][int(name[1:])]["train"]["converge"]["max_epochs"]
         )
         assert len(runner.prepared.paths.history(name).read_text().splitlines()) == 1 + len(history)
-        assert state_of(read_run(runner.prepared.paths)).unlogged(name, history) == ()
+        assert replay_log(read_run(runner.prepared.paths)).unlogged(name, history) == ()
