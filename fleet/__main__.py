@@ -1,9 +1,9 @@
 """The ``fleet`` command: ``python -m fleet COMMAND ...``.
 
-A command is a module with two functions: ``configure(parser)`` declares its
-arguments, ``run(args)`` does the work and returns an exit status, if that is not 0. Only the
-module of the command that was asked for is imported, so that ``fleet --help``
-and the commands that need neither MPI nor TensorFlow start at once.
+A command is a module with two functions: ``configure(parser)`` declares its arguments; ``run(args)``
+does the work and returns the exit status, or None for 0. ``FORMER_OPTIONS`` of the module maps
+former options to the current ones. Only the module of the given command is imported, so that
+``fleet --help`` and the commands that need neither MPI nor TensorFlow start at once.
 """
 
 from __future__ import annotations
@@ -13,80 +13,99 @@ import os
 import shlex
 import signal
 import sys
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
+from difflib import get_close_matches
 from importlib import import_module
 
 from fleet import __version__
-from fleet.arguments import Parser
+from fleet.arguments import Parser, renamed, with_current_names
 from fleet.errors import ExitStatus, FleetError, UserError, shortened, status_of
 from fleet.terminal import print_any_name
 from launch.environment import is_first
 
-# name -> (module, one line of help); a name may have two words.
-COMMANDS: dict[str, tuple[str, str]] = {
-    "check": ("fleet.commands.check", "check a spec and list its networks"),
-    "schema": ("fleet.commands.schema", "print the JSON Schema of a spec, for editors"),
-    "rehearse": ("fleet.commands.dry_run", "try a spec on this machine, with training emulated"),
-    "report": (
-        "fleet.commands.report",
-        "show the results of a run: a table, numbers, and one HTML file",
-    ),
-    "export": (
-        "fleet.commands.export",
-        "write the results of a run for pandas, MLflow, W&B and Optuna",
-    ),
-    "watch": ("fleet.commands.live.watch", "watch a run that is going on, or see it again"),
-    "add": ("fleet.commands.live.add", "add networks to a run that is going on"),
-    "stop": ("fleet.commands.live.network_command", "drop a network of a run that is going on"),
-    "pause": ("fleet.commands.live.network_command", "pause a network of a run that is going on"),
-    "resume": ("fleet.commands.live.network_command", "let a paused network go on"),
-    "skip": ("fleet.commands.live.skip", "leave networks out of the next launches of a run"),
-    "yield": (
-        "fleet.commands.live.release_nodes",
-        "have a run that is going on give nodes back, and train on",
-    ),
-    "predict": (
-        "fleet.commands.predict",
-        "predict with the best networks of a run, alone or together",
-    ),
-    "plan": ("fleet.commands.plan", "show which networks train first, on which GPUs"),
-    "ensemble": ("fleet.commands.simulate.draw", "draw or convert an ensemble to simulate"),
-    "simulate ensemble": (
-        "fleet.commands.simulate.ensemble",
-        "simulate how long an ensemble trains under a policy",
-    ),
-    "simulate idle-nodes": (
-        "fleet.commands.simulate.idle_nodes",
-        "simulate trainers on nodes that come and go",
-    ),
-    "simulate autoscale": (
-        "fleet.commands.simulate.autoscale",
-        "simulate elastic jobs that arrive over time",
-    ),
-    "simulate batch-queue": (
-        "fleet.commands.simulate.batch_queue",
-        "simulate jobs whose walltime may not be enough",
-    ),
-    "simulate eviction": (
-        "fleet.commands.simulate.eviction",
-        "simulate an on-demand job on a full machine",
-    ),
-    "evict": (
-        "fleet.commands.evict",
-        "plan which running jobs to stop so that nodes are free in time",
-    ),
-    "reserve": ("fleet.commands.reserve", "find the walltime requests that cost least"),
-    "doctor": (
-        "fleet.commands.doctor",
-        "find what would go wrong; start it like the run, by mpirun",
-    ),
-    "submit": ("fleet.commands.submit", "hand an ensemble to a batch system"),
-    "harvest": (
-        "fleet.commands.harvest",
-        "train on idle nodes: jobs that come and go share the networks of runs",
-    ),
-    "job": ("fleet.commands.job", "keep one job of a chain; job scripts end in it"),
-    "pack": ("fleet.commands.convert", "write an image folder into one HDF5 file"),
+_HELP = ("-h", "--help")
+
+# What a person wants -> the name of a command, of one or two words -> (module, help in one line).
+GROUPS: dict[str, dict[str, tuple[str, str]]] = {
+    "Prepare a run": {
+        "check": ("fleet.commands.check", "check a spec and list its networks"),
+        "schema": ("fleet.commands.schema", "print the JSON Schema of a spec, for editors"),
+        "convert": ("fleet.commands.convert", "write a data set into one HDF5 file"),
+        "dry-run": ("fleet.commands.dry_run", "run a spec on this machine with emulated training"),
+        "doctor": (
+            "fleet.commands.doctor",
+            "check the environment; start it by mpirun, as you start the run",
+        ),
+    },
+    "Run (start it by mpirun -n N python -m fleet.run SPEC)": {
+        "add": ("fleet.commands.live.add", "add networks to a running run"),
+        "stop": ("fleet.commands.live.network_command", "stop a network of a running run"),
+        "pause": ("fleet.commands.live.network_command", "pause a network of a running run"),
+        "resume": ("fleet.commands.live.network_command", "resume a paused network"),
+        "skip": ("fleet.commands.live.skip", "exclude networks from the next launches of a run"),
+    },
+    "Look at a run": {
+        "watch": ("fleet.commands.live.watch", "follow a running run, or replay a finished one"),
+        "report": (
+            "fleet.commands.report",
+            "show the results of a run as a table, JSON or one HTML file",
+        ),
+    },
+    "After a run": {
+        "predict": ("fleet.commands.predict", "predict with the best network, or with several"),
+        "export": (
+            "fleet.commands.export",
+            "export results for pandas, MLflow, W&B and Optuna, or a network as ONNX",
+        ),
+    },
+    "Use a cluster": {
+        "submit": ("fleet.commands.submit", "submit a run to a batch system"),
+        "harvest": ("fleet.commands.harvest", "train on idle nodes in preemptible jobs"),
+        "release-nodes": (
+            "fleet.commands.live.release_nodes",
+            "release nodes of a running run, and train on with the others",
+        ),
+        "evict": ("fleet.commands.evict", "plan which running jobs to stop to free nodes in time"),
+    },
+    "Plan and simulate": {
+        "plan": ("fleet.commands.plan", "show which networks train first, and on which GPUs"),
+        "reserve": ("fleet.commands.reserve", "find the walltime requests that cost least"),
+        "simulate draw": (
+            "fleet.commands.simulate.draw",
+            "draw or convert an ensemble to simulate",
+        ),
+        "simulate ensemble": (
+            "fleet.commands.simulate.ensemble",
+            "simulate how long an ensemble trains under a policy",
+        ),
+        "simulate idle-nodes": (
+            "fleet.commands.simulate.idle_nodes",
+            "simulate trainers on nodes that join and leave",
+        ),
+        "simulate autoscale": (
+            "fleet.commands.simulate.autoscale",
+            "simulate elastic jobs that arrive over time",
+        ),
+        "simulate batch-queue": (
+            "fleet.commands.simulate.batch_queue",
+            "simulate jobs that may exceed their walltime",
+        ),
+        "simulate eviction": (
+            "fleet.commands.simulate.eviction",
+            "simulate an on-demand job on a full machine",
+        ),
+    },
+}
+HIDDEN = {"job": ("fleet.commands.job", "run one job of a chain; job scripts call it")}
+COMMANDS = {name: command for group in GROUPS.values() for name, command in group.items()} | HIDDEN
+
+# Former names, which work in this release.
+FORMER_NAMES = {
+    "rehearse": "dry-run",
+    "yield": "release-nodes",
+    "pack": "convert",
+    "ensemble": "simulate draw",
 }
 
 
@@ -94,19 +113,20 @@ def main(argv: list[str] | None = None) -> int:
     """Run one command.
 
     Args:
-        argv: the words after ``fleet``; ``sys.argv[1:]`` by default.
+        argv: The words after ``fleet``; ``sys.argv[1:]`` by default.
 
     Returns:
         The exit status (:class:`fleet.errors.ExitStatus`).
     """
     print_any_name()
     words = list(sys.argv[1:] if argv is None else argv)
-    name, rest = _split(words)
+    while words[:1] == ["help"]:
+        words = [*words[1:], "--help"]
+    name, options = _split(words)
     if name is None:
         return _no_command(words)
-    if (
-        rest.count("--") > 1 and rest[-1] == "--"
-    ):  # argparse would make an empty list of it, whatever is wanted there
+    # argparse would read the last one as an empty list.
+    if options.count("--") > 1 and options[-1] == "--":
         return _complain(f"fleet {name}: nothing follows the -- at the end", ExitStatus.BAD_INPUT)
     module = import_module(COMMANDS[name][0])
     parser = Parser(
@@ -116,14 +136,18 @@ def main(argv: list[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     module.configure(parser)
+    options, notices = with_current_names(options, getattr(module, "FORMER_OPTIONS", {}))
+    if notices and is_first(os.environ):
+        print(*(f"fleet {name}: {notice}" for notice in notices), sep="\n", file=sys.stderr)
     try:
         if getattr(module, "INTERMIXED", False):
             parse = parser.parse_intermixed_args
         else:
             parse = parser.parse_args
-        args = parse(rest)
-        args.command_line = shlex.join(["fleet", *words])  # for those who tell how to begin again
-    except UserError as error:  # all ranks of a launch are told the same, and one of them says so
+        args = parse(options)
+        # Messages quote it to say how to start again.
+        args.command_line = shlex.join(["fleet", *name.split(), *options])
+    except UserError as error:  # the same on all ranks of a launch; rank 0 reports it
         return _complain(
             f"fleet {name}: {error}" if is_first(os.environ) else "", ExitStatus.BAD_INPUT
         )
@@ -135,7 +159,7 @@ def main(argv: list[str] | None = None) -> int:
         if status is None:
             raise
         return _complain(f"fleet {name}: {error}", status)
-    except BrokenPipeError:  # the reader (head, less) has seen enough
+    except BrokenPipeError:  # the reader (head, less) has closed the pipe
         sys.stderr.close()
         return ExitStatus.OK
     except KeyboardInterrupt:
@@ -143,47 +167,64 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _json_alone() -> AbstractContextManager[None]:
-    from fleet.commands.output import json_alone  # which other commands need not import
+    from fleet.commands.output import json_alone  # other commands need not import it
 
     return json_alone()
 
 
 def _split(words: list[str]) -> tuple[str | None, list[str]]:
+    """Split a command line into the name of a command and its options."""
     for length in (2, 1):
         name = " ".join(words[:length])
         if len(words) >= length and name in COMMANDS:
             return name, words[length:]
+    if words and words[0] in FORMER_NAMES:
+        name = FORMER_NAMES[words[0]]
+        if is_first(os.environ):
+            print(f"fleet: {renamed(f'fleet {words[0]}', f'fleet {name}')}", file=sys.stderr)
+        return name, words[1:]
     return None, words
 
 
 def _no_command(words: list[str]) -> int:
+    """Print the help that is asked for, or refuse a command that does not exist."""
     if words == ["--version"]:
         print(f"fleet {__version__}")
         return ExitStatus.OK
-    if not words or words[0] in ("-h", "--help"):
-        print(_usage())
+    wants_help = not words or words[0] in _HELP
+    subcommands = {name: COMMANDS[name] for name in COMMANDS if name.split()[0] in words[:1]}
+    if wants_help or (subcommands and (len(words) == 1 or words[1] in _HELP)):
+        print(_usage(GROUPS) if wants_help else _usage({"Commands": subcommands}, f" {words[0]}"))
         return ExitStatus.OK
-    word = words[0]
-    family = [name for name in COMMANDS if name.split()[0] == word]
-    if family:
-        what = f"fleet {word} needs one of: " + ", ".join(n.split()[1] for n in family)
+    if subcommands:
+        typed = words[1]
+        names = {name.split()[1]: name for name in subcommands}
     else:
-        what = f"unknown command {word!r}; there are: " + ", ".join(COMMANDS)
-    return _complain(f"fleet: {what}", ExitStatus.BAD_INPUT)
+        typed = words[0]
+        # The last word alone, such as `autoscale`, finds a command, too.
+        names = FORMER_NAMES | {name.split()[-1]: name for name in COMMANDS if name not in HIDDEN}
+        for name in list(names.values()):
+            names |= {name: name, name.split()[0]: name.split()[0]}
+    close = sorted((name for name in names if typed and name.startswith(typed)), key=len)
+    close = close or get_close_matches(typed, names, n=1)
+    hint = f"did you mean {names[close[0]]!r}?" if close else "fleet --help lists the commands"
+    typed = f"{words[0]} {typed}" if subcommands else typed
+    return _complain(f"fleet: unknown command {typed!r}; {hint}", ExitStatus.BAD_INPUT)
 
 
-def _usage() -> str:
-    width = max(map(len, COMMANDS), default=0)
-    lines = [f"  {name:<{width}}  {text}" for name, (_, text) in COMMANDS.items()]
-    return "\n".join(
-        [
-            "usage: fleet COMMAND ...     (fleet COMMAND --help says more)",
-            "",
-            "The main job:  mpirun -n N python -m fleet.run SPEC",
-            "",
-            *lines,
-        ]
-    )
+def _usage(groups: Mapping[str, Mapping[str, tuple[str, str]]], family: str = "") -> str:
+    """Return the help for some groups of commands.
+
+    Args:
+        groups: heading -> name -> (module, help).
+        family: the first word of their names with a space before it, if they share one.
+    """
+    width = max(len(name) for group in groups.values() for name in group)
+    lines = [f"usage: fleet{family} COMMAND ...     (fleet help{family} COMMAND describes one)"]
+    for heading, group in groups.items():
+        lines += ["", f"{heading}:"]
+        lines += [f"  {name:<{width}}  {text}" for name, (_, text) in group.items()]
+    return "\n".join(lines)
 
 
 def _complain(message: str, status: ExitStatus) -> int:

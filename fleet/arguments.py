@@ -9,7 +9,7 @@ import argparse
 import math
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn, TypeVar
 
@@ -147,6 +147,38 @@ def _bounds(least: float, most: float) -> str:
 
 def _wrong(text: str, what: str) -> argparse.ArgumentTypeError:
     return argparse.ArgumentTypeError(f"{text[:_MOST_SHOWN]!r} {what}")
+
+
+def renamed(former: str, current: str) -> str:
+    """Return the notice for a former name that still works.
+
+    >>> renamed("--delta", "--pace-tolerance")
+    '--delta is now --pace-tolerance; the former name works in this release only'
+    """
+    return f"{former} is now {current}; the former name works in this release only"
+
+
+def with_current_names(
+    words: Sequence[str], former_options: Mapping[str, str]
+) -> tuple[list[str], list[str]]:
+    """Replace former names of options; what follows ``--`` stays as it is.
+
+    Args:
+        words: of a command line.
+        former_options: former name -> current name.
+
+    Returns:
+        The command line with current names, and a notice for each name that was replaced.
+    """
+    end = words.index("--") if "--" in words else len(words)
+    current = list(words)
+    notices = []
+    for place, word in enumerate(words[:end]):
+        option, equals, value = word.partition("=")
+        if option in former_options:
+            current[place] = former_options[option] + equals + value
+            notices.append(renamed(option, former_options[option]))
+    return current, notices
 
 
 def add_changes(parser: argparse.ArgumentParser) -> None:

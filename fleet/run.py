@@ -20,7 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from fleet.arguments import Parser, add_changes, duration
+from fleet.arguments import Parser, add_changes, duration, with_current_names
 from fleet.errors import (
     ExitStatus,
     FleetError,
@@ -53,6 +53,7 @@ if TYPE_CHECKING:  # what each rank loads anyway, --help should not wait for
     from fleet.runtime.launch import Launch, Ranks
 
 
+FORMER_OPTIONS = {"--beside-others": "--share-run", "--idle": "--idle-timeout"}
 _LEFT_S = 0.5  # for threads that end by themselves
 
 
@@ -92,26 +93,31 @@ def parse_arguments(argv: Sequence[str] | None = None) -> Request:
         help="save everything and stop, with status 75, shortly before this time is over",
     )
     parser.add_argument(
-        "--beside-others",
+        "--share-run",
+        dest="beside_others",
         action="store_true",
         help="work on the networks of the run together with other launches that say so, each on "
         "networks that it holds by lease",
     )
     parser.add_argument(
-        "--idle",
+        "--idle-timeout",
+        dest="idle",
         type=duration,
         metavar="5min",
-        help=f"with --beside-others: end when no network was to be had for so long "
+        help=f"with --share-run: end when no network was to be had for so long "
         f"({format_duration(IDLE_S)})",
     )
-    arguments = parser.parse_args(argv)
+    words, notices = with_current_names(sys.argv[1:] if argv is None else argv, FORMER_OPTIONS)
+    if notices and is_first(os.environ):
+        print(*(f"fleet: {notice}" for notice in notices), sep="\n", file=sys.stderr)
+    arguments = parser.parse_args(words)
     if arguments.idle is not None and not arguments.beside_others:
-        parser.error("--idle goes with --beside-others")
+        parser.error("--idle-timeout goes with --share-run")
     if arguments.beside_others:
         for option in ("fresh", "fresh_network", "accept_changes", "replay", "remeasure"):
             if getattr(arguments, option):
                 parser.error(
-                    f"--beside-others goes without --{option.replace('_', '-')}: no launch is alone with the "
+                    f"--share-run goes without --{option.replace('_', '-')}: no launch is alone with the "
                     "networks"
                 )
     if (arguments.replay is None) != (arguments.only is None):

@@ -139,7 +139,7 @@ def _print(
 
 def _say(remark: str) -> None:
     for line in remark.splitlines():
-        print(f"fleet pack: {line}", file=sys.stderr)
+        print(f"fleet convert: {line}", file=sys.stderr)
 
 
 def _option(text: str) -> tuple[str, Any]:

@@ -1,9 +1,9 @@
 """Try a spec before an allocation is spent: the same run, with training emulated, on this machine.
 
-  fleet rehearse spec.yaml
-  fleet rehearse spec.yaml --gpus 16
-  fleet rehearse spec.yaml --gpus 64 --gpus-per-node 4 --rates profile.json
-  fleet rehearse spec.yaml --gpus 16 --time-scale 0.001 --output runs/rehearsal
+  fleet dry-run spec.yaml
+  fleet dry-run spec.yaml --gpus 16
+  fleet dry-run spec.yaml --gpus 64 --gpus-per-node 4 --rates profile.json
+  fleet dry-run spec.yaml --gpus 16 --time-scale 0.001 --output runs/rehearsal
 
 First all policies are simulated, as if moves cost nothing. Then the data of the spec is opened and its networks are
 drawn, and as many ranks as the real run has trainers, and one more on each node, go through all of it: groups,
@@ -51,6 +51,8 @@ from scheduler.ensemble.policies import POLICIES
 from scheduler.ensemble.rates_file import write_rates
 from scheduler.simulation.ensemble import Simulated, simulate
 
+# What --json prints of each policy.
+_PRINTED = ("policy", "makespan_s", "lower_bound_s", "waiting_s_per_gpu", "checkpoint_s")
 _ESTIMATED = "estimated"  # rates of which nothing was measured
 _MOST_BY_ITSELF = 8  # GPUs, where neither an option nor the spec says how many
 
@@ -356,14 +358,20 @@ def _numbers(
     told: Account,
     profiling: SurveyEstimate,
 ) -> dict[str, Any]:
+    planned = next(outcome for outcome in outcomes if outcome.policy == spec.schedule.policy)
     return {
         "policy": spec.schedule.policy,
         "gpus": cluster.whole_gpus,
         "gpus_per_node": cluster.gpus_per_node // cluster.slots,
-        "per_device": cluster.slots,
+        "networks_per_gpu": cluster.slots,
         "rates": origin,
         "measurements": profiling.measurements,
         "profiling_s": profiling.seconds,
+        "policies": [
+            {name: getattr(outcome, name) for name in _PRINTED} | {"rounds": len(outcome.rounds)}
+            for outcome in outcomes
+        ],
+        "rounds": planned.rounds,
         "predicted_s": {outcome.policy: outcome.makespan_s for outcome in outcomes},
         "lower_bound_s": outcomes[0].lower_bound_s,
         "time_scale": rehearsal.scale,

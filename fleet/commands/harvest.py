@@ -1,6 +1,6 @@
 """Train the networks of one or several specs on nodes that are idle for a while, in jobs that may be ended at any time.
 
-    fleet harvest photos.yaml --system slurm --nodes-per-job 1 --backlog 2 --most 32 --idle 5min -- --qos=preempt
+    fleet harvest photos.yaml --system slurm --nodes-per-job 1 --backlog 2 --max-jobs 32 --idle-timeout 5min -- --qos=preempt
     fleet harvest a.yaml b.yaml --system slurm --walltime 4h --dry-run -- --partition=low
     fleet harvest photos.yaml --system slurm --end
 
@@ -47,6 +47,7 @@ from launch.sites import Site
 from launch.systems import SYSTEMS, System
 
 INTERMIXED = True  # what follows -- comes after options, and belongs to the words before them
+FORMER_OPTIONS = {"--most": "--max-jobs", "--idle": "--idle-timeout"}
 _WALLTIME_S = 3600.0
 _DEFAULTS = HarvestLimits()
 
@@ -74,14 +75,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help=f"number of jobs to keep in the queue while networks wait ({_DEFAULTS.backlog})",
     )
     parser.add_argument(
-        "--most",
+        "--max-jobs",
         type=opts.size,
         default=_DEFAULTS.max_jobs,
         metavar="N",
         help=f"number of jobs that wait or run, at most ({_DEFAULTS.max_jobs})",
     )
     parser.add_argument(
-        "--idle",
+        "--idle-timeout",
         type=duration,
         default=IDLE_S,
         metavar="5min",
@@ -137,7 +138,7 @@ def run(args: argparse.Namespace) -> None:
             scripts[found.paths.harvest_script(nodes)] = render(job, system, of_spec)
     plan = HarvestPlan(
         tuple(runs),
-        HarvestLimits(args.nodes_per_job, args.backlog, args.most),
+        HarvestLimits(args.nodes_per_job, args.backlog, args.max_jobs),
         tuple(options),
         QUEUES[system.queue_commands].queue_of(options) or args.queue or site.queue or None,
         f"cd {shlex.quote(str(Path.cwd()))} && {args.command_line}",
@@ -199,11 +200,15 @@ def _replaced(plan: HarvestPlan, scripts: Mapping[Path, str]) -> list[str]:
 
 def _changes(old: HarvestPlan, new: HarvestPlan) -> Iterator[str]:
     """In which options two plans differ."""
-    for option in ("nodes_per_job", "backlog", "most"):
-        before = getattr(old.limits, option)
-        now = getattr(new.limits, option)
+    for option, limit in (
+        ("--nodes-per-job", "nodes_per_job"),
+        ("--backlog", "backlog"),
+        ("--max-jobs", "most"),
+    ):
+        before = getattr(old.limits, limit)
+        now = getattr(new.limits, limit)
         if before != now:
-            yield f"--{option.replace('_', '-')} {before} -> {now}"
+            yield f"{option} {before} -> {now}"
     for what, before, now in (
         ("runs", [str(run.root) for run in old.runs], [str(run.root) for run in new.runs]),
         ("options behind --", old.options, new.options),
@@ -297,5 +302,5 @@ def _job(
         opts.job_of(args, path, spec, system, site, walltime),
         name=found.job,
         harvest=found.paths.harvest,
-        words=("--beside-others", f"--idle={args.idle:g}s"),
+        words=("--share-run", f"--idle-timeout={args.idle_timeout:g}s"),
     )

@@ -98,14 +98,16 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the settings of policies."""
     group = parser.add_argument_group("settings of policies")
     group.add_argument(
-        "--delta",
+        "--pace-tolerance",
+        dest="delta",
         type=delta,
         metavar="D",
         help="how close to the fastest the networks of a flotilla are: as a share of its rate, like "
         f"15%%, or in samples per second, like 20/s (15%%); {_readers('delta')}",
     )
     group.add_argument(
-        "--alpha",
+        "--round-end-share",
+        dest="alpha",
         type=share,
         metavar="A",
         help=f"share of the GPUs below which a round ends, like 80%% (80%%); {_readers('alpha')}",
@@ -148,7 +150,13 @@ def options_of(
     return replace(default or Options(), **given)
 
 
-_OPTION_OF = {"delta": "--delta", "alpha": "--alpha", "peak_limited": "--literal", "seed": "--seed"}
+FORMER_OPTIONS = {"--delta": "--pace-tolerance", "--alpha": "--round-end-share"}
+_OPTION_OF = {
+    "delta": "--pace-tolerance",
+    "alpha": "--round-end-share",
+    "peak_limited": "--literal",
+    "seed": "--seed",
+}
 
 
 def _refuse_unread(

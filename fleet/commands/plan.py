@@ -33,6 +33,7 @@ from scheduler.ensemble.sharing import share
 if TYPE_CHECKING:
     from fleet.spec import Spec
 
+FORMER_OPTIONS = opts.FORMER_OPTIONS
 MOST_TOLD = 16  # devices, or ranges of them, of one network
 
 
@@ -63,6 +64,7 @@ def run(args: argparse.Namespace) -> None:
     if policy.sets_batch:
         rates = at_best(rates, cluster.whole_gpus)
     planned = plan(policy, rates, Progress(), cluster, options)
+    paces = _paces(rates, planned, cluster)
     show(
         args,
         lambda: {
@@ -70,7 +72,9 @@ def run(args: argparse.Namespace) -> None:
                 {
                     "name": member.name,
                     "gpus": member.gpus,
+                    "nodes": nodes_of(member.devices, cluster.gpus_per_node),
                     "devices": _gpus(member, cluster),
+                    "samples_per_s": paces[member.name],
                     **({} if member.batch is None else {"batch": member.batch}),
                 }
                 for member in planned.members
@@ -78,8 +82,8 @@ def run(args: argparse.Namespace) -> None:
             "idle_gpus": cluster.whole_gpus - len(_tenants(planned, cluster)),
             "placement_score": score(planned.members, cluster.gpus_per_node),
         }
-        | ({"per_device": cluster.slots} if cluster.slots > 1 else {}),
-        lambda: _print(policy, rates, planned, cluster),
+        | ({"networks_per_gpu": cluster.slots} if cluster.slots > 1 else {}),
+        lambda: _print(policy, rates, planned, paces, cluster),
     )
 
 
@@ -131,14 +135,21 @@ def _devices(devices: Sequence[int]) -> str:
     return " ".join(ranges[:MOST_TOLD] + ["..."] * (len(ranges) > MOST_TOLD))
 
 
-def _print(policy: Policy, rates: RateTable, planned: Round, cluster: Cluster) -> None:
+def _paces(rates: RateTable, planned: Round, cluster: Cluster) -> dict[str, float]:
+    """Network -> samples/s in this round."""
     networks = {network.name: network for network in rates.models}
     tenants = _tenants(planned, cluster)
-    paces = {
+    return {
         member.name: rate(networks[member.name], member.gpus)
         * share(rates.sharing, max(tenants[gpu] for gpu in _gpus(member, cluster)))
         for member in planned.members
     }
+
+
+def _print(
+    policy: Policy, rates: RateTable, planned: Round, paces: dict[str, float], cluster: Cluster
+) -> None:
+    tenants = _tenants(planned, cluster)
     fastest = max(paces.values(), default=1.0)
     chosen = any(member.batch is not None for member in planned.members)
     print_table(
@@ -157,9 +168,9 @@ def _print(policy: Policy, rates: RateTable, planned: Round, cluster: Cluster) -
         ],
         title=f"{policy.name}: first round on {opts.told_of_gpus(cluster)}",
     )
-    waiting = len(networks) - len(planned.members)
+    waiting = len(rates.models) - len(planned.members)
     print(
-        f"{len(planned.members)} of {counted(len(networks), 'network')} to train now, {waiting} to wait; "
+        f"{len(planned.members)} of {counted(len(rates.models), 'network')} to train now, {waiting} to wait; "
         f"{counted(cluster.whole_gpus - len(tenants), 'idle GPU')}; "
         f"placement score {score(planned.members, cluster.gpus_per_node):.4g} (nodes per GPU, summed over groups)"
     )

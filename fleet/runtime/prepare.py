@@ -196,7 +196,7 @@ def _ask(request: Request, ranks: Ranks, name: str) -> _Asked:
     )
     spec = with_late(spec, told)
     if request.beside_others:
-        check_shareable(spec, "--beside-others")
+        check_shareable(spec, "--share-run")
     compatibility.check_fresh(spec, request.fresh_network)
     trained = told_when_to_end(spec)
     roles = roles_of(trained, ranks.node_of, ranks.gpus_per_node, replayed is not None, ranks.cores)

@@ -99,8 +99,8 @@ class _Trial:
             self._launcher.start(
                 2,
                 self._content,
-                "--beside-others",
-                "--idle",
+                "--share-run",
+                "--idle-timeout",
                 "60s",
                 environment={"FLEET_LEASE": f"{LEASE_S}s"},
             )

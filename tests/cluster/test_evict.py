@@ -150,8 +150,8 @@ class Harvest(Show):
             "--nodes-per-job=1",
             "--ranks-per-node=2",
             "--backlog=2",
-            "--most=8",
-            "--idle=20s",
+            "--max-jobs=8",
+            "--idle-timeout=20s",
             "--walltime=1h",
             "--warn=30s",
             "--",
@@ -245,7 +245,7 @@ def test_what_an_eviction_held_that_was_killed_is_named_and_released_by_the_next
     time.sleep(5)
     killed.send_signal(signal.SIGKILL)
     killed.wait()
-    assert "held since an eviction that was killed" in slurm.call(
+    assert "still held by an eviction that was killed" in slurm.call(
         *words, "--deadline=1", PYTHONPATH=str(ROOT)
     )
     ended = subprocess.Popen(

@@ -131,7 +131,7 @@ def end(show, epochs):
 def test_jobs_are_handed_in_for_networks_alone_that_nobody_trains(slurm, tmp_path):
     epochs = [60, 4, 4, 4]
     show = Show(slurm, tmp_path, emulated(tmp_path, 4, epochs))
-    begin(show, "--idle=15s")
+    begin(show, "--idle-timeout=15s")
     noted = end(show, epochs)
     trained = [
         log
@@ -148,7 +148,7 @@ def test_two_runs_share_the_nodes_from_the_first_and_both_come_to_their_end(slur
     cheap = Show(
         slurm, tmp_path / "cheap", emulated(tmp_path / "cheap", 3, [150] * 3, time_scale=0.2)
     )
-    begin(costly, "--idle=15s", beside=[cheap])
+    begin(costly, "--idle-timeout=15s", beside=[cheap])
     for show in (costly, cheap):
         slurm.wait_until("it trains", lambda show=show: show.training(), show.report, seconds=60)
     end(costly, [30] * 3)
@@ -172,7 +172,7 @@ def disk(tmp_path):
 def test_a_harvest_outlives_a_disk_that_is_full_for_a_while(slurm, tmp_path, disk, full_s):
     epochs = [40] * 6
     show = Show(slurm, tmp_path, {**emulated(tmp_path, 6, epochs), "output": str(disk / "run")})
-    begin(show, "--idle=15s")
+    begin(show, "--idle-timeout=15s")
     slurm.wait_until("3 launches train", lambda: len(show.training()) >= 3, show.report)
     ballast = disk / "ballast"
     with suppress(OSError), open(ballast, "wb", buffering=0) as file:

@@ -96,7 +96,7 @@ def test_four_ensembles_give_a_node_each_back_to_slurm_and_train_on_while_an_urg
                     sys.executable,
                     "-m",
                     "fleet",
-                    "yield",
+                    "release-nodes",
                     str(run.paths.root),
                     "--nodes=1",
                     "--within=2min",

@@ -153,8 +153,18 @@ def test_any_text_is_read_or_refused(read):
             "fleet reserve: --table: not allowed with argument --log",
         ),
         (
-            ["simulate", "ensemble", "r", "--gpus", "1", "--policy", "global", "--delta", "0.15"],
-            "fleet simulate ensemble: --delta: '0.15' should be written like 15% (of the fastest rate) or 20/s",
+            [
+                "simulate",
+                "ensemble",
+                "r",
+                "--gpus",
+                "1",
+                "--policy",
+                "global",
+                "--pace-tolerance",
+                "0.15",
+            ],
+            "fleet simulate ensemble: --pace-tolerance: '0.15' should be written like 15% (of the fastest rate) or 20/s",
         ),
     ],
 )

@@ -114,7 +114,7 @@ WORKING = {
     "check": "spec.yaml",
     "schema": "",
     "plan": "--rates rates.json --gpus 4",
-    "ensemble": "--networks 3",
+    "simulate draw": "--networks 3",
     "simulate ensemble": "rates.json --gpus 4 --policy global",
     "simulate idle-nodes": "--events idle.csv --trainers trainers.json",
     "simulate autoscale": "--jobs jobs.json",
@@ -124,7 +124,7 @@ WORKING = {
     "reserve": "--log times.txt",
     "report": "done",
     "export": "done --csv tables",
-    "pack": "photos out.h5",
+    "convert": "photos out.h5",
     "submit": "spec.yaml --dry-run --system slurm",
     "job": "spec.yaml --system local -- /bin/true",
     "predict": "done photos",
@@ -134,12 +134,12 @@ WORKING = {
     "pause": "done a",
     "skip": "done a",
     "resume": "done a",
-    "yield": "done --nodes 1 --within 2s",
+    "release-nodes": "done --nodes 1 --within 2s",
     "watch": "done",
 }
 OTHERS = {
     "plan": ["spec.yaml --rates rates.json --gpus 4", "spec.yaml --gpus 4"],
-    "ensemble": ["--convert table.json"],
+    "simulate draw": ["--convert table.json"],
     "simulate autoscale": ["--jobs generate --gpus 4 --minutes 20"],
     "simulate batch-queue": ["--distribution uniform --low 1 --high 2 --jobs 4 --runs 1"],
     "reserve": ["--distribution uniform --low 1 --high 2", "--table law.csv"],
@@ -148,7 +148,7 @@ OTHERS = {
         "spec.yaml --dry-run --system pbs --walltime 1h",
         "spec.yaml --dry-run --system lsf --chain --walltime 1h",
     ],
-    "pack": ["photos out.h5 --decoded 4"],
+    "convert": ["photos out.h5 --decoded 4"],
     "export": ["done --parquet", "done --mlflow runs --wandb runs --optuna studies.log"],
 }
 
@@ -573,7 +573,7 @@ def test_a_page_that_would_be_a_folder_is_refused(place):
 
 
 def test_every_command_is_tried_that_does_not_start_ranks():
-    assert set(WORKING) == set(COMMANDS) - {"rehearse", "doctor"}
+    assert set(WORKING) == set(COMMANDS) - {"dry-run", "doctor"}
 
 
 @pytest.mark.parametrize("name", sorted(WORKING))
@@ -595,6 +595,16 @@ def test_what_is_changed_worked_before(name):
                 )
             )
         ), (words, err)
+
+
+@pytest.mark.parametrize(
+    "name", sorted(set(WORKING) - {"job", "schema", "stop", "pause", "resume"})
+)
+def test_json_of_a_command_is_one_value_and_nothing_else(name):
+    for words in (WORKING[name], *OTHERS.get(name, [])):
+        fill()
+        status, out, err = call(main, [*name.split(), *words.split(), "--json"])
+        assert (isinstance(json.loads(out), dict | list), err) == (True, "") if not status else err
 
 
 # ---- files -------------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ HARVEST = replace(
     JOB,
     nodes=1,
     harvest=Path("/home/me/runs/photos/jobs/harvest.json"),
-    words=("--beside-others", "--idle=300s"),
+    words=("--share-run", "--idle-timeout=300s"),
 )
 PLACES = {
     **{f"generic_{name}": (SYSTEMS[name], SITES["generic"]) for name in SYSTEMS},

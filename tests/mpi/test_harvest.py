@@ -46,9 +46,7 @@ class Harvest:
     def start(self, *more, ranks=2, **odd):
         """Start a launch, on a machine with which something may be odd."""
         variables = {**self.lease, **(odd_machine(**odd) if odd else {})}
-        return self.launch.start(
-            ranks, self.content, "--beside-others", *more, environment=variables
-        )
+        return self.launch.start(ranks, self.content, "--share-run", *more, environment=variables)
 
     def epochs(self):
         return [
@@ -194,7 +192,7 @@ def test_one_launch_of_five_whose_quota_is_hit_says_so_and_the_others_lose_nothi
     launch, tmp_path
 ):
     harvest = Harvest(launch, tmp_path, samples=800)  # no network is done before it is struck
-    launches = [harvest.start("--idle", "1s") for _ in range(5)]  # of four networks
+    launches = [harvest.start("--idle-timeout", "1s") for _ in range(5)]  # of four networks
     wait_until(lambda: any(events_of(log, EpochEnded) for log in harvest.paths.event_logs()))
     struck = next(
         process for process in launches if process.poll() is None and _trains(harvest, process)
@@ -221,7 +219,7 @@ def test_one_launch_of_five_whose_quota_is_hit_says_so_and_the_others_lose_nothi
 def test_the_table_follows_what_all_launches_do_while_one_trains_for_long(launch, tmp_path):
     harvest = Harvest(launch, tmp_path, samples=200, names=["a", "b", "c"])
     harvest.content["models"][0]["train"] = {"converge": {"max_epochs": 60}}
-    launches = [harvest.start("--idle=1s") for _ in range(2)]
+    launches = [harvest.start("--idle-timeout=1s") for _ in range(2)]
     harvest.wait_until_both_train()
     wait_until(
         lambda: {

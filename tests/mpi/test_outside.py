@@ -208,9 +208,12 @@ def test_a_node_is_given_back_and_the_rest_trains_on(tmp_path, capsys, survive):
         wait_until(
             lambda: {event.network for event in events_of(paths.events, EpochEnded)} == set("abcd")
         )
-        assert main(["yield", str(paths.root), "--nodes", "2", "--within", "1min"]) == 2
+        assert main(["release-nodes", str(paths.root), "--nodes", "2", "--within", "1min"]) == 2
         assert "of this launch 1 can" in capsys.readouterr().err
-        assert main(["yield", str(paths.root), "--nodes", "1", "--within", "5min", "--json"]) == 0
+        assert (
+            main(["release-nodes", str(paths.root), "--nodes", "1", "--within", "5min", "--json"])
+            == 0
+        )
         answer = json.loads(capsys.readouterr().out)
         (left,) = events_of(paths.events, NodesLeft)
         assert (left.nodes, left.devices, left.has_ended) == ((1,), (2, 3), survive)

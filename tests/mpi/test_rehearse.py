@@ -1,4 +1,4 @@
-"""``fleet rehearse``: a spec's run, tried on this machine."""
+"""``fleet dry-run``: a spec's run, tried on this machine."""
 
 import json
 import subprocess
@@ -36,7 +36,7 @@ def test_a_spec_goes_through_all_of_its_run_on_nodes_that_are_pretended(launch, 
             sys.executable,
             "-m",
             "fleet",
-            "rehearse",
+            "dry-run",
             str(tmp_path / "spec.yaml"),
             "--gpus",
             "4",

@@ -106,7 +106,7 @@ def test_an_installed_wheel_checks_simulates_submits_and_trains(bare, launch):
     assert said(command, "--version") == f"fleet {fleet.__version__}\n"
     assert json.loads(said(command, "schema"))["$schema"]
     assert "softmax" in said(command, "check", "spec.yaml")
-    said(command, "ensemble", "--networks", "4", "--out", "rates.json")
+    said(command, "simulate", "draw", "--networks", "4", "--out", "rates.json")
     assert "adaptive" in said(
         command, "simulate", "ensemble", "rates.json", "--gpus", "4", "--policy", "all"
     )

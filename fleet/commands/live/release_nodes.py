@@ -1,6 +1,6 @@
 """Have a run that is going on give nodes back, and train on with the rest.
 
-  fleet yield runs/digits --nodes 1 --within 2min
+  fleet release-nodes runs/digits --nodes 1 --within 2min
 
 The launch chooses the nodes on which stopping costs least. The groups there save and leave, at their next step; where
 the time is too short for that, they give up what they have trained since their last checkpoint. Their networks go on

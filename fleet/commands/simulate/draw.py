@@ -1,7 +1,7 @@
 """Make a rates file of an ensemble to simulate: drawn like the paper's, or converted.
 
-  fleet ensemble --networks 100 --seed 1 --out rates.json
-  fleet ensemble --convert table.json --out rates.json
+  fleet simulate draw --networks 100 --seed 1 --out rates.json
+  fleet simulate draw --convert table.json --out rates.json
 
 A drawn ensemble is half ResNet and half DenseNet variants with random block counts; rates, sizes
 and epochs lie in the ranges of the paper's section 6.1. A table to convert has the keys
@@ -16,7 +16,7 @@ from pathlib import Path
 
 from fleet.arguments import count
 from fleet.commands.options import add_seed
-from fleet.commands.output import print_json
+from fleet.commands.output import add_json, print_json, show
 from fleet.errors import StorageError, UserError
 from fleet.storage.files import write_json
 from fleet.units import counted
@@ -40,6 +40,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="draw epochs from a log-normal distribution instead of a normal one",
     )
     parser.add_argument("--out", type=Path, metavar="FILE", help="file to write (standard output)")
+    add_json(parser)
 
 
 def run(args: argparse.Namespace) -> None:
@@ -55,6 +56,12 @@ def run(args: argparse.Namespace) -> None:
         write_json(args.out, write_rates(table))
     except StorageError as error:
         raise UserError(f"--out: {error}") from None
-    print(
-        f"{args.out}: {counted(len(table.models), 'network')}, {counted(table.samples_per_epoch, 'sample')} an epoch"
+    networks = len(table.models)
+    samples = table.samples_per_epoch
+    show(
+        args,
+        lambda: {"file": str(args.out), "networks": networks, "samples_per_epoch": samples},
+        lambda: print(
+            f"{args.out}: {counted(networks, 'network')}, {counted(samples, 'sample')} per epoch"
+        ),
     )

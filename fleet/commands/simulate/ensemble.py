@@ -2,16 +2,16 @@
 
   fleet simulate ensemble rates.json --gpus 80 --policy adaptive
   fleet simulate ensemble rates.json --gpus 80 --policy all --draw-epochs --seed 3
-  fleet simulate ensemble rates.json --gpus 80 --policy global --literal --delta 20/s --plot gantt.png
+  fleet simulate ensemble rates.json --gpus 80 --policy global --literal --pace-tolerance 20/s --plot gantt.png
   fleet simulate ensemble rates.json --gpus 80 --policy adaptive --profile online --rate-error 5%
-  fleet simulate ensemble rates.json --gpus 8 --policy adaptive --per-device auto --sharing 1,1.6,2.1,2.4
+  fleet simulate ensemble rates.json --gpus 8 --policy adaptive --networks-per-gpu auto --sharing 1,1.6,2.1,2.4
 
 The policies are those of a real run. FILE is a rates file whose networks have epochs, which the
 policies do not know. By default `global` trains in lockstep and the others at free pace. Moves cost
 what they cost in each kind of system: `adaptive` pays 5 s for every group that starts or changes; the
 paper's policies pay a checkpoint of 34 s for every group that stops unfinished, and 0.46 s for a
 decision (Table 4 of the paper); `baseline` and `homogeneous` pay nothing. With `--profile online`,
-policies begin with guesses, and learn rates while networks train. With `--per-device`,
+policies begin with guesses, and learn rates while networks train. With `--networks-per-gpu`,
 networks share GPUs while they outnumber them: K on each, or with auto as many as pay. No schedule can
 be shorter than the bound, even if moves cost nothing and the epochs are known.
 """
@@ -22,9 +22,11 @@ import argparse
 import colorsys
 import dataclasses
 import math
+import sys
 from pathlib import Path
 
-from fleet.arguments import number, positive, share, stream, whole
+from fleet.arguments import number, positive, renamed, share, stream, whole
+from fleet.commands.options import FORMER_OPTIONS as FORMER_POLICY_OPTIONS
 from fleet.commands.options import add_cluster, add_options, add_policy, cluster_of, options_of
 from fleet.commands.output import add_json, add_plot, drawn, print_policies, show
 from fleet.errors import UserError
@@ -41,6 +43,7 @@ from scheduler.simulation.draw import redraw_epochs, with_errors
 from scheduler.simulation.ensemble import Simulated, simulate
 from scheduler.simulation.learning import Learning
 
+FORMER_OPTIONS = FORMER_POLICY_OPTIONS | {"--per-device": "--networks-per-gpu"}
 ALL = "all"  # the policies that have a name
 
 _FACTOR = 2.0  # by which counted operations miss the rate of a network
@@ -52,8 +55,10 @@ PRINTED = (
     "lower_bound_s",
     "first_signal_s",
     "waiting_s_per_gpu",
+    "regroup_s_per_gpu",
     "scheduling_s",
     "checkpoint_s",
+    "replans",
     "rounds",
 )
 
@@ -96,9 +101,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--profile",
-        choices=("before", "online"),
-        default="before",
-        help="when rates become known: before the run, or in it, from training itself (before)",
+        type=_when_profiled,
+        choices=("offline", "online"),
+        default="offline",
+        help="when rates become known: before the run, or during it, from training (offline)",
     )
     group.add_argument(
         "--prior-factor",
@@ -108,7 +114,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         f"anything has trained ({_FACTOR:g})",
     )
     group.add_argument(
-        "--per-device",
+        "--networks-per-gpu",
         type=_slots,
         default=1,
         metavar="K",
@@ -190,6 +196,14 @@ def run(args: argparse.Namespace) -> None:
         show(args, lambda: records[0], lambda: _print(outcomes[0], cluster))
 
 
+def _when_profiled(text: str) -> str:
+    """Accept the former word for ``offline``."""
+    if text != "before":
+        return text
+    print(renamed("--profile before", "--profile offline"), file=sys.stderr)
+    return "offline"
+
+
 def _slots(text: str) -> int | None:
     """How many networks may share a GPU; None for auto."""
     if text == "auto":
@@ -214,21 +228,21 @@ def _cluster(args: argparse.Namespace, rates: RateTable) -> Cluster:
     Raises:
         UserError: nobody says what networks train that share a GPU, or it is said and none do.
     """
-    is_shared = args.per_device != 1
+    is_shared = args.networks_per_gpu != 1
     if is_shared and len(rates.sharing) < 2:
         raise UserError(
-            f"--per-device: {args.file} does not say what networks train together that share a GPU; give "
+            f"--networks-per-gpu: {args.file} does not say what networks train together that share a GPU; give "
             "--sharing, like 1,1.6,2.1"
         )
     if args.sharing is not None and not is_shared:
         raise UserError(
-            "--sharing: with --per-device 1 no GPU is shared; leave it out, or give --per-device auto"
+            "--sharing: with --networks-per-gpu 1 no GPU is shared; leave it out, or give --networks-per-gpu auto"
         )
     return cluster_of(
         args,
         rates.gpus_per_node,
-        args.per_device or len(rates.sharing),
-        args.per_device is not None,
+        args.networks_per_gpu or len(rates.sharing),
+        args.networks_per_gpu is not None,
     )
 
 

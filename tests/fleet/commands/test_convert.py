@@ -1,4 +1,4 @@
-"""`fleet pack`."""
+"""`fleet convert`."""
 
 import json
 
@@ -19,7 +19,7 @@ def folder(tmp_path):
 
 
 def test_files_are_kept_as_they_are(folder, capsys):
-    assert main(["pack", f"{folder}/in", f"{folder}/out.h5"]) == 0
+    assert main(["convert", f"{folder}/in", f"{folder}/out.h5"]) == 0
     train, validation, _ = open_hdf5(f"{folder}/out.h5")
     assert train.read(0) == (folder / "in/train/a/0.png").read_bytes()
     assert len(validation) == 1
@@ -27,7 +27,9 @@ def test_files_are_kept_as_they_are(folder, capsys):
 
 
 def test_decoded_images_have_one_size(folder):
-    assert main(["pack", f"{folder}/in", f"{folder}/out.h5", "--decoded", "4", "--mode", "L"]) == 0
+    assert (
+        main(["convert", f"{folder}/in", f"{folder}/out.h5", "--decoded", "4", "--mode", "L"]) == 0
+    )
     train, _, _ = open_hdf5(f"{folder}/out.h5")
     assert {train.read(index).shape for index in range(4)} == {(4, 4, 1)}
     assert {train.read(index).dtype for index in range(4)} == {np.dtype(np.uint8)}
@@ -35,7 +37,7 @@ def test_decoded_images_have_one_size(folder):
 
 def test_what_was_left_out_is_counted_and_named(folder, capsys):
     (folder / "in/train/b/1.png").write_bytes(b"no image")
-    assert main(["pack", f"{folder}/in", f"{folder}/out.h5", "--decoded", "4", "--json"]) == 0
+    assert main(["convert", f"{folder}/in", f"{folder}/out.h5", "--decoded", "4", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert (report["train"], report["validation"], report["classes"]) == (3, 1, 2)
     assert [left_out["name"] for left_out in report["left_out"]] == [f"{folder}/in/train/b/1.png"]
@@ -50,11 +52,11 @@ def test_what_was_left_out_is_counted_and_named(folder, capsys):
 )
 def test_a_wrong_place_is_one_clear_line(folder, words, complaint, capsys, monkeypatch):
     monkeypatch.chdir(folder)
-    assert main(["pack", *words]) == 2
+    assert main(["convert", *words]) == 2
     [line] = capsys.readouterr().err.splitlines()
     assert complaint in line
 
 
 @pytest.mark.parametrize("size", ["0", "-4", "big"])
 def test_a_size_is_a_number_of_pixels(folder, size, capsys):
-    assert main(["pack", "in", "out.h5", f"--decoded={size}"]) == 2
+    assert main(["convert", "in", "out.h5", f"--decoded={size}"]) == 2

@@ -50,9 +50,9 @@ def test_the_first_jobs_are_handed_in_with_the_options_behind_the_dashes(harvest
         "1",
         "--backlog",
         "2",
-        "--most",
+        "--max-jobs",
         "32",
-        "--idle",
+        "--idle-timeout",
         "5min",
         "--",
         "--qos=preempt",
@@ -68,7 +68,7 @@ def test_the_first_jobs_are_handed_in_with_the_options_behind_the_dashes(harvest
     for part in (
         f"fleet job {paths.root} --system=slurm --harvest={paths.harvest} --",
         "#SBATCH --requeue",
-        "fleet.run a.yaml --beside-others --idle=300s",
+        "fleet.run a.yaml --share-run --idle-timeout=300s",
     ):
         assert part in script
     plan = HarvestPlan.read(paths.harvest)
@@ -201,12 +201,12 @@ def test_a_second_harvest_says_which_options_it_replaces_and_hands_waiting_jobs_
         not in harvest("a.yaml", "--system", "slurm", "--walltime", "1h", "--", "--qos=low")[2]
     )
     assert not (tmp_path / "gone").exists()
-    status, out, err = harvest("a.yaml", "--system", "slurm", "--walltime", "2h", "--most", "4")
+    status, out, err = harvest("a.yaml", "--system", "slurm", "--walltime", "2h", "--max-jobs", "4")
     assert status == 0
     assert err == "".join(
         f"fleet harvest: this replaces what was asked for before: {change}\n"
         for change in (
-            "--most 32 -> 4",
+            "--max-jobs 32 -> 4",
             "options behind --: --qos=low -> none",
             "--time=01:00:00 -> --time=02:00:00",
         )

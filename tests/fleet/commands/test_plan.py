@@ -46,8 +46,14 @@ def test_json_has_the_agreed_keys_and_values(plan, rates):
     assert status == 0
     assert found == {
         "members": [
-            {"name": "fast", "gpus": 1, "devices": found["members"][0]["devices"]},
-            {"name": "slow", "gpus": 3, "devices": found["members"][1]["devices"]},
+            {
+                "name": name,
+                "gpus": gpus,
+                "nodes": 1,
+                "devices": member["devices"],
+                "samples_per_s": member["samples_per_s"],
+            }
+            for member, name, gpus in zip(found["members"], ("fast", "slow"), (1, 3), strict=True)
         ],
         "idle_gpus": 0,
         "placement_score": pytest.approx(1 + 1 / 3),
@@ -58,9 +64,11 @@ def test_json_has_the_agreed_keys_and_values(plan, rates):
 def test_delta_may_be_absolute_and_literal_wastes_gpus(plan, rates):
     only_tiny = {**RATES, "models": RATES["models"][2:]}
     rates.write_text(json.dumps(only_tiny))
-    _, found, _ = plan("--rates", rates, "--gpus", 4, "--delta", "20/s", "--json")
+    _, found, _ = plan("--rates", rates, "--gpus", 4, "--pace-tolerance", "20/s", "--json")
     assert (found["members"][0]["gpus"], found["idle_gpus"]) == (1, 3)
-    _, found, _ = plan("--rates", rates, "--gpus", 4, "--delta", "20/s", "--literal", "--json")
+    _, found, _ = plan(
+        "--rates", rates, "--gpus", 4, "--pace-tolerance", "20/s", "--literal", "--json"
+    )
     assert (found["members"][0]["gpus"], found["idle_gpus"]) == (4, 0)
 
 
@@ -86,14 +94,20 @@ def test_the_table_names_the_groups_under_every_policy(plan, rates, policy):
             ["--gpus", 2, "--gpus-per-node", 0],
             "--gpus-per-node: '0' should be a whole number from 1",
         ),
-        (["--gpus", 2, "--alpha", 1.5], "--alpha: '1.5' should be a share, at most 100%"),
-        (["--gpus", 2, "--delta", "near"], "--delta: 'near' should be written like 15%"),
         (
-            ["--gpus", 2, "--delta", "0.15"],
+            ["--gpus", 2, "--round-end-share", 1.5],
+            "--round-end-share: '1.5' should be a share, at most 100%",
+        ),
+        (
+            ["--gpus", 2, "--pace-tolerance", "near"],
+            "--pace-tolerance: 'near' should be written like 15%",
+        ),
+        (
+            ["--gpus", 2, "--pace-tolerance", "0.15"],
             "should be written like 15% (of the fastest rate) or 20/s (samples per second)",
         ),
         (
-            ["--gpus", 2, "--delta", 20],
+            ["--gpus", 2, "--pace-tolerance", 20],
             "should be written like 15% (of the fastest rate) or 20/s (samples per second)",
         ),
         (["--gpus", 2, "--seed", -1], "--seed: '-1' should be a whole number from 0"),
@@ -114,10 +128,14 @@ def test_bad_options_are_one_line_and_status_2(refused, rates, options, said):
 @pytest.mark.parametrize(
     ("policy", "option", "reads"),
     [
-        ("global", ["--seed", 3], "--delta, --alpha, --literal"),
-        ("local", ["--alpha", 0.5], "--delta, --literal"),
-        ("adaptive", ["--literal"], "none of --delta, --alpha, --literal, --seed"),
-        ("baseline", ["--delta", "5%"], "--seed"),
+        ("global", ["--seed", 3], "--pace-tolerance, --round-end-share, --literal"),
+        ("local", ["--round-end-share", 0.5], "--pace-tolerance, --literal"),
+        (
+            "adaptive",
+            ["--literal"],
+            "none of --pace-tolerance, --round-end-share, --literal, --seed",
+        ),
+        ("baseline", ["--pace-tolerance", "5%"], "--seed"),
     ],
 )
 def test_an_option_that_the_policy_does_not_read_is_refused(refused, rates, policy, option, reads):
@@ -134,7 +152,7 @@ def test_a_policy_of_ones_own_may_decide(plan, rates, tmp_path, monkeypatch):
     )
     monkeypatch.chdir(tmp_path)
     status, text, _ = plan(
-        "--rates", rates, "--gpus", 4, "--policy", "planned_policy:policy", "--alpha", 0.5
+        "--rates", rates, "--gpus", 4, "--policy", "planned_policy:policy", "--round-end-share", 0.5
     )
     assert status == 0
     assert "planned_policy:policy: first round on 4 GPUs" in text
@@ -165,7 +183,9 @@ def test_to_the_letter_rates_beyond_the_measured_ones_follow_from_those_of_two_n
     )
     given = {}
     for words in ((), ("--literal",)):
-        _, found, _ = plan("--rates", path, "--gpus", 12, "--delta", "100%", "--json", *words)
+        _, found, _ = plan(
+            "--rates", path, "--gpus", 12, "--pace-tolerance", "100%", "--json", *words
+        )
         given[words] = {member["name"]: member["gpus"] for member in found["members"]}
     assert given[()] != given["--literal",]
 
@@ -228,7 +248,7 @@ def test_the_networks_of_a_spec_share_gpus_as_it_says(plan, rates, tmp_path, slo
         f"data: {{source: 'builtin:digits'}}\nresources: {{engine: numpy, per_device: {slots}}}\n"
     )
     _, found, _ = plan(spec, "--rates", rates, "--gpus", 2, "--gpus-per-node", 2, "--json")
-    assert found.get("per_device", 1) == most
+    assert found.get("networks_per_gpu", 1) == most
     assert (6 - len(found["members"]), found["idle_gpus"]) == (waiting, 0)
     tenants = [member["devices"] for member in found["members"]]
     assert {tenants.count([gpu]) for gpu in (0, 1)} == {most}
@@ -254,4 +274,4 @@ def test_the_slots_that_a_plan_has_are_for_those_as_well_that_a_search_may_have_
         "data: {source: 'builtin:digits'}\nresources: {engine: numpy, per_device: 9}\n"
     )
     _, found, _ = plan(spec, "--rates", rates, "--gpus", 2, "--gpus-per-node", 2, "--json")
-    assert found["per_device"] == most
+    assert found["networks_per_gpu"] == most

@@ -164,7 +164,7 @@ def spec_file(tmp_path):
     ],
 )
 def test_what_cannot_be_rehearsed_is_one_line_and_status_2(spec_file, capsys, options, said):
-    assert main(["rehearse", str(spec_file), *map(str, options)]) == 2
+    assert main(["dry-run", str(spec_file), *map(str, options)]) == 2
     err = capsys.readouterr().err
     assert err.count("\n") == 1
     assert said in err
@@ -236,7 +236,7 @@ def test_a_rehearsal_does_not_take_the_folder_of_a_real_run(spec_file, tmp_path,
     paths.marker.touch()
     if left is not None:
         paths.spec.write_text(left)
-    assert main(["rehearse", str(spec_file), "--gpus", "1", "--output", str(paths.root)]) == 2
+    assert main(["dry-run", str(spec_file), "--gpus", "1", "--output", str(paths.root)]) == 2
     assert "holds a run that is not a rehearsal" in capsys.readouterr().err
     assert paths.marker.exists()
 
@@ -263,7 +263,7 @@ def test_a_rehearsal_that_does_not_end_well_says_so_and_shows_why(
         "fleet.commands.dry_run.read_report", lambda paths: SimpleNamespace(account=None)
     )
     monkeypatch.setattr("fleet.commands.dry_run._print", lambda *parts: None)
-    assert main(["rehearse", str(spec_file), "--gpus", "1"]) == status
+    assert main(["dry-run", str(spec_file), "--gpus", "1"]) == status
     assert capsys.readouterr().err.endswith("a rank has died\n")
 
 

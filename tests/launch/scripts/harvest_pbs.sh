@@ -13,4 +13,4 @@ export PATH=/home/me/env/bin:"$PATH"
 trap '' USR2 TERM
 exec /home/me/env/bin/python3 -m fleet job /home/me/runs/photos --system=pbs --harvest=/home/me/runs/photos/jobs/harvest.json --warn-after=7080 -- \
     mpirun -n 4 --map-by ppr:4:node:oversubscribe --bind-to none \
-    /home/me/env/bin/python3 -m fleet.run photos.yaml --beside-others --idle=300s
+    /home/me/env/bin/python3 -m fleet.run photos.yaml --share-run --idle-timeout=300s

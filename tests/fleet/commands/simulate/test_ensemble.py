@@ -1,4 +1,4 @@
-"""``fleet simulate ensemble`` and ``fleet ensemble``."""
+"""``fleet simulate ensemble`` and ``fleet simulate draw``."""
 
 import json
 from functools import partial
@@ -44,8 +44,10 @@ def test_json_has_the_agreed_keys_and_values(simulate):
         "lower_bound_s",
         "first_signal_s",
         "waiting_s_per_gpu",
+        "regroup_s_per_gpu",
         "scheduling_s",
         "checkpoint_s",
+        "replans",
         "rounds",
     ]
     assert (
@@ -105,21 +107,24 @@ def test_networks_may_share_gpus(simulate):
             "makespan_s"
         ]
 
-    alone, shared = span(), span("--per-device", "auto", "--sharing", "1,1.5,1.8")
+    alone, shared = span(), span("--networks-per-gpu", "auto", "--sharing", "1,1.5,1.8")
     assert alone / 1.8 <= shared < alone / 1.4
-    assert span("--per-device", "auto", "--sharing", "1,1") == alone  # as many as pay
+    assert span("--networks-per-gpu", "auto", "--sharing", "1,1") == alone  # as many as pay
     assert (
-        span("--per-device", 3, "--sharing", "1,0.5,0.4") > 1.5 * alone
+        span("--networks-per-gpu", 3, "--sharing", "1,0.5,0.4") > 1.5 * alone
     )  # as many as are asked for
 
 
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        (["--per-device", "auto"], "--per-device: {} does not say what networks train together"),
-        (["--per-device", "0"], "'0' should be a whole number from 1 to 64"),
-        (["--per-device", "auto", "--sharing", "2,3"], "'2,3' should begin with 1"),
-        (["--sharing", "1,2"], "--sharing: with --per-device 1 no GPU is shared"),
+        (
+            ["--networks-per-gpu", "auto"],
+            "--networks-per-gpu: {} does not say what networks train together",
+        ),
+        (["--networks-per-gpu", "0"], "'0' should be a whole number from 1 to 64"),
+        (["--networks-per-gpu", "auto", "--sharing", "2,3"], "'2,3' should begin with 1"),
+        (["--sharing", "1,2"], "--sharing: with --networks-per-gpu 1 no GPU is shared"),
     ],
 )
 def test_slots_that_cannot_be_simulated_are_refused(refuses, rates, given, said):
@@ -165,7 +170,10 @@ def test_a_gantt_chart_is_drawn(simulate, refuses, tmp_path):
             ["--gpus", 1, "--stream", "ring:2"],
             "--stream: 'ring:2' should have a window above 0% and at most 100%",
         ),
-        (["--gpus", 1, "--delta", "20"], "--delta: '20' should be written like 15%"),
+        (
+            ["--gpus", 1, "--pace-tolerance", "20"],
+            "--pace-tolerance: '20' should be written like 15%",
+        ),
         (["--gpus", 1, "--stream-rate", 0], "--stream-rate: '0' should be a number above 0"),
         (["--gpus", 1, "--checkpoint-s", -1], "--checkpoint-s: '-1' should be a number from 0"),
         (["--gpus", 1, "--rate-error", "much"], "--rate-error: 'much' should be written like 15%"),
@@ -192,7 +200,7 @@ def test_to_the_letter_a_network_is_given_gpus_that_slow_it_down(simulate, rates
             "global",
             "--gpus",
             2,
-            "--delta",
+            "--pace-tolerance",
             "20/s",
             "--checkpoint-s",
             0,
@@ -210,11 +218,11 @@ def test_an_option_is_read_by_a_policy_or_by_what_is_drawn(simulate, refuses):
     for options in (
         ["--policy", "homogeneous"],
         ["--policy", "global", "--rate-error", "1%"],
-        ["--policy", "all", "--alpha", 0.5, "--delta", "5%", "--literal"],
+        ["--policy", "all", "--round-end-share", 0.5, "--pace-tolerance", "5%", "--literal"],
     ):
         assert simulate("--gpus", 2, "--seed", 1, *options)[0] == 0
     assert refuses("--gpus", 2, "--seed", 1, "--policy", "global") == (
-        "fleet simulate ensemble: --seed: global does not read it: it reads --delta, --alpha, --literal\n"
+        "fleet simulate ensemble: --seed: global does not read it: it reads --pace-tolerance, --round-end-share, --literal\n"
     )
 
 
@@ -267,8 +275,8 @@ def test_a_policy_of_ones_own_is_simulated_at_its_own_costs(own, simulate):
         ),
         (
             "simulated_policy:ONE_AFTER_ANOTHER",
-            ["--alpha", 0.5],
-            "--alpha: simulated_policy:ONE_AFTER_ANOTHER does not",
+            ["--round-end-share", 0.5],
+            "--round-end-share: simulated_policy:ONE_AFTER_ANOTHER does not",
         ),
         ("simulated_policy:OWN", [], "module 'simulated_policy' has no 'OWN'"),
     ],
@@ -288,7 +296,7 @@ def test_a_network_without_epochs_cannot_be_simulated(refuses, rates):
 
 def test_an_ensemble_is_drawn_and_can_be_planned_and_simulated(fleet, tmp_path):
     file = tmp_path / "drawn.json"
-    assert fleet("ensemble", "--networks", 5, "--seed", 3, "--out", file)[0] == 0
+    assert fleet("simulate", "draw", "--networks", 5, "--seed", 3, "--out", file)[0] == 0
     assert fleet("plan", "--rates", file, "--gpus", 8)[0] == 0
     status, found, _ = fleet(
         "simulate", "ensemble", file, "--gpus", 8, "--policy", "adaptive", "--json"
@@ -302,7 +310,7 @@ def test_a_table_is_converted_to_standard_output(fleet, tmp_path):
     file.write_text(
         json.dumps({"images_per_epoch": 100, "dnns": [{"id": 7, "r": [10.0], "epochs": 2}]})
     )
-    status, found, _ = fleet("ensemble", "--convert", file)
+    status, found, _ = fleet("simulate", "draw", "--convert", file)
     assert status == 0
     assert found == {
         "samples_per_epoch": 100,
@@ -322,5 +330,7 @@ def test_a_table_is_converted_to_standard_output(fleet, tmp_path):
 def test_what_cannot_be_drawn_read_or_written_is_one_line(refused, tmp_path, options, said):
     (tmp_path / "FILE").touch()  # where a folder would have to be
     assert said in refused(
-        "ensemble", *(str(option).replace("FILE", str(tmp_path / "FILE")) for option in options)
+        "simulate",
+        "draw",
+        *(str(option).replace("FILE", str(tmp_path / "FILE")) for option in options),
     )
