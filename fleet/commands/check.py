@@ -397,6 +397,8 @@ def _record(network: NetworkSpec, trial: Trial) -> dict[str, Any]:
         "notes": list(trial.notes),
         "problem": trial.problem,
         "batch": network.train.batch.size,
+        "optimizer": network.train.optimizer.name,
+        "max_epochs": network.train.converge.max_epochs,
         "seed": network.seed,
         "min_gpus": network.min_gpus,
         "max_gpus": network.max_gpus,

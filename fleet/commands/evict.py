@@ -38,7 +38,7 @@ from fleet.units import counted
 from launch import slurm_control, slurm_jobs
 from launch.slurm_jobs import SlurmJob
 from scheduler.base import InputError, check_range
-from scheduler.eviction.execution import Eviction, rehearse
+from scheduler.eviction.execution import Eviction, Step, rehearse
 from scheduler.eviction.plan import Action, Plan, RunningJob, Spectrum, check_jobs, plan_evictions
 from scheduler.eviction.running_jobs import RESOLUTION, FileSystem, read_jobs
 
@@ -191,10 +191,10 @@ def _carry_out(args: argparse.Namespace) -> int:
     """Say what would be done, or do it."""
     if not args.slurm or args.nodes is None:
         raise UserError("--carry-out goes with --slurm and --nodes: it acts on jobs that run now")
-    if args.plot is not None or args.json:
-        raise UserError(
-            "--carry-out goes with neither --plot nor --json; its record is a file of JSON lines"
-        )
+    if args.plot is not None:
+        raise UserError("--plot draws a plan; it goes without --carry-out")
+    if args.yes and args.json:
+        raise UserError("--json goes without --yes, whose --record is a file of JSON lines")
     deadline = args.deadline
     check_range("--deadline", deadline, 0, MOST_WAIT, "min")
     user = None if slurm_control.is_operator() else slurm_control.myself()
@@ -223,17 +223,22 @@ def _carry_out(args: argparse.Namespace) -> int:
             f"scontrol release {','.join(held)}"
         )
     if not args.yes:
-        users = {job: standing.user for job, standing in machine.seen.items()}
-        print(f"{counted(len(first.jobs), 'running job')} of {whose} may be asked to make room")
-        print("\n".join(eviction.dry_run_lines(rehearse(first.jobs, plan), users, first.signals)))
         rivals = eviction.competing_jobs(first, args.urgent, machine)
-        if rivals:
-            print(f"{', '.join(rivals)}: would be held in the queue meanwhile")
-        if waiting:
-            print(
-                f"{', '.join(waiting)}: held since an eviction that was killed; this one would release what it held"
-            )
-        print("Nothing was done: --yes carries this out.")
+        steps = rehearse(first.jobs, plan)
+        show(
+            args,
+            lambda: {
+                "running_jobs": len(first.jobs),
+                "steps": [
+                    {"at_min": minute, "step": step.what, "job": step.job, "nodes": step.nodes}
+                    for minute, step in steps
+                ],
+                "would_hold": rivals,
+                "held_by_earlier_eviction": waiting,
+                "held_by_others": held,
+            },
+            lambda: _print_preview(whose, first, machine, steps, rivals, waiting),
+        )
         return ExitStatus.OK
     diary = eviction.EvictionLog(record, lambda text: print(text, flush=True))
     keeping = eviction.KeepFree(args.urgent, waiting)
@@ -250,6 +255,27 @@ def _carry_out(args: argparse.Namespace) -> int:
     if is_good:
         return ExitStatus.OK
     return ExitStatus.INFRASTRUCTURE
+
+
+def _print_preview(
+    whose: str,
+    first: eviction.ClusterSnapshot,
+    machine: eviction.ClusterView,
+    steps: Sequence[tuple[float, Step]],
+    rivals: Sequence[str],
+    waiting: Sequence[str],
+) -> None:
+    users = {job: status.user for job, status in machine.seen.items()}
+    print(f"{counted(len(first.jobs), 'running job')} of {whose} may be asked to make room")
+    print("\n".join(eviction.dry_run_lines(steps, users, first.signals)))
+    if rivals:
+        print(f"{', '.join(rivals)}: would be held in the queue meanwhile")
+    if waiting:
+        print(
+            f"{', '.join(waiting)}: still held by an eviction that was killed; this one would "
+            "release them"
+        )
+    print("Nothing was done: --yes carries this out.")
 
 
 def _give_back(run: str, nodes: int, within_s: float) -> tuple[str, ...]:

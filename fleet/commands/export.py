@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from fleet.commands.output import add_json, show
 from fleet.engines.registry import write_onnx
 from fleet.errors import UserError
 from fleet.export.files import FORMATS, write_tables
@@ -58,6 +59,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
             metavar="FILE" if tracker.is_file else "DIR",
             help=tracker.help,
         )
+    add_json(parser)
 
 
 def run(args: argparse.Namespace) -> None:
@@ -73,20 +75,34 @@ def run(args: argparse.Namespace) -> None:
         raise UserError(
             "--onnx takes the NAME of a network, and nothing else does: fleet export RUN NAME --onnx"
         )
+    paths = RunPaths(args.run)
+    files: list[Path] = []
     if args.onnx is not None:
-        _write_onnx(RunPaths(args.run), args.name, args.onnx)
+        files.append(_write_onnx(paths, args.name, args.onnx))
     for kind, folder in kinds.items():
-        for path in write_tables(args.run, folder or RunPaths(args.run).exports, kind):
-            print(path)
+        files += write_tables(args.run, folder or paths.exports, kind)
     if trackers:
-        tracked = read_tracked_run(RunPaths(args.run))
+        tracked = read_tracked_run(paths)
         for name, path in trackers.items():
             with storing(path):
                 write(name, tracked, path)
-            print(f"{path}: {TRACKERS[name].command(path)}")
+    commands = {name: TRACKERS[name].command(path) for name, path in trackers.items()}
+    show(
+        args,
+        lambda: {
+            "files": list(map(str, files)),
+            "stores": {
+                name: {"path": str(path), "command": commands[name]}
+                for name, path in trackers.items()
+            },
+        },
+        lambda: print(
+            *files, *(f"{path}: {commands[name]}" for name, path in trackers.items()), sep="\n"
+        ),
+    )
 
 
-def _write_onnx(paths: RunPaths, name: str, path: Path | bool) -> None:
+def _write_onnx(paths: RunPaths, name: str, path: Path | bool) -> Path:
     engine = spec_of(paths).engine
     file = paths.exported(name, engine.suffix)
     if not file.is_file():
@@ -94,4 +110,4 @@ def _write_onnx(paths: RunPaths, name: str, path: Path | bool) -> None:
         raise UserError(f"{name} was not exported{f'; there are {listed(there)}' if there else ''}")
     path = paths.exported(name, ".onnx") if isinstance(path, bool) else path
     write_onnx(engine, file, path)
-    print(path)
+    return path

@@ -58,9 +58,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Compute and print the requests."""
-    known, best, few = _best(args)
+    known, best, is_short = _best(args)
     remaining = known.beyond(max(args.failed, default=0.0))
-    if few or remaining is None:
+    if is_short or remaining is None:
         _say_why(remaining)
     if remaining is None:
         single = best.expected_makespan
@@ -68,20 +68,24 @@ def run(args: argparse.Namespace) -> None:
         single = asking.expected_makespan(
             remaining, [remaining.longest], args.backfill_rate, sum(args.failed)
         )
-    # By how much the expected makespan may be above the least, as a share of it: hardly ever.
+    # How much the expected makespan may exceed the least, as a share of it; nearly always 0.
     bound = {"error_bound": best.excess} if best.excess else {}
+    needed = _needed(best, remaining)
+    costs: tuple[float, ...] = ()
+    if not (is_short or args.failed or remaining is None) and len(remaining.values) <= PLOT_UP_TO:
+        costs = asking.makespan_by_count(remaining, args.backfill_rate, len(best.requests) + 2)
     show(
         args,
         lambda: {
             "requests": best.requests,
+            "needed": needed,
             "expected_makespan": best.expected_makespan,
             "single_request_makespan": single,
+            **({"expected_makespan_by_count": costs} if costs else {}),
             **bound,
         },
-        lambda: _print(best, single, remaining),
+        lambda: _print(best, needed, single, costs),
     )
-    if not (args.json or few or args.failed) and remaining is not None:
-        _print_costs(remaining, args.backfill_rate, len(best.requests) + 2)
 
 
 def _best(args: argparse.Namespace) -> tuple[Discrete, asking.RequestSequence, bool]:
@@ -108,17 +112,28 @@ def _say_why(remaining: Discrete | None) -> None:
     print(f"fleet reserve: {why}: asking for twice the longest time known", file=sys.stderr)
 
 
-def _print(best: asking.RequestSequence, single: float, remaining: Discrete | None) -> None:
-    rows = []
-    tried = 0.0
-    for number, request in enumerate(best.requests, 1):
-        if remaining is None:
-            needed = 1.0
-        else:
-            needed = float(remaining.probabilities[remaining.values > tried].sum())
-        rows.append([number, f"{request:.7g}", f"{needed:.2%}"])
-        tried = request
-    print_table(["request", "walltime", "needed in"], rows)
+def _needed(best: asking.RequestSequence, remaining: Discrete | None) -> list[float]:
+    """Return the probability that each request is needed, in order."""
+    if remaining is None:
+        return [1.0 for _ in best.requests]
+    return [
+        float(remaining.probabilities[remaining.values > tried].sum())
+        for tried in (0.0, *best.requests[:-1])
+    ]
+
+
+def _print(
+    best: asking.RequestSequence, needed: list[float], single: float, costs: tuple[float, ...]
+) -> None:
+    print_table(
+        ["request", "walltime", "needed in"],
+        [
+            [number, f"{request:.7g}", f"{probability:.2%}"]
+            for number, (request, probability) in enumerate(
+                zip(best.requests, needed, strict=True), start=1
+            )
+        ],
+    )
     saved = 1 - best.expected_makespan / single
     print(
         f"expected makespan {best.expected_makespan:.6g}; asking once for the longest run time known: "
@@ -129,17 +144,11 @@ def _print(best: asking.RequestSequence, single: float, remaining: Discrete | No
             f"The run times were rounded up to {asking.MOST_EXACT} values for this: no sequence has an expected "
             f"makespan more than {best.excess:.2%} lower."
         )
-
-
-def _print_costs(law: Discrete, backfill_rate: float, most: int) -> None:
-    """The cost against the number of requests."""
-    if len(law.values) > PLOT_UP_TO:
-        return
-    costs = asking.makespan_by_count(law, backfill_rate, most)
-    print_table(
-        ["requests", "expected makespan", ""],
-        [
-            [number, f"{cost:.6g}", bar(cost, max(costs), width=40)]
-            for number, cost in enumerate(costs, 1)
-        ],
-    )
+    if costs:
+        print_table(
+            ["requests", "expected makespan", ""],
+            [
+                [number, f"{cost:.6g}", bar(cost, max(costs), width=40)]
+                for number, cost in enumerate(costs, 1)
+            ],
+        )

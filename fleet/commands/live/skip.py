@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from fleet.commands.output import add_json, show
 from fleet.domain.added_networks import with_late
 from fleet.domain.events import Commanded, NetworkAdded
 from fleet.errors import UserError
@@ -30,6 +31,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", type=Path, help="folder of the run")
     parser.add_argument("networks", metavar="NAME", nargs="+", help="name of a network")
     parser.add_argument("--undo", action="store_true", help="train them again")
+    add_json(parser)
 
 
 def run(args: argparse.Namespace) -> None:
@@ -47,9 +49,13 @@ def run(args: argparse.Namespace) -> None:
         raise UserError(
             f"no network of the run is named {unknown[0]!r}; there are {listed(known, 8) or 'none yet'}"
         )
-    write_skipped(paths, before - wanted if args.undo else before | wanted)
-    names = ", ".join(args.networks)
-    does = "train" if args.undo else "leave out"
-    print(f"the next launches {does} {names}")
-    if is_held(paths.lease) or held_lease(paths) is not None:
-        print("the launch that is at work goes on as it began")
+    skipped = before - wanted if args.undo else before | wanted
+    write_skipped(paths, skipped)
+    does = "train" if args.undo else "skip"
+    is_running = is_held(paths.lease) or held_lease(paths) is not None
+    notes = ["the current launch is not affected"] * is_running
+    show(
+        args,
+        lambda: {"skipped": sorted(skipped), "is_running": is_running},
+        lambda: print(f"the next launches {does} {', '.join(args.networks)}", *notes, sep="\n"),
+    )

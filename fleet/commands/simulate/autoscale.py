@@ -38,7 +38,16 @@ from scheduler.simulation.elastic_jobs import (
 )
 
 # What --json prints of an outcome.
-PRINTED = ("sjs_efficiency", "drop_ratio", "mean_completion_min", "completed", "completion_min")
+PRINTED = (
+    "sjs_efficiency",
+    "drop_ratio",
+    "mean_completion_min",
+    "completed",
+    "rescales",
+    "decisions",
+    "end_min",
+    "completion_min",
+)
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

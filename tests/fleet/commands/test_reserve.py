@@ -23,6 +23,8 @@ def reserve(fleet):
 def test_json_holds_the_requests_and_what_they_cost(reserve):
     status, found, err = reserve(f"{PAPER} --json")
     assert (status, err) == (0, "")
+    assert len(found.pop("expected_makespan_by_count")) == 8
+    assert found.pop("needed")[0] == 1.0
     assert found == {
         "requests": [10.8, 13.4, 15.4, 17.1, 18.7, 20.0],
         "expected_makespan": pytest.approx(11.937461),
@@ -38,8 +40,10 @@ def test_a_backfill_rate_makes_requests_longer(reserve):
 def test_a_log_is_a_law_of_its_own(reserve, log):
     assert reserve("--json --log", log)[1] == {
         "requests": [1.0, 10.0],
+        "needed": pytest.approx([1.0, 0.4]),
         "expected_makespan": pytest.approx(5.0),
         "single_request_makespan": 10.0,
+        "expected_makespan_by_count": pytest.approx([10.0, 5.0]),
     }
 
 
@@ -51,6 +55,7 @@ def test_a_table_is_a_law_too(reserve, tmp_path):
 def test_what_failed_is_not_asked_for_again(reserve, log):
     assert reserve("--json --failed 1 --log", log)[1] == {
         "requests": [10.0],
+        "needed": [1.0],
         "expected_makespan": 11.0,
         "single_request_makespan": 11.0,
     }
@@ -76,7 +81,12 @@ def test_few_runs_are_said_to_be_few_and_twice_the_longest_is_asked_for(reserve,
     (tmp_path / "few.log").write_text("3\n4\n")
     status, found, err = reserve("--json --log", tmp_path / "few.log")
     assert status == 0
-    assert found == {"requests": [8.0], "expected_makespan": 8.0, "single_request_makespan": 4.0}
+    assert found == {
+        "requests": [8.0],
+        "needed": [1.0],
+        "expected_makespan": 8.0,
+        "single_request_makespan": 4.0,
+    }
     assert err == (
         "fleet reserve: fewer than 5 past runs are too few to learn from: "
         "asking for twice the longest time known\n"

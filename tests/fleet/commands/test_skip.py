@@ -28,7 +28,7 @@ def test_networks_are_left_out_until_that_is_undone(run, capsys):
     assert main(["skip", str(run.root), "b", "--undo"]) == 0
     assert read_skipped(run) == {"a"}
     assert capsys.readouterr().out.splitlines() == [
-        "the next launches leave out a, b",
+        "the next launches skip a, b",
         "the next launches train b",
     ]
     assert main(["skip", str(run.root), "a", "--undo"]) == 0

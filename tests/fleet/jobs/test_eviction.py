@@ -667,8 +667,8 @@ def test_an_operator_may_ask_all(made_up, monkeypatch, capsys):
             "--for 99: no job of that id is waiting",
         ),
         (
-            ["--slurm", "--nodes", "8", "--deadline", "10", "--carry-out", "--json"],
-            "--carry-out goes with neither --plot nor --json; its record is a file of JSON lines",
+            ["--slurm", "--nodes", "8", "--deadline", "10", "--carry-out", "--yes", "--json"],
+            "--json goes without --yes, whose --record is a file of JSON lines",
         ),
         (
             ["--slurm", "--nodes", "8", "--deadline", "-1", "--carry-out"],

@@ -29,6 +29,9 @@ def test_json_has_the_agreed_keys_and_values(simulate, file):
         "drop_ratio": pytest.approx(1 / 3),
         "mean_completion_min": pytest.approx(25.0),
         "completed": 2,
+        "rescales": 2,
+        "decisions": {"greedy": 5},
+        "end_min": pytest.approx(35.0),
         "completion_min": pytest.approx([25.0, 25.0, None]),
     }
 
@@ -71,6 +74,9 @@ def test_where_nothing_completed_there_is_no_mean(simulate, file):
         "drop_ratio": 0.0,
         "mean_completion_min": None,
         "completed": 0,
+        "rescales": 0,
+        "decisions": {},
+        "end_min": 5.0,
         "completion_min": [None] * 3,
     }
 
