@@ -235,7 +235,7 @@ def _carry_out(args: argparse.Namespace) -> int:
                 ],
                 "would_hold": rivals,
                 "held_by_earlier_eviction": waiting,
-                "held_by_others": held,
+                "held_elsewhere": held,
             },
             lambda: _print_preview(whose, first, machine, steps, rivals, waiting),
         )
