@@ -22,7 +22,7 @@ import yaml
 
 from fleet.api import mpirun
 from fleet.commands.output import print_json
-from fleet.engines.base import Setup, StepTotals
+from fleet.engines.base import EngineContext, StepTotals
 from fleet.spec import Resources
 from fleet.terminal import print_table
 
@@ -61,7 +61,9 @@ def inside(exchange: Any, path: str) -> None:
     opened = open_inputs(spec)
     [spec] = settle(opened, spec)
     engine = KerasEngine(
-        Setup(opened.sample, Resources(exchange=exchange), index=world.rank, trainers=world.size)
+        EngineContext(
+            opened.sample, Resources(exchange=exchange), index=world.rank, trainers=world.size
+        )
     )
     images, targets = made_up(opened.sample, BATCH)
     for number, network in enumerate(spec.networks, 1):

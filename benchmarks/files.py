@@ -50,7 +50,7 @@ from fleet.runtime.prepare import prepare
 from fleet.runtime.startup import Request
 from fleet.storage.checkpoint import write_history, write_state
 from fleet.storage.event_log import EventLog, events_of, read_events
-from fleet.storage.identity import identity
+from fleet.storage.identity import training_identity
 from fleet.storage.paths import RunPaths
 from fleet.terminal import print_table
 
@@ -272,7 +272,7 @@ def resume(folder: Path, args: argparse.Namespace) -> None:
             final = reason_now(history, "", network.train.converge)
             state = State(
                 {"weights": np.zeros(4)},
-                identity(network, launch.spec, launch.sample),
+                training_identity(network, launch.spec, launch.sample),
                 history,
                 final=final,
                 code={},

@@ -148,11 +148,11 @@ TORCH_COPIES = (
     _ENGINE
     + """
 import torch
-from fleet.engines.torch.flat import placed, tensor_of
+from fleet.engines.torch.flat import to_device, as_tensor
 cuda = torch.cuda.is_available()
 device, wait = torch.device("cuda" if cuda else "cpu"), torch.cuda.synchronize if cuda else lambda: None
-registered = lambda array: (placed(array, device), wait())
-pageable = lambda array: (tensor_of(array).to(device), wait())
+registered = lambda array: (to_device(array, device), wait())
+pageable = lambda array: (as_tensor(array).to(device), wait())
 """
     + _TIMED
 )
@@ -162,9 +162,9 @@ KERAS_LIMIT = """
 import json, sys
 import tensorflow as tf
 from fleet.engines.base import Slot
-from fleet.engines.keras.engine import take_device
+from fleet.engines.keras.engine import configure_device
 slot = Slot(1, 2, memory_mib=int(sys.argv[1]))
-take_device(0, 2, slot=slot)
+configure_device(0, 2, slot=slot)
 held, mib = [], 0
 try:
     while mib < slot.memory_limit + 2048:
@@ -178,9 +178,9 @@ TORCH_LIMIT = """
 import json, sys
 import torch
 from fleet.engines.base import Slot
-from fleet.engines.torch.engine import take_device
+from fleet.engines.torch.engine import configure_device
 slot = Slot(1, 2, memory_mib=int(sys.argv[1]))
-device = take_device(0, 2, slot=slot)
+device = configure_device(0, 2, slot=slot)
 held, mib = [], 0
 try:
     while mib < slot.memory_limit + 2048:

@@ -34,7 +34,7 @@ from fleet.api import mpirun
 from fleet.commands.output import print_json
 from fleet.domain.events import EpochEnded, GroupStarted, GroupStopped, Started
 from fleet.domain.network import EpochRecord
-from fleet.storage.event_log import Logged, read_events
+from fleet.storage.event_log import LoggedEvent, read_events
 from fleet.storage.paths import RunPaths
 from fleet.terminal import print_table
 from launch.devices import visible_gpus
@@ -105,7 +105,7 @@ def measure(slots: int, networks: int, gpu: str | None, args: argparse.Namespace
         return told(list(read_events(RunPaths(folder / "run").events)), slots)
 
 
-def told(log: Sequence[Logged], slots: int) -> Measured:
+def told(log: Sequence[LoggedEvent], slots: int) -> Measured:
     """What the log of a launch says.
 
     Raises:

@@ -17,7 +17,7 @@ import numpy as np
 
 from fleet.comm.alone import Alone
 from fleet.commands.output import print_json
-from fleet.engines.base import Engine, StepTotals, StridingTogether
+from fleet.engines.base import Engine, StepTotals, SupportsAsyncGroupSteps
 from fleet.engines.registry import make_engine
 from fleet.runtime.inputs import open_inputs, settle
 from fleet.runtime.training.rate_measurement import made_up
@@ -34,7 +34,9 @@ def step_times(
     """Milliseconds of CPU that a step takes, by how many are taken in a call (:data:`AT_ONCE`)."""
     images, targets = made_up(sample, STEPS * size)
     trainable = engine.build(network, Alone())
-    assert isinstance(trainable, StridingTogether), "benchmarks/steps.py is of the engine keras"
+    assert isinstance(trainable, SupportsAsyncGroupSteps), (
+        "benchmarks/steps.py is of the engine keras"
+    )
     values, weights = sample.target.split(targets)
     least = [np.inf] * len(AT_ONCE)
     for _ in range(rounds + 1):  # the first one traces

@@ -27,7 +27,7 @@ import yaml
 from fleet.api import mpirun
 from fleet.commands.output import print_json
 from fleet.domain.events import EpochEnded, GroupStarted, GroupStopped
-from fleet.storage.event_log import Logged, read_events
+from fleet.storage.event_log import LoggedEvent, read_events
 from fleet.storage.paths import RunPaths
 from fleet.terminal import print_table
 
@@ -85,7 +85,7 @@ raise SystemExit(main())
 """
 
 
-def launch(content: dict, folder: Path, ranks: int, *program: str) -> list[Logged]:
+def launch(content: dict, folder: Path, ranks: int, *program: str) -> list[LoggedEvent]:
     """Run a spec, by another program than the main job if one is named; returns its log."""
     path = folder / "spec.yaml"
     path.write_text(yaml.safe_dump({**content, "output": str(folder / "run")}))

@@ -50,8 +50,8 @@ from fleet.spec import (
     parse,
 )
 from fleet.spec.space import space_of
-from fleet.storage.event_log import first_line, launch_status, log_mark
-from fleet.storage.files import replacing
+from fleet.storage.event_log import first_line, launch_status, log_position
+from fleet.storage.files import atomic_write
 from fleet.storage.paths import RunPaths
 from fleet.storage.results import NetworkResult, Status, read_results
 from launch.mpirun_messages import PATIENCE_S, run_quietly, start
@@ -109,7 +109,7 @@ def write_spec(spec: Document | Mapping[str, Any], path: str | Path) -> Spec:
         SpecError: with every mistake.
     """
     resolved = parse(spec)
-    with replacing(Path(path)) as file:
+    with atomic_write(Path(path)) as file:
         file.write(dump(resolved.document))
     return resolved
 
@@ -195,7 +195,7 @@ def run(
         KeyboardInterrupt: Ctrl-C came twice, or before the run had begun.
     """
     events = _events(spec, arguments)
-    before = log_mark(events)
+    before = log_position(events)
     ended = run_quietly(
         _command(spec, ranks, arguments, launcher), EXPLAINED, log, _environment(environment)
     )
@@ -225,7 +225,7 @@ def launch(
         SpecError: the spec is wrong.
     """
     events = _events(spec, arguments)
-    before = log_mark(events)
+    before = log_position(events)
     stale = first_line(events) if "--fresh" in arguments else b""
     in_notebook = log is None and NotebookView.is_notebook()
     out = open(os.devnull, "w") if in_notebook else log  # noqa: SIM115 (open until the launch ends)

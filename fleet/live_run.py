@@ -29,12 +29,12 @@ from fleet.runtime.external.command_handler import NetworkEnded
 from fleet.runtime.external.command_queue import CommandQueue
 from fleet.spec.schema import ModelEntry
 from fleet.spec.yaml_file import plain
-from fleet.storage.event_log import Dated, RunTail, first_line, log_mark, read_events
+from fleet.storage.event_log import DatedEvent, RunTail, first_line, log_position, read_events
 from fleet.storage.lease import is_held
-from fleet.storage.network_leases import held_lease
+from fleet.storage.network_leases import find_held_lease
 from fleet.storage.paths import RunPaths
 from fleet.storage.results import read_results
-from fleet.storage.run_spec import spec_of
+from fleet.storage.run_spec import load_run_spec
 from launch.mpirun_messages import wait
 
 PATIENCE_S = 60.0  # for the answer to a command, and for the begin of a launch
@@ -94,7 +94,7 @@ def _asked(
 def _check_takes_commands(paths: RunPaths) -> None:
     if is_held(paths.lease):
         return
-    if held_lease(paths) is not None:
+    if find_held_lease(paths) is not None:
         raise UserError(
             f"{paths.root}: several launches share its networks (fleet harvest), and such take no "
             "commands; to have nodes back, end one of their jobs (others go on with its networks); for "
@@ -164,7 +164,7 @@ def ask_nodes(run: str | Path, nodes: int, within_s: float) -> NodesPromised:
     Raises:
         UserError: it cannot do without so many, or no launch answers.
     """
-    _, since = log_mark(RunPaths(Path(run)).events)
+    _, since = log_position(RunPaths(Path(run)).events)
     name, answer = _asked(run, {"do": "yield", "nodes": nodes, "within_s": within_s}, PATIENCE_S)
     ways = answer.get("ways", {})
     return NodesPromised(
@@ -270,7 +270,7 @@ def meet_all(run: RunState, logs: Iterable[Path]) -> None:
             run.apply(t_s, event, log)
 
 
-def follow(tail: RunTail, is_over: Callable[[], bool]) -> Iterator[Dated]:
+def follow(tail: RunTail, is_over: Callable[[], bool]) -> Iterator[DatedEvent]:
     """The events of a run as they are logged, until it is over.
 
     Args:
@@ -279,7 +279,7 @@ def follow(tail: RunTail, is_over: Callable[[], bool]) -> Iterator[Dated]:
     while True:
         ends = is_over()  # before the look: what was logged until then is seen
         with suppress(FileNotFoundError):
-            yield from tail.new()
+            yield from tail.poll()
         if ends:
             return
         time.sleep(_LOOK_S)
@@ -291,7 +291,7 @@ def run_of(paths: RunPaths) -> RunState:
     Raises:
         UserError: there is no such run.
     """
-    return RunState(spec_of(paths))
+    return RunState(load_run_spec(paths))
 
 
 # ---- a launch of one's own ----------------------------------------------------------------------
@@ -417,7 +417,7 @@ class Running:
     def _has_begun(self, patience_s: float = math.inf) -> bool:
         """Wait for a launch that has just been started; false where it is over, or does not begin."""
         until = time.monotonic() + patience_s
-        while held_lease(self._paths) is None:
+        while find_held_lease(self._paths) is None:
             if self.is_over or time.monotonic() > until:
                 return False
             time.sleep(_LOOK_S)

@@ -10,14 +10,14 @@ from typing import Literal
 
 import numpy as np
 
-from fleet.engines.registry import join_exports
+from fleet.engines.registry import load_ensemble
 from fleet.errors import UserError
-from fleet.prediction.ensembles import GREEDY, Candidate, chosen, fed_alike, top
+from fleet.prediction.ensembles import GREEDY, Candidate, find_joinable, select_greedy, select_top
 from fleet.prediction.sample_file import read_columns, read_sample
 from fleet.spec import Spec
 from fleet.storage.paths import RunPaths
 from fleet.storage.results import read_results
-from fleet.storage.run_spec import spec_of
+from fleet.storage.run_spec import load_run_spec
 from preprocess.base import Source, UnreadableSample
 from preprocess.pipeline import Pipeline
 from preprocess.sample import SampleSpec
@@ -58,8 +58,8 @@ class Predictor:
     ) -> None:
         paths = RunPaths(Path(run))
         rows = read_results(run)
-        self._spec = spec_of(paths)
-        self._feed, found = fed_alike(self._spec, rows)
+        self._spec = load_run_spec(paths)
+        self._feed, found = find_joinable(self._spec, rows)
         self.sample = read_sample(paths, self._feed)
         self._columns = _columns_of(paths, self._spec, self._feed, self.sample)
         if self._columns is None:
@@ -78,7 +78,7 @@ class Predictor:
             for name, times in members.items()
             for part in parts[name]
         }
-        partly = [one.lacks for one in found if one.lacks]
+        partly = [one.missing_folds for one in found if one.missing_folds]
         if partly:
             log.warning(
                 "%s: %s%s; a network is joined once all of its folds have",
@@ -90,7 +90,7 @@ class Predictor:
         for name, file in files.items():
             if self._spec.engine.join is not None and not file.is_file():
                 raise UserError(f"{file} is not there: {name} was not exported")
-        self._joined = join_exports(
+        self._joined = load_ensemble(
             self._spec, list(files.values()), list(self.weights.values()), self.sample.target.kind
         )
 
@@ -239,12 +239,12 @@ def _members(
     if select is None:
         if count is not None and count < 1:
             raise UserError(f"--top {count}: it should be at least 1")
-        return top(found, 1 if count is None else count)
+        return select_top(found, 1 if count is None else count)
     if count is not None:
         raise UserError("--top and --select exclude each other")
     if select != GREEDY:
         raise UserError(f"--select {select}: it should be {GREEDY}")
-    return chosen(paths, found, kind)
+    return select_greedy(paths, found, kind)
 
 
 def _columns_of(paths: RunPaths, spec: Spec, feed: str, sample: SampleSpec) -> Columns | None:

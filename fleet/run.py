@@ -34,7 +34,7 @@ from fleet.gc_pause import without_collecting
 from fleet.jobs.systems import SYSTEM_VARIABLE, known_systems, lease_of_process
 from fleet.runtime.interrupt import Interruption
 from fleet.runtime.startup import IDLE_S, Request, StartupTimer
-from fleet.storage.files import storing
+from fleet.storage.files import storage_errors
 from fleet.storage.lease import Lease
 from fleet.terminal import print_any_name
 from fleet.units import format_duration
@@ -315,7 +315,7 @@ def shortest(*walltimes: float | None) -> float | None:
 
 def start_logging(path: Path, rank: int, host: str) -> None:
     """Log to this rank's file."""
-    with storing(path):
+    with storage_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         handler = logging.FileHandler(path, encoding="utf-8", errors="backslashreplace")
     logging.raiseExceptions = False  # a full disk is told of by what cannot do without it

@@ -22,8 +22,8 @@ import numpy as np
 from fleet.commands.options import add_spec
 from fleet.commands.output import add_json, show
 from fleet.domain.events import CacheChosen
-from fleet.engines.registry import parameters_of
-from fleet.engines.smoke_test import Trial
+from fleet.engines.registry import count_network_parameters
+from fleet.engines.smoke_test import SmokeTestResult
 from fleet.errors import SpecError, SpecMistake, UserError
 from fleet.jobs.trials import try_networks
 from fleet.monitor.timeline import replay_log
@@ -104,7 +104,7 @@ class _Found:
 
     spec: Spec | None
     opened: Inputs | None
-    trials: dict[int, Trial]
+    trials: dict[int, SmokeTestResult]
     mistakes: list[SpecMistake]
     kept: CacheChosen | None = None
 
@@ -183,7 +183,9 @@ def _data_mistake(spec: Spec, said: str) -> SpecMistake:
     return spec.origin.mistake(where, said[found.end() :])
 
 
-def _tried(spec: Spec, opened: Inputs, steps: bool) -> tuple[dict[int, Trial], list[SpecMistake]]:
+def _tried(
+    spec: Spec, opened: Inputs, steps: bool
+) -> tuple[dict[int, SmokeTestResult], list[SpecMistake]]:
     """The networks, tried out; and what is wrong with the engine."""
     places = range(len(spec.networks))
     if spec.schedule.rates is None or not spec.engine.needs_rates:
@@ -212,7 +214,10 @@ def _tried(spec: Spec, opened: Inputs, steps: bool) -> tuple[dict[int, Trial], l
     if tried.problem:
         print(f"fleet check: networks are not built here: {tried.problem}", file=sys.stderr)
         tried.trials = {
-            place: Trial(place, parameters=parameters_of(spec.networks[place], spec, opened.sample))
+            place: SmokeTestResult(
+                place,
+                parameters=count_network_parameters(spec.networks[place], spec, opened.sample),
+            )
             for place in places
             if spec.networks[place].architecture.kind == "family"
         }
@@ -236,7 +241,7 @@ def _some_samples(spec: Spec, opened: Inputs) -> dict[str, tuple[np.ndarray, np.
     return found
 
 
-def _misfit(spec: Spec, trial: Trial) -> Misfit:
+def _misfit(spec: Spec, trial: SmokeTestResult) -> Misfit:
     """What is wrong with a network that was tried, and where that stands."""
     network = spec.networks[trial.network]
     if trial.setting:
@@ -273,9 +278,9 @@ def _numbers(found: _Found) -> dict[str, Any]:
     return numbers
 
 
-def _rows(spec: Spec, found: _Found) -> Iterator[tuple[NetworkSpec, Trial]]:
+def _rows(spec: Spec, found: _Found) -> Iterator[tuple[NetworkSpec, SmokeTestResult]]:
     for place, network in enumerate(spec.networks):
-        yield network, found.trials.get(place, Trial(place))
+        yield network, found.trials.get(place, SmokeTestResult(place))
 
 
 def _print(path: str, found: _Found) -> None:
@@ -358,7 +363,7 @@ def _print_classes(data: DataSet) -> None:
         print(f"{len(names) - len(shown)} more, each with as many training samples or more")
 
 
-def _row(network: NetworkSpec, trial: Trial) -> list[Any]:
+def _row(network: NetworkSpec, trial: SmokeTestResult) -> list[Any]:
     optimizer = network.train.optimizer
     rate = optimizer.learning_rate
     if rate is None:  # that of the user's own function
@@ -387,7 +392,7 @@ def _row(network: NetworkSpec, trial: Trial) -> list[Any]:
     ]
 
 
-def _record(network: NetworkSpec, trial: Trial) -> dict[str, Any]:
+def _record(network: NetworkSpec, trial: SmokeTestResult) -> dict[str, Any]:
     return {
         "name": network.name,
         "model": network.architecture.target,

@@ -19,7 +19,7 @@ import yaml
 
 from fleet.arguments import whole
 from fleet.commands.output import add_json, show
-from fleet.storage.files import storing
+from fleet.storage.files import storage_errors
 from fleet.terminal import progress_bar
 from fleet.units import counted, format_size
 from preprocess.base import CannotWrite, DataSet, Source, UnreadableSample
@@ -196,5 +196,5 @@ def _write(data: DataSet, transforms: Sequence[Transform], out: str) -> Sequence
         _say(found.remark if name == "train" else "")
         parts[name] = Pipeline(source, transforms, 0, found.sample)
     total = sum(map(len, data.parts().values()))
-    with progress_bar(total, "samples") as advance, storing(Path(out), kind=CannotWrite):
+    with progress_bar(total, "samples") as advance, storage_errors(Path(out), kind=CannotWrite):
         return write_hdf5(parts, out, advance)

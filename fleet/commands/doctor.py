@@ -29,7 +29,7 @@ from fleet.commands.options import add_spec
 from fleet.commands.output import add_json, show
 from fleet.commands.startup import Startup, look, print_startup
 from fleet.domain.events import CacheChosen
-from fleet.engines.registry import parameters_of, problems_of
+from fleet.engines.registry import count_network_parameters, find_engine_problems
 from fleet.errors import ExitStatus, LeaseLost, NotInstalledError, UserError, shortened
 from fleet.jobs import preflight as checks
 from fleet.monitor.timeline import replay_log
@@ -44,7 +44,7 @@ from fleet.storage.lease import (
     Process,
     create_generation,
     mark_taken,
-    parse,
+    parse_lease,
     read_generation,
 )
 from fleet.storage.paths import RunPaths
@@ -223,7 +223,7 @@ def _facts(
     )  # what is the same on all ranks of a node
     gpus = visible_gpus(os.environ, files)
     if leads and spec is not None:
-        libraries = problems_of(spec.engine, gpus, spec.resources.exchange)
+        libraries = find_engine_problems(spec.engine, gpus, spec.resources.exchange)
     else:
         libraries = []
     return checks.RankFacts(
@@ -320,7 +320,7 @@ def _try_lease(world: World, node_of: Sequence[int], spec: Spec) -> checks.Lease
         except OSError as error:
             problem = error.strerror or str(error)
     winners = [rank for rank, has_won in enumerate(world.gather(won)) if has_won]
-    holder = parse(read_generation(folder, 1) or "").holder if tries else None
+    holder = parse_lease(read_generation(folder, 1) or "").holder if tries else None
     world.gather(None)
     if (
         world.rank == next((rank for rank in ranks if rank not in winners[:1]), 0)
@@ -382,7 +382,7 @@ def _disk(spec: Spec, sample: SampleSpec | None, decoded: int = 0) -> checks.Dis
 def _folder_bytes(network: NetworkSpec, spec: Spec, sample: SampleSpec) -> int:
     """Bytes of all that a network may have on disk at once; 0 where nobody knows, or there is nothing to keep."""
     if spec.engine.learns:
-        parameters = parameters_of(network, spec, sample)
+        parameters = count_network_parameters(network, spec, sample)
     else:
         parameters = None
     if parameters is None:

@@ -20,9 +20,9 @@ from fleet.errors import UserError
 from fleet.export.files import FORMATS, write_tables
 from fleet.export.tracked_run import read_tracked_run
 from fleet.export.trackers import TRACKERS, write
-from fleet.storage.files import storing
+from fleet.storage.files import storage_errors
 from fleet.storage.paths import RunPaths
-from fleet.storage.run_spec import spec_of
+from fleet.storage.run_spec import load_run_spec
 from fleet.units import listed
 
 
@@ -84,7 +84,7 @@ def run(args: argparse.Namespace) -> None:
     if trackers:
         tracked = read_tracked_run(paths)
         for name, path in trackers.items():
-            with storing(path):
+            with storage_errors(path):
                 write(name, tracked, path)
     commands = {name: TRACKERS[name].command(path) for name, path in trackers.items()}
     show(
@@ -103,7 +103,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _write_onnx(paths: RunPaths, name: str, path: Path | bool) -> Path:
-    engine = spec_of(paths).engine
+    engine = load_run_spec(paths).engine
     file = paths.exported(name, engine.suffix)
     if not file.is_file():
         there = sorted(one.parent.name for one in paths.models.glob(f"*/best{engine.suffix}"))

@@ -38,7 +38,7 @@ from fleet.runtime.folder import check_folder, check_shareable, writing_into
 from fleet.runtime.prepare import told_when_to_end
 from fleet.runtime.startup import IDLE_S
 from fleet.spec import Spec, load
-from fleet.storage.files import replacing
+from fleet.storage.files import atomic_write
 from fleet.storage.paths import RunPaths
 from fleet.units import counted, format_duration
 from launch.queues import QUEUES
@@ -162,14 +162,14 @@ def _begin(
             one.paths.jobs.mkdir(exist_ok=True)
     replaced = _replaced(plan, scripts)
     for path, script in scripts.items():
-        with replacing(path) as file:
+        with atomic_write(path) as file:
             file.write(script)
     plan.write()
     plan.record_request()
     orders = Backlog(plan, BatchQueue(system), os.environ).top_up(anew=bool(replaced))
     for change in replaced:
         print(f"fleet harvest: this replaces what was asked for before: {change}", file=sys.stderr)
-    places = [str(one.paths.harvested) for one in plan.runs]
+    places = [str(one.paths.harvest_log) for one in plan.runs]
     show(
         args,
         lambda: {"done": [str(order) for order in orders], "noted": places, "replaced": replaced},

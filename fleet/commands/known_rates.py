@@ -13,9 +13,9 @@ from fleet.monitor.timeline import replay_log
 from fleet.runtime.known_rates import hardware, rates_file, read_rates_of
 from fleet.spec import Spec
 from fleet.storage.event_log import read_run
-from fleet.storage.identity import Machine, codes_of_all, speed_identity
+from fleet.storage.identity import Machine, hash_all_sources, speed_identity
 from fleet.storage.paths import RunPaths
-from fleet.storage.rate_cache import beside_steps_key, cache_path, numbers, read_cache, sharing_key
+from fleet.storage.rate_cache import beside_steps_key, cache_path, rates_of, read_cache, sharing_key
 from launch.binding import my_cores
 from preprocess.sample import SampleSpec
 from scheduler.base import MOST_SLOTS, Cluster, InputError, RateTable
@@ -55,12 +55,12 @@ def cached(
 ) -> tuple[dict[str, str], dict[str, dict[int, float]]]:
     """The key of each network in the cache of rates, and what is in there."""
     machine = Machine(hardware(), (cluster.gpus_per_node + 1) / len(my_cores().mine))
-    codes = codes_of_all(spec, Path(place).absolute().parent)
+    codes = hash_all_sources(spec, Path(place).absolute().parent)
     keys = {
         network.name: speed_identity(network, spec.resources, sample, machine, codes)
         for network in spec.networks
     }
-    return keys, numbers(read_cache(cache_path()))
+    return keys, rates_of(read_cache(cache_path()))
 
 
 def recorded_sharing(spec: Spec) -> tuple[float, ...]:
@@ -73,7 +73,7 @@ def recorded_sharing(spec: Spec) -> tuple[float, ...]:
     shown = replay_log(read_run(RunPaths(spec.output), (SharingLearned,))).sharing
     if len(shown) > 1:
         return shown
-    known = numbers(read_cache(cache_path())).get(
+    known = rates_of(read_cache(cache_path())).get(
         sharing_key(spec.resources.engine, hardware()), {}
     )
     return Sharing(known).curve

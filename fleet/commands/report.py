@@ -26,9 +26,9 @@ from fleet.jobs.harvest_log import HarvestEnded, find_end
 from fleet.monitor.html import write_report
 from fleet.monitor.report import MISSED_CHUNKS, RunReport, best_rows, read_report, report_at
 from fleet.monitor.search_summary import front_table, improvements_table, rungs_table
-from fleet.prediction.ensembles import TOGETHER, table_of
+from fleet.prediction.ensembles import TOGETHER, make_table
 from fleet.runtime.compatibility import changed_since
-from fleet.storage.network_leases import held_lease
+from fleet.storage.network_leases import find_held_lease
 from fleet.storage.paths import RunPaths
 from fleet.terminal import print_table
 from fleet.units import counted, format_duration
@@ -101,7 +101,7 @@ def _keep_writing(paths: RunPaths, page: Path, every_s: float) -> None:
     """Write the page until no launch is at work, or Ctrl-C; whoever calls writes the last, which stands still."""
     said = False
     with suppress(KeyboardInterrupt):
-        while held_lease(paths) is not None:
+        while find_held_lease(paths) is not None:
             try:
                 with suppress(UserError):  # a launch that has just begun has nothing to report yet
                     write_report(page, read_report(paths), every_s)
@@ -117,7 +117,7 @@ def _keep_writing(paths: RunPaths, page: Path, every_s: float) -> None:
                     raise
                 print(f"fleet report: {error}", file=sys.stderr)
             until = time.monotonic() + every_s
-            while time.monotonic() < until and held_lease(paths) is not None:
+            while time.monotonic() < until and find_held_lease(paths) is not None:
                 time.sleep(min(_LOOK_S, every_s))
 
 
@@ -130,7 +130,7 @@ def _print(report: RunReport, over: HarvestEnded | None) -> None:
     if report.data_changes:
         print(report.data_changes)
     if report.ensembles:
-        print_table(*table_of(report.ensembles), title="The best networks together")
+        print_table(*make_table(report.ensembles), title="The best networks together")
         print(TOGETHER)
     for search in report.searches:
         if search.trials:

@@ -39,7 +39,7 @@ from fleet.runtime.compatibility import check_fresh
 from fleet.runtime.folder import check_folder, writing_into
 from fleet.runtime.known_rates import check_remeasuring
 from fleet.spec import Spec, load
-from fleet.storage.files import replacing
+from fleet.storage.files import atomic_write
 from fleet.storage.paths import RunPaths
 from launch.render import Job, render
 from launch.sites import Site
@@ -171,7 +171,7 @@ def _hand_in(
             f"--json: with --system {system.name} the run itself prints; --dry-run --json gives the script"
         )
     check_folder(paths)
-    with writing_into(paths), replacing(paths.job_script) as file:
+    with writing_into(paths), atomic_write(paths.job_script) as file:
         file.write(script)
     if not system.has_queue:
         # The job takes Ctrl-C, saves, and ends.

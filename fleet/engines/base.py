@@ -55,12 +55,20 @@ class StepTotals:
     stop: bool = False
     failed: bool = False
     steps: int = 0
-    more: tuple[float, ...] = ()
+    metric_totals: tuple[float, ...] = ()
 
     def pack(self) -> np.ndarray:
         """What a rank adds to the sums of the others: (6 + more,) float64."""
         return np.array(
-            [self.loss, self.correct, self.count, self.stop, self.failed, self.steps, *self.more],
+            [
+                self.loss,
+                self.correct,
+                self.count,
+                self.stop,
+                self.failed,
+                self.steps,
+                *self.metric_totals,
+            ],
             np.float64,
         )
 
@@ -71,7 +79,9 @@ class StepTotals:
         return cls(loss, correct, count, stop > 0, failed > 0, int(steps), tuple(more))
 
     def __add__(self, other: StepTotals) -> StepTotals:
-        more = tuple(map(sum, itertools.zip_longest(self.more, other.more, fillvalue=0.0)))
+        more = tuple(
+            map(sum, itertools.zip_longest(self.metric_totals, other.metric_totals, fillvalue=0.0))
+        )
         return StepTotals(
             self.loss + other.loss,
             self.correct + other.correct,
@@ -83,15 +93,15 @@ class StepTotals:
         )
 
     @property
-    def totals(self) -> tuple[float, ...]:
+    def as_tuple(self) -> tuple[float, ...]:
         """Loss, correct, count and more: what :class:`fleet.domain.network.State` keeps of an epoch so far."""
-        return self.loss, self.correct, self.count, *self.more
+        return self.loss, self.correct, self.count, *self.metric_totals
 
     @classmethod
-    def of_totals(cls, totals: Sequence[float]) -> StepTotals:
+    def from_tuple(cls, totals: Sequence[float]) -> StepTotals:
         """What :attr:`totals` gives."""
         loss, correct, count, *more = totals
-        return cls(loss, correct, count, more=tuple(more))
+        return cls(loss, correct, count, metric_totals=tuple(more))
 
     def raise_failure(self, error: BaseException | None) -> None:
         """Raise on all ranks when one has failed, after the sums of all have been added up.
@@ -124,7 +134,7 @@ class Slot:
 
     number: int = 0
     slots: int = 1
-    tenants: Callable[[], int] = lambda: 1
+    count_active: Callable[[], int] = lambda: 1
     memory_mib: int | None = None
 
     @property
@@ -140,7 +150,7 @@ class Slot:
 
 
 @dataclass(frozen=True)
-class Setup:
+class EngineContext:
     """What an engine may build on, on one trainer rank.
 
     Attributes:
@@ -182,10 +192,10 @@ class PeersFailed(FleetError):
 
     def __init__(self, said: Sequence[Any]) -> None:
         super().__init__("other ranks of the group failed")
-        self.said = said
+        self.reports = said
 
 
-def come_together(group: Group) -> None:
+def check_peers(group: Group) -> None:
     """See that no rank of a group has failed, before all do something that needs every one of them.
 
     A rank that fails to build a network says so to the others, which are here then.
@@ -271,7 +281,7 @@ class Trainable(Protocol):
 
 
 @runtime_checkable
-class Rescaling(Protocol):
+class SupportsRateScaling(Protocol):
     """What is asked of a trainable whose batch may change from epoch to epoch."""
 
     def scale_learning_rate(self, factor: float) -> None:
@@ -279,10 +289,10 @@ class Rescaling(Protocol):
 
 
 @runtime_checkable
-class Starting(Protocol):
+class SupportsPretrained(Protocol):
     """What is asked of a trainable that can begin with weights of a file."""
 
-    def begin_with(self, file: Path, skip: Sequence[str]) -> None:
+    def load_pretrained(self, file: Path, skip: Sequence[str]) -> None:
         """Take over the weights of a file, as ``train.start`` says it.
 
         Args:
@@ -294,15 +304,15 @@ class Starting(Protocol):
 
 
 @runtime_checkable
-class Scoring(Protocol):
+class SupportsMetrics(Protocol):
     """What is asked of a trainable that computes the metrics of its spec."""
 
     def scores(self, more: Sequence[float]) -> dict[str, float]:
-        """What sums over samples (:attr:`Sums.more`) come to: a number for each of the spec's metrics, by its name."""
+        """What sums over samples (:attr:`Sums.metric_totals`) come to: a number for each of the spec's metrics, by its name."""
 
 
 @runtime_checkable
-class Predicting(Protocol):
+class SupportsPrediction(Protocol):
     """What is asked of a trainable whose outputs are kept, so that finished networks can be compared and joined."""
 
     def predict(
@@ -316,7 +326,7 @@ class Predicting(Protocol):
 
 
 @runtime_checkable
-class Striding(Protocol):
+class SupportsMultiStep(Protocol):
     """What is asked of a trainable that takes several steps in one call, so that a short step costs little beside."""
 
     def can_stride(self) -> bool:
@@ -343,7 +353,7 @@ class Striding(Protocol):
         """
 
 
-class Done(NamedTuple):
+class StepResult(NamedTuple):
     """What came of steps that were begun.
 
     Attributes:
@@ -352,11 +362,11 @@ class Done(NamedTuple):
     """
 
     sums: list[StepTotals]
-    at: float
+    finished_at: float
 
 
 @runtime_checkable
-class Beginning(Protocol):
+class SupportsAsyncSteps(Protocol):
     """What is asked of a trainable that computes while the next batch is made; then sums are read one call late."""
 
     def begin(
@@ -366,8 +376,8 @@ class Beginning(Protocol):
         sizes: Sequence[int],
         stop: bool = False,
         weights: np.ndarray | None = None,
-    ) -> Callable[[], Done]:
-        """Begin a step, or as many as there are sizes, as :meth:`Trainable.step` and :meth:`Striding.stride` take them.
+    ) -> Callable[[], StepResult]:
+        """Begin a step, or as many as there are sizes, as :meth:`Trainable.step` and :meth:`SupportsMultiStep.stride` take them.
 
         What was begun before may be ended here, also what ranks of a group do together. The arrays are valid only until
         this returns.
@@ -383,7 +393,7 @@ class Beginning(Protocol):
 
 
 @runtime_checkable
-class StridingTogether(Protocol):
+class SupportsAsyncGroupSteps(Protocol):
     """What is asked of a trainable that is both, and of which all ranks of a group take several steps in one call."""
 
     def can_stride(self) -> bool:
@@ -397,8 +407,8 @@ class StridingTogether(Protocol):
         rows: Sequence[int],
         asked: StepTotals,
         weights: np.ndarray | None = None,
-    ) -> Callable[[], Done]:
-        """Begin a step, or as many as there are sizes, as :meth:`Beginning.begin`; all ranks begin as many.
+    ) -> Callable[[], StepResult]:
+        """Begin a step, or as many as there are sizes, as :meth:`SupportsAsyncSteps.begin`; all ranks begin as many.
 
         Args:
             images, targets, weights: this rank's rows of all batches, one behind the other.
@@ -408,7 +418,7 @@ class StridingTogether(Protocol):
         """
 
 
-class Joined(Protocol):
+class ExportedEnsemble(Protocol):
     """Exported networks as one: what an engine makes of their files (:attr:`fleet.spec.engines.EngineInfo.join`)."""
 
     def predict(self, images: np.ndarray) -> np.ndarray:
@@ -427,7 +437,7 @@ class Joined(Protocol):
 
 
 @runtime_checkable
-class Examinable(Protocol):
+class SupportsInspection(Protocol):
     """What ``fleet check`` and the results ask of a trainable that can tell it; ours can, one of a user's own may."""
 
     def count_parameters(self) -> int:
@@ -448,7 +458,7 @@ class Examinable(Protocol):
 
 
 @runtime_checkable
-class Learning(Protocol):
+class SupportsLearningCheck(Protocol):
     """What ``fleet check`` asks of a trainable whose model and loss are the user's own."""
 
     def check_learns(self, images: np.ndarray, targets: np.ndarray) -> None:
@@ -472,20 +482,20 @@ class Engine(Protocol):
         """
 
 
-def rows_of(images: np.ndarray, targets: np.ndarray, weights: np.ndarray | None) -> Rows:
+def pack_rows(images: np.ndarray, targets: np.ndarray, weights: np.ndarray | None) -> Rows:
     """What a step is given, without weights where there are none."""
     if weights is None:
         return (images, targets)
     return (images, targets, weights)
 
 
-def batches_of(rows: Rows, sizes: Sequence[int]) -> list[Rows]:
+def split_batches(rows: Rows, sizes: Sequence[int]) -> list[Rows]:
     """The rows of each of several batches, which lie one behind the other; of a single one all that there are."""
     ends = [0, *itertools.accumulate(sizes[:-1]), len(rows[1])]
     return [tuple(part[first:last] for part in rows) for first, last in itertools.pairwise(ends)]
 
 
-def readable(rows: Rows) -> Rows:
+def select_readable(rows: Rows) -> Rows:
     """Those that could be read; of the others the target, or the weight, is negative."""
     valid = rows[-1] >= 0
     if valid.all():
@@ -514,7 +524,7 @@ def check_arrays(own: Mapping[str, Sequence[int]], arrays: Arrays) -> None:
         )
 
 
-def check_index(index: int, gpus: int) -> None:
+def check_gpu_index(index: int, gpus: int) -> None:
     """See that there is a GPU for a trainer, where trainers do not share one.
 
     Raises:
@@ -528,7 +538,7 @@ def check_index(index: int, gpus: int) -> None:
 
 
 @contextmanager
-def network_warnings() -> Iterator[list[str]]:
+def collect_warnings() -> Iterator[list[str]]:
     """A context in which a network is built; gives the list of what its engine warns of, in lines.
 
     Warnings of other kinds are shown as ever.

@@ -30,7 +30,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 _RATE = 0.01  # of a function that has no default
 
 
-def load_own(path: str, role: str, *key: str) -> Any:
+def load_custom(path: str, role: str, *key: str) -> Any:
     """What a setting of ``train`` names by an import path.
 
     Raises:
@@ -42,7 +42,7 @@ def load_own(path: str, role: str, *key: str) -> Any:
         raise SettingError(str(error), "train", *key) from error
 
 
-def own_loss(train: Train, kind: type, **always: Any) -> tuple[Any, dict[str, Any]]:
+def make_custom_loss(train: Train, kind: type, **always: Any) -> tuple[Any, dict[str, Any]]:
     """A loss of the user's own, and what it is called with; one of a class of the library is made.
 
     Args:
@@ -61,7 +61,7 @@ def own_loss(train: Train, kind: type, **always: Any) -> tuple[Any, dict[str, An
             "train",
             "label_smoothing",
         )
-    found = load_own(name, "loss", "loss")
+    found = load_custom(name, "loss", "loss")
     if not callable(found):
         raise SettingError(f"{name} is a {type(found).__name__}, not a function", "train", "loss")
     if not (isinstance(found, type) and issubclass(found, kind)):
@@ -103,7 +103,7 @@ def takes_outputs_first(function: Any) -> bool | None:
     return is_first
 
 
-def in_order(function: Callable[..., Any], is_reversed: bool = False) -> Callable[..., Any]:
+def as_targets_first(function: Callable[..., Any], is_reversed: bool = False) -> Callable[..., Any]:
     """A loss or metric of the user's own as a function of (targets, outputs).
 
     Args:
@@ -115,7 +115,7 @@ def in_order(function: Callable[..., Any], is_reversed: bool = False) -> Callabl
     return lambda targets, outputs, **given: function(outputs, targets, **given)
 
 
-def with_own_rate(optimizer: Optimizer) -> Optimizer:
+def with_default_rate(optimizer: Optimizer) -> Optimizer:
     """Give an optimizer of the user's own the learning rate that its function has by default.
 
     Raises:
@@ -123,7 +123,7 @@ def with_own_rate(optimizer: Optimizer) -> Optimizer:
     """
     if optimizer.learning_rate is not None:
         return optimizer
-    function = load_own(optimizer.name, "optimizer", "optimizer", "name")
+    function = load_custom(optimizer.name, "optimizer", "optimizer", "name")
     rate: Any = None
     with suppress(
         TypeError, ValueError, KeyError
@@ -134,7 +134,9 @@ def with_own_rate(optimizer: Optimizer) -> Optimizer:
     return replace(optimizer, learning_rate=float(rate) if is_rate else _RATE)
 
 
-def own_optimizer(settings: Optimizer, kind: type, what: str, make: Callable[[Any], Any]) -> Any:
+def make_custom_optimizer(
+    settings: Optimizer, kind: type, what: str, make: Callable[[Any], Any]
+) -> Any:
     """An optimizer of the user's own.
 
     Args:
@@ -144,7 +146,7 @@ def own_optimizer(settings: Optimizer, kind: type, what: str, make: Callable[[An
     Raises:
         SettingError: there is no such function, or it makes none.
     """
-    function = load_own(settings.name, "optimizer", "optimizer", "name")
+    function = load_custom(settings.name, "optimizer", "optimizer", "name")
     with told_as(f"{settings.name} raised", SettingError, "train", "optimizer"):
         made = make(function)
     if not isinstance(made, kind):
@@ -157,7 +159,7 @@ def own_optimizer(settings: Optimizer, kind: type, what: str, make: Callable[[An
     return made
 
 
-def own_model(
+def build_custom_model(
     architecture: Architecture, shape: tuple[int, ...], outputs: int, kind: type[T], what: str
 ) -> T:
     """What a function of the user's own builds.
@@ -191,7 +193,7 @@ def own_model(
 
 
 @contextmanager
-def generators_seeded(seed: int) -> Iterator[None]:
+def seeded_generators(seed: int) -> Iterator[None]:
     """Seed Python's and NumPy's generators of random numbers, and give them back as they were."""
     python = random.getstate()
     numpy = np.random.get_state()
@@ -203,7 +205,7 @@ def generators_seeded(seed: int) -> Iterator[None]:
         np.random.set_state(numpy)
 
 
-def code_of(network: NetworkSpec) -> UserCode | None:
+def user_code_of(network: NetworkSpec) -> UserCode | None:
     """The code of the user's own that computes a part of a network's steps; None where the spec names none."""
     train = network.train
     names = (train.loss or "", train.optimizer.name, *train.metrics)
@@ -212,19 +214,19 @@ def code_of(network: NetworkSpec) -> UserCode | None:
     return None
 
 
-def running(code: UserCode | None, quick: bool = False) -> AbstractContextManager[None]:
+def running_user_code(code: UserCode | None, quick: bool = False) -> AbstractContextManager[None]:
     """A context in which a user's code is called, where there is such; see :meth:`UserCode.running`."""
     if code is None:
         return nullcontext()
     return code.running(quick)
 
 
-def calling(method: F) -> F:
+def runs_user_code(method: F) -> F:
     """Decorate a method of a network that calls the user's code, which is its attribute ``code``."""
 
     @wraps(method)
     def called(self: Any, *arguments: Any, **keywords: Any) -> Any:
-        with running(self.code):
+        with running_user_code(self.code):
             return method(self, *arguments, **keywords)
 
     return cast(F, called)
@@ -235,7 +237,7 @@ def calling(method: F) -> F:
 _WEIGHTS: dict[int, weakref.ref] = {}  # of all networks that were built here and are still there
 
 
-def build_alone(
+def build_isolated(
     target: str,
     build: Callable[[], T],
     weights_of: Callable[[T], Iterable[Any]],
@@ -262,8 +264,10 @@ def build_alone(
                 raise
         else:
             weights = list(weights_of(built))
-            if not any(map(_is_taken, weights)):
-                _WEIGHTS.update((id(one), weakref.ref(one, _dropper(id(one)))) for one in weights)
+            if not any(map(_is_shared, weights)):
+                _WEIGHTS.update(
+                    (id(one), weakref.ref(one, _make_finalizer(id(one)))) for one in weights
+                )
                 return built
         _forget_modules(target)
     raise ModelError(
@@ -272,12 +276,12 @@ def build_alone(
     )
 
 
-def _is_taken(weight: Any) -> bool:
+def _is_shared(weight: Any) -> bool:
     taken = _WEIGHTS.get(id(weight))
     return taken is not None and taken() is weight
 
 
-def _dropper(place: int) -> Callable[[object], object]:
+def _make_finalizer(place: int) -> Callable[[object], object]:
     return lambda _: _WEIGHTS.pop(place, None)
 
 

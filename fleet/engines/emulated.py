@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from fleet.comm.protocols import Group
-from fleet.engines.base import WIDTH, Arrays, Setup, StepTotals, check_arrays
+from fleet.engines.base import WIDTH, Arrays, EngineContext, StepTotals, check_arrays
 from fleet.errors import ModelError
 from fleet.spec import NetworkSpec
 from scheduler.base import counted
@@ -41,7 +41,7 @@ class EmulatedEngine:
 
     exchange_name = "mpi"
 
-    def __init__(self, setup: Setup) -> None:
+    def __init__(self, setup: EngineContext) -> None:
         assert setup.rates is not None  # its row wants a spec to name them
         rates = setup.rates
         self._time_scale = setup.resources.time_scale
@@ -49,9 +49,9 @@ class EmulatedEngine:
         self._samples = rates.samples_per_epoch
         self._networks = {network.name: network for network in rates.models}
         self._comm_s = rates.comm_s
-        self._part = lambda: share(rates.sharing, setup.slot.tenants())
+        self._part = lambda: share(rates.sharing, setup.slot.count_active())
 
-    def build(self, network: NetworkSpec, group: Group) -> Sleeper:  # noqa: D102 - Engine says it
+    def build(self, network: NetworkSpec, group: Group) -> EmulatedNetwork:  # noqa: D102 - Engine says it
         rates = (
             self._networks.get(network.name)
             or self._networks[network.name.removesuffix(f"-{network.number}")]
@@ -65,8 +65,11 @@ class EmulatedEngine:
                 raise ModelError(f"a batch of {size} does not fit on {counted(gpus, 'GPU')}")
             return self._time_scale * size / found
 
-        return Sleeper(
-            group, step_s, LossCurve.drawn(network.seed, self._classes, self._samples), self._part
+        return EmulatedNetwork(
+            group,
+            step_s,
+            LossCurve.from_seed(network.seed, self._classes, self._samples),
+            self._part,
         )
 
 
@@ -86,7 +89,7 @@ class LossCurve:
     learning_rate: float
 
     @classmethod
-    def drawn(cls, seed: int, classes: int, samples: int) -> LossCurve:
+    def from_seed(cls, seed: int, classes: int, samples: int) -> LossCurve:
         """A network's own, so that there is a best one.
 
         Args:
@@ -105,7 +108,7 @@ class LossCurve:
         return self.last + (self.first - self.last) * 0.5 ** (seen / self.half)
 
 
-class Sleeper:
+class EmulatedNetwork:
     """One emulated network on one rank of its group.
 
     Args:
@@ -122,12 +125,12 @@ class Sleeper:
     ) -> None:
         self._step_s = step_s
         self._curve = curve
-        self._part = part
+        self._share = part
         self._group = group
         self._factor = 1.0
         self._clock = time.perf_counter()  # of the emulated GPU, at the end of its last step
-        self._left = self._clock  # when that was on this machine
-        self._is_between = True
+        self._step_ended_s = self._clock  # when that was on this machine
+        self._is_between_epochs = True
         self._weights = np.zeros(WEIGHTS)
 
     def step(  # noqa: D102
@@ -139,12 +142,12 @@ class Sleeper:
         weights: np.ndarray | None = None,
     ) -> StepTotals:
         buffer = np.concatenate([_by_label(targets, weights), StepTotals(stop=stop).pack()])
-        self._sleep(self._step_s(self._group.size, size) / self._part())
+        self._sleep(self._step_s(self._group.size, size) / self._share())
         self._group.sum(buffer)
         seen = buffer[:-WIDTH]
         result = self._judged(seen) + StepTotals.unpack(buffer[-WIDTH:])
         self._weights += seen
-        self._left = time.perf_counter()
+        self._step_ended_s = time.perf_counter()
         return result
 
     def _sleep(self, seconds: float) -> None:
@@ -154,9 +157,9 @@ class Sleeper:
         is late: the steps that follow make up for that.
         """
         now = time.perf_counter()
-        if self._is_between or now - self._left > _JITTER_S:
-            self._clock += now - self._left
-        self._is_between = False
+        if self._is_between_epochs or now - self._step_ended_s > _JITTER_S:
+            self._clock += now - self._step_ended_s
+        self._is_between_epochs = False
         self._clock += seconds
         self._group.rest(self._clock - now)
 
@@ -175,12 +178,12 @@ class Sleeper:
 
     def average_statistics(self) -> None:
         """There are none. The group stands still: what comes before the next step takes its time."""
-        self._is_between = True
+        self._is_between_epochs = True
 
     def learning_rate(self) -> float:  # noqa: D102
         return self._curve.learning_rate * self._factor
 
-    def scale_learning_rate(self, factor: float) -> None:  # noqa: D102 - Rescaling says it
+    def scale_learning_rate(self, factor: float) -> None:  # noqa: D102 - SupportsRateScaling says it
         self._factor = factor
 
     def state(self) -> dict[str, np.ndarray]:  # noqa: D102

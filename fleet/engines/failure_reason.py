@@ -28,7 +28,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, MemoryError) or any(word in said for word in _NO_MEMORY)
 
 
-def reason_of(error: BaseException) -> str:
+def describe_failure(error: BaseException) -> str:
     """What a network's code has raised, in words that its user understands."""
     if is_out_of_memory(error):
         return "out of memory: " + one_line(error)[:300]

@@ -13,7 +13,7 @@ Shapes: TypeAlias = Mapping[str, Sequence[int]]  # of weights, by name
 _SHOWN = 20  # weights of a kind that a message names
 
 
-def taken(file: str, own: Shapes, found: Shapes, skip: Sequence[str]) -> list[str]:
+def match_weights(file: str, own: Shapes, found: Shapes, skip: Sequence[str]) -> list[str]:
     """The weights that a network takes from a file.
 
     Args:
@@ -24,10 +24,10 @@ def taken(file: str, own: Shapes, found: Shapes, skip: Sequence[str]) -> list[st
     Raises:
         SettingError: a pattern meets nothing, or the file does not fit.
 
-    >>> taken("a.safetensors", {"body": (2, 3), "head": (3, 9)}, {"body": (2, 3), "head": (3, 10)}, ["head*"])
+    >>> match_weights("a.safetensors", {"body": (2, 3), "head": (3, 9)}, {"body": (2, 3), "head": (3, 10)}, ["head*"])
     ['body']
     """
-    skipped = meeting(skip, [*own, *found], "skip")
+    skipped = match_patterns(skip, [*own, *found], "skip")
     mine, theirs = (
         {name: tuple(shape) for name, shape in of.items() if name not in skipped}
         for of in (own, found)
@@ -54,7 +54,7 @@ def taken(file: str, own: Shapes, found: Shapes, skip: Sequence[str]) -> list[st
     return list(mine)
 
 
-def meeting(patterns: Iterable[str], names: Collection[str], key: str) -> set[str]:
+def match_patterns(patterns: Iterable[str], names: Collection[str], key: str) -> set[str]:
     """The names that patterns meet; the parts of a name may be separated by dots, whatever separates them in it.
 
     Args:
@@ -63,7 +63,7 @@ def meeting(patterns: Iterable[str], names: Collection[str], key: str) -> set[st
     Raises:
         SettingError: one meets nothing.
 
-    >>> sorted(meeting(["head.*"], ["head/kernel", "head/bias", "body/kernel"], "skip"))
+    >>> sorted(match_patterns(["head.*"], ["head/kernel", "head/bias", "body/kernel"], "skip"))
     ['head/bias', 'head/kernel']
     """
     met: set[str] = set()

@@ -10,12 +10,12 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from fleet.errors import SettingError
-from fleet.vocabulary.measures import snake
+from fleet.vocabulary.measures import canonical_name
 from preprocess.target import TargetSpec
 
 
 @dataclass(frozen=True)
-class Answers:
+class LinearOutputs:
     """What a model gives for some samples that can be used.
 
     Softmax regression for classes, logistic regression for each of several labels, linear regression for values. A
@@ -40,18 +40,20 @@ class Answers:
     def losses(self) -> np.ndarray:
         """(n,), each times the sample's weight."""
         if self.kind == "class":
-            each = -(self._wanted * self._log_shares).sum(axis=1)
+            each = -(self._smoothed_targets * self._log_probabilities).sum(axis=1)
         elif self.kind == "multilabel":
-            each = (np.logaddexp(0, self.outputs) - self.outputs * self._wanted).mean(axis=1)
+            each = (np.logaddexp(0, self.outputs) - self.outputs * self._smoothed_targets).mean(
+                axis=1
+            )
         else:
-            each = np.square(self.errors).mean(axis=1)
+            each = np.square(self.residuals).mean(axis=1)
         return each * self.weights
 
     def slopes(self) -> np.ndarray:
         """The derivative of the summed losses by the outputs, of their shape."""
         width = self.outputs.shape[1]
         factor = {"class": 1.0, "multilabel": 1 / width, "value": 2 / width}[self.kind]
-        return self.errors * np.multiply(self.weights, factor)[..., None]
+        return self.residuals * np.multiply(self.weights, factor)[..., None]
 
     def correct(self) -> np.ndarray:
         """(n,): 1 for what is right, or the share of labels that are; 0 for values."""
@@ -62,25 +64,25 @@ class Answers:
         return np.zeros(len(self.outputs))
 
     @cached_property
-    def errors(self) -> np.ndarray:
+    def residuals(self) -> np.ndarray:
         """(n, outputs): what is predicted minus what is wanted."""
         if self.kind == "class":
-            return np.exp(self._log_shares) - self._wanted
+            return np.exp(self._log_probabilities) - self._smoothed_targets
         if self.kind == "multilabel":
             predicted = 0.5 * (1 + np.tanh(self.outputs / 2))
         else:
             predicted = self.outputs
-        found: np.ndarray = predicted - self._wanted
+        found: np.ndarray = predicted - self._smoothed_targets
         return found
 
     @cached_property
-    def _log_shares(self) -> np.ndarray:
+    def _log_probabilities(self) -> np.ndarray:
         """(n, classes): the logarithm of the softmax."""
         risen = self.outputs - self.outputs.max(axis=1, keepdims=True)
         return risen - np.log(np.exp(risen).sum(axis=1, keepdims=True))
 
     @cached_property
-    def _wanted(self) -> np.ndarray:
+    def _smoothed_targets(self) -> np.ndarray:
         """(n, outputs)."""
         if self.kind == "value":
             return self.targets
@@ -95,7 +97,7 @@ class Answers:
 
 
 @dataclass(frozen=True)
-class MaskAnswers:
+class LinearMaskOutputs:
     """Softmax regression on each pixel; a sample's loss is the mean over its pixels that count.
 
     Attributes:
@@ -108,7 +110,7 @@ class MaskAnswers:
     outputs: np.ndarray
     targets: np.ndarray
     counted: np.ndarray
-    pixels: Answers
+    pixels: LinearOutputs
 
     @classmethod
     def of(
@@ -119,7 +121,7 @@ class MaskAnswers:
         void: int,
         smoothing: float,
         class_weights: np.ndarray | None,
-    ) -> MaskAnswers:
+    ) -> LinearMaskOutputs:
         """What comes out for some samples of such weights."""
         counted = targets != void
         labels = targets[counted].astype(np.int64)
@@ -127,7 +129,10 @@ class MaskAnswers:
         if class_weights is not None:
             each = each * class_weights[labels]
         return cls(
-            outputs, targets, counted, Answers("class", outputs[counted], labels, each, smoothing)
+            outputs,
+            targets,
+            counted,
+            LinearOutputs("class", outputs[counted], labels, each, smoothing),
         )
 
     def losses(self) -> np.ndarray:  # noqa: D102 - as of Answers
@@ -146,12 +151,12 @@ class MaskAnswers:
         return np.bincount(np.nonzero(self.counted)[0], values, len(self.targets))
 
 
-AnyAnswers: TypeAlias = Answers | MaskAnswers
+AnyLinearOutputs: TypeAlias = LinearOutputs | LinearMaskOutputs
 # outputs, targets, weights of samples, whether it is for training
-Measure: TypeAlias = Callable[[np.ndarray, np.ndarray, "np.ndarray | None", bool], AnyAnswers]
+Measure: TypeAlias = Callable[[np.ndarray, np.ndarray, "np.ndarray | None", bool], AnyLinearOutputs]
 
 
-def measure_of(
+def make_measure(
     target: TargetSpec, smoothing: float, class_weights: Mapping[str, float] | str | None
 ) -> Measure:
     """What judges the outputs for such targets.
@@ -167,14 +172,14 @@ def measure_of(
 
     def measure(
         outputs: np.ndarray, targets: np.ndarray, weights: np.ndarray | None, training: bool
-    ) -> AnyAnswers:
+    ) -> AnyLinearOutputs:
         own = of_classes if training else None
         each = 1.0 if weights is None else weights.astype(np.float64)
         if target.kind == "mask":
-            return MaskAnswers.of(outputs, targets, each, target.void, smoothing, own)
+            return LinearMaskOutputs.of(outputs, targets, each, target.void, smoothing, own)
         if target.kind == "class" and own is not None:
             each = own[targets] * each
-        return Answers(target.kind, outputs, targets, each, smoothing)
+        return LinearOutputs(target.kind, outputs, targets, each, smoothing)
 
     return measure
 
@@ -185,18 +190,18 @@ _ERRORS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 }
 
 
-def metric_of(name: str, target: TargetSpec) -> Callable[[Any], np.ndarray]:
-    """A metric: from :class:`Answers` to a number for each sample.
+def make_metric(name: str, target: TargetSpec) -> Callable[[Any], np.ndarray]:
+    """A metric: from :class:`LinearOutputs` to a number for each sample.
 
     Raises:
         SettingError: this engine has no such metric of such targets.
     """
     known = _ERRORS if target.kind == "value" else {}
-    if snake(name) not in known:
+    if canonical_name(name) not in known:
         has = " and ".join(known) if known else "accuracy alone"
         raise SettingError(
             f"the numpy engine has no metric {name} of {target.kind} targets; it has {has}",
             "train",
             "metrics",
         )
-    return lambda answers: known[snake(name)](answers.errors).mean(axis=1)
+    return lambda answers: known[canonical_name(name)](answers.residuals).mean(axis=1)

@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fleet.engines.custom import load_own, takes_outputs_first
-from fleet.engines.failure_reason import reason_of
+from fleet.engines.custom import load_custom, takes_outputs_first
+from fleet.engines.failure_reason import describe_failure
 from fleet.errors import NetworkWarning, SettingError
 from fleet.spec import Train
 from fleet.spec.measures import LOSS_OF, name_of, parameters_of
-from fleet.vocabulary.measures import LOSSES, snake
+from fleet.vocabulary.measures import LOSSES, canonical_name
 from preprocess.target import TargetSpec
 
 Loss = Callable[[Any, Any], Any]  # of outputs and targets: a number for each sample, (n,)
@@ -29,10 +29,10 @@ class LossFunctions(NamedTuple):
     least that it can be."""
 
     training: Loss
-    judging: Loss
+    evaluation: Loss
     correct: Loss
     name: str
-    least: float
+    minimum: float
 
     @classmethod
     def of(
@@ -53,15 +53,19 @@ class LossFunctions(NamedTuple):
         name = LOSS_OF[target.kind] if train.loss is None else name_of(train.loss)
         judging = training = of_samples(None)
         if isinstance(train.class_weights, Mapping):
-            if target.kind == "mask" and train.loss is not None and snake(name) in OF_MASKS:
-                raise weighs_masks(name)
+            if (
+                target.kind == "mask"
+                and train.loss is not None
+                and canonical_name(name) in OF_MASKS
+            ):
+                raise mask_weights_error(name)
             training = of_samples(list(train.class_weights.values()))
         return cls(
             training,
             judging,
             correct,
             name,
-            -math.inf if ":" in name else LOSSES[snake(name)].least,
+            -math.inf if ":" in name else LOSSES[canonical_name(name)].minimum,
         )
 
     def check(
@@ -83,7 +87,9 @@ class LossFunctions(NamedTuple):
         except SettingError:
             raise
         except Exception as error:  # of the user's own function
-            raise self._mistake(f"cannot be computed of {order}: {reason_of(error)}") from error
+            raise self._mistake(
+                f"cannot be computed of {order}: {describe_failure(error)}"
+            ) from error
         if found is None or not np.any(found):
             raise self._mistake(
                 "does not depend on what the network gives, so that no weight is connected to it and "
@@ -94,15 +100,15 @@ class LossFunctions(NamedTuple):
             raise self._mistake(
                 f"is no number for what the network gives: {losses[~np.isfinite(losses)][0]}"
             )
-        if losses.min() < self.least - _ROUNDED:
+        if losses.min() < self.minimum - _ROUNDED:
             raise self._mistake(
-                f"is {losses.min():.4g} for samples of the data, less than it can be ({self.least:g}): "
+                f"is {losses.min():.4g} for samples of the data, less than it can be ({self.minimum:g}): "
                 "it is not of such targets"
             )
 
     def _say_order(self) -> str:
         """In which order a function of the user's own is called; warn where its user may expect the other one."""
-        function = load_own(self.name, "loss", "loss")
+        function = load_custom(self.name, "loss", "loss")
         is_class = isinstance(function, type)  # of the library, whose order is known
         is_reversed = takes_outputs_first(function)
         order = "(outputs, targets)" if is_reversed else "(targets, outputs)"
@@ -153,7 +159,7 @@ class Measures(NamedTuple):
     metrics: Any
 
 
-def given_to(train: Train, target: TargetSpec, known: Collection[str]) -> dict[str, Any]:
+def loss_arguments(train: Train, target: TargetSpec, known: Collection[str]) -> dict[str, Any]:
     """With which parameters a loss of the library is called.
 
     Args:
@@ -172,7 +178,7 @@ def given_to(train: Train, target: TargetSpec, known: Collection[str]) -> dict[s
             "train",
             "loss",
         )
-    if snake(name).startswith("sparse_") and target.kind not in ("class", "mask"):
+    if canonical_name(name).startswith("sparse_") and target.kind not in ("class", "mask"):
         raise SettingError(f"{name} is of classes, not of {target.kind} targets", "train", "loss")
     if train.label_smoothing:
         if "label_smoothing" not in known:
@@ -181,7 +187,7 @@ def given_to(train: Train, target: TargetSpec, known: Collection[str]) -> dict[s
     return given
 
 
-def of_whole_batch(what: str, key: str, more: str = "") -> SettingError:
+def scalar_result_error(what: str, key: str, more: str = "") -> SettingError:
     """The mistake of a loss or metric that gives a single number."""
     return SettingError(
         f"{what} gives one number for a whole batch, which ranks cannot add up; it should give one for "
@@ -191,7 +197,7 @@ def of_whole_batch(what: str, key: str, more: str = "") -> SettingError:
     )
 
 
-def weighs_masks(name: str) -> SettingError:
+def mask_weights_error(name: str) -> SettingError:
     """The mistake of weights of classes beside a loss of whole masks."""
     return SettingError(
         f"class_weights: {name} gives a number for each mask, and weights are of pixels",

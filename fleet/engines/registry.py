@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from fleet.engines.base import Engine, Joined, Setup, Slot
+from fleet.engines.base import Engine, EngineContext, ExportedEnsemble, Slot
 from fleet.errors import FleetError, NotInstalledError, UserError
 from fleet.gc_pause import without_collecting
 from fleet.plugins import load_object
@@ -18,7 +18,7 @@ from fleet.spec import NetworkSpec, Spec
 from fleet.spec.engines import EngineInfo
 from fleet.spec.layers import count_for
 from fleet.spec.model import one_line, told_as
-from fleet.storage.files import replace_by
+from fleet.storage.files import atomic_write_with
 from preprocess.sample import SampleSpec
 from preprocess.user_code import UserCode
 from scheduler.base import RateTable
@@ -46,8 +46,8 @@ def make_engine(
     Raises:
         UserError: what makes an engine of the user's own is not there, or makes something else.
     """
-    engine = _function(spec.engine, spec.engine.make)(
-        Setup(
+    engine = _load_function(spec.engine, spec.engine.make)(
+        EngineContext(
             sample,
             spec.resources,
             rates,
@@ -76,15 +76,15 @@ def check_installed(engine: EngineInfo) -> None:
         NotInstalledError: it is not.
     """
     if engine.library and find_spec(engine.library) is None:
-        raise _not_installed(engine, f"No module named {engine.library!r}")
+        raise _not_installed_error(engine, f"No module named {engine.library!r}")
 
 
 def import_engine(engine: EngineInfo) -> None:
     """Import what makes an engine, which may take seconds."""
-    _function(engine, engine.make)
+    _load_function(engine, engine.make)
 
 
-def parameters_of(network: NetworkSpec, spec: Spec, sample: SampleSpec) -> int | None:
+def count_network_parameters(network: NetworkSpec, spec: Spec, sample: SampleSpec) -> int | None:
     """How many parameters a network has; None where the engine cannot tell before it is built.
 
     Raises:
@@ -111,12 +111,14 @@ def count_parameters(network: NetworkSpec, spec: Spec, sample: SampleSpec) -> in
         return count_for(architecture.settings, sample)
     if spec.engine.count_parameters is None:
         return None
-    count = _function(spec.engine, spec.engine.count_parameters)
+    count = _load_function(spec.engine, spec.engine.count_parameters)
     with UserCode().running():
         return int(count(architecture, shape, sample.classes, network.seed))
 
 
-def join_exports(spec: Spec, files: Sequence[Path], weights: Sequence[float], kind: str) -> Joined:
+def load_ensemble(
+    spec: Spec, files: Sequence[Path], weights: Sequence[float], kind: str
+) -> ExportedEnsemble:
     """Exported networks of a run as one.
 
     Args:
@@ -130,9 +132,9 @@ def join_exports(spec: Spec, files: Sequence[Path], weights: Sequence[float], ki
         raise UserError(
             f"resources.engine: {spec.engine.name} writes no networks that can be loaded again"
         )
-    join = _function(spec.engine, spec.engine.join)
+    join = _load_function(spec.engine, spec.engine.join)
     with UserCode().running():
-        joined: Joined = join(files, weights, kind)
+        joined: ExportedEnsemble = join(files, weights, kind)
     return joined
 
 
@@ -145,20 +147,22 @@ def write_onnx(engine: EngineInfo, file: Path, path: Path) -> None:
     """
     if engine.to_onnx is None:
         raise UserError(f"--onnx: the {engine.name} engine writes no ONNX")
-    write = _function(engine, engine.to_onnx)
+    write = _load_function(engine, engine.to_onnx)
     with told_as(f"{file} cannot be written as ONNX:", UserError):
-        replace_by(path, lambda temporary: write(file, temporary))
+        atomic_write_with(path, lambda temporary: write(file, temporary))
 
 
-def problems_of(engine: EngineInfo, gpus: Sequence[str], exchange: str) -> list[tuple[str, str]]:
+def find_engine_problems(
+    engine: EngineInfo, gpus: Sequence[str], exchange: str
+) -> list[tuple[str, str]]:
     """What would go wrong with the libraries of an engine on this node; takes as long as importing them."""
     if engine.problems is None:
         return []
-    found: list[tuple[str, str]] = _function(engine, engine.problems)(gpus, exchange)
+    found: list[tuple[str, str]] = _load_function(engine, engine.problems)(gpus, exchange)
     return found
 
 
-def _function(engine: EngineInfo, found: str | Callable[..., Any]) -> Callable[..., Any]:
+def _load_function(engine: EngineInfo, found: str | Callable[..., Any]) -> Callable[..., Any]:
     """What an engine's row names."""
     if not isinstance(found, str):
         return found
@@ -166,15 +170,15 @@ def _function(engine: EngineInfo, found: str | Callable[..., Any]) -> Callable[.
         return load_object(found, "engine")
     module, _, name = found.partition(":")
     try:
-        with without_collecting(), as_if_missing(*engine.unwanted):
+        with without_collecting(), hiding_packages(*engine.unwanted):
             return getattr(import_module(module, "fleet.engines"), name)
     except ModuleNotFoundError as error:
         if not engine.extra:
             raise
-        raise _not_installed(engine, str(error)) from error
+        raise _not_installed_error(engine, str(error)) from error
 
 
-def _not_installed(engine: EngineInfo, said: str) -> NotInstalledError:
+def _not_installed_error(engine: EngineInfo, said: str) -> NotInstalledError:
     return NotInstalledError(
         f"{said}; the {engine.name} engine wants what pip install "
         f"'fleet-ensemble[{engine.extra}]' brings"
@@ -182,7 +186,7 @@ def _not_installed(engine: EngineInfo, said: str) -> NotInstalledError:
 
 
 @contextmanager
-def as_if_missing(*packages: str) -> Iterator[None]:
+def hiding_packages(*packages: str) -> Iterator[None]:
     """A context in which packages cannot be imported, unless they have been already.
 
     For what is imported in it and can do without them.

@@ -1,6 +1,6 @@
 """Trying networks out: build each, take a step, export it; in a process of its own, without MPI.
 
-:func:`main` gets a :class:`Request` through the pipe whose number it is called with, and says there which stage it
+:func:`main` gets a :class:`SmokeTestRequest` through the pipe whose number it is called with, and says there which stage it
 begins, and what came out for each network. Users' functions may exit, crash and hang here: whoever has started the
 process knows from the last that it said what it was at (:mod:`fleet.jobs.trials`).
 """
@@ -24,8 +24,15 @@ from typing import Any
 import numpy as np
 
 from fleet.comm.alone import Alone
-from fleet.engines.base import Engine, Examinable, Learning, Starting, Trainable, network_warnings
-from fleet.engines.failure_reason import reason_of
+from fleet.engines.base import (
+    Engine,
+    SupportsInspection,
+    SupportsLearningCheck,
+    SupportsPretrained,
+    Trainable,
+    collect_warnings,
+)
+from fleet.engines.failure_reason import describe_failure
 from fleet.engines.registry import count_parameters, make_engine
 from fleet.errors import ModelError, SettingError, UserError
 from fleet.spec import NetworkSpec, Spec
@@ -39,7 +46,7 @@ _ROWS = 2  # of a step: a machine without GPUs takes no more than it must
 
 
 @dataclass(frozen=True)
-class Request:
+class SmokeTestRequest:
     """What to try.
 
     Attributes:
@@ -60,7 +67,7 @@ class Request:
 
 
 @dataclass
-class Trial:
+class SmokeTestResult:
     """What came out for one network, so far.
 
     Attributes:
@@ -83,13 +90,13 @@ class Trial:
 
 
 @dataclass(frozen=True)
-class _Trying:
+class _SmokeTest:
     """One network that is tried."""
 
     network: NetworkSpec
-    request: Request
-    say: Callable[..., None]
-    trial: Trial
+    request: SmokeTestRequest
+    send: Callable[..., None]
+    trial: SmokeTestResult
 
     def run(self, engine: Engine, row_bytes: dict[str, int | None]) -> None:
         """Try everything.
@@ -106,16 +113,16 @@ class _Trying:
             return  # it is not built
         with contextlib.closing(engine.build(network, Alone())) as trainable:
             start = network.train.begins
-            if start and not network.parent and isinstance(trainable, Starting):
-                trainable.begin_with(Path(start.file), start.skip)
-            kind = _kind(network)
+            if start and not network.parent and isinstance(trainable, SupportsPretrained):
+                trainable.load_pretrained(Path(start.file), start.skip)
+            kind = _step_key(network)
             if kind not in row_bytes:
                 row_bytes[kind] = self._step(trainable)
             self._measure(trainable, row_bytes[kind])
             if (
                 spec.engine.exports
                 and network.architecture.kind == "import"
-                and isinstance(trainable, Examinable)
+                and isinstance(trainable, SupportsInspection)
             ):
                 self._begin("the export")
                 with tempfile.TemporaryDirectory(prefix="fleet-check-") as folder:
@@ -124,7 +131,7 @@ class _Trying:
                         self.trial.notes += (note,)
 
     def _begin(self, stage: str) -> None:
-        self.say(stage=stage, network=self.trial.network)
+        self.send(stage=stage, network=self.trial.network)
 
     def _fits_here(self) -> bool:
         """Whether it can be built on this machine; it might be trained on a GPU all the same."""
@@ -154,7 +161,7 @@ class _Trying:
                 target.made_up(np.random.default_rng(0), _ROWS),
             )
             values, weights = target.split(targets)
-            if isinstance(trainable, Learning):
+            if isinstance(trainable, SupportsLearningCheck):
                 trainable.check_learns(images, values)
             rows = min(_ROWS, len(images), self.network.train.batch.bounds[0])
             trainable.step(
@@ -165,7 +172,7 @@ class _Trying:
                 *([] if weights is None else [weights[:rows]]),
             )
         try:
-            if isinstance(trainable, Examinable):
+            if isinstance(trainable, SupportsInspection):
                 return trainable.row_bytes()
             return None
         except Exception:  # the step has not been tried, and would have failed
@@ -173,7 +180,7 @@ class _Trying:
 
     def _measure(self, trainable: Trainable, row_bytes: int | None) -> None:
         network = self.network
-        if isinstance(trainable, Examinable):
+        if isinstance(trainable, SupportsInspection):
             self.trial.parameters = trainable.count_parameters()
         parameters = self.trial.parameters
         if parameters is not None:
@@ -194,7 +201,7 @@ def main() -> None:
     os._exit(0)  # what users' functions have started need not end
 
 
-def _try_all(request: Request, pipe: Connection) -> None:
+def _try_all(request: SmokeTestRequest, pipe: Connection) -> None:
     def say(**what: Any) -> None:
         pipe.send(what)
 
@@ -204,32 +211,32 @@ def _try_all(request: Request, pipe: Connection) -> None:
         try:
             engine = make_engine(request.spec, request.sample, request.rates, 0, 1)
         except ImportError as error:
-            say(missing=reason_of(error))
+            say(missing=describe_failure(error))
             return
         except UserError as error:
             say(unusable=str(error))
             return
     row_bytes: dict[str, int | None] = {}
     for index in request.networks:
-        trial = Trial(index)
-        _try(_Trying(request.spec.networks[index], request, say, trial), engine, row_bytes)
+        trial = SmokeTestResult(index)
+        _try(_SmokeTest(request.spec.networks[index], request, say, trial), engine, row_bytes)
         say(trial=trial)
 
 
-def _try(trying: _Trying, engine: Engine | None, row_bytes: dict[str, int | None]) -> None:
+def _try(trying: _SmokeTest, engine: Engine | None, row_bytes: dict[str, int | None]) -> None:
     trial = trying.trial
-    with network_warnings() as told:
+    with collect_warnings() as told:
         try:
             trying.run(engine, row_bytes)  # type: ignore[arg-type] # None only where it is not asked
         except SettingError as error:
             trial.problem = str(error)
             trial.setting = error.setting
         except BaseException as error:  # a user's function may raise anything
-            trial.problem = reason_of(error)
+            trial.problem = describe_failure(error)
     trial.warnings = tuple(told)
 
 
-def _kind(network: NetworkSpec) -> str:
+def _step_key(network: NetworkSpec) -> str:
     """Equal for networks whose steps differ in numbers only."""
     optimizer = dataclasses.replace(network.train.optimizer, learning_rate=1.0)
     kept = {

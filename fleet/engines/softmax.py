@@ -15,13 +15,20 @@ from pathlib import Path
 import numpy as np
 
 from fleet.comm.protocols import Group
-from fleet.engines.base import Arrays, Setup, StepTotals, check_arrays, readable, rows_of
-from fleet.engines.linear import AnyAnswers, measure_of, metric_of
+from fleet.engines.base import (
+    Arrays,
+    EngineContext,
+    StepTotals,
+    check_arrays,
+    pack_rows,
+    select_readable,
+)
+from fleet.engines.linear import AnyLinearOutputs, make_measure, make_metric
 from fleet.errors import ModelError, SettingError
 from fleet.spec import NetworkSpec
 from fleet.spec.measures import label_of, name_of, parameters_of
 from fleet.spec.model import Architecture, call_of, load_function
-from fleet.vocabulary.measures import snake
+from fleet.vocabulary.measures import canonical_name
 from preprocess.deferred_augmentation import finished
 from preprocess.sample import SampleSpec
 
@@ -65,7 +72,7 @@ def _features(sample: SampleSpec) -> int:
     return sample.image.size
 
 
-def make(setup: Setup) -> NumpyEngine:
+def make(setup: EngineContext) -> NumpyEngine:
     """The engine of a trainer."""
     return NumpyEngine(setup.sample)
 
@@ -91,18 +98,18 @@ class SoftmaxRegression:
         assert isinstance(optimizer.learning_rate, float)  # its row knows no schedules
         self._group = group
         self._sample = sample
-        self._answers = measure_of(sample.target, train.label_smoothing, train.class_weights)
+        self._answers = make_measure(sample.target, train.label_smoothing, train.class_weights)
         self._metrics = {
-            label_of(name): metric_of(name_of(name), sample.target)
+            label_of(name): make_metric(name_of(name), sample.target)
             for name in train.metrics
-            if snake(name_of(name)) != "accuracy"
+            if canonical_name(name_of(name)) != "accuracy"
         }
         if any(map(parameters_of, train.metrics)):
             raise SettingError(
                 "the numpy engine has no metrics with parameters", "train", "metrics"
             )
-        self._nothing = (0.0,) * (len(self._metrics) + 1 if self._metrics else 0)
-        self._rate = self._own_rate = optimizer.learning_rate * network.learning_rate_scale(
+        self._zero_totals = (0.0,) * (len(self._metrics) + 1 if self._metrics else 0)
+        self._rate = self._base_rate = optimizer.learning_rate * network.learning_rate_scale(
             group.size
         )
         self._momentum = optimizer.momentum or 0.0
@@ -118,7 +125,7 @@ class SoftmaxRegression:
         weights: np.ndarray | None = None,
     ) -> StepTotals:
         gradient = np.zeros_like(self._weights)
-        mine = StepTotals(stop=stop, more=self._nothing)
+        mine = StepTotals(stop=stop, metric_totals=self._zero_totals)
         error: BaseException | None = None
         try:
             answers, inputs = self._judge(images, targets, weights, training=True)
@@ -128,7 +135,7 @@ class SoftmaxRegression:
             mine += self._sums(answers)
         except BaseException as caught:  # the other ranks wait for this one's part
             error = caught
-            mine = StepTotals(stop=stop, failed=True, more=mine.more)
+            mine = StepTotals(stop=stop, failed=True, metric_totals=mine.metric_totals)
         buffer = np.concatenate([gradient.ravel(), mine.pack()])
         self._group.sum(buffer)
         gradient = buffer[: gradient.size].reshape(self._weights.shape)
@@ -156,7 +163,7 @@ class SoftmaxRegression:
         outputs: np.ndarray = self._features(images) @ self._weights
         return self.evaluate(images, targets, weights), outputs.astype(np.float32)
 
-    def scores(self, more: Sequence[float]) -> dict[str, float]:  # noqa: D102 - Scoring says it
+    def scores(self, more: Sequence[float]) -> dict[str, float]:  # noqa: D102 - SupportsMetrics says it
         *sums, count = more
         return {name: total / count for name, total in zip(self._metrics, sums, strict=True)}
 
@@ -166,22 +173,22 @@ class SoftmaxRegression:
         targets: np.ndarray,
         weights: np.ndarray | None,
         training: bool = False,
-    ) -> tuple[AnyAnswers, np.ndarray]:
+    ) -> tuple[AnyLinearOutputs, np.ndarray]:
         """What comes out for the samples that could be read, and their features."""
-        images, targets, *weighed = readable(rows_of(images, targets, weights))
+        images, targets, *weighed = select_readable(pack_rows(images, targets, weights))
         inputs = self._features(images)
         return self._answers(
             inputs @ self._weights, targets, weighed[0] if weighed else None, training
         ), inputs
 
-    def _sums(self, answers: AnyAnswers) -> StepTotals:
+    def _sums(self, answers: AnyLinearOutputs) -> StepTotals:
         count = len(answers.targets)
         more = [float(metric(answers).sum()) for metric in self._metrics.values()]
         return StepTotals(
             float(answers.losses().sum()),
             float(answers.correct().sum()),
             count,
-            more=(*more, float(count)) if more else (),
+            metric_totals=(*more, float(count)) if more else (),
         )
 
     def average_statistics(self) -> None:
@@ -190,8 +197,8 @@ class SoftmaxRegression:
     def learning_rate(self) -> float:  # noqa: D102
         return self._rate
 
-    def scale_learning_rate(self, factor: float) -> None:  # noqa: D102 - Rescaling says it
-        self._rate = self._own_rate * factor
+    def scale_learning_rate(self, factor: float) -> None:  # noqa: D102 - SupportsRateScaling says it
+        self._rate = self._base_rate * factor
 
     def state(self) -> dict[str, np.ndarray]:  # noqa: D102
         return {"weights": self._weights.copy(), "velocity": self._velocity.copy()}
@@ -204,7 +211,7 @@ class SoftmaxRegression:
     def export(self, arrays: Arrays, path: Path) -> None:
         """Nothing but Keras reads ``.keras`` files; the weights are in the checkpoint."""
 
-    def count_parameters(self) -> int:  # noqa: D102 - Examinable says it
+    def count_parameters(self) -> int:  # noqa: D102 - SupportsInspection says it
         return self._weights.size
 
     def row_bytes(self) -> int:

@@ -11,14 +11,14 @@ from typing import Any
 
 from fleet.errors import UserError
 from fleet.monitor.run_history import read_history
-from fleet.storage.files import replacing
+from fleet.storage.files import atomic_write
 from fleet.storage.results import Table, read_results
 
 
 def write_csv(table: Table[Any], path: Path) -> None:
     """Write a table as CSV; lists and mappings in it are JSON."""
     columns = table.columns()
-    with replacing(path) as file:
+    with atomic_write(path) as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(columns)
         writer.writerows(
@@ -40,7 +40,7 @@ def write_parquet(table: Table[Any], path: Path) -> None:
         from pyarrow import parquet
     except ImportError:
         raise UserError("--parquet needs pyarrow: pip install 'fleet-ensemble[parquet]'") from None
-    with replacing(path, "wb") as file:
+    with atomic_write(path, "wb") as file:
         parquet.write_table(
             pyarrow.table({name: unify_types(values) for name, values in table.columns().items()}),
             file,

@@ -28,7 +28,7 @@ from fleet.jobs.launching import (
 )
 from fleet.jobs.paused_submissions import delay_options
 from fleet.jobs.systems import find_system, lease_of_process
-from fleet.storage.event_log import log_mark, read_events
+from fleet.storage.event_log import log_position, read_events
 from fleet.storage.json_lines import add_dated_line, read_lines
 from fleet.storage.lease import Lease
 from fleet.storage.paths import RunPaths
@@ -312,7 +312,7 @@ class ChainJob:
         if (
             self._warned.wait_for_space() is None
         ):  # a disk that is full for now is no reason to lose the job
-            reserve_emergency_space(self._paths.last_room)
+            reserve_emergency_space(self._paths.reserved_space)
         with lease_of_process(self._warned.environment) as lease:
             lease.take(self._paths.jobs_lease)
             return self._run(command, lease)
@@ -346,7 +346,7 @@ class ChainJob:
         self, command: Sequence[str], stops: Sequence[JobStop], lease: Lease
     ) -> tuple[int, bool]:
         """One launch: how it ended, and whether another follows."""
-        before = log_mark(self._paths.events)
+        before = log_position(self._paths.events)
         once = () if has_started(self._paths, self._job) else self._once
         add_note(self._paths, JobStarted(self._job, before[1]))
         status = self._warned.run([*command, *once], before)
@@ -356,7 +356,7 @@ class ChainJob:
         if stop.is_failure and (refused := self._warned.wait_for_space()) is not None:
             decision = Continuation(False, str(refused))
             with suppress(OSError):
-                self._paths.last_room.unlink(missing_ok=True)  # for what is noted now
+                self._paths.reserved_space.unlink(missing_ok=True)  # for what is noted now
         following, then = self._follow(decision, _next_request([*stops, stop], self._requests))
         add_note(self._paths, JobStopped(self._job, stop, self._warned.end_reason, following, then))
         print_message(f"status {status}; {then}")

@@ -44,11 +44,11 @@ from fleet.jobs.launching import (
 )
 from fleet.jobs.paused_submissions import delay_options
 from fleet.jobs.systems import lease_of_process
-from fleet.storage.event_log import RunTail, log_mark
+from fleet.storage.event_log import RunTail, log_position
 from fleet.storage.files import write_json
-from fleet.storage.network_leases import holders
+from fleet.storage.network_leases import read_holders
 from fleet.storage.paths import RunPaths
-from fleet.storage.results import over_by_table
+from fleet.storage.results import ended_in_table
 from launch.base import InputError
 from launch.queues import QUEUES, QueuedJob
 from launch.systems import System, submit
@@ -112,7 +112,7 @@ class HarvestPlan:
         content = TypeAdapter(HarvestPlan).dump_python(self, mode="json", by_alias=True)
         for run in self.runs:
             write_json(run.paths.harvest, content)
-            reserve_emergency_space(run.paths.last_room)
+            reserve_emergency_space(run.paths.reserved_space)
 
     def record_request(self) -> None:
         """Its user asks for it, again or for the first time."""
@@ -418,7 +418,7 @@ class RunLogs:
         Raises:
             OSError: the file system does not answer.
         """
-        for at, event, _, log in sorted(self._tail.new(), key=lambda dated: dated.at):
+        for at, event, _, log in sorted(self._tail.poll(), key=lambda dated: dated.at):
             self.run.apply(at, event, log)
 
 
@@ -438,14 +438,14 @@ def read_harvest_state(
     logs = logs or RunLogs(run.paths)
     logs.refresh()
     over = {name for name, standing in logs.run.standings.items() if standing.outcome is not None}
-    over = (over | over_by_table(run.paths)) & set(
+    over = (over | ended_in_table(run.paths)) & set(
         run.networks
     )  # of what was done long ago there may be no log
     running = {job.id for job in jobs if job.runs}
     # What a launch holds that is no more waits for another one.
     held = {
         name: holder
-        for name, holder in holders(run.paths).items()
+        for name, holder in read_holders(run.paths).items()
         if name in run.networks
         and name not in over
         and (holder is None or not holder.job or holder.job in running)
@@ -527,7 +527,7 @@ class HarvestJob:
         refused = self._warned.wait_for_space()
         if refused is not None:
             return self._give_up(refused, ExitStatus.CAN_PASS)
-        reserve_emergency_space(self._paths.last_room)
+        reserve_emergency_space(self._paths.reserved_space)
         if isinstance(
             harvest_log.newest_by_job(self._paths).get(self._job), JobStarted
         ):  # the batch system has put it back
@@ -540,7 +540,7 @@ class HarvestJob:
             )
             self._end()
             return int(ExitStatus.OK)
-        before = log_mark(self._paths.events)
+        before = log_position(self._paths.events)
         self._note(JobStarted(self._job, before[1]))
         self._top_up()
         status = self._warned.run(command, before, _EVERY_S, self._top_up)
@@ -584,7 +584,7 @@ class HarvestJob:
             f"files cannot be written: {refused}", self._backlog.command
         )
         with suppress(OSError):
-            self._paths.last_room.unlink(missing_ok=True)
+            self._paths.reserved_space.unlink(missing_ok=True)
         with suppress(StorageError):
             harvest_log.add_note(
                 self._paths, harvest_log.LaunchEnded(self._job, int(status), warning, str(refused))

@@ -15,7 +15,7 @@ from fleet.domain.events import EpochEnded, NetworkTaken
 from fleet.domain.json_record import Kind, OmitDefault
 from fleet.errors import ExitStatus
 from fleet.jobs.job_events import ChainCancelled, JobStarted, JobSubmitted, read_notes
-from fleet.storage.event_log import launches_of, read_events
+from fleet.storage.event_log import read_events, split_launches
 from fleet.storage.json_lines import add_dated_line
 from fleet.storage.paths import RunPaths
 
@@ -82,12 +82,12 @@ def add_note(paths: RunPaths, what: Kind) -> None:
     Raises:
         StorageError: the disk is full, ...
     """
-    add_dated_line(paths.harvested, what)
+    add_dated_line(paths.harvest_log, what)
 
 
 def read_harvest_log(paths: RunPaths) -> list[Any]:
     """All that is known of a harvest, in order."""
-    return read_notes(paths.harvested, _KINDS)
+    return read_notes(paths.harvest_log, _KINDS)
 
 
 def is_cancelled(paths: RunPaths) -> bool:
@@ -182,7 +182,7 @@ def past_launches(paths: RunPaths, running: Sequence[str] = ()) -> list[PastLaun
 
 
 def _past(log: Path, start: int, end: LaunchEnded | None, is_forgiven: bool) -> PastLaunch:
-    events = next((lines for _, lines in launches_of(read_events(log, start))), [])
+    events = next((lines for _, lines in split_launches(read_events(log, start))), [])
     seconds = events[-1].t_s if events else 0.0
     return PastLaunch(
         seconds,

@@ -18,7 +18,7 @@ from fleet.domain.events import Interrupted
 from fleet.errors import EXPLAINED, ExitStatus, StorageError, shortened
 from fleet.jobs.systems import SYSTEM_VARIABLE
 from fleet.storage.event_log import events_of, launch_status
-from fleet.storage.files import storing
+from fleet.storage.files import storage_errors
 from fleet.storage.paths import RunPaths
 from fleet.units import format_duration
 from launch.mpirun_messages import PATIENCE_S, start
@@ -53,7 +53,7 @@ def print_message(text: str) -> None:
 def find_storage_error(folder: Path) -> StorageError | None:
     """What the file system says to a mebibyte, where it refuses: until that is mended no job would do better."""
     try:
-        with storing(folder / ".probe.tmp", _PROBE_BYTES):
+        with storage_errors(folder / ".probe.tmp", _PROBE_BYTES):
             folder.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryFile(dir=folder) as probe:
                 probe.write(bytes(_PROBE_BYTES))
@@ -64,7 +64,7 @@ def find_storage_error(folder: Path) -> StorageError | None:
 
 def reserve_emergency_space(path: Path) -> None:
     """Hold some room with a file, unless there is one, or none to be had; to delete it gives a full disk that room."""
-    with suppress(StorageError), storing(path):
+    with suppress(StorageError), storage_errors(path):
         if not path.exists():
             path.write_bytes(
                 os.urandom(_LAST_BYTES)

@@ -64,7 +64,7 @@ class PausedRuns:
         """The runs need not make room any more."""
         for folder in self._runs:
             with suppress(OSError):
-                os.unlink(RunPaths(folder.parent).making_room)
+                os.unlink(RunPaths(folder.parent).eviction_marker)
 
 
 def _touch(folder: Path, user: int, ahead_s: float) -> None:
@@ -74,7 +74,7 @@ def _touch(folder: Path, user: int, ahead_s: float) -> None:
         if os.fstat(inside).st_uid != user:
             return
         flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
-        file = os.open(RunPaths(folder.parent).making_room.name, flags, 0o644, dir_fd=inside)
+        file = os.open(RunPaths(folder.parent).eviction_marker.name, flags, 0o644, dir_fd=inside)
         try:
             os.utime(file)  # the clock of the file system
             if ahead_s:
@@ -89,7 +89,7 @@ def _touch(folder: Path, user: int, ahead_s: float) -> None:
 def pause_s(paths: RunPaths) -> float:
     """For how many seconds the next job of a run should wait; 0.0 where no eviction is at work."""
     try:
-        touched = paths.making_room.stat().st_mtime
+        touched = paths.eviction_marker.stat().st_mtime
         with tempfile.TemporaryFile(dir=paths.jobs) as probe:
             now = os.fstat(probe.fileno()).st_mtime  # of the same clock
     except OSError:

@@ -22,7 +22,7 @@ from typing import IO
 
 import numpy as np
 
-from fleet.engines.smoke_test import Request, Trial
+from fleet.engines.smoke_test import SmokeTestRequest, SmokeTestResult
 from fleet.errors import UserError
 from fleet.spec import Spec
 from fleet.units import format_duration
@@ -48,7 +48,7 @@ class SmokeTestResults:
         problem: why no network could be built here, such as a library that is not there; empty where some could.
     """
 
-    trials: dict[int, Trial] = field(default_factory=dict)
+    trials: dict[int, SmokeTestResult] = field(default_factory=dict)
     problem: str = ""
 
 
@@ -77,7 +77,7 @@ def try_networks(
     left = list(networks)
     while left:
         before = len(left)
-        request = Request(
+        request = SmokeTestRequest(
             spec, sample, tuple(left), rates, steps, int(_SHARE * free_memory()), samples or {}
         )
         # What the process leaves in its folder, as it is ended, goes with that.
@@ -100,7 +100,7 @@ def try_networks(
 class _Process:
     """The process that tries; what it prints goes to a file, and what it says comes through a pipe."""
 
-    def __init__(self, request: Request, log: IO[bytes], temporary: str) -> None:
+    def __init__(self, request: SmokeTestRequest, log: IO[bytes], temporary: str) -> None:
         self._log = log
         self.connection, theirs = Pipe()
         # GPUs of the node where people check their specs are for others; its modules are those of this process.
@@ -159,7 +159,9 @@ class _Process:
         self.popen.wait()
 
 
-def _watched(process: _Process, request: Request, done: SmokeTestResults) -> Iterator[Trial]:
+def _watched(
+    process: _Process, request: SmokeTestRequest, done: SmokeTestResults
+) -> Iterator[SmokeTestResult]:
     """The trials of a process until it ends, and that of the network with which it ends."""
     stage = "starting"
     index = None
@@ -188,7 +190,7 @@ def _watched(process: _Process, request: Request, done: SmokeTestResults) -> Ite
         elif "unusable" in said:
             raise UserError(said["unusable"])
     if index is not None:
-        yield Trial(index, _ended(process) if has_ended else _hung(process, stage, limit))
+        yield SmokeTestResult(index, _ended(process) if has_ended else _hung(process, stage, limit))
 
 
 def _ended(process: _Process) -> str:

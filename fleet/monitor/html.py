@@ -29,8 +29,8 @@ from fleet.monitor.search_summary import (
     rungs_table,
     trials_table,
 )
-from fleet.prediction.ensembles import TOGETHER, table_of
-from fleet.storage.files import replacing
+from fleet.prediction.ensembles import TOGETHER, make_table
+from fleet.storage.files import atomic_write
 from fleet.storage.results import Status, short_names
 from fleet.units import counted, format_duration
 
@@ -60,7 +60,7 @@ def write_report(
         StorageError: it cannot be written there.
     """
     page = render(report, every_s, skip_slow)
-    with replacing(path) as file:
+    with atomic_write(path) as file:
         file.write(page)
 
 
@@ -237,7 +237,7 @@ def _together(report: RunReport) -> list[str]:
         return []
     return [
         "<h2>The best networks together</h2>",
-        html_table(*table_of(report.ensembles)),
+        html_table(*make_table(report.ensembles)),
         f"<p class=note>{TOGETHER}</p>",
     ]
 

@@ -29,7 +29,7 @@ from fleet.prediction.ensembles import EnsembleResult, read_ensembles
 from fleet.spec.model import one_line
 from fleet.storage import results as table
 from fleet.storage.paths import RunPaths
-from fleet.storage.run_spec import spec_of
+from fleet.storage.run_spec import load_run_spec
 
 _SHUFFLES = {
     "network": "Each network shuffles by its own epochs, so no schedule changes what it learns from.",
@@ -129,7 +129,7 @@ class RunReport:
     @property
     def counts(self) -> dict[str, int]:
         """How many networks there are, and how many of them have finished and failed."""
-        networks = table.networks_of(self.rows)
+        networks = table.without_fold_means(self.rows)
         return {
             "networks": len(networks),
             "finished": sum(row.status is table.Status.FINISHED for row in networks),
@@ -191,11 +191,11 @@ def best_rows(rows: Sequence[table.NetworkResult]) -> tuple[list[str], list[list
     """
     headers, lines = table.leaderboard(rows)
     said = []
-    rest = table.networks_of(rows[MAX_ROWS:])
+    rest = table.without_fold_means(rows[MAX_ROWS:])
     counts = Counter(str(row.status) for row in rest)
     if counts:
         left_out = ", ".join(f"{number} {status}" for status, number in counts.items())
-        total = len(table.networks_of(rows))
+        total = len(table.without_fold_means(rows))
         said.append(
             f"These are the best {total - len(rest)} of {total} networks. All are in results.csv; left out "
             f"here: {left_out}."
@@ -229,7 +229,7 @@ def read_report(paths: RunPaths) -> RunReport:
     if found is None:
         raise UserError(f"{_log_path(paths)} has no launch, so there is nothing to report")
     if run.searches or run.added:
-        searches = make_search_reports(spec_of(paths), run, rows)
+        searches = make_search_reports(load_run_spec(paths), run, rows)
     else:
         searches = ()
     return replace(

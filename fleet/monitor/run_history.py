@@ -15,10 +15,10 @@ from fleet.monitor.timeline import log_until, replay_log
 from fleet.prediction.sample_file import read_sample
 from fleet.spec import Spec
 from fleet.spec.criteria import settled
-from fleet.storage.event_log import Logged, read_run
+from fleet.storage.event_log import LoggedEvent, read_run
 from fleet.storage.paths import RunPaths
-from fleet.storage.results import NetworkResult, Results, Table, apart, parameters_of
-from fleet.storage.run_spec import spec_of
+from fleet.storage.results import NetworkResult, Results, Table, known_parameters, prefix_conflicts
+from fleet.storage.run_spec import load_run_spec
 from preprocess.sample import SampleSpec
 
 _HEAD = (
@@ -49,7 +49,7 @@ class PastRun:
     rows: tuple[NetworkResult, ...]
 
 
-def read_log(paths: RunPaths) -> list[Logged]:
+def read_log(paths: RunPaths) -> list[LoggedEvent]:
     """The events of a run.
 
     Raises:
@@ -69,7 +69,7 @@ def read_past_run(paths: RunPaths, t_s: float = math.inf) -> PastRun:
     Raises:
         UserError: there is no run there, or its spec cannot be read.
     """
-    spec = spec_of(paths)
+    spec = load_run_spec(paths)
     log = log_until(read_log(paths), t_s)
     run = replay_log(log, spec)
     spec, samples = with_late(spec, run), _samples(paths, spec)
@@ -77,7 +77,7 @@ def read_past_run(paths: RunPaths, t_s: float = math.inf) -> PastRun:
         spec = settled(spec, {feed: (sample.target, ()) for feed, sample in samples.items()})
     refused = run.refused
     known = {
-        network.name: parameters_of(network, samples[network.feed])
+        network.name: known_parameters(network, samples[network.feed])
         for network in spec.networks
         if samples and network.name not in refused
     }
@@ -108,7 +108,7 @@ class NetworkEpoch(EpochRecord):
         """The row of a table, with a column for each metric."""
         said = {name: self.value(name) if name in SCORES else getattr(self, name) for name in _HEAD}
         metrics = {name: self.value(name) for name in self.metrics if name not in SCORES}
-        return said | apart(metrics, list(said), "metric")
+        return said | prefix_conflicts(metrics, list(said), "metric")
 
 
 def read_history(run: str | Path) -> Table[NetworkEpoch]:

@@ -18,7 +18,7 @@ from fleet.spec.hyperparameters import leaves
 from fleet.spec.search import Search
 from fleet.spec.space import Dimension, Range, Space
 from fleet.spec.train import Converge
-from fleet.storage.results import NetworkResult, Status, networks_of, short_names
+from fleet.storage.results import NetworkResult, Status, short_names, without_fold_means
 from fleet.terminal import brief
 from fleet.units import counted, listed
 
@@ -219,7 +219,7 @@ def make_rung_reports(run: RunState, rows: Sequence[NetworkResult]) -> tuple[Run
         for name in run.judged["pause"]
         if name in named and named[name].status is Status.PAUSED
     }
-    networks = networks_of(rows)
+    networks = without_fold_means(rows)
     return tuple(
         RungReport(
             epochs,

@@ -20,7 +20,7 @@ from fleet.domain.events import EpochEnded, Event
 from fleet.domain.network import SCORES
 from fleet.spec import NetworkSpec
 from fleet.spec.hyperparameters import chosen
-from fleet.storage.files import patiently, storing
+from fleet.storage.files import storage_errors, with_retries
 from fleet.storage.paths import RunPaths
 
 
@@ -79,7 +79,7 @@ class TensorBoardObserver:
             wall_time=time.time(), step=record.epoch, summary=self._summary(value=values)
         )
         self._unwritten.append(
-            self._thread.submit(patiently, lambda: self._write(event.network, made))
+            self._thread.submit(with_retries, lambda: self._write(event.network, made))
         )
         while self._unwritten and self._unwritten[0].done():
             self._unwritten.popleft().result()
@@ -97,7 +97,7 @@ class TensorBoardObserver:
     def _write(self, network: str, event: Any) -> None:
         # Nothing stays open: a run may have more networks than a process may have open files.
         folder = self._paths.tensorboard(network)
-        with storing(folder):
+        with storage_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
             with open(folder / self._name, "ab", buffering=0) as file:
                 events = [event]

@@ -10,7 +10,7 @@ from itertools import count, pairwise, takewhile
 from fleet.domain.events import Ended, Event, GroupChanged, GroupStarted, Started
 from fleet.domain.run import Broken, RunLaunch, RunState
 from fleet.spec import Spec
-from fleet.storage.event_log import Logged, launches_of
+from fleet.storage.event_log import LoggedEvent, split_launches
 
 # What a launch may seem to overlap the next one, in seconds and as a share of its time: its own clock and that of the
 # file server, which dates it, never quite agree.
@@ -32,7 +32,7 @@ class PlacedLaunch:
     """
 
     start: Started
-    lines: Sequence[Logged]
+    lines: Sequence[LoggedEvent]
     offset_s: float
     devices: dict[int, int]
 
@@ -67,7 +67,7 @@ class PlacedLaunch:
         return tuple(self.devices[device] for device in devices)
 
 
-def place_launches(log: Iterable[Logged]) -> list[PlacedLaunch]:
+def place_launches(log: Iterable[LoggedEvent]) -> list[PlacedLaunch]:
     """The launches of a run; a log that begins in the middle of one begins with the next.
 
     They stand one behind the other. Those that were at work at the same time stand side by side by their dates, and the
@@ -81,7 +81,7 @@ def place_launches(log: Iterable[Logged]) -> list[PlacedLaunch]:
     date = 0.0
     ends_date = 0.0
     began_s = 0.0
-    for _, lines in launches_of(log):
+    for _, lines in split_launches(log):
         if not isinstance(start := lines[0].event, Started):
             continue
         own_s = lines[-1].t_s - lines[0].t_s
@@ -96,7 +96,7 @@ def place_launches(log: Iterable[Logged]) -> list[PlacedLaunch]:
         if is_beside:
             at_s = began_s + (start.date - date)
             taken = {device for one in found if one.ended_s > at_s for device in _devices(one)}
-            lines[0] = Logged(first_s, replace(start, beside=True))
+            lines[0] = LoggedEvent(first_s, replace(start, beside=True))
             found.append(PlacedLaunch(start, lines, at_s - first_s, _renumbered(start, taken)))
         else:
             by_s = max((one.ended_s for one in found), default=0.0)
@@ -140,7 +140,7 @@ def _renumbered(start: Started, taken: AbstractSet[int]) -> dict[int, int]:
     return {device: nodes[device // size] * size + device % size for device in start.devices}
 
 
-def log_until(log: Iterable[Logged], t_s: float) -> list[Logged]:
+def log_until(log: Iterable[LoggedEvent], t_s: float) -> list[LoggedEvent]:
     """What a run had logged by some time of its clock."""
     return [
         logged
@@ -150,7 +150,7 @@ def log_until(log: Iterable[Logged], t_s: float) -> list[Logged]:
     ]
 
 
-def dated_events(log: Iterable[Logged]) -> list[tuple[float, Event | Broken, int]]:
+def dated_events(log: Iterable[LoggedEvent]) -> list[tuple[float, Event | Broken, int]]:
     """What happened in a run: when, and in which of its launches, in the order of time.
 
     A launch after which another began is over, and its groups are gone, whether it has said so or not.
@@ -166,7 +166,7 @@ def dated_events(log: Iterable[Logged]) -> list[tuple[float, Event | Broken, int
     return moments
 
 
-def replay_log(log: Iterable[Logged], spec: Spec | None = None) -> RunState:
+def replay_log(log: Iterable[LoggedEvent], spec: Spec | None = None) -> RunState:
     """What a run is by its log."""
     state = RunState(spec)
     for t_s, event, launch in dated_events(log):

@@ -15,7 +15,7 @@ from fleet.domain.network import EpochRecord
 from fleet.domain.run import RunGroup, RunNetwork, RunState
 from fleet.monitor.html import html_table
 from fleet.monitor.progress import EpochPart, Progress
-from fleet.storage.files import STDOUT, patiently, storing
+from fleet.storage.files import STDOUT, storage_errors, with_retries
 from fleet.terminal import brief, terminal, terminal_width
 from fleet.units import counted, format_duration
 from scheduler.ensemble.policies import POLICIES
@@ -59,14 +59,14 @@ class PlainView:
 
             def write() -> None:
                 nonlocal line
-                with storing(STDOUT):
+                with storage_errors(STDOUT):
                     # what cannot be flushed is kept, and flushed the next time
                     unsaid = line
                     line = ""
                     self._out.write(unsaid)
                     self._out.flush()
 
-            patiently(write, self._patience_s)
+            with_retries(write, self._patience_s)
 
     def close(self) -> None:
         """Nothing is held."""

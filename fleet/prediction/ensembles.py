@@ -15,10 +15,10 @@ from pathlib import Path
 import numpy as np
 
 from fleet.errors import UserError
-from fleet.prediction.saved_predictions import Predicted, joined, read_predicted
+from fleet.prediction.saved_predictions import Predictions, concatenate, read_predictions
 from fleet.prediction.scores import Scores, Truth, quick_score, score
 from fleet.spec import Spec
-from fleet.storage.files import or_nan, or_nothing, replacing
+from fleet.storage.files import atomic_write, blank_if_missing, nan_if_blank
 from fleet.storage.paths import PARTS, RunPaths
 from fleet.storage.results import NetworkResult, Status
 from fleet.units import counted, listed
@@ -61,7 +61,7 @@ class EnsembleResult:
 # ---- which networks -----------------------------------------------------------------------------
 
 
-def fed_alike(spec: Spec, rows: Sequence[NetworkResult]) -> tuple[str, list[Candidate]]:
+def find_joinable(spec: Spec, rows: Sequence[NetworkResult]) -> tuple[str, list[Candidate]]:
     """What the best network of a run is fed with, and the networks that are fed with the same: these can be joined.
 
     Args:
@@ -82,7 +82,7 @@ def fed_alike(spec: Spec, rows: Sequence[NetworkResult]) -> tuple[str, list[Cand
         return searched.get(row.name.rpartition("-")[0], "")
 
     key = feed(rows[0]) if rows else ""
-    return key, candidates([row for row in rows if feed(row) == key])
+    return key, make_candidates([row for row in rows if feed(row) == key])
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class Candidate:
         return all(part.status is Status.FINISHED for part in self.parts)
 
     @property
-    def lacks(self) -> str:
+    def missing_folds(self) -> str:
         """What a network lacks of which some folds have finished; nothing of all others."""
         finished = sum(part.status is Status.FINISHED for part in self.parts)
         is_partly = 0 < finished < len(self.parts)
@@ -114,13 +114,13 @@ class Candidate:
         return ""
 
 
-def candidates(rows: Sequence[NetworkResult]) -> list[Candidate]:
+def make_candidates(rows: Sequence[NetworkResult]) -> list[Candidate]:
     """The networks of a table of results, the best first: there the row of a mean stands before those of its folds."""
     rest = iter(rows)
     return [Candidate(row, tuple(islice(rest, row.folds)) or (row,)) for row in rest]
 
 
-def top(found: Sequence[Candidate], count: int) -> dict[str, int]:
+def select_top(found: Sequence[Candidate], count: int) -> dict[str, int]:
     """The best networks of a run that are finished, each once.
 
     Args:
@@ -131,7 +131,7 @@ def top(found: Sequence[Candidate], count: int) -> dict[str, int]:
     """
     finished = [one.row.name for one in found if one.is_finished]
     if count > len(finished):
-        partly = "".join(f"; {one.lacks}" for one in found if one.lacks)
+        partly = "".join(f"; {one.missing_folds}" for one in found if one.missing_folds)
         raise UserError(
             (
                 f"--top {count}: only {counted(len(finished), 'network')} can be joined; others have not "
@@ -145,7 +145,7 @@ def top(found: Sequence[Candidate], count: int) -> dict[str, int]:
     return dict.fromkeys(finished[:count], 1)
 
 
-def chosen(paths: RunPaths, found: Sequence[Candidate], kind: str) -> dict[str, int]:
+def select_greedy(paths: RunPaths, found: Sequence[Candidate], kind: str) -> dict[str, int]:
     """The networks that go together best, and how often each counts; see :func:`greedy`.
 
     Raises:
@@ -161,19 +161,19 @@ def chosen(paths: RunPaths, found: Sequence[Candidate], kind: str) -> dict[str, 
     return _greedy(known)
 
 
-def _comparable(paths: RunPaths, found: Sequence[Candidate], kind: str) -> dict[str, Predicted]:
+def _comparable(paths: RunPaths, found: Sequence[Candidate], kind: str) -> dict[str, Predictions]:
     """What finished networks predict for the same validation samples, the best network first.
 
     Those are left out that have kept nothing, were judged by other samples than the best one, or are too many to be
     held at once.
     """
-    known: dict[str, Predicted] = {}
+    known: dict[str, Predictions] = {}
     numbers = 0
     for one in found:
-        held = _held_out(paths, one, kind) if one.is_finished else None
+        held = _read_validation(paths, one, kind) if one.is_finished else None
         if held is None or not held.values.size:
             continue
-        if known and not held.is_of_same(next(iter(known.values()))):
+        if known and not held.is_comparable(next(iter(known.values()))):
             continue
         numbers += held.values.size
         if known and numbers > _MOST_NUMBERS:
@@ -183,26 +183,26 @@ def _comparable(paths: RunPaths, found: Sequence[Candidate], kind: str) -> dict[
     return known
 
 
-def _held_out(paths: RunPaths, candidate: Candidate, kind: str) -> Predicted | None:
+def _read_validation(paths: RunPaths, candidate: Candidate, kind: str) -> Predictions | None:
     """What a network predicts for the validation samples, of folds each for its own: no part has trained on them."""
-    found = [read_predicted(paths, part.name, PARTS[0], kind) for part in candidate.parts]
+    found = [read_predictions(paths, part.name, PARTS[0], kind) for part in candidate.parts]
     if None in found:
         return None
-    return joined([one for one in found if one is not None])
+    return concatenate([one for one in found if one is not None])
 
 
-def _tested(paths: RunPaths, candidate: Candidate, kind: str) -> Predicted | None:
+def _read_test(paths: RunPaths, candidate: Candidate, kind: str) -> Predictions | None:
     """What a network predicts for the test samples, of folds their mean."""
-    parts = [read_predicted(paths, part.name, PARTS[1], kind) for part in candidate.parts]
+    parts = [read_predictions(paths, part.name, PARTS[1], kind) for part in candidate.parts]
     found = [one for one in parts if one is not None]
-    if len(found) < len(parts) or not all(one.is_of_same(found[0]) for one in found):
+    if len(found) < len(parts) or not all(one.is_comparable(found[0]) for one in found):
         return None
     return replace(
         found[0], values=np.mean([one.values for one in found], axis=0, dtype=np.float64)
     )
 
 
-def _greedy(known: Mapping[str, Predicted]) -> dict[str, int]:
+def _greedy(known: Mapping[str, Predictions]) -> dict[str, int]:
     names = list(known)
     truth = next(iter(known.values())).truth
     places = greedy([found.values for found in known.values()], truth)
@@ -257,8 +257,8 @@ def _order(predicted: np.ndarray, truth: Truth) -> tuple[float, float]:
 # ---- how good they are --------------------------------------------------------------------------
 
 
-def judge_ensembles(paths: RunPaths, found: Sequence[Candidate], kind: str) -> list[EnsembleResult]:
-    """Score the best network, the best few, and those that :func:`chosen` names; nothing where fewer than two are kept.
+def score_ensembles(paths: RunPaths, found: Sequence[Candidate], kind: str) -> list[EnsembleResult]:
+    """Score the best network, the best few, and those that :func:`select_greedy` names; nothing where fewer than two are kept.
 
     Args:
         found: of the table of results, the best first.
@@ -276,7 +276,7 @@ def judge_ensembles(paths: RunPaths, found: Sequence[Candidate], kind: str) -> l
     tested = {
         one.row.name: test
         for one in found
-        if one.row.name in known and (test := _tested(paths, one, kind)) is not None
+        if one.row.name in known and (test := _read_test(paths, one, kind)) is not None
     }
     truth = next(iter(known.values())).truth
     return [
@@ -291,7 +291,7 @@ def judge_ensembles(paths: RunPaths, found: Sequence[Candidate], kind: str) -> l
     ]
 
 
-def _score(known: Mapping[str, Predicted], members: Mapping[str, int]) -> Scores:
+def _score(known: Mapping[str, Predictions], members: Mapping[str, int]) -> Scores:
     first = known[next(iter(members))]
     total = np.zeros(first.values.shape, np.float64)
     for name, times in members.items():
@@ -310,7 +310,7 @@ def write_ensembles(paths: RunPaths, rows: Sequence[EnsembleResult]) -> None:
     Raises:
         StorageError: it cannot be written there.
     """
-    with replacing(paths.ensembles) as file:
+    with atomic_write(paths.ensembles) as file:
         writer = csv.writer(file)
         writer.writerow(
             [
@@ -329,7 +329,7 @@ def write_ensembles(paths: RunPaths, rows: Sequence[EnsembleResult]) -> None:
                 )
             ]
             writer.writerow(
-                [row.name, json.dumps(row.members), row.samples, *map(or_nothing, values)]
+                [row.name, json.dumps(row.members), row.samples, *map(blank_if_missing, values)]
             )
 
 
@@ -351,7 +351,7 @@ def read_ensembles(run: str | Path) -> list[EnsembleResult]:
 
 def _parse(row: Mapping[str, str]) -> EnsembleResult:
     validation, test = (
-        Scores(*(float(or_nan(row[f"{prefix}_{name}"])) for name in _SCORES))
+        Scores(*(float(nan_if_blank(row[f"{prefix}_{name}"])) for name in _SCORES))
         for prefix in ("val", "test")
     )
     return EnsembleResult(
@@ -371,7 +371,7 @@ _HEADERS = {
 }
 
 
-def table_of(rows: Sequence[EnsembleResult]) -> tuple[list[str], list[list[str]]]:
+def make_table(rows: Sequence[EnsembleResult]) -> tuple[list[str], list[list[str]]]:
     """Headers and rows for people; columns that say nothing are left out."""
     values = {
         f"{prefix} {header}": [

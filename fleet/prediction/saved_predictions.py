@@ -49,7 +49,7 @@ class Outputs:
 
 
 @dataclass(frozen=True)
-class Predicted:
+class Predictions:
     """What a network predicts for the samples that could be read.
 
     Attributes:
@@ -62,20 +62,20 @@ class Predicted:
     truth: Truth
     rows: np.ndarray | None = None
 
-    def is_of_same(self, other: Predicted) -> bool:
+    def is_comparable(self, other: Predictions) -> bool:
         """Whether both are of the same samples, as far as that is known."""
         is_known = self.rows is not None and other.rows is not None
-        return self.truth.is_same(other.truth) and not (
+        return self.truth.matches(other.truth) and not (
             is_known and np.any(self.rows != other.rows)
         )
 
 
-def is_kept(target: TargetSpec, samples: int) -> bool:
+def should_save(target: TargetSpec, samples: int) -> bool:
     """Whether outputs for so many samples are worth their place: not those of masks, nor what takes over 256 MiB."""
     return target.kind != "mask" and 0 < 4 * samples * target.outputs <= MOST_BYTES
 
 
-def keep_outputs(writer: CheckpointWriter, path: Path, found: Outputs, rows: np.ndarray) -> None:
+def save_outputs(writer: CheckpointWriter, path: Path, found: Outputs, rows: np.ndarray) -> None:
     """Keep what a network gave, where ``checkpoint.quota`` has room.
 
     Args:
@@ -86,12 +86,12 @@ def keep_outputs(writer: CheckpointWriter, path: Path, found: Outputs, rows: np.
     """
     arrays = {**found.arrays, "rows": rows}
     # Not by its argument allow_pickle: before NumPy 2.1 savez takes it for an array. None of these holds objects.
-    writer.keep(
+    writer.write_optional(
         path, sum(array.nbytes for array in arrays.values()), lambda file: np.savez(file, **arrays)
     )
 
 
-def read_predicted(paths: RunPaths, name: str, part: str, kind: str) -> Predicted | None:
+def read_predictions(paths: RunPaths, name: str, part: str, kind: str) -> Predictions | None:
     """What a network predicts; None where nothing was kept, or what is there is damaged.
 
     Args:
@@ -111,14 +111,14 @@ def read_predicted(paths: RunPaths, name: str, part: str, kind: str) -> Predicte
         log.warning("%s is damaged: %s", path, error)
         return None
     usable = (targets if weights is None else weights) >= 0
-    return Predicted(
+    return Predictions(
         probabilities(outputs[usable], kind),
         Truth(kind, targets[usable], None if weights is None else weights[usable]),
         None if rows is None else rows[usable],
     )
 
 
-def joined(parts: Sequence[Predicted]) -> Predicted:
+def concatenate(parts: Sequence[Predictions]) -> Predictions:
     """What several networks predict, each for samples of its own, in the order of the data set where that is known."""
     if len(parts) == 1:
         return parts[0]
@@ -134,10 +134,10 @@ def joined(parts: Sequence[Predicted]) -> Predicted:
     else:
         weighed = np.concatenate([one for one in weights if one is not None])
     if any(one is None for one in rows):
-        return Predicted(values, Truth(first.kind, targets, weighed))
+        return Predictions(values, Truth(first.kind, targets, weighed))
     lie = np.concatenate([one for one in rows if one is not None])
     order = np.argsort(lie, kind="stable")
-    return Predicted(
+    return Predictions(
         values[order],
         Truth(first.kind, targets[order], None if weighed is None else weighed[order]),
         lie[order],

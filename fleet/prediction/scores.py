@@ -30,7 +30,7 @@ class Truth:
     targets: np.ndarray
     weights: np.ndarray | None = None
 
-    def is_same(self, other: Truth) -> bool:
+    def matches(self, other: Truth) -> bool:
         """Whether predictions that are held against the one can be compared with those held against the other."""
         mine, others = (
             (one.targets, np.ones(()) if one.weights is None else one.weights)

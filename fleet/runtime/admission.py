@@ -19,10 +19,10 @@ from fleet.search.controller import AddNetwork
 from fleet.spec import NetworkSpec
 from fleet.spec.criteria import check_comparable
 from fleet.spec.resolve import asked_network, refused_network, stand_in, variants, with_added
-from fleet.storage.checkpoint import inherit, saved_epochs
-from fleet.storage.identity import codes_of_all, speed_identity
+from fleet.storage.checkpoint import copy_parent, saved_epochs
+from fleet.storage.identity import hash_all_sources, speed_identity
 from fleet.storage.quota import Quota
-from fleet.storage.results import Results, parameters_of
+from fleet.storage.results import Results, known_parameters
 from scheduler.base import Network
 
 _LOOK_S = 0.1  # between two looks whether a parent is saved
@@ -69,7 +69,7 @@ class Admission:
         """A search has asked for a network."""
         self._waiting[add.network] = (
             add,
-            0 if add.parent is None else len(self._results.standing(add.parent).history),
+            0 if add.parent is None else len(self._results.network_status(add.parent).history),
         )
         self._looks_s = -math.inf
 
@@ -106,7 +106,7 @@ class Admission:
             try:
                 asked = self._checked(asked_network(spec, index, add.number, add.values))
                 if add.parent:
-                    epoch = inherit(
+                    epoch = copy_parent(
                         self._launch.paths,
                         asked.name,
                         add.parent,
@@ -237,7 +237,7 @@ class Admission:
         """
         if not self._judged:
             spec = self._launch.spec
-            standing = self._results.standing
+            standing = self._results.network_status
             self._judged = [
                 *variants(spec),
                 *(
@@ -262,8 +262,8 @@ class Admission:
     def _admitted(self, network: NetworkSpec, added: NetworkAdded) -> Admitted:
         launch = self._launch
         sample = self._launch.sample
-        self._results.add(network, None if added.wrong else parameters_of(network, sample))
-        codes = codes_of_all(replace(launch.spec, networks=(network,)), launch.beside)
+        self._results.add(network, None if added.wrong else known_parameters(network, sample))
+        codes = hash_all_sources(replace(launch.spec, networks=(network,)), launch.beside)
         key = speed_identity(network, launch.spec.resources, sample, launch.machine, codes)
         self._keys[network.name] = key
         is_learned = self._learns and not added.wrong

@@ -9,7 +9,7 @@ from fleet.runtime.input_pipelines import have_one_target
 from fleet.runtime.inputs import Inputs
 from fleet.spec import Spec
 from fleet.storage.quota import folder_bytes
-from fleet.storage.results import parameters_of
+from fleet.storage.results import known_parameters
 from fleet.stream.layout import row_bytes
 from fleet.units import counted, format_size
 from preprocess.chain import fixed_part, split_scale
@@ -240,7 +240,7 @@ def _checkpoint_bytes(spec: Spec, sample: SampleSpec) -> int | None:
         return 0
     total = 0
     for network in spec.networks:
-        parameters = parameters_of(network, sample)
+        parameters = known_parameters(network, sample)
         if parameters is None:
             return None
         total += folder_bytes(parameters, network, spec)

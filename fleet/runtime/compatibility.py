@@ -18,13 +18,13 @@ from fleet.errors import UserError
 from fleet.runtime.inputs import mark_data
 from fleet.runtime.startup import Request
 from fleet.spec import NetworkSpec, Spec
-from fleet.storage.checkpoint import CheckpointLookup, amend, newest
-from fleet.storage.code import code_of
-from fleet.storage.files import remove, replacing, side_by_side, storing
-from fleet.storage.identity import changes, identity
-from fleet.storage.lease import Fence, check_of
+from fleet.storage.checkpoint import CheckpointLookup, find_newest, rewrite_states
+from fleet.storage.code import hash_sources
+from fleet.storage.files import atomic_write, map_in_threads, remove, storage_errors
+from fleet.storage.identity import find_changes, training_identity
+from fleet.storage.lease import Fence, fence_check
 from fleet.storage.paths import RunPaths
-from fleet.storage.run_spec import spec_of
+from fleet.storage.run_spec import load_run_spec
 from preprocess.base import InputError
 from preprocess.fingerprint import Fingerprint, differences, read_fingerprint, write_fingerprint
 from preprocess.sample import SampleSpec
@@ -64,7 +64,7 @@ def codes_of(spec: Spec, beside: Path) -> dict[str, Code]:
     """What is built -> the files of its ``build:`` function; none for families and ``keras.applications``."""
     targets = {network.architecture.target for network in spec.networks}
     targets |= {entry.target for entry in spec.searches.values()}
-    return {target: code_of(target, beside) for target in targets}
+    return {target: hash_sources(target, beside) for target in targets}
 
 
 def known_data(paths: RunPaths, fresh_networks: Sequence[str] = ()) -> Fingerprint | None:
@@ -104,7 +104,7 @@ def changed_since(paths: RunPaths) -> list[str]:
     of the user's own reads it.
     """
     try:
-        spec = spec_of(paths)
+        spec = load_run_spec(paths)
         before = known_data(paths)
         if before is None or ":" in spec.data.source:
             return []
@@ -161,7 +161,7 @@ def note_data(
         now = replace(now, folds=of_all)
     kept = read_fingerprint(paths.data)
     if kept is None or _noted(kept) != _noted(now):
-        with replacing(paths.data, "wb", check=check_of(fence)) as file:
+        with atomic_write(paths.data, "wb", check=fence_check(fence)) as file:
             write_fingerprint(file, now)
 
 
@@ -205,7 +205,7 @@ def take_up(
     Raises:
         UserError: a network, or the data, has changed, and nothing was said of it; nothing was touched.
     """
-    saved = side_by_side(
+    saved = map_in_threads(
         lambda network: _look_at(
             network, spec, paths, sample, codes[network.architecture.target], data
         ),
@@ -251,10 +251,10 @@ def _look_at(
     code: Code,
     data: Sequence[str],
 ) -> _Saved:
-    found = newest(paths, network.name, with_arrays=False)
+    found = find_newest(paths, network.name, with_arrays=False)
     if found.state is None:
         return _Saved(network, found, [])
-    changed = changes(network, spec, sample, code, found.state)
+    changed = find_changes(network, spec, sample, code, found.state)
     if changed is None:
         said = f"the data has changed: {'; '.join(data)}. And " if data else ""
         raise UserError(
@@ -306,7 +306,7 @@ def _amend(
     one: _Saved, spec: Spec, paths: RunPaths, sample: SampleSpec, code: Code, fence: Fence | None
 ) -> None:
     """Have all checkpoints of a network say what it is now, and what of that was accepted."""
-    mine = identity(one.network, spec, sample)
+    mine = training_identity(one.network, spec, sample)
     key = one.network.architecture.key
 
     def now(state: State) -> State:
@@ -320,7 +320,7 @@ def _amend(
             return state.accepting(" ".join(one.changed))
         return state
 
-    amend(paths, one.network.name, now, fence)
+    rewrite_states(paths, one.network.name, now, fence)
 
 
 def _start_over(paths: RunPaths, name: str) -> bool:
@@ -330,13 +330,13 @@ def _start_over(paths: RunPaths, name: str) -> bool:
         UserError: there are files beside it that FLEET did not write.
     """
     folders = [folder for folder in (paths.model(name), paths.tensorboard(name)) if folder.exists()]
-    for path in paths.foreign() if folders else ():
+    for path in paths.foreign_files() if folders else ():
         if any(folder in path.parents for folder in folders):
             raise UserError(
                 f"--fresh-network {name}: {path} is no file that FLEET wrote; move it away"
             )
     for folder in folders:
-        with storing(folder):
+        with storage_errors(folder):
             for path in set(folder.iterdir()) - {paths.first(name)}:  # it begins there again
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
             if not any(folder.iterdir()):

@@ -18,10 +18,10 @@ from fleet.domain.events import EpochEnded, Started
 from fleet.domain.network import EpochRecord, NetworkStatus
 from fleet.domain.run import FOUND_DONE, RunState, is_whole
 from fleet.monitor.timeline import replay_log
-from fleet.storage.event_log import Dated, RunTail, read_run
-from fleet.storage.network_leases import NetworkLeases, held_lease
+from fleet.storage.event_log import DatedEvent, RunTail, read_run
+from fleet.storage.network_leases import NetworkLeases, find_held_lease
 from fleet.storage.paths import RunPaths
-from fleet.storage.results import Results, take_up
+from fleet.storage.results import Results, restore_network
 
 # between two looks at the logs of others, and how much longer than a look that is
 _EVERY_S = 1.0
@@ -55,7 +55,7 @@ class BesideOthers:
         self._tail = tail
         self._follow_at = 0.0
         self._run = RunState()
-        self.is_beside = held_lease(paths) is not None
+        self.is_beside = find_held_lease(paths) is not None
 
     def look(
         self, now_s: float, training: Collection[str], ends: bool
@@ -75,24 +75,26 @@ class BesideOthers:
             self.follow()
             self._follow_at = (now := time.monotonic()) + max(_EVERY_S, _SHARE * (now - began))
         heard: list[Leased | EndRequested] = []
-        for name in self.leases.taken():
+        for name in self.leases.pop_acquired():
             leased = self._read(name)
             heard.append(leased)
             self._claims.got(
                 name, len(leased.standing.history), leased.standing.outcome is not None
             )
         for name in self._claims.held - set(training):
-            if self._results.standing(name).outcome is not None:
+            if self._results.network_status(name).outcome is not None:
                 self._claims.over(name)
         if ends:
             self._claims.end()
-        paused = [name for name in self._claims.held if self._results.standing(name).is_paused]
+        paused = [
+            name for name in self._claims.held if self._results.network_status(name).is_paused
+        ]
         for effect in self._claims.decide(now_s, paused):
             match effect:
                 case RequestLeases(names, most):
-                    self.leases.ask(names, most)
+                    self.leases.request(names, most)
                 case ReleaseLease(network):
-                    self.leases.let_go(network)
+                    self.leases.release(network)
                 case LeaveRun(reason):
                     heard.append(EndRequested(reason))
         return heard
@@ -100,18 +102,18 @@ class BesideOthers:
     def follow(self) -> None:
         """Take from the logs of other launches how far the networks are that are not held here."""
         with suppress(OSError):  # a file server that does not answer; the next time
-            for name, standing in self._told(self._tail.new()):
+            for name, standing in self._told(self._tail.poll()):
                 if name in self._claims.held or name not in self._results.networks:
                     continue
                 if (
                     not is_whole(standing) or standing.outcome == FOUND_DONE
                 ):  # it was saved, and never logged
-                    standing = take_up(self._results, self._results.networks[name])[0].pruned_after(
-                        standing
-                    )
-                self._results.hear(name, standing)
+                    standing = restore_network(self._results, self._results.networks[name])[
+                        0
+                    ].pruned_after(standing)
+                self._results.update_from_launch(name, standing)
 
-    def _told(self, events: list[Dated]) -> list[tuple[str, NetworkStatus]]:
+    def _told(self, events: list[DatedEvent]) -> list[tuple[str, NetworkStatus]]:
         """The networks of which some events say something new, and how far they are by them."""
         names = {
             name
@@ -121,7 +123,7 @@ class BesideOthers:
             )
             if name is not None
         }
-        before = {name: self._results.standing(name) for name in names}
+        before = {name: self._results.network_status(name) for name in names}
         self._run.take_up(before)
         for at, event, _, log in sorted(events, key=lambda dated: dated.at):
             self._run.apply(at, event, log)
@@ -134,17 +136,17 @@ class BesideOthers:
     def fenced(self, message: Message) -> Message:
         """The message, with the right to write what belongs to the network that it is about."""
         if isinstance(message, Start | Join):
-            return message._replace(fence=self.leases.held(message.network.name).fence)
+            return message._replace(fence=self.leases.lease_of(message.network.name).fence)
         return message
 
     def refresh(self) -> None:
         """Look up how far other launches have brought the networks that are not held here."""
         for network in self._results.spec.networks:
             if network.name not in self._claims.held:
-                self._results.hear(
+                self._results.update_from_launch(
                     network.name,
-                    take_up(self._results, network)[0].pruned_after(
-                        self._results.standing(network.name)
+                    restore_network(self._results, network)[0].pruned_after(
+                        self._results.network_status(network.name)
                     ),
                 )
         self.follow()  # with many networks that took a while
@@ -152,11 +154,11 @@ class BesideOthers:
     def _read(self, name: str) -> Leased:
         """How far a network is that was taken just now."""
         self.follow()  # it may just have been logged that it is over, or was pruned
-        before = self._results.standing(name)
-        lease = self.leases.held(name)
+        before = self._results.network_status(name)
+        lease = self.leases.lease_of(name)
         assert lease.fence is not None
-        self._results.deaths.take_in_network(name)
-        standing, state = take_up(self._results, self._results.spec.by_name[name])
+        self._results.deaths.collect_for(name)
+        standing, state = restore_network(self._results, self._results.spec.by_name[name])
         # What was saved by a launch that was killed, it may not have come to log.
         if not lease.took_over:
             unlogged: tuple[EpochRecord, ...] = ()
@@ -172,5 +174,5 @@ class BesideOthers:
             lease.took_over,
             unlogged,
             before.outcome is None,
-            tuple(self._results.deaths.of(name, len(standing.history))),
+            tuple(self._results.deaths.deaths_of(name, len(standing.history))),
         )

@@ -37,7 +37,7 @@ from fleet.runtime.startup import StartupTimer
 from fleet.search.controller import SearchController
 from fleet.storage.event_log import EventLog
 from fleet.storage.lease import Fence
-from fleet.storage.results import Results, look_up
+from fleet.storage.results import Results, read_network_status
 from scheduler.base import Cluster, Progress, RateTable
 from scheduler.ensemble.planning import plan
 from scheduler.ensemble.probing import Tried, probes_of_plan
@@ -257,7 +257,7 @@ class Coordinator:
                 self._log.now(), self._ensemble.training, self._is_interrupted
             ):
                 if isinstance(heard, e.Leased):
-                    self._results.hear(heard.network, heard.standing)
+                    self._results.update_from_launch(heard.network, heard.standing)
                 self._handle(heard)
         if self._search.clerk is not None and not self._is_interrupted:
             self._search.clerk.look(
@@ -381,13 +381,15 @@ class Coordinator:
             case e.LogEvent(event):
                 self._note(event)
             case e.SaveParameterCount(network, parameters):
-                self._results.count(network, parameters)
+                self._results.set_parameters(network, parameters)
             case e.SaveRates(rates):
                 self._files.profile.keep(rates)
             case e.KeepDeath(network, death):
-                self._results.deaths.note(network, death)
+                self._results.deaths.record(network, death)
             case e.ReadCheckpoint(network):
-                standing, state = look_up(self._results, self._results.networks[network])
+                standing, state = read_network_status(
+                    self._results, self._results.networks[network]
+                )
                 self._queue.append(
                     e.CheckpointRead(network, standing, 0 if state is None else state.position)
                 )

@@ -21,7 +21,7 @@ from fleet.engines.registry import import_engine
 from fleet.spec import NetworkSpec, Spec
 from fleet.spec.engines import ENGINES
 from fleet.storage.paths import RunPaths
-from fleet.storage.results import over_by_table
+from fleet.storage.results import ended_in_table
 from preprocess.user_code import import_user_module, process_kept
 
 log = logging.getLogger("fleet.runtime.engine_import")
@@ -46,7 +46,7 @@ def ahead_of(spec: Spec, roles: Roles, fresh: bool) -> Ahead:
     Args:
         fresh: nothing counts that an earlier launch has left.
     """
-    done = set[str]() if fresh else over_by_table(RunPaths(spec.output))
+    done = set[str]() if fresh else ended_in_table(RunPaths(spec.output))
     left = [network for network in spec.networks if network.name not in done]
     ranks = frozenset(busy(left, roles, bool(spec.searches)))
     return Ahead(spec.engine.name if spec.engine.name in ENGINES else "", ranks)

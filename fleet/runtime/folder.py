@@ -10,10 +10,10 @@ from pathlib import Path
 
 from fleet.errors import StorageError, UserError
 from fleet.spec import Spec, dump
-from fleet.storage.fencing import newest_writer, shut_out
-from fleet.storage.files import is_of_the_name, replacing, storing
+from fleet.storage.fencing import fence_out, newest_written_generation
+from fleet.storage.files import atomic_write, is_path_error, storage_errors
 from fleet.storage.lease import Lease
-from fleet.storage.network_leases import holders, shut_networks
+from fleet.storage.network_leases import read_holders, reclaim_networks
 from fleet.storage.paths import RunPaths
 from fleet.units import listed
 
@@ -51,10 +51,10 @@ def take_folder(paths: RunPaths, fresh: bool, lease: Lease | None) -> None:
     letters = list(paths.mailbox.glob("*"))
     if lease is not None:
         with writing_into(paths):
-            lease.take(paths.lease, floor=newest_writer(paths))
+            lease.take(paths.lease, floor=newest_written_generation(paths))
             took_over = lease.took_over
-            if shut_networks(paths, lease) or took_over:
-                shut_out(paths)
+            if reclaim_networks(paths, lease) or took_over:
+                fence_out(paths)
     if fresh and paths.root.exists():
         _empty(paths, letters)
 
@@ -91,19 +91,19 @@ def enter_folder(paths: RunPaths, lease: Lease) -> None:
         until = time.monotonic() + _DOOR_S
         while True:
             try:
-                lease.take(paths.lease, floor=newest_writer(paths))
+                lease.take(paths.lease, floor=newest_written_generation(paths))
                 break
             except UserError:
                 if time.monotonic() >= until:
                     raise
                 time.sleep(_KNOCK_S)
-        if lease.took_over and not holders(paths):  # it may have been a launch that was alone
-            shut_out(paths)
+        if lease.took_over and not read_holders(paths):  # it may have been a launch that was alone
+            fence_out(paths)
 
 
 def write_spec(spec: Spec, paths: RunPaths) -> None:
     """Write the spec of a run into its folder."""
-    with writing_into(paths), replacing(paths.spec) as file:
+    with writing_into(paths), atomic_write(paths.spec) as file:
         file.write(dump(spec.document, of_run=True))
 
 
@@ -127,19 +127,19 @@ def writing_into(paths: RunPaths) -> Iterator[None]:
         StorageError: the disk is full, ...
     """
     try:
-        with storing(paths.root):
+        with storage_errors(paths.root):
             paths.root.mkdir(parents=True, exist_ok=True)
             paths.marker.touch()
         yield
     except StorageError as error:
-        if not is_of_the_name(error):
+        if not is_path_error(error):
             raise
         raise UserError(f"output: {error}") from None
 
 
 def _empty(paths: RunPaths, letters: Iterable[Path]) -> None:
     """Delete what earlier launches have written, and nothing else; of the mailbox, some letters."""
-    foreign = paths.foreign()
+    foreign = paths.foreign_files()
     if foreign:
         shown = listed([str(path.relative_to(paths.root)) for path in foreign], 5)
         raise UserError(

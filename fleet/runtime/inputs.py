@@ -17,7 +17,7 @@ from fleet.runtime.input_pipelines import InputPipeline
 from fleet.spec import Spec
 from fleet.spec.criteria import settled
 from fleet.spec.data import Target
-from fleet.storage.files import storing
+from fleet.storage.files import storage_errors
 from fleet.terminal import progress_bar
 from preprocess.base import CannotWrite, DataSet, InputError, Source, UnreadableSample
 from preprocess.chain import split_scale
@@ -416,7 +416,7 @@ def decode(inputs: Inputs, spec: Spec, path: Path) -> Inputs:
     """
     data = inputs.data
     total = sum(map(len, data.parts().values()))
-    with progress_bar(total, "decoding once") as advance, storing(path, kind=CannotWrite):
+    with progress_bar(total, "decoding once") as advance, storage_errors(path, kind=CannotWrite):
         decoded = decode_once(data, inputs.transforms, inputs.samples, path, advance)
     if len(decoded.left_out) > spec.data.max_bad * len(data.train):
         raise UserError(

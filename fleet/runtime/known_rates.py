@@ -13,7 +13,7 @@ from pathlib import Path
 
 from fleet.errors import UserError
 from fleet.spec import NetworkSpec, Spec
-from fleet.storage.files import Pacing, patiently, write_json
+from fleet.storage.files import WriteThrottle, with_retries, write_json
 from fleet.storage.paths import RunPaths
 from scheduler.base import InputError, Network, RateTable
 from scheduler.ensemble.elastic import at_best
@@ -133,7 +133,7 @@ class ProfileFile:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._pacing = Pacing()
+        self._pacing = WriteThrottle()
         self._rates: Callable[[], RateTable] | None = None  # that are not written yet
 
     def keep(self, rates: Callable[[], RateTable]) -> None:
@@ -159,7 +159,7 @@ class ProfileFile:
         if self._rates is not None:
             rates = write_rates(self._rates())
             with self._pacing.writing():
-                patiently(lambda: write_json(self._path, rates))
+                with_retries(lambda: write_json(self._path, rates))
             self._rates = None
 
 

@@ -20,9 +20,9 @@ from fleet.monitor.tensorboard import TensorBoardObserver
 from fleet.monitor.view import describe_event, make_view
 from fleet.prediction.ensembles import (
     EnsembleResult,
-    fed_alike,
-    judge_ensembles,
-    table_of,
+    find_joinable,
+    make_table,
+    score_ensembles,
     write_ensembles,
 )
 from fleet.runtime.admission import Admission
@@ -46,7 +46,7 @@ from fleet.search.changed_settings import beginning
 from fleet.search.controller import entries_of, make_controller
 from fleet.search.searcher import AcceptsPriorTrials
 from fleet.storage.event_log import EventLog, RunTail
-from fleet.storage.files import STDOUT, SharedPacing, storing
+from fleet.storage.files import STDOUT, SharedWriteThrottle, storage_errors
 from fleet.storage.lease import Lease
 from fleet.storage.network_leases import NetworkLeases
 from fleet.storage.results import NetworkResult, Status
@@ -146,7 +146,7 @@ class RankZero:
         )
         if self._beside is not None:
             self.results.check = self._beside.leases.check
-            self.results.pacing = SharedPacing(paths.results)
+            self.results.pacing = SharedWriteThrottle(paths.results)
             self._beside.leases.start()
 
     def _setup(self, world: World, left_s: float | None) -> LaunchConfig:
@@ -167,7 +167,7 @@ class RankZero:
             first_epoch=self.first_epoch,
             replayed=tuple(launch.replayed_epochs()),
             replayed_batches=tuple(record.batch for record in launch.replayed),
-            bad=frozenset(self.results.bad),
+            bad=frozenset(self.results.unreadable),
             elsewhere=frozenset(elsewhere),
             sharing=self._rates.sharing,
             alone=self._rates.alone,
@@ -175,7 +175,7 @@ class RankZero:
             deaths={
                 name: deaths
                 for name, epochs in self._epochs_left.items()
-                if (deaths := self.results.deaths.of(name, epochs))
+                if (deaths := self.results.deaths.deaths_of(name, epochs))
             },
         )
 
@@ -294,7 +294,7 @@ class RankZero:
             self._launch.cache.is_passing and not self._epochs_left
         ):  # no launch of this run wants it any more
             self._launch.paths.decoded.unlink(missing_ok=True)
-        with storing(STDOUT):
+        with storage_errors(STDOUT):
             self._print()
             for failed in self._tracking.close(
                 _HURRIED_S if status is ExitStatus.RESUMABLE else _PATIENCE_S
@@ -318,17 +318,17 @@ class RankZero:
             print(left_out)
         together = self._joined(rows)
         if together:
-            print_table(*table_of(together), title="The best networks together")
+            print_table(*make_table(together), title="The best networks together")
         print(self.coordinator.summary())
-        replayed = self.results.standing(rows[0].name).history if rows else ()
+        replayed = self.results.network_status(rows[0].name).history if rows else ()
         if self._launch.replayed and len(replayed) == len(
             self._launch.replayed
         ):  # otherwise it failed
             (network,) = self._launch.spec.networks
             print(compare(self._launch.replayed, replayed, network.train.deterministic))
-        if self.results.bad:
+        if self.results.unreadable:
             print(
-                f"{counted(len(self.results.bad), 'sample')} could not be read: {self._launch.paths.bad_samples}"
+                f"{counted(len(self.results.unreadable), 'sample')} could not be read: {self._launch.paths.unreadable_samples}"
             )
         shown = "report.html shows it"
         try:
@@ -349,8 +349,8 @@ class RankZero:
             row.status in (Status.WAITING, Status.TRAINING) for row in rows
         ):
             return []
-        feed, found = fed_alike(self._launch.spec, rows)
-        together = judge_ensembles(
+        feed, found = find_joinable(self._launch.spec, rows)
+        together = score_ensembles(
             self._launch.paths, found, self._launch.sample.of(feed).target.kind
         )
         if together:

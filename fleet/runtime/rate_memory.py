@@ -16,7 +16,7 @@ from fleet.monitor.overheads import measure_overheads, observed_rates
 from fleet.runtime.launch import Launch
 from fleet.spec import NetworkSpec
 from fleet.storage import rate_cache
-from fleet.storage.identity import codes_of_all, speed_identity
+from fleet.storage.identity import hash_all_sources, speed_identity
 from scheduler.ensemble.online import OnlineRates
 from scheduler.ensemble.sharing import Sharing
 
@@ -35,7 +35,7 @@ class RateMemory:
     """
 
     def __init__(self, launch: Launch, left: Sequence[NetworkSpec]) -> None:
-        spec, codes = launch.spec, codes_of_all(launch.spec, launch.beside)
+        spec, codes = launch.spec, hash_all_sources(launch.spec, launch.beside)
         self._launch = launch
         self._left = left
         self._book = rate_cache.RateBook(rate_cache.cache_path(), launch.request.remeasure)
@@ -45,7 +45,7 @@ class RateMemory:
             )
             for network in left
         }
-        self.known = rate_cache.numbers(self._book.known)
+        self.known = rate_cache.rates_of(self._book.rates)
         # What networks train together that share a GPU holds for an engine on one kind of machine.
         self._sharing_key = rate_cache.sharing_key(spec.resources.engine, launch.machine.hardware)
         self._machine = f"{socket.gethostname()}: {launch.machine.hardware}"
@@ -64,7 +64,7 @@ class RateMemory:
     def alone(self) -> frozenset[str]:
         """The networks that ran out of memory beside others, here or in earlier runs on this machine."""
         return frozenset(
-            name for name, key in self.keys.items() if rate_cache.alone_key(key) in self._book.known
+            name for name, key in self.keys.items() if rate_cache.alone_key(key) in self._book.rates
         )
 
     @property
@@ -78,7 +78,7 @@ class RateMemory:
                 ev.RememberedRate(
                     gpus, one.rate, one.spread, max(0.0, now - one.at), one.machine, one.how
                 )
-                for gpus, one in sorted(self._book.known.get(key, {}).items())
+                for gpus, one in sorted(self._book.rates.get(key, {}).items())
             )
             for name, key in self.keys.items()
         }
@@ -97,7 +97,7 @@ class RateMemory:
             roles.cluster.whole_gpus,
             roles.whole_per_node,
             self.known,
-            rate_cache.timings(self._book.known),
+            rate_cache.timings(self._book.rates),
         )
         return PriorRates(survey, self._launch.rates, self._online())
 

@@ -12,9 +12,9 @@ from fleet.domain.network import SCORES, Code, EpochRecord, State
 from fleet.errors import UserError
 from fleet.runtime.folder import writing_into
 from fleet.spec import Batch, Spec, with_output
-from fleet.storage.checkpoint import newest
-from fleet.storage.files import replacing
-from fleet.storage.identity import changes, checksum_of
+from fleet.storage.checkpoint import find_newest
+from fleet.storage.files import atomic_write
+from fleet.storage.identity import file_checksum, find_changes
 from fleet.storage.paths import RunPaths
 from fleet.units import counted
 from preprocess.sample import SampleSpec
@@ -147,7 +147,7 @@ class Replay:
                 f"{'; '.join(changed)}: go back to what it was, or compare all the same with "
                 "--accept-changes"
             )
-        files = changes(
+        files = find_changes(
             network, spec, sample, codes[network.architecture.target], _left_by(self.name, self.run)
         )
         if files and not accepts_changes:
@@ -161,7 +161,7 @@ class Replay:
             self.history[0].start
             and start
             and not accepts_changes
-            and (checksum_of(Path(start.file)) != self.history[0].start)
+            and (file_checksum(Path(start.file)) != self.history[0].start)
         ):
             raise UserError(
                 f"--replay {self.run.root}: {start.file}, with whose weights {self.name} began there, has "
@@ -180,7 +180,7 @@ class Replay:
         if first.exists():
             with writing_into(paths):
                 paths.model(self.name).mkdir(parents=True, exist_ok=True)
-                with replacing(paths.first(self.name), "wb") as file:
+                with atomic_write(paths.first(self.name), "wb") as file:
                     file.write(first.read_bytes())
 
 
@@ -226,7 +226,7 @@ def replaying(spec: Spec, paths: RunPaths, name: str, trainers: int) -> tuple[Sp
 
 def _left_by(name: str, paths: RunPaths) -> State:
     """The record of a network of the run that is replayed."""
-    found = newest(paths, name, with_arrays=False)
+    found = find_newest(paths, name, with_arrays=False)
     if found.state is None:
         raise UserError(
             f"--replay {paths.root}: {found.damage or f'{name} has no checkpoint there'}"

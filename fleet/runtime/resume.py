@@ -10,10 +10,10 @@ from fleet.domain.network import NetworkStatus
 from fleet.domain.run import FOUND_DONE, RunState
 from fleet.monitor.timeline import replay_log
 from fleet.runtime.launch import Launch
-from fleet.storage.event_log import in_order, read_events
+from fleet.storage.event_log import merge_logs, read_events
 from fleet.storage.identity import trial_identity
-from fleet.storage.lease import check_of
-from fleet.storage.results import Results, parameters_of, recover
+from fleet.storage.lease import fence_check
+from fleet.storage.results import Results, known_parameters, recover
 from fleet.storage.skipped_networks import read_skipped
 from fleet.units import counted
 
@@ -50,7 +50,7 @@ def resume(launch: Launch) -> Resumed:
     paths = launch.paths
     is_alone = not launch.request.beside_others
     logs = {path: list(read_events(path)) for path in paths.event_logs()}
-    told = replay_log(in_order(logs.values()), spec)
+    told = replay_log(merge_logs(logs.values()), spec)
     run = told if is_alone else RunState(spec)
     results = Results(
         spec,
@@ -59,11 +59,11 @@ def resume(launch: Launch) -> Resumed:
         _parameters(launch, told),
         lambda network: trial_identity(network, spec, launch.sample, launch.beside),
         test=str(spec.data.test) if launch.is_tested else "",
-        check=check_of(launch.fence),
+        check=fence_check(launch.fence),
         skipped=frozenset() if launch.replayed else read_skipped(paths),
     )
     if is_alone:
-        results.deaths.take_in()
+        results.deaths.collect()
     standings, states = recover(results, launch.found)
     if launch.replayed:
         lost = []
@@ -93,7 +93,7 @@ def resume(launch: Launch) -> Resumed:
         },
     )
     for sample in launch.inputs.left_out:
-        results.add_bad(sample.name, sample.reason)
+        results.add_unreadable(sample.name, sample.reason)
     results.write()
     unlogged = [
         ev.EpochEnded(name, record)
@@ -133,12 +133,12 @@ def _deaths(
         outcome = standing.outcome
         if outcome is not None and outcome.deaths:
             said.append(ev.NetworkFailed(name, outcome.reason, deaths=outcome.deaths))
-        elif outcome is None and (deaths := results.deaths.of(name, len(standing.history))):
+        elif outcome is None and (deaths := results.deaths.deaths_of(name, len(standing.history))):
             said.append(
                 ev.NetworkWarned(
                     name,
                     f"{deaths[-1].how} while it was trained ({len(deaths)} of max_deaths: "
-                    f"{results.deaths.most}); it is trained last",
+                    f"{results.deaths.max_deaths}); it is trained last",
                 )
             )
     return said
@@ -180,7 +180,7 @@ def _parameters(launch: Launch, told: RunState) -> dict[str, int]:
     """The parameter counts that are known without building a network, of those that can be built."""
     refused = told.refused
     counts = {
-        network.name: parameters_of(network, launch.sample)
+        network.name: known_parameters(network, launch.sample)
         for network in launch.spec.networks
         if network.name not in refused
     }

@@ -21,7 +21,7 @@ from fleet.spec.space import Space, member_of
 from fleet.spec.train import Converge
 from fleet.storage.event_log import read_run
 from fleet.storage.paths import RunPaths
-from fleet.storage.results import NetworkResult, Status, networks_of, read_results
+from fleet.storage.results import NetworkResult, Status, read_results, without_fold_means
 
 _ENDS = {Status.FINISHED: End.FINISHED, Status.PRUNED: End.PRUNED, Status.FAILED: End.FAILED}
 
@@ -41,7 +41,7 @@ def read_known(
     Raises:
         UserError: there is no run, or it cannot be read.
     """
-    rows = networks_of(read_results(run))
+    rows = without_fold_means(read_results(run))
     state = replay_log(read_run(RunPaths(Path(run))), None)
     known = list[AddPriorTrial]()
     left_out = Counter[str]()

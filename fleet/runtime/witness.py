@@ -16,7 +16,7 @@ from contextlib import suppress
 from fleet.comm.protocols import World
 from fleet.runtime.interrupt import SIGNALS
 from fleet.storage.paths import RunPaths
-from fleet.storage.rank_deaths import Mark, claim
+from fleet.storage.rank_deaths import RankMarker, claim_death
 from launch.environment import find_launcher
 from launch.processes import end_children, end_with_parent, started
 
@@ -33,7 +33,7 @@ class Witness:
 
     def __init__(self, world: World, paths: RunPaths) -> None:
         self._paths = paths
-        self.mark = Mark(paths, world.rank, world.host)
+        self.mark = RankMarker(paths, world.rank, world.host)
         self._host = world.host
         self._launcher = None if find_launcher(os.environ) is None else os.getppid()
         if world.outlives:
@@ -67,7 +67,7 @@ class Witness:
             if host != self._host or started(pid) == began:
                 continue
             lost = f"rank {rank} on {host} has died"
-            network = claim(self._paths, rank)
+            network = claim_death(self._paths, rank)
             if network:
                 with suppress(OSError):  # nobody listens any more
                     print(

@@ -10,8 +10,8 @@ from typing import TypeAlias
 from fleet.spec.engines import EngineInfo
 from fleet.spec.measures import Measure, label_of, name_of, parameters_of
 from fleet.spec.train import Optimizer, Train
-from fleet.vocabulary.measures import SHORT, Direction, MeasureWord, direction_of, snake
-from fleet.vocabulary.schedules import problem_of_whole, problems_of
+from fleet.vocabulary.measures import SHORT, Direction, MeasureWord, canonical_name, direction_of
+from fleet.vocabulary.schedules import find_missing, find_problems
 
 RATE_OF_0_2 = 0.01  # of every optimizer for which none was given
 
@@ -68,7 +68,7 @@ def incomplete_schedule(train: Train, engine: EngineInfo) -> str:
     rate = train.optimizer.learning_rate
     if not (isinstance(rate, Mapping) and engine.learns):
         return ""
-    return problem_of_whole(rate, engine.words.schedules[rate["name"]])
+    return find_missing(rate, engine.words.schedules[rate["name"]])
 
 
 def told_direction(train: Train, engine: EngineInfo) -> Direction | None:
@@ -80,7 +80,7 @@ def told_direction(train: Train, engine: EngineInfo) -> Direction | None:
     asked = next(
         (name_of(one) for one in train.metrics if label_of(one) == monitor.removeprefix("val_")), ""
     )
-    word = engine.words.metrics.get(snake(asked))
+    word = engine.words.metrics.get(canonical_name(asked))
     if word is None:
         return None
     return word.better
@@ -144,7 +144,7 @@ def _of_optimizer(optimizer: Optimizer, engine: EngineInfo) -> Iterator[Problem]
         name = str(rate.get("name"))
         if name not in schedules:
             yield key, *_lacks(engine, "learning rate schedule", name, schedules, may_be_own=False)
-        for problem in problems_of(rate, schedules[name]) if name in schedules else ():
+        for problem in find_problems(rate, schedules[name]) if name in schedules else ():
             wrong, _, right = problem.partition("; ")
             yield key, wrong, right
 
@@ -154,14 +154,20 @@ def _of_measure(
 ) -> Iterator[Problem]:
     name = name_of(measure)
     what = {"metrics": "metric"}.get(key[0], key[0])
-    if not (engine.knows.own if ":" in name else snake(name) in known):
+    if not (engine.knows.own if ":" in name else canonical_name(name) in known):
         yield (
             key,
-            *_lacks(engine, what, name, known, [short for short in SHORT if snake(short) in known]),
+            *_lacks(
+                engine,
+                what,
+                name,
+                known,
+                [short for short in SHORT if canonical_name(short) in known],
+            ),
         )
     elif (
         ":" not in name
-        and (needed := known[snake(name)].needs)
+        and (needed := known[canonical_name(name)].needs)
         and needed not in parameters_of(measure)
     ):
         yield key, f"the {what} {name} needs {needed}", f"write {{{name}: {{{needed}: ...}}}}"

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from fleet.errors import UserError
 from fleet.plugins import load_named
-from fleet.vocabulary.measures import LOSSES, METRICS, MeasureWord, snake
+from fleet.vocabulary.measures import LOSSES, METRICS, MeasureWord, canonical_name
 from fleet.vocabulary.optimizers import OPTIMIZERS, OptimizerWord
 from fleet.vocabulary.schedules import SCHEDULES, is_schedule
 
@@ -22,7 +22,7 @@ Word = TypeVar("Word")
 Table: TypeAlias = Mapping[str, Word] | tuple[str, ...] | None
 Make = Callable[
     ..., Any
-]  # of (fleet.engines.base.Setup) -> fleet.engines.base.Engine, which a spec knows nothing of
+]  # of (fleet.engines.base.EngineContext) -> fleet.engines.base.Engine, which a spec knows nothing of
 
 
 def float32_bytes(parameters: int, slots: int) -> int:
@@ -62,7 +62,7 @@ class Known:
         accumulates: whether it averages the gradients of several steps.
         compiles: whether XLA can compile its steps.
         starts: whether networks can begin with weights of a file, and keep some of them as they are; its trainables
-            are then :class:`fleet.engines.base.Starting`.
+            are then :class:`fleet.engines.base.SupportsPretrained`.
     """
 
     optimizers: Table[OptimizerWord] = None
@@ -82,7 +82,7 @@ class EngineInfo:
 
     Args:
         name: as specs call it.
-        make: makes the engine of a trainer from a :class:`fleet.engines.base.Setup`: a function, or its import path. In
+        make: makes the engine of a trainer from a :class:`fleet.engines.base.EngineContext`: a function, or its import path. In
             the table the path is relative to :mod:`fleet.engines`, and begins with a dot: engines import specs, so a
             spec names no module of theirs. The registry, which stands there, completes it.
         help: what it does, in a line.
@@ -103,7 +103,7 @@ class EngineInfo:
         count_parameters: of a network that is of no family: (architecture, input shape, classes, seed) -> how many; a
             function, or its import path as for ``make``; None where nobody can tell before it is built.
         join: makes one of several exported networks: (files, weight of each, kind of the targets) ->
-            :class:`fleet.engines.base.Joined`; a function, or its import path as for ``make``. None where an export
+            :class:`fleet.engines.base.ExportedEnsemble`; a function, or its import path as for ``make``. None where an export
             cannot be loaded again.
         to_onnx: writes an exported network as ONNX: (its file, the file to write); a function, or its import path as
             for ``make``. None where nothing can.
@@ -166,8 +166,8 @@ def _table(known: Table[Word], of_keras: Mapping[str, Word]) -> Mapping[str, Wor
 _TABLES: dict[str, tuple[Mapping[str, Any], Callable[[str], str], Callable[[Any], bool]]] = {
     "optimizers": (OPTIMIZERS, str.lower, lambda word: isinstance(word, OptimizerWord)),
     "schedules": (SCHEDULES, str, is_schedule),
-    "losses": (LOSSES, snake, lambda word: isinstance(word, MeasureWord)),
-    "metrics": (METRICS, snake, lambda word: isinstance(word, MeasureWord)),
+    "losses": (LOSSES, canonical_name, lambda word: isinstance(word, MeasureWord)),
+    "metrics": (METRICS, canonical_name, lambda word: isinstance(word, MeasureWord)),
 }
 
 
@@ -182,10 +182,10 @@ ENGINES: dict[str, EngineInfo] = {
             uses_gpus=True,
             exports=True,
             finishes=True,
-            join=".keras.joined:JoinedModels",
+            join=".keras.joined:EnsembleModel",
             to_onnx=".keras.joined:to_onnx",
             no_memory=("ResourceExhaustedError",),
-            problems=".keras.facts:problems",
+            problems=".keras.facts:find_problems",
             library="tensorflow",
             extra="run",
             build_s=8.0,  # between a small CNN's and a ResNet's
@@ -201,13 +201,13 @@ ENGINES: dict[str, EngineInfo] = {
             applications="",
             uses_gpus=True,
             build_s=1.0,
-            problems=".torch.facts:problems",
+            problems=".torch.facts:find_problems",
             exports=True,
             suffix=".safetensors",
             finishes=True,
             library="torch",
             extra="torch",
-            join=".torch.joined:JoinedModules",
+            join=".torch.joined:EnsembleModule",
             to_onnx=".torch.export:to_onnx",
             no_memory=("OutOfMemoryError", "CUDA out of memory", "DefaultCPUAllocator"),
             knows=Known(

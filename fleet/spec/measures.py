@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 from fleet.errors import UserError
-from fleet.vocabulary.measures import MeasureWord, snake
+from fleet.vocabulary.measures import MeasureWord, canonical_name
 from preprocess.base import spelled
 
 # The loss by the kind of the target, where a spec names none.
@@ -104,7 +104,7 @@ def unfit(measure: Measure, kind: str, known: Mapping[str, MeasureWord]) -> str:
     ('AUC means nothing for targets that are values', '')
     """
     name = name_of(measure)
-    word = None if ":" in name else known.get(snake(name))
+    word = None if ":" in name else known.get(canonical_name(name))
     is_unfit = word is not None and kind in word.unfit
     if is_unfit:
         return f"{name} means nothing for targets that are {TARGETS[kind]}"
@@ -119,7 +119,7 @@ def canonical(measure: Measure, known: Mapping[str, MeasureWord]) -> Measure:
     (True, 'huber')
     """
     name = name_of(measure)
-    short = name if ":" in name else snake(name)
+    short = name if ":" in name else canonical_name(name)
     defaults = known[short].defaults if short in known else {}
     given = {
         key: value
@@ -142,7 +142,7 @@ def canonical_loss(
     """
     said = LOSS_OF[kind] if loss is None else loss
     if (
-        snake(name_of(said)) == "sparse_categorical_crossentropy"
+        canonical_name(name_of(said)) == "sparse_categorical_crossentropy"
     ):  # the same, of classes by their numbers
         said = {"categorical_crossentropy": parameters_of(said)}
     given = {**parameters_of(said), **({"label_smoothing": smoothing} if smoothing else {})}

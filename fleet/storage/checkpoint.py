@@ -24,8 +24,8 @@ import numpy as np
 from fleet.domain.network import EpochRecord, State, convergence, stream_epochs
 from fleet.errors import CheckpointError, DamagedError, LeaseLost, UserError
 from fleet.spec import Converge
-from fleet.storage.files import or_nan, or_nothing, replacing, storing
-from fleet.storage.lease import Fence, check_of
+from fleet.storage.files import atomic_write, blank_if_missing, nan_if_blank, storage_errors
+from fleet.storage.lease import Fence, fence_check
 from fleet.storage.paths import RunPaths
 from fleet.storage.verified_hdf5 import read_verified, write_verified
 from fleet.units import counted
@@ -54,10 +54,10 @@ def write_state(
         if item.name != "arrays"
     }
     record["history"] = [dataclasses.asdict(epoch) for epoch in state.history]
-    write_verified(path, state.arrays, record, previous, permission(fence, path))
+    write_verified(path, state.arrays, record, previous, write_check(fence, path))
 
 
-def permission(fence: Fence | None, path: Path) -> Callable[[], None]:
+def write_check(fence: Fence | None, path: Path) -> Callable[[], None]:
     """What to call before a checkpoint is replaced.
 
     It raises LeaseLost where another launch has taken the run over, and also where the checkpoint that is there is of a
@@ -68,7 +68,7 @@ def permission(fence: Fence | None, path: Path) -> Callable[[], None]:
         if fence is None:
             return
         fence.check()
-        newer = generation_of(path)
+        newer = checkpoint_generation(path)
         if newer > fence.generation:
             raise LeaseLost(
                 f"{path} is of a later launch (generation {newer}) than this one ({fence.generation}), "
@@ -78,7 +78,7 @@ def permission(fence: Fence | None, path: Path) -> Callable[[], None]:
     return check
 
 
-def generation_of(path: Path) -> int:
+def checkpoint_generation(path: Path) -> int:
     """The generation of the lease under which a checkpoint was written; 0 where none can be read."""
     try:
         return read_verified(path, with_arrays=False, read=_generation)[1]
@@ -142,7 +142,7 @@ class CheckpointLookup:
     start: str = ""
 
 
-def newest(paths: RunPaths, name: str, with_arrays: bool = True) -> CheckpointLookup:
+def find_newest(paths: RunPaths, name: str, with_arrays: bool = True) -> CheckpointLookup:
     """The newest checkpoint of a network that is whole: the last, the one before, or, without these, the best.
 
     Args:
@@ -157,17 +157,17 @@ def newest(paths: RunPaths, name: str, with_arrays: bool = True) -> CheckpointLo
         try:
             state = read_state(path, with_arrays)
             if is_best:
-                history = _longer(state.history, paths.history(name))
+                history = _extend_history(state.history, paths.history(name))
             else:
                 history = state.history
             # A launch was killed before it had written a last one, or somebody deleted it.
             if path != paths.last(name) and not damage:
                 damage.append(
-                    f"{paths.last(name)} is missing{_more(state.epoch, paths.history(name))}"
+                    f"{paths.last(name)} is missing{_describe_extra_epochs(state.epoch, paths.history(name))}"
                 )
             return CheckpointLookup(state, "; ".join(damage), history, path)
         except CheckpointError as error:
-            if _is_lost(error):
+            if _is_unrecoverable(error):
                 damage.append(str(error))
             elif not isinstance(error.__cause__, FileNotFoundError):
                 raise
@@ -175,12 +175,12 @@ def newest(paths: RunPaths, name: str, with_arrays: bool = True) -> CheckpointLo
                 return CheckpointLookup(
                     None
                 )  # of the thousands of a new run, none is looked for further
-    if not damage and (more := _more(0, paths.history(name))):
+    if not damage and (more := _describe_extra_epochs(0, paths.history(name))):
         damage.append(f"{paths.last(name)} is missing, and no other checkpoint is left{more}")
     return CheckpointLookup(None, "; ".join(damage))
 
 
-def _more(epochs: int, path: Path) -> str:
+def _describe_extra_epochs(epochs: int, path: Path) -> str:
     """A word on the epochs that a network has trained beyond those of a checkpoint, as its table has them."""
     told = len(read_history(path))
     if told > epochs:
@@ -188,7 +188,7 @@ def _more(epochs: int, path: Path) -> str:
     return ""
 
 
-def inherit(
+def copy_parent(
     paths: RunPaths,
     name: str,
     parent: str,
@@ -210,7 +210,7 @@ def inherit(
         UserError: there is no such checkpoint, or it is of another architecture.
         StorageError: there is no room for the copy.
     """
-    found = newest(paths, parent)
+    found = find_newest(paths, parent)
     if found.state is None:
         raise UserError(f"{parent} has no checkpoint yet from which another network could begin")
     if found.state.architecture != architecture:
@@ -222,13 +222,13 @@ def inherit(
 
 def saved_epochs(paths: RunPaths, name: str) -> int:
     """How many epochs of a network are in its newest checkpoint."""
-    state = newest(paths, name, with_arrays=False).state
+    state = find_newest(paths, name, with_arrays=False).state
     if state is None:
         return 0
     return state.epoch
 
 
-def inherited(
+def merge_inherited(
     own: Mapping[str, np.ndarray], parents: Mapping[str, np.ndarray], kept: Collection[str]
 ) -> dict[str, np.ndarray]:
     """The arrays with which a network begins that has a parent: its parent's, but for what is said in its own spec.
@@ -244,7 +244,7 @@ def inherited(
     }
 
 
-def _longer(history: tuple[EpochRecord, ...], path: Path) -> tuple[EpochRecord, ...]:
+def _extend_history(history: tuple[EpochRecord, ...], path: Path) -> tuple[EpochRecord, ...]:
     """A history, and the epochs that a table has after it, if both begin with the same."""
     told = read_history(path)
     if stream_epochs(told[: len(history)]) == stream_epochs(history):
@@ -252,7 +252,7 @@ def _longer(history: tuple[EpochRecord, ...], path: Path) -> tuple[EpochRecord, 
     return history
 
 
-def _is_lost(error: CheckpointError) -> bool:
+def _is_unrecoverable(error: CheckpointError) -> bool:
     """Whether reading once more would not help: the content is wrong, or the disk says that it lost it."""
     cause = error.__cause__
     return isinstance(error, DamagedError) or (
@@ -264,8 +264,8 @@ def promote_previous(
     paths: RunPaths, name: str, found: CheckpointLookup, fence: Fence | None = None
 ) -> None:
     """Make a network's files agree with the checkpoint that was found, because the network goes on from there."""
-    permission(fence, paths.last(name))()
-    with storing(paths.last(name)):
+    write_check(fence, paths.last(name))()
+    with storage_errors(paths.last(name)):
         if found.state is None:
             for path in (paths.last(name), paths.previous(name), paths.best(name)):
                 path.unlink(missing_ok=True)
@@ -277,7 +277,7 @@ def promote_previous(
     write_history(paths.history(name), () if found.state is None else found.state.history, fence)
 
 
-def amend(
+def rewrite_states(
     paths: RunPaths, name: str, change: Callable[[State], State], fence: Fence | None = None
 ) -> None:
     """Write all checkpoints of a network that are whole anew, with a changed record."""
@@ -285,7 +285,7 @@ def amend(
         try:
             state = read_state(path)
         except CheckpointError as error:
-            if _is_lost(error) or isinstance(error.__cause__, FileNotFoundError):
+            if _is_unrecoverable(error) or isinstance(error.__cause__, FileNotFoundError):
                 continue
             raise
         write_state(path, change(state), fence=fence)
@@ -293,7 +293,7 @@ def amend(
             write_history(paths.history(name), change(state).history, fence)
 
 
-def best_state(paths: RunPaths, name: str, converge: Converge, keep: str) -> CheckpointLookup:
+def find_best(paths: RunPaths, name: str, converge: Converge, keep: str) -> CheckpointLookup:
     """The state of a finished network's best epoch, or of its last one if the best was lost or is not kept.
 
     Where the last checkpoint is damaged, the newest that is whole says which epochs there were.
@@ -304,7 +304,7 @@ def best_state(paths: RunPaths, name: str, converge: Converge, keep: str) -> Che
     Raises:
         CheckpointError: the file system does not let it be read, or nothing whole is left.
     """
-    found = newest(paths, name, with_arrays=False)
+    found = find_newest(paths, name, with_arrays=False)
     if found.path is None:
         raise CheckpointError(found.damage or f"{paths.last(name)} is missing")
     if keep == "last":
@@ -318,7 +318,7 @@ def best_state(paths: RunPaths, name: str, converge: Converge, keep: str) -> Che
             return CheckpointLookup(best)
         damage = f"{paths.best(name)} is not of epoch {epoch}"
     except CheckpointError as error:
-        if not (_is_lost(error) or isinstance(error.__cause__, FileNotFoundError)):
+        if not (_is_unrecoverable(error) or isinstance(error.__cause__, FileNotFoundError)):
             raise
         damage = str(error)
     newest_whole = read_state(found.path)
@@ -330,7 +330,7 @@ def best_state(paths: RunPaths, name: str, converge: Converge, keep: str) -> Che
 
 def write_history(path: Path, history: Sequence[EpochRecord], fence: Fence | None = None) -> None:
     """Write a network's history as CSV, a row an epoch."""
-    with replacing(path, check=check_of(fence)) as file:
+    with atomic_write(path, check=fence_check(fence)) as file:
         writer = csv.writer(file)
         left_out = {
             "metrics",
@@ -344,7 +344,7 @@ def write_history(path: Path, history: Sequence[EpochRecord], fence: Fence | Non
         writer.writerow([*fields, *metrics])
         writer.writerows(
             map(
-                or_nothing,
+                blank_if_missing,
                 [*(getattr(record, name) for name in fields), *map(record.value, metrics)],
             )
             for record in history
@@ -359,12 +359,12 @@ def read_history(path: Path) -> tuple[EpochRecord, ...]:
             return tuple(
                 EpochRecord(
                     **{
-                        name: kinds[name](or_nan(value) if kinds[name] is float else value)
+                        name: kinds[name](nan_if_blank(value) if kinds[name] is float else value)
                         for name, value in row.items()
                         if name in kinds
                     },
                     metrics={
-                        name: float(or_nan(value))
+                        name: float(nan_if_blank(value))
                         for name, value in row.items()
                         if name not in kinds
                     },
@@ -378,14 +378,14 @@ def read_history(path: Path) -> tuple[EpochRecord, ...]:
 # ---- of which checkpoint an export is: a network that was trained on since then is exported again -
 
 
-def note_export(paths: RunPaths, name: str, exported: State, fence: Fence | None = None) -> None:
+def record_export(paths: RunPaths, name: str, exported: State, fence: Fence | None = None) -> None:
     """Keep which state a network's export is of; after the export itself, so at worst it is exported once more.
 
     Raises:
         StorageError: the disk is full, ...
         LeaseLost: another launch has taken the run over.
     """
-    with replacing(paths.export_note(name), check=check_of(fence)) as file:
+    with atomic_write(paths.export_note(name), check=fence_check(fence)) as file:
         json.dump({"epoch": exported.epoch, "history": stream_epochs(exported.history)}, file)
         file.write("\n")
 

@@ -31,7 +31,7 @@ class _Module:
     root: Path
 
     @property
-    def place(self) -> str:
+    def relative_path(self) -> str:
         return self.file.relative_to(self.root).as_posix()
 
     @property
@@ -42,7 +42,7 @@ class _Module:
         return self.name.rpartition(".")[0]
 
 
-def code_of(target: str, beside: Path = Path()) -> Code:
+def hash_sources(target: str, beside: Path = Path()) -> Code:
     """The files that decide what an import path names, with hashes of their texts.
 
     These are the files of its module and of the packages around it, and of all that they import, however indirectly,
@@ -76,13 +76,13 @@ def code_of(target: str, beside: Path = Path()) -> Code:
             text = module.file.read_bytes()
         except OSError:
             continue
-        found[module.place] = hashlib.sha256(text).hexdigest()[:16]
+        found[module.relative_path] = hashlib.sha256(text).hexdigest()[:16]
         if not is_installed:
             waiting += [
                 other
                 for imported in _imports(text, module)
                 for other in _modules(imported, roots)
-                if other.place not in found
+                if other.relative_path not in found
             ]
     return dict(sorted(found.items()))
 

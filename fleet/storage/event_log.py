@@ -19,8 +19,8 @@ from typing import Any, NamedTuple, TypeVar
 from fleet.domain.events import Ended, Event, Started, event_from_json
 from fleet.domain.json_record import Kind, is_finite, to_json
 from fleet.errors import ExitStatus
-from fleet.storage.files import storing
-from fleet.storage.json_lines import add_line, json_object, open_lines, read_lines
+from fleet.storage.files import storage_errors
+from fleet.storage.json_lines import add_line, open_lines, parse_json_object, read_lines
 from fleet.storage.paths import RunPaths
 
 E = TypeVar("E", bound=Kind)
@@ -36,7 +36,7 @@ class EventLog:
 
     def __init__(self, path: Path, clock: Any = time.monotonic) -> None:
         self._path = path
-        with storing(path):
+        with storage_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = open_lines(path)
         self._clock = clock
@@ -64,19 +64,19 @@ class EventLog:
         Raises:
             StorageError: the log cannot be touched.
         """
-        with storing(self._path):
+        with storage_errors(self._path):
             os.utime(self._path)
             return self._path.stat().st_mtime
 
 
-class Logged(NamedTuple):
+class LoggedEvent(NamedTuple):
     """An event of a log, and when it was written, in seconds since its launch began."""
 
     t_s: float
     event: Event
 
 
-class Dated(NamedTuple):
+class DatedEvent(NamedTuple):
     """An event of a launch.
 
     Attributes:
@@ -91,7 +91,9 @@ class Dated(NamedTuple):
     log: Path
 
 
-def read_events(path: Path, start: int = 0, kinds: Collection[type[Kind]] = ()) -> Iterator[Logged]:
+def read_events(
+    path: Path, start: int = 0, kinds: Collection[type[Kind]] = ()
+) -> Iterator[LoggedEvent]:
     """The events of a run, in order.
 
     Lines that a killed run left half written, damaged lines and unknown kinds are passed over.
@@ -109,15 +111,15 @@ def read_events(path: Path, start: int = 0, kinds: Collection[type[Kind]] = ()) 
     )
 
 
-def _logged(record: Any) -> Logged | None:
+def _logged(record: Any) -> LoggedEvent | None:
     """The event that a value of JSON tells of; None where it tells of none."""
     event = event_from_json(record)
     if event is None or not is_finite(t_s := record.get("t_s", 0.0)):
         return None
-    return Logged(float(t_s), event)
+    return LoggedEvent(float(t_s), event)
 
 
-def read_run(paths: RunPaths, kinds: Sequence[type[Kind]] = ()) -> Iterator[Logged]:
+def read_run(paths: RunPaths, kinds: Sequence[type[Kind]] = ()) -> Iterator[LoggedEvent]:
     """The events of all launches of a run, whichever log they are in: launch by launch, in the order of their dates.
 
     Launches of one log keep their order, whatever their dates are. A launch whose start has no date, as FLEET 0.1.0
@@ -126,22 +128,22 @@ def read_run(paths: RunPaths, kinds: Sequence[type[Kind]] = ()) -> Iterator[Logg
     Args:
         kinds: that are wanted beside starts; all where none are named.
     """
-    return in_order(
+    return merge_logs(
         read_events(path, kinds=kinds and (Started, *kinds)) for path in paths.event_logs()
     )
 
 
-def in_order(logs: Iterable[Iterable[Logged]]) -> Iterator[Logged]:
+def merge_logs(logs: Iterable[Iterable[LoggedEvent]]) -> Iterator[LoggedEvent]:
     """The events of several logs, as :func:`read_run` has them."""
-    launches = [launch for log in logs for launch in launches_of(log)]
+    launches = [launch for log in logs for launch in split_launches(log)]
     return chain.from_iterable(
         events for _, events in sorted(launches, key=lambda launch: launch[0])
     )
 
 
-def launches_of(log: Iterable[Logged]) -> list[tuple[float, list[Logged]]]:
+def split_launches(log: Iterable[LoggedEvent]) -> list[tuple[float, list[LoggedEvent]]]:
     """The launches of a log, each with its date; what comes before the first start is one as well."""
-    launches: list[tuple[float, list[Logged]]] = []
+    launches: list[tuple[float, list[LoggedEvent]]] = []
     for logged in log:
         if isinstance(logged.event, Started) or not launches:
             date = logged.event.date if isinstance(logged.event, Started) else 0.0
@@ -151,7 +153,7 @@ def launches_of(log: Iterable[Logged]) -> list[tuple[float, list[Logged]]]:
 
 
 @dataclass
-class _Read:
+class _ReadPosition:
     """How far a log has been read.
 
     Attributes:
@@ -184,15 +186,17 @@ class RunTail:
             sizes = {path: path.stat().st_size for path in paths.event_logs()}
         else:
             sizes = {}
-        self._logs = {path: _Read(size) for path, size in {**sizes, **(starts or {})}.items()}
+        self._logs = {
+            path: _ReadPosition(size) for path, size in {**sizes, **(starts or {})}.items()
+        }
 
-    def new(self) -> list[Dated]:
+    def poll(self) -> list[DatedEvent]:
         """The events since the last look, each with its date; those of a log in their order.
 
         Raises:
             OSError: the file system does not answer; nothing was read, so the next look misses nothing.
         """
-        found: list[Dated] = []
+        found: list[DatedEvent] = []
         for path in self._paths.event_logs():
             try:
                 found += self._new_of(path)
@@ -202,31 +206,33 @@ class RunTail:
                 break
         return found
 
-    def _new_of(self, path: Path) -> Iterator[Dated]:
-        log = self._logs.setdefault(path, _Read())
+    def _new_of(self, path: Path) -> Iterator[DatedEvent]:
+        log = self._logs.setdefault(path, _ReadPosition())
         if path.stat().st_size == log.size:
             return
         with open(path, "rb") as file:
             if log.size and not log.began:
-                log.began = _begun(file.read(log.size))
+                log.began = _launch_start(file.read(log.size))
             file.seek(log.size)
             lines = file.read()
         lines = lines[: lines.rfind(b"\n") + 1]
         log.size += len(lines)
         for line in lines.splitlines():
-            logged = _logged(json_object(line))
+            logged = _logged(parse_json_object(line))
             if logged is None:
                 continue
             if isinstance(logged.event, Started):
                 log.began = max(logged.event.date - logged.t_s, log.newest)
             log.newest = max(log.newest, log.began + logged.t_s)
-            yield Dated(log.newest, logged.event, logged.t_s, path)
+            yield DatedEvent(log.newest, logged.event, logged.t_s, path)
 
 
-def _begun(lines: bytes) -> float:
+def _launch_start(lines: bytes) -> float:
     """When the last launch began of which some lines tell."""
     starts = (
-        _logged(json_object(line)) for line in reversed(lines.splitlines()) if b'"start"' in line
+        _logged(parse_json_object(line))
+        for line in reversed(lines.splitlines())
+        if b'"start"' in line
     )
     logged = next((found for found in starts if found and isinstance(found.event, Started)), None)
     if logged and isinstance(logged.event, Started):
@@ -239,7 +245,7 @@ def events_of(path: Path, kind: type[E]) -> list[E]:
     return [event for _, event in read_events(path, kinds=(kind,))]  # type: ignore[misc]
 
 
-def log_mark(path: Path) -> tuple[int, int]:
+def log_position(path: Path) -> tuple[int, int]:
     """When a log was last written (nanoseconds), and its size in bytes; they differ once it is written again."""
     if not path.exists():
         return 0, 0
@@ -266,7 +272,7 @@ def launch_status(status: int, path: Path, before: tuple[int, int]) -> int:
         path: of the run's event log.
         before: its mark from before the launch.
     """
-    after = log_mark(path)
+    after = log_position(path)
     # A log that has become smaller is another one, of a run that was started over.
     if after == before:
         new = []

@@ -2,7 +2,7 @@
 
 Between the moment at which a rank looks whether it may still write and its rename, it may be stopped for hours. A
 rename cannot be made to depend on anything. But it ends in the folder whose handle the rank opened before it looked
-(:func:`fleet.storage.files.replacing`). So a launch that takes a run over from one that has not let go gives each
+(:func:`fleet.storage.files.atomic_write`). So a launch that takes a run over from one that has not let go gives each
 network a new folder under the old name, and moves the files there.
 """
 
@@ -13,14 +13,14 @@ from contextlib import suppress
 from glob import escape
 from pathlib import Path
 
-from fleet.storage.checkpoint import generation_of
-from fleet.storage.files import side_by_side, storing
+from fleet.storage.checkpoint import checkpoint_generation
+from fleet.storage.files import map_in_threads, storage_errors
 from fleet.storage.paths import RunPaths
 
 _ASIDE = ".aside.tmp"
 
 
-def shut_out(paths: RunPaths, name: str | None = None) -> None:
+def fence_out(paths: RunPaths, name: str | None = None) -> None:
     """Make the folders of all networks anew, or that of one, with the files that they had.
 
     If it is killed in between, nothing is lost: the next call goes on with what was put aside.
@@ -28,7 +28,7 @@ def shut_out(paths: RunPaths, name: str | None = None) -> None:
     Raises:
         StorageError: the folder cannot be written.
     """
-    with storing(paths.models):
+    with storage_errors(paths.models):
         _move_back(paths, name)
         for folder in (
             sorted(paths.models.glob("[!.]*/"))
@@ -62,6 +62,6 @@ def _move(aside: Path, folder: Path) -> None:
                 raise
 
 
-def newest_writer(paths: RunPaths) -> int:
+def newest_written_generation(paths: RunPaths) -> int:
     """The newest generation that has written a checkpoint; 0 if none has."""
-    return max(side_by_side(generation_of, paths.models.glob("*/*.h5")), default=0)
+    return max(map_in_threads(checkpoint_generation, paths.models.glob("*/*.h5")), default=0)

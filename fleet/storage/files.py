@@ -58,7 +58,7 @@ STDOUT = Path("standard output")  # for messages; a batch log may lie on the dis
 
 
 @contextmanager
-def storing(path: Path, wanted: int = 0, kind: type[OSError] = OSError) -> Iterator[None]:
+def storage_errors(path: Path, wanted: int = 0, kind: type[OSError] = OSError) -> Iterator[None]:
     """A context in which a file is written; if the file system refuses, the error says what helps.
 
     Args:
@@ -74,7 +74,7 @@ def storing(path: Path, wanted: int = 0, kind: type[OSError] = OSError) -> Itera
         raise StorageError(_explain(path, wanted, error), may_pass_for_writer(error)) from error
 
 
-def patiently(write: Callable[[], T], patience_s: float | None = None) -> T:
+def with_retries(write: Callable[[], T], patience_s: float | None = None) -> T:
     """Write something, again and again for a while where what the file system says may pass.
 
     Args:
@@ -101,7 +101,7 @@ def patiently(write: Callable[[], T], patience_s: float | None = None) -> T:
         pause_s = min(2 * pause_s, 2.0)
 
 
-def side_by_side(read: Callable[[S], T], of: Iterable[S]) -> list[T]:
+def map_in_threads(read: Callable[[S], T], of: Iterable[S]) -> list[T]:
     """What is read of many things, in their order; a file server that answers late is asked several at a time."""
     each = list(of)
     parts = [each[first : first + _PART] for first in range(0, len(each), _PART)]
@@ -113,7 +113,7 @@ _AT_A_TIME = 16
 _PART = 16
 
 
-def is_of_the_name(error: StorageError) -> bool:
+def is_path_error(error: StorageError) -> bool:
     """Whether the name of the file is wrong, and not the state of the disk."""
     return isinstance(error.__cause__, OSError) and error.__cause__.errno in _OF_THE_NAME
 
@@ -151,7 +151,7 @@ def _always() -> None:
 
 
 @contextmanager
-def replacing(
+def atomic_write(
     path: Path,
     mode: str = "w",
     check: Callable[[], None] = _always,
@@ -167,7 +167,7 @@ def replacing(
         mode, buffering: of :func:`open`.
         check: is called before files are renamed, and raises where this process may not write any more. Whatever
             happens between the two, they are renamed in the folder that was there before: another launch that takes
-            over makes all folders anew (:func:`fleet.storage.fencing.shut_out`).
+            over makes all folders anew (:func:`fleet.storage.fencing.fence_out`).
         wanted: bytes that are to be written, where that is known.
         previous: the name that the old file gets, once the new one is whole.
 
@@ -175,7 +175,11 @@ def replacing(
         StorageError: the disk is full, the folder read-only, ...
     """
     temporary = path.with_name(f".{path.name}.{_MINE}.{os.getpid()}.tmp")
-    with storing(path, wanted), _renaming(path, check) as rename, _vanishing(temporary):
+    with (
+        storage_errors(path, wanted),
+        _renaming(path, check) as rename,
+        _removing_on_error(temporary),
+    ):
         encoding, errors = (None, None) if "b" in mode else ("utf-8", "backslashreplace")
         with open(temporary, mode, buffering, encoding, errors) as file:
             yield file
@@ -184,20 +188,20 @@ def replacing(
         rename(temporary, previous)
 
 
-def replace_by(
+def atomic_write_with(
     path: Path, write: Callable[[Path], None], check: Callable[[], None] = _always
 ) -> None:
     """The same for a library that wants a name rather than a file; the suffix is kept.
 
     Args:
         write: if it writes nothing, nothing is replaced.
-        check: see :func:`replacing`.
+        check: see :func:`atomic_write`.
 
     Raises:
         StorageError: the disk is full, the folder read-only, ...
     """
     temporary = path.with_name(f".{os.getpid()}.tmp.{path.name}")
-    with storing(path), _renaming(path, check) as rename, _vanishing(temporary):
+    with storage_errors(path), _renaming(path, check) as rename, _removing_on_error(temporary):
         write(temporary)
         if not temporary.exists():
             check()
@@ -209,17 +213,17 @@ def replace_by(
 
 _held = (
     threading.local()
-)  # the folder that :func:`folder_opened` has opened in a thread, and its descriptor
+)  # the folder that :func:`pinned_folder` has opened in a thread, and its descriptor
 
 
 @contextmanager
-def folder_opened(path: Path) -> Iterator[None]:
+def pinned_folder(path: Path) -> Iterator[None]:
     """A context in which all files that a thread replaces beside one are renamed in the folder that is there now.
 
     Each call to a file server is dear: so it is opened once. And one look at the right to write, within, is enough for
     all that follows: nobody reads a folder again of which another launch has taken over.
     """
-    with storing(path):
+    with storage_errors(path):
         descriptor = _open_folder(path.parent)
     _held.folder = path.parent, descriptor
     try:
@@ -267,7 +271,7 @@ def _renaming(
 
 
 @contextmanager
-def _vanishing(temporary: Path) -> Iterator[None]:
+def _removing_on_error(temporary: Path) -> Iterator[None]:
     """Remove a temporary file that was not renamed, if the file system allows it."""
     try:
         yield
@@ -283,18 +287,18 @@ def remove(path: Path) -> None:
     Raises:
         StorageError: the folder is read-only, ...
     """
-    with storing(path):
+    with storage_errors(path):
         path.unlink(missing_ok=True)
 
 
 def write_json(path: Path, value: Any) -> None:
     """Write a value as JSON, whole or not at all."""
-    with replacing(path) as file:
+    with atomic_write(path) as file:
         json.dump(value, file, indent=1)
         file.write("\n")
 
 
-class Pacing:
+class WriteThrottle:
     """When a file is written anew that may be long: often enough to be looked at, and for little of rank 0's time.
 
     It may take a twentieth of a millisecond for each change, or a five-hundredth of the time, but is written once a
@@ -304,7 +308,7 @@ class Pacing:
         clock: seconds.
 
     >>> times = iter([0.0, 0.01, 1.0, 1.0, 9.0])
-    >>> pacing = Pacing(lambda: next(times))
+    >>> pacing = WriteThrottle(lambda: next(times))
     >>> with pacing.writing():  # takes 10 ms
     ...     pass
     >>> pacing.is_due(changes=1), pacing.is_due(changes=200), pacing.is_due(changes=1)
@@ -337,7 +341,7 @@ _SHARE = 500
 _MOST_S = 60.0
 
 
-class SharedPacing(Pacing):
+class SharedWriteThrottle(WriteThrottle):
     """The same where several launches write a file: one of them does, a moment after whoever wrote it last.
 
     Clocks of nodes differ, so what counts is when this one has seen the file change.
@@ -389,10 +393,10 @@ _SHARED = 20  # times as long as a writing takes is no other, by one launch
 # ---- cells of tables -----------------------------------------------------------------------------
 
 
-def or_nothing(value: Any) -> Any:
+def blank_if_missing(value: Any) -> Any:
     """Return what a cell of a CSV file holds of a value: nothing where there is none, as of NaN and None.
 
-    >>> or_nothing(0.5), or_nothing(float("nan")), or_nothing(None)
+    >>> blank_if_missing(0.5), blank_if_missing(float("nan")), blank_if_missing(None)
     (0.5, '', '')
     """
     if value is None or value != value:
@@ -400,6 +404,6 @@ def or_nothing(value: Any) -> Any:
     return value
 
 
-def or_nan(cell: str) -> str:
+def nan_if_blank(cell: str) -> str:
     """Return a cell with a number as Python reads it; versions before 0.3.0 wrote "nan" where there is none."""
     return cell or "nan"

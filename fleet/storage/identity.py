@@ -15,7 +15,7 @@ from pydantic import TypeAdapter
 from fleet.domain.network import Code, State
 from fleet.spec import NetworkSpec, Resources, Spec, Train
 from fleet.spec.model import Architecture
-from fleet.storage.code import changed_files, code_of
+from fleet.storage.code import changed_files, hash_sources
 from preprocess.sample import SampleSpec
 
 
@@ -35,7 +35,7 @@ class Machine:
 _TRAIN = TypeAdapter(Train)
 
 
-def identity(network: NetworkSpec, spec: Spec, sample: SampleSpec) -> str:
+def training_identity(network: NetworkSpec, spec: Spec, sample: SampleSpec) -> str:
     """A fingerprint of all that shapes a network's training, except when it ends and where the data is.
 
     A checkpoint is taken up only by a network of the same identity: another optimizer, another
@@ -127,22 +127,22 @@ def trial_identity(
     Args:
         beside: the folder of the spec.
     """
-    engine = code_of(spec.resources.engine, beside)
+    engine = hash_sources(spec.resources.engine, beside)
     start = network.train.begins
     return _hash(
         {
-            "identity": identity(network, spec, sample),
+            "identity": training_identity(network, spec, sample),
             "gpus": [network.min_gpus, network.max_gpus],
             "build_timeout": network.train.build_timeout,
-            "code": code_of(network.architecture.target, beside),
+            "code": hash_sources(network.architecture.target, beside),
             **({"engine": engine} if engine else {}),
             # A file that is not there now may be there next time, or not be needed.
-            **({"start": checksum_of(Path(start.file)) or uuid.uuid4().hex} if start else {}),
+            **({"start": file_checksum(Path(start.file)) or uuid.uuid4().hex} if start else {}),
         }
     )
 
 
-def checksum_of(file: Path) -> str:
+def file_checksum(file: Path) -> str:
     """The beginning of a file's SHA-256; empty where it cannot be read."""
     try:
         with open(file, "rb") as content:
@@ -151,7 +151,7 @@ def checksum_of(file: Path) -> str:
         return ""
 
 
-def changes(
+def find_changes(
     network: NetworkSpec, spec: Spec, sample: SampleSpec, code: Code, state: State
 ) -> list[str] | None:
     """What decides a network and is not as it was when a checkpoint was written: ``args``, and files.
@@ -164,11 +164,13 @@ def changes(
         None if the settings are others altogether. Of the files of a checkpoint of 0.1.0 nothing is known.
     """
     changed = []
-    if state.identity != identity(network, spec, sample):
+    if state.identity != training_identity(network, spec, sample):
         if not state.architecture or network.architecture.kind != "import":
             return None
         before = replace(network, architecture=Architecture(**json.loads(state.architecture)))
-        if before.architecture.kind != "import" or state.identity != identity(before, spec, sample):
+        if before.architecture.kind != "import" or state.identity != training_identity(
+            before, spec, sample
+        ):
             return None
         changed.append(
             "args" if before.architecture.target == network.architecture.target else "build"
@@ -176,14 +178,14 @@ def changes(
     return changed + changed_files(code if state.code is None else state.code, code)
 
 
-def codes_of_all(spec: Spec, beside: Path) -> dict[str, Code]:
+def hash_all_sources(spec: Spec, beside: Path) -> dict[str, Code]:
     """Import path -> its files, of all ``build:`` functions and the engine; what is ours has none.
 
     Args:
         beside: the folder of the spec.
     """
     paths = {spec.resources.engine, *(network.architecture.target for network in spec.networks)}
-    return {path: code for path in paths if (code := code_of(path, beside))}
+    return {path: code for path in paths if (code := hash_sources(path, beside))}
 
 
 def speed_identity(
@@ -197,7 +199,7 @@ def speed_identity(
 
     Args:
         machine: on which it trains.
-        codes: as :func:`codes_of_all` has them.
+        codes: as :func:`hash_all_sources` has them.
     """
     return _hash(
         {

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fleet.domain.json_record import Kind, to_json
-from fleet.storage.files import patiently, storing
+from fleet.storage.files import storage_errors, with_retries
 
 
 def open_lines(path: Path) -> io.FileIO:
@@ -36,11 +36,11 @@ def add_line(file: io.FileIO, path: Path, record: Any) -> None:
 
     def write() -> None:
         nonlocal line
-        with storing(path, wanted=len(line)):
+        with storage_errors(path, wanted=len(line)):
             while line:  # a disk that has just filled up takes a part, and refuses the rest
                 line = line[file.write(line) :]
 
-    patiently(write)
+    with_retries(write)
 
 
 def add_dated_line(path: Path, what: Kind) -> None:
@@ -50,13 +50,13 @@ def add_dated_line(path: Path, what: Kind) -> None:
         StorageError: the disk is full, ...
     """
     line = {"time": datetime.now().astimezone().isoformat(timespec="seconds"), **to_json(what)}
-    with storing(path):
+    with storage_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with open_lines(path) as file:
             add_line(file, path, line)
 
 
-def json_object(text: str | bytes) -> dict[str, Any] | None:
+def parse_json_object(text: str | bytes) -> dict[str, Any] | None:
     """The object that a text says in JSON; None where it says something else, or is damaged."""
     with suppress(ValueError, RecursionError):
         if isinstance(found := json.loads(text), dict):
@@ -64,10 +64,10 @@ def json_object(text: str | bytes) -> dict[str, Any] | None:
     return None
 
 
-def read_object(path: Path) -> dict[str, Any] | None:
+def read_json_object(path: Path) -> dict[str, Any] | None:
     """The object that a file says in JSON; None where it cannot be read, or says something else."""
     with suppress(OSError):
-        return json_object(path.read_bytes())
+        return parse_json_object(path.read_bytes())
     return None
 
 
@@ -87,5 +87,5 @@ def read_lines(path: Path, start: int = 0, words: Sequence[str] = ()) -> Iterato
         file.seek(start)
         for line in file:
             is_wanted = not said or any(word in line for word in said)
-            if is_wanted and (record := json_object(line)) is not None:
+            if is_wanted and (record := parse_json_object(line)) is not None:
                 yield record

@@ -29,7 +29,7 @@ from pathlib import Path
 from types import TracebackType
 
 from fleet.errors import LeaseLost, UserError
-from fleet.storage.files import storing
+from fleet.storage.files import storage_errors
 from fleet.units import parse_duration
 from launch.processes import started
 
@@ -140,7 +140,7 @@ class Process:
         """Seconds from any origin, which go on while the process is stopped."""
         return time.monotonic()
 
-    def is_gone(self, holder: Holder) -> bool:
+    def has_died(self, holder: Holder) -> bool:
         """Whether a holder is known to have died; False if that cannot be seen from here."""
         if not (self.me.boot and holder.boot):
             return False
@@ -187,7 +187,7 @@ class Fence:
     folder: Path
     generation: int
     launch: str
-    what: str = ""
+    resource: str = ""
 
     def check(self) -> None:
         """Return if this launch holds the lease now.
@@ -199,19 +199,19 @@ class Fence:
         text = read_generation(self.folder, self.generation)
         # The mark of who took it is looked for too: what is opened is seen as it is even where listings come late.
         if newest > self.generation or text is None or "\ntaken" in text or self.launch not in text:
-            other = parse(read_generation(self.folder, newest) or "").holder
+            other = parse_lease(read_generation(self.folder, newest) or "").holder
             if newest != self.generation and other is not None:
                 by = f" by another launch ({other})"
             else:
                 by = ""
             raise LeaseLost(
-                f"{self.what or self.folder.parent} has been taken over{by}, since this launch had shown "
+                f"{self.resource or self.folder.parent} has been taken over{by}, since this launch had shown "
                 "no sign of life for a while; it ends and writes nothing more, and what it had saved is "
                 "intact"
             )
 
 
-def check_of(fence: Fence | None) -> Callable[[], None]:
+def fence_check(fence: Fence | None) -> Callable[[], None]:
     """What to call before a file is replaced: :meth:`Fence.check`, or nothing where no lease is held."""
     if fence is None:
         return lambda: None
@@ -219,22 +219,24 @@ def check_of(fence: Fence | None) -> Callable[[], None]:
 
 
 @dataclass(frozen=True)
-class Text:
+class LeaseState:
     """The content of a generation's file."""
 
     is_free: bool
     holder: Holder | None
 
 
-def parse(text: str) -> Text:
+def parse_lease(text: str) -> LeaseState:
     """Read a generation's file; one that is only half there has no holder, and is not free."""
     head = _HEAD.match(text)
     if head is None:
-        return Text(False, None)
+        return LeaseState(False, None)
     try:
-        return Text(head[2] == "free", Holder(**json.loads(text[head.end() :].partition("\n")[0])))
+        return LeaseState(
+            head[2] == "free", Holder(**json.loads(text[head.end() :].partition("\n")[0]))
+        )
     except (ValueError, TypeError):
-        return Text(head[2] == "free", None)
+        return LeaseState(head[2] == "free", None)
 
 
 def newest_generation(folder: Path) -> int:
@@ -250,18 +252,18 @@ def _generations(folder: Path) -> list[str]:
     return [name for name in os.listdir(folder) if name.isascii() and name.isdecimal()]
 
 
-def newest_text(folder: Path) -> Text:
+def newest_state(folder: Path) -> LeaseState:
     """What the file of the newest generation says; where there is none, that the lease is free."""
     generation = newest_generation(folder)
     if generation:
-        return parse(read_generation(folder, generation) or "")
-    return Text(True, None)
+        return parse_lease(read_generation(folder, generation) or "")
+    return LeaseState(True, None)
 
 
 def is_held(folder: Path) -> bool:
     """Whether a launch has the lease of a folder, as far as that can be seen from here."""
-    text = newest_text(folder)
-    return not text.is_free and not (text.holder is not None and Process().is_gone(text.holder))
+    text = newest_state(folder)
+    return not text.is_free and not (text.holder is not None and Process().has_died(text.holder))
 
 
 def read_generation(folder: Path, generation: int) -> str | None:
@@ -341,15 +343,15 @@ def _say(text: str) -> None:
 
 
 @dataclass
-class _Sight:
+class _Observation:
     """What has been seen of the newest generation."""
 
     generation: int
     text: str
     since: float  # it has been so
     is_alive: bool = False  # it has changed before our eyes
-    gone: float | None = None  # when its process was first found to be gone
-    is_told: bool = False  # that somebody is waited for
+    dead_since: float | None = None  # when its process was first found to be gone
+    is_announced: bool = False  # that somebody is waited for
 
 
 class Lease:
@@ -374,13 +376,13 @@ class Lease:
         say: Callable[[str], None] = _say,
         what: str = "",
     ) -> None:
-        self._around = around
+        self._process = around
         self.me = me
         self.times = times
         self._say = say
-        self._what = what
+        self._resource = what
         self.fence: Fence | None = None
-        self._lost: LeaseLost | None = None
+        self._error: LeaseLost | None = None
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
         self._count = 0
@@ -388,7 +390,7 @@ class Lease:
 
     def sibling(self, what: str) -> Lease:
         """Another lease of the same holder, which says nothing of what it waits for; see :class:`Fence`."""
-        return Lease(self._around, self.me, self.times, lambda text: None, what)
+        return Lease(self._process, self.me, self.times, lambda text: None, what)
 
     def take(self, folder: Path, floor: int = 0) -> None:
         """Take the lease of a folder, and renew it from now on in a thread.
@@ -401,12 +403,12 @@ class Lease:
             UserError: another launch holds it.
             StorageError: it cannot be written.
         """
-        with storing(folder):
+        with storage_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
             for pause_s in self.steps(folder, floor):
                 if pause_s:
                     time.sleep(pause_s)
-        self._thread = threading.Thread(target=self._keep, name="lease", daemon=True)
+        self._thread = threading.Thread(target=self._renew_forever, name="lease", daemon=True)
         self._thread.start()
 
     def check(self) -> None:
@@ -415,8 +417,8 @@ class Lease:
         Raises:
             LeaseLost: another launch has taken it over.
         """
-        if self._lost is not None:
-            raise self._lost
+        if self._error is not None:
+            raise self._error
         if self.fence is not None:
             self.fence.check()
 
@@ -457,12 +459,12 @@ class Lease:
         else:  # others of this launch may still be at work: the next one finds this process gone, and waits for them
             self._ended.set()
 
-    def _keep(self) -> None:
+    def _renew_forever(self) -> None:
         while not self._ended.wait(self.times.renew):
             try:
                 self.renew()
             except LeaseLost as lost:
-                self._lost = lost
+                self._error = lost
                 return
             except (
                 OSError
@@ -480,8 +482,8 @@ class Lease:
             UserError: another launch holds it.
             OSError: it cannot be written.
         """
-        began = self._around.now()
-        seen = _Sight(0, "", self._around.now())
+        began = self._process.now()
+        seen = _Observation(0, "", self._process.now())
         while True:
             newest = newest_generation(folder)
             yield 0.0
@@ -489,51 +491,53 @@ class Lease:
             if text is None:  # it is so old that its file has been deleted
                 continue
             yield 0.0
-            self._look(seen, newest, text)
-            if not newest or self._may_follow(seen, parse(text), began):
+            self._observe(seen, newest, text)
+            if not newest or self._may_follow(seen, parse_lease(text), began):
                 if create_generation(folder, max(newest, floor) + 1, self.me):
                     yield 0.0
-                    self.fence = Fence(folder, max(newest, floor) + 1, self.me.launch, self._what)
+                    self.fence = Fence(
+                        folder, max(newest, floor) + 1, self.me.launch, self._resource
+                    )
                     mark_taken(folder, newest, self.me)
                     yield 0.0
                     if newest_generation(folder) == self.fence.generation:
-                        self.took_over = bool(newest) and not parse(text).is_free
-                        _forget(folder, self.fence.generation)
+                        self.took_over = bool(newest) and not parse_lease(text).is_free
+                        _remove_old(folder, self.fence.generation)
                         return
                     self.fence = None
                 yield 0.0
             else:
                 yield self.times.poll
 
-    def _look(self, seen: _Sight, newest: int, text: str) -> None:
-        now = self._around.now()
+    def _observe(self, seen: _Observation, newest: int, text: str) -> None:
+        now = self._process.now()
         if newest != seen.generation:
             seen.generation = newest
             seen.text = text
             seen.since = now
             seen.is_alive = False
-            seen.gone = None
+            seen.dead_since = None
         elif text != seen.text:
             seen.text = text
             seen.since = now
             seen.is_alive = True
 
-    def _may_follow(self, seen: _Sight, text: Text, began: float) -> bool:
+    def _may_follow(self, seen: _Observation, text: LeaseState, began: float) -> bool:
         """Whether the lease may be taken from its holder now.
 
         Raises:
             UserError: its holder is alive, or its job.
         """
         holder = text.holder
-        now = self._around.now()
+        now = self._process.now()
         if text.is_free:
             return True
         if holder is not None and holder.is_of_job(self.me) and holder.restarts < self.me.restarts:
             return True
-        if holder is not None and self._around.is_gone(holder):
-            seen.gone = now if seen.gone is None else seen.gone
-            return now - seen.gone >= self.times.dying
-        seen.gone = None
+        if holder is not None and self._process.has_died(holder):
+            seen.dead_since = now if seen.dead_since is None else seen.dead_since
+            return now - seen.dead_since >= self.times.dying
+        seen.dead_since = None
         waited = now - began
         unchanged = now - seen.since
         if seen.is_alive and waited >= self.times.patience:
@@ -541,8 +545,8 @@ class Lease:
                 f"another launch is at work in this folder{_in_brackets(holder)}; wait for its end, or "
                 "name another output"
             )
-        if waited >= self.times.patience and not seen.is_told:
-            seen.is_told = True
+        if waited >= self.times.patience and not seen.is_announced:
+            seen.is_announced = True
             by = "" if holder is None else f" by another launch ({holder})"
             self._say(
                 f"the folder is held{by}; it is taken over if there is no sign of life for "
@@ -556,7 +560,7 @@ class Lease:
         Raises:
             UserError: it does.
         """
-        if holder is None or holder.is_of_job(self.me) or not self._around.knows_job(holder):
+        if holder is None or holder.is_of_job(self.me) or not self._process.knows_job(holder):
             return False
         raise UserError(
             f"another launch is at work in this folder{_in_brackets(holder)}: it has shown no sign of life "
@@ -571,7 +575,7 @@ def _in_brackets(holder: Holder | None) -> str:
     return f" ({holder})"
 
 
-def _forget(folder: Path, generation: int) -> None:
+def _remove_old(folder: Path, generation: int) -> None:
     """Delete the files of long ago."""
     for name in _generations(folder):
         if int(name) <= generation - _KEPT:

@@ -3,7 +3,7 @@
 The lease of the folder itself is a door then. A launch that works there alone stays in it. One of several holds it only
 while it begins, and takes a network only while nobody is in the door: first it takes the network's lease, then it looks
 at the door, and lets go where somebody is in. A launch that is to be alone does it the other way round: it steps into
-the door, and then looks for networks that are held (:func:`shut_networks`). So of two that come at the same moment at
+the door, and then looks for networks that are held (:func:`reclaim_networks`). So of two that come at the same moment at
 least one sees the other.
 
 All leases of a launch are renewed by one thread. So none is lost alone: the launch was stopped, and it ends.
@@ -17,9 +17,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from fleet.errors import LeaseLost, StorageError, UserError
-from fleet.storage.fencing import shut_out
-from fleet.storage.files import patiently, storing
-from fleet.storage.lease import Holder, Lease, is_held, newest_generation, newest_text
+from fleet.storage.fencing import fence_out
+from fleet.storage.files import storage_errors, with_retries
+from fleet.storage.lease import Holder, Lease, is_held, newest_generation, newest_state
 from fleet.storage.paths import RunPaths
 
 
@@ -35,13 +35,13 @@ class NetworkLeases:
         self._paths = paths
         self._lease = lease
         self._names: tuple[str, ...] = ()
-        self._most = 0
-        self._trying: dict[str, tuple[Lease, Iterator[float]]] = {}
-        self._held: dict[str, Lease] = {}
-        self._taken: list[str] = []
+        self._max_held = 0
+        self._attempts: dict[str, tuple[Lease, Iterator[float]]] = {}
+        self._leases: dict[str, Lease] = {}
+        self._acquired: list[str] = []
         self._error: LeaseLost | StorageError | None = None
         self._lock = threading.Lock()  # of the held ones: none is renewed while it is let go
-        self._asked = threading.Event()
+        self._requested = threading.Event()
         self._ended = threading.Event()
         self._threads: list[threading.Thread] = []
 
@@ -49,33 +49,33 @@ class NetworkLeases:
 
     def start(self) -> None:
         """Look for networks, and renew the leases of those that are held, from now on in threads."""
-        for work in (self._keep_looking, self._keep_renewing):
+        for work in (self._poll_forever, self._renew_forever):
             self._threads.append(
                 threading.Thread(target=work, name=work.__name__.strip("_"), daemon=True)
             )
             self._threads[-1].start()
 
-    def ask(self, names: Sequence[str], most: int) -> None:
+    def request(self, names: Sequence[str], most: int) -> None:
         """Take the first of these networks that can be had, until so many are held; what was asked before is void."""
         self._names = tuple(names)
-        self._most = most
-        self._asked.set()
+        self._max_held = most
+        self._requested.set()
 
-    def taken(self) -> list[str]:
+    def pop_acquired(self) -> list[str]:
         """The networks that have been taken since this was called last."""
         with self._lock:
-            taken = self._taken
-            self._taken = []
+            taken = self._acquired
+            self._acquired = []
         return taken
 
-    def held(self, name: str) -> Lease:
+    def lease_of(self, name: str) -> Lease:
         """The lease of a network that is held: the right to write what belongs to it."""
-        return self._held[name]
+        return self._leases[name]
 
-    def let_go(self, name: str) -> None:
+    def release(self, name: str) -> None:
         """Let go of a network, so that another launch need not wait."""
         with self._lock:
-            self._held.pop(name).release()
+            self._leases.pop(name).release()
 
     def check(self) -> None:
         """Return if all networks are still held.
@@ -86,40 +86,40 @@ class NetworkLeases:
         """
         if self._error is not None:
             raise self._error
-        for lease in list(self._held.values()):
+        for lease in list(self._leases.values()):
             lease.check()
 
     def close(self) -> None:
         """Let go of all networks."""
         self._ended.set()
-        self._asked.set()
+        self._requested.set()
         for thread in self._threads:
             thread.join()
-        for name in list(self._held):
-            self.let_go(name)
+        for name in list(self._leases):
+            self.release(name)
 
     # ---- the threads ----
 
-    def _keep_looking(self) -> None:
+    def _poll_forever(self) -> None:
         # So often that a lease is found stale in time; a file server has better things to do than to be asked.
         pause_s = max(self._lease.times.poll, self._lease.times.stale / 30)
         while not self._ended.is_set():
-            self._asked.wait(pause_s)
-            self._asked.clear()
+            self._requested.wait(pause_s)
+            self._requested.clear()
             try:
-                patiently(self.look)
+                with_retries(self.poll)
             except StorageError as error:
                 self._error = error
                 return
 
-    def _keep_renewing(self) -> None:
+    def _renew_forever(self) -> None:
         while not self._ended.wait(self._lease.times.renew):
             self.renew()
 
     def renew(self) -> None:
         """Show a sign of life for each network that is held."""
         with self._lock:
-            for lease in self._held.values():
+            for lease in self._leases.values():
                 try:
                     lease.renew()
                 except LeaseLost as lost:
@@ -127,29 +127,29 @@ class NetworkLeases:
                 except OSError:  # a file server that does not answer; the next time, or others find the lease stale
                     continue
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Take what can be had of what was asked for.
 
         Raises:
             StorageError: the file system does not let it be taken.
         """
         for name in self._names:
-            if self._ended.is_set() or len(self._held) >= self._most:
+            if self._ended.is_set() or len(self._leases) >= self._max_held:
                 return
-            if name not in self._held and not self._try(name):
+            if name not in self._leases and not self._try(name):
                 return
 
     def _try(self, name: str) -> bool:
         """Take a network if it can be had now; returns False where none can."""
-        with storing(self._paths.network_lease(name)):
-            if not self._is_door_free():
+        with storage_errors(self._paths.network_lease(name)):
+            if not self._is_folder_free():
                 return False
-            lease, steps = self._trying.pop(name) if name in self._trying else self._begin(name)
-            if not _is_through(steps):
-                self._trying[name] = lease, steps
+            lease, steps = self._attempts.pop(name) if name in self._attempts else self._begin(name)
+            if not _is_decided(steps):
+                self._attempts[name] = lease, steps
             elif lease.fence is None:
                 return True  # its holder is alive: it is asked for again as if for the first time
-            elif not self._is_door_free():
+            elif not self._is_folder_free():
                 lease.release()
                 return False
             else:
@@ -165,49 +165,51 @@ class NetworkLeases:
 
     def _hold(self, name: str, lease: Lease) -> None:
         if lease.took_over:
-            shut_out(self._paths, name)
+            fence_out(self._paths, name)
         with self._lock:
-            self._held[name] = lease
-            self._taken.append(name)
+            self._leases[name] = lease
+            self._acquired.append(name)
 
-    def _is_door_free(self) -> bool:
+    def _is_folder_free(self) -> bool:
         """Whether nobody is in the door; one who has died there is shut out."""
-        if newest_text(self._paths.lease).is_free:
-            self._trying.pop("", None)
+        if newest_state(self._paths.lease).is_free:
+            self._attempts.pop("", None)
             return True
-        lease, steps = self._trying.pop("") if "" in self._trying else self._at_door()
-        if not _is_through(steps):
-            self._trying[""] = lease, steps
+        lease, steps = self._attempts.pop("") if "" in self._attempts else self._begin_folder()
+        if not _is_decided(steps):
+            self._attempts[""] = lease, steps
         elif lease.fence is not None:
             lease.release()
             return True
         return False
 
-    def _at_door(self) -> tuple[Lease, Iterator[float]]:
+    def _begin_folder(self) -> tuple[Lease, Iterator[float]]:
         lease = self._lease.sibling("")
         return lease, lease.steps(self._paths.lease)
 
 
-def _is_through(steps: Iterator[float]) -> bool:
+def _is_decided(steps: Iterator[float]) -> bool:
     """Go on taking a lease, as far as that goes now; whether that came to an end, good or bad."""
     with suppress(UserError):
         return not any(steps)
     return True
 
 
-def holders(paths: RunPaths) -> dict[str, Holder | None]:
+def read_holders(paths: RunPaths) -> dict[str, Holder | None]:
     """The networks that are held, and by whom, be they alive or not; None where that cannot be read."""
-    texts = {folder.name: newest_text(folder) for folder in sorted(paths.network_leases.glob("*/"))}
+    texts = {
+        folder.name: newest_state(folder) for folder in sorted(paths.network_leases.glob("*/"))
+    }
     return {name: text.holder for name, text in texts.items() if not text.is_free}
 
 
-def held_lease(paths: RunPaths) -> Path | None:
+def find_held_lease(paths: RunPaths) -> Path | None:
     """A lease of a run that a launch has, as far as that can be seen from here: its folder's, or a network's."""
     folders = (paths.lease, *sorted(paths.network_leases.glob("*/")))
     return next((folder for folder in folders if is_held(folder)), None)
 
 
-def shut_networks(paths: RunPaths, lease: Lease) -> bool:
+def reclaim_networks(paths: RunPaths, lease: Lease) -> bool:
     """Take each network that has ever been held, and let go: a launch that holds the door wants to be alone.
 
     Returns:

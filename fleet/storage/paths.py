@@ -21,14 +21,14 @@ PARTS = (
 )  # of the data, for whose samples the outputs of finished networks are kept
 
 
-class _Place:
+class _RunFile:
     """A file or a folder of a run, by its place in the run's folder."""
 
     def __init__(self, place: str) -> None:
-        self._place = place
+        self._relative_path = place
 
     def __get__(self, run: RunPaths, owner: type) -> Path:
-        return run.root / self._place
+        return run.root / self._relative_path
 
 
 @dataclass(frozen=True)
@@ -43,52 +43,52 @@ class RunPaths:
     root: Path
     launch: str = ""
 
-    decoded = _Place(
+    decoded = _RunFile(
         "decoded.h5"
     )  # the decoded images, if the spec asks to decode once (``data.cache: file``)
     # An empty file that marks a folder as written by FLEET, so that ``--fresh`` may delete it.
-    marker = _Place(".fleet-run")
+    marker = _RunFile(".fleet-run")
     # The folder of the lease (:mod:`fleet.storage.lease`) that lets one launch at a time work here.
-    lease = _Place(".fleet-lease")
+    lease = _RunFile(".fleet-lease")
     # The folder of the leases of single networks, where several launches work at a time.
-    network_leases = _Place(".fleet-leases")
-    mailbox = _Place(
+    network_leases = _RunFile(".fleet-leases")
+    mailbox = _RunFile(
         "mailbox"
     )  # the folder in which others leave commands to the launch that is at work
-    spec = _Place("spec.yaml")  # the spec as it was given, with its defaults left out
-    profile = _Place("profile.json")  # the measured rates
-    results = _Place("results.csv")  # the table of results: one row per network
-    ensembles = _Place(
+    spec = _RunFile("spec.yaml")  # the spec as it was given, with its defaults left out
+    profile = _RunFile("profile.json")  # the measured rates
+    results = _RunFile("results.csv")  # the table of results: one row per network
+    ensembles = _RunFile(
         "ensembles.csv"
     )  # how good the best networks are together: one row for each way to join them
-    sample = _Place("sample.json")  # what networks are fed with, and what they answer
+    sample = _RunFile("sample.json")  # what networks are fed with, and what they answer
     # What the data is known by, and how its samples are divided (:mod:`preprocess.fingerprint`).
-    data = _Place("data.npz")
-    report = _Place("report.html")  # the report as an HTML page
-    exports = _Place("export")  # the folder of the tables that were exported
+    data = _RunFile("data.npz")
+    report = _RunFile("report.html")  # the report as an HTML page
+    exports = _RunFile("export")  # the folder of the tables that were exported
     # The means and deviations by which networks standardize their inputs, where they do.
-    standardized = _Place("standardized.json")
-    bad_samples = _Place("bad_samples.csv")  # the samples that could not be read
-    jobs = _Place(
+    standardized = _RunFile("standardized.json")
+    unreadable_samples = _RunFile("bad_samples.csv")  # the samples that could not be read
+    jobs = _RunFile(
         "jobs"
     )  # the folder of the batch jobs: their script, what they printed, and why each of them stopped
-    job_script = _Place("jobs/job.sh")  # the script that was submitted to the batch system
+    job_script = _RunFile("jobs/job.sh")  # the script that was submitted to the batch system
     # When each launch of the jobs began and stopped, why, and what came next: one JSON object per line.
-    stops = _Place("jobs/stops.jsonl")
+    stops = _RunFile("jobs/stops.jsonl")
     # How several jobs share the run: which runs are harvested, and within which limits.
-    harvest = _Place("jobs/harvest.json")
+    harvest = _RunFile("jobs/harvest.json")
     # Each job of the harvest that was handed in, taken back, begun or ended: one JSON object per line.
-    harvested = _Place("jobs/harvest.jsonl")
+    harvest_log = _RunFile("jobs/harvest.jsonl")
     # An empty file that is touched now and then while the run's next jobs are to wait (``fleet evict``).
-    making_room = _Place("jobs/making-room")
+    eviction_marker = _RunFile("jobs/making-room")
     # A file that holds nothing but room, for what a job has to say in the end on a disk that stays full.
-    last_room = _Place("jobs/.last-room")
-    jobs_lease = _Place(
+    reserved_space = _RunFile("jobs/.last-room")
+    jobs_lease = _RunFile(
         ".fleet-jobs-lease"
     )  # the folder of the lease that lets one job of a chain at a time work
-    models = _Place("models")  # the folders of all networks
-    training = _Place("training")  # the folder in which each rank says which network it is at
-    skipped = _Place("skipped.json")  # the names of the networks that launches leave out
+    models = _RunFile("models")  # the folders of all networks
+    training = _RunFile("training")  # the folder in which each rank says which network it is at
+    skipped = _RunFile("skipped.json")  # the names of the networks that launches leave out
 
     def network_lease(self, name: str) -> Path:
         """The folder of the lease that lets one launch at a time train a network."""
@@ -159,7 +159,7 @@ class RunPaths:
         """Which epoch the exported network is of."""
         return self.model(name) / "export.json"
 
-    def tested(self, name: str) -> Path:
+    def test_result(self, name: str) -> Path:
         """What a finished network came to on the test data; only where there is such data."""
         return self.model(name) / "test.json"
 
@@ -183,7 +183,7 @@ class RunPaths:
         """The folder of the run that trains one network again, alone (``--replay``)."""
         return self.root / "replay" / name
 
-    def foreign(self) -> list[Path]:
+    def foreign_files(self) -> list[Path]:
         """The files in the run's folder that FLEET did not write."""
         return sorted(
             path

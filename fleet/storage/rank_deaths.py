@@ -23,21 +23,21 @@ from pathlib import Path
 from fleet.domain.network import Death, reason_of_deaths
 from fleet.errors import StorageError
 from fleet.storage.files import remove, write_json
-from fleet.storage.json_lines import read_object
+from fleet.storage.json_lines import read_json_object
 from fleet.storage.paths import RunPaths
 
 _MARK = ".json"
 _DIED = ".died.json"
 
 
-class Mark:
+class RankMarker:
     """Says in the run's folder which network a rank is at.
 
     A file system that does not answer is no reason to end the training: then a death is not laid to anybody.
     """
 
     def __init__(self, paths: RunPaths, rank: int, host: str) -> None:
-        self._path = _mark(paths, rank)
+        self._path = _marker_path(paths, rank)
         self._host = host
         self._is_closed = False
 
@@ -62,21 +62,21 @@ class Mark:
         self.clear()
 
 
-def claim(paths: RunPaths, rank: int) -> str:
+def claim_death(paths: RunPaths, rank: int) -> str:
     """Say that a rank of this launch has died; returns what it trained.
 
     Of the ranks that notice it one is told; the others, and all where it trained nothing, get an empty text.
     """
-    path = _mark(paths, rank)
+    path = _marker_path(paths, rank)
     network = _network_at(path)
     try:
-        path.rename(_died(path))
+        path.rename(_death_path(path))
     except OSError:
         return ""
     return network
 
 
-class Deaths:
+class RankDeaths:
     """The deaths of a run.
 
     Args:
@@ -85,32 +85,32 @@ class Deaths:
 
     def __init__(self, paths: RunPaths, most: int) -> None:
         self._paths = paths
-        self.most = most
+        self.max_deaths = most
         self._new: dict[str, list[str]] = defaultdict(list)  # network -> how, of those not kept yet
 
-    def take_in(self) -> None:
+    def collect(self) -> None:
         """Find out from the marks that dead launches have left where ranks died, and take the marks away.
 
         Only for a launch that is alone in the folder: the marks of others are those of the living.
         """
-        marks = list(self._marks())
+        marks = list(self._markers())
         for launch in dict.fromkeys(map(_launch_of, marks)):
-            self._judge([path for path in marks if _launch_of(path) == launch])
+            self._attribute([path for path in marks if _launch_of(path) == launch])
 
-    def take_in_network(self, name: str) -> None:
+    def collect_for(self, name: str) -> None:
         """The same where other launches are at work, and the lease of a network has come to this one."""
-        marks = [path for path in self._marks() if _launch_of(path) != _prefix(self._paths)]
+        marks = [path for path in self._markers() if _launch_of(path) != _prefix(self._paths)]
         for launch in {_launch_of(path) for path in marks if _network_at(path) == name}:
-            self._judge([path for path in marks if _launch_of(path) == launch], name)
+            self._attribute([path for path in marks if _launch_of(path) == launch], name)
 
-    def _judge(self, marks: Collection[Path], only: str = "") -> None:
+    def _attribute(self, marks: Collection[Path], only: str = "") -> None:
         """Lay what happened to one launch to the networks that are to blame; a launch counts once for each."""
         network_at = {path: _network_at(path) for path in marks}
         died = [path for path in marks if path.name.endswith(_DIED)]
         blamed = died or (marks if len(set(network_at.values())) == 1 else [])
         dead_ranks: dict[str, list[str]] = defaultdict(list)  # network -> the ranks that trained it
         for path in blamed:
-            host = (read_object(path) or {}).get("host", "an unknown node")
+            host = (read_json_object(path) or {}).get("host", "an unknown node")
             dead_ranks[network_at[path]].append(f"{_rank_of(path)} on {host}")
         for name, ranks in dead_ranks.items():
             if name and only in ("", name):
@@ -119,7 +119,7 @@ class Deaths:
             if only in ("", network_at[path]):
                 remove(path)
 
-    def note(self, name: str, death: Death) -> None:
+    def record(self, name: str, death: Death) -> None:
         """Keep that a rank has died, or does not come back, which trains a network.
 
         Raises:
@@ -127,7 +127,7 @@ class Deaths:
         """
         self._write(name, [*self._read(name), death])
 
-    def of(self, name: str, epochs: int) -> list[Death]:
+    def deaths_of(self, name: str, epochs: int) -> list[Death]:
         """The deaths of a network that count.
 
         Args:
@@ -145,20 +145,20 @@ class Deaths:
 
     def reason(self, deaths: Collection[Death]) -> str:
         """Why a network has failed with which so many ranks died; nothing where they are too few for that."""
-        return reason_of_deaths(deaths, self.most)
+        return reason_of_deaths(deaths, self.max_deaths)
 
-    def lose(self, rank: int) -> None:
+    def remove_markers(self, rank: int) -> None:
         """A rank of this launch has died, and the launch goes on and knows what it trained."""
-        for path in (_mark(self._paths, rank), _died(_mark(self._paths, rank))):
+        for path in (_marker_path(self._paths, rank), _death_path(_marker_path(self._paths, rank))):
             with suppress(StorageError):
                 remove(path)
 
-    def forget(self, name: str) -> None:
+    def reset(self, name: str) -> None:
         """Count anew."""
         remove(self._paths.deaths(name))
 
     def _read(self, name: str) -> list[Death]:
-        deaths = (read_object(self._paths.deaths(name)) or {}).get("deaths", [])
+        deaths = (read_json_object(self._paths.deaths(name)) or {}).get("deaths", [])
         try:
             return [
                 Death(str(death["how"]), int(death["epochs"]), bool(death.get("is_sure", True)))
@@ -170,15 +170,15 @@ class Deaths:
     def _write(self, name: str, deaths: Collection[Death]) -> None:
         write_json(self._paths.deaths(name), {"deaths": [asdict(death) for death in deaths]})
 
-    def _marks(self) -> Iterator[Path]:
+    def _markers(self) -> Iterator[Path]:
         yield from sorted(self._paths.training.glob(f"*{_MARK}"))
 
 
-def _mark(paths: RunPaths, rank: int) -> Path:
+def _marker_path(paths: RunPaths, rank: int) -> Path:
     return paths.training / f"{_prefix(paths)}rank-{rank:03d}{_MARK}"
 
 
-def _died(mark: Path) -> Path:
+def _death_path(mark: Path) -> Path:
     return mark.with_name(mark.name.removesuffix(_MARK) + _DIED)
 
 
@@ -200,4 +200,4 @@ def _rank_of(path: Path) -> str:
 
 
 def _network_at(path: Path) -> str:
-    return str((read_object(path) or {}).get("network", ""))
+    return str((read_json_object(path) or {}).get("network", ""))

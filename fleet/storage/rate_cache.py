@@ -19,8 +19,8 @@ from typing import TypeAlias
 from pydantic import TypeAdapter, ValidationError
 
 from fleet.errors import StorageError
-from fleet.storage.files import Pacing, write_json
-from fleet.storage.json_lines import read_object
+from fleet.storage.files import WriteThrottle, write_json
+from fleet.storage.json_lines import read_json_object
 from scheduler.base import StepTime
 from scheduler.elastic.analyzer import Timed
 
@@ -69,7 +69,7 @@ def cache_path() -> Path:
 def read_cache(path: Path) -> dict[str, dict[int, KnownRate]]:
     """The rates known from before; what is damaged is left out, and so are the bare numbers of 0.1.0."""
     known: dict[str, dict[int, KnownRate]] = {}
-    for key, sizes in (read_object(path) or {}).items():
+    for key, sizes in (read_json_object(path) or {}).items():
         if isinstance(sizes, dict):
             rates = {
                 int(gpus): found
@@ -84,13 +84,13 @@ def read_cache(path: Path) -> dict[str, dict[int, KnownRate]]:
 
 
 @cache
-def _known() -> TypeAdapter[KnownRate]:
+def _rate_adapter() -> TypeAdapter[KnownRate]:
     return TypeAdapter(KnownRate)
 
 
 def _read(entry: object) -> KnownRate | None:
     try:
-        found = _known().validate_python(entry)
+        found = _rate_adapter().validate_python(entry)
     except ValidationError:
         return None
     is_sound = (
@@ -114,11 +114,11 @@ class RateBook:
     def __init__(self, path: Path, remeasure: bool = False) -> None:
         self.path = path
         self._remeasure = remeasure
-        self.known: KnownRates = {} if remeasure else read_cache(path)
+        self.rates: KnownRates = {} if remeasure else read_cache(path)
         self._new: dict[str, dict[int, KnownRate]] = {}
         self._in_doubt: set[str] = set()  # keys of which the cache has a rate that proved wrong
         # since it was written
-        self._pacing = Pacing()
+        self._pacing = WriteThrottle()
         self._changes = 0
 
     def add(self, key: str, gpus: int, rate: KnownRate) -> None:
@@ -179,7 +179,7 @@ def alone_key(key: str) -> str:
     return f"alone {key}"
 
 
-def numbers(known: KnownRates) -> dict[str, dict[int, float]]:
+def rates_of(known: KnownRates) -> dict[str, dict[int, float]]:
     """The rates alone."""
     return {
         key: {gpus: found.rate for gpus, found in rates.items()} for key, rates in known.items()

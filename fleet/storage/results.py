@@ -30,20 +30,20 @@ from fleet.errors import UserError
 from fleet.spec import NetworkSpec, Spec
 from fleet.spec.criteria import SelectionCriterion, ranking_of
 from fleet.spec.layers import count_for
-from fleet.storage.checkpoint import CheckpointLookup, is_exported, newest
+from fleet.storage.checkpoint import CheckpointLookup, find_newest, is_exported
 from fleet.storage.files import (
-    Pacing,
-    SharedPacing,
-    or_nan,
-    or_nothing,
-    patiently,
+    SharedWriteThrottle,
+    WriteThrottle,
+    atomic_write,
+    blank_if_missing,
+    map_in_threads,
+    nan_if_blank,
     remove,
-    replacing,
-    side_by_side,
+    with_retries,
     write_json,
 )
 from fleet.storage.paths import RunPaths
-from fleet.storage.rank_deaths import Deaths
+from fleet.storage.rank_deaths import RankDeaths
 from preprocess.sample import SampleSpec
 
 if TYPE_CHECKING:
@@ -93,10 +93,10 @@ class Table(list[R]):
         return pandas.DataFrame(self.columns())
 
 
-def apart(given: Mapping[str, Any], taken: Sequence[str], prefix: str) -> dict[str, Any]:
+def prefix_conflicts(given: Mapping[str, Any], taken: Sequence[str], prefix: str) -> dict[str, Any]:
     """Columns that users have named, with a prefix where a column has that name already.
 
-    >>> apart({"width": 8, "epochs": 3}, ["name", "epochs"], "drawn")
+    >>> prefix_conflicts({"width": 8, "epochs": 3}, ["name", "epochs"], "drawn")
     {'width': 8, 'drawn.epochs': 3}
     """
     return {f"{prefix}.{name}" if name in taken else name: value for name, value in given.items()}
@@ -163,7 +163,7 @@ class NetworkResult:
         """The row with a column for each drawn parameter, each metric, and each deviation over folds."""
         said = {name: getattr(self, name) for name in _PLAIN}
         said |= (
-            apart(self.drawn, [*said, *_OF_FOLDS, *_OF_CHILDREN, *self.metrics], "drawn")
+            prefix_conflicts(self.drawn, [*said, *_OF_FOLDS, *_OF_CHILDREN, *self.metrics], "drawn")
             | self.metrics
         )
         if self.folds:
@@ -209,15 +209,15 @@ class Results:
     paths: RunPaths
     run: RunState
     parameters: dict[str, int] = field(default_factory=dict)
-    tried: Callable[[NetworkSpec], str] = lambda network: ""
-    bad: dict[str, str] = field(default_factory=dict)
+    attempt_id: Callable[[NetworkSpec], str] = lambda network: ""
+    unreadable: dict[str, str] = field(default_factory=dict)
     damaged: dict[str, str] = field(default_factory=dict)
     check: Callable[[], None] = lambda: None
     test: str = ""
-    pacing: Pacing = field(default_factory=Pacing)
+    pacing: WriteThrottle = field(default_factory=WriteThrottle)
     skipped: frozenset[str] = frozenset()
     _changes: int = 0  # since the table was written
-    _noted: dict[str, net.NetworkStatus] = field(
+    _written: dict[str, net.NetworkStatus] = field(
         default_factory=dict
     )  # how far each was when that was written down last
     # Of each network as it was last: what its row comes from, the row, and its line. There may be thousands.
@@ -226,8 +226,8 @@ class Results:
 
     def __post_init__(self) -> None:
         self.networks = dict(self.spec.by_name)
-        self.deaths = Deaths(self.paths, self.spec.document.max_deaths)
-        self._yardsticks = {
+        self.deaths = RankDeaths(self.paths, self.spec.document.max_deaths)
+        self._criteria = {
             name: SelectionCriterion.of(network.train) for name, network in self.networks.items()
         }
 
@@ -238,39 +238,43 @@ class Results:
             parameters: how many it has, where that is known.
         """
         self.networks[network.name] = network
-        self._yardsticks[network.name] = SelectionCriterion.of(network.train)
+        self._criteria[network.name] = SelectionCriterion.of(network.train)
         if parameters is not None:
             self.parameters[network.name] = parameters
         self._changed()
 
-    def standing(self, name: str) -> net.NetworkStatus:
+    def network_status(self, name: str) -> net.NetworkStatus:
         """How far a network is."""
         return self.run.standing(name)
 
     def on_event(self, event: events.Event) -> None:
         """Write down what has become of a network; the state of the run has taken the event in."""
         if isinstance(event, events.RankLost):
-            self.deaths.lose(event.rank)
+            self.deaths.remove_markers(event.rank)
         elif isinstance(event, events.BadSample):
-            self.add_bad(event.name, event.reason)
+            self.add_unreadable(event.name, event.reason)
         elif isinstance(event, Change):
-            standing = self.standing(event.network)
-            before = self._noted.get(event.network, net.NetworkStatus())
+            standing = self.network_status(event.network)
+            before = self._written.get(event.network, net.NetworkStatus())
             if standing != before:
-                patiently(lambda: self._note(event.network, standing, before.outcome))
-                self._noted[event.network] = standing
+                with_retries(lambda: self._write_files(event.network, standing, before.outcome))
+                self._written[event.network] = standing
                 self._changed()
         elif isinstance(event, events.Searched) and event.come_to:
             self._changed()
 
-    def _note(self, name: str, standing: net.NetworkStatus, before: net.Outcome | None) -> None:
+    def _write_files(
+        self, name: str, standing: net.NetworkStatus, before: net.Outcome | None
+    ) -> None:
         """Write what is in files of its own.
 
         Args:
             before: how it had ended when that was done last.
         """
         if standing.tested is not None:
-            write_tested(self.paths.tested(name), self.test, standing.history, standing.tested)
+            write_test_result(
+                self.paths.test_result(name), self.test, standing.history, standing.tested
+            )
         outcome = standing.outcome
         if outcome is not None and outcome != before:
             if outcome.is_failure:
@@ -279,21 +283,21 @@ class Results:
                     {
                         "reason": outcome.reason,
                         "may_pass": outcome.may_pass,
-                        "tried": self.tried(self.networks[name]),
+                        "tried": self.attempt_id(self.networks[name]),
                         **({"deaths": outcome.deaths} if outcome.deaths else {}),
                     },
                 )
-                self.deaths.forget(name)  # tried again, for whatever reason, it begins anew
+                self.deaths.reset(name)  # tried again, for whatever reason, it begins anew
             else:
                 remove(self.paths.failure(name))  # of an earlier launch
 
-    def hear(self, name: str, standing: net.NetworkStatus) -> None:
+    def update_from_launch(self, name: str, standing: net.NetworkStatus) -> None:
         """Another launch has brought a network so far."""
         self.run.hear(name, standing)
-        self._noted[name] = standing
+        self._written[name] = standing
         self._changes += 1
 
-    def count(self, name: str, parameters: int) -> None:
+    def set_parameters(self, name: str, parameters: int) -> None:
         """A network that was built has so many parameters."""
         if self.parameters.get(name) != parameters:
             self.parameters[name] = parameters
@@ -303,20 +307,20 @@ class Results:
         self._changes += 1
         self.write_if_due()
 
-    def add_bad(self, name: str, reason: str) -> None:
+    def add_unreadable(self, name: str, reason: str) -> None:
         """A sample could not be read."""
-        self.bad[name] = reason
-        with replacing(self.paths.bad_samples) as file:
+        self.unreadable[name] = reason
+        with atomic_write(self.paths.unreadable_samples) as file:
             writer = csv.writer(file)
             writer.writerow(["sample", "reason"])
-            writer.writerows(self.bad.items())
+            writer.writerows(self.unreadable.items())
 
     # ---- the table ----
 
     def row(self, network: NetworkSpec) -> NetworkResult:
         """The standing of one network."""
         name = network.name
-        standing = self.standing(name)
+        standing = self.network_status(name)
         parameters = self.parameters.get(name)
         told = self.run.told.get(name, ())
         before = self._rows.get(name)
@@ -428,23 +432,25 @@ class Results:
     def _ranking(self) -> Callable[[NetworkResult], tuple]:
         """By what networks are ranked: what those monitor that have an epoch, or else all."""
         begun = {
-            yardstick for name, yardstick in self._yardsticks.items() if self.standing(name).history
+            yardstick
+            for name, yardstick in self._criteria.items()
+            if self.network_status(name).history
         }
-        columns = ranking_of(begun or set(self._yardsticks.values()))
+        columns = ranking_of(begun or set(self._criteria.values()))
         return lambda row: _rank(row, columns)
 
     def write_if_due(self) -> None:
         """Write ``results.csv`` if it has changed; of many networks not at every change."""
-        at_once = len(self.networks) <= _FEW and not isinstance(self.pacing, SharedPacing)
+        at_once = len(self.networks) <= _FEW and not isinstance(self.pacing, SharedWriteThrottle)
         if self._changes and (at_once or self.pacing.is_due(self._changes)):
             self.write()
 
     def write(self) -> None:
         """Write ``results.csv``."""
-        patiently(self._write)
+        with_retries(self._write)
 
     def _write(self) -> None:
-        with self.pacing.writing(), replacing(self.paths.results, check=self.check) as file:
+        with self.pacing.writing(), atomic_write(self.paths.results, check=self.check) as file:
             self._changes = 0
             rows = self.rows()
             columns = _Columns.of(rows)
@@ -481,7 +487,8 @@ class _Columns:
         """What a row has in them."""
         values = [*(getattr(row, name) for name in self.names), *map(row.metrics.get, self.metrics)]
         return [
-            json.dumps(value) if isinstance(value, dict) else or_nothing(value) for value in values
+            json.dumps(value) if isinstance(value, dict) else blank_if_missing(value)
+            for value in values
         ]
 
 
@@ -503,7 +510,7 @@ _PLAIN = [name for name in _COLUMNS if name != "drawn"]
 _VALUES = ("loss", "accuracy", "val_loss", "val_accuracy", "test_loss", "test_accuracy")
 
 
-def networks_of(rows: Sequence[NetworkResult]) -> list[NetworkResult]:
+def without_fold_means(rows: Sequence[NetworkResult]) -> list[NetworkResult]:
     """The rows that stand for a network each, and not for the mean of one's folds."""
     return [row for row in rows if not row.folds]
 
@@ -550,7 +557,7 @@ def _rank(row: NetworkResult, columns: Sequence[tuple[str, int]]) -> tuple:
     return (is_lost, *keys, row.name)
 
 
-def parameters_of(network: NetworkSpec, sample: SampleSpec) -> int | None:
+def known_parameters(network: NetworkSpec, sample: SampleSpec) -> int | None:
     """How many parameters a network has, if that is known without building it."""
     if network.architecture.kind != "family":
         return None
@@ -580,8 +587,9 @@ def recover(
             if row.parameters is not None and row.name in results.spec.by_name
         } | results.parameters
     names = [network.name for network in results.spec.networks]
-    taken_up = side_by_side(
-        lambda network: take_up(results, network, found.get(network.name)), results.spec.networks
+    taken_up = map_in_threads(
+        lambda network: restore_network(results, network, found.get(network.name)),
+        results.spec.networks,
     )
     results.damaged = {name: results.damaged[name] for name in names if name in results.damaged}
     return (
@@ -594,17 +602,17 @@ def recover(
     )
 
 
-def take_up(
+def restore_network(
     results: Results, network: NetworkSpec, found: CheckpointLookup | None = None
 ) -> tuple[net.NetworkStatus, net.State | None]:
-    """How far another launch has brought a network, and whether it failed there; see :func:`look_up`."""
-    standing, state = look_up(results, network, found)
-    failure = _failure(results, network)
+    """How far another launch has brought a network, and whether it failed there; see :func:`read_network_status`."""
+    standing, state = read_network_status(results, network, found)
+    failure = _final_failure(results, network)
     if failure is not None:
         standing = replace(standing, outcome=net.Outcome(failure, is_failure=True))
     if standing.outcome is not None:
         return standing, state
-    deaths = results.deaths.of(network.name, len(standing.history))
+    deaths = results.deaths.deaths_of(network.name, len(standing.history))
     reason = results.deaths.reason(deaths)
     if reason:
         died = net.Outcome(reason, is_failure=True, deaths=len(deaths))
@@ -614,23 +622,23 @@ def take_up(
     return standing, state
 
 
-def look_up(
+def read_network_status(
     results: Results, network: NetworkSpec, found: CheckpointLookup | None = None
 ) -> tuple[net.NetworkStatus, net.State | None]:
     """How far a network is by its newest whole checkpoint: its record, without arrays; None without one."""
     # What is damaged inside its arrays is found out when they are read; the trainer says so.
-    found = found or newest(results.paths, network.name, with_arrays=False)
+    found = found or find_newest(results.paths, network.name, with_arrays=False)
     state = found.state
     if state is None:
         return net.NetworkStatus(), None
     # Judged anew, since the spec may now ask for more epochs than it did. A network that had converged, and was not
     # exported any more, or only before its newest epochs, is given to a group once again.
-    reason = _reason(found, network)
+    reason = _stop_reason(found, network)
     keep = results.spec.checkpoint.keep
     engine = results.spec.engine
     is_out = not engine.exports or is_exported(results.paths, network.name, keep, engine.suffix)
     is_kept = keep == "last" or results.paths.best(network.name).exists()
-    tested = read_tested(results.paths.tested(network.name), results.test, found.history)
+    tested = read_test_result(results.paths.test_result(network.name), results.test, found.history)
     is_judged = tested is not None or not results.test
     if reason and not state.position and is_kept and is_out and is_judged:
         if found.damage:
@@ -639,7 +647,7 @@ def look_up(
     return net.NetworkStatus(state.history), state
 
 
-def _reason(found: CheckpointLookup, network: NetworkSpec) -> str:
+def _stop_reason(found: CheckpointLookup, network: NetworkSpec) -> str:
     """Why a network is done, by the checkpoint that was found; nothing if it is not."""
     converge = network.train.converge
     state = found.state
@@ -653,12 +661,14 @@ def _reason(found: CheckpointLookup, network: NetworkSpec) -> str:
     return net.reason_now(found.history, state.final, converge)
 
 
-def _failure(results: Results, network: NetworkSpec) -> str | None:
+def _final_failure(results: Results, network: NetworkSpec) -> str | None:
     """Why a network failed for good; nothing where it did not, where it may pass, or was not this one."""
     try:
         content = json.loads(results.paths.failure(network.name).read_text(encoding="utf-8"))
-        is_final = not content["may_pass"] and content["tried"] == results.tried(network)
-        is_final &= content.get("deaths", math.inf) >= results.deaths.most  # it may be more now
+        is_final = not content["may_pass"] and content["tried"] == results.attempt_id(network)
+        is_final &= (
+            content.get("deaths", math.inf) >= results.deaths.max_deaths
+        )  # it may be more now
         if is_final:
             return str(content["reason"])
         return None
@@ -666,7 +676,7 @@ def _failure(results: Results, network: NetworkSpec) -> str | None:
         return None
 
 
-def write_tested(
+def write_test_result(
     path: Path, test: str, history: Sequence[net.EpochRecord], tested: net.TestResult
 ) -> None:
     """Keep what a network came to.
@@ -683,7 +693,9 @@ def write_tested(
     )
 
 
-def read_tested(path: Path, test: str, history: Sequence[net.EpochRecord]) -> net.TestResult | None:
+def read_test_result(
+    path: Path, test: str, history: Sequence[net.EpochRecord]
+) -> net.TestResult | None:
     """What a network came to; None where it was not judged yet, or had another history, or there was other test data.
 
     Args:
@@ -728,7 +740,7 @@ def read_results(run: str | Path) -> Table[NetworkResult]:
         raise UserError(f"{path} is not a table of results: {error}") from None
 
 
-def over_by_table(paths: RunPaths) -> set[str]:
+def ended_in_table(paths: RunPaths) -> set[str]:
     """The networks of a run that are done, or have failed, as the table has it; none where it is missing or damaged."""
     try:
         return {
@@ -741,7 +753,7 @@ def over_by_table(paths: RunPaths) -> set[str]:
 
 
 def _parse_row(row: dict[str, str]) -> NetworkResult:
-    row = row | {name: or_nan(row.get(name, "")) for name in _VALUES}
+    row = row | {name: nan_if_blank(row.get(name, "")) for name in _VALUES}
     metrics = {
         name: float(value)
         for name, value in row.items()

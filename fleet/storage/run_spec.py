@@ -17,7 +17,7 @@ from fleet.storage.event_log import events_of
 from fleet.storage.paths import RunPaths
 
 
-def spec_of(paths: RunPaths) -> Spec:
+def load_run_spec(paths: RunPaths) -> Spec:
     """The spec of a run; modules that it names are found where its launches found them, too.
 
     Raises:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from fleet.storage.files import remove, write_json
-from fleet.storage.json_lines import read_object
+from fleet.storage.json_lines import read_json_object
 from fleet.storage.paths import RunPaths
 
 
 def read_skipped(paths: RunPaths) -> frozenset[str]:
     """The names of the networks that the next launch leaves out."""
-    names = (read_object(paths.skipped) or {}).get("networks", ())
+    names = (read_json_object(paths.skipped) or {}).get("networks", ())
     return frozenset(filter(lambda name: isinstance(name, str), names))
 
 

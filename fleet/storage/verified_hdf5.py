@@ -21,7 +21,7 @@ import h5py
 import numpy as np
 
 from fleet.errors import CheckpointError, DamagedError
-from fleet.storage.files import replacing
+from fleet.storage.files import atomic_write
 from preprocess.files.deferred_errors import DeferredErrorFile
 
 # The checksum of all that follows in the user block, the checksum of all behind it, the sizes of both in bytes.
@@ -53,7 +53,7 @@ def write_verified(
     block = max(512, 1 << (_HEAD_BYTES + len(text) - 1).bit_length())  # HDF5 wants a power of two
 
     wanted = block + sum(array.nbytes for array in arrays.values())
-    with replacing(path, "w+b", check, wanted, previous, buffering=0) as plain:
+    with atomic_write(path, "w+b", check, wanted, previous, buffering=0) as plain:
         target = DeferredErrorFile(plain, path)
         with target.hdf5(userblock_size=block) as file:
             group = file.create_group("arrays", track_order=True)

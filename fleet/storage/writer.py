@@ -17,9 +17,22 @@ from fleet.domain.network import State
 from fleet.errors import InfrastructureError, StorageError
 from fleet.spec import Checkpoint, Converge
 from fleet.spec.engines import EngineInfo
-from fleet.storage.checkpoint import best_state, note_export, permission, write_history, write_state
-from fleet.storage.files import folder_opened, patiently, remove, replace_by, replacing, storing
-from fleet.storage.lease import Fence, check_of
+from fleet.storage.checkpoint import (
+    find_best,
+    record_export,
+    write_check,
+    write_history,
+    write_state,
+)
+from fleet.storage.files import (
+    atomic_write,
+    atomic_write_with,
+    pinned_folder,
+    remove,
+    storage_errors,
+    with_retries,
+)
+from fleet.storage.lease import Fence, fence_check
 from fleet.storage.paths import PARTS, RunPaths
 from fleet.storage.quota import Quota
 from preprocess.transient_errors import lacks_room
@@ -58,7 +71,7 @@ class CheckpointWriter:
         self._error: Exception | None = None
         threading.Thread(target=self._work, name="checkpoint-writer", daemon=True).start()
 
-    def write_by(self, name: str, fence: Fence | None) -> None:
+    def set_fence(self, name: str, fence: Fence | None) -> None:
         """What belongs to a network is written by a right of its own from now on, where there is one."""
         if fence is not None:
             self._fences[name] = fence
@@ -73,7 +86,7 @@ class CheckpointWriter:
         Raises:
             InfrastructureError: an earlier checkpoint could not be written.
         """
-        self._raise()
+        self._raise_error()
         began = time.perf_counter()
         self._jobs.put(lambda: self._write(name, state, is_best))
         self.blocked_s += time.perf_counter() - began
@@ -87,7 +100,7 @@ class CheckpointWriter:
         began = time.perf_counter()
         self._jobs.join()
         self.blocked_s += time.perf_counter() - began
-        self._raise()
+        self._raise_error()
 
     def export(
         self, name: str, converge: Converge, write: Callable[[Mapping[str, np.ndarray], Path], None]
@@ -110,7 +123,7 @@ class CheckpointWriter:
         exported = self._paths.exported(name, self._suffix)
         for part in PARTS:  # what an earlier export has given
             remove(self._paths.predictions(name, part))
-        found = best_state(self._paths, name, converge, self._settings.keep)
+        found = find_best(self._paths, name, converge, self._settings.keep)
         assert found.state is not None
         if found.damage:
             log.warning("%s: %s", name, found.damage)
@@ -123,18 +136,18 @@ class CheckpointWriter:
             self._write_fresh(found.state.arrays, fresh, write)
             is_written = fresh.exists()
             if note.exists():
-                replace_by(
+                atomic_write_with(
                     exported.with_suffix(".json"),
                     lambda target: os.replace(note, target),
-                    check=permission(self.fence(name), best),
+                    check=write_check(self.fence(name), best),
                 )
-            replace_by(
+            atomic_write_with(
                 exported,
                 lambda target: os.replace(fresh, target) if is_written else None,
-                check=permission(self.fence(name), best),
+                check=write_check(self.fence(name), best),
             )
             if is_written:
-                note_export(self._paths, name, found.state, self.fence(name))
+                record_export(self._paths, name, found.state, self.fence(name))
         finally:
             fresh.unlink(missing_ok=True)
             note.unlink(missing_ok=True)
@@ -155,12 +168,12 @@ class CheckpointWriter:
             except OSError as error:
                 if not lacks_room(error):
                     raise
-                with storing(path):
+                with storage_errors(path):
                     raise
 
-        patiently(once)
+        with_retries(once)
 
-    def keep(self, path: Path, wanted: int, write: Callable[[IO[bytes]], None]) -> None:
+    def write_optional(self, path: Path, wanted: int, write: Callable[[IO[bytes]], None]) -> None:
         """Write a file that can be done without, where ``checkpoint.quota`` has room for it; in the calling thread.
 
         Args:
@@ -173,7 +186,7 @@ class CheckpointWriter:
         if not self._quota.has_room(wanted):
             log.warning("%s is not kept: checkpoint.quota has no room for it", path)
             return
-        with replacing(path, "wb", check=check_of(self.fence(path.parent.name))) as file:
+        with atomic_write(path, "wb", check=fence_check(self.fence(path.parent.name))) as file:
             write(file)
 
     def close(self) -> None:
@@ -194,7 +207,7 @@ class CheckpointWriter:
         if self._settings.keep == "last" and name not in self._without_best:
             best.unlink(missing_ok=True)  # of a launch that kept it
             self._without_best.add(name)
-        with folder_opened(last):
+        with pinned_folder(last):
             if (
                 is_best and self._settings.keep != "last"
             ):  # before `last`, by whose history this epoch was the best
@@ -207,7 +220,7 @@ class CheckpointWriter:
                     self._paths.history(name), state.history
                 )  # the look for `last` is enough
             except StorageError:
-                check_of(
+                fence_check(
                     fence
                 )()  # a launch that was shut out finds no folder: that says better why
                 raise
@@ -218,13 +231,13 @@ class CheckpointWriter:
             try:
                 if job is None:
                     return
-                patiently(job)
+                with_retries(job)
             except Exception as error:  # it is raised where training can stop for it
                 self._error = error
             finally:
                 self._jobs.task_done()
 
-    def _raise(self) -> None:
+    def _raise_error(self) -> None:
         if self._error is not None:
             error = self._error
             self._error = None

@@ -31,7 +31,7 @@ class MeasureWord:
     unfit: frozenset[str] = frozenset()
     needs: str = ""
     defaults: Mapping[str, Any] = field(default_factory=dict)
-    least: float = 0.0
+    minimum: float = 0.0
 
 
 _NEEDS = {
@@ -195,11 +195,11 @@ SHORT = {
 }
 
 
-def snake(name: str) -> str:
+def canonical_name(name: str) -> str:
     """A name of Keras in the form of the tables: classes and short names too.
 
-    >>> snake("MeanIoU"), snake("AUC"), snake("mae"), snake("F1Score")
-    ('mean_io_u', 'auc', 'mean_absolute_error', 'f1_score')
+    >>> [canonical_name(name) for name in ("MeanIoU", "AUC", "mae", "F1Score")]
+    ['mean_io_u', 'auc', 'mean_absolute_error', 'f1_score']
     """
     parts = re.sub(r"(.)([A-Z][a-z0-9]+)", r"\1_\2", name)
     lower = re.sub(r"([a-z])([A-Z])", r"\1_\2", parts).lower()
@@ -214,7 +214,7 @@ def direction_of(monitor: str) -> Direction | None:
     ('max', 'min', None)
     """
     name = monitor.removeprefix("val_")
-    word = METRICS.get(snake(name))
+    word = METRICS.get(canonical_name(name))
     if name == "loss":
         return DOWN
     if word is None:

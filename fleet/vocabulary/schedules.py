@@ -165,7 +165,7 @@ def required(schedule: Callable[..., float]) -> list[str]:
     ]
 
 
-def problems_of(settings: Mapping[str, Any], schedule: Callable[..., float]) -> list[str]:
+def find_problems(settings: Mapping[str, Any], schedule: Callable[..., float]) -> list[str]:
     """What is wrong with a mapping that should have a schedule's arguments beside its name, with values of their kinds.
 
     It need not be whole: an entry of ``models`` may give what is left.
@@ -192,8 +192,8 @@ def problems_of(settings: Mapping[str, Any], schedule: Callable[..., float]) -> 
     return problems
 
 
-def problem_of_whole(settings: Mapping[str, Any], schedule: Callable[..., float]) -> str:
-    """What a schedule still lacks that :func:`problems_of` has let pass; nothing where it is whole."""
+def find_missing(settings: Mapping[str, Any], schedule: Callable[..., float]) -> str:
+    """What a schedule still lacks that :func:`find_problems` has let pass; nothing where it is whole."""
     name = settings["name"]
     missing = [argument for argument in required(schedule) if argument not in settings]
     if missing:

@@ -151,5 +151,5 @@ class _Trial:
         }
         if wrong:
             raise Broken(f"results.csv: {wrong}")
-        if foreign := self._paths.foreign():
+        if foreign := self._paths.foreign_files():
             raise Broken(f"files that nobody knows: {foreign}")

@@ -21,7 +21,7 @@ from fleet.api import mpirun
 from fleet.domain.events import Ended, EpochEnded, GroupFailed, GroupStarted
 from fleet.errors import CheckpointError
 from fleet.runtime.replay import largest_difference
-from fleet.storage.checkpoint import newest, read_state
+from fleet.storage.checkpoint import find_newest, read_state
 from fleet.storage.event_log import events_of, read_events
 from fleet.storage.paths import RunPaths
 from fleet.storage.results import read_results
@@ -381,12 +381,12 @@ class Trial:
                     raise Broken(f"{path.name} is damaged: {error}") from None
         if self.paths.results.exists():
             read_results(self.paths.root)
-        if foreign := [path for path in self.paths.foreign() if path.name != "ballast"]:
+        if foreign := [path for path in self.paths.foreign_files() if path.name != "ballast"]:
             raise Broken(f"files that nobody knows: {foreign}")
 
     def _histories(self):
         return {
-            row.name: newest(self.paths, row.name, with_arrays=False).history
+            row.name: find_newest(self.paths, row.name, with_arrays=False).history
             for row in read_results(self.paths.root)
             if row.status == "finished"
         }
@@ -426,7 +426,9 @@ class Trial:
             raise Broken("the replay hangs") from None
         if process.returncode != 0:
             raise Broken(f"the replay of {name} ends with {process.returncode}")
-        again = newest(RunPaths(self.paths.replay(name)), name, with_arrays=False).state.history
+        again = find_newest(
+            RunPaths(self.paths.replay(name)), name, with_arrays=False
+        ).state.history
         # Where a file was gone for a while, what was trained without it cannot be trained again.
         whole = next(
             (place for place, record in enumerate(histories[name]) if record.samples < TRAINED),

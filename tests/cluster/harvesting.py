@@ -247,7 +247,7 @@ class Show:
         time.sleep(max(0.0, began + script.seconds - time.monotonic()))
 
     def _came(self, looks, begun, ended):
-        noted = list(read_lines(self.paths.harvested))
+        noted = list(read_lines(self.paths.harvest_log))
         cut = sum(one["event"] == "begun" for one in noted) - sum(
             one["event"] == "ended" and not one.get("warning") for one in noted
         )

@@ -100,7 +100,7 @@ class Ensemble:
         for model in self.models:
             history = self.launch.history(model["name"])
             assert [record.epoch for record in history] == list(range(1, PLANNED + 1))
-        assert self.paths.foreign() == []
+        assert self.paths.foreign_files() == []
 
     def check(self, again=0):
         """The same, and so says the chain."""

@@ -68,7 +68,7 @@ def check(show, came, networks, epochs):
         )
         > 1
     )
-    assert show.paths.foreign() == []
+    assert show.paths.foreign_files() == []
 
 
 def undisturbed(folder, content):
@@ -121,7 +121,7 @@ def end(show, epochs):
     assert {row.name: (str(row.status), row.epochs) for row in read_results(show.paths.root)} == {
         f"net{number}": ("finished", each) for number, each in enumerate(epochs)
     }, show.report()
-    noted = list(read_lines(show.paths.harvested))
+    noted = list(read_lines(show.paths.harvest_log))
     assert [(one["why"], one["again"]) for one in noted if one["event"] == "over"] == [
         ("all networks are done", "")
     ]

@@ -61,7 +61,7 @@ def results_of(content, paths, standings=None, **more):
 
 def come_to(results, name, standing):
     """Let a network come so far."""
-    known, outcome, tested = results.standing(name).history, standing.outcome, standing.tested
+    known, outcome, tested = results.network_status(name).history, standing.outcome, standing.tested
     events = [EpochEnded(name, one) for one in standing.history if one not in known]
     if outcome is not None:
         events.append(
@@ -76,4 +76,4 @@ def come_to(results, name, standing):
     for event in events:
         results.run.apply(0.0, event)
         results.on_event(event)
-    assert results.standing(name) == standing
+    assert results.network_status(name) == standing

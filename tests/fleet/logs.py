@@ -6,7 +6,7 @@ from fleet.domain import events as ev
 from fleet.domain.json_record import to_json
 from fleet.domain.network import EpochRecord, NetworkStatus, Outcome
 from fleet.spec import parse
-from fleet.storage.event_log import Logged
+from fleet.storage.event_log import LoggedEvent
 from fleet.storage.paths import RunPaths
 from tests.fleet.histories import come_to, results_of
 
@@ -41,29 +41,33 @@ def epoch(t_s, network, number, seconds, waited=0.0, gpus=1):
         seconds=seconds,
         waited_s=waited,
     )
-    return Logged(t_s, ev.EpochEnded(network, record, blocked_s=0.25))
+    return LoggedEvent(t_s, ev.EpochEnded(network, record, blocked_s=0.25))
 
 
 # a trains two epochs of 10 s on device 0, b one of 20 s on device 1; groups form in half a second, and end in 0.1.
 LOG = [
-    Logged(0.0, START),
-    Logged(1.0, ev.Planned((), scheduling_s=0.01)),
-    Logged(1.0, ev.GroupStarted("a", (0,), 0, 1)),
-    Logged(1.0, ev.GroupStarted("b<1>", (1,), 0, 1)),
+    LoggedEvent(0.0, START),
+    LoggedEvent(1.0, ev.Planned((), scheduling_s=0.01)),
+    LoggedEvent(1.0, ev.GroupStarted("a", (0,), 0, 1)),
+    LoggedEvent(1.0, ev.GroupStarted("b<1>", (1,), 0, 1)),
     epoch(11.5, "a", 1, 10.0),
     epoch(21.5, "b<1>", 1, 20.0, waited=5.0),
-    Logged(21.5, ev.NetworkFinished("b<1>", "1 epoch", 1)),
-    Logged(21.6, ev.GroupStopped("b<1>", 0.1)),
+    LoggedEvent(21.5, ev.NetworkFinished("b<1>", "1 epoch", 1)),
+    LoggedEvent(21.6, ev.GroupStopped("b<1>", 0.1)),
     epoch(22.0, "a", 2, 10.0),
-    Logged(22.0, ev.NetworkFinished("a", "2 epochs", 2)),
-    Logged(22.1, ev.GroupStopped("a", 0.1)),
-    Logged(23.0, ev.Ended(0)),
+    LoggedEvent(22.0, ev.NetworkFinished("a", "2 epochs", 2)),
+    LoggedEvent(22.1, ev.GroupStopped("a", 0.1)),
+    LoggedEvent(23.0, ev.Ended(0)),
 ]
 
 
 def with_rates(a, b, start=START):
     """The log of a run that was told how fast its networks are on one GPU."""
-    return [Logged(0.0, start), Logged(0.0, ev.RatesGiven({"a": (a,), "b<1>": (b,)})), *LOG[1:]]
+    return [
+        LoggedEvent(0.0, start),
+        LoggedEvent(0.0, ev.RatesGiven({"a": (a,), "b<1>": (b,)})),
+        *LOG[1:],
+    ]
 
 
 def as_lines(log):

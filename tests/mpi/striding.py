@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fleet.comm.mpi import start_mpi
-from fleet.engines.base import PeerFailed, Setup, StepTotals
+from fleet.engines.base import EngineContext, PeerFailed, StepTotals
 from fleet.spec import Resources, parse
 from fleet.stream.batch import split_rows
 from preprocess.sample import Affine, ImageSpec, SampleSpec
@@ -80,7 +80,7 @@ def main():
     world = start_mpi()
     group, rng = world.group(range(world.size), 1), np.random.default_rng(int(sys.argv[2]))
     engine = KerasEngine(
-        Setup(SAMPLE, Resources(exchange="horovod"), index=world.rank, trainers=world.size)
+        EngineContext(SAMPLE, Resources(exchange="horovod"), index=world.rank, trainers=world.size)
     )
     for name, args in ARGS.items():
         [network] = parse(

@@ -128,7 +128,7 @@ def test_a_sample_that_cannot_be_read_is_skipped_and_named(launch, tmp_path):
     )
     assert run.status == 0, run.output
     assert "skipped sample 5: torn file" in run.output
-    assert run.paths.bad_samples.read_text().splitlines()[1] == "sample 5,torn file"
+    assert run.paths.unreadable_samples.read_text().splitlines()[1] == "sample 5,torn file"
     assert {record.samples for record in run.history("good")} == {59}
 
 

@@ -68,7 +68,7 @@ class Harvest:
         assert len(self.epochs()) <= len(self.names) * EPOCHS + again
         assert {(row.status, row.epochs) for row in results.values()} == {("finished", EPOCHS)}
         assert set(results) == set(self.names)
-        assert self.paths.foreign() == []
+        assert self.paths.foreign_files() == []
         report = read_report(self.paths)
         assert {curve.name: len(curve.epochs) for curve in report.losses} == dict.fromkeys(
             self.names, EPOCHS

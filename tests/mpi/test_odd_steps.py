@@ -3,7 +3,7 @@
 import pytest
 
 from fleet.domain.events import GroupStarted
-from fleet.storage.rank_deaths import Deaths
+from fleet.storage.rank_deaths import RankDeaths
 from tests.examples import long_but_first
 from tests.mpi.conftest import ROOT, spec
 
@@ -49,7 +49,7 @@ def test_a_step_that_hangs_does_not_hold_up_the_end_of_the_walltime(launch, tmp_
     assert run.status == 75, run.output
     assert run.seconds < 60
     assert "bad: rank" in run.output
-    assert Deaths(run.paths, 2).of("bad", 0)
+    assert RankDeaths(run.paths, 2).deaths_of("bad", 0)
     if ranks > 1:
         assert run.history("a") or run.history("c")
 

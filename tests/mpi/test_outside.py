@@ -26,7 +26,7 @@ from fleet.domain.events import (
 )
 from fleet.errors import ExitStatus, UserError
 from fleet.runtime.replay import largest_difference
-from fleet.storage.checkpoint import newest, read_state
+from fleet.storage.checkpoint import find_newest, read_state
 from fleet.storage.event_log import events_of, read_run
 from fleet.storage.paths import RunPaths
 from fleet.storage.results import Status
@@ -303,7 +303,7 @@ def test_networks_that_come_late_train_to_what_they_would_have_come_to_alone(tmp
     for name in late:
         paths = RunPaths(running.run)
         histories = [
-            newest(one, name, with_arrays=False).history
+            find_newest(one, name, with_arrays=False).history
             for one in (paths, RunPaths(paths.replay(name)))
         ]
         assert len(histories[0]) == 6

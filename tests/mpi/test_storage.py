@@ -52,7 +52,7 @@ def test_a_full_disk_ends_the_run_and_the_same_command_goes_on_when_there_is_roo
         assert (
             again.history(name)[: len(before)] == before
         )  # nothing that was saved is trained again
-    assert again.paths.foreign() == []
+    assert again.paths.foreign_files() == []
 
 
 @pytest.mark.long

@@ -19,9 +19,9 @@ from fleet.errors import UserError
 from fleet.monitor.timeline import replay_log
 from fleet.storage.event_log import read_run
 from fleet.storage.lease import is_held
-from fleet.storage.network_leases import held_lease
+from fleet.storage.network_leases import find_held_lease
 from fleet.storage.paths import RunPaths
-from fleet.storage.run_spec import spec_of
+from fleet.storage.run_spec import load_run_spec
 from fleet.storage.skipped_networks import read_skipped, write_skipped
 from fleet.units import listed
 
@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> None:
     if not paths.marker.exists():
         raise UserError(f"{args.run} is no folder of a run")
     told = replay_log(read_run(paths, (NetworkAdded, Commanded)))
-    known = list(with_late(spec_of(paths), told).by_name)
+    known = list(with_late(load_run_spec(paths), told).by_name)
     before = read_skipped(paths)
     wanted = frozenset(args.networks)
     # What is left out may have gone from the spec since.
@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> None:
     skipped = before - wanted if args.undo else before | wanted
     write_skipped(paths, skipped)
     does = "train" if args.undo else "skip"
-    is_running = is_held(paths.lease) or held_lease(paths) is not None
+    is_running = is_held(paths.lease) or find_held_lease(paths) is not None
     notes = ["the current launch is not affected"] * is_running
     show(
         args,

@@ -26,9 +26,9 @@ from fleet.errors import UserError
 from fleet.live_run import follow, meet_all, report_of, run_of
 from fleet.monitor.timeline import dated_events
 from fleet.monitor.view import format_event
-from fleet.storage.event_log import Logged, RunTail, in_order
+from fleet.storage.event_log import LoggedEvent, RunTail, merge_logs
 from fleet.storage.lease import is_held
-from fleet.storage.network_leases import held_lease
+from fleet.storage.network_leases import find_held_lease
 from fleet.storage.paths import RunPaths
 
 
@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> None:
     if args.from_s is None and args.speed is not None:
         raise UserError("--speed: there is a speed only where a run is shown again, with --from")
     state = run_of(paths)
-    held = held_lease(paths)
+    held = find_held_lease(paths)
     if held is None and args.from_s is None:
         raise UserError(
             f"{args.run}: no launch is at work there; fleet report shows how far it is, and --from 0s "
@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> None:
         if held is not None and not is_held(
             held
         ):  # a network may have been finished: there may be others
-            held = held_lease(paths)
+            held = find_held_lease(paths)
         return held is None
 
     if args.from_s is None:
@@ -88,11 +88,11 @@ def run(args: argparse.Namespace) -> None:
 
 def _again(state: RunState, tail: RunTail, from_s: float, speed: float) -> Iterator[Event]:
     """What has happened so far from some time on, as fast as is wanted."""
-    logs: defaultdict[Path, list[Logged]] = defaultdict(list)
-    for dated in tail.new():
-        logs[dated.log].append(Logged(dated.t_s, dated.event))
+    logs: defaultdict[Path, list[LoggedEvent]] = defaultdict(list)
+    for dated in tail.poll():
+        logs[dated.log].append(LoggedEvent(dated.t_s, dated.event))
     began = time.monotonic()
-    for t_s, event, launch in dated_events(in_order(logs.values())):
+    for t_s, event, launch in dated_events(merge_logs(logs.values())):
         if t_s >= from_s:
             time.sleep(max(0.0, began + (t_s - from_s) / speed - time.monotonic()))
         state.apply(t_s, event, launch)

@@ -20,17 +20,17 @@ from tensorflow.python.eager import (
     executor,
 )  # the only way to have some calls come back before their end
 
-from fleet.engines.base import Done, StepTotals
+from fleet.engines.base import StepResult, StepTotals
 
 
-class Ahead:
+class StepQueue:
     """Hands the steps of one network to TensorFlow, and reads their sums as soon as they are there.
 
     Args:
         inputs: of the rank; one network at a time uses it.
     """
 
-    def __init__(self, inputs: Inputs) -> None:
+    def __init__(self, inputs: InputBuffers) -> None:
         self._executor = executor.new_executor(enable_async=True)
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="sums")
         self.inputs = inputs
@@ -44,7 +44,7 @@ class Ahead:
         with context.executor_scope(self._executor):
             return graph(*arguments)
 
-    def reading(self, sums: tf.Tensor) -> Callable[[], Done]:
+    def read_async(self, sums: tf.Tensor) -> Callable[[], StepResult]:
         """What waits for the sums of steps: of one (6 + more,), or of several (steps, 6 + more)."""
         return self._reader.submit(_read, sums).result
 
@@ -59,12 +59,14 @@ class Ahead:
             self._executor.clear_error()
 
 
-def _read(sums: tf.Tensor) -> Done:
+def _read(sums: tf.Tensor) -> StepResult:
     numbers = sums.numpy()
-    return Done([StepTotals.unpack(row) for row in np.atleast_2d(numbers)], time.perf_counter())
+    return StepResult(
+        [StepTotals.unpack(row) for row in np.atleast_2d(numbers)], time.perf_counter()
+    )
 
 
-class Inputs:
+class InputBuffers:
     """Copies of the arrays of two steps: of one that is computed, and of one that is handed over.
 
     Args:
@@ -76,34 +78,34 @@ class Inputs:
         self._gpu: str | None = gpus[0].name if gpus else None
         self._pin = pin if gpus else lambda memory: None
         self._memories: list[list[mmap.mmap]] = [[], []]
-        self._given: list[list[tf.Tensor]] = [
+        self._tensors: list[list[tf.Tensor]] = [
             [],
             [],
         ]  # let go here, rather than by what has computed with them
 
-    def of(self, arrays: Sequence[np.ndarray]) -> list[tf.Tensor]:
+    def upload(self, arrays: Sequence[np.ndarray]) -> list[tf.Tensor]:
         """Arrays where a step reads them; those of the step before last are overwritten."""
         self._memories.reverse()
-        self._given.reverse()
+        self._tensors.reverse()
         memories = self._memories[0]
-        memories += [self._memory(1) for _ in arrays[len(memories) :]]
-        self._given[0] = tensors = [
-            self._copied(memories, place, array) for place, array in enumerate(arrays)
+        memories += [self._allocate(1) for _ in arrays[len(memories) :]]
+        self._tensors[0] = tensors = [
+            self._copy(memories, place, array) for place, array in enumerate(arrays)
         ]
         if self._gpu is None:
             return tensors
         with tf.device(self._gpu):
             return [tf.identity(tensor) for tensor in tensors]
 
-    def _copied(self, memories: list[mmap.mmap], place: int, array: np.ndarray) -> tf.Tensor:
+    def _copy(self, memories: list[mmap.mmap], place: int, array: np.ndarray) -> tf.Tensor:
         if array.nbytes > len(memories[place]):
             # Twice as much, for what the driver knows of stays.
-            memories[place] = self._memory(max(array.nbytes, 2 * len(memories[place])))
+            memories[place] = self._allocate(max(array.nbytes, 2 * len(memories[place])))
         copy = np.frombuffer(memories[place], array.dtype, array.size).reshape(array.shape)
         copy[...] = array
         return tf.experimental.dlpack.from_dlpack(copy.__dlpack__())
 
-    def _memory(self, size: int) -> mmap.mmap:
+    def _allocate(self, size: int) -> mmap.mmap:
         """Memory that begins with a page, as TensorFlow wants it."""
         memory = mmap.mmap(-1, size)
         self._pin(memory)

@@ -14,9 +14,9 @@ import tensorflow as tf
 
 import fleet.engines.keras.settings  # noqa: F401 - registers what Keras has
 from fleet.comm.protocols import Group
-from fleet.engines.base import Setup, Slot, check_index
-from fleet.engines.custom import code_of, running, with_own_rate
-from fleet.engines.keras.ahead import Inputs
+from fleet.engines.base import EngineContext, Slot, check_gpu_index
+from fleet.engines.custom import running_user_code, user_code_of, with_default_rate
+from fleet.engines.keras.ahead import InputBuffers
 from fleet.engines.keras.exchange import find_horovod, make_exchange
 from fleet.engines.keras.gradients import keep_gradients_with_graphs
 from fleet.engines.keras.kernels import use_kernels
@@ -24,7 +24,12 @@ from fleet.engines.keras.losses import make_losses
 from fleet.engines.keras.metrics import make_metrics
 from fleet.engines.keras.models import build_model
 from fleet.engines.keras.network import KerasNetwork
-from fleet.engines.keras.optimizer import ChangingRate, graph_settings, make_optimizer, set_free
+from fleet.engines.keras.optimizer import (
+    ScalableRate,
+    extract_hyperparameters,
+    graph_key_settings,
+    make_optimizer,
+)
 from fleet.engines.keras.start import freeze
 from fleet.engines.measures import Measures
 from fleet.errors import UserError
@@ -44,11 +49,11 @@ class KerasEngine:
         UserError: Horovod is asked for and is not installed.
     """
 
-    def __init__(self, setup: Setup) -> None:
+    def __init__(self, setup: EngineContext) -> None:
         keep_gradients_with_graphs()
         self._sample = setup.sample
         exchange = setup.resources.exchange
-        take_device(setup.index, setup.trainers, setup.deterministic, setup.slot)
+        configure_device(setup.index, setup.trainers, setup.deterministic, setup.slot)
         self._horovod: Any
         self._horovod, horovod = (None, "not asked for") if exchange == "mpi" else find_horovod()
         if exchange == "library":
@@ -65,8 +70,8 @@ class KerasEngine:
             not gc.get_freeze_count()
         ):  # what was imported stays; clear_session looked through it in a third of a second
             gc.freeze()
-        self._kept: _Kept | None = None
-        self._inputs = Inputs(setup.pin)
+        self._cached: _CachedNetwork | None = None
+        self._inputs = InputBuffers(setup.pin)
         log.info(
             "TensorFlow %s, Keras %s, gradients by %s; Horovod: %s",
             tf.__version__,
@@ -81,8 +86,8 @@ class KerasEngine:
         The graphs of a network take longer to make than its weights. They are kept for the next network, which often
         differs by its learning rate, momentum, weight decay or seed alone.
         """
-        code = code_of(network)
-        with running(code):
+        code = user_code_of(network)
+        with running_user_code(code):
             return self._build(network, group, code)
 
     def _build(self, network: NetworkSpec, group: Group, code: UserCode | None) -> KerasNetwork:
@@ -90,8 +95,8 @@ class KerasEngine:
         key = _graph_key(
             network, group, network.fold if self._sample.of(network.feed).folds else None
         )
-        kept = self._kept
-        self._kept = None
+        kept = self._cached
+        self._cached = None
         if kept is None or key is None or kept.key != key or not kept.network.is_closed:
             kept = None
         keras.backend.clear_session()  # names and memory of the network before this one
@@ -112,8 +117,8 @@ class KerasEngine:
             keras.config.set_dtype_policy(policy)
         if train.begins is not None:
             freeze(model, train.begins.freeze)
-        settings = with_own_rate(train.optimizer)
-        rate = ChangingRate(settings)
+        settings = with_default_rate(train.optimizer)
+        rate = ScalableRate(settings)
         if train.batch.is_elastic:
             scale = rate.scale
         else:
@@ -123,11 +128,11 @@ class KerasEngine:
             optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
         optimizer.build(model.trainable_variables)
         if kept is not None:
-            kept.network.begin_as(model, optimizer, rate, group)
-            self._kept = kept
+            kept.network.reset_as(model, optimizer, rate, group)
+            self._cached = kept
             return kept.network
         use_kernels(model, optimizer)
-        free = set_free(optimizer)
+        free = extract_hyperparameters(optimizer)
         measures = Measures(make_losses(train, sample.target), make_metrics(train, sample.target))
         built = KerasNetwork(
             model,
@@ -145,12 +150,12 @@ class KerasEngine:
         )
         if network.architecture.kind == "import":
             built.check_export()  # rather than after all epochs
-        self._kept = None if key is None else _Kept(key, built)
+        self._cached = None if key is None else _CachedNetwork(key, built)
         return built
 
 
 @dataclass(frozen=True)
-class _Kept:
+class _CachedNetwork:
     """The network that was built last, and what it has in common with others that could use its graphs."""
 
     key: NetworkSpec
@@ -163,7 +168,7 @@ def _graph_key(network: NetworkSpec, group: Group, fold: int | None = None) -> N
     Args:
         fold: of the network, where graphs of folds differ.
     """
-    if code_of(network) is not None:
+    if user_code_of(network) is not None:
         return None
     optimizer = network.train.optimizer
     if isinstance(optimizer.learning_rate, dict) and network.learning_rate_scale(group.size) != 1:
@@ -171,14 +176,14 @@ def _graph_key(network: NetworkSpec, group: Group, fold: int | None = None) -> N
     return NetworkSpec(
         "",
         network.architecture,
-        replace(network.train, optimizer=graph_settings(optimizer)),
+        replace(network.train, optimizer=graph_key_settings(optimizer)),
         seed=0,
         data=network.data,
         fold=fold,
     )
 
 
-def take_device(
+def configure_device(
     index: int,
     trainers: int,
     deterministic: bool = False,
@@ -218,7 +223,7 @@ def take_device(
                 threads = max(1, len(os.sched_getaffinity(0)) // trainers)
             tf.config.threading.set_intra_op_parallelism_threads(threads)
         return
-    check_index(index, len(gpus))
+    check_gpu_index(index, len(gpus))
     chosen = gpus[0] if len(gpus) == 1 else gpus[index]
     tf.config.set_visible_devices([chosen], "GPU")
     if slot.memory_limit is None:

@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from fleet.comm.group import communicator_for_library
 from fleet.comm.protocols import Group
-from fleet.engines.base import WIDTH, StepTotals, come_together
+from fleet.engines.base import WIDTH, StepTotals, check_peers
 from fleet.spec.model import one_line
 
 _ALIGNED = 16  # numbers: where TensorFlow wants tensors to begin
@@ -63,7 +63,7 @@ class HorovodExchange(NoExchange):
     def __init__(self, group: Group, horovod: Any) -> None:
         super().__init__(group)
         self._horovod = horovod
-        come_together(group)
+        check_peers(group)
         with communicator_for_library(group) as communicator:
             horovod.init(comm=communicator)
 
@@ -115,9 +115,9 @@ class MpiExchange:
         buffer.sums[:] = (
             sums
             if error is None
-            else StepTotals(failed=True, more=(0.0,) * (len(sums) - WIDTH)).pack()
+            else StepTotals(failed=True, metric_totals=(0.0,) * (len(sums) - WIDTH)).pack()
         )
-        self.group.sum(buffer.whole)
+        self.group.sum(buffer.flat)
         total = StepTotals.unpack(buffer.sums)
         total.raise_failure(error)
         return buffer.tensors, total
@@ -143,17 +143,17 @@ class _Buffer:
     def __init__(self, shapes: Sequence[tuple[int, ...]], width: int) -> None:
         sizes = [math.prod(shape) for shape in shapes]
         ends = np.cumsum([-(-size // _ALIGNED) * _ALIGNED for size in sizes]).tolist()
-        self.whole = np.frombuffer(
+        self.flat = np.frombuffer(
             mmap.mmap(-1, 4 * (ends[-1] + width)), np.float32
         )  # begins with a page
         self.parts = [
-            self.whole[first : first + size].reshape(shape)
+            self.flat[first : first + size].reshape(shape)
             for first, size, shape in zip([0, *ends], sizes, shapes, strict=False)
         ]
         self.tensors = [
             tf.experimental.dlpack.from_dlpack(part.__dlpack__()) for part in self.parts
         ]
-        self.sums = self.whole[ends[-1] :]
+        self.sums = self.flat[ends[-1] :]
 
 
 Exchange: TypeAlias = NoExchange | MpiExchange

@@ -32,21 +32,21 @@ def export_model(model: keras.Model, sample: SampleSpec) -> keras.Model:
         if _is_keras(type(model).__module__):
             if sample.affine is None:
                 return model
-            return _behind_scale(model, sample, model)
+            return _with_scaling(model, sample, model)
         for call in (_layers_of(model), model):
             try:
-                written = _behind_scale(model, sample, call)
+                written = _with_scaling(model, sample, call)
             except (
                 Exception
             ):  # a call that wants values, or functions of TensorFlow, where there are symbols
                 if call is model:
                     raise
                 continue
-            if call is model or agree(model, written, sample):
+            if call is model or outputs_agree(model, written, sample):
                 return written
         raise AssertionError("the last way returns or raises")
     except Exception as error:
-        raise _not_exported(error) from error
+        raise _export_error(error) from error
 
 
 def check_config(model: keras.Model) -> None:
@@ -58,7 +58,7 @@ def check_config(model: keras.Model) -> None:
     try:
         keras.saving.serialize_keras_object(model)
     except Exception as error:  # a user's get_config may raise anything
-        raise _not_exported(error) from error
+        raise _export_error(error) from error
 
 
 def try_load(path: Path, model: keras.Model, sample: SampleSpec) -> str:
@@ -89,7 +89,7 @@ def try_load(path: Path, model: keras.Model, sample: SampleSpec) -> str:
         raise ModelError(
             f"best.keras cannot be loaded again: {short_error(error)}; {_ADVICE}"
         ) from error
-    if not agree(model, loaded, sample):
+    if not outputs_agree(model, loaded, sample):
         raise ModelError(
             f"best.keras gives other logits than the network: its description lacks something; {_ADVICE}"
         )
@@ -101,7 +101,7 @@ def try_load(path: Path, model: keras.Model, sample: SampleSpec) -> str:
     return ""
 
 
-def agree(model: keras.Model, written: keras.Model, sample: SampleSpec) -> bool:
+def outputs_agree(model: keras.Model, written: keras.Model, sample: SampleSpec) -> bool:
     """Whether a network and what is written of it give the same logits for made-up inputs.
 
     Of a network that draws random numbers also in evaluation, only the shapes are compared.
@@ -125,7 +125,7 @@ def agree(model: keras.Model, written: keras.Model, sample: SampleSpec) -> bool:
     )
 
 
-def _behind_scale(model: keras.Model, sample: SampleSpec, call: Any) -> keras.Model:
+def _with_scaling(model: keras.Model, sample: SampleSpec, call: Any) -> keras.Model:
     """A model of layers alone around what a call does; it scales first, where the stream leaves that to the network."""
     affine = sample.affine
     if affine is not None and affine.precise:
@@ -170,7 +170,7 @@ def _is_keras(module: str) -> bool:
     return f"{module}.".startswith("keras.")
 
 
-def _not_exported(error: Exception) -> ModelError:
+def _export_error(error: Exception) -> ModelError:
     if isinstance(error, ModelError):
         return error
     return ModelError(f"cannot be exported as best.keras: {short_error(error)}; {_ADVICE}")

@@ -10,7 +10,7 @@ from fleet.units import counted
 _BUILD = "HOROVOD_WITH_MPI=1 pip install --no-cache-dir --no-build-isolation --force-reinstall --no-deps horovod"
 
 
-def problems(gpus: Sequence[str], exchange: str) -> list[tuple[str, str]]:
+def find_problems(gpus: Sequence[str], exchange: str) -> list[tuple[str, str]]:
     """What would go wrong with TensorFlow and Horovod; see :attr:`fleet.spec.engines.EngineInfo.problems`."""
     try:
         import tensorflow as tf
@@ -25,10 +25,10 @@ def problems(gpus: Sequence[str], exchange: str) -> list[tuple[str, str]]:
             )
         ]
     seen = len(tf.config.list_physical_devices("GPU"))
-    return list(problems_of(tf.__version__, seen, find_horovod()[1], gpus, exchange))
+    return list(problems_from(tf.__version__, seen, find_horovod()[1], gpus, exchange))
 
 
-def problems_of(
+def problems_from(
     tensorflow: str, seen: int, horovod: str, gpus: Sequence[str], exchange: str
 ) -> Iterator[tuple[str, str]]:
     """The same, of what was found.

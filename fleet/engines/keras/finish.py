@@ -7,7 +7,7 @@ import tensorflow as tf
 from preprocess.sample import PLACE_BYTES, SampleSpec
 
 
-def finished(rows: tf.Tensor, sample: SampleSpec) -> tf.Tensor:
+def augment_deferred(rows: tf.Tensor, sample: SampleSpec) -> tf.Tensor:
     """Samples as networks are fed with them, (n, ...) of the type in which they are scaled, of what travels."""
     if sample.unfinished is None:
         precise = sample.affine is not None and sample.affine.precise

@@ -10,13 +10,13 @@ import numpy as np
 
 from fleet.engines.keras.export import short_error
 from fleet.errors import UserError
-from fleet.storage.files import replace_by
+from fleet.storage.files import atomic_write_with
 
 _BATCH = 256
 _ACTIVATIONS = {"class": "softmax", "mask": "softmax", "multilabel": "sigmoid", "value": "linear"}
 
 
-class JoinedModels:
+class EnsembleModel:
     """The weighted mean of what several models predict.
 
     Args:
@@ -30,7 +30,7 @@ class JoinedModels:
 
     def __init__(self, files: Sequence[Path], weights: Sequence[float], kind: str) -> None:
         models = [_load(file) for file in files]
-        _check_apart(files, models)
+        _check_separate_weights(files, models)
         dtype = models[0].inputs[0].dtype
         images = keras.Input(models[0].input_shape[1:], name="images", dtype=dtype)
         self._is_precise = dtype == "float64"
@@ -46,7 +46,7 @@ class JoinedModels:
         mean = parts[0] if len(parts) == 1 else keras.layers.Add(name="mean")(parts)
         self._model = keras.Model(images, mean, name="joined")
 
-    def predict(self, images: np.ndarray) -> np.ndarray:  # noqa: D102 - Joined says it
+    def predict(self, images: np.ndarray) -> np.ndarray:  # noqa: D102 - ExportedEnsemble says it
         if self._is_precise:  # Keras' predict makes float32 of arrays
             parts = range(0, len(images), _BATCH)
             found = [self._model(images[first : first + _BATCH]) for first in parts]
@@ -54,11 +54,11 @@ class JoinedModels:
         predicted: np.ndarray = self._model.predict(images, batch_size=_BATCH, verbose=0)
         return predicted
 
-    def save(self, path: Path) -> None:  # noqa: D102 - Joined says it
-        replace_by(path, self._model.save)
+    def save(self, path: Path) -> None:  # noqa: D102 - ExportedEnsemble says it
+        atomic_write_with(path, self._model.save)
 
 
-def _check_apart(files: Sequence[Path], models: Sequence[keras.Model]) -> None:
+def _check_separate_weights(files: Sequence[Path], models: Sequence[keras.Model]) -> None:
     """Refuse models whose classes give them the same weights: each would have those that were read last."""
     owners: dict[int, Path] = {}
     for file, model in zip(files, models, strict=True):

@@ -15,11 +15,17 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from fleet.engines.custom import in_order, own_loss
-from fleet.engines.measures import Loss, LossFunctions, given_to, of_whole_batch, weighs_masks
+from fleet.engines.custom import as_targets_first, make_custom_loss
+from fleet.engines.measures import (
+    Loss,
+    LossFunctions,
+    loss_arguments,
+    mask_weights_error,
+    scalar_result_error,
+)
 from fleet.spec import Train
 from fleet.spec.measures import LOSS_OF, name_of
-from fleet.vocabulary.measures import snake
+from fleet.vocabulary.measures import canonical_name
 from preprocess.target import TargetSpec
 
 # Losses of scores without bounds, which no probability stands in for.
@@ -41,11 +47,11 @@ def make_losses(train: Train, target: TargetSpec) -> LossFunctions:
     asked = LOSS_OF[target.kind] if train.loss is None else train.loss
     if train.loss is None and target.kind in ("class", "mask") and not train.label_smoothing:
         asked = "sparse_categorical_crossentropy"  # the same, without a number for each class
-    each = _named(replace(train, loss=asked), target)
+    each = _make_named(replace(train, loss=asked), target)
     return LossFunctions.of(
         train,
         target,
-        lambda weights: _of_samples(
+        lambda weights: _with_class_weights(
             each, target, None if weights is None else tf.constant(weights, tf.float32)
         ),
         _CORRECT[target.kind](target),
@@ -67,11 +73,11 @@ def check_losses(losses: LossFunctions, outputs: tf.Tensor, targets: tf.Tensor) 
         return tape.gradient(found, any_outputs)
 
     losses.check(
-        slope, lambda: losses.judging(outputs, targets).numpy(), bool(np.isfinite(outputs).all())
+        slope, lambda: losses.evaluation(outputs, targets).numpy(), bool(np.isfinite(outputs).all())
     )
 
 
-def _of_samples(each: Loss, target: TargetSpec, by_class: tf.Tensor | None = None) -> Loss:
+def _with_class_weights(each: Loss, target: TargetSpec, by_class: tf.Tensor | None = None) -> Loss:
     """From a loss of samples, or of pixels, to one of samples, where classes weigh.
 
     Args:
@@ -90,7 +96,7 @@ def _of_samples(each: Loss, target: TargetSpec, by_class: tf.Tensor | None = Non
         found = each(outputs, tf.where(counted > 0, labels, -1))
         if found.shape.rank != 3:
             if by_class is not None:
-                raise weighs_masks("the loss")
+                raise mask_weights_error("the loss")
             return found
         if by_class is not None:
             found *= tf.gather(by_class, labels)
@@ -114,43 +120,43 @@ def _mean_of_pixels(values: tf.Tensor, counted: tf.Tensor) -> tf.Tensor:
 # ---- losses of Keras, and of one's own ---------------------------------------------------------
 
 
-def _named(train: Train, target: TargetSpec) -> Loss:
+def _make_named(train: Train, target: TargetSpec) -> Loss:
     assert train.loss is not None
     name = name_of(train.loss)
     if ":" in name:
-        function = _own(train)
-        return lambda outputs, targets: _each(
-            function(_shown(targets, target), outputs), name, target
+        function = _make_custom(train)
+        return lambda outputs, targets: _per_sample(
+            function(_custom_targets(targets, target), outputs), name, target
         )
-    function = getattr(keras.losses, snake(name))
+    function = getattr(keras.losses, canonical_name(name))
     options = inspect.signature(function).parameters
-    given = given_to(train, target, [key for key in options if key not in _NOT_SET])
+    given = loss_arguments(train, target, [key for key in options if key not in _NOT_SET])
     if "from_logits" in options:
         given["from_logits"] = True
     if "axis" in options and options["axis"].default is None:  # without it, of a whole batch
         given["axis"] = [1, 2, 3] if target.kind == "mask" else [1]
-    takes_scores = "from_logits" in given or snake(name) in _OF_SCORES
+    takes_scores = "from_logits" in given or canonical_name(name) in _OF_SCORES
 
     def of_keras(outputs: tf.Tensor, targets: tf.Tensor) -> tf.Tensor:
         found = outputs if takes_scores else probabilities(outputs, target)
-        if name_is_sparse(name):
-            return _each(function(tf.maximum(targets, 0), found, **given), name, target)
-        wanted = dense(targets, target)
+        if takes_class_numbers(name):
+            return _per_sample(function(tf.maximum(targets, 0), found, **given), name, target)
+        wanted = to_dense(targets, target)
         if target.kind == "mask" and "axis" in given:  # pixels that count for nothing have neither
             counted = tf.cast(targets >= 0, tf.float32)[..., None]
             wanted = wanted * counted
             found = found * counted
-        return _each(function(wanted, found, **given), name, target)
+        return _per_sample(function(wanted, found, **given), name, target)
 
     return of_keras
 
 
-def name_is_sparse(name: str) -> bool:
+def takes_class_numbers(name: str) -> bool:
     """Whether a loss or metric of Keras takes classes by their numbers."""
-    return snake(name).startswith("sparse_")
+    return canonical_name(name).startswith("sparse_")
 
 
-def dense(targets: tf.Tensor, target: TargetSpec) -> tf.Tensor:
+def to_dense(targets: tf.Tensor, target: TargetSpec) -> tf.Tensor:
     """Targets as float32, one number for each output: classes, also those of pixels, are 1 at their place."""
     if target.kind in ("class", "mask"):
         return tf.one_hot(tf.maximum(targets, 0), target.outputs)
@@ -166,7 +172,7 @@ def probabilities(outputs: tf.Tensor, target: TargetSpec) -> tf.Tensor:
     return tf.nn.softmax(outputs)
 
 
-def _shown(targets: tf.Tensor, target: TargetSpec) -> tf.Tensor:
+def _custom_targets(targets: tf.Tensor, target: TargetSpec) -> tf.Tensor:
     if target.kind == "mask":
         return targets
     if target.kind == "class":
@@ -174,17 +180,17 @@ def _shown(targets: tf.Tensor, target: TargetSpec) -> tf.Tensor:
     return tf.cast(targets, tf.float32)
 
 
-def _own(train: Train) -> Callable[..., Any]:
-    found, given = own_loss(train, keras.losses.Loss)
+def _make_custom(train: Train) -> Callable[..., Any]:
+    found, given = make_custom_loss(train, keras.losses.Loss)
     call = found.call if isinstance(found, keras.losses.Loss) else found
-    return partial(in_order(call), **given)
+    return partial(as_targets_first(call), **given)
 
 
-def _each(losses: Any, name: str, target: TargetSpec) -> tf.Tensor:
+def _per_sample(losses: Any, name: str, target: TargetSpec) -> tf.Tensor:
     """A number for each sample, or each pixel: the mean of its own, where it has more than one."""
     losses = tf.cast(losses, tf.float32)
     if losses.shape.rank == 0:
-        raise of_whole_batch(name, "loss")
+        raise scalar_result_error(name, "loss")
     if losses.shape.rank == 1 or (target.kind == "mask" and losses.shape.rank == 3):
         return losses
     return tf.reduce_mean(losses, axis=list(range(1, losses.shape.rank)))

@@ -7,7 +7,7 @@ import math
 import tensorflow as tf
 
 
-def kept_bytes(graph: tf.Graph) -> int | None:
+def activation_bytes(graph: tf.Graph) -> int | None:
     """Bytes for each row of a batch that the forward pass of a step keeps for the backward pass.
 
     These are the tensors of the forward pass that the backward pass reads, and twice the largest of them: its gradient,

@@ -17,14 +17,14 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from fleet.engines.custom import in_order, load_own
-from fleet.engines.keras.losses import dense, name_is_sparse, probabilities
-from fleet.engines.measures import Metrics, of_whole_batch
+from fleet.engines.custom import as_targets_first, load_custom
+from fleet.engines.keras.losses import probabilities, takes_class_numbers, to_dense
+from fleet.engines.measures import Metrics, scalar_result_error
 from fleet.errors import SettingError
 from fleet.spec import Train
 from fleet.spec.measures import Measure, label_of, name_of, parameters_of
 from fleet.spec.model import told_as
-from fleet.vocabulary.measures import ACROSS_VALUES, snake
+from fleet.vocabulary.measures import ACROSS_VALUES, canonical_name
 from preprocess.target import TargetSpec
 
 _PROBES = 12  # made-up samples on which a metric is tried
@@ -42,7 +42,7 @@ class _Metric:
 
     name: str
     keras: keras.metrics.Metric
-    shown: Callable[[tf.Tensor, tf.Tensor], tuple[tf.Tensor, tf.Tensor]]
+    inputs_of: Callable[[tf.Tensor, tf.Tensor], tuple[tf.Tensor, tf.Tensor]]
 
     @property
     def is_flat(self) -> bool:
@@ -50,13 +50,13 @@ class _Metric:
         return isinstance(self.keras, keras.metrics.BinaryIoU)
 
     @property
-    def empty(self) -> list[tf.Tensor]:
+    def zero_state(self) -> list[tf.Tensor]:
         """Its state before anything was counted."""
         return [tf.zeros(variable.shape, variable.dtype) for variable in self.keras.variables]
 
-    def added(self, outputs: tf.Tensor, targets: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
+    def batch_state(self, outputs: tf.Tensor, targets: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
         """What some samples add to its state, flat, float32."""
-        wanted, predicted = self.shown(outputs, targets)
+        wanted, predicted = self.inputs_of(outputs, targets)
         if (
             self.is_flat
         ):  # each number is one to count, so what stands for a sample stands for all of its own
@@ -69,7 +69,7 @@ class _Metric:
         if "int" in str(self.keras.dtype):  # a table of counts
             weights = tf.cast(weights, tf.int32)
         state = self.keras.stateless_update_state(
-            self.empty, wanted, predicted, sample_weight=weights
+            self.zero_state, wanted, predicted, sample_weight=weights
         )
         return tf.concat([tf.reshape(tf.cast(part, tf.float32), [-1]) for part in state], axis=0)
 
@@ -103,7 +103,7 @@ class MetricSet(Metrics):
             )
             weights = tf.reshape(weights[:, None, None] * counted, [-1])
         return tf.concat(
-            [metric.added(outputs, targets, weights) for metric in self._metrics], axis=0
+            [metric.batch_state(outputs, targets, weights) for metric in self._metrics], axis=0
         )
 
 
@@ -114,13 +114,18 @@ def make_metrics(train: Train, target: TargetSpec) -> MetricSet:
         SettingError: one cannot be computed of such targets, or not of sums that add up.
     """
     return MetricSet(
-        [_made(one, target) for one in train.metrics if snake(name_of(one)) != "accuracy"], target
+        [
+            _make_metric(one, target)
+            for one in train.metrics
+            if canonical_name(name_of(one)) != "accuracy"
+        ],
+        target,
     )
 
 
-def _made(asked: Measure, target: TargetSpec) -> _Metric:
+def _make_metric(asked: Measure, target: TargetSpec) -> _Metric:
     name = name_of(asked)
-    if snake(name) in ACROSS_VALUES and target.outputs == 1:
+    if canonical_name(name) in ACROSS_VALUES and target.outputs == 1:
         raise SettingError(
             f"the metric {name} means nothing for one value: it is taken across the values of each "
             "sample; r2_score is taken across samples",
@@ -132,19 +137,19 @@ def _made(asked: Measure, target: TargetSpec) -> _Metric:
     ):
         metric = _Metric(
             label_of(asked),
-            _of_keras(name, parameters_of(asked), target),
-            lambda outputs, targets: _shown(outputs, targets, target, name),
+            _make_keras_metric(name, parameters_of(asked), target),
+            lambda outputs, targets: _metric_inputs(outputs, targets, target, name),
         )
-        _try(metric, target, name)
+        _check_adds_up(metric, target, name)
     return metric
 
 
-def _shown(
+def _metric_inputs(
     outputs: tf.Tensor, targets: tf.Tensor, target: TargetSpec, name: str
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    is_sparse = name_is_sparse(name) or ":" in name
+    is_sparse = takes_class_numbers(name) or ":" in name
     if (
-        snake(name) == "r2_score"
+        canonical_name(name) == "r2_score"
     ):  # squares of what is far from 0 have no digits left for their differences
         return tuple(
             tf.cast(part, tf.float64) - tf.constant(target.center or 0.0, tf.float64)
@@ -160,26 +165,29 @@ def _shown(
         return (
             tf.maximum(targets, 0) if target.kind == "class" else tf.cast(targets, tf.float32)
         ), predicted
-    return dense(targets, target), predicted
+    return to_dense(targets, target), predicted
 
 
-def _of_keras(name: str, said: Mapping[str, Any], target: TargetSpec) -> keras.metrics.Metric:
+def _make_keras_metric(
+    name: str, said: Mapping[str, Any], target: TargetSpec
+) -> keras.metrics.Metric:
     if ":" in name:
-        found = load_own(name, "metric", "metrics")
+        found = load_custom(name, "metric", "metrics")
         if isinstance(found, type) and issubclass(found, keras.metrics.Metric):
             found = found(**said)
         if isinstance(found, keras.metrics.Metric):
             return found
-        return _each(
+        return _make_mean_metric(
             partial(
-                in_order(found), **{key: value for key, value in said.items() if key != "name"}
+                as_targets_first(found),
+                **{key: value for key, value in said.items() if key != "name"},
             ),
             name,
         )
     kind = next(
         getattr(keras.metrics, one)
         for one in dir(keras.metrics)
-        if one[0].isupper() and snake(one) == snake(name)
+        if one[0].isupper() and canonical_name(one) == canonical_name(name)
     )
     parameters = inspect.signature(kind).parameters
     given: dict[str, Any] = {}
@@ -203,19 +211,21 @@ def _of_keras(name: str, said: Mapping[str, Any], target: TargetSpec) -> keras.m
     return kind(**{**given, **said})
 
 
-def _each(function: Callable[..., Any], name: str) -> keras.metrics.Metric:
+def _make_mean_metric(function: Callable[..., Any], name: str) -> keras.metrics.Metric:
     """The mean of a function's numbers for samples."""
 
     def checked(wanted: tf.Tensor, predicted: tf.Tensor) -> tf.Tensor:
         found = tf.convert_to_tensor(function(wanted, predicted))
         if found.shape.rank == 0:
-            raise of_whole_batch(f"the metric {name}", "metrics", ", or be a keras.metrics.Metric")
+            raise scalar_result_error(
+                f"the metric {name}", "metrics", ", or be a keras.metrics.Metric"
+            )
         return tf.cast(found, tf.float32)
 
     return keras.metrics.MeanMetricWrapper(checked, name=label_of(name))
 
 
-def _try(metric: _Metric, target: TargetSpec, name: str) -> None:
+def _check_adds_up(metric: _Metric, target: TargetSpec, name: str) -> None:
     """See on made-up samples that a metric can be computed, and that its state adds up."""
     random = np.random.default_rng(0)
     targets = tf.constant(target.split(target.made_up(random, _PROBES))[0])
@@ -224,13 +234,15 @@ def _try(metric: _Metric, target: TargetSpec, name: str) -> None:
     )  # logs are taken
     pixels = int(np.prod(target.shape)) if target.kind == "mask" else 1
 
-    def added(first: int, last: int) -> np.ndarray:
+    def batch_state(first: int, last: int) -> np.ndarray:
         weights = tf.ones((last - first) * pixels)
-        return np.asarray(metric.added(outputs[first:last], targets[first:last], weights))
+        return np.asarray(metric.batch_state(outputs[first:last], targets[first:last], weights))
 
-    metric.keras.update_state(*metric.shown(outputs, targets))  # some make their variables only now
-    parts = added(0, 5) + added(5, _PROBES)
-    whole = added(0, _PROBES)
+    metric.keras.update_state(
+        *metric.inputs_of(outputs, targets)
+    )  # some make their variables only now
+    parts = batch_state(0, 5) + batch_state(5, _PROBES)
+    whole = batch_state(0, _PROBES)
     if not np.allclose(parts, whole, rtol=1e-4, atol=1e-4, equal_nan=True):
         raise SettingError(
             f"the metric {name} is refused: its state is not the sum of what batches add to it, so that "

@@ -19,7 +19,7 @@ import numpy as np
 import tensorflow as tf
 from keras import layers
 
-from fleet.engines.custom import build_alone, generators_seeded, own_model
+from fleet.engines.custom import build_custom_model, build_isolated, seeded_generators
 from fleet.engines.keras.gradients import keep_gradients_with_graphs
 from fleet.errors import ModelError, NetworkWarning, UserError
 from fleet.spec.layers import Layer, layers_of
@@ -77,15 +77,15 @@ def build_model(
 
     def build() -> keras.Model:
         with _seeded(seed):
-            built = _described(model, input_shape, classes, wanted)
+            built = _build_described(model, input_shape, classes, wanted)
             if model.kind != "import":
                 return built
             return _logits(model.target, built, input_shape, wanted)
 
     if model.kind != "import":
         return build()
-    built = build_alone(model.target, build, lambda built: built.variables)
-    _warn_of_its_loss(model.target, built, wanted, loss)
+    built = build_isolated(model.target, build, lambda built: built.variables)
+    _warn_of_unused_loss(model.target, built, wanted, loss)
     return built
 
 
@@ -101,7 +101,7 @@ def count_keras_parameters(
 
     def build() -> keras.Model:
         with _seeded(seed), keras.StatelessScope(initialize_variables=False):
-            built = _described(model, input_shape, classes, class_target(max(classes, 2)))
+            built = _build_described(model, input_shape, classes, class_target(max(classes, 2)))
             if not built.built:
                 built(keras.KerasTensor((None, *input_shape)))
             return built
@@ -109,13 +109,13 @@ def count_keras_parameters(
     try:
         if model.kind != "import":
             return build().count_params()
-        return build_alone(model.target, build, lambda built: built.variables).count_params()
+        return build_isolated(model.target, build, lambda built: built.variables).count_params()
     except Exception:  # it says why when it is built
         keras.utils.clear_session(free_memory=False)
         with _seeded(seed):
-            built = _described(model, input_shape, classes, class_target(max(classes, 2)))
+            built = _build_described(model, input_shape, classes, class_target(max(classes, 2)))
             if not built.built:
-                _on_samples(model.target, built, input_shape)
+                _call_on_samples(model.target, built, input_shape)
             return built.count_params()
     finally:
         keras.utils.clear_session(
@@ -123,7 +123,7 @@ def count_keras_parameters(
         )  # else Keras makes up for what was not initialized here
 
 
-def _described(
+def _build_described(
     model: Architecture, input_shape: tuple[int, ...], classes: int, target: TargetSpec
 ) -> keras.Model:
     """A network as its description gives it, which need not have been called yet."""
@@ -131,7 +131,7 @@ def _described(
         return _build_family(model, input_shape, classes, target)
     if model.kind == "application":
         return _build_application(model, input_shape, classes)
-    return own_model(model, input_shape, classes, keras.Model, "keras.Model")
+    return build_custom_model(model, input_shape, classes, keras.Model, "keras.Model")
 
 
 @contextmanager
@@ -141,7 +141,7 @@ def _seeded(seed: int) -> Iterator[None]:
     Layers without a seed of their own take one from Python's generator when they are made.
     TensorFlow's global seed cannot be read, hence not restored; nothing in FLEET draws from it.
     """
-    with generators_seeded(seed):
+    with seeded_generators(seed):
         keras.utils.set_random_seed(seed % 2**32)
         yield
 
@@ -154,10 +154,10 @@ def _build_family(
 ) -> keras.Model:
     found = layers_of(model.settings, input_shape, classes, target.kind == "mask")
     inputs = keras.Input(input_shape, name="image")
-    return keras.Model(inputs, _through(found, inputs), name=model.target)
+    return keras.Model(inputs, _apply_layers(found, inputs), name=model.target)
 
 
-def _through(found: Iterable[Layer], x: Any) -> Any:
+def _apply_layers(found: Iterable[Layer], x: Any) -> Any:
     """What layers make of a tensor, one after another."""
     for layer in found:
         if layer.pad:
@@ -165,10 +165,10 @@ def _through(found: Iterable[Layer], x: Any) -> Any:
         match layer.kind:
             case "add":
                 x = layers.Add(name=layer.name)(
-                    [_through(layer.shortcut, x), _through(layer.branch, x)]
+                    [_apply_layers(layer.shortcut, x), _apply_layers(layer.branch, x)]
                 )
             case "concat":
-                x = layers.Concatenate(name=layer.name)([x, _through(layer.branch, x)])
+                x = layers.Concatenate(name=layer.name)([x, _apply_layers(layer.branch, x)])
             case _:
                 x = _LAYERS[layer.kind](layer)(x)
     return x
@@ -253,7 +253,7 @@ _USED = {
 }
 
 
-def _warn_of_its_loss(
+def _warn_of_unused_loss(
     name: str, model: keras.Model, target: TargetSpec, used: Measure | None
 ) -> None:
     """Say that a loss with which the model was compiled is not used, and which one is."""
@@ -282,7 +282,7 @@ def _logits(
     name: str, model: keras.Model, input_shape: tuple[int, ...], target: TargetSpec
 ) -> keras.Model:
     """Check the model on two samples, and take away a softmax, or for labels a sigmoid, that it ends in."""
-    values = _on_samples(name, model, input_shape)
+    values = _call_on_samples(name, model, input_shape)
     if target.kind == "mask":
         wanted = (*target.shape, target.outputs)
     else:
@@ -294,11 +294,11 @@ def _logits(
     if target.kind == "value":
         return model
     if target.kind != "multilabel" and _are_probabilities(values):
-        return _without(name, model, "softmax")
+        return _remove_activation(name, model, "softmax")
     if not _are_bounded(values) or np.isnan(values).any():  # NaN is reported later
         return model
     if target.kind == "multilabel" and _ends_in(model, "sigmoid"):
-        return _without(name, model, "sigmoid")
+        return _remove_activation(name, model, "sigmoid")
     if all(map(_are_bounded, _with_other_weights(name, model, input_shape))):
         raise ModelError(
             f"{name} gives probabilities, by a sigmoid; leave it out, so that it returns logits"
@@ -325,10 +325,10 @@ def _with_other_weights(
             for variable in model.trainable_variables
         ]
         with keras.StatelessScope(state_mapping=noisy):
-            yield _on_samples(name, model, input_shape)
+            yield _call_on_samples(name, model, input_shape)
 
 
-def _on_samples(name: str, model: keras.Model, input_shape: tuple[int, ...]) -> np.ndarray:
+def _call_on_samples(name: str, model: keras.Model, input_shape: tuple[int, ...]) -> np.ndarray:
     """What a model gives for two samples, at random; this also builds one that is not built yet.
 
     Raises:
@@ -342,7 +342,7 @@ def _on_samples(name: str, model: keras.Model, input_shape: tuple[int, ...]) -> 
     try:
         with tf.GradientTape() as tape:
             outputs = model(samples, training=False)
-        _check_whole(name, model, tape.watched_variables())
+        _check_self_contained(name, model, tape.watched_variables())
         if not isinstance(outputs, list | tuple | dict):
             return keras.ops.convert_to_numpy(outputs).astype("float32")
     except ModelError:
@@ -354,7 +354,7 @@ def _on_samples(name: str, model: keras.Model, input_shape: tuple[int, ...]) -> 
     )
 
 
-def _check_whole(name: str, model: keras.Model, used: Iterable[tf.Variable]) -> None:
+def _check_self_contained(name: str, model: keras.Model, used: Iterable[tf.Variable]) -> None:
     """See that all weights with which a model computes are its own.
 
     Raises:
@@ -381,7 +381,7 @@ def _ends_in(model: keras.Model, function: str) -> bool:
     )
 
 
-def _without(name: str, model: keras.Model, function: str) -> keras.Model:
+def _remove_activation(name: str, model: keras.Model, function: str) -> keras.Model:
     """The model without the softmax, or sigmoid, at its end."""
     last = _last_operation(model)
     if getattr(last, "activation", None) is getattr(keras.activations, function):

@@ -26,27 +26,27 @@ from fleet.comm.protocols import Group
 from fleet.engines.base import (
     WIDTH,
     Arrays,
-    Done,
     PeerFailed,
     Rows,
+    StepResult,
     StepTotals,
     check_arrays,
-    readable,
-    rows_of,
+    pack_rows,
+    select_readable,
 )
-from fleet.engines.custom import calling, running
-from fleet.engines.keras.ahead import Ahead, Inputs
+from fleet.engines.custom import running_user_code, runs_user_code
+from fleet.engines.keras.ahead import InputBuffers, StepQueue
 from fleet.engines.keras.exchange import Exchange, HorovodExchange, MpiExchange, NoExchange
 from fleet.engines.keras.export import check_config, export_model, try_load
-from fleet.engines.keras.finish import finished
+from fleet.engines.keras.finish import augment_deferred
 from fleet.engines.keras.losses import check_losses
-from fleet.engines.keras.memory import kept_bytes
-from fleet.engines.keras.optimizer import ChangingRate, without_idle
+from fleet.engines.keras.memory import activation_bytes
+from fleet.engines.keras.optimizer import ScalableRate, drop_unconnected
 from fleet.engines.keras.penalties import penalty, sums_over_rows
-from fleet.engines.keras.start import begin_with
+from fleet.engines.keras.start import load_pretrained
 from fleet.engines.measures import Measures
 from fleet.errors import ModelError
-from fleet.storage.files import replace_by
+from fleet.storage.files import atomic_write_with
 from preprocess.sample import SampleSpec
 from preprocess.user_code import UserCode, seed_host_generators
 
@@ -59,7 +59,7 @@ class KerasNetwork:
 
     Args:
         exchange_of: makes the gradient exchange of a group; a network may go from one group to another.
-        free: numbers of the optimizer that are in no graph (:func:`fleet.engines.keras.optimizer.set_free`).
+        free: numbers of the optimizer that are in no graph (:func:`fleet.engines.keras.optimizer.extract_hyperparameters`).
         code: of the user's own, that computes a part of a step: its ``if`` and ``while`` may depend on tensors. To
             look for such in ours takes half a second in each process.
         seed: of what that code draws from the generators of Python and NumPy.
@@ -79,8 +79,8 @@ class KerasNetwork:
         code: UserCode | None,
         seed: int,
         free: Mapping[str, tf.Variable],
-        rate: ChangingRate,
-        inputs: Inputs,
+        rate: ScalableRate,
+        inputs: InputBuffers,
     ) -> None:
         self._rate = rate
         self._model = model
@@ -91,9 +91,9 @@ class KerasNetwork:
         self._measures = measures
         self._exchange = exchange_of(group)
         self._free = free
-        self._ahead = Ahead(inputs)
+        self._queue = StepQueue(inputs)
         self.is_closed = False
-        self._end_before: Callable[[bool], Done] | None = (
+        self._end_previous: Callable[[bool], StepResult] | None = (
             None  # what ends the step that is under way on the host
         )
         self._are_sums = sums_over_rows(model, sample.image.shape)
@@ -132,7 +132,7 @@ class KerasNetwork:
         if xla:  # it wants to know the sizes of what it compiles, so it takes steps one by one
             del self._strides[NoExchange]
             self._compiled = graph_of(self._compute_exchange_apply, **compiled)
-        self._judge = graph_of(self._evaluate, input_signature=rows)
+        self._evaluate_graph = graph_of(self._evaluate, input_signature=rows)
 
     # ---- what the trainer calls ----
 
@@ -148,7 +148,7 @@ class KerasNetwork:
             images, targets, [size], [len(targets)], StepTotals(stop=stop), weights
         )().sums[0]
 
-    def can_stride(self) -> bool:  # noqa: D102 - StridingTogether says it
+    def can_stride(self) -> bool:  # noqa: D102 - SupportsAsyncGroupSteps says it
         return type(self._exchange) in self._strides
 
     def begin_together(  # noqa: D102
@@ -159,8 +159,8 @@ class KerasNetwork:
         rows: Sequence[int],
         asked: StepTotals,
         weights: np.ndarray | None = None,
-    ) -> Callable[[], Done]:
-        with running(self.code, quick=True):
+    ) -> Callable[[], StepResult]:
+        with running_user_code(self.code, quick=True):
             if self.code is not None:
                 seed_host_generators(
                     self._seed
@@ -175,23 +175,23 @@ class KerasNetwork:
         rows: Sequence[int],
         asked: StepTotals,
         weights: np.ndarray | None,
-    ) -> Callable[[], Done]:
+    ) -> Callable[[], StepResult]:
         more = (0.0,) * self._measures.metrics.width
-        mine = rows_of(images, targets, weights)
-        wish = replace(asked, more=more).pack().astype(np.float32)
+        mine = pack_rows(images, targets, weights)
+        wish = replace(asked, metric_totals=more).pack().astype(np.float32)
         exchange = self._exchange
         if isinstance(exchange, MpiExchange):
-            return self._begin_on_host(exchange, readable(mine), np.float32(sizes[0]), wish)
-        with self._waking_others(exchange):
+            return self._begin_on_host(exchange, select_readable(mine), np.float32(sizes[0]), wish)
+        with self._failing_peers(exchange):
             if self.can_stride():
                 sums = self._begin_several(
                     self._strides[type(exchange)], sizes, rows, tf.constant(wish), mine
                 )
             else:
                 sums = self._begin_compiled(
-                    readable(mine), tf.constant(sizes[0], tf.float32), tf.constant(wish)
+                    select_readable(mine), tf.constant(sizes[0], tf.float32), tf.constant(wish)
                 )
-        return partial(self._read, exchange, self._ahead.reading(sums))
+        return partial(self._read, exchange, self._queue.read_async(sums))
 
     def _begin_several(
         self,
@@ -203,27 +203,27 @@ class KerasNetwork:
     ) -> tf.Tensor:
         """Steps by one graph, whatever their number is: so they come to the same, bit for bit."""
         rows, mine = _readable_of_each(rows, mine)
-        return self._ahead.call(
+        return self._queue.call(
             graph,
             tf.constant(sizes, tf.float32),
             tf.constant(rows, tf.int32),
             wish,
-            *self._ahead.inputs.of(mine),
+            *self._queue.inputs.upload(mine),
         )
 
     def _begin_compiled(self, mine: Rows, rows: tf.Tensor, wish: tf.Tensor) -> tf.Tensor:
         """A step of a rank alone; one without rows changes nothing."""
         assert self._compiled is not None
         if len(mine[1]):
-            return self._ahead.call(self._compiled, rows, wish, *self._ahead.inputs.of(mine))
+            return self._queue.call(self._compiled, rows, wish, *self._queue.inputs.upload(mine))
         return wish
 
-    def _read(self, exchange: NoExchange, wait: Callable[[], Done]) -> Done:
-        with self._waking_others(exchange), running(self.code, quick=True):
+    def _read(self, exchange: NoExchange, wait: Callable[[], StepResult]) -> StepResult:
+        with self._failing_peers(exchange), running_user_code(self.code, quick=True):
             return wait()
 
     @contextmanager
-    def _waking_others(self, exchange: NoExchange) -> Iterator[None]:
+    def _failing_peers(self, exchange: NoExchange) -> Iterator[None]:
         """Where this rank fails, the ranks that wait for it inside the exchange raise as well."""
         try:
             yield
@@ -235,34 +235,37 @@ class KerasNetwork:
 
     def _begin_on_host(
         self, exchange: MpiExchange, mine: Rows, rows: np.float32, wish: np.ndarray
-    ) -> Callable[[], Done]:
+    ) -> Callable[[], StepResult]:
         """Begin with this rank's part of a step; it ends when the next begins, or when it is waited for."""
-        if self._end_before is not None:
-            self._end_before(True)
+        if self._end_previous is not None:
+            self._end_previous(True)
         local: _Local = [], wish
         error: BaseException | None = None
         try:
             if len(mine[1]):
-                local = self._ahead.call(
-                    self._local, tf.constant(rows), tf.constant(wish), *self._ahead.inputs.of(mine)
+                local = self._queue.call(
+                    self._local,
+                    tf.constant(rows),
+                    tf.constant(wish),
+                    *self._queue.inputs.upload(mine),
                 )
             else:  # its sums wait for the step before, too: that reads memory of the exchange, which is written next
                 if not self._connected:
                     self._local.get_concrete_function()
-                local = self._zeros(), self._ahead.call(tf.identity, tf.constant(wish))
+                local = self._zeros(), self._queue.call(tf.identity, tf.constant(wish))
         except (
             BaseException
         ) as caught:  # also one that exits: the other ranks wait for this one's part
             error = caught
-        done: list[Done] = []
+        done: list[StepResult] = []
 
-        def end(goes_on: bool = False) -> Done:
+        def end(goes_on: bool = False) -> StepResult:
             if not done:
-                self._end_before = None
+                self._end_previous = None
                 done.append(self._end_on_host(exchange, local, rows, error, goes_on))
             return done[0]
 
-        self._end_before = end
+        self._end_previous = end
         return end
 
     def _end_on_host(
@@ -272,7 +275,7 @@ class KerasNetwork:
         rows: np.float32,
         error: BaseException | None,
         goes_on: bool,
-    ) -> Done:
+    ) -> StepResult:
         """Add up what the ranks have, and take the step; where it goes on, the next part waits for that, and not we."""
         gradients, sums = local
         try:
@@ -288,39 +291,39 @@ class KerasNetwork:
                 step: tuple[Any, ...] = (summed,)
             else:
                 step = (summed, tf.constant(rows / np.float32(total.count)))
-            self._ahead.call(self._update, *step) if goes_on else self._update(*step)
-        return Done([total], time.perf_counter())
+            self._queue.call(self._update, *step) if goes_on else self._update(*step)
+        return StepResult([total], time.perf_counter())
 
-    @calling
+    @runs_user_code
     def evaluate(  # noqa: D102
         self,
         images: np.ndarray,
         targets: np.ndarray,
         weights: np.ndarray | None = None,
     ) -> StepTotals:
-        return StepTotals.unpack(self._judged(images, targets, weights)[0].numpy())
+        return StepTotals.unpack(self._run_evaluation(images, targets, weights)[0].numpy())
 
-    @calling
+    @runs_user_code
     def predict(  # noqa: D102
         self,
         images: np.ndarray,
         targets: np.ndarray,
         weights: np.ndarray | None = None,
     ) -> tuple[StepTotals, np.ndarray]:
-        sums, outputs = self._judged(images, targets, weights)
+        sums, outputs = self._run_evaluation(images, targets, weights)
         return StepTotals.unpack(sums.numpy()), outputs.numpy()
 
-    def _judged(
+    def _run_evaluation(
         self, images: np.ndarray, targets: np.ndarray, weights: np.ndarray | None
     ) -> tuple[tf.Tensor, tf.Tensor]:
         if self.code is not None:
             seed_host_generators(self._seed)
-        with self._averaged():
-            sums, outputs = self._judge(*rows_of(images, targets, weights))
+        with self._averaged_weights():
+            sums, outputs = self._evaluate_graph(*pack_rows(images, targets, weights))
             return sums, outputs
 
-    @calling
-    def scores(self, more: Sequence[float]) -> dict[str, float]:  # noqa: D102 - Scoring says it
+    @runs_user_code
+    def scores(self, more: Sequence[float]) -> dict[str, float]:  # noqa: D102 - SupportsMetrics says it
         return self._measures.metrics.scores(more)
 
     def average_statistics(self) -> None:
@@ -338,22 +341,22 @@ class KerasNetwork:
                 self._exchange.group.sum(value)
                 variable.assign(value / self._exchange.group.size)
 
-    @calling
+    @runs_user_code
     def learning_rate(self) -> float:  # noqa: D102
         return float(keras.ops.convert_to_numpy(self._optimizer.learning_rate))
 
-    def scale_learning_rate(self, factor: float) -> None:  # noqa: D102 - Rescaling says it
+    def scale_learning_rate(self, factor: float) -> None:  # noqa: D102 - SupportsRateScaling says it
         self._rate.set(self._optimizer, factor)
 
     def state(self) -> dict[str, np.ndarray]:  # noqa: D102
         return {
             name: np.array(variable.numpy())
-            for name, variable in _named(self._model, self._optimizer, self._statistics)
+            for name, variable in _named_variables(self._model, self._optimizer, self._statistics)
         }
 
-    @calling
+    @runs_user_code
     def load(self, arrays: Arrays) -> None:  # noqa: D102
-        named = dict(_named(self._model, self._optimizer, self._statistics))
+        named = dict(_named_variables(self._model, self._optimizer, self._statistics))
         # A checkpoint of FLEET 0.2 has no running means of statistics: they begin with what these are.
         of_model = {
             name: arrays.get(name.replace("statistics/", "model/", 1))
@@ -368,11 +371,11 @@ class KerasNetwork:
         for name, variable in named.items():
             variable.assign(arrays[name])
 
-    @calling
-    def begin_with(self, file: Path, skip: Sequence[str]) -> None:  # noqa: D102 - Starting says it
-        begin_with(self._model, file, skip)
+    @runs_user_code
+    def load_pretrained(self, file: Path, skip: Sequence[str]) -> None:  # noqa: D102 - SupportsPretrained says it
+        load_pretrained(self._model, file, skip)
 
-    @calling
+    @runs_user_code
     def export(self, arrays: Arrays, path: Path) -> None:
         """Write the network as a ``.keras`` file that plain Keras loads in safe mode.
 
@@ -380,10 +383,10 @@ class KerasNetwork:
         transform) and gives logits.
         """
         self.load(arrays)
-        with self._averaged():
-            replace_by(path, export_model(self._model, self._sample).save)
+        with self._averaged_weights():
+            atomic_write_with(path, export_model(self._model, self._sample).save)
 
-    @calling
+    @runs_user_code
     def check_export(self) -> None:
         """See, without writing anything, that the network will be exported.
 
@@ -392,20 +395,20 @@ class KerasNetwork:
         """
         check_config(export_model(self._model, self._sample))
 
-    @calling
-    def try_export(self, folder: Path) -> str:  # noqa: D102 - Examinable says it
+    @runs_user_code
+    def try_export(self, folder: Path) -> str:  # noqa: D102 - SupportsInspection says it
         path = folder / "best.keras"
         self.check_export()
         self.export(self.state(), path)
-        with self._averaged():
+        with self._averaged_weights():
             return try_load(path, self._model, self._sample)
 
-    @calling
+    @runs_user_code
     def count_parameters(self) -> int:  # noqa: D102
         return self._model.count_params()
 
-    @calling
-    def check_learns(self, images: np.ndarray, targets: np.ndarray) -> None:  # noqa: D102 - Learning says it
+    @runs_user_code
+    def check_learns(self, images: np.ndarray, targets: np.ndarray) -> None:  # noqa: D102 - SupportsLearningCheck says it
         with tf.GradientTape() as tape:
             outputs = tf.cast(
                 self._model(self._inputs(tf.constant(images)), training=True), tf.float32
@@ -423,24 +426,24 @@ class KerasNetwork:
                 "no weight is connected to what the model gives, so that nothing can be learned"
             )
 
-    @calling
+    @runs_user_code
     def row_bytes(self) -> int | None:  # noqa: D102
-        return kept_bytes(self._local.get_concrete_function().graph)
+        return activation_bytes(self._local.get_concrete_function().graph)
 
     def regroup(self, group: Group) -> None:  # noqa: D102
         self._exchange.close()
         self._exchange = self._exchange_of(group)
 
     def close(self) -> None:  # noqa: D102
-        self._ahead.close()
+        self._queue.close()
         self._exchange.close()
         self.is_closed = True
 
-    def begin_as(
+    def reset_as(
         self,
         model: keras.Model,
         optimizer: keras.optimizers.Optimizer,
-        rate: ChangingRate,
+        rate: ScalableRate,
         group: Group,
     ) -> None:
         """Once closed, be another network of the same architecture and settings, with the graphs that there are.
@@ -452,15 +455,15 @@ class KerasNetwork:
         inner = getattr(optimizer, "inner_optimizer", optimizer)
         for name, variable in self._free.items():
             variable.assign(getattr(inner, name))
-        self._rate.begin_as(rate)
-        self.load({name: variable.numpy() for name, variable in _named(model, optimizer)})
+        self._rate.reset_as(rate)
+        self.load({name: variable.numpy() for name, variable in _named_variables(model, optimizer)})
         self._exchange = self._exchange_of(group)
-        self._ahead = Ahead(self._ahead.inputs)
+        self._queue = StepQueue(self._queue.inputs)
         self.is_closed = False
-        self._end_before = None
+        self._end_previous = None
 
     @contextmanager
-    def _averaged(self) -> Iterator[None]:
+    def _averaged_weights(self) -> Iterator[None]:
         """With the running means of weights and statistics in their place, where the optimizer keeps such."""
         if not self._inner.use_ema:
             yield
@@ -480,7 +483,7 @@ class KerasNetwork:
     # ---- what runs inside a graph ----
 
     def _inputs(self, images: tf.Tensor) -> tf.Tensor:
-        images = finished(images, self._sample)
+        images = augment_deferred(images, self._sample)
         if self._affine is None:
             return images
         if len(self._sample.image.shape) != 3:
@@ -515,7 +518,9 @@ class KerasNetwork:
         valid = (targets if weights is None else weights) >= 0
         with tf.GradientTape() as tape:
             outputs = tf.cast(self._model(self._inputs(images), training=True), tf.float32)
-            losses = _counted(self._measures.losses.training(outputs, targets), valid, weights)
+            losses = _weighted_losses(
+                self._measures.losses.training(outputs, targets), valid, weights
+            )
             loss = tf.reduce_sum(losses) / rows
             extra = self._model.losses
             if extra:
@@ -542,7 +547,7 @@ class KerasNetwork:
         ]
         if correction is not None:
             gradients = [gradient * tf.cast(correction, gradient.dtype) for gradient in gradients]
-        gradients, variables = without_idle(self._inner, gradients, variables, self._connected)
+        gradients, variables = drop_unconnected(self._inner, gradients, variables, self._connected)
         is_first = self._inner.iterations == 0
         self._optimizer.apply(gradients, variables)
         for now, mean in self._statistics:  # as Keras averages weights
@@ -608,7 +613,9 @@ class KerasNetwork:
         """The sums of some rows, (6 + more,), and the outputs for them; one graph serves those who want either."""
         valid = (targets if weights is None else weights) >= 0
         outputs = tf.cast(self._model(self._inputs(images), training=False), tf.float32)
-        losses = _counted(self._measures.losses.judging(outputs, targets), valid, weights)
+        losses = _weighted_losses(
+            self._measures.losses.evaluation(outputs, targets), valid, weights
+        )
         return self._sums(losses, outputs, targets, valid), outputs
 
     def _sums(
@@ -639,7 +646,7 @@ class KerasNetwork:
         ]
 
 
-def _named(
+def _named_variables(
     model: keras.Model,
     optimizer: keras.optimizers.Optimizer,
     statistics: Sequence[tuple[Any, Any]] = (),
@@ -692,7 +699,7 @@ def _graph_of(function: Callable[..., Any], **options: Any) -> Any:
     return tf.function(partial(function), **options)
 
 
-def _counted(losses: tf.Tensor, valid: tf.Tensor, weights: tf.Tensor | None) -> tf.Tensor:
+def _weighted_losses(losses: tf.Tensor, valid: tf.Tensor, weights: tf.Tensor | None) -> tf.Tensor:
     """The losses of samples, each times its weight, 0 for those that could not be read: (n,)."""
     if weights is not None:
         losses *= weights

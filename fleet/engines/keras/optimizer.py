@@ -13,7 +13,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from fleet.engines.custom import own_optimizer
+from fleet.engines.custom import make_custom_optimizer
 from fleet.errors import SettingError
 from fleet.spec import Optimizer
 from fleet.spec.model import told_as
@@ -22,7 +22,7 @@ from fleet.vocabulary.optimizers import OPTIMIZERS
 _RATE = ("train", "optimizer", "learning_rate")
 
 
-class ChangingRate:
+class ScalableRate:
     """The learning rate of a network whose batch changes: multiplied by a factor, without a new graph for each.
 
     Attributes:
@@ -42,7 +42,7 @@ class ChangingRate:
         else:
             optimizer.learning_rate = self._rate * factor
 
-    def begin_as(self, other: ChangingRate) -> None:
+    def reset_as(self, other: ScalableRate) -> None:
         """Be that of another network in the same graphs: what they have in them, the factor of a schedule, stays."""
         self._rate = other._rate
 
@@ -70,7 +70,7 @@ def make_optimizer(
     else:
         rate = rate * scale
     if ":" in settings.name:
-        return _own(settings, rate, accumulate)
+        return _make_custom(settings, rate, accumulate)
     takes = OPTIMIZERS[settings.name].takes
     given = {name: getattr(settings, name) for name in takes if getattr(settings, name) is not None}
     given = {
@@ -93,7 +93,7 @@ def _class_of(name: str) -> Any:
     )
 
 
-def set_free(optimizer: keras.optimizers.Optimizer) -> dict[str, tf.Variable]:
+def extract_hyperparameters(optimizer: keras.optimizers.Optimizer) -> dict[str, tf.Variable]:
     """Take an optimizer's momentum and weight decay out of the graphs in which it steps, as its learning rate is.
 
     Args:
@@ -118,7 +118,7 @@ def set_free(optimizer: keras.optimizers.Optimizer) -> dict[str, tf.Variable]:
     return free
 
 
-def without_idle(
+def drop_unconnected(
     optimizer: keras.optimizers.Optimizer,
     gradients: Sequence[Any],
     variables: Sequence[Any],
@@ -148,8 +148,8 @@ def without_idle(
     )
 
 
-def graph_settings(settings: Optimizer) -> Optimizer:
-    """The settings without the numbers that :func:`set_free` takes out of the graphs; equal ones have equal graphs."""
+def graph_key_settings(settings: Optimizer) -> Optimizer:
+    """The settings without the numbers that :func:`extract_hyperparameters` takes out of the graphs; equal ones have equal graphs."""
     if isinstance(settings.learning_rate, dict):
         rate: float | dict[str, Any] = settings.learning_rate
     else:
@@ -163,7 +163,7 @@ def graph_settings(settings: Optimizer) -> Optimizer:
     )
 
 
-def _own(settings: Optimizer, rate: Any, accumulate: int) -> keras.optimizers.Optimizer:
+def _make_custom(settings: Optimizer, rate: Any, accumulate: int) -> keras.optimizers.Optimizer:
     """What a function of the user's own makes."""
     if accumulate > 1:
         raise SettingError(
@@ -172,7 +172,7 @@ def _own(settings: Optimizer, rate: Any, accumulate: int) -> keras.optimizers.Op
             "batch",
             "accumulate",
         )
-    return own_optimizer(
+    return make_custom_optimizer(
         settings,
         keras.optimizers.Optimizer,
         "keras.optimizers.Optimizer",

@@ -17,7 +17,7 @@ import h5py
 import keras
 from keras.src.saving import saving_lib
 
-from fleet.engines.initial_weights import meeting, taken
+from fleet.engines.initial_weights import match_patterns, match_weights
 from fleet.errors import SettingError
 from fleet.spec.model import told_as
 
@@ -37,15 +37,15 @@ class _Layer(NamedTuple):
     weights: dict[str, Any]
 
 
-def begin_with(model: keras.Model, file: Path, skip: Sequence[str]) -> None:
-    """See :meth:`fleet.engines.base.Starting.begin_with`."""
+def load_pretrained(model: keras.Model, file: Path, skip: Sequence[str]) -> None:
+    """See :meth:`fleet.engines.base.SupportsPretrained.load_pretrained`."""
     names = _names(model)
     own = [
         _Layer(place, name, {key: one for key, one in found.items() if id(one) in names})
         for place, name, found in _Recorder.of(model)
     ]
     own = [layer for layer in own if layer.weights]
-    with _opened(file) as found:
+    with _open_weights(file) as found:
         theirs = {layer.place: layer for layer in _layers(found)}
         goes_by_place = all(layer.place in theirs for layer in own)
         if goes_by_place:
@@ -65,7 +65,7 @@ def begin_with(model: keras.Model, file: Path, skip: Sequence[str]) -> None:
             for layer in sources.values()
             for key, value in layer.weights.items()
         }
-        for name in taken(
+        for name in match_weights(
             str(file),
             {name: one.shape for name, one in variables.items()},
             {name: value.shape for name, value in values.items()},
@@ -83,7 +83,7 @@ def freeze(model: keras.Model, patterns: Sequence[str]) -> None:
         SettingError: a pattern meets nothing, or nothing is left to train.
     """
     names = _names(model)
-    frozen = meeting(patterns, names.values(), "freeze")
+    frozen = match_patterns(patterns, names.values(), "freeze")
     for layer in model._flatten_layers():
         mine = {
             id(one): one
@@ -157,7 +157,7 @@ def _layers(file: h5py.File) -> list[_Layer]:
 
 
 @contextmanager
-def _opened(file: Path) -> Iterator[h5py.File]:
+def _open_weights(file: Path) -> Iterator[h5py.File]:
     """The weights in a file."""
     with told_as(
         f"{file} cannot be read as .weights.h5 or .keras:",

@@ -12,17 +12,17 @@ import torch
 
 import fleet.engines.torch.settings  # noqa: F401 - registers what PyTorch has
 from fleet.comm.protocols import Group
-from fleet.engines.base import Setup, Slot, check_index
-from fleet.engines.custom import code_of, running, with_own_rate
+from fleet.engines.base import EngineContext, Slot, check_gpu_index
+from fleet.engines.custom import running_user_code, user_code_of, with_default_rate
 from fleet.engines.measures import Measures
 from fleet.engines.torch.exchange import Exchange, MpiExchange, TorchExchange, exchange_name
 from fleet.engines.torch.export import note_of
-from fleet.engines.torch.flat import Flat
+from fleet.engines.torch.flat import FlatParameters
 from fleet.engines.torch.losses import make_losses
 from fleet.engines.torch.metrics import make_metrics
 from fleet.engines.torch.models import build_module
-from fleet.engines.torch.network import AheadNetwork, TorchNetwork
-from fleet.engines.torch.optimizer import Updates
+from fleet.engines.torch.network import AsyncNetwork, TorchNetwork
+from fleet.engines.torch.optimizer import FlatOptimizer
 from fleet.engines.torch.start import freeze
 from fleet.spec import NetworkSpec
 from preprocess.user_code import UserCode
@@ -42,11 +42,13 @@ class TorchEngine:
         UserError: the exchange that is asked for is none of this engine.
     """
 
-    def __init__(self, setup: Setup) -> None:
+    def __init__(self, setup: EngineContext) -> None:
         self._sample = setup.sample
         self._transforms = setup.transforms
         self._folder = setup.folder
-        self._device = take_device(setup.index, setup.trainers, setup.deterministic, setup.slot)
+        self._device = configure_device(
+            setup.index, setup.trainers, setup.deterministic, setup.slot
+        )
         self.exchange_name = exchange_name(setup.resources.exchange, self._device)
         self._exchange_of: Callable[[Group], Exchange] = partial(
             _exchange, self.exchange_name, self._device, setup.folder
@@ -61,8 +63,8 @@ class TorchEngine:
 
     def build(self, network: NetworkSpec, group: Group) -> TorchNetwork:
         """See :meth:`fleet.engines.base.Engine.build`."""
-        code = code_of(network)
-        with running(code):
+        code = user_code_of(network)
+        with running_user_code(code):
             return self._build(network, group, code)
 
     def _build(self, network: NetworkSpec, group: Group, code: UserCode | None) -> TorchNetwork:
@@ -80,18 +82,18 @@ class TorchEngine:
         measures = Measures(
             make_losses(train, sample.target, self._device), make_metrics(train, sample.target)
         )
-        flat = Flat(module.to(self._device), measures.metrics.width)
+        flat = FlatParameters(module.to(self._device), measures.metrics.width)
         if train.batch.is_elastic:
             scale = 1.0
         else:
             scale = network.learning_rate_scale(group.size)
-        updates = Updates(
-            with_own_rate(train.optimizer), scale, train.batch.accumulate, flat, module
+        updates = FlatOptimizer(
+            with_default_rate(train.optimizer), scale, train.batch.accumulate, flat, module
         )
         note = partial(
             note_of, network, sample, dtype, self._transforms.get(network.feed, ()), self._folder
         )
-        kind = AheadNetwork if self._device.type == "cuda" else TorchNetwork
+        kind = AsyncNetwork if self._device.type == "cuda" else TorchNetwork
         return kind(
             module,
             flat,
@@ -117,7 +119,7 @@ def _exchange(name: str, device: torch.device, folder: Path, group: Group) -> Ex
     return TorchExchange(group, device, folder)
 
 
-def take_device(
+def configure_device(
     index: int,
     trainers: int,
     deterministic: bool = False,
@@ -149,7 +151,7 @@ def take_device(
                 1 if deterministic else max(1, len(os.sched_getaffinity(0)) // trainers)
             )
         return torch.device("cpu")
-    check_index(index, gpus)
+    check_gpu_index(index, gpus)
     chosen = torch.device("cuda", 0 if gpus == 1 else index)  # a launcher may have chosen already
     torch.cuda.set_device(chosen)
     if slot.memory_limit is not None:

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 from fleet.comm.protocols import Group
-from fleet.engines.base import come_together
-from fleet.engines.torch.flat import Flat
+from fleet.engines.base import check_peers
+from fleet.engines.torch.flat import FlatParameters
 from fleet.errors import ModelError, UserError
 
 _PIECE = 2**22  # bytes, at least, that travel while the backward pass runs on
@@ -38,10 +38,10 @@ class Exchange:
     def __init__(self, group: Group) -> None:
         self.group = group
 
-    def begin(self, flat: Flat) -> None:
+    def begin(self, flat: FlatParameters) -> None:
         """A backward pass begins, by which gradients become ready."""
 
-    def finish(self, flat: Flat) -> None:
+    def finish(self, flat: FlatParameters) -> None:
         """All that this rank has is there; returns when that of all ranks is added up."""
 
     def close(self) -> None:
@@ -55,8 +55,8 @@ class MpiExchange(Exchange):
         super().__init__(group)
         self._host: torch.Tensor | None = None
 
-    def finish(self, flat: Flat) -> None:  # noqa: D102 - Exchange says it
-        whole = flat.whole
+    def finish(self, flat: FlatParameters) -> None:  # noqa: D102 - Exchange says it
+        whole = flat.buffer
         if whole.device.type == "cpu":
             self.group.sum(whole.numpy())
             return
@@ -74,44 +74,44 @@ class TorchExchange(Exchange):
 
     def __init__(self, group: Group, device: torch.device, folder: Path) -> None:
         super().__init__(group)
-        come_together(group)
+        check_peers(group)
         name = group.from_master(uuid.uuid4().hex if group.is_master else None)
         self._file = (folder / f".exchange-{name}.tmp").absolute()
         self._backend = _backend(device, str(self._file), group)
         self._hooks: list[Any] = []
-        self._under_way: list[Any] = []
+        self._in_flight: list[Any] = []
         self._pieces: list[tuple[torch.Tensor, int]] = []
-        self._left: list[int] = []
-        self._rest: list[torch.Tensor] = []
-        self._of: Flat | None = None
-        self._ready_now: set[int] = set()  # places of parameters whose gradients are ready
-        self._goes_ahead: bool | None = None  # whether pieces travel before the pass is over
+        self._pending_counts: list[int] = []
+        self._final_parts: list[torch.Tensor] = []
+        self._flat: FlatParameters | None = None
+        self._ready: set[int] = set()  # places of parameters whose gradients are ready
+        self._overlaps: bool | None = None  # whether pieces travel before the pass is over
 
-    def begin(self, flat: Flat) -> None:  # noqa: D102 - Exchange says it
+    def begin(self, flat: FlatParameters) -> None:  # noqa: D102 - Exchange says it
         self._watch(flat)
-        self._left = [count for _, count in self._pieces]
-        self._ready_now.clear()
+        self._pending_counts = [count for _, count in self._pieces]
+        self._ready.clear()
 
-    def _watch(self, flat: Flat) -> None:
+    def _watch(self, flat: FlatParameters) -> None:
         """Be told of each gradient that is ready, where there is more than one piece."""
-        if self._of is flat:
+        if self._flat is flat:
             return
-        self._of = flat
-        places = flat.pieces(_PIECE)
+        self._flat = flat
+        places = flat.split_gradients(_PIECE)
         # The last piece, the first in the buffer, goes with none: it ends when the pass does.
-        self._pieces = [(flat.whole[first:last], count) for first, last, count in places[:-1]]
+        self._pieces = [(flat.buffer[first:last], count) for first, last, count in places[:-1]]
         if self._pieces:
-            self._rest = [flat.whole[: places[-1][1]], flat.whole[len(flat.gradients) :]]
+            self._final_parts = [flat.buffer[: places[-1][1]], flat.buffer[len(flat.gradients) :]]
         else:
-            self._rest = [flat.whole]
+            self._final_parts = [flat.buffer]
         owners = [piece for piece, (_, _, count) in enumerate(places) for _ in range(count)]
         named = zip(reversed(flat.parameters.items()), owners, strict=True)
         for place, ((name, one), piece) in enumerate(named):
             if piece < len(self._pieces):
-                ready = self._ready(place, piece, name)
+                ready = self._make_hook(place, piece, name)
                 self._hooks.append(one.register_post_accumulate_grad_hook(ready))
 
-    def _ready(self, place: int, piece: int, name: str) -> Callable[[torch.Tensor], None]:
+    def _make_hook(self, place: int, piece: int, name: str) -> Callable[[torch.Tensor], None]:
         """What is called when the gradient of a parameter is ready.
 
         Reentrant checkpointing has several backward passes in one, each of which may add to it. Whether there is such,
@@ -119,39 +119,39 @@ class TorchExchange(Exchange):
         """
 
         def ready(_: torch.Tensor) -> None:
-            if place in self._ready_now:
-                if piece < len(self._under_way):
+            if place in self._ready:
+                if piece < len(self._in_flight):
                     raise ModelError(
                         f"the gradient of {name} was added to after it was sent, by another backward pass "
                         "inside of the step: torch.utils.checkpoint should have use_reentrant=False, or the "
                         "spec resources.exchange: mpi"
                     )
-                self._goes_ahead = False
+                self._overlaps = False
                 return
-            self._ready_now.add(place)
-            self._left[piece] -= 1
+            self._ready.add(place)
+            self._pending_counts[piece] -= 1
             while (
-                self._goes_ahead
-                and len(self._under_way) < len(self._pieces)
-                and self._left[len(self._under_way)] <= 0
+                self._overlaps
+                and len(self._in_flight) < len(self._pieces)
+                and self._pending_counts[len(self._in_flight)] <= 0
             ):
-                self._send(self._pieces[len(self._under_way)][0])  # in one order on all ranks
+                self._send(self._pieces[len(self._in_flight)][0])  # in one order on all ranks
 
         return ready
 
     def _send(self, part: torch.Tensor) -> None:
-        self._under_way.append(self._backend.allreduce([part]))
+        self._in_flight.append(self._backend.allreduce([part]))
 
-    def finish(self, flat: Flat) -> None:  # noqa: D102
+    def finish(self, flat: FlatParameters) -> None:  # noqa: D102
         self._watch(flat)  # this rank may have no rows
-        if self._goes_ahead is None and self._ready_now:
-            self._goes_ahead = True
-        for part, _ in self._pieces[len(self._under_way) :]:
+        if self._overlaps is None and self._ready:
+            self._overlaps = True
+        for part, _ in self._pieces[len(self._in_flight) :]:
             self._send(part)
-        for part in self._rest:
+        for part in self._final_parts:
             self._send(part)
-        under_way = self._under_way
-        self._under_way = []
+        under_way = self._in_flight
+        self._in_flight = []
         for work in under_way:
             while not work.is_completed():
                 self.group.rest(_POLL_S)

@@ -31,7 +31,7 @@ from fleet.errors import ModelError, UserError
 from fleet.plugins import look_last_in
 from fleet.spec import NetworkSpec
 from fleet.spec.model import Architecture, told_as
-from fleet.storage.files import replace_by, write_json
+from fleet.storage.files import atomic_write_with, write_json
 from fleet.storage.paths import RunPaths
 from preprocess.sample import ImageSpec, SampleSpec
 from preprocess.target import TargetSpec
@@ -142,7 +142,7 @@ def write(state: Mapping[str, np.ndarray], note: Mapping[str, Any], path: Path) 
     write_json(path.with_suffix(".json"), note)
     # safetensors writes the memory of an array as it lies there, that of a transposed buffer, too
     ordered = {name: np.asarray(value, order="C") for name, value in state.items()}
-    replace_by(path, lambda file: save_file(ordered, file))
+    atomic_write_with(path, lambda file: save_file(ordered, file))
 
 
 def _names_in(folder: Path, feed: str, outputs: int) -> list[str]:

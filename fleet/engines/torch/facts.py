@@ -10,7 +10,7 @@ from fleet.units import counted
 _INSTALL = "install it on every node: pip install torch safetensors, or load its module"
 
 
-def problems(gpus: Sequence[str], exchange: str) -> list[tuple[str, str]]:
+def find_problems(gpus: Sequence[str], exchange: str) -> list[tuple[str, str]]:
     """What would go wrong with PyTorch; see :attr:`fleet.spec.engines.EngineInfo.problems`."""
     try:
         import torch

@@ -15,7 +15,7 @@ _MOVED_AS = {
 }  # not all types can be indexed
 
 
-def finished(rows: Tensor, sample: SampleSpec) -> Tensor:
+def augment_deferred(rows: Tensor, sample: SampleSpec) -> Tensor:
     """Samples as networks are fed with them, (n, height, width, channels), of what travels."""
     if sample.unfinished is None:
         return rows

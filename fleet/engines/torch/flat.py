@@ -20,7 +20,7 @@ from fleet.errors import ModelError
 _ALIGNED = 16  # numbers
 
 
-class Flat:
+class FlatParameters:
     """All parameters of a module that are trained.
 
     Args:
@@ -47,17 +47,19 @@ class Flat:
         device = next(iter(self.parameters.values())).device
         self.weights = torch.zeros(ends[-1], device=device)
         sizes = [ends[-1], WIDTH + more, len(self.parameters)]
-        self.whole = torch.zeros(sum(sizes), device=device)
-        self.gradients, self.tail, self._flags = self.whole.split(sizes)
-        self._head = self.tail[:2]
-        self._known = self.tail[2:5]
-        self._more = self.tail[WIDTH:]
+        self.buffer = torch.zeros(sum(sizes), device=device)
+        self.gradients, self.totals, self._flags = self.buffer.split(sizes)
+        self._head = self.totals[:2]
+        self._counts = self.totals[2:5]
+        self._metric_totals = self.totals[WIDTH:]
         # Each has a version of its own, which tells whether a backward pass has added to it.
-        self.views = [view.data for view in self.split(self.gradients)]
-        self.places = self.split(self.weights)
-        self._pointers = [place.data_ptr() for place in self.places]
+        self.gradient_views = [view.data for view in self.split(self.gradients)]
+        self.weight_views = self.split(self.weights)
+        self._pointers = [place.data_ptr() for place in self.weight_views]
         self._versions: list[int] = []
-        for one, place, view in zip(self.parameters.values(), self.places, self.views, strict=True):
+        for one, place, view in zip(
+            self.parameters.values(), self.weight_views, self.gradient_views, strict=True
+        ):
             place.copy_(one.data)
             one.data = place
             one.grad = view
@@ -69,19 +71,19 @@ class Flat:
             for first, one in zip(self._firsts, self.parameters.values(), strict=True)
         ]
 
-    def part(self, vector: torch.Tensor, place: int) -> torch.Tensor:
+    def slice_of(self, vector: torch.Tensor, place: int) -> torch.Tensor:
         """The numbers of one parameter in a vector as long as all weights."""
         first = self._firsts[place]
-        return vector[first : first + self.views[place].numel()]
+        return vector[first : first + self.gradient_views[place].numel()]
 
-    def named(self, vector: torch.Tensor, prefix: str) -> dict[str, torch.Tensor]:
+    def named_views(self, vector: torch.Tensor, prefix: str) -> dict[str, torch.Tensor]:
         """The same by name."""
         return {
             f"{prefix}/{name}": view
             for name, view in zip(self.parameters, self.split(vector), strict=True)
         }
 
-    def pieces(self, least: int) -> list[tuple[int, int, int]]:
+    def split_gradients(self, least: int) -> list[tuple[int, int, int]]:
         """The gradients in pieces of so many bytes or more, in the order in which a backward pass ends with them.
 
         Returns:
@@ -99,27 +101,28 @@ class Flat:
                 count = 0
         return found
 
-    def let_go(self) -> None:
+    def detach_gradients(self) -> None:
         """Before a backward pass that makes gradients of its own, for :meth:`gather`: to add to each costs more."""
-        self.tail.zero_()
+        self.totals.zero_()
         for one in self.parameters.values():
             one.grad = None
 
-    def gather(self) -> list[int]:
+    def gather_gradients(self) -> list[int]:
         """Take over the gradients that a backward pass has made, all at once.
 
         Returns:
             The places of the parameters that have none.
         """
         made = [
-            (view, one.grad) for one, view in zip(self.parameters.values(), self.views, strict=True)
+            (view, one.grad)
+            for one, view in zip(self.parameters.values(), self.gradient_views, strict=True)
         ]
         for view, gradient in made:
             if gradient is None:
                 view.zero_()
         found = [(view, gradient.to_dense()) for view, gradient in made if gradient is not None]
         torch._foreach_copy_([view for view, _ in found], [gradient for _, gradient in found])
-        for one, view in zip(self.parameters.values(), self.views, strict=True):
+        for one, view in zip(self.parameters.values(), self.gradient_views, strict=True):
             one.grad = view
         return [place for place, (_, gradient) in enumerate(made) if gradient is None]
 
@@ -127,11 +130,13 @@ class Flat:
         """The places of the parameters to whose gradients nothing was added since :meth:`clear`."""
         return [
             place
-            for place, (view, version) in enumerate(zip(self.views, self._versions, strict=True))
+            for place, (view, version) in enumerate(
+                zip(self.gradient_views, self._versions, strict=True)
+            )
             if view._version == version
         ]
 
-    def flag(self, unused: Sequence[int]) -> None:
+    def flag_unused(self, unused: Sequence[int]) -> None:
         """Tell the ranks of the group which parameters have no gradient on this one."""
         self._flags.fill_(1.0)
         if unused:
@@ -141,10 +146,10 @@ class Flat:
         """The places of the parameters that have no gradient on any rank, once the flags are added up."""
         return torch.nonzero(self._flags == 0).flatten().tolist()
 
-    def settle(self) -> None:
+    def restore_weights(self) -> None:
         """Take over the weights that a module has replaced, as by ``weight.data = ...``."""
         for one, place, pointer in zip(
-            self.parameters.values(), self.places, self._pointers, strict=True
+            self.parameters.values(), self.weight_views, self._pointers, strict=True
         ):
             if one.data_ptr() != pointer:
                 place.copy_(one.data)
@@ -171,26 +176,26 @@ class Flat:
                 "trains; it should make it in __init__"
             )
 
-    def check(self) -> None:
+    def check_gradients(self) -> None:
         """See that the gradients are where a backward pass should add to them.
 
         Raises:
             ModelError: the module has put others in their place.
         """
-        for (name, one), view in zip(self.parameters.items(), self.views, strict=True):
+        for (name, one), view in zip(self.parameters.items(), self.gradient_views, strict=True):
             if one.grad is None or one.grad.data_ptr() != view.data_ptr():
                 raise ModelError(
                     f"the module has put another gradient of {name} in the place of the one that it had"
                 )
 
-    def clear(self) -> None:
+    def zero_gradients(self) -> None:
         """Before a backward pass, which adds to the gradients."""
-        self.whole.zero_()
-        for one, view in zip(self.parameters.values(), self.views, strict=True):
+        self.buffer.zero_()
+        for one, view in zip(self.parameters.values(), self.gradient_views, strict=True):
             one.grad = view  # an optimizer of the user's own may have let go of it
-        self._versions = [view._version for view in self.views]
+        self._versions = [view._version for view in self.gradient_views]
 
-    def note(
+    def write_totals(
         self,
         loss: torch.Tensor,
         right: torch.Tensor,
@@ -200,43 +205,43 @@ class Flat:
     ) -> None:
         """Write the sums of this rank's rows."""
         torch.stack((loss, right), out=self._head)
-        self._tell(count, stop, failed=False)
+        self._write_counts(count, stop, failed=False)
         if more is not None:
-            self._more.copy_(more)
+            self._metric_totals.copy_(more)
 
-    def say(self, stop: bool, failed: bool) -> None:
+    def write_empty_totals(self, stop: bool, failed: bool) -> None:
         """Nothing but zeros, of a rank without rows, or one that has failed."""
-        self.whole.zero_()
-        self._tell(0, stop, failed)
+        self.buffer.zero_()
+        self._write_counts(0, stop, failed)
 
-    def _tell(self, count: int, stop: bool, failed: bool) -> None:
-        if self._known.device.type == "cpu":  # an array of the same memory is written to sooner
-            self._known.numpy()[:] = count, stop, failed
+    def _write_counts(self, count: int, stop: bool, failed: bool) -> None:
+        if self._counts.device.type == "cpu":  # an array of the same memory is written to sooner
+            self._counts.numpy()[:] = count, stop, failed
         else:
             for place, value in enumerate((count, stop, failed)):
-                self._known[place].fill_(value)  # nothing waits for it, as for a copy from here
+                self._counts[place].fill_(value)  # nothing waits for it, as for a copy from here
 
-    def sums(self) -> StepTotals:
+    def read_totals(self) -> StepTotals:
         """What there is of them now."""
-        return StepTotals.unpack(self.tail.tolist())
+        return StepTotals.unpack(self.totals.tolist())
 
-    def norms(self) -> list[torch.Tensor]:
+    def gradient_norms(self) -> list[torch.Tensor]:
         """Of the gradient of each parameter."""
-        return list(torch._foreach_norm(self.views))
+        return list(torch._foreach_norm(self.gradient_views))
 
 
-def tensor_of(array: np.ndarray) -> torch.Tensor:
+def as_tensor(array: np.ndarray) -> torch.Tensor:
     """A tensor of the same memory, where that is possible."""
     array = np.asarray(array)  # a number of a checkpoint is none
     return torch.from_numpy(array if array.flags.writeable else array.copy())
 
 
-def placed(array: np.ndarray, device: torch.device) -> torch.Tensor:
+def to_device(array: np.ndarray, device: torch.device) -> torch.Tensor:
     """An array on a device; a GPU's copy is made while it computes, by way of memory that its driver knows of.
 
     Without a GPU it is the same memory, where that is possible.
     """
-    found = tensor_of(array)
+    found = as_tensor(array)
     if device.type != "cuda":
         return found
     return (
@@ -246,6 +251,6 @@ def placed(array: np.ndarray, device: torch.device) -> torch.Tensor:
     )
 
 
-def copied(tensors: Mapping[str, torch.Tensor]) -> dict[str, np.ndarray]:
+def to_arrays(tensors: Mapping[str, torch.Tensor]) -> dict[str, np.ndarray]:
     """Copies of tensors as arrays."""
     return {name: np.array(one.detach().cpu().numpy()) for name, one in tensors.items()}

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fleet.engines.torch.export import load, write
-from fleet.engines.torch.flat import copied
+from fleet.engines.torch.flat import to_arrays
 
 _BATCH = 256
 _PREDICTED: dict[str, Callable[[Tensor], Tensor]] = {
@@ -22,7 +22,7 @@ _PREDICTED: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-class JoinedModules:
+class EnsembleModule:
     """The weighted mean of what several exported networks predict.
 
     Args:
@@ -38,7 +38,7 @@ class JoinedModules:
         self._weights = weights
         self._predicted = _PREDICTED[kind]
 
-    def predict(self, images: np.ndarray) -> np.ndarray:  # noqa: D102 - Joined says it
+    def predict(self, images: np.ndarray) -> np.ndarray:  # noqa: D102 - ExportedEnsemble says it
         with torch.no_grad():  # in which a module may take derivatives all the same
             parts = [
                 self._mean(
@@ -63,7 +63,7 @@ class JoinedModules:
         state = {
             f"{place}.{name}": array
             for place, network in enumerate(self._networks)
-            for name, array in copied(network.module.state_dict()).items()
+            for name, array in to_arrays(network.module.state_dict()).items()
         }
         notes = [
             {**note, "weight": weight}

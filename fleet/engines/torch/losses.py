@@ -22,18 +22,18 @@ from torch.nn.functional import (
     softplus,
 )
 
-from fleet.engines.custom import in_order, own_loss
+from fleet.engines.custom import as_targets_first, make_custom_loss
 from fleet.engines.measures import (
     OF_MASKS,
     Loss,
     LossFunctions,
-    given_to,
-    of_whole_batch,
-    weighs_masks,
+    loss_arguments,
+    mask_weights_error,
+    scalar_result_error,
 )
 from fleet.spec import Train
 from fleet.spec.measures import name_of
-from fleet.vocabulary.measures import snake
+from fleet.vocabulary.measures import canonical_name
 from preprocess.target import TargetSpec
 
 _TINY = 1e-7  # what Keras adds to, or keeps away from, 0
@@ -48,11 +48,11 @@ def make_losses(train: Train, target: TargetSpec, device: torch.device) -> LossF
     if train.loss is None:
         each = _default(target, train.label_smoothing)
     else:
-        each = _named(train, target)
+        each = _make_named(train, target)
     return LossFunctions.of(
         train,
         target,
-        lambda weights: _of_samples(
+        lambda weights: _with_class_weights(
             each,
             target,
             None if weights is None else torch.tensor(weights, dtype=torch.float32, device=device),
@@ -84,12 +84,12 @@ def check_losses(losses: LossFunctions, outputs: Tensor, targets: Tensor) -> Non
 
     losses.check(
         slope,
-        lambda: losses.judging(outputs, targets).detach().cpu().numpy(),
+        lambda: losses.evaluation(outputs, targets).detach().cpu().numpy(),
         bool(outputs.isfinite().all()),
     )
 
 
-def _of_samples(each: Loss, target: TargetSpec, by_class: Tensor | None = None) -> Loss:
+def _with_class_weights(each: Loss, target: TargetSpec, by_class: Tensor | None = None) -> Loss:
     """From a loss of samples, or pixels, to one of samples, where classes weigh."""
     if target.kind != "mask":
         if by_class is None:
@@ -101,7 +101,7 @@ def _of_samples(each: Loss, target: TargetSpec, by_class: Tensor | None = None) 
         found = each(outputs, torch.where(counted, labels, -1))
         if found.dim() != 3:
             if by_class is not None:
-                raise weighs_masks("the loss")
+                raise mask_weights_error("the loss")
             return found
         if by_class is not None:
             found = found * by_class[labels]
@@ -272,7 +272,7 @@ OF_PREDICTIONS: dict[str, Callable[..., Tensor]] = {
 }
 
 
-def dense(targets: Tensor, target: TargetSpec) -> Tensor:
+def to_dense(targets: Tensor, target: TargetSpec) -> Tensor:
     """Targets as float32, one number for each output: classes, also those of pixels, are 1 at their place."""
     if target.kind in ("class", "mask"):
         return one_hot(targets.clamp(min=0), target.outputs).float()
@@ -288,18 +288,18 @@ def probabilities(outputs: Tensor, target: TargetSpec) -> Tensor:
     return outputs.softmax(-1)
 
 
-def _named(train: Train, target: TargetSpec) -> Loss:
+def _make_named(train: Train, target: TargetSpec) -> Loss:
     assert train.loss is not None
     name = name_of(train.loss)
     if ":" in name:
-        return _own(train, target)
-    short = snake(name)
+        return _make_custom(train, target)
+    short = canonical_name(name)
     takes_logits = short in OF_LOGITS
     function = OF_LOGITS[short] if takes_logits else OF_PREDICTIONS[short]
-    given = given_to(train, target, list(inspect.signature(function).parameters)[2:])
+    given = loss_arguments(train, target, list(inspect.signature(function).parameters)[2:])
 
     def named(outputs: Tensor, targets: Tensor) -> Tensor:
-        wanted = dense(targets, target)
+        wanted = to_dense(targets, target)
         if takes_logits:
             found = outputs
         else:
@@ -315,13 +315,13 @@ def _named(train: Train, target: TargetSpec) -> Loss:
     return named
 
 
-def _own(train: Train, target: TargetSpec) -> Loss:
+def _make_custom(train: Train, target: TargetSpec) -> Loss:
     """A function of one's own, or a loss of ``torch.nn``; outputs are as a module gives them."""
     assert train.loss is not None
     name = name_of(train.loss)
-    function, given = own_loss(train, torch.nn.Module, reduction="none")
+    function, given = make_custom_loss(train, torch.nn.Module, reduction="none")
     is_module = isinstance(function, torch.nn.Module)  # losses of PyTorch take outputs first
-    call = in_order(function, is_module)
+    call = as_targets_first(function, is_module)
 
     def own(outputs: Tensor, targets: Tensor) -> Tensor:
         if target.kind == "mask":
@@ -329,7 +329,7 @@ def _own(train: Train, target: TargetSpec) -> Loss:
         wanted = targets if target.kind in ("class", "mask") else targets.float()
         losses = call(wanted.clone(), outputs.clone(), **given).float()  # it may write into them
         if losses.dim() == 0:
-            raise of_whole_batch(name, "loss")
+            raise scalar_result_error(name, "loss")
         if target.kind == "mask" and losses.shape == targets.shape:
             return losses
         if losses.dim() > 1:

@@ -16,14 +16,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fleet.engines.custom import in_order, load_own
-from fleet.engines.measures import Metrics, of_whole_batch
-from fleet.engines.torch.losses import OF_LOGITS, OF_PREDICTIONS, dense, pixels, probabilities
+from fleet.engines.custom import as_targets_first, load_custom
+from fleet.engines.measures import Metrics, scalar_result_error
+from fleet.engines.torch.losses import OF_LOGITS, OF_PREDICTIONS, pixels, probabilities, to_dense
 from fleet.errors import SettingError
 from fleet.spec import Train
 from fleet.spec.measures import Measure, label_of, name_of, parameters_of
 from fleet.spec.model import told_as
-from fleet.vocabulary.measures import snake
+from fleet.vocabulary.measures import canonical_name
 from preprocess.target import TargetSpec
 
 _TINY = 1e-7
@@ -40,7 +40,7 @@ class Rows:
     """
 
     predicted: Tensor
-    wanted: Tensor
+    dense_targets: Tensor
     targets: Tensor
 
 
@@ -57,7 +57,7 @@ class _Metric:
 
     name: str
     width: int
-    added: Callable[[Rows], Tensor]
+    batch_state: Callable[[Rows], Tensor]
     result: Callable[[np.ndarray], float]
 
 
@@ -69,7 +69,7 @@ class MetricSet(Metrics):
         if not self._metrics:
             return None
         rows = _rows(outputs, targets, self._target)
-        return torch.cat([metric.added(rows).reshape(-1).float() for metric in self._metrics])
+        return torch.cat([metric.batch_state(rows).reshape(-1).float() for metric in self._metrics])
 
 
 def _rows(outputs: Tensor, targets: Tensor, target: TargetSpec) -> Rows:
@@ -78,7 +78,7 @@ def _rows(outputs: Tensor, targets: Tensor, target: TargetSpec) -> Rows:
         outputs = outputs[counted]
         targets = labels[counted]
     shown = targets if target.kind in ("class", "mask") else targets.float()
-    return Rows(probabilities(outputs, target), dense(targets, target), shown)
+    return Rows(probabilities(outputs, target), to_dense(targets, target), shown)
 
 
 def make_metrics(train: Train, target: TargetSpec) -> MetricSet:
@@ -88,26 +88,31 @@ def make_metrics(train: Train, target: TargetSpec) -> MetricSet:
         SettingError: one cannot be computed of such targets.
     """
     return MetricSet(
-        [_made(one, target) for one in train.metrics if snake(name_of(one)) != "accuracy"], target
+        [
+            _make_metric(one, target)
+            for one in train.metrics
+            if canonical_name(name_of(one)) != "accuracy"
+        ],
+        target,
     )
 
 
-def _made(asked: Measure, target: TargetSpec) -> _Metric:
+def _make_metric(asked: Measure, target: TargetSpec) -> _Metric:
     name = name_of(asked)
     given = {key: value for key, value in parameters_of(asked).items() if key != "name"}
     with told_as(
         f"the metric {name} cannot be computed of {target}:", SettingError, "train", "metrics"
     ):
         if ":" in name:
-            kind = _mean(_own(name, given))
+            kind = _mean(_make_custom(name, given))
         else:
-            kind = _KINDS[snake(name)](target, **given)
+            kind = _KINDS[canonical_name(name)](target, **given)
         made = _Metric(label_of(asked), *kind)
-        _try(made, target)
+        _check_computable(made, target)
     return made
 
 
-def _try(metric: _Metric, target: TargetSpec) -> None:
+def _check_computable(metric: _Metric, target: TargetSpec) -> None:
     """Compute a metric of made-up samples."""
     random = np.random.default_rng(0)
     targets = torch.from_numpy(np.array(target.split(target.made_up(random, 4))[0]))
@@ -131,14 +136,14 @@ def _mean(each: Callable[[Rows], Tensor], finish: Callable[[float], float] = flo
     return 2, added, lambda state: finish(state[0] / state[1]) if state[1] else 0.0
 
 
-def _own(name: str, given: Mapping[str, Any]) -> Callable[[Rows], Tensor]:
-    function = in_order(load_own(name, "metric", "metrics"))
+def _make_custom(name: str, given: Mapping[str, Any]) -> Callable[[Rows], Tensor]:
+    function = as_targets_first(load_custom(name, "metric", "metrics"))
 
     def each(rows: Rows) -> Tensor:
         shown = rows.targets.clone(), rows.predicted.clone()  # it may write into them
         found = torch.as_tensor(function(*shown, **given))
         if found.dim() == 0:
-            raise of_whole_batch(f"the metric {name}", "metrics")
+            raise scalar_result_error(f"the metric {name}", "metrics")
         if found.dim() > 1:
             return found.flatten(1).float().mean(1)
         return found
@@ -160,10 +165,13 @@ def _of_loss(
             else:
                 logits = _log
             return _mean(
-                lambda rows: OF_LOGITS[name](rows.wanted, logits(rows.predicted), **given), finish
+                lambda rows: OF_LOGITS[name](rows.dense_targets, logits(rows.predicted), **given),
+                finish,
             )
         function = OF_PREDICTIONS.get(name) or OF_LOGITS[name]
-        return _mean(lambda rows: sign * function(rows.wanted, rows.predicted, **given), finish)
+        return _mean(
+            lambda rows: sign * function(rows.dense_targets, rows.predicted, **given), finish
+        )
 
     return kind
 
@@ -173,16 +181,18 @@ def _log(shares: Tensor) -> Tensor:
 
 
 def _binary_accuracy(target: TargetSpec, threshold: float = 0.5) -> _Kind:
-    return _mean(lambda rows: ((rows.predicted > threshold) == (rows.wanted > 0)).float().mean(-1))
+    return _mean(
+        lambda rows: ((rows.predicted > threshold) == (rows.dense_targets > 0)).float().mean(-1)
+    )
 
 
 def _categorical_accuracy(target: TargetSpec) -> _Kind:
-    return _mean(lambda rows: rows.predicted.argmax(-1) == rows.wanted.argmax(-1))
+    return _mean(lambda rows: rows.predicted.argmax(-1) == rows.dense_targets.argmax(-1))
 
 
 def _top_k(target: TargetSpec, k: int = 5) -> _Kind:
     def each(rows: Rows) -> Tensor:
-        own = rows.predicted.gather(1, rows.wanted.argmax(1, keepdim=True))
+        own = rows.predicted.gather(1, rows.dense_targets.argmax(1, keepdim=True))
         return (rows.predicted > own).sum(1) < k
 
     return _mean(each)
@@ -215,7 +225,7 @@ def _counts(
                 marked = found > limit
             else:
                 marked = found >= found.amax(-1, keepdim=True)
-            wanted = rows.wanted > 0
+            wanted = rows.dense_targets > 0
             return torch.stack(
                 [
                     (marked & wanted).sum(0),
@@ -286,7 +296,7 @@ def _auc(target: TargetSpec, curve: str = "ROC", num_thresholds: int = 200) -> _
         below = torch.searchsorted(
             limits.to(rows.predicted.device), rows.predicted.reshape(-1).contiguous()
         )
-        holds = rows.wanted.reshape(-1) > 0
+        holds = rows.dense_targets.reshape(-1) > 0
         return torch.stack(
             [torch.bincount(below[part], minlength=num_thresholds + 1) for part in (holds, ~holds)]
         )
@@ -319,7 +329,7 @@ def _mean_io_u(target: TargetSpec) -> _Kind:
 
     def added(rows: Rows) -> Tensor:
         return torch.bincount(
-            rows.wanted.argmax(-1) * size + rows.predicted.argmax(-1), minlength=size**2
+            rows.dense_targets.argmax(-1) * size + rows.predicted.argmax(-1), minlength=size**2
         )
 
     def result(state: np.ndarray) -> float:
@@ -338,8 +348,8 @@ def _r2(target: TargetSpec) -> _Kind:
     center = torch.tensor(target.center or [0.0] * target.outputs, dtype=torch.float64)
 
     def added(rows: Rows) -> Tensor:
-        about = rows.wanted.double() - center.to(rows.wanted.device)
-        error = rows.wanted.double() - rows.predicted.double()
+        about = rows.dense_targets.double() - center.to(rows.dense_targets.device)
+        error = rows.dense_targets.double() - rows.predicted.double()
         if len(about):
             count = torch.full_like(about[:1], float(len(about))).sum(0)
         else:

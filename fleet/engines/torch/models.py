@@ -24,7 +24,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from fleet.engines.custom import build_alone, generators_seeded, own_model
+from fleet.engines.custom import build_custom_model, build_isolated, seeded_generators
 from fleet.errors import ModelError
 from fleet.spec.layers import Layer, Shape, layers_of
 from fleet.spec.model import Architecture, load_function, one_line
@@ -87,15 +87,15 @@ def build_module(
 
     def build(seed: int) -> Built:
         with _seeded(seed):
-            module = own_model(
+            module = build_custom_model(
                 architecture, image.shape, target.outputs, nn.Module, "torch.nn.Module"
             ).float()
-            return _checked(architecture.target, module, image, target, is_scaled)
+            return _check_module(architecture.target, module, image, target, is_scaled)
 
-    built = build_alone(
+    built = build_isolated(
         architecture.target, partial(build, seed), lambda built: built.module.parameters()
     )
-    check_whole(architecture.target, built, image.shape, lambda: build(seed + 1).module)
+    check_self_contained(architecture.target, built, image.shape, lambda: build(seed + 1).module)
     return built
 
 
@@ -107,20 +107,22 @@ def count_parameters(
 
     def without_values() -> int:
         with _seeded(seed), torch.device("meta"):
-            module = own_model(architecture, shape, classes, nn.Module, "torch.nn.Module")
-            return parameters_in(module)
+            module = build_custom_model(architecture, shape, classes, nn.Module, "torch.nn.Module")
+            return count_module_parameters(module)
 
-    counted = _counted_apart(without_values)
+    counted = _count_in_subprocess(without_values)
     if counted is not None:
         return counted
     with _seeded(seed):  # it wants values, is made of lazy modules, or says why when it is built
-        module = own_model(architecture, shape, classes, nn.Module, "torch.nn.Module").float()
+        module = build_custom_model(
+            architecture, shape, classes, nn.Module, "torch.nn.Module"
+        ).float()
         image = ImageSpec(shape, "float32")
-        _on_samples(architecture.target, module, image, [torch.float32, torch.int64])
-        return parameters_in(module)
+        _call_on_samples(architecture.target, module, image, [torch.float32, torch.int64])
+        return count_module_parameters(module)
 
 
-def _counted_apart(count: Callable[[], int]) -> int | None:
+def _count_in_subprocess(count: Callable[[], int]) -> int | None:
     """What a function counts in a process of its own; None where it fails there, or takes long.
 
     A module's code may keep tensors that it makes, such as a table of positions. Those without values would fail, or
@@ -148,13 +150,13 @@ def _counted_apart(count: Callable[[], int]) -> int | None:
     return None
 
 
-def parameters_in(module: nn.Module) -> int:
+def count_module_parameters(module: nn.Module) -> int:
     """Numbers of a module that training changes: parameters, and the statistics of batch normalisation."""
     kept = [*module.parameters(), *(one for one in module.buffers() if one.is_floating_point())]
     return sum(one.numel() for one in kept)
 
 
-def kept_bytes(module: nn.Module, shape: tuple[int, ...], dtype: torch.dtype) -> int | None:
+def activation_bytes(module: nn.Module, shape: tuple[int, ...], dtype: torch.dtype) -> int | None:
     """Bytes for each row of a batch that the forward pass of a step keeps for the backward pass.
 
     These are the tensors that it keeps, each once, and twice the largest of them: its gradient, and the one that is
@@ -193,7 +195,7 @@ def kept_bytes(module: nn.Module, shape: tuple[int, ...], dtype: torch.dtype) ->
 @contextmanager
 def _seeded(seed: int) -> Iterator[None]:
     """Make everything random deterministic, and give all generators back as they were."""
-    with torch.random.fork_rng(), generators_seeded(seed):
+    with torch.random.fork_rng(), seeded_generators(seed):
         yield
 
 
@@ -311,7 +313,7 @@ def _scaled(layer: nn.Conv2d | nn.Linear, start: str) -> nn.Module:
 # --- a function of one's own ---------------------------------------------------------------
 
 
-def _checked(
+def _check_module(
     name: str, module: nn.Module, image: ImageSpec, target: TargetSpec, is_scaled: bool
 ) -> Built:
     """Try a module on two samples, which also makes its lazy parameters."""
@@ -323,7 +325,7 @@ def _checked(
             f"{name}: its state holds {wrong[0]}, which is no tensor and cannot be saved"
         )
     is_whole = len(image.shape) != 3 and not is_scaled and np.dtype(image.dtype).kind in "iu"
-    values, dtype, differentiates = _on_samples(
+    values, dtype, differentiates = _call_on_samples(
         name, module, image, [torch.int64, torch.float32] if is_whole else [torch.float32]
     )
     if target.kind == "mask":
@@ -338,7 +340,7 @@ def _checked(
     return Built(module, dtype, differentiates)
 
 
-def _on_samples(
+def _call_on_samples(
     name: str,
     module: nn.Module,
     image: ImageSpec,
@@ -390,7 +392,7 @@ def _samples(shape: Shape, dtype: torch.dtype, value: int = 1) -> torch.Tensor:
     return torch.full((2, *channels_first), value, dtype=dtype)
 
 
-class _Outside(TorchDispatchMode):
+class _ForeignTensorMode(TorchDispatchMode):
     """Notes the tensors that a module computes with, and that are neither its own nor made by it.
 
     Attributes:
@@ -400,15 +402,15 @@ class _Outside(TorchDispatchMode):
     def __init__(self, module: nn.Module, samples: torch.Tensor) -> None:
         super().__init__()
         self.tensors: list[torch.Tensor] = []
-        self._kept: list[torch.Tensor] = []  # so that no address is used twice
-        self._known: set[int] = set()
+        self._references: list[torch.Tensor] = []  # so that no address is used twice
+        self._storages: set[int] = set()
         self._add([samples, *module.parameters(), *module.buffers()])
 
     def __torch_dispatch__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         given = [one for one in tree_leaves((args, kwargs)) if isinstance(one, torch.Tensor)]
-        others = [one for one in given if _place_of(one) not in self._known]
+        others = [one for one in given if _storage_id(one) not in self._storages]
         self.tensors += others
         made = function(*args, **(kwargs or {}))
         self._add([*others, *(one for one in tree_leaves(made) if isinstance(one, torch.Tensor))])
@@ -416,11 +418,11 @@ class _Outside(TorchDispatchMode):
 
     def _add(self, tensors: Iterable[torch.Tensor]) -> None:
         for one in tensors:
-            self._kept.append(one)
-            self._known.add(_place_of(one))
+            self._references.append(one)
+            self._storages.add(_storage_id(one))
 
 
-def _place_of(tensor: torch.Tensor) -> int:
+def _storage_id(tensor: torch.Tensor) -> int:
     """Where a tensor lies; views of it lie there, too."""
     try:
         return tensor.untyped_storage()._cdata
@@ -428,7 +430,9 @@ def _place_of(tensor: torch.Tensor) -> int:
         return id(tensor)
 
 
-def check_whole(name: str, built: Built, shape: Shape, build: Callable[[], nn.Module]) -> None:
+def check_self_contained(
+    name: str, built: Built, shape: Shape, build: Callable[[], nn.Module]
+) -> None:
     """See that a module's parameters and buffers are all that its outputs depend on.
 
     Layers in a plain Python list are not among them: they would neither be trained nor saved. Other tensors may be, as
@@ -445,7 +449,7 @@ def check_whole(name: str, built: Built, shape: Shape, build: Callable[[], nn.Mo
     was_training = module.training
     with _seeded(0):
         samples = _samples(shape, dtype)
-    outside = _Outside(module, samples)
+    outside = _ForeignTensorMode(module, samples)
     module.eval()
     try:
         with torch.set_grad_enabled(differentiates), _seeded(0), outside:
@@ -455,7 +459,7 @@ def check_whole(name: str, built: Built, shape: Shape, build: Callable[[], nn.Mo
     if any(one.requires_grad for one in outside.tensors):
         raise ModelError(
             f"{name}: the module computes with weights that are none of its parameters"
-            f"{_where(module, outside.tensors)}: they would not be trained, and are not saved; keep layers in "
+            f"{_describe_holder(module, outside.tensors)}: they would not be trained, and are not saved; keep layers in "
             "nn.ModuleList or nn.ModuleDict, single weights as nn.Parameter"
         )
     if not outside.tensors:
@@ -468,17 +472,17 @@ def check_whole(name: str, built: Built, shape: Shape, build: Callable[[], nn.Mo
     if not torch.allclose(wanted, found, rtol=1e-3, atol=1e-3, equal_nan=True):
         raise ModelError(
             f"{name}: the module holds something that is neither a parameter nor a buffer (register_buffer)"
-            f"{_where(module, outside.tensors)}, and its function does not make it again"
+            f"{_describe_holder(module, outside.tensors)}, and its function does not make it again"
         )
 
 
-def _where(module: nn.Module, tensors: Sequence[torch.Tensor]) -> str:
+def _describe_holder(module: nn.Module, tensors: Sequence[torch.Tensor]) -> str:
     """Which attribute holds tensors, as `` (layers of Net)``; empty where none does."""
-    places = {_place_of(one) for one in tensors}
+    places = {_storage_id(one) for one in tensors}
     for owner in module.modules():
         for name, value in vars(owner).items():
             if not name.startswith("_") and any(
-                _place_of(one) in places for one in _tensors_in(value)
+                _storage_id(one) in places for one in _tensors_in(value)
             ):
                 return f" ({name} of {type(owner).__name__})"
     return ""
@@ -537,4 +541,4 @@ def _with_other_weights(
     for deviation in _NOISES:
         noisy = {key: one + deviation * torch.randn_like(one) for key, one in weights.items()}
         call = partial(torch.func.functional_call, module, noisy)
-        yield _on_samples(name, module, image, [dtype], call)[0]
+        yield _call_on_samples(name, module, image, [dtype], call)[0]

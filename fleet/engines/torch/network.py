@@ -21,24 +21,24 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from fleet.comm.protocols import Group
 from fleet.engines.base import (
     Arrays,
-    Done,
     Rows,
+    StepResult,
     StepTotals,
-    batches_of,
     check_arrays,
-    readable,
-    rows_of,
+    pack_rows,
+    select_readable,
+    split_batches,
 )
-from fleet.engines.custom import calling, running
+from fleet.engines.custom import running_user_code, runs_user_code
 from fleet.engines.measures import Measures
 from fleet.engines.torch.exchange import Exchange
 from fleet.engines.torch.export import Exported, load, write
-from fleet.engines.torch.finish import finished
-from fleet.engines.torch.flat import Flat, copied, placed, tensor_of
+from fleet.engines.torch.finish import augment_deferred
+from fleet.engines.torch.flat import FlatParameters, as_tensor, to_arrays, to_device
 from fleet.engines.torch.losses import check_losses
-from fleet.engines.torch.models import kept_bytes, parameters_in
-from fleet.engines.torch.optimizer import Updates
-from fleet.engines.torch.start import begin_with
+from fleet.engines.torch.models import activation_bytes, count_module_parameters
+from fleet.engines.torch.optimizer import FlatOptimizer
+from fleet.engines.torch.start import load_pretrained
 from fleet.errors import ModelError
 from preprocess.sample import SampleSpec
 from preprocess.user_code import UserCode, seed_host_generators
@@ -61,8 +61,8 @@ class TorchNetwork:
     def __init__(
         self,
         module: nn.Module,
-        flat: Flat,
-        updates: Updates,
+        flat: FlatParameters,
+        updates: FlatOptimizer,
         sample: SampleSpec,
         dtype: torch.dtype,
         measures: Measures,
@@ -75,7 +75,7 @@ class TorchNetwork:
         differentiates: bool = False,
     ) -> None:
         self.code = code
-        self._judged = 0  # calls of the network since its last step
+        self._evaluation_calls = 0  # calls of the network since its last step
         self.module = module
         self._flat = flat
         self._updates = updates
@@ -87,7 +87,7 @@ class TorchNetwork:
         is_mask = sample.target.kind == "mask"
         self._exported = Exported(module, dtype, scale, is_mask, differentiates)
         self._exported.to(flat.weights.device)
-        self._known: np.ndarray | None = None  # samples of the data, if it has seen some
+        self._sample_images: np.ndarray | None = None  # samples of the data, if it has seen some
         self._dtype = dtype
         self._measures = measures
         self._exchange_of = exchange_of
@@ -109,28 +109,28 @@ class TorchNetwork:
         stop: bool = False,
         weights: np.ndarray | None = None,
     ) -> StepTotals:
-        return self._step(rows_of(images, targets, weights), size, stop)
+        return self._step(pack_rows(images, targets, weights), size, stop)
 
     def _step(self, rows: Rows, size: int, stop: bool) -> StepTotals:
-        with running(self.code, quick=True):
-            return self._stepped(rows, size, stop)
+        with running_user_code(self.code, quick=True):
+            return self._step_and_exchange(rows, size, stop)
 
-    def _stepped(self, rows: Rows, size: int, stop: bool) -> StepTotals:
-        mine = readable(rows)
+    def _step_and_exchange(self, rows: Rows, size: int, stop: bool) -> StepTotals:
+        mine = select_readable(rows)
         unused = list[int]()
         error: BaseException | None = None
         try:
             if len(mine[1]):
                 unused = self._compute(mine, size, stop)
             else:
-                self._flat.say(stop, failed=False)
+                self._flat.write_empty_totals(stop, failed=False)
         except (
             BaseException
         ) as caught:  # also one that exits: the other ranks wait for this one's part
             error = caught
-            self._flat.say(stop, failed=True)
+            self._flat.write_empty_totals(stop, failed=True)
         self._exchange.finish(self._flat)
-        total = self._flat.sums()
+        total = self._flat.read_totals()
         total.raise_failure(error)
         if total.count:  # a batch of which no sample could be read changes nothing
             if self._exchange.group.size > 1:
@@ -138,7 +138,7 @@ class TorchNetwork:
             self._updates.step(size / total.count, unused)
         return total
 
-    def can_stride(self) -> bool:  # noqa: D102 - Striding says it
+    def can_stride(self) -> bool:  # noqa: D102 - SupportsMultiStep says it
         return type(self._exchange) is Exchange
 
     def stride(  # noqa: D102
@@ -148,7 +148,7 @@ class TorchNetwork:
         sizes: Sequence[int],
         weights: np.ndarray | None = None,
     ) -> list[StepTotals]:
-        batches = batches_of(rows_of(images, targets, weights), sizes)
+        batches = split_batches(pack_rows(images, targets, weights), sizes)
         return [self._step(rows, size, False) for rows, size in zip(batches, sizes, strict=True)]
 
     def evaluate(  # noqa: D102
@@ -159,7 +159,7 @@ class TorchNetwork:
     ) -> StepTotals:
         return self.predict(images, targets, weights)[0]
 
-    @calling
+    @runs_user_code
     def predict(  # noqa: D102
         self,
         images: np.ndarray,
@@ -167,20 +167,20 @@ class TorchNetwork:
         weights: np.ndarray | None = None,
     ) -> tuple[StepTotals, np.ndarray]:
         valid = (targets if weights is None else weights) >= 0
-        self._judged += 1
-        self._seed_generators(self._judged)
-        with self.judging():
+        self._evaluation_calls += 1
+        self._seed_generators(self._evaluation_calls)
+        with self.evaluation_mode():
             outputs = self._outputs(images)
             if valid.all():
                 kept = outputs
             else:
                 kept = outputs[torch.from_numpy(valid).to(self._device)]
-            mine = readable(rows_of(images, targets, weights))[1:]
-            self._note(kept, mine, self._measures.losses.judging, False)
-        return self._flat.sums(), outputs.cpu().numpy()
+            mine = select_readable(pack_rows(images, targets, weights))[1:]
+            self._write_totals(kept, mine, self._measures.losses.evaluation, False)
+        return self._flat.read_totals(), outputs.cpu().numpy()
 
-    @calling
-    def scores(self, more: Sequence[float]) -> dict[str, float]:  # noqa: D102 - Scoring says it
+    @runs_user_code
+    def scores(self, more: Sequence[float]) -> dict[str, float]:  # noqa: D102 - SupportsMetrics says it
         return self._measures.metrics.scores(more)
 
     def average_statistics(self) -> None:
@@ -202,25 +202,25 @@ class TorchNetwork:
         for buffer, mean in zip(buffers, np.split(whole / group.size, ends), strict=True):
             buffer.copy_(torch.from_numpy(mean).view(buffer.shape))
 
-    @calling
+    @runs_user_code
     def learning_rate(self) -> float:  # noqa: D102
         return self._updates.learning_rate()
 
-    def scale_learning_rate(self, factor: float) -> None:  # noqa: D102 - Rescaling says it
+    def scale_learning_rate(self, factor: float) -> None:  # noqa: D102 - SupportsRateScaling says it
         self._updates.scale_learning_rate(factor)
 
-    @calling
+    @runs_user_code
     def state(self) -> dict[str, np.ndarray]:
         """Weights and buffers by the module's own names, and what the optimizer keeps of each.
 
         What is random in a step follows from the seed, the number of the step and the rank, so it needs no state.
         """
         return {
-            **copied(self._named()),
+            **to_arrays(self._named()),
             "optimizer/iterations": np.array(self._updates.steps, np.int64),
         }
 
-    @calling
+    @runs_user_code
     def load(self, arrays: Arrays) -> None:  # noqa: D102
         # A checkpoint of FLEET 0.2 has no running means of statistics: they begin with what these are.
         arrays = {
@@ -237,7 +237,7 @@ class TorchNetwork:
         )
         with torch.no_grad():
             for name, one in named.items():
-                one.copy_(tensor_of(arrays[name]))
+                one.copy_(as_tensor(arrays[name]))
         self._updates.steps = int(arrays["optimizer/iterations"])
 
     def _named(self) -> dict[str, Tensor]:
@@ -246,42 +246,42 @@ class TorchNetwork:
             **{f"optimizer/{name}": one for name, one in self._updates.tensors().items()},
         }
 
-    @calling
-    def begin_with(self, file: Path, skip: Sequence[str]) -> None:  # noqa: D102 - Starting says it
-        begin_with(self.module, file, skip)
+    @runs_user_code
+    def load_pretrained(self, file: Path, skip: Sequence[str]) -> None:  # noqa: D102 - SupportsPretrained says it
+        load_pretrained(self.module, file, skip)
 
-    @calling
+    @runs_user_code
     def export(self, arrays: Arrays, path: Path) -> None:
         """Write the weights as safetensors, by the module's own names, and a note on how it is built around them."""
         self.load(arrays)
-        with self.judging():
-            write(copied(self.module.state_dict()), self._note_of(), path)
+        with self.evaluation_mode():
+            write(to_arrays(self.module.state_dict()), self._note_of(), path)
 
-    @calling
-    def count_parameters(self) -> int:  # noqa: D102 - Examinable says it
-        return parameters_in(self.module)
+    @runs_user_code
+    def count_parameters(self) -> int:  # noqa: D102 - SupportsInspection says it
+        return count_module_parameters(self.module)
 
-    @calling
+    @runs_user_code
     def row_bytes(self) -> int | None:  # noqa: D102
         shape = self._sample.image.shape
         try:
-            return kept_bytes(
+            return activation_bytes(
                 self.module, (*shape[2:], *shape[:2]) if len(shape) == 3 else shape, self._dtype
             )
         finally:
-            self._flat.settle()
+            self._flat.restore_weights()
 
-    @calling
+    @runs_user_code
     def try_export(self, folder: Path) -> str:  # noqa: D102
         path = folder / "best.safetensors"
         self.export(self.state(), path)
         loaded, note = load(path)
-        images = self._known
+        images = self._sample_images
         if images is None or self._sample.unfinished is not None:
             images = self._sample.image.made_up(np.random.default_rng(0), 2)
-        with self.judging():
-            mine, again = (_drawn(lambda: self._outputs(images).cpu()) for _ in range(2))
-            theirs = _drawn(lambda: loaded(torch.from_numpy(images)))
+        with self.evaluation_mode():
+            mine, again = (_compute_seeded(lambda: self._outputs(images).cpu()) for _ in range(2))
+            theirs = _compute_seeded(lambda: loaded(torch.from_numpy(images)))
         near = 5e-2 if self._is_mixed else 1e-3
         # One that draws by a generator other than PyTorch's cannot be compared.
         if _agree(mine, again, near) and not _agree(mine, theirs, near):
@@ -294,11 +294,11 @@ class TorchNetwork:
             return f"loading best.safetensors takes the module {note['build'].partition(':')[0]}"
         return ""
 
-    @calling
-    def check_learns(self, images: np.ndarray, targets: np.ndarray) -> None:  # noqa: D102 - Learning says it
+    @runs_user_code
+    def check_learns(self, images: np.ndarray, targets: np.ndarray) -> None:  # noqa: D102 - SupportsLearningCheck says it
         wanted = torch.from_numpy(np.array(targets)).to(self._device)
-        self._flat.clear()
-        self._known = np.array(images[:2])
+        self._flat.zero_gradients()
+        self._sample_images = np.array(images[:2])
         outputs = self._outputs(images)
         if not bool(outputs.isfinite().all()):
             raise ModelError(
@@ -312,7 +312,7 @@ class TorchNetwork:
                     self._device
                 )
             )
-        self._flat.settle()
+        self._flat.restore_weights()
         if not bool(self._flat.gradients.any()):
             raise ModelError(
                 "no weight is connected to what the model gives, so that nothing can be learned"
@@ -328,7 +328,7 @@ class TorchNetwork:
             torch.cuda.empty_cache()  # for those that share the GPU
 
     @contextmanager
-    def judging(self) -> Iterator[None]:
+    def evaluation_mode(self) -> Iterator[None]:
         """Without training, and with the running means of weights and statistics in their place, where there are such."""
         means = self._updates.means()
         before = [now.clone() for now, _ in means]
@@ -340,7 +340,7 @@ class TorchNetwork:
                 yield
         finally:
             self.module.train()
-            self._flat.settle()
+            self._flat.restore_weights()
             for (now, _), value in zip(means, before, strict=True):
                 now.copy_(value)
 
@@ -354,27 +354,27 @@ class TorchNetwork:
         """
         in_place = self._exchange.in_place or self._device.type == "cpu"
         if in_place:  # where to call costs less than memory
-            self._flat.clear()
+            self._flat.zero_gradients()
         else:
-            self._flat.let_go()
+            self._flat.detach_gradients()
         self._exchange.begin(self._flat)
-        self._judged = 0
+        self._evaluation_calls = 0
         self._seed_generators()
-        with _one_row(self.module) if len(mine[0]) == 1 else nullcontext():
+        with _single_row_statistics(self.module) if len(mine[0]) == 1 else nullcontext():
             outputs = self._outputs(mine[0])
-        loss = self._note(outputs, mine[1:], self._measures.losses.training, stop)
+        loss = self._write_totals(outputs, mine[1:], self._measures.losses.training, stop)
         (loss / size).backward()
         if self._is_new:
             self._flat.check_parameters(self.module)
             self._is_new = False
         if in_place:
-            self._flat.check()
+            self._flat.check_gradients()
             unused = self._flat.untouched()
         else:
-            unused = self._flat.gather()
-        self._flat.settle()
+            unused = self._flat.gather_gradients()
+        self._flat.restore_weights()
         if self._exchange.group.size > 1:
-            self._flat.flag(unused)
+            self._flat.flag_unused(unused)
         return unused
 
     def _seed_generators(self, call: int = 0) -> None:
@@ -383,7 +383,7 @@ class TorchNetwork:
         Args:
             call: number of the call since the last step; 0 for the next step.
         """
-        seed = mixed(self._seed + call, self._updates.steps, self._exchange.group.rank)
+        seed = mix_seed(self._seed + call, self._updates.steps, self._exchange.group.rank)
         torch.default_generator.manual_seed(seed)
         if self._device.type == "cuda":
             torch.cuda.manual_seed(seed)
@@ -392,26 +392,26 @@ class TorchNetwork:
 
     def _outputs(self, images: np.ndarray) -> Tensor:
         """Logits or values, float32; of masks with classes last, as a view."""
-        samples = placed(images, self._device)
+        samples = to_device(images, self._device)
         if samples.ndim == 2:  # an export is tried on images, whatever travels
-            samples = finished(samples, self._sample)
+            samples = augment_deferred(samples, self._sample)
         with self._precision():
             outputs: Tensor = self._exported(samples)
         return outputs
 
-    def _note(
+    def _write_totals(
         self, outputs: Tensor, mine: Rows, loss_of: Callable[[Tensor, Tensor], Tensor], stop: bool
     ) -> Tensor:
         """Write the sums of some rows, all of which could be read, and give their summed loss."""
-        targets = placed(np.ascontiguousarray(mine[0]), self._device)
+        targets = to_device(np.ascontiguousarray(mine[0]), self._device)
         losses = loss_of(outputs, targets)
         if len(mine) > 1:
-            losses = losses * placed(np.array(mine[1]), self._device)
+            losses = losses * to_device(np.array(mine[1]), self._device)
         loss = losses.sum()
         with torch.no_grad():
             right = self._measures.losses.correct(outputs, targets).sum(dtype=torch.float32)
             more = self._measures.metrics.sums(outputs.detach(), targets)
-            self._flat.note(loss.detach(), right, len(mine[0]), stop, more)
+            self._flat.write_totals(loss.detach(), right, len(mine[0]), stop, more)
         return loss
 
     def _precision(self) -> AbstractContextManager[object]:
@@ -420,7 +420,7 @@ class TorchNetwork:
         return nullcontext()
 
 
-class AheadNetwork(TorchNetwork):
+class AsyncNetwork(TorchNetwork):
     """A module whose steps are handed to a GPU, which takes them in order. Ranks of a group wait for each other."""
 
     def begin(  # noqa: D102
@@ -430,38 +430,40 @@ class AheadNetwork(TorchNetwork):
         sizes: Sequence[int],
         stop: bool = False,
         weights: np.ndarray | None = None,
-    ) -> Callable[[], Done]:
+    ) -> Callable[[], StepResult]:
         if not self.can_stride():
             sums = [self.step(images, targets, sizes[0], stop, weights)]
-            return lambda: Done(sums, time.perf_counter())
-        mine = rows_of(images, targets, weights)
+            return lambda: StepResult(sums, time.perf_counter())
+        mine = pack_rows(images, targets, weights)
         found = torch.zeros(
-            len(sizes), len(self._flat.tail), pin_memory=self._device.type == "cuda"
+            len(sizes), len(self._flat.totals), pin_memory=self._device.type == "cuda"
         )
-        for rows, size, into in zip(batches_of(mine, sizes), sizes, found, strict=True):
-            self._take(readable(rows), size, into)
+        for rows, size, into in zip(split_batches(mine, sizes), sizes, found, strict=True):
+            self._take(select_readable(rows), size, into)
         over = torch.cuda.Event() if self._device.type == "cuda" else None
         if over is not None:
             over.record()
 
-        def wait() -> Done:
+        def wait() -> StepResult:
             if over is not None:
                 over.synchronize()
-            return Done([StepTotals.unpack(row) for row in found.tolist()], time.perf_counter())
+            return StepResult(
+                [StepTotals.unpack(row) for row in found.tolist()], time.perf_counter()
+            )
 
         return wait
 
     def _take(self, mine: Rows, size: int, into: torch.Tensor) -> None:
         """A step, of which nothing is waited for; a batch of which no sample could be read changes nothing."""
         if len(mine[1]):
-            with running(self.code, quick=True):
+            with running_user_code(self.code, quick=True):
                 unused = self._compute(mine, size, False)
                 self._updates.step(size / len(mine[1]), unused)
-            into.copy_(self._flat.tail, non_blocking=True)
+            into.copy_(self._flat.totals, non_blocking=True)
 
 
 @contextmanager
-def _one_row(module: nn.Module) -> Iterator[None]:
+def _single_row_statistics(module: nn.Module) -> Iterator[None]:
     """With the running statistics where a batch normalisation has one number a channel, of which PyTorch takes none."""
     judging: list[nn.Module] = []
 
@@ -484,7 +486,7 @@ def _one_row(module: nn.Module) -> Iterator[None]:
             norm.training = True
 
 
-def _drawn(compute: Callable[[], Tensor]) -> Tensor:
+def _compute_seeded(compute: Callable[[], Tensor]) -> Tensor:
     """What a function computes, with the same random numbers each time."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
@@ -497,7 +499,7 @@ def _agree(first: Tensor, second: Tensor, near: float) -> bool:
     return torch.allclose(first, second, rtol=near, atol=atol, equal_nan=True)
 
 
-def mixed(seed: int, step: int, rank: int) -> int:
+def mix_seed(seed: int, step: int, rank: int) -> int:
     """A seed for a step on a rank, as little like those beside it as one at random (SplitMix64)."""
     mask = 2**64 - 1
     found = (seed + step * 0x9E3779B97F4A7C15 + rank * 0xD1B54A32D192ED03) & mask

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from fleet.engines.custom import own_optimizer
-from fleet.engines.torch.flat import Flat
+from fleet.engines.custom import make_custom_optimizer
+from fleet.engines.torch.flat import FlatParameters
 from fleet.errors import SettingError
 from fleet.spec import Optimizer
 from fleet.spec.model import one_line, told_as
@@ -49,7 +49,7 @@ class _Rule:
         """
         raise NotImplementedError
 
-    def of_parameter(self, place: int) -> list[torch.Tensor]:
+    def parameter_state(self, place: int) -> list[torch.Tensor]:
         """What it keeps of one parameter, beside the slots."""
         return []
 
@@ -79,8 +79,8 @@ class _Adam(_Rule):
     """Adam, AdamW, and Nadam, whose momentum follows a schedule."""
 
     def __init__(self, settings: Optimizer, zeros: Callable[[], torch.Tensor]) -> None:
-        self._betas = (_given(settings.beta_1, 0.9), _given(settings.beta_2, 0.999))
-        self._epsilon = _given(settings.epsilon, 1e-7)
+        self._betas = (_or_default(settings.beta_1, 0.9), _or_default(settings.beta_2, 0.999))
+        self._epsilon = _or_default(settings.epsilon, 1e-7)
         self.slots = {
             "momentum": zeros(),
             "velocity": zeros(),
@@ -129,8 +129,8 @@ class _Rms(_Rule):
     """RMSprop."""
 
     def __init__(self, settings: Optimizer, zeros: Callable[[], torch.Tensor]) -> None:
-        self._rho = _given(settings.rho, 0.9)
-        self._epsilon = _given(settings.epsilon, 1e-7)
+        self._rho = _or_default(settings.rho, 0.9)
+        self._epsilon = _or_default(settings.epsilon, 1e-7)
         self._momentum = settings.momentum or 0.0
         self.slots = {
             "velocity": zeros(),
@@ -159,18 +159,18 @@ class _Rms(_Rule):
         )
 
 
-class _Own(_Rule):
+class _Custom(_Rule):
     """A ``torch.optim.Optimizer`` of the user's own.
 
     Such an optimizer makes its state in its first step, and all ranks of a group have to have the same arrays before.
     So it takes a step for trial, and the state that it began with is put back before the first real one.
     """
 
-    def __init__(self, settings: Optimizer, flat: Flat, rate: float) -> None:
+    def __init__(self, settings: Optimizer, flat: FlatParameters, rate: float) -> None:
         self._rate = rate or 1.0  # a schedule may begin at 0
-        self._optimizer = _made(settings, flat, self._rate)
+        self._optimizer = _make_custom(settings, flat, self._rate)
         self._rates = [float(group["lr"]) for group in self._optimizer.param_groups]
-        self._begun_with = copy.deepcopy(self._optimizer.state_dict()["state"])
+        self._initial_state = copy.deepcopy(self._optimizer.state_dict()["state"])
         before = flat.weights.clone()
         options = _options(self._optimizer)
         with told_as(f"{settings.name}: its step raised", SettingError, "train", "optimizer"):
@@ -198,10 +198,10 @@ class _Own(_Rule):
         self._parameters = list(flat.parameters.values())
         for place, one in enumerate(self._parameters):  # as before the trial
             for key, value in self._optimizer.state[one].items():
-                if key not in self._begun_with.get(place, {}):
+                if key not in self._initial_state.get(place, {}):
                     value.zero_()
 
-    def of_parameter(self, place: int) -> list[torch.Tensor]:
+    def parameter_state(self, place: int) -> list[torch.Tensor]:
         return [
             value
             for (one, _), value in zip(self._parts, self.numbers.values(), strict=True)
@@ -213,7 +213,7 @@ class _Own(_Rule):
     ) -> None:
         if iteration == 0:
             self._optimizer.load_state_dict(
-                {**self._optimizer.state_dict(), "state": self._begun_with}
+                {**self._optimizer.state_dict(), "state": self._initial_state}
             )
         for group, own in zip(self._optimizer.param_groups, self._rates, strict=True):
             group["lr"] = own * rate / self._rate
@@ -235,7 +235,7 @@ def _options(optimizer: torch.optim.Optimizer) -> dict[str, str]:
     }
 
 
-def _made(settings: Optimizer, flat: Flat, rate: float) -> torch.optim.Optimizer:
+def _make_custom(settings: Optimizer, flat: FlatParameters, rate: float) -> torch.optim.Optimizer:
     def make(function: Callable[..., Any]) -> Any:
         if "lr" in inspect.signature(function).parameters:
             word = "lr"
@@ -245,7 +245,7 @@ def _made(settings: Optimizer, flat: Flat, rate: float) -> torch.optim.Optimizer
             list(flat.parameters.values()), **{word: rate}, **copy.deepcopy(settings.args or {})
         )
 
-    found: torch.optim.Optimizer = own_optimizer(
+    found: torch.optim.Optimizer = make_custom_optimizer(
         settings, torch.optim.Optimizer, "torch.optim.Optimizer", make
     )
     return found
@@ -260,7 +260,7 @@ _RULES: dict[str, Callable[[Optimizer, Callable[[], torch.Tensor]], _Rule]] = {
 }
 
 
-class Updates:
+class FlatOptimizer:
     """What changes the weights of a network, step by step.
 
     Args:
@@ -275,7 +275,12 @@ class Updates:
     """
 
     def __init__(
-        self, settings: Optimizer, scale: float, accumulate: int, flat: Flat, module: nn.Module
+        self,
+        settings: Optimizer,
+        scale: float,
+        accumulate: int,
+        flat: FlatParameters,
+        module: nn.Module,
     ) -> None:
         self._settings = settings
         self._scale = scale
@@ -298,7 +303,7 @@ class Updates:
         self._idle: set[int] | None = None  # parameters without a gradient since the last change
         self._sum = zeros() if accumulate > 1 else None
         if ":" in settings.name:
-            self._rule: _Rule = _Own(settings, flat, self.learning_rate())
+            self._rule: _Rule = _Custom(settings, flat, self.learning_rate())
         else:
             self._rule = _RULES[settings.name](settings, zeros)
 
@@ -325,10 +330,10 @@ class Updates:
         else:
             self._idle = self._idle.intersection(unused)
         if is_due:
-            self._change_used(gradients, iteration, sorted(self._idle))
+            self._update_except(gradients, iteration, sorted(self._idle))
             self._idle = None
         if self.average is not None:
-            momentum = _given(self._settings.ema_momentum, 0.99) if iteration else 0.0
+            momentum = _or_default(self._settings.ema_momentum, 0.99) if iteration else 0.0
             self.average.lerp_(self._flat.weights, 1 - momentum)
             for name, (owner, key) in self._owners.items():
                 self.statistics[name].lerp_(getattr(owner, key), 1 - momentum)
@@ -337,18 +342,18 @@ class Updates:
                 self._flat.weights.copy_(self.average)
         self.steps += 1
 
-    def _change_used(self, gradients: torch.Tensor, iteration: int, idle: Sequence[int]) -> None:
+    def _update_except(self, gradients: torch.Tensor, iteration: int, idle: Sequence[int]) -> None:
         """Change the weights, and what is kept of them, but for those of idle parameters."""
-        before = [one.clone() for one in self._all_of(idle)]
-        self._change(gradients, iteration)
-        for one, value in zip(self._all_of(idle), before, strict=True):
+        before = [one.clone() for one in self._tensors_of(idle)]
+        self._update(gradients, iteration)
+        for one, value in zip(self._tensors_of(idle), before, strict=True):
             one.copy_(value)
 
-    def _all_of(self, places: Sequence[int]) -> Iterator[torch.Tensor]:
+    def _tensors_of(self, places: Sequence[int]) -> Iterator[torch.Tensor]:
         vectors = [self._flat.weights, *self._rule.slots.values()]
         for place in places:
-            yield from (self._flat.part(vector, place) for vector in vectors)
-            yield from self._rule.of_parameter(place)
+            yield from (self._flat.slice_of(vector, place) for vector in vectors)
+            yield from self._rule.parameter_state(place)
 
     def means(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Weights and statistics, each with its running mean, where such are kept."""
@@ -362,7 +367,7 @@ class Updates:
             ),
         ]
 
-    def _change(self, gradients: torch.Tensor, iteration: int) -> None:
+    def _update(self, gradients: torch.Tensor, iteration: int) -> None:
         rate = self.learning_rate()
         settings = self._settings
         if settings.clipvalue:
@@ -372,8 +377,8 @@ class Updates:
             if norm > settings.global_clipnorm:
                 gradients.mul_(settings.global_clipnorm / norm)
         elif limit := settings.clipnorm:
-            factors = [(limit / norm.clamp(min=limit)) for norm in self._flat.norms()]
-            torch._foreach_mul_(self._flat.views, factors)
+            factors = [(limit / norm.clamp(min=limit)) for norm in self._flat.gradient_norms()]
+            torch._foreach_mul_(self._flat.gradient_views, factors)
         if self._decay:
             self._flat.weights.mul_(1 - rate * self._decay)
         self._rule.step(self._flat.weights, gradients, rate, iteration)
@@ -395,7 +400,7 @@ class Updates:
             **({} if self._sum is None else {"gradient_accumulator": self._sum}),
             **({} if self.average is None else {"average": self.average}),
         }
-        named = (self._flat.named(vector, slot).items() for slot, vector in slots.items())
+        named = (self._flat.named_views(vector, slot).items() for slot, vector in slots.items())
         return {
             **self._rule.numbers,
             **dict(itertools.chain.from_iterable(named)),
@@ -413,7 +418,7 @@ def _statistics(module: nn.Module) -> dict[str, tuple[nn.Module, str]]:
     }
 
 
-def _given(value: float | None, default: float) -> float:
+def _or_default(value: float | None, default: float) -> float:
     if value is None:
         return default
     return value

@@ -10,13 +10,13 @@ from safetensors.torch import load_file
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from fleet.engines.initial_weights import meeting, taken
+from fleet.engines.initial_weights import match_patterns, match_weights
 from fleet.errors import SettingError
 from fleet.spec.model import told_as
 
 
-def begin_with(module: nn.Module, file: Path, skip: Sequence[str]) -> None:
-    """See :meth:`fleet.engines.base.Starting.begin_with`."""
+def load_pretrained(module: nn.Module, file: Path, skip: Sequence[str]) -> None:
+    """See :meth:`fleet.engines.base.SupportsPretrained.load_pretrained`."""
     with told_as(
         f"{file} cannot be read as safetensors, as safetensors.torch.save_file writes a state_dict:",
         SettingError,
@@ -35,7 +35,7 @@ def begin_with(module: nn.Module, file: Path, skip: Sequence[str]) -> None:
     }
     mine, theirs = ({name: one.shape for name, one in of.items()} for of in (own, found))
     with torch.no_grad():
-        for name in taken(str(file), mine, theirs, skip):
+        for name in match_weights(str(file), mine, theirs, skip):
             own[name].copy_(found[name])
 
 
@@ -47,7 +47,7 @@ def freeze(module: nn.Module, patterns: Sequence[str]) -> None:
     Raises:
         SettingError: a pattern meets nothing, or nothing is left to train.
     """
-    frozen = meeting(patterns, module.state_dict(), "freeze")
+    frozen = match_patterns(patterns, module.state_dict(), "freeze")
     for name, one in module.named_parameters(remove_duplicate=False):
         if name in frozen:
             one.requires_grad_(False)

@@ -173,7 +173,7 @@ class CommandHandler:
                 f"no network of the run is named {name!r}; there are "
                 f"{listed(list(self._results.networks), 8) or 'none yet'}"
             )
-        outcome = self._results.standing(name).outcome
+        outcome = self._results.network_status(name).outcome
         if outcome is not None:
             raise NetworkEnded(f"{name} is over: {outcome.reason}")
         return name

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fleet.storage.files import remove, write_json
-from fleet.storage.json_lines import read_object
+from fleet.storage.json_lines import read_json_object
 
 _LOOK_S = 0.2  # between two looks for an answer
 _COMMAND = ".command.json"
@@ -62,7 +62,7 @@ class CommandQueue:
         until = time.monotonic() + timeout_s
         path = self._folder / f"{name}{_ANSWER}"
         while True:
-            answer = read_object(path)
+            answer = read_json_object(path)
             if answer is not None:
                 remove(path)
                 return answer
@@ -85,7 +85,7 @@ class CommandQueue:
         with suppress(FileNotFoundError, NotADirectoryError):
             for path in sorted(self._folder.glob(f"*{_COMMAND}")):
                 if not path.name.startswith("."):  # which another process is writing just now
-                    yield Command(path.name.removesuffix(_COMMAND), read_object(path))
+                    yield Command(path.name.removesuffix(_COMMAND), read_json_object(path))
 
     def answer(self, name: str, content: Mapping[str, Any]) -> None:
         """Say what came of a command, and take it out.

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from fleet.comm.protocols import Group
 from fleet.engines.base import PeerFailed, PeersFailed
-from fleet.engines.failure_reason import is_out_of_memory, reason_of
+from fleet.engines.failure_reason import describe_failure, is_out_of_memory
 from fleet.errors import InfrastructureError, ModelError
 from preprocess.transient_errors import may_pass
 
@@ -48,7 +48,7 @@ def all_or_none(group: Group, action: Callable[[], T]) -> T:
     except InfrastructureError:
         raise
     except PeersFailed as caught:  # all have heard of it
-        raise _first(caught.said) from caught
+        raise _first(caught.reports) from caught
     except (Exception, SystemExit) as caught:  # a user's function may have called sys.exit
         error = caught
     said = group.exchange(None if error is None else (isinstance(error, PeerFailed), *_said(error)))
@@ -79,7 +79,7 @@ def _said(error: Exception | SystemExit) -> tuple[str, str, bool, bool]:
     if isinstance(error, TrainingFailed):
         return error.reason, error.detail, error.may_pass, error.out_of_memory
     return (
-        reason_of(error),
+        describe_failure(error),
         "".join(traceback.format_exception(error)),
         may_pass(error),
         is_out_of_memory(error),

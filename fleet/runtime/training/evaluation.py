@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from fleet.engines.base import Predicting, StepTotals
-from fleet.prediction.saved_predictions import Outputs, is_kept
+from fleet.engines.base import StepTotals, SupportsPrediction
+from fleet.prediction.saved_predictions import Outputs, should_save
 from fleet.runtime.training.agreement import all_or_none
 from fleet.runtime.training.network import Training
 from fleet.stream.batch import split_rows
@@ -39,7 +39,9 @@ def evaluate(
 
 def can_predict(training: Training, samples: Validation) -> bool:
     """Whether a network's engine tells what it gives for samples, and that is worth keeping."""
-    return isinstance(training.trainable, Predicting) and is_kept(training.target, samples.samples)
+    return isinstance(training.trainable, SupportsPrediction) and should_save(
+        training.target, samples.samples
+    )
 
 
 def predict(training: Training, samples: Validation) -> tuple[StepTotals, Outputs]:
@@ -54,7 +56,7 @@ def predict(training: Training, samples: Validation) -> tuple[StepTotals, Output
     trainable = training.trainable
     target = training.target
     group = training.group
-    assert isinstance(trainable, Predicting)  # the caller has asked
+    assert isinstance(trainable, SupportsPrediction)  # the caller has asked
     whole = Outputs(
         np.zeros((samples.samples, target.outputs), np.float32),
         np.zeros((samples.samples, *target.shape), target.dtype),

@@ -24,9 +24,9 @@ from fleet.domain.network import (
     convergence,
     divergence,
 )
-from fleet.engines.base import Arrays, Scoring, StepTotals
+from fleet.engines.base import Arrays, StepTotals, SupportsMetrics
 from fleet.errors import InfrastructureError
-from fleet.prediction.saved_predictions import keep_outputs
+from fleet.prediction.saved_predictions import save_outputs
 from fleet.runtime.training.agreement import TrainingFailed, all_or_none
 from fleet.runtime.training.clocks import EpochClock, PaceReport
 from fleet.runtime.training.evaluation import can_predict, evaluate, predict
@@ -191,7 +191,7 @@ class TrainingLoop:
                     stream_epoch=batch.epoch.number,
                     path=batch.epoch.path,
                     position=batch.position,
-                    sums=(StepTotals.of_totals(state.sums) + sums).totals,
+                    sums=(StepTotals.from_tuple(state.sums) + sums).as_tuple,
                 )
                 is_over = batch.is_last
                 missed = batch.missed
@@ -364,7 +364,7 @@ class TrainingLoop:
             if samples is not None and can_predict(training, samples):
                 judged, found = predict(training, samples)
                 if training.group.is_master:
-                    keep_outputs(
+                    save_outputs(
                         self._writer,
                         self._paths.predictions(training.network.name, part),
                         found,
@@ -380,7 +380,7 @@ class TrainingLoop:
 
 def _record(training: Training, state: State, judged: StepTotals) -> EpochRecord:
     """The row of an epoch that is over, in its network's history."""
-    sums = StepTotals.of_totals(state.sums)
+    sums = StepTotals.from_tuple(state.sums)
     loss, accuracy = _means(
         sums if sums.count else StepTotals(count=1), training
     )  # 0 where no sample could be read
@@ -429,8 +429,9 @@ def _means(judged: StepTotals, training: Training) -> tuple[float, float]:
 
 def _metrics(sums: StepTotals, training: Training, prefix: str = "") -> dict[str, float | None]:
     """The metrics of some samples; none where none could be read, as without validation data."""
-    if not (sums.count and sums.more and isinstance(training.trainable, Scoring)):
+    if not (sums.count and sums.metric_totals and isinstance(training.trainable, SupportsMetrics)):
         return {}
     return {
-        f"{prefix}{name}": value for name, value in training.trainable.scores(sums.more).items()
+        f"{prefix}{name}": value
+        for name, value in training.trainable.scores(sums.metric_totals).items()
     }

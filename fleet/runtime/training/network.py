@@ -14,12 +14,12 @@ import numpy as np
 from fleet.comm.protocols import Group
 from fleet.domain.network import State
 from fleet.engines.base import (
-    Beginning,
-    Done,
-    Rescaling,
+    StepResult,
     StepTotals,
-    Striding,
-    StridingTogether,
+    SupportsAsyncGroupSteps,
+    SupportsAsyncSteps,
+    SupportsMultiStep,
+    SupportsRateScaling,
     Trainable,
 )
 from fleet.runtime.training.agreement import TrainingFailed, fail_together
@@ -67,7 +67,7 @@ class Training:
     @property
     def goes_ahead(self) -> bool:
         """Whether its engine computes while the next batch is made."""
-        return isinstance(self.trainable, Beginning | StridingTogether)
+        return isinstance(self.trainable, SupportsAsyncSteps | SupportsAsyncGroupSteps)
 
     def begin(
         self,
@@ -76,8 +76,8 @@ class Training:
         sizes: Sequence[int],
         rows: Sequence[int],
         asked: StepTotals,
-    ) -> Callable[[], Done]:
-        """Begin a step, or several; see :meth:`fleet.engines.base.StridingTogether.begin_together`.
+    ) -> Callable[[], StepResult]:
+        """Begin a step, or several; see :meth:`fleet.engines.base.SupportsAsyncGroupSteps.begin_together`.
 
         Of an engine that cannot, they are over when this returns.
 
@@ -92,12 +92,12 @@ class Training:
         """
         values, weights = self.target.split(targets)
         with self._failing_together():
-            if isinstance(self.trainable, StridingTogether):
+            if isinstance(self.trainable, SupportsAsyncGroupSteps):
                 return partial(
                     self._ended,
                     self.trainable.begin_together(images, values, sizes, rows, asked, weights),
                 )
-            if isinstance(self.trainable, Beginning):
+            if isinstance(self.trainable, SupportsAsyncSteps):
                 return partial(
                     self._ended, self.trainable.begin(images, values, sizes, asked.stop, weights)
                 )
@@ -105,12 +105,12 @@ class Training:
                 more = [] if weights is None else [weights]  # an engine may know no weights
                 sums = [self.trainable.step(images, values, sizes[0], asked.stop, *more)]
             else:
-                assert isinstance(self.trainable, Striding)
+                assert isinstance(self.trainable, SupportsMultiStep)
                 sums = self.trainable.stride(images, values, sizes, weights)
-        done = Done(sums, time.perf_counter())
+        done = StepResult(sums, time.perf_counter())
         return lambda: done
 
-    def _ended(self, wait: Callable[[], Done]) -> Done:
+    def _ended(self, wait: Callable[[], StepResult]) -> StepResult:
         with self._failing_together():
             return wait()
 
@@ -139,7 +139,7 @@ class Training:
         if not batch.is_elastic:
             return self.network.global_batch(self.group.size)
         size = chosen or batch.bounds[0]
-        if not isinstance(self.trainable, Rescaling):
+        if not isinstance(self.trainable, SupportsRateScaling):
             raise TrainingFailed(
                 f"train.batch.size: {list(batch.bounds)}: its engine cannot change learning rates "
                 "(scale_learning_rate); one size would be right"

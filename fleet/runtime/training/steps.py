@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fleet.engines.base import Done, StepTotals, Striding, StridingTogether
+from fleet.engines.base import StepResult, StepTotals, SupportsAsyncGroupSteps, SupportsMultiStep
 from fleet.runtime.training.network import Training
 from fleet.stream.batch import Batch
 
@@ -48,7 +48,7 @@ class Stride:
     targets: np.ndarray
     there: int
 
-    def begin(self, training: Training, stop: bool) -> Callable[[], Done]:
+    def begin(self, training: Training, stop: bool) -> Callable[[], StepResult]:
         """Begin to train on these batches, with all ranks of the group; see :meth:`Training.begin`.
 
         Args:
@@ -102,7 +102,10 @@ def _fitting(training: Training, nbytes: int) -> int:
     trainable = training.trainable
     is_alone = training.group.size == 1
     if not (
-        (isinstance(trainable, StridingTogether) or (is_alone and isinstance(trainable, Striding)))
+        (
+            isinstance(trainable, SupportsAsyncGroupSteps)
+            or (is_alone and isinstance(trainable, SupportsMultiStep))
+        )
         and trainable.can_stride()
     ):
         return 1

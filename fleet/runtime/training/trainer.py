@@ -16,7 +16,13 @@ from pathlib import Path
 from fleet.comm import messages as m
 from fleet.comm.protocols import Group, World
 from fleet.domain.network import Code, State, StepRate, reason_now
-from fleet.engines.base import Engine, Examinable, Starting, Trainable, network_warnings
+from fleet.engines.base import (
+    Engine,
+    SupportsInspection,
+    SupportsPretrained,
+    Trainable,
+    collect_warnings,
+)
 from fleet.errors import GroupFailed, InfrastructureError
 from fleet.runtime.training.agreement import TrainingFailed, all_or_none
 from fleet.runtime.training.building import build_within
@@ -27,15 +33,15 @@ from fleet.runtime.training.sources import Sources
 from fleet.spec import NetworkSpec, Spec
 from fleet.storage.checkpoint import (
     CheckpointLookup,
-    inherited,
-    newest,
+    find_newest,
+    merge_inherited,
     promote_previous,
     read_state,
 )
-from fleet.storage.identity import checksum_of, identity
+from fleet.storage.identity import file_checksum, training_identity
 from fleet.storage.lease import Fence
 from fleet.storage.paths import RunPaths
-from fleet.storage.rank_deaths import Mark
+from fleet.storage.rank_deaths import RankMarker
 from fleet.storage.writer import CheckpointWriter
 from fleet.stream.stall import Stalled
 from fleet.stream.tenants import Tenants
@@ -70,7 +76,7 @@ class Trainer:
         codes: Mapping[str, Code],
         fence: Fence | None,
         tenants: Tenants,
-        mark: Mark,
+        mark: RankMarker,
     ) -> None:
         self._mark = mark
         self._world = world
@@ -137,7 +143,7 @@ class Trainer:
     def _serve(self, order: m.Start) -> None:
         """Train one network in its group until it is final, fails, this rank goes to others, or one of them dies."""
         network = order.network
-        self._writer.write_by(network.name, order.fence)
+        self._writer.set_fence(network.name, order.fence)
         self._sources.join(order.stream_epoch)
         training = Training(network, order.stream_epoch, self._sample.of(network.feed).target)
         with self._leaving(training):
@@ -172,7 +178,7 @@ class Trainer:
     def _join(self, order: m.Join) -> None:
         """Train a network that is in training elsewhere; its group goes on until the network is built here."""
         network = order.network
-        self._writer.write_by(network.name, order.fence)
+        self._writer.set_fence(network.name, order.fence)
         training = Training(network, 0, self._sample.of(network.feed).target)
         training.group = self._world.group((self._world.rank,), order.group)
         with self._leaving(training), process_kept(), ExitStack() as held:
@@ -234,7 +240,7 @@ class Trainer:
             closing(all_or_none(group, lambda: self._build(network, group))) as trainable,
         ):
             if group.is_master:
-                if isinstance(trainable, Examinable):
+                if isinstance(trainable, SupportsInspection):
                     parameters = trainable.count_parameters()
                 else:
                     parameters = None
@@ -244,7 +250,7 @@ class Trainer:
     def _build(self, network: NetworkSpec, group: Group) -> Trainable:
         """Build a network here, in the time that it may take."""
         duties = self._world.do_duties if self._world.duties else None
-        with network_warnings() as told:
+        with collect_warnings() as told:
             trainable = build_within(
                 network.train.build_timeout, lambda: self._engine.build(network, group), duties
             )
@@ -260,7 +266,7 @@ class Trainer:
         group = training.group
         state = State(
             {},
-            identity(network, self._spec, self._sample),
+            training_identity(network, self._spec, self._sample),
             architecture=network.architecture.key,
             code=self._codes.get(network.architecture.target),
         )
@@ -288,16 +294,18 @@ class Trainer:
         return training.share(dataclasses.replace(state, arrays={}))
 
     def _load(self, training: Training) -> CheckpointLookup:
-        found = newest(self._paths, training.network.name)
+        found = find_newest(self._paths, training.network.name)
         if found.state is not None:
             training.trainable.load(found.state.arrays)
         elif (first := self._paths.first(training.network.name)).exists():
             trainable = training.trainable
             own_arrays = self._spec.engine.own_arrays
-            trainable.load(inherited(trainable.state(), read_state(first).arrays, own_arrays))
-        elif (start := training.network.train.begins) and isinstance(training.trainable, Starting):
-            training.trainable.begin_with(Path(start.file), start.skip)
-            return dataclasses.replace(found, start=checksum_of(Path(start.file)))
+            trainable.load(merge_inherited(trainable.state(), read_state(first).arrays, own_arrays))
+        elif (start := training.network.train.begins) and isinstance(
+            training.trainable, SupportsPretrained
+        ):
+            training.trainable.load_pretrained(Path(start.file), start.skip)
+            return dataclasses.replace(found, start=file_checksum(Path(start.file)))
         return found
 
     def _hand_in(self, training: Training, reason: str) -> None:
@@ -325,7 +333,7 @@ class Trainer:
                 rates = time_batches(
                     training, self._sample.of(network.feed), self._spec.profile, batches
                 )
-                if order.batches and isinstance(training.trainable, Examinable):
+                if order.batches and isinstance(training.trainable, SupportsInspection):
                     parameters = training.trainable.count_parameters()
         except TrainingFailed as failure:
             reason = failure.reason

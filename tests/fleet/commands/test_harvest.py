@@ -77,8 +77,8 @@ def test_the_first_jobs_are_handed_in_with_the_options_behind_the_dashes(harvest
         "low",
         32,
     )
-    assert str(paths.harvested) in out
-    assert paths.foreign() == []
+    assert str(paths.harvest_log) in out
+    assert paths.foreign_files() == []
 
 
 # What each command prints that a harvest asks, after the manuals, with a job of somebody's own and idle nodes.
@@ -116,7 +116,7 @@ def test_other_batch_systems_are_asked_by_their_own_commands(harvest, tmp_path, 
         == {"lsf": "bsub -q spare", "pbs": f"qsub -q spare {paths.harvest_script(1)}"}[system]
     )
     assert ("bhosts -w spares" if system == "lsf" else "qstat -Q spare") in asked
-    handed_in = [line for line in read_lines(paths.harvested) if line["event"] == "submitted"]
+    handed_in = [line for line in read_lines(paths.harvest_log) if line["event"] == "submitted"]
     assert [(line["job"], line["nodes"]) for line in handed_in] == [
         ({"lsf": "4711", "pbs": "4711.pbs"}[system], 1)
     ]
@@ -137,7 +137,7 @@ def test_a_harvest_is_ended_by_its_user(harvest, tmp_path):
     assert (status, err) == (0, "")
     assert "11 at work: such a job goes on until no network is left for it" in out
     assert (tmp_path / "taken_back").read_text() == "--state=PENDING 10\n"
-    said = [line["event"] for line in read_lines(RunPaths(tmp_path / "a").harvested)]
+    said = [line["event"] for line in read_lines(RunPaths(tmp_path / "a").harvest_log)]
     assert said[-2:] == ["called_off", "cancelled"]
 
 

@@ -118,7 +118,7 @@ def made_run(folder, target=None, data=DATA, engine="keras"):
 @pytest.fixture
 def run(tmp_path, monkeypatch):
     monkeypatch.setattr(
-        predictor, "join_exports", lambda spec, files, weights, kind: StandIn(files, weights, kind)
+        predictor, "load_ensemble", lambda spec, files, weights, kind: StandIn(files, weights, kind)
     )
     return made_run(tmp_path)
 
@@ -240,7 +240,7 @@ def test_rows_of_an_array_are_prepared_as_samples_are(run, tmp_path, fleet):
 
 def test_labels_and_values_are_named(tmp_path, images, fleet, monkeypatch):
     monkeypatch.setattr(
-        predictor, "join_exports", lambda spec, files, weights, kind: StandIn(files, weights, kind)
+        predictor, "load_ensemble", lambda spec, files, weights, kind: StandIn(files, weights, kind)
     )
     labels = made_run(tmp_path, TargetSpec("multilabel", 2, ("red", "round")))
     _, found, _ = fleet("predict", labels.root, images / "white.png", "--json")
@@ -294,7 +294,7 @@ def test_masks_are_not_printed_and_an_engine_that_exports_nothing_is_refused(
     status, _, error = fleet("predict", numpy.root, images)
     assert (status, "numpy writes no networks" in error) == (2, True)
     monkeypatch.setattr(
-        predictor, "join_exports", lambda spec, files, weights, kind: StandIn(files, weights, kind)
+        predictor, "load_ensemble", lambda spec, files, weights, kind: StandIn(files, weights, kind)
     )
     masks = made_run(tmp_path, TargetSpec("mask", 2, size=(4, 4)))
     status, _, error = fleet("predict", masks.root, images)
@@ -305,7 +305,7 @@ def test_images_are_decoded_for_a_run_whose_source_holds_arrays_and_refused_for_
     tmp_path, images, monkeypatch
 ):
     monkeypatch.setattr(
-        predictor, "join_exports", lambda spec, files, weights, kind: StandIn(files, weights, kind)
+        predictor, "load_ensemble", lambda spec, files, weights, kind: StandIn(files, weights, kind)
     )
     arrays = {"source": "npz", "path": "gone.npz", "transforms": [{"resize": {"size": [4, 4]}}]}
     run = made_run(tmp_path, data=arrays)

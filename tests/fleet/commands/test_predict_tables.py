@@ -86,7 +86,7 @@ def made(tmp_path, monkeypatch):
         paths.spec.write_text(dump(spec.document))
         write_sample(paths, sample, {"": train.classes}, columns_of(train) if kept else None)
         monkeypatch.setattr(
-            predictor, "join_exports", lambda spec, files, weights, kind: StandIn(sample.target)
+            predictor, "load_ensemble", lambda spec, files, weights, kind: StandIn(sample.target)
         )
         return paths.root
 

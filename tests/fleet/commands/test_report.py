@@ -72,7 +72,7 @@ def test_the_page_is_written_anew_until_the_launch_ends_and_then_stands_still(
         if ends == "Ctrl-C" and len(pages) == 2:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr("fleet.commands.report.held_lease", lambda paths: next(held, None))
+    monkeypatch.setattr("fleet.commands.report.find_held_lease", lambda paths: next(held, None))
     monkeypatch.setattr("fleet.commands.report.time", SimpleNamespace(monotonic=clock, sleep=sleep))
     assert main(["report", str(run.root), "--every", "1s"]) == 0
     assert pages[0] == ""
@@ -92,7 +92,7 @@ def test_a_disk_that_is_full_for_a_moment_does_not_end_the_writing(
             raise full.pop()
         write_report(*given)
 
-    monkeypatch.setattr("fleet.commands.report.held_lease", lambda paths: next(held, None))
+    monkeypatch.setattr("fleet.commands.report.find_held_lease", lambda paths: next(held, None))
     monkeypatch.setattr("fleet.commands.report.write_report", write)
     assert main(["report", str(run.root), "--every", "0.01s"]) == (0 if may_pass else 1)
     out, err = capsys.readouterr()

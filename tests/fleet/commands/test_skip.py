@@ -5,7 +5,7 @@ import pytest
 from fleet.__main__ import main
 from fleet.domain.run import RunState
 from fleet.storage.paths import RunPaths
-from fleet.storage.results import Results, Status, take_up
+from fleet.storage.results import Results, Status, restore_network
 from fleet.storage.skipped_networks import read_skipped
 from tests.fleet.histories import spec
 
@@ -45,7 +45,7 @@ def test_a_network_that_is_left_out_is_a_row_that_says_so(tmp_path):
     content, paths = spec(*NETWORKS), RunPaths(tmp_path)
     results = Results(content, paths, RunState(content), skipped=frozenset({"a"}))
     for network in content.networks:
-        results.run.hear(network.name, take_up(results, network)[0])
+        results.run.hear(network.name, restore_network(results, network)[0])
     assert {row.name: row.status for row in results.rows()} == {
         "a": Status.SKIPPED,
         "b": Status.WAITING,

@@ -39,7 +39,7 @@ def test_a_job_is_handed_in_and_its_id_printed(submit, tmp_path):
     paths = RunPaths(tmp_path / "run")
     assert (tmp_path / "handed_in").read_text() == paths.job_script.read_text()
     assert paths.marker.exists()
-    assert paths.foreign() == []
+    assert paths.foreign_files() == []
     text = paths.job_script.read_text()
     for line in (
         "#SBATCH --job-name=photos",

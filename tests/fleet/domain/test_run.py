@@ -139,22 +139,22 @@ def test_what_was_read_of_one_log_is_not_lost_where_another_cannot_be_read_for_a
     second.events.mkdir()  # what is no file cannot be read
     for _ in range(2):
         with suppress(OSError):
-            heard += [dated.log for dated in tail.new()]
+            heard += [dated.log for dated in tail.poll()]
     second.events.rmdir()
     (tmp_path / "away").rename(second.events)
-    assert heard + [dated.log for dated in tail.new()] == [first.events, second.events]
+    assert heard + [dated.log for dated in tail.poll()] == [first.events, second.events]
 
 
 def test_logs_are_read_as_they_grow_each_line_once_and_only_whole_ones(tmp_path):
     first, second = RunPaths(tmp_path, "1"), RunPaths(tmp_path, "2")
     write(first, 1000.0, ev.EpochEnded("a", record(1)))
     whole, late = RunTail(first), RunTail(first, from_end=True)
-    assert [one.at for one in whole.new()] == [1000.0, 1001.0]
-    assert (whole.new(), late.new()) == ([], [])
+    assert [one.at for one in whole.poll()] == [1000.0, 1001.0]
+    assert (whole.poll(), late.poll()) == ([], [])
     with open(first.events, "a") as file:
         file.write('{"t_s": 7.0, "event": "final", "network": "a", ')
         file.flush()
-        assert (whole.new(), late.new()) == ([], [])
+        assert (whole.poll(), late.poll()) == ([], [])
         file.write('"reason": "1 epoch", "epochs": 1}\nnonsense\n')
     write(second, 1004.0, ev.EpochEnded("b", record(1)))
     expected = [
@@ -162,5 +162,5 @@ def test_logs_are_read_as_they_grow_each_line_once_and_only_whole_ones(tmp_path)
         (1004.0, replace(START, date=1004.0)),
         (1005.0, ev.EpochEnded("b", record(1))),
     ]
-    assert [one[:2] for one in whole.new()] == expected
-    assert [one[:2] for one in late.new()] == expected
+    assert [one[:2] for one in whole.poll()] == expected
+    assert [one[:2] for one in late.poll()] == expected

@@ -21,7 +21,7 @@ def test_what_ranks_pack_and_add_up_is_the_sum_of_what_they_had(ranks, dtype):
 
 
 def test_a_state_keeps_the_totals_and_takes_them_up_again():
-    assert StepTotals(*StepTotals(1.5, 2, 3, stop=True).totals) == StepTotals(1.5, 2, 3)
+    assert StepTotals(*StepTotals(1.5, 2, 3, stop=True).as_tuple) == StepTotals(1.5, 2, 3)
 
 
 def test_a_rank_raises_its_own_error_and_the_others_that_of_a_peer():
@@ -36,7 +36,7 @@ def test_a_rank_raises_its_own_error_and_the_others_that_of_a_peer():
 
 def test_every_field_travels():
     assert len(dataclasses.fields(StepTotals)) - 1 == len(StepTotals().pack()) == WIDTH
-    more = StepTotals(1, 2, 3, more=(4, 5))
+    more = StepTotals(1, 2, 3, metric_totals=(4, 5))
     assert StepTotals.unpack(more.pack()) == more
-    assert (more + StepTotals(1) + more).more == (8, 10)
-    assert StepTotals.of_totals(more.totals) == more
+    assert (more + StepTotals(1) + more).metric_totals == (8, 10)
+    assert StepTotals.from_tuple(more.as_tuple) == more

@@ -5,7 +5,7 @@ import time
 import numpy as np
 import pytest
 
-from fleet.engines.base import Setup
+from fleet.engines.base import EngineContext
 from fleet.engines.emulated import WEIGHTS, EmulatedEngine
 from fleet.errors import CheckpointError
 from fleet.spec import Resources, parse
@@ -24,7 +24,7 @@ def network(name="softmax", seed=0):
 
 def build(group, rates=(10.0, 16.0), time_scale=1.0, **which):
     rates = RateTable(6, 4, (Network("softmax", rates),))
-    engine = EmulatedEngine(Setup(SAMPLE, Resources(time_scale=time_scale), rates))
+    engine = EmulatedEngine(EngineContext(SAMPLE, Resources(time_scale=time_scale), rates))
     return engine.build(network(**which), group)
 
 
@@ -159,7 +159,7 @@ def test_where_the_batch_changes_a_step_takes_what_steps_and_exchanges_take(gpus
         }
     ).networks[0]
     group = Group(gpus)
-    trainable = EmulatedEngine(Setup(SAMPLE, Resources(), rates)).build(elastic, group)
+    trainable = EmulatedEngine(EngineContext(SAMPLE, Resources(), rates)).build(elastic, group)
     step(trainable, np.zeros(size, np.int64))
     assert group.rested == pytest.approx([seconds])
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fleet.engines.failure_reason import reason_of
+from fleet.engines.failure_reason import describe_failure
 from fleet.errors import ModelError
 
 
@@ -57,4 +57,4 @@ KERAS = """in user code:
     ],
 )
 def test_an_error_is_told_in_one_line_without_its_traceback(error, reason):
-    assert reason_of(error) == reason
+    assert describe_failure(error) == reason

@@ -5,12 +5,12 @@ from importlib import import_module
 
 import pytest
 
-from fleet.engines.registry import as_if_missing
+from fleet.engines.registry import hiding_packages
 
 
 def test_what_is_not_wanted_seems_not_to_be_there(monkeypatch):
     monkeypatch.delitem(sys.modules, "this", raising=False)
-    with as_if_missing("this", "json"):
+    with hiding_packages("this", "json"):
         import json
 
         with pytest.raises(ImportError):

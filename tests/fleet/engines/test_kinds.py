@@ -86,7 +86,7 @@ def test_losses_are_what_can_be_written_down():
     trainable.load({"weights": zero, "velocity": zero})
     judged = trainable.evaluate(inputs, values, weights)
     assert judged.loss == pytest.approx(float((np.square(values).mean(axis=1) * weights).sum()))
-    assert trainable.scores(judged.more) == pytest.approx(
+    assert trainable.scores(judged.metric_totals) == pytest.approx(
         {"mae": np.abs(values).mean(), "MeanSquaredError": np.square(values).mean()}
     )
     inputs, values, weights = batch("mask")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fleet.engines.emulated import EmulatedEngine
-from fleet.engines.registry import make_engine, parameters_of
+from fleet.engines.registry import count_network_parameters, make_engine
 from fleet.engines.softmax import NumpyEngine
 from fleet.errors import NotInstalledError, SpecError, UserError
 from fleet.spec import parse
@@ -85,7 +85,7 @@ def test_the_row_of_keras_leads_to_its_engine_and_counts_what_it_builds(monkeypa
     assert (given.sample, given.resources.exchange, given.deterministic) == (SAMPLE, "auto", False)
     assert (given.index, given.trainers, given.slot.number, given.slot.slots) == (1, 2, 0, 1)
     asked = spec("keras", {"build": "tests.keras_models:explodes_on_rank"})
-    assert parameters_of(asked.networks[0], asked, SAMPLE) == (4 * 4 + 1) * 3
+    assert count_network_parameters(asked.networks[0], asked, SAMPLE) == (4 * 4 + 1) * 3
 
 
 def test_a_library_that_is_not_there_is_named_with_what_brings_it(monkeypatch):
@@ -95,7 +95,7 @@ def test_a_library_that_is_not_there_is_named_with_what_brings_it(monkeypatch):
     with pytest.raises(
         NotInstalledError, match=r"wants what pip install 'fleet-ensemble\[torch\]' brings"
     ):
-        parameters_of(asked.networks[0], asked, SAMPLE)
+        count_network_parameters(asked.networks[0], asked, SAMPLE)
 
 
 @pytest.mark.parametrize("row", ["ROW", "DIRECT"])
@@ -178,12 +178,14 @@ def test_parameters_are_counted_by_the_family_or_as_the_row_says_or_are_not_know
         ("own_engines:DIRECT", [features * 3, None]),
     ):
         asked = spec(engine, family, function)
-        assert [parameters_of(network, asked, SAMPLE) for network in asked.networks] == counts
+        assert [
+            count_network_parameters(network, asked, SAMPLE) for network in asked.networks
+        ] == counts
     asked = spec("own_engines:RAISES", function)
     with pytest.raises(
         UserError, match="b: own_engines:first_weights: ZeroDivisionError: division by zero"
     ):
-        parameters_of(asked.networks[0], asked, SAMPLE)
+        count_network_parameters(asked.networks[0], asked, SAMPLE)
 
 
 def test_a_checkpoint_takes_what_the_row_says():

@@ -88,7 +88,7 @@ def test_csv_and_parquet_have_all_of_it(searched, tmp_path, capsys, monkeypatch)
     monkeypatch.chdir(tmp_path)
     assert main(["export", str(run), "--csv", "."]) == 0
     assert (tmp_path / "history.csv").read_bytes() == (run / "export/history.csv").read_bytes()
-    assert searched.paths.foreign() == []
+    assert searched.paths.foreign_files() == []
     parquet = pytest.importorskip("pyarrow.parquet")
     assert main(["export", str(run), "--parquet", str(tmp_path / "tables")]) == 0
     table = parquet.read_table(tmp_path / "tables/results.parquet").to_pydict()

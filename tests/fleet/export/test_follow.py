@@ -97,7 +97,7 @@ def test_a_run_is_written_while_it_goes_on_and_to_its_end(tmp_path):
     assert {trial.user_attrs["network"]: trial.state.name for trial in study.trials} == {
         name: states[row.status] for name, row in run.rows().items()
     }
-    assert run.of(TrackerFailed) == run.paths.foreign() == []
+    assert run.of(TrackerFailed) == run.paths.foreign_files() == []
 
 
 def test_a_tracker_that_cannot_be_written_is_a_warning(tmp_path, capsys):

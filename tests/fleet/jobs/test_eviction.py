@@ -567,10 +567,10 @@ def test_the_runs_whose_jobs_may_come_make_room_while_the_eviction_is_at_work(
 def test_what_an_eviction_that_was_killed_has_left_in_a_run_gets_old(tmp_path):
     paths = RunPaths(tmp_path)
     paths.jobs.mkdir()
-    paths.making_room.touch()
+    paths.eviction_marker.touch()
     assert 0 < paused_submissions.pause_s(paths) <= paused_submissions.LASTS_S
     old = time.time() - paused_submissions.LASTS_S - 1
-    os.utime(paths.making_room, (old, old))
+    os.utime(paths.eviction_marker, (old, old))
     assert paused_submissions.pause_s(paths) == 0
 
 

@@ -153,7 +153,7 @@ def test_the_backlog_is_filled_noted_and_taken_back_in_the_end(run):
     finish(run, *run.networks)
     assert len(backlog.top_up()) == 2
     assert queue.listed == []
-    words = [line["event"] for line in read_lines(run.paths.harvested)]
+    words = [line["event"] for line in read_lines(run.paths.harvest_log)]
     assert words == [harvest.JobSubmitted.word] * 2 + [harvest_log.JobCancelled.word] * 2
 
 
@@ -203,7 +203,7 @@ def test_a_job_trains_on_where_its_batch_system_does_not_answer_and_says_so(run,
         "fleet job: the backlog is not kept filled for now: squeue did not answer within 120 s"
         in err
     )
-    assert [line["event"] for line in read_lines(run.paths.harvested)] == [
+    assert [line["event"] for line in read_lines(run.paths.harvest_log)] == [
         harvest.JobStarted.word,
         harvest_log.LaunchEnded.word,
     ]
@@ -260,7 +260,9 @@ def test_a_job_that_runs_goes_by_what_was_asked_for_last(run):
 
 
 def noted(run, *words):
-    return [line for line in read_lines(run.paths.harvested) if not words or line["event"] in words]
+    return [
+        line for line in read_lines(run.paths.harvest_log) if not words or line["event"] in words
+    ]
 
 
 def test_launches_that_a_full_disk_ended_are_forgiven_more_often_than_others(run):
@@ -405,7 +407,7 @@ def test_a_job_that_nobody_makes_room_for_gives_up_and_says_how_to_go_on(
     monkeypatch.setattr(files, "PATIENCE_S", 0.1)
     run = harvest.HarvestRun("fleet-1", full_disk / "run", ("a", "b"), 1)
     run.paths.jobs.mkdir(parents=True)
-    launching.reserve_emergency_space(run.paths.last_room)
+    launching.reserve_emergency_space(run.paths.reserved_space)
     with contextlib.suppress(OSError), open(full_disk / "ballast", "wb", 0) as ballast:
         while True:
             ballast.write(bytes(1024))

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from fleet.commands.doctor import _folder_bytes
-from fleet.engines.keras.facts import problems_of
+from fleet.engines.keras.facts import problems_from
 from fleet.jobs import preflight as checks
 from launch.binding import Cores
 from launch.numa import Near
@@ -121,7 +121,7 @@ def test_more_threads_than_cores_are_named(ranks, threads, trainers, slots, what
 
 
 def libraries(exchange="auto", gpus=("0", "1"), seen=None, horovod="ready"):
-    found = problems_of("2.18.1", len(gpus) if seen is None else seen, horovod, gpus, exchange)
+    found = problems_from("2.18.1", len(gpus) if seen is None else seen, horovod, gpus, exchange)
     return said(checks.check_libraries([replace(RANK, libraries=list(found)), RANK]))
 
 

@@ -7,7 +7,7 @@ import pytest
 from fleet.domain import events as ev
 from fleet.monitor import accounting as of_run
 from fleet.monitor.timeline import replay_log
-from fleet.storage.event_log import Logged
+from fleet.storage.event_log import LoggedEvent
 from tests.fleet.logs import LOG, START, epoch, with_rates
 
 
@@ -39,9 +39,9 @@ def test_who_trained_when_and_where_the_time_went():
 def test_what_passed_between_the_command_and_the_first_step():
     before = {"launcher": 0.25, "reading": 2.0}
     log = [
-        Logged(0.0, replace(START, before_s=before)),
+        LoggedEvent(0.0, replace(START, before_s=before)),
         *LOG[1:4],
-        Logged(4.5, ev.FirstStep("b<1>", 1.5)),
+        LoggedEvent(4.5, ev.FirstStep("b<1>", 1.5)),
         *LOG[4:],
     ]
     told = account(log)
@@ -55,20 +55,20 @@ def test_what_passed_between_the_command_and_the_first_step():
 
 def test_the_first_signal_of_all_is_there_when_each_network_has_ended_an_epoch_or_never_will():
     log = [
-        Logged(0.0, replace(START, networks=3)),
-        Logged(0.0, ev.GroupStarted("a", (0,), 0, 1)),
-        Logged(0.0, ev.GroupStarted("b", (1,), 0, 1)),
+        LoggedEvent(0.0, replace(START, networks=3)),
+        LoggedEvent(0.0, ev.GroupStarted("a", (0,), 0, 1)),
+        LoggedEvent(0.0, ev.GroupStarted("b", (1,), 0, 1)),
         epoch(4.0, "a", 1, 4.0),
         epoch(10.0, "b", 1, 10.0),
         epoch(11.0, "a", 2, 4.0),
-        Logged(12.0, ev.NetworkFailed("c", "out of memory")),
+        LoggedEvent(12.0, ev.NetworkFailed("c", "out of memory")),
     ]
     assert [account(log[:count]).first_signal_s for count in (1, 5, 7)] == [None, None, 10.0]
 
 
 def test_all_devices_wait_for_rates():
     told = account(
-        [LOG[0], Logged(0.5, ev.Profiled(3, 0.5, {"a": (10.0,), "b<1>": (5.0,)})), *LOG[1:]]
+        [LOG[0], LoggedEvent(0.5, ev.Profiled(3, 0.5, {"a": (10.0,), "b<1>": (5.0,)})), *LOG[1:]]
     )
     assert told.spent.profiling == pytest.approx(0.5 * 2)
 
@@ -81,7 +81,7 @@ def test_costs_are_what_moves_took_and_the_simulation_pays_them():
 
 
 def test_only_a_group_that_stops_unfinished_costs_a_checkpoint():
-    unfinished = [*LOG[:5], Logged(11.6, ev.GroupStopped("a", 0.4)), *LOG[5:8]]
+    unfinished = [*LOG[:5], LoggedEvent(11.6, ev.GroupStopped("a", 0.4)), *LOG[5:8]]
     assert (
         account(LOG).costs.checkpoint_s,
         account(unfinished).costs.checkpoint_s,
@@ -91,16 +91,18 @@ def test_only_a_group_that_stops_unfinished_costs_a_checkpoint():
 def test_in_lockstep_only_what_passed_for_the_slowest_group_is_a_cost_of_epochs():
     start = replace(START, stream="lockstep")
     log = [
-        Logged(0.0, start),
-        Logged(0.0, ev.GroupStarted("a", (0,), 0, 1)),
-        Logged(0.0, ev.GroupStarted("b<1>", (1,), 0, 1)),
+        LoggedEvent(0.0, start),
+        LoggedEvent(0.0, ev.GroupStarted("a", (0,), 0, 1)),
+        LoggedEvent(0.0, ev.GroupStarted("b<1>", (1,), 0, 1)),
         epoch(4.0, "a", 1, 4.0),
         epoch(10.0, "b<1>", 1, 10.0),
         epoch(14.5, "a", 2, 4.0),
         epoch(20.5, "b<1>", 2, 10.0),
     ]  # a has waited for b, and then half a second
     assert account(log).costs.epoch_s == pytest.approx(0.5)
-    assert account([Logged(0.0, START), *log[1:]]).costs.epoch_s == pytest.approx((6.5 + 0.5) / 2)
+    assert account([LoggedEvent(0.0, START), *log[1:]]).costs.epoch_s == pytest.approx(
+        (6.5 + 0.5) / 2
+    )
 
 
 def test_where_the_policy_was_told_no_rates_those_that_networks_showed_count():
@@ -114,7 +116,7 @@ def test_a_group_of_an_absurd_size_takes_no_time_and_no_memory():
 
 def test_networks_that_share_a_stream_are_simulated_no_faster_than_it():
     start = replace(START, stream="lockstep")
-    stream = Logged(
+    stream = LoggedEvent(
         0.5,
         ev.StreamStarted(
             1,
@@ -133,7 +135,7 @@ def test_networks_that_share_a_stream_are_simulated_no_faster_than_it():
         < 2 * 100 / 2.0
         <= account([*log[:2], stream, *log[2:]]).simulated_s
     )
-    slower = Logged(0.6, ev.SupplyFound(1.0, 10.0))
+    slower = LoggedEvent(0.6, ev.SupplyFound(1.0, 10.0))
     assert account([*log[:2], stream, slower, *log[2:]]).simulated_s >= 2 * 100 / 1.0
 
 
@@ -159,12 +161,12 @@ def test_a_scale_of_time_changes_nothing_but_the_scale():
 def test_launches_follow_each_other_and_what_a_killed_one_saved_counts():
     killed = LOG[:5]  # up to the first epoch of a, at 11.5 s
     resumed = [
-        Logged(0.0, START),
+        LoggedEvent(0.0, START),
         epoch(0.0, "b<1>", 1, 9.0),
-        Logged(2.0, ev.GroupStarted("a", (1,), 2, 1)),
+        LoggedEvent(2.0, ev.GroupStarted("a", (1,), 2, 1)),
         epoch(12.0, "a", 2, 9.0),
-        Logged(12.0, ev.NetworkFinished("a", "", 2)),
-        Logged(12.5, ev.GroupStopped("a", 0.1)),
+        LoggedEvent(12.0, ev.NetworkFinished("a", "", 2)),
+        LoggedEvent(12.5, ev.GroupStopped("a", 0.1)),
     ]
     told = account([*killed, *resumed])
     assert told.launches == 2
@@ -178,13 +180,13 @@ def test_launches_follow_each_other_and_what_a_killed_one_saved_counts():
 
 def at(date, *events):
     """A launch that began at a date, in seconds."""
-    return [Logged(0.0, replace(START, date=date)), *events]
+    return [LoggedEvent(0.0, replace(START, date=date)), *events]
 
 
 def of_one(network, begins_s, ends_s):
     """A launch trains a network on its first device; it does not say that it has ended."""
     return [
-        Logged(begins_s, ev.GroupStarted(network, (0,), 0, 1)),
+        LoggedEvent(begins_s, ev.GroupStarted(network, (0,), 0, 1)),
         epoch(ends_s, network, 1, ends_s - begins_s - 1),
     ]
 
@@ -231,8 +233,8 @@ def test_epochs_that_an_unknown_launch_has_saved_belong_to_no_group():
 def test_a_struck_group_gives_its_devices_back():
     log = [
         *LOG[:5],
-        Logged(12.0, ev.GroupFailed("a", 1, 0)),
-        Logged(14.0, ev.GroupStarted("a", (0,), 1, 1)),
+        LoggedEvent(12.0, ev.GroupFailed("a", 1, 0)),
+        LoggedEvent(14.0, ev.GroupStarted("a", (0,), 1, 1)),
         *LOG[8:],
     ]
     assert [(stint.start_s, stint.end_s) for stint in account(log).stints if stint.name == "a"] == [
@@ -243,12 +245,12 @@ def test_a_struck_group_gives_its_devices_back():
 
 def test_a_group_that_changed_has_a_bar_for_each_shape():
     log = [
-        Logged(0.0, START),
-        Logged(0.0, ev.GroupStarted("a", (0,), 0, 1)),
+        LoggedEvent(0.0, START),
+        LoggedEvent(0.0, ev.GroupStarted("a", (0,), 0, 1)),
         epoch(10.0, "a", 1, 9.9),
-        Logged(12.0, ev.GroupChanged("a", (0,), (0, 1), position=20, seconds=0.2)),
+        LoggedEvent(12.0, ev.GroupChanged("a", (0,), (0, 1), position=20, seconds=0.2)),
         epoch(16.0, "a", 2, 6.0, gpus=2),
-        Logged(16.0, ev.GroupStopped("a", 0.0)),
+        LoggedEvent(16.0, ev.GroupStopped("a", 0.0)),
     ]
     told = account(log)
     assert [(stint.devices, stint.end_s, stint.epochs) for stint in told.stints] == [
@@ -266,13 +268,13 @@ def test_networks_that_share_a_gpu_have_equal_parts_of_it_and_slots_that_nobody_
         START, trainers=6, gpus_per_node=6, devices=tuple(range(6)), slots=3
     )  # of two GPUs
     log = [
-        Logged(0.0, start),
-        Logged(0.0, ev.GroupStarted("a", (0,), 0, 1)),
-        Logged(10.0, ev.GroupStarted("b<1>", (2,), 0, 1)),
+        LoggedEvent(0.0, start),
+        LoggedEvent(0.0, ev.GroupStarted("a", (0,), 0, 1)),
+        LoggedEvent(10.0, ev.GroupStarted("b<1>", (2,), 0, 1)),
         epoch(20.0, "a", 1, 20.0),
-        Logged(20.0, ev.GroupStopped("a", 0.0)),
+        LoggedEvent(20.0, ev.GroupStopped("a", 0.0)),
         epoch(26.0, "b<1>", 1, 16.0, waited=4.0),
-        Logged(26.0, ev.GroupStopped("b<1>", 0.0)),
+        LoggedEvent(26.0, ev.GroupStopped("b<1>", 0.0)),
     ]
     told = account(log)
     assert (told.devices, told.gpus, told.gpus_per_node, told.slots) == (
@@ -294,8 +296,8 @@ def test_launches_side_by_side_have_slots_of_gpus_of_their_own():
     told = account(
         [
             *at(1000.0, *of_one("a", 1.0, 21.0)),
-            Logged(0.0, replace(shared, date=1005.0)),
-            Logged(1.0, ev.GroupStarted("b<1>", (2,), 0, 1)),
+            LoggedEvent(0.0, replace(shared, date=1005.0)),
+            LoggedEvent(1.0, ev.GroupStarted("b<1>", (2,), 0, 1)),
             epoch(11.0, "b<1>", 1, 9.0),
         ]
     )

@@ -7,10 +7,10 @@ import pytest
 from fleet.domain.events import FirstStep
 from fleet.monitor.overheads import measure_overheads, observed_rates
 from fleet.monitor.timeline import replay_log
-from fleet.storage.event_log import Logged
+from fleet.storage.event_log import LoggedEvent
 from tests.fleet.logs import LOG, START, epoch, with_rates
 
-FIRST_STEP = Logged(4.5, FirstStep("a", 1.5))
+FIRST_STEP = LoggedEvent(4.5, FirstStep("a", 1.5))
 
 
 def launch_of(log):

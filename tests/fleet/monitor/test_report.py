@@ -13,7 +13,7 @@ from fleet.errors import UserError
 from fleet.monitor.html import render
 from fleet.monitor.report import MAX_ROWS, best_rows, read_report
 from fleet.monitor.timeline import dated_events
-from fleet.storage.event_log import Logged
+from fleet.storage.event_log import LoggedEvent
 from fleet.storage.paths import RunPaths
 from fleet.storage.results import Status, leaderboard
 from tests.fleet.logs import LOG, START, as_lines, as_text, epoch, made_up_run
@@ -62,7 +62,7 @@ def test_of_a_network_that_was_started_over_the_curve_is_the_new_one(run):
         as_text(
             [
                 *LOG,
-                Logged(24.0, NetworkFellBack("a", "--fresh-network", epochs=0, position=0)),
+                LoggedEvent(24.0, NetworkFellBack("a", "--fresh-network", epochs=0, position=0)),
                 epoch(25.0, "a", 1, 10.0),
             ]
         )
@@ -73,7 +73,7 @@ def test_of_a_network_that_was_started_over_the_curve_is_the_new_one(run):
 def test_a_run_whose_data_has_changed_says_so(run):
     assert "data_changes" not in read_report(run).as_dict()
     changed = DataChanged(("photos: 12 files more in class cat",), {"a": 2, "b<1>": 3, "c": 2})
-    run.events.write_text(as_text([*LOG, Logged(25.0, changed)]))
+    run.events.write_text(as_text([*LOG, LoggedEvent(25.0, changed)]))
     report = read_report(run)
     assert as_json(report.as_dict())["data_changes"] == [
         {"changes": ["photos: 12 files more in class cat"], "epochs": {"a": 2, "b<1>": 3, "c": 2}}
@@ -139,5 +139,5 @@ def test_the_mean_of_folds_is_no_network(run):
 
 def test_a_launch_that_is_alone_keeps_its_times_to_the_bit():
     start = replace(START, date=1.7e9 + 0.1)
-    moments = dated_events([Logged(0.3, start), *LOG[1:]])
+    moments = dated_events([LoggedEvent(0.3, start), *LOG[1:]])
     assert [t_s for t_s, *_ in moments] == [0.3, *(logged.t_s for logged in LOG[1:])]

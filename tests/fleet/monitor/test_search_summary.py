@@ -27,7 +27,7 @@ from fleet.monitor.search_summary import (
 from fleet.spec import load
 from fleet.spec.resolve import asked_network
 from fleet.spec.space import Range
-from fleet.storage.event_log import Logged
+from fleet.storage.event_log import LoggedEvent
 from fleet.storage.paths import RunPaths
 from fleet.storage.results import Status
 from tests.fleet.histories import results_of
@@ -65,16 +65,18 @@ def record(epoch, value):
 
 
 def log_of_a_search():
-    at_s, log = 0.0, [Logged(0.0, START)]
+    at_s, log = 0.0, [LoggedEvent(0.0, START)]
     for number, values in VALUES.items():
         name, parent = f"net-{number}", PARENTS.get(number)
         asked = {RATE: 10.0 ** -(number + 1) if number < 4 else 7.0, "train.batch.size": 4}
         wrong = "ask(4): outside" if number == 4 else ""
         log.append(
-            Logged(at_s, Searched("net", "ask", number, answer=asked, network=name, wrong=wrong))
+            LoggedEvent(
+                at_s, Searched("net", "ask", number, answer=asked, network=name, wrong=wrong)
+            )
         )
         log.append(
-            Logged(
+            LoggedEvent(
                 at_s,
                 NetworkAdded(
                     name,
@@ -90,9 +92,9 @@ def log_of_a_search():
         )
         for epoch, value in enumerate(values, 1):
             at_s += 2.0
-            log.append(Logged(at_s, EpochEnded(name, record(epoch, value))))
+            log.append(LoggedEvent(at_s, EpochEnded(name, record(epoch, value))))
         if number == 2:
-            log.append(Logged(at_s, NetworkJudged(name, 1, "stop", ("asha",))))
+            log.append(LoggedEvent(at_s, NetworkJudged(name, 1, "stop", ("asha",))))
     return log
 
 
@@ -108,7 +110,7 @@ def searched(tmp_path):
         network = asked_network(spec, 0, number, {RATE: 0.01, "train.batch.size": 4})
         history = tuple(record(epoch, value) for epoch, value in enumerate(values, 1))
         results.add(network, None)
-        results.hear(
+        results.update_from_launch(
             network.name,
             NetworkStatus(
                 history,
@@ -160,7 +162,7 @@ def test_what_was_pruned_after_how_many_epochs_and_by_whom(searched):
 
 def test_a_network_that_was_paused_and_went_on_is_in_no_rung(searched):
     paused = [
-        Logged(20.0, NetworkJudged("net-0", 1, verdict, ("asha",)))
+        LoggedEvent(20.0, NetworkJudged("net-0", 1, verdict, ("asha",)))
         for verdict in ("pause", "go_on")
     ]
     searched.events.write_text(as_text([*log_of_a_search(), *paused]))
@@ -244,12 +246,12 @@ def test_networks_that_were_added_from_outside_are_shown_by_what_differs_between
     log = log_of_a_search()
     for number, (name, value) in enumerate({"mine": 0.7, "other": 0.95}.items()):
         log += [
-            Logged(
+            LoggedEvent(
                 20.0,
                 Commanded(f"c{number}", "add", (name,), entry(name, learning_rate=10.0**-number)),
             ),
-            Logged(20.0, NetworkAdded(name, "", -1, {}, (1, None), 60)),
-            Logged(21.0 + number, EpochEnded(name, record(1, value))),
+            LoggedEvent(20.0, NetworkAdded(name, "", -1, {}, (1, None), 60)),
+            LoggedEvent(21.0 + number, EpochEnded(name, record(1, value))),
         ]
     searched.events.write_text(as_text(log))
     report = read_report(searched)
@@ -274,9 +276,9 @@ def test_a_run_without_a_search_shows_what_was_added_to_it(searched):
         "models: []\nopen_for: 1min\ndata: {source: image_folder, path: images}\n"
     )
     added = [
-        Logged(0.0, START),
-        Logged(1.0, NetworkAdded("mine", "", -1, {}, (1, None), 60)),
-        Logged(2.0, EpochEnded("mine", record(1, 0.6))),
+        LoggedEvent(0.0, START),
+        LoggedEvent(1.0, NetworkAdded("mine", "", -1, {}, (1, None), 60)),
+        LoggedEvent(2.0, EpochEnded("mine", record(1, 0.6))),
     ]
     searched.events.write_text(as_text(added))
     [outside] = read_report(searched).searches
@@ -304,7 +306,9 @@ def many(number, **changes):
 
 
 def test_a_searcher_that_has_only_answered_none_is_named(searched):
-    asked = [Logged(float(number), Searched("net", "ask", 0, answer=None)) for number in range(3)]
+    asked = [
+        LoggedEvent(float(number), Searched("net", "ask", 0, answer=None)) for number in range(3)
+    ]
     began = [one for one in log_of_a_search() if isinstance(one.event, Started)]
     searched.events.write_text(as_text([*began, *asked]))
     report = read_report(searched)
@@ -316,7 +320,9 @@ def test_a_searcher_that_has_only_answered_none_is_named(searched):
 
 def test_a_searcher_whose_first_network_has_not_come_yet_has_not_answered_none(searched):
     began = [one for one in log_of_a_search() if isinstance(one.event, Started)]
-    searched.events.write_text(as_text([*began, Logged(1.0, Searched("net", "ask", 0, answer={}))]))
+    searched.events.write_text(
+        as_text([*began, LoggedEvent(1.0, Searched("net", "ask", 0, answer={}))])
+    )
     assert not read_report(searched).searches
 
 
@@ -327,7 +333,7 @@ def test_the_front_of_several_objectives_is_a_table_and_data(searched):
     objectives = "objectives: [{value: val_accuracy}, {value: epochs}, {value: rate}]"
     searched.spec.write_text(SPEC.replace("most: 5", f"most: 5, {objectives}"))
     told = [
-        Logged(
+        LoggedEvent(
             30.0,
             Searched(
                 "net", "tell", number, outcome="finished", value=value, network=f"net-{number}"

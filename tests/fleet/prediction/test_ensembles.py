@@ -8,7 +8,7 @@ import pytest
 from fleet.errors import UserError
 from fleet.prediction import ensembles
 from fleet.prediction import ensembles as ens
-from fleet.prediction.saved_predictions import is_kept, read_predicted
+from fleet.prediction.saved_predictions import read_predictions, should_save
 from fleet.storage.paths import RunPaths
 from fleet.storage.results import Status
 from preprocess.target import TargetSpec, class_target
@@ -37,13 +37,13 @@ def library(paths):
 
 def test_the_best_that_are_finished_are_joined(paths):
     rows = [row("a"), row("f", Status.FAILED), row("b"), row("w", Status.WAITING)]
-    assert ens.top(ens.candidates(rows), 2) == {"a": 1, "b": 1}
+    assert ens.select_top(ens.make_candidates(rows), 2) == {"a": 1, "b": 1}
     with pytest.raises(
         UserError, match="--top 3: only 2 networks can be joined; others.*: --top 2 joins all"
     ):
-        ens.top(ens.candidates(rows), 3)
+        ens.select_top(ens.make_candidates(rows), 3)
     with pytest.raises(UserError, match="no network has finished yet"):
-        ens.top(ens.candidates(rows[3:]), 1)
+        ens.select_top(ens.make_candidates(rows[3:]), 1)
 
 
 def test_networks_of_a_search_are_joined_with_those_that_are_fed_with_the_same():
@@ -59,19 +59,21 @@ def test_networks_of_a_search_are_joined_with_those_that_are_fed_with_the_same()
         {"family": "softmax", "name": "b"},
         {"family": "softmax", "name": "c", "data": scaled},
     )
-    key, found = ens.fed_alike(run, [row("a-1"), row("b"), row("c"), row("added"), row("a-0")])
+    key, found = ens.find_joinable(run, [row("a-1"), row("b"), row("c"), row("added"), row("a-0")])
     assert (run.feeds[key].transforms, [one.row.name for one in found]) == (
         ("scale",),
         ["a-1", "c", "a-0"],
     )
-    key, found = ens.fed_alike(run, [row("added"), row("a-1"), row("b")])
+    key, found = ens.find_joinable(run, [row("added"), row("a-1"), row("b")])
     assert (key, [one.row.name for one in found]) == ("", ["added", "b"])
 
 
 def test_networks_are_chosen_by_what_they_have_kept(paths):
     rows = library(paths)
-    assert set(ens.chosen(paths, ens.candidates(rows), "class")) == {"a", "c"}
-    found = {one.name: one for one in ens.judge_ensembles(paths, ens.candidates(rows), "class")}
+    assert set(ens.select_greedy(paths, ens.make_candidates(rows), "class")) == {"a", "c"}
+    found = {
+        one.name: one for one in ens.score_ensembles(paths, ens.make_candidates(rows), "class")
+    }
     assert list(found) == ["single", "top 2", "top 3", "greedy"]
     assert found["single"].validation.accuracy == 6 / 8
     assert found["greedy"].validation.accuracy > 6 / 8
@@ -80,8 +82,8 @@ def test_networks_are_chosen_by_what_they_have_kept(paths):
 
 def test_without_anything_kept_nothing_can_be_chosen(paths):
     with pytest.raises(UserError, match="no network has kept what it gives"):
-        ens.chosen(paths, ens.candidates([row("a")]), "class")
-    assert ens.judge_ensembles(paths, ens.candidates([row("a")]), "class") == []
+        ens.select_greedy(paths, ens.make_candidates([row("a")]), "class")
+    assert ens.score_ensembles(paths, ens.make_candidates([row("a")]), "class") == []
 
 
 def folded(name, *statuses):
@@ -108,28 +110,28 @@ def keep_folds(paths, name, outputs, targets):
 
 def test_the_networks_of_all_folds_count_as_one(paths):
     rows = [*folded("b"), *folded("a")]
-    assert ens.top(ens.candidates(rows), 1) == {"b": 1}
-    assert ens.top(ens.candidates(rows), 2) == {"b": 1, "a": 1}
-    assert [part.name for part in ens.candidates(rows)[0].parts] == [
+    assert ens.select_top(ens.make_candidates(rows), 1) == {"b": 1}
+    assert ens.select_top(ens.make_candidates(rows), 2) == {"b": 1, "a": 1}
+    assert [part.name for part in ens.make_candidates(rows)[0].parts] == [
         "b-fold0",
         "b-fold1",
         "b-fold2",
     ]
     with pytest.raises(UserError, match="--top 3: only 2 networks can be joined"):
-        ens.top(ens.candidates(rows), 3)
+        ens.select_top(ens.make_candidates(rows), 3)
 
 
 def test_a_network_of_which_some_folds_are_not_finished_is_left_out_and_named(paths):
     rows = [*folded("b", Status.FINISHED, Status.TRAINING, Status.FINISHED), *folded("a")]
-    assert ens.top(ens.candidates(rows), 1) == {"a": 1}
+    assert ens.select_top(ens.make_candidates(rows), 1) == {"a": 1}
     with pytest.raises(
         UserError, match="only 1 network can be joined.*; only 2 of the 3 folds of b have finished"
     ):
-        ens.top(ens.candidates(rows), 2)
+        ens.select_top(ens.make_candidates(rows), 2)
     with pytest.raises(
         UserError, match="no network has finished yet; only 2 of the 3 folds of b have finished"
     ):
-        ens.top(ens.candidates(rows[:4]), 1)
+        ens.select_top(ens.make_candidates(rows[:4]), 1)
 
 
 def test_networks_of_folds_are_chosen_by_what_each_fold_predicts_for_the_samples_it_was_held_out(
@@ -137,9 +139,9 @@ def test_networks_of_folds_are_chosen_by_what_each_fold_predicts_for_the_samples
 ):
     for name, right in {"a": range(6), "b": range(5), "c": range(3, 8)}.items():
         keep_folds(paths, name, *logits(right))
-    found = ens.candidates([*folded("a"), *folded("b"), *folded("c")])
-    assert set(ens.chosen(paths, found, "class")) == {"a", "c"}
-    judged = {one.name: one for one in ens.judge_ensembles(paths, found, "class")}
+    found = ens.make_candidates([*folded("a"), *folded("b"), *folded("c")])
+    assert set(ens.select_greedy(paths, found, "class")) == {"a", "c"}
+    judged = {one.name: one for one in ens.score_ensembles(paths, found, "class")}
     assert list(judged) == ["single", "top 2", "top 3", "greedy"]
     assert (judged["single"].members, judged["single"].samples) == ({"a": 1}, 7)  # each sample once
     assert judged["single"].validation.accuracy == 6 / 7
@@ -158,7 +160,7 @@ def test_on_the_test_data_folds_are_judged_by_their_mean(paths):
                 targets,
                 part="test",
             )
-    judged = ens.judge_ensembles(paths, ens.candidates([*folded("a"), *folded("b")]), "class")
+    judged = ens.score_ensembles(paths, ens.make_candidates([*folded("a"), *folded("b")]), "class")
     share = np.mean([1 / (1 + np.exp(-logit)) for logit in (-1, 2, 2)])
     assert judged[0].test.log_loss == pytest.approx(-np.log(share))
     assert judged[0].test.accuracy == 1
@@ -171,7 +173,7 @@ def test_what_is_kept_says_which_rows_it_is_of_and_nothing_else(paths):
     with np.load(paths.predictions("a", "validation")) as file:
         assert set(file) == {"outputs", "targets", "rows"}
         assert file["rows"].tolist() == [0, 10, 20, 30, 40, 50, 60, 70]
-    assert read_predicted(paths, "a", "validation", "class").rows.tolist() == [
+    assert read_predictions(paths, "a", "validation", "class").rows.tolist() == [
         0,
         10,
         30,
@@ -189,8 +191,8 @@ def test_a_file_of_an_earlier_version_without_rows_is_read(paths):
         with np.load(path) as file:
             arrays = {key: file[key] for key in ("outputs", "targets")}
         np.savez(path, **arrays, allow_pickle=False)  # as it was: with a stray array
-    assert read_predicted(paths, "a", "validation", "class").rows is None
-    assert set(ens.chosen(paths, ens.candidates(rows), "class")) == {"a", "c"}
+    assert read_predictions(paths, "a", "validation", "class").rows is None
+    assert set(ens.select_greedy(paths, ens.make_candidates(rows), "class")) == {"a", "c"}
 
 
 @pytest.mark.parametrize(("other", "rows"), [(1, 0), (0, 1)])
@@ -198,21 +200,21 @@ def test_networks_that_were_judged_by_other_samples_or_rows_are_left_out(paths, 
     library_ = library(paths)
     outputs, targets = logits(range(8))
     keep(paths, "c", outputs, (targets + other) % 3, rows=np.arange(8) + rows)
-    assert "c" not in ens.chosen(paths, ens.candidates(library_), "class")
+    assert "c" not in ens.select_greedy(paths, ens.make_candidates(library_), "class")
 
 
 def test_a_damaged_file_is_as_none(paths):
     rows = library(paths)
     kept = paths.predictions("a", "validation")
     kept.write_bytes(kept.read_bytes()[:-30])
-    assert read_predicted(paths, "a", "validation", "class") is None
-    assert "a" not in ens.chosen(paths, ens.candidates(rows), "class")
+    assert read_predictions(paths, "a", "validation", "class") is None
+    assert "a" not in ens.select_greedy(paths, ens.make_candidates(rows), "class")
 
 
 def test_as_many_are_compared_as_can_be_held_the_best_first(paths, monkeypatch):
     rows = library(paths)
     monkeypatch.setattr(ensembles, "_MOST_NUMBERS", 2 * 8 * 3)
-    assert set(ens.chosen(paths, ens.candidates(rows), "class")) <= {"a", "b"}
+    assert set(ens.select_greedy(paths, ens.make_candidates(rows), "class")) <= {"a", "b"}
 
 
 def test_values_are_averaged_and_judged_by_their_error(paths):
@@ -220,8 +222,8 @@ def test_values_are_averaged_and_judged_by_their_error(paths):
     for name, error in {"a": 1.0, "b": -1.0, "c": 5.0}.items():
         keep(paths, name, targets + error, targets, np.ones(6, np.float32))
     rows = [row("a"), row("b"), row("c")]
-    assert ens.chosen(paths, ens.candidates(rows), "value") == {"a": 1, "b": 1}
-    greedy = ens.judge_ensembles(paths, ens.candidates(rows), "value")[-1].validation
+    assert ens.select_greedy(paths, ens.make_candidates(rows), "value") == {"a": 1, "b": 1}
+    greedy = ens.score_ensembles(paths, ens.make_candidates(rows), "value")[-1].validation
     assert greedy.squared_error == 0
     assert math.isnan(greedy.accuracy)
 
@@ -230,7 +232,7 @@ def test_the_table_reads_back_as_it_was_written(paths):
     rows = library(paths)
     for name, right in {"a": range(6), "b": range(5), "c": range(3, 8)}.items():
         keep(paths, name, *logits(right, rows=9), part="test")
-    found = ens.judge_ensembles(paths, ens.candidates(rows), "class")
+    found = ens.score_ensembles(paths, ens.make_candidates(rows), "class")
     ens.write_ensembles(paths, found)
     read = ens.read_ensembles(paths.root)
     assert [
@@ -240,7 +242,7 @@ def test_the_table_reads_back_as_it_was_written(paths):
         (one.name, one.members, one.samples, one.validation.accuracy, one.test.log_loss)
         for one in found
     ]
-    headers, lines = ens.table_of(read)
+    headers, lines = ens.make_table(read)
     assert headers == [
         "networks",
         "val acc",
@@ -263,7 +265,7 @@ def test_a_table_that_is_none_is_one_line(paths):
 
 
 def test_masks_and_what_is_too_large_are_not_kept():
-    assert is_kept(class_target(1000), 50_000)
-    assert not is_kept(class_target(1000), 100_000)
-    assert not is_kept(TargetSpec("mask", 3, size=(4, 4)), 10)
-    assert not is_kept(class_target(3), 0)
+    assert should_save(class_target(1000), 50_000)
+    assert not should_save(class_target(1000), 100_000)
+    assert not should_save(TargetSpec("mask", 3, size=(4, 4)), 10)
+    assert not should_save(class_target(3), 0)

@@ -390,7 +390,7 @@ class RandomRun(Ranks):
 
     def run(self):
         with (
-            mock.patch("fleet.runtime.coordinator.look_up", self.look_up),
+            mock.patch("fleet.runtime.coordinator.read_network_status", self.look_up),
             mock.patch.object(EstimateSchedule, "is_due", return_value=False),
         ):
             self.coordinator.start()

@@ -13,7 +13,7 @@ from fleet.runtime.prepare import prepare as prepare_launch
 from fleet.runtime.session import Session
 from fleet.runtime.startup import Request
 from fleet.storage.checkpoint import write_history, write_state
-from fleet.storage.identity import identity
+from fleet.storage.identity import training_identity
 from fleet.storage.paths import RunPaths
 from tests.fleet.histories import history
 from tests.fleet.one_process import Launch
@@ -135,7 +135,7 @@ class Trained:
         for network in prepared.spec.networks:
             state = State(
                 {"weights": np.ones(3)},
-                identity(network, prepared.spec, prepared.sample),
+                training_identity(network, prepared.spec, prepared.sample),
                 epochs,
                 architecture=network.architecture.key,
                 code=prepared.codes[network.architecture.target],

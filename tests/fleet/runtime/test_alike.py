@@ -11,7 +11,7 @@ from fleet.runtime.input_pipelines import InputPipeline
 from fleet.runtime.inputs import decode, open_inputs
 from fleet.runtime.replay import largest_difference
 from fleet.spec import load
-from fleet.storage.checkpoint import newest
+from fleet.storage.checkpoint import find_newest
 from tests.fleet.runtime.runs import launch, write
 from tests.preprocess.samples import encode, pattern, smooth
 
@@ -174,7 +174,7 @@ def test_under_baseline_a_network_comes_to_one_result(names, tmp_path):
         status, prepared = launch(path, 2)
         assert status is ExitStatus.OK
         for name in names:
-            history = newest(prepared.paths, name, with_arrays=False).history
+            history = find_newest(prepared.paths, name, with_arrays=False).history
             found.setdefault(name, []).append(
                 [(one.loss, one.accuracy, one.val_loss, one.samples) for one in history]
             )
@@ -208,7 +208,7 @@ def test_of_a_shared_stream_a_network_comes_to_what_it_comes_to_alone(data, tmp_
         assert (
             largest_difference(
                 *(
-                    newest(one.paths, network.name, with_arrays=False).history
+                    find_newest(one.paths, network.name, with_arrays=False).history
                     for one in (together, alone)
                 )
             )

@@ -6,15 +6,15 @@ import pytest
 from fleet.engines.softmax import NumpyEngine, SoftmaxRegression
 from fleet.errors import ExitStatus, SettingError
 from fleet.spec.engines import EngineInfo, Known
-from fleet.storage.checkpoint import newest, read_history
-from fleet.storage.identity import checksum_of
+from fleet.storage.checkpoint import find_newest, read_history
+from fleet.storage.identity import file_checksum
 from tests.fleet.runtime.runs import launch, write
 
 pytestmark = pytest.mark.usefixtures("quick")
 
 
 class Beginning(SoftmaxRegression):
-    def begin_with(self, file, skip):
+    def load_pretrained(self, file, skip):
         if not file.is_file():
             raise SettingError(f"{file} is not there", "train", "start", "file")
         self._weights = np.load(file)
@@ -54,7 +54,7 @@ def test_the_history_says_of_which_file_and_what_goes_on_needs_none(tmp_path, mo
     assert status is ExitStatus.NETWORK_FAILED
     assert "first.npy is not there" in prepared.paths.failure("a").read_text()
     np.save(file, np.full((17, 3), 0.25))
-    before = checksum_of(file)
+    before = file_checksum(file)
     launches = []
     status = ExitStatus.RESUMABLE
     while status is ExitStatus.RESUMABLE:  # the network is tried again
@@ -63,7 +63,7 @@ def test_the_history_says_of_which_file_and_what_goes_on_needs_none(tmp_path, mo
         if read_history(prepared.paths.history("a")):
             file.unlink(missing_ok=True)
     assert (status, len(launches) > 1, file.exists()) == (ExitStatus.OK, True, False)
-    state = newest(prepared.paths, "a").state
+    state = find_newest(prepared.paths, "a").state
     assert state.arrays["weights"] == pytest.approx(0.25, abs=1e-6)
     assert (
         [one.start for one in state.history]

@@ -10,7 +10,7 @@ from PIL import Image
 
 from fleet.domain.events import DataChanged
 from fleet.runtime.compatibility import changed_since
-from fleet.storage.checkpoint import newest
+from fleet.storage.checkpoint import find_newest
 from preprocess.source import View
 from tests.fleet.runtime.runs import Trained
 
@@ -214,7 +214,7 @@ def test_an_epoch_that_was_under_way_begins_anew_with_accepted_data(tabular):
     tabular.leave_checkpoints(position=8, stream_epoch=2)
     table(tabular.folder / "x.csv", rows(61))
     tabular.prepare(**ACCEPT)
-    state = newest(tabular.paths, "a").state
+    state = find_newest(tabular.paths, "a").state
     assert (state.epoch, state.position, state.stream_epoch) == (2, 0, -1)
 
 

@@ -6,8 +6,8 @@ import json
 import numpy as np
 import pytest
 
-from fleet.storage.checkpoint import newest, read_state
-from fleet.storage.run_spec import spec_of
+from fleet.storage.checkpoint import find_newest, read_state
+from fleet.storage.run_spec import load_run_spec
 from tests.fleet.histories import record
 from tests.fleet.runtime.runs import Trained
 
@@ -87,7 +87,7 @@ def test_changes_that_are_accepted_stand_in_the_history_and_are_not_asked_about_
     ]
     with open(run.paths.history("a"), newline="") as file:
         assert [row["accepted"] for row in csv.DictReader(file)] == ["", "layers.py"]
-    assert [row.accepted for row in newest(run.paths, "c").state.history] == ["", ""]
+    assert [row.accepted for row in find_newest(run.paths, "c").state.history] == ["", ""]
     run.prepare()
     np.testing.assert_array_equal(read_state(run.paths.last("a")).arrays["weights"], np.ones(3))
     run.paths.last("a").write_bytes(b"damaged")  # what takes its place was accepted with it
@@ -100,7 +100,7 @@ def test_changes_before_the_first_epoch_is_over_stand_in_its_record(run):
     run.leave_checkpoints(epochs=(), position=8, stream_epoch=0)
     run.write("layers.py", "small = 2\n")
     run.prepare(**ACCEPT)
-    state = newest(run.paths, "a").state
+    state = find_newest(run.paths, "a").state
     assert (state.accepted, state.position) == ("layers.py", 8)
     assert state.after(record(1, accepted=state.accepted), "").accepted == ""
 
@@ -115,7 +115,7 @@ def test_a_network_may_start_over_alone(run):
         "NetworkFellBack",
         "ChangesAccepted",
     ]
-    assert (newest(run.paths, "a").state, newest(run.paths, "b").state.epoch) == (None, 2)
+    assert (find_newest(run.paths, "a").state, find_newest(run.paths, "b").state.epoch) == (None, 2)
     assert not run.paths.model("a").exists()
     assert not run.paths.tensorboard("a").exists()
     run.prepare()
@@ -170,7 +170,7 @@ def test_a_run_of_0_2_keeps_its_rate_where_none_is_given(run, capsys):
     assert "defaults: '0.2'" in kept
     run.paths.spec.write_text(kept.replace("defaults: '0.2'\n", ""))  # as 0.2 has written it
     del run.content["defaults"]
-    assert rates(spec_of(run.paths)) == {0.01}
+    assert rates(load_run_spec(run.paths)) == {0.01}
     for _ in range(2):
         assert rates(run.prepare().spec) == {0.01}
         assert "a learning rate that is not given stays 0.01" in capsys.readouterr().err

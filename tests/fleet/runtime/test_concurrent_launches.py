@@ -10,7 +10,7 @@ from fleet.control.lease_requests import Claims
 from fleet.domain import events as ev
 from fleet.runtime.concurrent_launches import BesideOthers
 from fleet.runtime.resume import resume
-from fleet.storage.event_log import Logged, RunTail
+from fleet.storage.event_log import LoggedEvent, RunTail
 from fleet.storage.lease import Fence
 from fleet.storage.paths import RunPaths
 from tests.fleet.logs import START, as_text
@@ -28,17 +28,17 @@ class Leases:
     def __init__(self):
         self.new = []
 
-    def ask(self, names, most):
+    def request(self, names, most):
         self.new += names[:most]
 
-    def taken(self):
+    def pop_acquired(self):
         taken, self.new = self.new, []
         return taken
 
-    def held(self, name):
+    def lease_of(self, name):
         return SimpleNamespace(fence=Fence(None, 1, ""), took_over=False)
 
-    def let_go(self, name):
+    def release(self, name):
         """Nobody waits for it."""
 
 
@@ -60,15 +60,20 @@ def judged(paths, launch, verdict):
     other.parent.mkdir(exist_ok=True)
     start = dataclasses.replace(START, beside=True, date=2e9)
     other.write_text(
-        as_text([Logged(0.0, start), Logged(0.1, ev.NetworkJudged("a", 1, verdict, ("median",)))])
+        as_text(
+            [
+                LoggedEvent(0.0, start),
+                LoggedEvent(0.1, ev.NetworkJudged("a", 1, verdict, ("median",))),
+            ]
+        )
     )
 
 
 def test_a_network_that_another_launch_has_pruned_before_is_trained_no_more(half_done):
     judged(half_done.paths, "17", "stop")
     results = resumed(half_done)
-    assert results.standing("a").is_pruned
-    assert results.standing("b").outcome is None
+    assert results.network_status("a").is_pruned
+    assert results.network_status("b").outcome is None
 
 
 @pytest.mark.parametrize(("verdict", "is_pruned"), [("stop", True), ("pause", False)])
@@ -89,4 +94,4 @@ def test_a_network_that_another_launch_prunes_meanwhile_is_taken_and_let_go_and_
     assert (heard["a"].standing.is_pruned, heard["a"].standing.is_paused) == (is_pruned, False)
     assert heard["b"].standing.outcome is None
     beside.refresh()
-    assert results.standing("a").is_pruned is is_pruned
+    assert results.network_status("a").is_pruned is is_pruned

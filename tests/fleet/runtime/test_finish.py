@@ -8,7 +8,7 @@ from fleet.errors import ExitStatus, SpecError
 from fleet.runtime.inputs import open_inputs
 from fleet.runtime.replay import largest_difference
 from fleet.spec import load
-from fleet.storage.checkpoint import newest
+from fleet.storage.checkpoint import find_newest
 from preprocess.transforms.on_device import OnDevice
 from tests.fleet.runtime.runs import launch, write
 from tests.fleet.runtime.test_alike import photos
@@ -81,7 +81,7 @@ def test_a_host_replays_what_devices_have_done(said, tmp_path):
         )
         assert status is ExitStatus.OK
         histories = [
-            newest(one.paths, network.name, with_arrays=False).history for one in (there, here)
+            find_newest(one.paths, network.name, with_arrays=False).history for one in (there, here)
         ]
         assert len(histories[0]) == 3
         assert largest_difference(*histories) == 0
@@ -98,7 +98,7 @@ def test_a_run_goes_on_where_samples_are_finished_elsewhere(tmp_path):
         path = spec(tmp_path / "parts", folder, ("host", "device")[launches % 2], cache="memory")
         status, parts = launch(path, 2, after=6 * launches)
     assert launches > 1
-    states = [newest(one.paths, "net0") for one in (whole, parts)]
+    states = [find_newest(one.paths, "net0") for one in (whole, parts)]
     assert [one.val_loss for one in states[0].state.history] == [
         one.val_loss for one in states[1].state.history
     ]

@@ -8,7 +8,7 @@ from fleet.prediction.sample_file import read_sample
 from fleet.runtime.inputs import open_inputs
 from fleet.runtime.replay import largest_difference
 from fleet.spec import load, parse
-from fleet.storage.checkpoint import newest
+from fleet.storage.checkpoint import find_newest
 from preprocess.base import RandomAccess, UnreadableSample
 from preprocess.target import TargetSpec
 from tests.fleet.runtime.runs import launch, launch_in_parts, prepare
@@ -98,7 +98,7 @@ def told(path):
 
 
 def history(prepared, name):
-    return newest(prepared.paths, name, with_arrays=False).history
+    return find_newest(prepared.paths, name, with_arrays=False).history
 
 
 def assert_as_alone(prepared, name, folder, **said):

@@ -9,7 +9,7 @@ import pytest
 from fleet.domain.events import NetworkTested
 from fleet.errors import ExitStatus, UserError
 from fleet.runtime.replay import compare, largest_difference
-from fleet.storage.checkpoint import newest
+from fleet.storage.checkpoint import find_newest
 from fleet.storage.event_log import events_of
 from fleet.storage.results import leaderboard, read_results
 from preprocess.base import InputError, RandomAccess, UnreadableSample
@@ -87,7 +87,7 @@ def write(folder, kind, models=None, data=None, **train):
 
 
 def history(prepared):
-    return newest(prepared.paths, "one", with_arrays=False).history
+    return find_newest(prepared.paths, "one", with_arrays=False).history
 
 
 def run(folder, kind, ranks, **train):

@@ -13,7 +13,7 @@ from fleet.errors import StorageError, UserError
 from fleet.runtime.admission import Admission
 from fleet.runtime.external.command_queue import CommandQueue
 from fleet.storage.checkpoint import write_state
-from fleet.storage.identity import checksum_of, identity
+from fleet.storage.identity import file_checksum, training_identity
 from fleet.storage.lease import Lease, Process, Times
 from fleet.storage.paths import RunPaths
 from preprocess.base import CannotWrite, InputError
@@ -56,7 +56,7 @@ class Asking:
     def leave_checkpoint(self, name="a", epochs=history(0.5), **state):
         """As if an earlier launch had come so far."""
         prepared = self()
-        mine = identity(prepared.spec.by_name[name], prepared.spec, prepared.sample)
+        mine = training_identity(prepared.spec.by_name[name], prepared.spec, prepared.sample)
         write_state(
             prepared.paths.last(name), State({}, state.pop("identity", mine), epochs, **state)
         )
@@ -130,7 +130,7 @@ def test_the_folder_holds_the_spec_and_says_whose_it_is(asking):
     prepared = asking()
     assert yaml.safe_load(prepared.paths.spec.read_text())["models"] == asking.content["models"]
     assert prepared.paths.marker.exists()
-    assert prepared.paths.foreign() == []
+    assert prepared.paths.foreign_files() == []
 
 
 @pytest.mark.parametrize(
@@ -332,7 +332,7 @@ def test_a_folder_in_which_a_launch_is_at_work_is_left_alone(asking, fresh):
         assert asking.run.events.exists()
     with lease() as third:
         asking(fresh=True, lease=third)
-    assert asking.run.foreign() == []
+    assert asking.run.foreign_files() == []
 
 
 @pytest.mark.parametrize(
@@ -514,7 +514,7 @@ def test_a_replay_from_a_file_that_is_another_by_now_is_refused(asking, tmp_path
     file.write_bytes(b"weights")
     asking.content["resources"]["engine"] = "keras"
     asking.content["train"]["start"] = str(file)
-    asking.leave_checkpoint(epochs=(record(1, start=checksum_of(file)),))
+    asking.leave_checkpoint(epochs=(record(1, start=file_checksum(file)),))
     replay(asking)
     file.write_bytes(b"others")
     assert "with whose weights a began there, has changed since" in asking.refused(

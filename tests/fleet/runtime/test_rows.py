@@ -9,7 +9,7 @@ from fleet.comm.alone import Alone
 from fleet.engines.softmax import NumpyEngine
 from fleet.errors import ExitStatus
 from fleet.prediction.sample_file import read_columns
-from fleet.storage.checkpoint import best_state
+from fleet.storage.checkpoint import find_best
 from tests.fleet.runtime.runs import launch, write
 
 ROWS = 47
@@ -62,7 +62,7 @@ def by_hand(prepared, name, features):
     """What a network gives, as it is exported."""
     network = prepared.spec.by_name[name]
     trainable = NumpyEngine(prepared.sample).build(network, Alone())
-    trainable.load(best_state(prepared.paths, name, network.train.converge, "best").state.arrays)
+    trainable.load(find_best(prepared.paths, name, network.train.converge, "best").state.arrays)
     return trainable.predict(
         features, np.zeros((len(features), 1), np.float32), np.ones(len(features), np.float32)
     )[1]

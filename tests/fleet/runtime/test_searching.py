@@ -17,7 +17,7 @@ from fleet.errors import ExitStatus, SpecError
 from fleet.runtime.admission import Admission
 from fleet.runtime.replay import largest_difference
 from fleet.search.controller import AddNetwork
-from fleet.storage.checkpoint import newest, read_history, read_state, write_state
+from fleet.storage.checkpoint import find_newest, read_history, read_state, write_state
 from fleet.storage.event_log import events_of, read_events
 from fleet.storage.paths import RunPaths
 from fleet.storage.results import Status, read_results
@@ -262,7 +262,8 @@ def test_a_child_begins_with_the_weights_of_its_parent_and_is_replayed_from_ther
         assert (first.arrays["weights"] == last.arrays["weights"]).all()
     _, prepared = launch(run.path, 1, replay=str(tmp_path / "run"), only="net-2")
     replayed = [
-        newest(paths, "net-2", with_arrays=False).history for paths in (run.paths, prepared.paths)
+        find_newest(paths, "net-2", with_arrays=False).history
+        for paths in (run.paths, prepared.paths)
     ]
     assert largest_difference(*replayed) < 1e-9
     for paths in (run.paths, prepared.paths):
@@ -291,7 +292,7 @@ def test_a_child_waits_until_what_its_parent_has_said_last_is_saved(admission, t
     admission.ask(AddNetwork("net-0", "net", 0, {LEARNING_RATE: 0.01}))
     [parent] = admission.asked((), 0.0)
     history = (record(1), record(2))
-    results.hear("net-0", NetworkStatus(history))
+    results.update_from_launch("net-0", NetworkStatus(history))
     admission.ask(AddNetwork("net-1", "net", 1, {LEARNING_RATE: 0.02}, parent="net-0"))
     saved = State(
         {"weights": np.zeros(3)}, "", history[:1], architecture=parent.network.architecture.key
@@ -306,7 +307,7 @@ def test_a_child_waits_until_what_its_parent_has_said_last_is_saved(admission, t
 
 def test_a_parent_that_trains_no_more_is_waited_for_no_longer(admission):
     admission, results = admission
-    results.hear("net-0", NetworkStatus((record(1),)))
+    results.update_from_launch("net-0", NetworkStatus((record(1),)))
     admission.ask(AddNetwork("net-1", "net", 1, {LEARNING_RATE: 0.02}, parent="net-0"))
     assert admission.asked({"net-0"}, 0.0) == []
     [child] = admission.asked((), 1.0)

@@ -6,7 +6,7 @@ import pytest
 from fleet.errors import ExitStatus
 from fleet.runtime.inputs import open_inputs, standardize
 from fleet.spec import load
-from fleet.storage.checkpoint import newest
+from fleet.storage.checkpoint import find_newest
 from tests.fleet.runtime.runs import launch, launch_in_parts
 from tests.fleet.runtime.runs import write as write_spec
 
@@ -55,7 +55,8 @@ def write(
 
 def history(prepared, name="one"):
     return [
-        (one.loss, one.val_loss) for one in newest(prepared.paths, name, with_arrays=False).history
+        (one.loss, one.val_loss)
+        for one in find_newest(prepared.paths, name, with_arrays=False).history
     ]
 
 
@@ -111,7 +112,7 @@ def test_later_launches_and_replays_take_the_numbers_that_a_run_began_with(tmp_p
     _, whole = launch(write(tmp_path / "whole"), 1)
     parts = launch_in_parts(write(tmp_path / "parts"), 1, looks=20)
     assert history(parts) == history(whole)
-    assert parts.paths.foreign() == []
+    assert parts.paths.foreign_files() == []
     monkeypatch.setattr("fleet.runtime.inputs.standardized", None)  # would be called
     _, again = launch(write(tmp_path / "again"), 1, replay=str(whole.paths.root), only="one")
     assert history(again) == history(whole)

@@ -358,7 +358,7 @@ def test_the_best_is_not_kept_where_only_the_last_is_wanted(paths):
     writer.save("net", State({}, "i", history(0.7, 0.8)), is_best=True)
     writer.close()
     assert not paths.best("net").exists()
-    assert checkpoint.best_state(paths, "net", Converge(max_epochs=2), "last").state.epoch == 2
+    assert checkpoint.find_best(paths, "net", Converge(max_epochs=2), "last").state.epoch == 2
 
 
 def test_training_goes_on_while_one_checkpoint_is_written_and_one_waits_but_not_three(
@@ -514,9 +514,9 @@ def test_the_newest_checkpoint_that_is_whole_is_gone_on_from_and_what_is_lost_is
     }
     for name in names:
         hurt(places.pop(name))
-    found = checkpoint.newest(saved, "net")
+    found = checkpoint.find_newest(saved, "net")
     assert said in found.damage if said else not found.damage
-    assert checkpoint.newest(saved, "another").damage == ""  # that has trained nothing
+    assert checkpoint.find_newest(saved, "another").damage == ""  # that has trained nothing
     if epoch:
         assert (found.path, found.state.epoch) == (next(iter(places.values())), epoch)
         assert found.state.arrays["w"].tolist() == (epoch * np.arange(4)).tolist()
@@ -526,7 +526,7 @@ def test_the_newest_checkpoint_that_is_whole_is_gone_on_from_and_what_is_lost_is
     if said:
         checkpoint.promote_previous(saved, "net", found)
         assert not saved.previous("net").exists()
-    again = checkpoint.newest(saved, "net")
+    again = checkpoint.find_newest(saved, "net")
     assert (again.damage, again.state and again.state.epoch, again.path) == (
         ("", epoch, saved.last("net"))
         if epoch
@@ -534,7 +534,7 @@ def test_the_newest_checkpoint_that_is_whole_is_gone_on_from_and_what_is_lost_is
     )
     assert len(saved.history("net").read_text().splitlines()) == 1 + epoch
     if epoch:  # the best is exported
-        best = checkpoint.best_state(saved, "net", Converge(max_epochs=3), "best+last")
+        best = checkpoint.find_best(saved, "net", Converge(max_epochs=3), "best+last")
         assert (best.state.epoch, best.damage) == (2, "")
 
 
@@ -549,7 +549,7 @@ def test_a_table_of_epochs_that_is_no_such_table_tells_nothing(saved, table):
         )
     else:
         saved.history("net").write_bytes(table)
-    assert checkpoint.newest(saved, "net").history == history(0.5, 0.7)
+    assert checkpoint.find_newest(saved, "net").history == history(0.5, 0.7)
 
 
 def test_a_checkpoint_that_the_file_system_does_not_give_is_not_taken_for_lost(saved, monkeypatch):
@@ -557,7 +557,7 @@ def test_a_checkpoint_that_the_file_system_does_not_give_is_not_taken_for_lost(s
         checkpoint, "read_state", lambda path, with_arrays: refuse(path, errno.ESTALE)
     )
     with pytest.raises(CheckpointError, match="Stale file handle"):
-        checkpoint.newest(saved, "net")
+        checkpoint.find_newest(saved, "net")
 
 
 def test_a_checkpoint_that_the_disk_has_lost_gives_way_to_the_one_before(saved, monkeypatch):
@@ -569,7 +569,7 @@ def test_a_checkpoint_that_the_disk_has_lost_gives_way_to_the_one_before(saved, 
             refuse(path, errno.EIO) if path == saved.last("net") else read(path, with_arrays)
         ),
     )
-    assert checkpoint.newest(saved, "net").state.epoch == 2
+    assert checkpoint.find_newest(saved, "net").state.epoch == 2
 
 
 def refuse(path, number):
@@ -581,7 +581,7 @@ def refuse(path, number):
 @pytest.mark.parametrize("hurt", [damage, os.unlink])
 def test_the_last_epoch_stands_in_for_a_best_one_that_is_lost(saved, hurt):
     hurt(saved.best("net"))
-    found = checkpoint.best_state(saved, "net", Converge(max_epochs=3), "best+last")
+    found = checkpoint.find_best(saved, "net", Converge(max_epochs=3), "best+last")
     assert found.state.epoch == 3
     assert "best.h5 cannot be read" in found.damage
     assert found.damage.endswith("epoch 3, the last, stands in for epoch 2, the best")
@@ -592,6 +592,6 @@ def test_a_best_epoch_that_is_in_no_history_any_more_is_not_exported(saved):
     checkpoint.write_state(
         saved.last("net"), State({}, "i", (record(1), record(2, stream_epoch=7, val_accuracy=0.8)))
     )
-    found = checkpoint.best_state(saved, "net", Converge(max_epochs=2), "best+last")
+    found = checkpoint.find_best(saved, "net", Converge(max_epochs=2), "best+last")
     assert "best.h5 is not of epoch 2" in found.damage
     assert found.state.history[1].stream_epoch == 7

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fleet.storage.code import code_of
+from fleet.storage.code import hash_sources
 
 MODEL = "def build(input_shape, classes): return None\n"
 
@@ -17,7 +17,7 @@ def write(tmp_path, monkeypatch):
             path = tmp_path / "here" / f"{name.replace('__in__', '/')}.py"
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
-        return code_of(target, tmp_path / beside)
+        return hash_sources(target, tmp_path / beside)
 
     return written
 
@@ -84,12 +84,12 @@ def test_modules_that_import_each_other_come_to_an_end(write):
 
 def test_installed_packages_and_names_without_a_file_decide_nothing(write):
     assert list(write(models="import numpy, json, fleet.units, nowhere")) == ["models.py"]
-    assert list(code_of("yaml.loader:SafeLoader")) == ["yaml/__init__.py", "yaml/loader.py"]
+    assert list(hash_sources("yaml.loader:SafeLoader")) == ["yaml/__init__.py", "yaml/loader.py"]
     assert (
-        code_of("resnet"),
-        code_of("nowhere:build"),
-        code_of("sys:exit"),
-        code_of(":build"),
+        hash_sources("resnet"),
+        hash_sources("nowhere:build"),
+        hash_sources("sys:exit"),
+        hash_sources(":build"),
     ) == ({}, {}, {}, {})
 
 

@@ -15,7 +15,7 @@ from fleet.storage.event_log import (
     RunTail,
     events_of,
     launch_status,
-    log_mark,
+    log_position,
     read_events,
     read_run,
 )
@@ -97,23 +97,23 @@ def test_half_a_line_of_a_killed_run_is_passed_over_and_harms_no_later_one(path,
 def test_what_is_no_event_is_passed_over(path, line):
     written(path, SKIPPED)
     tail = RunTail(RunPaths(path.parent))
-    assert [dated.event for dated in tail.new()] == [SKIPPED]
+    assert [dated.event for dated in tail.poll()] == [SKIPPED]
     with path.open("a") as file:
         file.write(line + "\n")
     written(path, LOST)
-    assert [dated.event for dated in tail.new()] == [LOST]
+    assert [dated.event for dated in tail.poll()] == [LOST]
     assert [event for _, event in read_events(path)] == [SKIPPED, LOST]
 
 
 def test_a_launch_that_says_that_it_ended_tells_its_status_and_another_has_broken_off(path):
-    before = log_mark(path)
+    before = log_position(path)
     assert launch_status(0, path, before) == ExitStatus.INFRASTRUCTURE
     written(path, LOST)
     assert launch_status(0, path, before) == ExitStatus.INFRASTRUCTURE
     assert launch_status(9, path, before) == 9
     written(path, Ended(int(ExitStatus.RESUMABLE)))
     assert launch_status(0, path, before) == ExitStatus.RESUMABLE
-    assert launch_status(0, path, log_mark(path)) == ExitStatus.INFRASTRUCTURE
+    assert launch_status(0, path, log_position(path)) == ExitStatus.INFRASTRUCTURE
 
 
 def test_what_is_no_number_is_null_so_that_any_program_can_read_the_file(path):

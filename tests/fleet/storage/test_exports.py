@@ -42,7 +42,7 @@ def test_a_network_is_exported_until_there_is_another_to_export(paths, keep):
     assert is_exported(paths, "net", keep, ".keras")
     saved(paths, 0.5, 0.6, 0.7, keep=keep)
     assert not is_exported(paths, "net", keep, ".keras")
-    assert paths.foreign() == []
+    assert paths.foreign_files() == []
 
 
 def test_an_export_of_the_best_epoch_stays_so_while_later_ones_are_no_better(paths):

@@ -13,8 +13,8 @@ from fleet.domain.network import State
 from fleet.errors import LeaseLost
 from fleet.spec import Checkpoint
 from fleet.storage import checkpoint, files
-from fleet.storage.checkpoint import newest, read_state, write_history, write_state
-from fleet.storage.fencing import newest_writer, shut_out
+from fleet.storage.checkpoint import find_newest, read_state, write_history, write_state
+from fleet.storage.fencing import fence_out, newest_written_generation
 from fleet.storage.paths import RunPaths
 from fleet.storage.writer import CheckpointWriter
 from tests.examples import examples
@@ -49,7 +49,7 @@ def test_a_checkpoint_says_which_launch_wrote_it(run):
         1,
         2,
     )
-    assert newest_writer(run) == 2
+    assert newest_written_generation(run) == 2
 
 
 def test_a_launch_that_was_followed_writes_nothing_more(run):
@@ -60,7 +60,7 @@ def test_a_launch_that_was_followed_writes_nothing_more(run):
         save(run, first, 0.5, 0.6)
     with pytest.raises(LeaseLost):
         write_history(run.history("a"), history(0.5), first)
-    assert newest(run, "a").state.epoch == 1
+    assert find_newest(run, "a").state.epoch == 1
     save(run, second, 0.5, 0.7)
     assert sorted(path.name for path in run.model("a").iterdir()) == ["last.h5", "previous.h5"]
 
@@ -121,7 +121,7 @@ def test_a_launch_that_stops_at_any_moment_of_a_write_destroys_nothing_of_the_ne
     assert run.exported("a", ".keras").read_text() == "of launch 2"
     with pytest.raises(LeaseLost):
         write(run, kind, first)
-    assert run.foreign() == []
+    assert run.foreign_files() == []
 
 
 def write(run, kind, fence):
@@ -137,23 +137,25 @@ def write(run, kind, fence):
         writer.save("a", state(*[0.5] * 4), is_best=True)
         writer.close()
     else:
-        files.replace_by(
+        files.atomic_write_with(
             run.exported("a", ".keras"),
             lambda path: path.write_text("of launch 1"),
-            check=checkpoint.permission(fence, run.best("a")),
+            check=checkpoint.write_check(fence, run.best("a")),
         )
 
 
 def follow(run):
     """Another launch takes the run over, and trains two epochs from what it finds."""
     second = lease(run, "launch1")
-    shut_out(run)
-    assert newest(run, "a").state.epoch >= 3  # nothing that was saved is lost
+    fence_out(run)
+    assert find_newest(run, "a").state.epoch >= 3  # nothing that was saved is lost
     for count in (4, 5):
         save(run, second, *[0.9] * count)
     write_state(run.best("a"), state(*[0.9] * 5), fence=second)
     write_history(run.history("a"), history(*[0.9] * 5), second)
-    files.replace_by(run.exported("a", ".keras"), lambda path: path.write_text("of launch 2"))
+    files.atomic_write_with(
+        run.exported("a", ".keras"), lambda path: path.write_text("of launch 2")
+    )
 
 
 @pytest.mark.parametrize("moment", range(12))
@@ -178,10 +180,10 @@ def test_shutting_out_may_be_killed_at_any_moment(run, monkeypatch, moment):
     for name in plain:
         monkeypatch.setattr(os, name, counted(name))
     try:
-        shut_out(run)
+        fence_out(run)
     except Killed:
         monkeypatch.undo()
-        shut_out(run)
+        fence_out(run)
     monkeypatch.undo()
     for name in ("a", "b"):
         assert (read_state(run.last(name)).epoch, read_state(run.best(name)).epoch) == (1, 1)
@@ -190,8 +192,8 @@ def test_shutting_out_may_be_killed_at_any_moment(run, monkeypatch, moment):
 
 def test_a_run_without_networks_has_nobody_to_shut_out(run):
     run.root.mkdir()
-    shut_out(run)
-    assert newest_writer(run) == 0
+    fence_out(run)
+    assert newest_written_generation(run) == 0
 
 
 def test_a_writer_that_was_followed_says_so_at_its_next_save(run):

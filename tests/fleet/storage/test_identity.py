@@ -4,7 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from fleet.storage.identity import Machine, codes_of_all, identity, speed_identity, trial_identity
+from fleet.storage.identity import (
+    Machine,
+    hash_all_sources,
+    speed_identity,
+    training_identity,
+    trial_identity,
+)
 from preprocess.sample import Affine, ImageSpec, SampleSpec
 from tests.fleet.histories import SAMPLE, spec
 
@@ -15,7 +21,7 @@ def identities(model=None, sample=SAMPLE, hardware="cpu", ranks_per_core=1.0, co
     """(to a checkpoint, to the cache of rates)"""
     made = spec({**MODEL, **(model or {})}, **{"resources": {"engine": "keras"}, **parts})
     (network,) = made.networks
-    return identity(network, made, sample), speed_identity(
+    return training_identity(network, made, sample), speed_identity(
         network, made.resources, sample, Machine(hardware, ranks_per_core), codes or {}
     )
 
@@ -136,6 +142,6 @@ def test_a_changed_model_function_asks_for_another_measurement(tmp_path, monkeyp
     model, speeds = {"family": None, "args": {}, "build": "speeds:build"}, []
     for text in ("def build(): return 1\n", "def build(): return 2\n", "def build(): return 1\n"):
         module.write_text(text)
-        codes = codes_of_all(spec({"build": "speeds:build"}), tmp_path)
+        codes = hash_all_sources(spec({"build": "speeds:build"}), tmp_path)
         speeds.append(identities(model=model, codes=codes)[1])
     assert speeds[0] == speeds[2] != speeds[1]

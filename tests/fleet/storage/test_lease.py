@@ -24,7 +24,7 @@ from fleet.storage.lease import (
     Process,
     Times,
     newest_generation,
-    parse,
+    parse_lease,
     read_generation,
 )
 from tests.examples import examples
@@ -52,7 +52,7 @@ class Told:
     def now(self):
         return self.time
 
-    def is_gone(self, holder):
+    def has_died(self, holder):
         return self.gone
 
     def knows_job(self, holder):
@@ -150,14 +150,14 @@ def test_a_lease_is_renewed_while_it_is_held(folder):
         lease.take(folder)
         before = read_generation(folder, 1)
         wait_until(lambda: read_generation(folder, 1) != before)
-    assert parse(read_generation(folder, 1)).is_free
+    assert parse_lease(read_generation(folder, 1)).is_free
 
 
 def test_a_launch_that_breaks_off_leaves_the_others_of_it_time_to_end(folder):
     lease = real()
     lease.take(folder)
     lease.__exit__(ValueError, ValueError(), None)
-    assert not parse(read_generation(folder, 1)).is_free
+    assert not parse_lease(read_generation(folder, 1)).is_free
 
 
 def test_a_process_is_gone_where_its_number_is_anothers():
@@ -174,7 +174,7 @@ def test_a_process_is_gone_where_its_number_is_anothers():
         Holder("a", around.me.host, 2**22 + 1),
         dataclasses.replace(around.me, host="localhost", boot="other"),
     ]
-    assert [around.is_gone(other) for other in [*gone, *unknown]] == [True] * 3 + [False] * 5
+    assert [around.has_died(other) for other in [*gone, *unknown]] == [True] * 3 + [False] * 5
 
 
 # ---- files -------------------------------------------------------------------------------------
@@ -320,7 +320,7 @@ class Machine:
     def now(self):
         return self._offset + self._speed * self._world.time
 
-    def is_gone(self, holder):
+    def has_died(self, holder):
         return holder.launch in self._world.dead_here
 
     def knows_job(self, holder):

@@ -7,9 +7,9 @@ import pytest
 
 from fleet.domain.network import State
 from fleet.errors import LeaseLost, StorageError, UserError
-from fleet.storage.checkpoint import newest, write_state
+from fleet.storage.checkpoint import find_newest, write_state
 from fleet.storage.lease import Holder, Lease, Times
-from fleet.storage.network_leases import NetworkLeases, holders, shut_networks
+from fleet.storage.network_leases import NetworkLeases, read_holders, reclaim_networks
 from fleet.storage.paths import RunPaths
 from tests.fleet.histories import history
 from tests.fleet.storage.test_lease import Told, hold, make
@@ -27,26 +27,26 @@ def launch(run, name, around=None, **me):
 
 def got(leases, names, most=9):
     """The networks that a launch takes when it looks once."""
-    leases.ask(names, most)
-    leases.look()
-    return leases.taken()
+    leases.request(names, most)
+    leases.poll()
+    return leases.pop_acquired()
 
 
 def wait(leases, seconds):
     """Let a launch look, second after second."""
     for _ in range(seconds):
         leases._lease._around.time += 1
-        leases.look()
-    return [(name, leases.held(name).took_over) for name in leases.taken()]
+        leases.poll()
+    return [(name, leases.lease_of(name).took_over) for name in leases.pop_acquired()]
 
 
 def test_a_network_is_held_by_one_launch_and_goes_to_another_when_it_is_let_go(run):
     first, second = launch(run, "first"), launch(run, "second")
     assert got(first, "ab", most=1) == ["a"]
     assert got(second, "abc") == ["b", "c"]
-    first.let_go("a")
+    first.release("a")
     assert got(second, "abc") == ["a"]
-    assert second.held("a").fence.generation == 2
+    assert second.lease_of("a").fence.generation == 2
     first.check()
 
 
@@ -79,7 +79,7 @@ def test_a_launch_that_is_alive_keeps_its_networks(run):
 def test_a_launch_that_was_stopped_for_too_long_writes_nothing_more(run):
     first, second = launch(run, "first"), launch(run, "second")
     got(first, "a")
-    fence = first.held("a").fence
+    fence = first.lease_of("a").fence
     write_state(run.last("a"), State({}, "net", history(0.5)), fence=fence)
     got(second, "a")
     assert wait(second, 70) == [("a", True)]
@@ -90,8 +90,10 @@ def test_a_launch_that_was_stopped_for_too_long_writes_nothing_more(run):
     first.renew()  # finds it out as well, and is no harm
     first.close()
     second.check()
-    write_state(run.last("a"), State({}, "net", history(0.5, 0.7)), fence=second.held("a").fence)
-    assert newest(run, "a").state.generation == 2
+    write_state(
+        run.last("a"), State({}, "net", history(0.5, 0.7)), fence=second.lease_of("a").fence
+    )
+    assert find_newest(run, "a").state.generation == 2
 
 
 def test_nothing_is_taken_while_somebody_is_in_the_door(run):
@@ -100,7 +102,7 @@ def test_nothing_is_taken_while_somebody_is_in_the_door(run):
     alone = hold(door, "alone")
     first = launch(run, "first")
     assert got(first, "ab") == []
-    assert not run.network_lease("a").exists() or not holders(run)
+    assert not run.network_lease("a").exists() or not read_holders(run)
     alone.release()
     assert got(first, "ab") == ["a", "b"]
 
@@ -117,7 +119,7 @@ def test_one_who_steps_into_the_door_at_the_same_moment_is_seen(run):
     lease = first._lease.sibling("network a")
     first._trying["a"] = lease, steps(lease)
     assert got(first, "a") == []
-    assert not holders(run)
+    assert not read_holders(run)
 
 
 def test_one_who_died_in_the_door_is_shut_out(run):
@@ -131,11 +133,11 @@ def test_one_who_died_in_the_door_is_shut_out(run):
 def test_a_launch_that_is_alone_writes_above_all_that_were_not_and_they_above_it(run):
     first = launch(run, "first")
     got(first, "a")
-    first.let_go("a")
+    first.release("a")
     run.lease.mkdir(parents=True)
     hold(run.lease, "alone", floor=6).release()
     assert got(launch(run, "second"), "a") == ["a"]
-    assert holders(run)
+    assert read_holders(run)
 
 
 def test_a_launch_that_wants_to_be_alone_is_told_who_is_there(run):
@@ -155,13 +157,13 @@ def test_a_launch_that_wants_to_be_alone_is_told_who_is_there(run):
     thread.start()
     try:
         with pytest.raises(UserError, match="another launch is at work in this folder"):
-            shut_networks(run, alone)
+            reclaim_networks(run, alone)
     finally:
         ended.set()
         thread.join()
-    first.let_go("a")
-    assert not shut_networks(run, alone)
-    assert not holders(run)
+    first.release("a")
+    assert not reclaim_networks(run, alone)
+    assert not read_holders(run)
 
 
 def test_a_folder_that_cannot_be_written_ends_the_launch(run):
@@ -169,7 +171,7 @@ def test_a_folder_that_cannot_be_written_ends_the_launch(run):
     run.network_leases.touch()
     leases = launch(run, "first")
     leases.start()
-    leases.ask("a", 1)
+    leases.request("a", 1)
     wait_until(lambda: leases._error is not None)
     with pytest.raises(StorageError, match="cannot be written"):
         leases.check()

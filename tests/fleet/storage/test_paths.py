@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from fleet.storage.files import replace_by, replacing, write_json
+from fleet.storage.files import atomic_write, atomic_write_with, write_json
 from fleet.storage.paths import RunPaths
 
 
@@ -23,7 +23,7 @@ def path(tmp_path):
 
 def test_a_file_appears_whole_and_its_folders_are_made(tmp_path):
     path = tmp_path / "a" / "b" / "file.txt"
-    with replacing(path) as file:
+    with atomic_write(path) as file:
         file.write("new")
         assert not path.exists()
     assert path.read_text() == "new"
@@ -31,7 +31,7 @@ def test_a_file_appears_whole_and_its_folders_are_made(tmp_path):
 
 
 def tear(path):
-    with replacing(path) as file:
+    with atomic_write(path) as file:
         file.write("half")
         file.flush()
         raise Torn
@@ -42,7 +42,7 @@ def tear_in_a_library(path):
         temporary.write_text("half")
         raise Torn
 
-    replace_by(path, write)
+    atomic_write_with(path, write)
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_an_exception_inside_leaves_the_old_file_and_nothing_else(path, write, e
 
 
 def test_bytes_can_be_written_too(path):
-    with replacing(path, "wb") as file:
+    with atomic_write(path, "wb") as file:
         file.write(b"\xff")
     assert path.read_bytes() == b"\xff"
 
@@ -74,7 +74,7 @@ def test_a_library_writes_to_a_name_of_the_same_suffix_that_is_then_renamed(path
         temporary.write_text("new")
         assert path.read_text() == "old"
 
-    replace_by(path, write)
+    atomic_write_with(path, write)
     assert (path.read_text(), names[0].suffix, names[0].parent) == ("new", ".txt", path.parent)
     assert os.listdir(path.parent) == ["file.txt"]
 

@@ -6,7 +6,7 @@ import pytest
 from fleet.domain.network import State
 from fleet.errors import StorageError
 from fleet.spec import Checkpoint
-from fleet.storage.checkpoint import inherit, write_state
+from fleet.storage.checkpoint import copy_parent, write_state
 from fleet.storage.paths import RunPaths
 from fleet.storage.quota import Quota
 from tests.fleet.histories import record
@@ -71,8 +71,10 @@ def test_what_a_child_begins_with_counts_and_is_never_dropped(paths):
     write_state(paths.last("a"), state)
     wanted = Quota(paths, Checkpoint()).used() + state.size
     with pytest.raises(StorageError, match="c/first.h5 cannot be written"):
-        inherit(paths, "c", "a", "softmax", Quota(paths, Checkpoint(quota=wanted - 201)).make_room)
-    inherit(paths, "c", "a", "softmax", Quota(paths, Checkpoint()).make_room)
+        copy_parent(
+            paths, "c", "a", "softmax", Quota(paths, Checkpoint(quota=wanted - 201)).make_room
+        )
+    copy_parent(paths, "c", "a", "softmax", Quota(paths, Checkpoint()).make_room)
     Quota(paths, Checkpoint(quota=10**6)).make_room(paths.last("c"), 100)
     assert paths.first("c").exists()
 

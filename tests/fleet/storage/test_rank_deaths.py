@@ -3,7 +3,7 @@
 import pytest
 
 from fleet.storage.paths import RunPaths
-from fleet.storage.rank_deaths import Deaths, Mark, claim
+from fleet.storage.rank_deaths import RankDeaths, RankMarker, claim_death
 
 
 @pytest.fixture
@@ -12,29 +12,29 @@ def paths(tmp_path):
 
 
 def mark(paths, rank, network):
-    made = Mark(paths, rank, "node")
+    made = RankMarker(paths, rank, "node")
     made.set(network)
     return made
 
 
 def taken_in(paths, *names, epochs=0):
-    deaths = Deaths(paths, 2)
-    deaths.take_in()
+    deaths = RankDeaths(paths, 2)
+    deaths.collect()
     assert not list(paths.training.iterdir())
-    return {name: [death.how for death in deaths.of(name, epochs)] for name in names}
+    return {name: [death.how for death in deaths.deaths_of(name, epochs)] for name in names}
 
 
 def test_a_rank_that_others_saw_dead_lays_its_death_to_its_network_alone(paths):
     mark(paths, 1, "a")
     mark(paths, 2, "b")
-    assert (claim(paths, 2), claim(paths, 2), claim(paths, 3)) == ("b", "", "")
+    assert (claim_death(paths, 2), claim_death(paths, 2), claim_death(paths, 3)) == ("b", "", "")
     assert taken_in(paths, "a", "b") == {"a": [], "b": ["rank 2 on node died"]}
 
 
 def test_ranks_of_one_group_that_die_together_are_one_death(paths):
     for rank in (1, 2):
         mark(paths, rank, "a")
-        claim(paths, rank)
+        claim_death(paths, rank)
     assert taken_in(paths, "a") == {"a": ["rank 1 on node and rank 2 on node died"]}
 
 
@@ -58,16 +58,16 @@ def test_a_death_counts_in_later_launches_until_an_epoch_has_been_finished(paths
         mark(paths, 1, "a")
         found = taken_in(paths, "a", epochs=3)
     assert len(found["a"]) == 2
-    deaths = Deaths(paths, 2)
-    assert "max_deaths: 2" in deaths.reason(deaths.of("a", 3))
-    assert deaths.of("a", 4) == []
+    deaths = RankDeaths(paths, 2)
+    assert "max_deaths: 2" in deaths.reason(deaths.deaths_of("a", 3))
+    assert deaths.deaths_of("a", 4) == []
 
 
 def test_of_launches_beside_others_only_the_network_that_is_taken_is_judged(paths):
     dead = RunPaths(paths.root, "job-1")
     mark(dead, 0, "a")
     mark(RunPaths(paths.root, "job-2"), 0, "b")
-    deaths = Deaths(RunPaths(paths.root, "job-3"), 2)
-    deaths.take_in_network("a")
-    assert [len(deaths.of(name, 0)) for name in "ab"] == [1, 0]
+    deaths = RankDeaths(RunPaths(paths.root, "job-3"), 2)
+    deaths.collect_for("a")
+    assert [len(deaths.deaths_of(name, 0)) for name in "ab"] == [1, 0]
     assert [path.name for path in paths.training.iterdir()] == ["job-2.rank-000.json"]

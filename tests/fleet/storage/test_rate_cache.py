@@ -5,7 +5,7 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from fleet.storage.rate_cache import KnownRate, RateBook, numbers, read_cache, timings
+from fleet.storage.rate_cache import KnownRate, RateBook, rates_of, read_cache, timings
 from scheduler.base import StepTime
 from scheduler.elastic.analyzer import Timed
 
@@ -52,7 +52,7 @@ def test_the_cache_keeps_what_other_runs_have_measured_meanwhile(path):
     book.add("a", 2, of(18.0))
     book.add("c", 1, of(1.5))
     book.write()
-    assert numbers(read_cache(path)) == {"a": {1: 10.0, 2: 18.0}, "b": {1: 5.0}, "c": {1: 1.5}}
+    assert rates_of(read_cache(path)) == {"a": {1: 10.0, 2: 18.0}, "b": {1: 5.0}, "c": {1: 1.5}}
 
 
 def test_a_rate_that_proved_wrong_casts_doubt_on_the_others_of_its_network(path):
@@ -60,7 +60,7 @@ def test_a_rate_that_proved_wrong_casts_doubt_on_the_others_of_its_network(path)
     book = RateBook(path)
     book.correct("a", 1, of(1348.0))
     book.write()
-    assert numbers(read_cache(path)) == {"a": {1: 1348.0}, "b": {1: 5.0}}
+    assert rates_of(read_cache(path)) == {"a": {1: 1348.0}, "b": {1: 5.0}}
 
 
 def test_what_training_shows_stands_beside_a_rate_that_it_corrects(path):
@@ -72,14 +72,14 @@ def test_what_training_shows_stands_beside_a_rate_that_it_corrects(path):
     book.write()
     book.add("a", 4, replace(of(1500.0), how="trained"))
     book.write()
-    assert numbers(read_cache(path)) == {"a": {1: 500.0, 2: 900.0, 4: 1500.0}}
+    assert rates_of(read_cache(path)) == {"a": {1: 500.0, 2: 900.0, 4: 1500.0}}
 
 
 def test_who_measures_anew_knows_nothing_from_before_and_replaces_it(path):
     found(path, ("a", 1, 238.0), ("a", 2, 400.0), ("b", 1, 5.0))
-    assert RateBook(path, remeasure=True).known == {}
+    assert RateBook(path, remeasure=True).rates == {}
     found(path, ("a", 1, 1348.0), remeasure=True)
-    assert numbers(read_cache(path)) == {"a": {1: 1348.0}, "b": {1: 5.0}}
+    assert rates_of(read_cache(path)) == {"a": {1: 1348.0}, "b": {1: 5.0}}
 
 
 def test_who_finds_out_nothing_writes_nothing(path):
@@ -91,14 +91,14 @@ def test_what_is_not_new_is_not_written_again(path):
     book = RateBook(path)
     book.add("a", 1, ONE)
     book.write_if_due()
-    assert numbers(read_cache(path)) == {"a": {1: 238.0}}
+    assert rates_of(read_cache(path)) == {"a": {1: 238.0}}
     path.unlink()
     book.write_if_due()
     book.write()
     assert not path.exists()
     book.add("b", 1, of(5.0))
     book.write()
-    assert numbers(read_cache(path)) == {"a": {1: 238.0}, "b": {1: 5.0}}
+    assert rates_of(read_cache(path)) == {"a": {1: 238.0}, "b": {1: 5.0}}
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ def test_rates_that_cannot_be_are_passed_over(tmp_path):
     path.write_text(
         json.dumps({"a": {gpus: asdict(of(rate)) for gpus, rate in enumerate(rates, start=1)}})
     )
-    assert numbers(read_cache(path)) == {"a": {5: 2.0}}
+    assert rates_of(read_cache(path)) == {"a": {5: 2.0}}
 
 
 def test_a_cache_that_cannot_be_written_is_done_without(tmp_path):

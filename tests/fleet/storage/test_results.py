@@ -8,12 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fleet.domain import network as net
 from fleet.domain.events import GroupStarted, Searched
-from fleet.domain.network import NetworkStatus, Outcome, State, TestResult, divergence
+from fleet.domain.network import NetworkStatus, Outcome, State, divergence
 from fleet.errors import UserError
 from fleet.monitor.report import best_rows
 from fleet.storage.checkpoint import read_history, write_history, write_state
-from fleet.storage.files import Pacing, replacing
+from fleet.storage.files import WriteThrottle, atomic_write
 from fleet.storage.paths import RunPaths
 from fleet.storage.results import NetworkResult, Status, leaderboard, read_results, recover
 from tests.examples import examples
@@ -220,7 +221,7 @@ def test_the_table_reads_back_as_it_was_written(tmp_path_factory, records, reaso
 
 def test_a_table_is_written_as_often_as_it_costs_little_and_never_later_than_after_a_minute():
     now = Clock()
-    pacing = Pacing(now)
+    pacing = WriteThrottle(now)
     assert pacing.is_due(changes=1)  # there is none yet
     with pacing.writing():
         now.now += 0.15  # as of 10,000 networks
@@ -239,7 +240,7 @@ def test_a_line_that_was_written_before_is_that_of_the_table_as_it_is_now(result
         results, "b", NetworkStatus((record(1, val_accuracy=0.6, metrics={"top_5": 0.9}),))
     )  # all have a column more
     come_to(results, "a", NetworkStatus((record(1, val_accuracy=0.5), record(2, val_accuracy=0.7))))
-    results.count("c", 7)
+    results.set_parameters("c", 7)
     assert [
         (row.name, row.epochs, row.parameters, row.metrics)
         for row in read_results(results.paths.root)
@@ -264,9 +265,9 @@ def test_a_table_is_not_written_again_for_what_changes_no_row(results):
 
 
 def test_bad_samples_are_listed(results):
-    results.add_bad("one.png", "torn, at byte 7")
-    results.add_bad("two.png", "empty")
-    with open(results.paths.bad_samples, newline="") as file:
+    results.add_unreadable("one.png", "torn, at byte 7")
+    results.add_unreadable("two.png", "empty")
+    with open(results.paths.unreadable_samples, newline="") as file:
         assert list(csv.reader(file)) == [
             ["sample", "reason"],
             ["one.png", "torn, at byte 7"],
@@ -275,8 +276,8 @@ def test_bad_samples_are_listed(results):
 
 
 def test_a_bad_sample_may_have_a_name_of_any_bytes(results):
-    results.add_bad("caf\udce9.png", "torn")
-    assert results.paths.bad_samples.read_text(encoding="utf-8").count("torn") == 1
+    results.add_unreadable("caf\udce9.png", "torn")
+    assert results.paths.unreadable_samples.read_text(encoding="utf-8").set_parameters("torn") == 1
 
 
 @pytest.mark.parametrize(
@@ -284,7 +285,7 @@ def test_a_bad_sample_may_have_a_name_of_any_bytes(results):
     ["name\nx\n", "name,status\na,flying\n", "name\na,beyond\n", "name\n" + "x" * 200_000 + "\n"],
 )
 def test_a_damaged_table_is_said_to_be_one(tmp_path, content):
-    with replacing(RunPaths(tmp_path).results) as file:
+    with atomic_write(RunPaths(tmp_path).results) as file:
         file.write(content)
     with pytest.raises(UserError, match="results.csv is not a table of results"):
         read_results(tmp_path)
@@ -320,11 +321,11 @@ def left(results, name, epochs, best=True, **state):
 def test_a_network_goes_on_where_its_checkpoint_is(results):
     left(results, "a", history(0.5, 0.6))
     states = recovered(results)
-    assert (list(states), results.standing("a")) == (["a"], NetworkStatus(history(0.5, 0.6)))
+    assert (list(states), results.network_status("a")) == (["a"], NetworkStatus(history(0.5, 0.6)))
 
 
 def test_the_parameters_of_what_was_built_are_kept_for_launches_that_do_not_build_it(results):
-    results.count("b", 7)
+    results.set_parameters("b", 7)
     again = results_of(results.spec, results.paths, parameters={"a": 52})
     recovered(again)
     assert {row.name: row.parameters for row in again.rows()} == {"a": 52, "b": 7, "c": None}
@@ -333,7 +334,7 @@ def test_the_parameters_of_what_was_built_are_kept_for_launches_that_do_not_buil
 def test_a_network_that_had_converged_is_finished(results):
     left(results, "a", history(0.5, 0.6, 0.7))
     recovered(results)
-    assert results.standing("a").outcome == Outcome("3 epochs")
+    assert results.network_status("a").outcome == Outcome("3 epochs")
     assert results.rows()[0].reason == "3 epochs"
 
 
@@ -347,7 +348,7 @@ def test_a_network_whose_newest_checkpoint_is_damaged_stays_finished_by_its_best
     write_history(results.paths.history("a"), history(*epochs))
     results.paths.last("a").write_bytes(b"damaged")
     recovered(results)
-    assert results.standing("a") == NetworkStatus(history(*epochs), Outcome("3 epochs"))
+    assert results.network_status("a") == NetworkStatus(history(*epochs), Outcome("3 epochs"))
     assert (results.row(results.spec.by_name["a"]).best_epoch, list(results.damaged)) == (
         best,
         ["a"],
@@ -387,13 +388,13 @@ def test_a_network_that_was_done_stays_so_for_the_reason_of_then(tmp_path, rule)
     results = results_of(spec(*MODELS, train={"converge": rule}), RunPaths(tmp_path))
     left(results, "a", history(0.7, 0.6, 0.5), final="no better val_accuracy for 2 epochs")
     recovered(results)
-    assert results.standing("a").outcome == Outcome("no better val_accuracy for 2 epochs")
+    assert results.network_status("a").outcome == Outcome("no better val_accuracy for 2 epochs")
 
 
 def test_a_network_in_the_middle_of_an_epoch_is_not_finished(results):
     left(results, "a", history(0.5, 0.6, 0.7), position=16, stream_epoch=3)
     assert recovered(results)["a"].position == 16
-    assert results.standing("a").outcome is None
+    assert results.network_status("a").outcome is None
 
 
 def taken_up(results, **changes):
@@ -423,12 +424,12 @@ def test_a_failed_network_is_tried_again_when_something_else_is_tried_or_when_it
 ):
     come_to(results, "b", NetworkStatus((), FAILURE))
     come_to(results, "c", NetworkStatus((), FAILURE))
-    again = taken_up(results, tried=lambda network: f"another {network.name}")
+    again = taken_up(results, attempt_id=lambda network: f"another {network.name}")
     assert failed(again) == {}
     come_to(again, "c", NetworkStatus((), Outcome("the loss became inf", is_failure=True)))
     come_to(again, "b", NetworkStatus((), Outcome("3 epochs")))
     assert not results.paths.failure("b").exists()
-    assert failed(taken_up(results, tried=again.tried)) == {"c": "the loss became inf"}
+    assert failed(taken_up(results, attempt_id=again.attempt_id)) == {"c": "the loss became inf"}
 
 
 def test_what_a_network_failed_of_is_written_once_and_its_row_each_time(results):
@@ -443,7 +444,7 @@ def test_what_a_network_failed_of_is_written_once_and_its_row_each_time(results)
     "content", ["", "[]", "{}", '{"reason": "x"}', '{"reason": "x", "may_pass": false}', "\x00"]
 )
 def test_a_network_is_tried_again_where_nobody_can_tell_why_it_failed(results, content):
-    with replacing(results.paths.failure("b")) as file:
+    with atomic_write(results.paths.failure("b")) as file:
         file.write(content)
     recovered(results)
     assert failed(results) == {}
@@ -451,7 +452,9 @@ def test_a_network_is_tried_again_where_nobody_can_tell_why_it_failed(results, c
 
 def test_the_table_has_columns_for_the_test_only_where_something_was_judged(results):
     assert "test acc" not in leaderboard(results.rows())[0]
-    come_to(results, "a", NetworkStatus((record(1),), Outcome("1 epoch"), TestResult(0.5, 0.75, 8)))
+    come_to(
+        results, "a", NetworkStatus((record(1),), Outcome("1 epoch"), net.TestResult(0.5, 0.75, 8))
+    )
     headers, rows = leaderboard(results.rows())
     row = next(row for row in rows if row[0] == "a")
     assert (row[headers.index("test acc")], row[headers.index("test loss")]) == ("0.7500", "0.5000")

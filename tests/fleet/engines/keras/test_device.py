@@ -38,10 +38,10 @@ class FakeGpus:
 def test_a_trainer_takes_the_gpu_of_its_place_or_the_only_one_it_is_shown(
     monkeypatch, shown, index, chosen
 ):
-    from fleet.engines.keras.engine import take_device
+    from fleet.engines.keras.engine import configure_device
 
     gpus = FakeGpus(monkeypatch, shown)
-    take_device(index, 4)
+    configure_device(index, 4)
     assert (gpus.chosen, gpus.grows) == ([chosen], [(chosen, True)])
 
 
@@ -61,21 +61,21 @@ def test_a_trainer_takes_the_gpu_of_its_place_or_the_only_one_it_is_shown(
 def test_trainers_that_share_a_gpu_take_equal_shares_of_its_memory_but_for_the_first(
     monkeypatch, slot, grows, limits
 ):
-    from fleet.engines.keras.engine import take_device
+    from fleet.engines.keras.engine import configure_device
 
     gpus = FakeGpus(monkeypatch, 2)
-    take_device(1, 8, slot=slot)
+    configure_device(1, 8, slot=slot)
     assert (gpus.chosen, gpus.grows, gpus.limits) == (["gpu1"], grows, limits)
 
 
 def test_more_trainers_than_gpus_are_refused(monkeypatch):
-    from fleet.engines.keras.engine import take_device
+    from fleet.engines.keras.engine import configure_device
 
     FakeGpus(monkeypatch, 2)
     with pytest.raises(
         UserError, match="this node shows 2 GPUs, and this rank is its trainer number 3"
     ):
-        take_device(2, 3)
+        configure_device(2, 3)
 
 
 def test_trainers_of_a_node_without_gpus_share_its_cores(monkeypatch):
@@ -90,14 +90,14 @@ def test_trainers_of_a_node_without_gpus_share_its_cores(monkeypatch):
     )
     monkeypatch.setattr(engine.tf.config.optimizer, "set_experimental_options", rewriting.append)
     for trainers in (1, 3, 20):
-        engine.take_device(0, trainers)
+        engine.configure_device(0, trainers)
     assert rewriting == [{"disable_meta_optimizer": True}] * 3
     monkeypatch.setattr(
         engine.tf.config.experimental,
         "enable_op_determinism",
         lambda: threads.append("deterministic"),
     )
-    engine.take_device(0, 1, deterministic=True)
+    engine.configure_device(0, 1, deterministic=True)
     monkeypatch.setenv("TF_NUM_INTRAOP_THREADS", "5")  # the user's word
-    engine.take_device(0, 1)
+    engine.configure_device(0, 1)
     assert threads == [8, 2, 1, "deterministic", 1]

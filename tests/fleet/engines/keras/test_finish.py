@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fleet.comm.alone import Alone
-from fleet.engines.base import Setup
+from fleet.engines.base import EngineContext
 from fleet.runtime.training.rate_measurement import made_up
 from fleet.spec import Resources, parse
 from preprocess.deferred_augmentation import finished
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.tensorflow
 def test_a_graph_moves_pixels_as_numpy_does(dtype, shape, to):
     import tensorflow as tf
 
-    from fleet.engines.keras.finish import finished as in_graph
+    from fleet.engines.keras.finish import augment_deferred as in_graph
 
     rows, sample = unfinished(dtype, shape, to, count=40)
     wanted = finished(rows, sample)
@@ -36,7 +36,7 @@ def test_a_graph_moves_pixels_as_numpy_does(dtype, shape, to):
 def of(sample, **train):
     from fleet.engines.keras.engine import KerasEngine
 
-    engine = KerasEngine(Setup(sample, Resources(exchange="mpi")))
+    engine = KerasEngine(EngineContext(sample, Resources(exchange="mpi")))
     train = {"optimizer": {"name": "sgd", "learning_rate": 0.1, "momentum": 0.9}, **train}
     spec = parse(
         {"models": [{"family": "cnn", "args": {"filters": [4], "dense": [8]}}], "train": train}

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fleet.comm.alone import Alone
-from fleet.engines.base import Setup
+from fleet.engines.base import EngineContext
 from fleet.spec import Resources, parse
 from preprocess.sample import ImageSpec, SampleSpec
 
@@ -19,7 +19,7 @@ SAMPLE = SampleSpec(ImageSpec((8, 8, 1), "uint8"), 3)
 def engine():
     from fleet.engines.keras.engine import KerasEngine
 
-    return KerasEngine(Setup(SAMPLE, Resources(exchange="mpi")))
+    return KerasEngine(EngineContext(SAMPLE, Resources(exchange="mpi")))
 
 
 def stepped(engine, filters):

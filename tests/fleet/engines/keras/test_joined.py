@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fleet.comm.alone import Alone
-from fleet.engines.base import Setup
+from fleet.engines.base import EngineContext
 from fleet.errors import UserError
 from fleet.prediction.saved_predictions import probabilities
 from fleet.spec import Resources, parse
@@ -38,7 +38,7 @@ def exported(folder, kind, **train):
             "train": train,
         }
     )
-    engine, files, outputs = KerasEngine(Setup(sample, Resources(exchange="mpi"))), [], []
+    engine, files, outputs = KerasEngine(EngineContext(sample, Resources(exchange="mpi"))), [], []
     images = np.random.default_rng(0).integers(0, 256, (5, 8, 8, 1), np.uint8)
     targets, weights = target.split(np.zeros(5, target.wire))
     for network in spec.networks:
@@ -54,21 +54,23 @@ def exported(folder, kind, **train):
 
 @pytest.mark.parametrize("kind", TARGETS)
 def test_the_weighted_mean_of_what_networks_predict(tmp_path, kind):
-    from fleet.engines.keras.joined import JoinedModels
+    from fleet.engines.keras.joined import EnsembleModel
 
     files, images, outputs = exported(tmp_path, kind)
     one, other = (probabilities(found, kind) for found in outputs)
-    mean = JoinedModels(files, [0.25, 0.75], kind).predict(images)
+    mean = EnsembleModel(files, [0.25, 0.75], kind).predict(images)
     np.testing.assert_allclose(mean, 0.25 * one + 0.75 * other, atol=1e-5)
-    np.testing.assert_allclose(JoinedModels(files[:1], [1.0], kind).predict(images), one, atol=1e-5)
+    np.testing.assert_allclose(
+        EnsembleModel(files[:1], [1.0], kind).predict(images), one, atol=1e-5
+    )
 
 
 def test_one_network_may_be_joined_with_one_of_the_same_name(tmp_path):
-    from fleet.engines.keras.joined import JoinedModels
+    from fleet.engines.keras.joined import EnsembleModel
 
     files, images, outputs = exported(tmp_path, "class")
     np.testing.assert_allclose(
-        JoinedModels([files[0], files[0]], [0.5, 0.5], "class").predict(images),
+        EnsembleModel([files[0], files[0]], [0.5, 0.5], "class").predict(images),
         probabilities(outputs[0], "class"),
         atol=1e-5,
     )
@@ -76,10 +78,10 @@ def test_one_network_may_be_joined_with_one_of_the_same_name(tmp_path):
 
 @pytest.mark.long
 def test_what_is_saved_keras_loads_without_anything_of_fleet(tmp_path):
-    from fleet.engines.keras.joined import JoinedModels
+    from fleet.engines.keras.joined import EnsembleModel
 
     files, images, _ = exported(tmp_path, "class", precision="mixed_bfloat16")
-    joined = JoinedModels(files, [0.25, 0.75], "class")
+    joined = EnsembleModel(files, [0.25, 0.75], "class")
     joined.save(tmp_path / "joined.keras")
     np.save(tmp_path / "images.npy", images)
     program = (
@@ -93,11 +95,11 @@ def test_what_is_saved_keras_loads_without_anything_of_fleet(tmp_path):
 
 
 def test_a_file_that_cannot_be_loaded_is_named(tmp_path):
-    from fleet.engines.keras.joined import JoinedModels
+    from fleet.engines.keras.joined import EnsembleModel
 
     (tmp_path / "best.keras").write_text("no network")
     with pytest.raises(UserError, match="best.keras cannot be loaded"):
-        JoinedModels([tmp_path / "best.keras"], [1.0], "class")
+        EnsembleModel([tmp_path / "best.keras"], [1.0], "class")
 
 
 def test_keras_writes_onnx_or_says_what_it_lacks(tmp_path):
@@ -114,15 +116,17 @@ def test_keras_writes_onnx_or_says_what_it_lacks(tmp_path):
 
 def test_numbers_that_float32_cannot_tell_apart_are_predicted_from(tmp_path):
     from fleet.engines.keras.engine import KerasEngine
-    from fleet.engines.keras.joined import JoinedModels
+    from fleet.engines.keras.joined import EnsembleModel
 
     affine = Affine((1.7e9, 2.0), (100.0, 1.0), 1.0, precise=True)
     rows = np.array(affine.mean) + np.arange(10).reshape(5, 2)
     sample = SampleSpec(ImageSpec((2,), "float64"), 3, affine)
     (network,) = parse({"models": [{"family": "softmax", "args": {}}]}).networks
-    trainable = KerasEngine(Setup(sample, Resources(exchange="mpi"))).build(network, Alone())
+    trainable = KerasEngine(EngineContext(sample, Resources(exchange="mpi"))).build(
+        network, Alone()
+    )
     outputs = trainable.predict(rows, np.zeros(5, np.int64))[1]
     trainable.export(trainable.state(), tmp_path / "best.keras")
-    found = JoinedModels([tmp_path / "best.keras"], [1.0], "class").predict(rows)
+    found = EnsembleModel([tmp_path / "best.keras"], [1.0], "class").predict(rows)
     np.testing.assert_allclose(found, probabilities(outputs, "class"), atol=1e-6)
     assert len(np.unique(found, axis=0)) == 5

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from fleet.comm.alone import Alone
-from fleet.engines.base import Setup, StepTotals
+from fleet.engines.base import EngineContext, StepTotals
 from fleet.errors import ModelError, SettingError, SpecError
 from fleet.spec import Resources, parse
-from fleet.vocabulary.measures import LOSSES, METRICS, direction_of, snake
+from fleet.vocabulary.measures import LOSSES, METRICS, canonical_name, direction_of
 from preprocess.sample import ImageSpec, SampleSpec
 from preprocess.target import TargetSpec, class_target
 from tests.examples import long_but_first
@@ -39,7 +39,9 @@ def build(kind, model=None, **train):
             "train": {"optimizer": {"learning_rate": 0.1, "momentum": 0.9}, **train},
         }
     )
-    return KerasEngine(Setup(sample, Resources(exchange="mpi"))).build(content.networks[0], Alone())
+    return KerasEngine(EngineContext(sample, Resources(exchange="mpi"))).build(
+        content.networks[0], Alone()
+    )
 
 
 def batch(kind, rows=12):
@@ -101,8 +103,8 @@ def test_metrics_of_any_cut_of_a_batch_are_those_of_keras_on_the_whole(kind, nam
         StepTotals(),
     )
     np.testing.assert_allclose(whole.pack(), parts.pack(), rtol=1e-5)
-    found = trainable.scores(parts.more)
-    assert found == pytest.approx(trainable.scores(whole.more), rel=1e-5)
+    found = trainable.scores(parts.metric_totals)
+    assert found == pytest.approx(trainable.scores(whole.metric_totals), rel=1e-5)
     outputs, targets = np.asarray(trainable._model(some[0])), some[1]
     if kind == "value":
         assert found["mae"] == pytest.approx(np.abs(outputs - targets).mean(), rel=1e-4)
@@ -236,7 +238,7 @@ def test_metrics_and_losses_take_parameters():
         {"IoU": {"target_class_ids": [1]}},
     ]
     trainable, some = build("class", metrics=metrics), batch("class")
-    found = trainable.scores(trainable.evaluate(*some).more)
+    found = trainable.scores(trainable.evaluate(*some).metric_totals)
     assert list(found) == ["AUC", "auc_pr", "IoU"]
     assert found["AUC"] != found["auc_pr"]
     hit = (outputs := np.asarray(trainable._model(some[0])).argmax(1)) == some[1]
@@ -414,7 +416,9 @@ def test_a_loss_and_a_metric_of_ones_own():
     each = (np.asarray(trainable._model(inputs)) - targets) ** 4
     judged = trainable.evaluate(inputs, targets, weights)
     assert judged.loss == pytest.approx(float((each.mean(axis=1) * weights).sum()), rel=1e-4)
-    assert trainable.scores(judged.more) == pytest.approx({"quartic": each.mean()}, rel=1e-4)
+    assert trainable.scores(judged.metric_totals) == pytest.approx(
+        {"quartic": each.mean()}, rel=1e-4
+    )
 
 
 @pytest.mark.parametrize(
@@ -471,11 +475,11 @@ def test_the_tables_of_losses_and_metrics_are_those_of_keras():
     }  # the last are of sequences and embeddings
     assert set(LOSSES) == losses
     classes = [getattr(keras.metrics, name) for name in dir(keras.metrics) if name[0].isupper()]
-    names = {snake(kind.__name__) for kind in classes}
+    names = {canonical_name(kind.__name__) for kind in classes}
     assert names - set(METRICS) == {"mean", "sum", "metric", "mean_metric_wrapper"}
     assert set(METRICS) <= names
     for kind in classes:
-        if (name := snake(kind.__name__)) in METRICS:
+        if (name := canonical_name(kind.__name__)) in METRICS:
             try:
                 said = kind()._direction
             except (TypeError, AttributeError):  # it wants the number of classes; or does not say

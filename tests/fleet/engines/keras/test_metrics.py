@@ -10,7 +10,7 @@ from sklearn import metrics as sk
 from fleet.errors import SettingError
 from fleet.spec import parse
 from fleet.spec.measures import unfit
-from fleet.vocabulary.measures import METRICS, snake
+from fleet.vocabulary.measures import METRICS, canonical_name
 from preprocess.probe import probe
 from preprocess.target import TargetSpec
 from tests.preprocess.samples import Memory
@@ -219,7 +219,7 @@ def test_each_metric_has_an_oracle():
     ],
 )
 def test_a_metric_is_that_of_all_samples_together(name, kind):
-    needed = METRICS[snake(name)].needs
+    needed = METRICS[canonical_name(name)].needs
     asked = {name: {needed: PARAMETERS[needed]}} if needed else name
     value, outputs, targets = computed(asked, kind, *made(kind))
     found, wanted = shares(kind, outputs, targets)

@@ -6,7 +6,7 @@ import random
 import numpy as np
 import pytest
 
-from fleet.engines.base import network_warnings
+from fleet.engines.base import collect_warnings
 from fleet.errors import ModelError, UserError
 from fleet.spec.layers import count_parameters
 from fleet.spec.model import Architecture, application_names
@@ -312,7 +312,7 @@ def test_a_last_softmax_is_taken_away(keras, build, my_models, name, tmp_path):
 def test_a_loss_that_a_model_was_compiled_with_is_named_and_the_one_that_is_used(
     build, my_models, loss, named
 ):
-    with network_warnings() as told:
+    with collect_warnings() as told:
         build(Architecture("my_test_models:compiled", {"loss": loss}), (4, 4, 1), classes=3)
     assert len(told) == 1
     assert told[0].startswith(
@@ -323,7 +323,7 @@ def test_a_loss_that_a_model_was_compiled_with_is_named_and_the_one_that_is_used
 
 @pytest.mark.parametrize("name", ["logits", "compiled"])
 def test_a_model_without_a_loss_is_not_warned_of(build, my_models, name):
-    with network_warnings() as told:
+    with collect_warnings() as told:
         build(Architecture(f"my_test_models:{name}"), (4, 4, 1), classes=3)
     assert told == []
 

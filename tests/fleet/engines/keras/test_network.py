@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from fleet.comm.alone import Alone
-from fleet.engines.base import Setup
+from fleet.engines.base import EngineContext
 from fleet.errors import CheckpointError, ModelError
 from fleet.spec import Resources, parse
 from fleet.vocabulary.schedules import SCHEDULES, arguments_of, required
@@ -41,7 +41,7 @@ SAMPLE = SampleSpec(ImageSpec((8, 8, 1), "uint8"), 3, Affine(0.5, 0.5))
 def engine():
     from fleet.engines.keras.engine import KerasEngine
 
-    return KerasEngine(Setup(SAMPLE, Resources(exchange="mpi")))
+    return KerasEngine(EngineContext(SAMPLE, Resources(exchange="mpi")))
 
 
 @pytest.mark.parametrize(
@@ -423,7 +423,7 @@ def test_networks_come_to_the_same_whether_their_graphs_are_rewritten_or_not(bat
 
     def trained(as_traced):
         # Its own: an engine keeps the graphs of its last network.
-        engine = KerasEngine(Setup(SAMPLE, Resources(exchange="mpi")))
+        engine = KerasEngine(EngineContext(SAMPLE, Resources(exchange="mpi")))
         tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": as_traced})
         trainable = engine.build(network(), Alone())
         return [begin(trainable, *batch, (5, 5, 2))().sums, trainable.evaluate(*batch)]
@@ -453,14 +453,14 @@ def test_a_network_of_a_fold_does_not_take_the_graphs_of_another_that_does_somet
 
     affines = Affine(0.5, 0.5), Affine(10.0, 20.0, 1.0)
     engine, found = (
-        KerasEngine(Setup(replace(SAMPLE, folds=affines), Resources(exchange="mpi"))),
+        KerasEngine(EngineContext(replace(SAMPLE, folds=affines), Resources(exchange="mpi"))),
         [],
     )
     for fold in (0, 1):
         built = engine.build(replace(network(), fold=fold), Alone())
         found.append(built.evaluate(*batch).loss)
         built.close()
-        setup = Setup(replace(SAMPLE, affine=affines[fold]), Resources(exchange="mpi"))
+        setup = EngineContext(replace(SAMPLE, affine=affines[fold]), Resources(exchange="mpi"))
         alone = KerasEngine(setup).build(network(), Alone())
         assert found[fold] == pytest.approx(alone.evaluate(*batch).loss, rel=1e-6)
         alone.close()

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fleet.comm.alone import Alone
-from fleet.engines.base import Setup
+from fleet.engines.base import EngineContext
 from fleet.errors import SettingError, SpecError
 from fleet.spec import Resources, parse
 from fleet.vocabulary.optimizers import COMMON, OPTIMIZERS
@@ -39,7 +39,7 @@ def settings(optimizer, **batch):
 def build(optimizer, **batch):
     from fleet.engines.keras.engine import KerasEngine
 
-    return KerasEngine(Setup(SAMPLE, Resources(exchange="mpi"))).build(
+    return KerasEngine(EngineContext(SAMPLE, Resources(exchange="mpi"))).build(
         settings(optimizer, **batch), Alone()
     )
 
@@ -284,7 +284,7 @@ def build_own(optimizer):
             "train": {"optimizer": optimizer},
         }
     )
-    engine = KerasEngine(Setup(SAMPLE, Resources(exchange="mpi")))
+    engine = KerasEngine(EngineContext(SAMPLE, Resources(exchange="mpi")))
     return engine.build(spec.networks[0], Alone())
 
 

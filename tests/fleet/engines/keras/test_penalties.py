@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fleet.comm.alone import Alone
-from fleet.engines.base import Setup
+from fleet.engines.base import EngineContext
 from fleet.errors import NetworkWarning
 from fleet.spec import Resources, parse
 from fleet.stream.batch import split_rows
@@ -155,7 +155,7 @@ def network(model, **train):
 def build(model, group, **train):
     from fleet.engines.keras.engine import KerasEngine
 
-    return KerasEngine(Setup(SAMPLE, Resources(exchange="mpi"))).build(
+    return KerasEngine(EngineContext(SAMPLE, Resources(exchange="mpi"))).build(
         network(model, **train), group
     )
 

@@ -5,8 +5,8 @@ import pytest
 import yaml
 
 from fleet.comm.alone import Alone
-from fleet.engines.base import Setup
-from fleet.engines.initial_weights import meeting, taken
+from fleet.engines.base import EngineContext
+from fleet.engines.initial_weights import match_patterns, match_weights
 from fleet.errors import SettingError
 from fleet.spec import Resources, parse
 from preprocess.sample import Affine, ImageSpec, SampleSpec
@@ -55,7 +55,7 @@ def built(tmp_path, monkeypatch):
             )
         )
         sample = SampleSpec(ImageSpec((8, 8, 1), "uint8"), classes, affine)
-        return KerasEngine(Setup(sample, Resources(exchange="mpi"))).build(
+        return KerasEngine(EngineContext(sample, Resources(exchange="mpi"))).build(
             spec.networks[0], Alone()
         )
 
@@ -92,7 +92,7 @@ def test_what_a_run_exports_and_what_keras_writes_is_taken_up(
     else:
         first._model.save_weights(tmp_path / "best.weights.h5")
     second = built(entry, seed=1)
-    second.begin_with(tmp_path / f"best.{ending}", ())
+    second.load_pretrained(tmp_path / f"best.{ending}", ())
     assert all(equal(second, first).values())
 
 
@@ -106,7 +106,7 @@ def test_a_classifier_of_its_own_is_skipped_and_what_is_frozen_stays(built, tmp_
     second = built(
         classes=5, seed=1, train="start: {file: best.keras, skip: ['logits.*'], freeze: ['stage*']}"
     )
-    second.begin_with(tmp_path / "best.keras", ["logits.*"])
+    second.load_pretrained(tmp_path / "best.keras", ["logits.*"])
     begun = weights(second)
     for _ in range(3):
         second.step(images, labels, 8)
@@ -137,9 +137,11 @@ def test_what_does_not_fit_is_named_one_by_one(built, tmp_path):
         match=r"logits/kernel is \(4, 3\) in the file and \(4, 5\) in the network; "
         r"logits/bias is \(3,\) in the file and \(5,\) in the network; what should",
     ):
-        built(classes=5).begin_with(tmp_path / "best.keras", ())
+        built(classes=5).load_pretrained(tmp_path / "best.keras", ())
     with pytest.raises(SettingError, match="fit the network: the network has no stage0_conv/0, "):
-        built("build: starting_models:unnamed").begin_with(tmp_path / "best.keras", ["dense/*"])
+        built("build: starting_models:unnamed").load_pretrained(
+            tmp_path / "best.keras", ["dense/*"]
+        )
 
 
 def test_a_pattern_that_meets_nothing_is_a_mistake(built, tmp_path):
@@ -148,7 +150,7 @@ def test_a_pattern_that_meets_nothing_is_a_mistake(built, tmp_path):
     with pytest.raises(
         SettingError, match=r"'head.\*' matches no weight; there are stage0_conv/kernel, "
     ) as caught:
-        built().begin_with(tmp_path / "best.keras", ["head.*"])
+        built().load_pretrained(tmp_path / "best.keras", ["head.*"])
     assert caught.value.setting == ("train", "start", "skip")
     with pytest.raises(SettingError, match="'body' matches no weight") as caught:
         built(train="start: {file: best.keras, freeze: [body]}")
@@ -162,12 +164,12 @@ def test_a_file_that_cannot_be_read_is_named(built, tmp_path, file, content):
     if content:
         (tmp_path / file).write_bytes(content)
     with pytest.raises(SettingError, match=f"{file} cannot be read as .weights.h5 or .keras"):
-        built().begin_with(tmp_path / file, ())
+        built().load_pretrained(tmp_path / file, ())
 
 
 def test_long_lists_are_cut():
     shapes = {f"w{number:02}": (1,) for number in range(30)}
     with pytest.raises(SettingError, match=r"w18, w19, \.\.\."):
-        meeting(["x"], shapes, "skip")
+        match_patterns(["x"], shapes, "skip")
     with pytest.raises(SettingError, match="w19 is .*; 10 more; "):
-        taken("a", shapes, dict.fromkeys(shapes, (2,)), ())
+        match_weights("a", shapes, dict.fromkeys(shapes, (2,)), ())

@@ -272,7 +272,7 @@ def main(engine, folder):
                     images, targets, ROWS, False, *([] if weights is None else [weights])
                 )
                 losses.append(sums.loss / sums.count)
-                more = np.array(sums.more)
+                more = np.array(sums.metric_totals)
         judged = [
             network.evaluate(images, targets, *([] if weights is None else [weights]))
             for images, targets, weights in batches_of(kind)

@@ -46,10 +46,10 @@ def shown(monkeypatch):
 def test_a_trainer_takes_the_gpu_of_its_place_or_the_only_one_it_is_shown(
     shown, count, index, chosen
 ):
-    from fleet.engines.torch.engine import take_device
+    from fleet.engines.torch.engine import configure_device
 
     told = shown(count)
-    assert str(take_device(index, 4)) == chosen
+    assert str(configure_device(index, 4)) == chosen
     assert (told.chosen, told.shares) == ([chosen], [])
 
 
@@ -68,21 +68,21 @@ def test_a_trainer_takes_the_gpu_of_its_place_or_the_only_one_it_is_shown(
 def test_trainers_that_share_a_gpu_take_equal_shares_of_its_memory_but_for_the_first(
     shown, slot, shares
 ):
-    from fleet.engines.torch.engine import take_device
+    from fleet.engines.torch.engine import configure_device
 
     told = shown(2)
-    take_device(1, 8, slot=slot)
+    configure_device(1, 8, slot=slot)
     assert told.shares == shares
 
 
 def test_more_trainers_than_gpus_are_refused(shown):
-    from fleet.engines.torch.engine import take_device
+    from fleet.engines.torch.engine import configure_device
 
     shown(2)
     with pytest.raises(
         UserError, match="this node shows 2 GPUs, and this rank is its trainer number 3"
     ):
-        take_device(2, 3)
+        configure_device(2, 3)
 
 
 def test_trainers_of_a_node_without_gpus_share_its_cores(shown, monkeypatch):
@@ -92,9 +92,9 @@ def test_trainers_of_a_node_without_gpus_share_its_cores(shown, monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr(engine.os, "sched_getaffinity", lambda process: range(8))
     for trainers in (1, 3, 20):
-        engine.take_device(0, trainers)
+        engine.configure_device(0, trainers)
     monkeypatch.setenv("OMP_NUM_THREADS", "5")  # the user's word
-    engine.take_device(0, 1)
+    engine.configure_device(0, 1)
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")
-    engine.take_device(0, 1, deterministic=True)
+    engine.configure_device(0, 1, deterministic=True)
     assert told.threads == [8, 2, 1, "deterministic", 1]

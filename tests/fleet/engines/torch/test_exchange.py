@@ -46,7 +46,7 @@ def test_gradients_are_added_up_in_pieces_also_with_a_rank_that_has_no_rows(
     import torch
 
     from fleet.engines.torch import exchange
-    from fleet.engines.torch.flat import Flat
+    from fleet.engines.torch.flat import FlatParameters
 
     monkeypatch.setattr(exchange, "_PIECE", least)
     torch.manual_seed(0)
@@ -62,21 +62,23 @@ def test_gradients_are_added_up_in_pieces_also_with_a_rank_that_has_no_rows(
     def rank_main(rank, flat, net):
         try:
             one = exchange.TorchExchange(Pair(rank, names), torch.device("cpu"), tmp_path)
-            foreign.extend(RunPaths(tmp_path).foreign())  # a launch that is killed leaves the file
+            foreign.extend(
+                RunPaths(tmp_path).foreign_files()
+            )  # a launch that is killed leaves the file
             for step in range(3):
-                flat.say(stop=False, failed=False)
+                flat.write_empty_totals(stop=False, failed=False)
                 if rank == 0 or step != 1:  # in the second step it has none
                     one.begin(flat)
                     net(inputs[3 * rank : 3 * rank + 3]).sum().backward()
                 one.finish(flat)
-                found[rank, step] = flat.whole.clone().numpy()
+                found[rank, step] = flat.buffer.clone().numpy()
             one.close()
         except BaseException as error:
             errors.append(error)
 
     nets = [module() for _ in range(2)]  # the generator is of the process
     ranks = [
-        threading.Thread(target=rank_main, args=(rank, Flat(net, 0), net))
+        threading.Thread(target=rank_main, args=(rank, FlatParameters(net, 0), net))
         for rank, net in enumerate(nets)
     ]
     [rank.start() for rank in ranks]
@@ -84,14 +86,14 @@ def test_gradients_are_added_up_in_pieces_also_with_a_rank_that_has_no_rows(
     assert not errors
     assert not foreign
     alone = module()
-    flat = Flat(alone, 0)
+    flat = FlatParameters(alone, 0)
     for step, rows in enumerate([6, 3, 6]):
-        flat.clear()
+        flat.zero_gradients()
         alone(inputs[:rows]).sum().backward()
         for rank in range(2):
-            assert found[rank, step] == pytest.approx(flat.whole.numpy(), abs=1e-5)
-    assert len(flat.pieces(64)) == 4
-    assert sum(last - first for first, last, _ in flat.pieces(600)) == len(flat.gradients)
+            assert found[rank, step] == pytest.approx(flat.buffer.numpy(), abs=1e-5)
+    assert len(flat.split_gradients(64)) == 4
+    assert sum(last - first for first, last, _ in flat.split_gradients(600)) == len(flat.gradients)
     assert not list(tmp_path.glob(".exchange-*"))
 
 
@@ -101,7 +103,7 @@ def test_checkpointing_adds_to_gradients_before_they_travel(tmp_path, monkeypatc
     from torch.utils.checkpoint import checkpoint
 
     from fleet.engines.torch import exchange
-    from fleet.engines.torch.flat import Flat
+    from fleet.engines.torch.flat import FlatParameters
 
     monkeypatch.setattr(exchange, "_PIECE", 64)
     torch.manual_seed(0)
@@ -124,7 +126,7 @@ def test_checkpointing_adds_to_gradients_before_they_travel(tmp_path, monkeypatc
         try:
             one = exchange.TorchExchange(Pair(rank, names), torch.device("cpu"), tmp_path)
             for step in range(3):
-                flat.clear()
+                flat.zero_gradients()
                 one.begin(flat)
                 net(inputs[3 * rank : 3 * rank + 3], True).backward()
                 one.finish(flat)
@@ -135,15 +137,15 @@ def test_checkpointing_adds_to_gradients_before_they_travel(tmp_path, monkeypatc
 
     nets = [Twice() for _ in range(2)]
     ranks = [
-        threading.Thread(target=rank_main, args=(rank, Flat(net, 0), net))
+        threading.Thread(target=rank_main, args=(rank, FlatParameters(net, 0), net))
         for rank, net in enumerate(nets)
     ]
     [rank.start() for rank in ranks]
     [rank.join(60) for rank in ranks]
     assert not errors
     alone = Twice()
-    flat = Flat(alone, 0)
-    flat.clear()
+    flat = FlatParameters(alone, 0)
+    flat.zero_gradients()
     alone(inputs, False).backward()
     for gradients in found.values():
         assert gradients == pytest.approx(flat.gradients.numpy(), abs=1e-4)

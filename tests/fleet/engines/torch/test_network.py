@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from fleet.comm.alone import Alone
-from fleet.engines.base import network_warnings
-from fleet.engines.registry import count_parameters, join_exports, make_engine
+from fleet.engines.base import collect_warnings
+from fleet.engines.registry import count_parameters, load_ensemble, make_engine
 from fleet.errors import CheckpointError, FleetError, SettingError
 from fleet.spec import parse
-from fleet.storage.checkpoint import inherited
+from fleet.storage.checkpoint import merge_inherited
 from preprocess.sample import Affine, ImageSpec, SampleSpec
 from preprocess.target import TargetSpec
 from tests.fleet.one_process import Launch
@@ -130,7 +130,7 @@ def test_a_state_of_another_network_is_refused():
 def test_a_batch_that_cannot_be_read_changes_nothing(batch):
     trainable = built()
     before = trainable.state()
-    assert trainable.step(batch[0], np.full(12, -1), 12).totals == (0.0, 0.0, 0.0)
+    assert trainable.step(batch[0], np.full(12, -1), 12).as_tuple == (0.0, 0.0, 0.0)
     assert all(np.array_equal(before[name], array) for name, array in trainable.state().items())
 
 
@@ -165,7 +165,7 @@ def test_a_child_takes_over_all_but_its_own_settings(batch):
     parent = built(optimizer={"name": "adam", "learning_rate": 0.1, "use_ema": True})
     child = built(optimizer={"name": "adam", "learning_rate": 0.03, "use_ema": True}, seed=1)
     parent.step(*batch, 12)
-    child.load(inherited(child.state(), parent.state(), spec_of().engine.own_arrays))
+    child.load(merge_inherited(child.state(), parent.state(), spec_of().engine.own_arrays))
     assert all(np.array_equal(array, child.state()[name]) for name, array in parent.state().items())
     assert child.evaluate(*batch) == parent.evaluate(*batch)
     assert child.learning_rate() == 0.03
@@ -182,9 +182,9 @@ def test_a_stride_is_its_steps(batch):
 @pytest.fixture
 def late(monkeypatch):
     """Builds networks whose sums are read late, as on a GPU."""
-    from fleet.engines.torch.network import AheadNetwork
+    from fleet.engines.torch.network import AsyncNetwork
 
-    monkeypatch.setattr("fleet.engines.torch.engine.TorchNetwork", AheadNetwork)
+    monkeypatch.setattr("fleet.engines.torch.engine.TorchNetwork", AsyncNetwork)
     return built
 
 
@@ -215,18 +215,22 @@ def test_steps_whose_sums_are_read_late_come_to_the_same_bit_for_bit(batch, late
 def test_gradients_that_a_backward_pass_makes_anew_are_those_that_it_adds_up_bit_for_bit():
     import torch
 
-    from fleet.engines.torch.flat import Flat
+    from fleet.engines.torch.flat import FlatParameters
 
     torch.manual_seed(0)
     words, dense = torch.nn.Embedding(9, 4, sparse=True), torch.nn.Linear(4, 4)
     module = torch.nn.ModuleList([words, dense, torch.nn.Linear(3, 2)])  # the last takes no part
-    flat, found = Flat(module, 0), []
-    for begin, end in ((flat.clear, list), (flat.let_go, flat.gather), (flat.let_go, flat.gather)):
+    flat, found = FlatParameters(module, 0), []
+    for begin, end in (
+        (flat.zero_gradients, list),
+        (flat.detach_gradients, flat.gather_gradients),
+        (flat.detach_gradients, flat.gather_gradients),
+    ):
         begin()
         dense(dense(words(torch.tensor([1, 5, 1])))).square().sum().backward()
         end()
-        flat.check()
-        found.append(flat.whole.clone())
+        flat.check_gradients()
+        found.append(flat.buffer.clone())
     assert found[0].any()
     assert torch.equal(found[0], found[1])
     assert torch.equal(found[1], found[2])
@@ -356,7 +360,7 @@ def test_every_kind_of_target_is_learned_with_its_measures(case, family):
     assert losses[-1] < losses[0]
     sums, outputs = trainable.predict(images, values, weights)
     assert outputs.shape == (10, *((8, 8) if target.kind == "mask" else ()), 3)
-    assert len(trainable.scores(sums.more)) == len(metrics)
+    assert len(trainable.scores(sums.metric_totals)) == len(metrics)
 
 
 @pytest.mark.parametrize(
@@ -517,9 +521,11 @@ def test_a_loss_is_called_in_the_order_of_its_names():
     sums, outputs = one.predict(images, targets)
     wanted = np.abs(outputs - targets) ** 2
     assert sums.loss / 4 == pytest.approx(wanted.mean(), rel=1e-5)
-    assert one.scores(sums.more)["reversed_error"] == pytest.approx(wanted.mean(), rel=1e-5)
+    assert one.scores(sums.metric_totals)["reversed_error"] == pytest.approx(
+        wanted.mean(), rel=1e-5
+    )
     assert np.array_equal(targets, before)
-    with network_warnings() as told:
+    with collect_warnings() as told:
         one.check_learns(images, targets)
         built(own("gated"), VALUES, loss=f"{MODULES}:unclear_error").check_learns(images, targets)
         built(own("gated"), VALUES, loss=f"{MODULES}:absolute").check_learns(images, targets)
@@ -594,7 +600,7 @@ def test_an_export_changes_no_arrays_that_it_is_given(tmp_path):
     spec = spec_of(own("overwriting"))
     one = built(own("overwriting"), FLAT)
     one.export(one.state(), tmp_path / "best.safetensors")
-    joined = join_exports(spec, [tmp_path / "best.safetensors"] * 2, [0.5, 0.5], "class")
+    joined = load_ensemble(spec, [tmp_path / "best.safetensors"] * 2, [0.5, 0.5], "class")
     images = flat_batch()[0]
     before = images.copy()
     assert np.array_equal(joined.predict(images), joined.predict(images))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fleet.comm.alone import Alone
-from fleet.engines.registry import join_exports, make_engine, write_onnx
+from fleet.engines.registry import load_ensemble, make_engine, write_onnx
 from fleet.errors import ModelError, SettingError, UserError
 from fleet.prediction.saved_predictions import probabilities
 from fleet.spec import parse
@@ -131,7 +131,7 @@ def test_an_export_is_the_state_dict_and_a_note_and_gives_what_the_network_does(
     )
     images = np.random.default_rng(1).integers(0, 255, (300, 8, 8, 1), np.uint8)
     logits = outputs_of(network, images)
-    joined = join_exports(spec_of(model), [path, path], [0.25, 0.75], "class")
+    joined = load_ensemble(spec_of(model), [path, path], [0.25, 0.75], "class")
     assert joined.predict(images) == pytest.approx(probabilities(logits, "class"), abs=1e-6)
     joined.save(tmp_path / "mean.safetensors")
     assert {name.partition(".")[0] for name in load_file(tmp_path / "mean.safetensors")} == {
@@ -160,7 +160,7 @@ def test_masks_and_values_come_out_as_they_are_asked_for(tmp_path):
     )
     network = built({"build": "starting_modules:pixels"}, mask)
     network.export(network.state(), tmp_path / "best.safetensors")
-    joined = join_exports(spec_of(CNN), [tmp_path / "best.safetensors"], [1.0], "mask")
+    joined = load_ensemble(spec_of(CNN), [tmp_path / "best.safetensors"], [1.0], "mask")
     found = joined.predict(np.ones((2, 4, 6, 3), np.uint8))
     assert (found.shape, found.sum(-1)) == (
         (2, 4, 6, 3),
@@ -169,7 +169,7 @@ def test_masks_and_values_come_out_as_they_are_asked_for(tmp_path):
     rows = SampleSpec(ImageSpec((4,), "float32"), 2, target=TargetSpec("value", 2))
     network = built({"build": "starting_modules:tied"}, rows)
     network.export(network.state(), tmp_path / "best.safetensors")
-    joined = join_exports(spec_of(CNN), [tmp_path / "best.safetensors"], [1.0], "value")
+    joined = load_ensemble(spec_of(CNN), [tmp_path / "best.safetensors"], [1.0], "value")
     ones = np.ones((2, 4), np.float32)
     assert joined.predict(ones) == pytest.approx(
         network.predict(ones, np.zeros((2, 2), np.float32))[1]
@@ -186,19 +186,19 @@ def test_without_the_code_of_a_module_it_says_what_is_missing(tmp_path, monkeypa
         match=r"takes the code of starting_modules:net, which should be found "
         r"from here, or where it was: .*starting_modules",
     ):
-        join_exports(spec_of(CNN), [tmp_path / "best.safetensors"], [1.0], "class")
+        load_ensemble(spec_of(CNN), [tmp_path / "best.safetensors"], [1.0], "class")
     (tmp_path / "starting_modules.py").write_text(
         MODULES.replace("nn.Linear(width, classes)", "nn.Linear(width, 9)")
     )
     with pytest.raises(UserError, match="gives outputs of shape"):
-        join_exports(spec_of(CNN), [tmp_path / "best.safetensors"], [1.0], "class")
+        load_ensemble(spec_of(CNN), [tmp_path / "best.safetensors"], [1.0], "class")
     sys.modules.pop("starting_modules")
     (tmp_path / "starting_modules.py").write_text(MODULES.replace("self.body", "self.trunk"))
     with pytest.raises(UserError, match="whose code has changed since"):
-        join_exports(spec_of(CNN), [tmp_path / "best.safetensors"], [1.0], "class")
+        load_ensemble(spec_of(CNN), [tmp_path / "best.safetensors"], [1.0], "class")
     (tmp_path / "best.json").unlink()
     with pytest.raises(UserError, match="cannot be loaded"):
-        join_exports(spec_of(CNN), [tmp_path / "best.safetensors"], [1.0], "class")
+        load_ensemble(spec_of(CNN), [tmp_path / "best.safetensors"], [1.0], "class")
 
 
 def test_what_a_file_cannot_hold_is_found_before_hours_are_spent(tmp_path):
@@ -276,7 +276,7 @@ def test_a_head_of_its_own_is_skipped_and_what_is_frozen_stays(tmp_path):
     first.export(first.state(), tmp_path / "best.safetensors")
     start = {"file": "best.safetensors", "skip": ["head.*"], "freeze": ["body.*"]}
     second = built(NET, SampleSpec(SAMPLE.image, 5, SAMPLE.affine), seed=1, start=start)
-    second.begin_with(tmp_path / "best.safetensors", ["head.*"])
+    second.load_pretrained(tmp_path / "best.safetensors", ["head.*"])
     begun = second.state()
     assert all(
         np.array_equal(begun[name], array)
@@ -302,17 +302,17 @@ def test_what_does_not_fit_is_named_one_by_one(tmp_path):
         match=r"body.0.weight is \(4, 1, 3, 3\) in the file and \(5, 1, 3, 3\) in the "
         r"network; body.0.bias is .*; head.weight is",
     ) as caught:
-        wider.begin_with(tmp_path / "best.safetensors", ())
+        wider.load_pretrained(tmp_path / "best.safetensors", ())
     assert "num_batches" not in str(caught.value)
     with pytest.raises(SettingError, match="the file has no .*; the network has no body.0.bias"):
-        built(CNN).begin_with(tmp_path / "best.safetensors", ())
+        built(CNN).load_pretrained(tmp_path / "best.safetensors", ())
     with pytest.raises(SettingError, match="'tail' matches no weight; there are body.0.weight, "):
-        built(NET).begin_with(tmp_path / "best.safetensors", ["tail"])
+        built(NET).load_pretrained(tmp_path / "best.safetensors", ["tail"])
     with pytest.raises(SettingError, match="nothing is left to train"):
         built(NET, start={"file": "best.safetensors", "freeze": ["*"]})
     (tmp_path / "best.pt").write_bytes(b"pickled")
     with pytest.raises(SettingError, match="best.pt cannot be read as safetensors"):
-        built(NET).begin_with(tmp_path / "best.pt", ())
+        built(NET).load_pretrained(tmp_path / "best.pt", ())
 
 
 def test_a_file_may_lack_the_second_name_of_a_weight_and_counts(tmp_path):
@@ -327,7 +327,7 @@ def test_a_file_may_lack_the_second_name_of_a_weight_and_counts(tmp_path):
     }
     save_file(state, tmp_path / "tied.safetensors")
     second = built({"build": "starting_modules:tied"}, rows, seed=1)
-    second.begin_with(tmp_path / "tied.safetensors", ())
+    second.load_pretrained(tmp_path / "tied.safetensors", ())
     assert all(np.array_equal(array, first.state()[name]) for name, array in second.state().items())
 
 
@@ -339,6 +339,6 @@ def test_numbers_that_float32_cannot_tell_apart_are_predicted_from(tmp_path):
     trainable = make_engine(spec, sample, None, 0, 1).build(spec.networks[0], Alone())
     outputs = trainable.predict(rows, np.zeros(5, np.int64))[1]
     trainable.export(trainable.state(), tmp_path / "best.safetensors")
-    found = join_exports(spec, [tmp_path / "best.safetensors"], [1.0], "class").predict(rows)
+    found = load_ensemble(spec, [tmp_path / "best.safetensors"], [1.0], "class").predict(rows)
     np.testing.assert_allclose(found, probabilities(outputs, "class"), atol=1e-6)
     assert len(np.unique(found, axis=0)) == 5

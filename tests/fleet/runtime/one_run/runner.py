@@ -24,10 +24,10 @@ from fleet.domain import events as ev
 from fleet.engines import softmax
 from fleet.engines.softmax import NumpyEngine
 from fleet.errors import DamagedError, ExitStatus
-from fleet.prediction.saved_predictions import probabilities, read_predicted
+from fleet.prediction.saved_predictions import probabilities, read_predictions
 from fleet.runtime.session import Session
 from fleet.runtime.training.sources import Sources, sources_of
-from fleet.storage.checkpoint import best_state, newest
+from fleet.storage.checkpoint import find_best, find_newest
 from fleet.storage.event_log import events_of
 from fleet.storage.rate_cache import RateBook
 from fleet.storage.results import Status, read_results, recover
@@ -149,8 +149,8 @@ class Runner:
         results = results_of(self.prepared.spec, self.prepared.paths)
         results.run.take_up(recover(results)[0])
         for name in self.prepared.spec.by_name:  # nobody reads the arrays of one that is done
-            is_over = results.standing(name).outcome is not None
-            found = newest(self.prepared.paths, name, with_arrays=not is_over)
+            is_over = results.network_status(name).outcome is not None
+            found = find_newest(self.prepared.paths, name, with_arrays=not is_over)
             state, history = (
                 found.state,
                 found.history if is_over else found.state.history if found.state else (),
@@ -187,13 +187,13 @@ class Runner:
         return events_of(self.prepared.paths.events, kind)
 
     def history(self, name):
-        return newest(self.prepared.paths, name, with_arrays=False).history
+        return find_newest(self.prepared.paths, name, with_arrays=False).history
 
     def best(self, name):
         """What a network that is done was judged and exported with; None where it was damaged since."""
         spec = self.prepared.spec
         try:
-            found = best_state(
+            found = find_best(
                 self.prepared.paths, name, spec.by_name[name].train.converge, spec.checkpoint.keep
             )
         except DamagedError:
@@ -232,7 +232,7 @@ class Runner:
             self.prepared.folds,
         )
         for name, row in self.results().items():
-            kept = read_predicted(self.prepared.paths, name, "validation", "class")
+            kept = read_predictions(self.prepared.paths, name, "validation", "class")
             if kept is None or row.status is not Status.FINISHED:
                 continue
             if (best := self.best(name)) is None:
@@ -257,7 +257,7 @@ class Runner:
         """Every epoch of every history was the whole data set, in order, each sample once; and trained as alone."""
         self.check_tests()
         self.check_predictions()
-        assert self.prepared.paths.foreign() == []
+        assert self.prepared.paths.foreign_files() == []
         for name in self.results():
             history = self.history(name)
             for record in history:

@@ -9,7 +9,7 @@ from fleet.domain import events as ev
 from fleet.engines.softmax import NumpyEngine, SoftmaxRegression
 from fleet.errors import ExitStatus
 from fleet.runtime import session as fleet_session
-from fleet.storage.checkpoint import best_state
+from fleet.storage.checkpoint import find_best
 from tests.fleet.runtime.one_run.runner import Runner, cases, failing_once, few, shaky
 
 
@@ -79,7 +79,7 @@ def test_a_network_that_was_trained_on_is_exported_again_whichever_launch_comes_
     assert paths.exported("n0", ".keras").read_text() == before
     assert runner.launch() is ExitStatus.OK
     assert [event.record.epoch for event in runner.events(ev.EpochEnded)] == [1, 2, 3]
-    best = best_state(paths, "n0", runner.prepared.spec.by_name["n0"].train.converge, keep).state
+    best = find_best(paths, "n0", runner.prepared.spec.by_name["n0"].train.converge, keep).state
     assert (
         paths.exported("n0", ".keras").read_text()
         == repr(best.arrays["weights"].tolist())

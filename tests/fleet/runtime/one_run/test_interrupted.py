@@ -11,7 +11,7 @@ from fleet.engines.softmax import SoftmaxRegression
 from fleet.errors import ExitStatus
 from fleet.runtime.coordinator import Coordinator
 from fleet.storage import event_log, verified_hdf5
-from fleet.storage.checkpoint import newest
+from fleet.storage.checkpoint import find_newest
 from fleet.storage.results import Status
 from tests.fleet.runtime.one_run.runner import Runner, cases, counting, few, shaky
 from tests.fleet.runtime.runs import Interruption, Signal
@@ -128,7 +128,7 @@ def test_an_epoch_whose_judgement_was_interrupted_is_judged_again_and_not_traine
     )
     runner = shaky(folders(), failures=0, retries=0, epochs=2, gpus=gpus, policy="baseline")
     assert runner.launch(signal) is ExitStatus.RESUMABLE
-    state = newest(runner.prepared.paths, "n0", with_arrays=False).state
+    state = find_newest(runner.prepared.paths, "n0", with_arrays=False).state
     assert (state.history, state.position) == ((), 12)
     step = SoftmaxRegression.step
     monkeypatch.setattr(

@@ -62,7 +62,7 @@ def test_a_network_that_is_trained_further_is_judged_as_it_is_then(folders):
         runner = further(folder, epochs)
         assert runner.launch() is ExitStatus.OK
         assert len(runner.events(ev.NetworkTested)) == epochs / 2
-    runner.prepared.paths.tested("n0").write_text("{")  # damaged, or lost with a killed launch
+    runner.prepared.paths.test_result("n0").write_text("{")  # damaged, or lost with a killed launch
     assert runner.launch() is ExitStatus.OK
     assert len(runner.events(ev.NetworkTested)) == 3
 

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from fleet.engines.base import Done, StepTotals
+from fleet.engines.base import StepResult, StepTotals
 from fleet.engines.softmax import SoftmaxRegression
 
 
@@ -40,7 +40,7 @@ class BeginningRegression(SoftmaxRegression):
         def end():
             if self.under_way is done:
                 self._end()
-            return Done(done[0], time.perf_counter())
+            return StepResult(done[0], time.perf_counter())
 
         done += [None, steps]
         return end

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fleet.engines.base import come_together
+from fleet.engines.base import check_peers
 from fleet.runtime.training.agreement import TrainingFailed, all_or_none
 from tests.fleet.one_process import Launch
 
@@ -18,7 +18,7 @@ def test_a_rank_that_fails_is_not_waited_for_where_all_come_together(ranks, fail
         def build():
             if group.rank in failing:
                 raise ValueError(f"not on rank {group.rank}")
-            come_together(group)
+            check_peers(group)
             return "built"
 
         try:

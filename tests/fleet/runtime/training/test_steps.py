@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from fleet.engines import softmax
-from fleet.engines.base import Done, StepTotals
+from fleet.engines.base import StepResult, StepTotals
 from fleet.errors import ExitStatus
 from fleet.runtime.training import steps as steps_module
 from fleet.runtime.training.clocks import StepClock
 from fleet.runtime.training.loop import TrainingLoop
 from fleet.runtime.training.steps import Steps
-from fleet.storage.checkpoint import newest
+from fleet.storage.checkpoint import find_newest
 from tests.fakes import Group
 from tests.fleet.runtime.runs import launch, write
 from tests.fleet.runtime.training.going_ahead import BeginningRegression
@@ -38,7 +38,7 @@ class Strides:
 
         def end():
             self.said.append(f"read {number}")
-            return Done([StepTotals(number, stop=number == self._stops)], number)
+            return StepResult([StepTotals(number, stop=number == self._stops)], number)
 
         return end
 
@@ -141,7 +141,7 @@ def outcome(folder, ranks, ahead, after=None):
         assert not ahead or any(
             group == ranks and steps > 1 for group, steps in BeginningRegression.taken
         )
-    state = newest(prepared.paths, "n").state
+    state = find_newest(prepared.paths, "n").state
     rows = [
         dataclasses.replace(record, seconds=0.0, waited_s=0.0, accepted=())
         for record in state.history

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from fleet.prediction.saved_predictions import Outputs, keep_outputs
+from fleet.prediction.saved_predictions import Outputs, save_outputs
 from fleet.spec import Checkpoint
 from fleet.storage.results import NetworkResult, Status
 from fleet.storage.writer import CheckpointWriter
@@ -20,7 +20,7 @@ def row(name, status=Status.FINISHED, folds=0):
 
 def keep(paths, name, outputs, targets, weights=None, part="validation", rows=None):
     writer = CheckpointWriter(paths, Checkpoint())
-    keep_outputs(
+    save_outputs(
         writer,
         paths.predictions(name, part),
         Outputs(outputs.astype(np.float32), targets, weights),
