@@ -35,7 +35,7 @@ def write(path, image, **options):
     path.write_bytes(encode(image, "JPEG" if path.suffix == ".jpg" else "PNG", **options))
 
 
-def foreign_files(path, images, labels, **more):
+def foreign(path, images, labels, **more):
     """An HDF5 file of somebody else's."""
     with h5py.File(path, "w") as file:
         file["images"], file["labels"] = images, labels
