@@ -85,8 +85,8 @@ def test_ones_own_system_is_asked_whether_a_job_lives(tmp_path, monkeypatch, lin
     put_programs(tmp_path, {"own_state": line})
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     other = Holder("x", "n1", 1, system="own_systems:OWN", job="6")
-    assert lease_of_process(OWN_JOB)._around.knows_job(other) is known
-    assert lease_of_process({})._around.knows_job(other) is None  # nobody has told of that system
+    assert lease_of_process(OWN_JOB)._process.knows_job(other) is known
+    assert lease_of_process({})._process.knows_job(other) is None  # nobody has told of that system
 
 
 def test_a_launch_that_is_told_of_no_system_says_so():

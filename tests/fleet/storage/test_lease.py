@@ -74,10 +74,10 @@ def hold(folder, name="a", floor=0, **me):
 def taking(lease, folder, until=1e9):
     """Let a lease look, second after second; how long it took to get it."""
     for pause in lease.steps(folder):
-        lease._around.time += pause
-        if lease._around.time > until:
+        lease._process.time += pause
+        if lease._process.time > until:
             return None
-    return lease._around.time
+    return lease._process.time
 
 
 @pytest.fixture
@@ -299,12 +299,12 @@ def test_a_job_that_is_suspended_keeps_its_lease(folder, second, words):
 def test_a_launch_that_ends_within_some_seconds_is_waited_for(folder):
     first, second = hold(folder), make("b")
     for pause in second.steps(folder):
-        second._around.time += pause
-        if second._around.time < 4:
+        second._process.time += pause
+        if second._process.time < 4:
             first.renew()
         else:
             first.release()
-    assert second._around.time < 5
+    assert second._process.time < 5
     assert not second.took_over
 
 

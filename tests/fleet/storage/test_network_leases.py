@@ -35,7 +35,7 @@ def got(leases, names, most=9):
 def wait(leases, seconds):
     """Let a launch look, second after second."""
     for _ in range(seconds):
-        leases._lease._around.time += 1
+        leases._lease._process.time += 1
         leases.poll()
     return [(name, leases.lease_of(name).took_over) for name in leases.pop_acquired()]
 
@@ -117,7 +117,7 @@ def test_one_who_steps_into_the_door_at_the_same_moment_is_seen(run):
         hold(run.lease, "alone")
 
     lease = first._lease.sibling("network a")
-    first._trying["a"] = lease, steps(lease)
+    first._attempts["a"] = lease, steps(lease)
     assert got(first, "a") == []
     assert not read_holders(run)
 
@@ -145,7 +145,7 @@ def test_a_launch_that_wants_to_be_alone_is_told_who_is_there(run):
         launch(run, "first"),
         Lease(Told(), Holder("alone", "node", 1), Times(stale=60, poll=0.001, patience=0.01)),
     )
-    alone._around.now = time.monotonic
+    alone._process.now = time.monotonic
     got(first, "a")
     ended = threading.Event()
 

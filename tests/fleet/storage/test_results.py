@@ -277,7 +277,7 @@ def test_bad_samples_are_listed(results):
 
 def test_a_bad_sample_may_have_a_name_of_any_bytes(results):
     results.add_unreadable("caf\udce9.png", "torn")
-    assert results.paths.unreadable_samples.read_text(encoding="utf-8").set_parameters("torn") == 1
+    assert results.paths.unreadable_samples.read_text(encoding="utf-8").count("torn") == 1
 
 
 @pytest.mark.parametrize(
@@ -363,7 +363,7 @@ def test_a_longer_training_goes_on_from_the_best_epoch_where_the_last_is_damaged
     write_history(longer.paths.history("a"), history(0.5, 0.7, 0.6))
     longer.paths.last("a").write_bytes(b"damaged")
     assert recovered(longer)["a"].epoch == 2
-    assert longer.standing("a") == NetworkStatus(history(0.5, 0.7))
+    assert longer.network_status("a") == NetworkStatus(history(0.5, 0.7))
 
 
 def test_a_longer_training_is_judged_anew(tmp_path):
@@ -371,7 +371,7 @@ def test_a_longer_training_is_judged_anew(tmp_path):
     left(short, "a", history(0.5), final="1 epoch")
     longer = results_of(spec(*MODELS, train={"converge": {"max_epochs": 9}}), RunPaths(tmp_path))
     recovered(longer)
-    assert longer.standing("a").outcome is None
+    assert longer.network_status("a").outcome is None
 
 
 @pytest.mark.parametrize(
