@@ -17,7 +17,7 @@ from fleet.storage.paths import RunPaths
 from preprocess.sample import ImageSpec, SampleSpec
 from preprocess.target import TargetSpec, class_target
 from tests.fleet.histories import come_to, results_of
-from tests.fleet.prediction.kept import keep
+from tests.fleet.prediction.saved_predictions import keep
 
 NAMES = ("cat", "dog")
 DATA = {
