@@ -95,7 +95,7 @@ def measure(trainers: int, way: str, args: argparse.Namespace) -> tuple[float, f
                     ],
                     "train": {
                         "batch": {"size": args.batch},
-                        "converge": {"monitor": "loss", "max_epochs": args.epochs},
+                        "stopping": {"monitor": "loss", "max_epochs": args.epochs},
                     },
                     "resources": {"preprocessors": 1},
                 }

@@ -78,7 +78,7 @@ def spec(folder: Path, args: argparse.Namespace, batch: list[int]) -> dict[str, 
             {
                 "family": "cnn",
                 "name": f"cnn-{epochs}",
-                "train": {"converge": {"max_epochs": epochs}},
+                "train": {"stopping": {"max_epochs": epochs}},
                 "args": {"filters": [16, 32], "dense": [64], "norm": "none"},
             }
             for epochs in args.epochs

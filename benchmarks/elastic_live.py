@@ -139,7 +139,7 @@ def live(
             "name": "live",
             "output": str(folder / "run"),
             "models": [],
-            "open_for": f"{pause_s + 5:.0f}s",
+            "keep_open": f"{pause_s + 5:.0f}s",
             "data": {
                 "source": "builtin:noise",
                 "options": {"samples": SAMPLES},
@@ -165,7 +165,7 @@ def live(
                     "name": job.network.name,
                     "train": {
                         "batch": {"size": list(job.network.batches or ())},
-                        "converge": {"max_epochs": job.network.epochs, "monitor": "loss"},
+                        "stopping": {"max_epochs": job.network.epochs, "monitor": "loss"},
                     },
                 }
             )

@@ -51,7 +51,7 @@ def spec(policy: str, rates: Path, output: Path, args: argparse.Namespace) -> di
             {"family": "softmax", "name": network.name}
             for network in generate(args.networks, 1).models
         ],
-        "train": {"batch": {"size": BATCH}, "converge": {"monitor": "loss"}},
+        "train": {"batch": {"size": BATCH}, "stopping": {"monitor": "loss"}},
         "schedule": {"policy": policy, "rates": str(rates)},
         "resources": {
             "engine": "emulated",

@@ -60,7 +60,7 @@ def write_emulated(
             ],
             "train": {
                 "batch": {"size": batch},
-                "converge": {"monitor": "loss", "max_epochs": epochs},
+                "stopping": {"monitor": "loss", "max_epochs": epochs},
             },
             "schedule": {"policy": policy, "rates": str(folder / "rates.json")},
             "resources": {"engine": "emulated", **resources},

@@ -39,7 +39,7 @@ _SPEC: dict[str, Any] = {
     "models": [{"name": name, **model} for name, model in NETWORKS.items()],
     "train": {
         "optimizer": {"name": "sgd", "learning_rate": 1e-3, "momentum": 0.9},
-        "converge": {"max_epochs": 1},
+        "stopping": {"max_epochs": 1},
     },
 }
 

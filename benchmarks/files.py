@@ -269,7 +269,7 @@ def resume(folder: Path, args: argparse.Namespace) -> None:
                 )
                 for epoch in range(1, 1 + (args.epochs if number % 2 else (1 + args.epochs) // 2))
             )
-            final = reason_now(history, "", network.train.converge)
+            final = reason_now(history, "", network.train.stopping)
             state = State(
                 {"weights": np.zeros(4)},
                 training_identity(network, launch.spec, launch.sample),

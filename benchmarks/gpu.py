@@ -358,7 +358,7 @@ class Bench:
                 "cache": "memory",
                 "transforms": [{"scale": {"mean": 0.5, "std": 0.5}}],
             },
-            "train": TRAIN | {"converge": {"monitor": "loss", "max_epochs": self.epochs}},
+            "train": TRAIN | {"stopping": {"monitor": "loss", "max_epochs": self.epochs}},
             **parts,
         }
         (folder / "spec.yaml").write_text(yaml.safe_dump(content))

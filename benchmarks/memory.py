@@ -68,7 +68,7 @@ def spec(folder: Path, args: argparse.Namespace) -> Path:
         ],
         "train": {
             "batch": {"size": 64},
-            "converge": {"max_epochs": 1},
+            "stopping": {"max_epochs": 1},
             "optimizer": {"name": "sgd", "learning_rate": 0.01},
         },
         "resources": {"engine": args.engine, "preprocessors": 1},

@@ -74,7 +74,7 @@ class InFleet:
     def __init__(
         self, prune: Prune, searcher: Searcher, networks: int = NETWORKS, gpus: int = GPUS
     ) -> None:
-        settings = Settings(ask="random", most=networks)
+        settings = Settings(sampler="random", max_trials=networks)
         self._searcher = searcher
         entry = Entry(ENTRY, settings, RANGES, "maximize", "val_accuracy")
         self._mind = SearchController(

@@ -182,7 +182,7 @@ def cpu_of_an_epoch(
         {
             "models": [{"family": "softmax", "name": "net", "count": networks, "space": SPACE}],
             "resources": {"engine": "numpy"},
-            "train": {"converge": {"max_epochs": 1}},
+            "train": {"stopping": {"max_epochs": 1}},
             "schedule": {"policy": policy},
         }
     )
@@ -266,11 +266,11 @@ def cpu_of_a_search(networks: int, rule: str, epochs: int, policy: str) -> Spent
                 "transforms": [],
             },
             "models": [
-                {"family": "softmax", "gpus": 1, "space": SPACE, "search": {"most": networks}}
+                {"family": "softmax", "gpus": 1, "space": SPACE, "search": {"max_trials": networks}}
             ],
             "train": {
                 "batch": {"size": SAMPLES},
-                "converge": {"max_epochs": epochs, "monitor": "accuracy"},
+                "stopping": {"max_epochs": epochs, "monitor": "accuracy"},
             },
             "resources": {"engine": "numpy", "preprocessors": "auto"},
         }

@@ -260,7 +260,7 @@ def simulate(
     """A search to its end."""
     networks = 2 * gpus
     values = drawn(seed, networks)
-    search = InFleet(Prune(rule="asha", mode=mode), Listed(values), networks, gpus)
+    search = InFleet(Prune(rule="asha", on_fail=mode), Listed(values), networks, gpus)
     trials = Trials(search, seed, gpus, networks, partial(speedup, loss=loss))
     best = max(one.accuracies[-1] for one in trials.curves)
     near, signal_h = (math.inf, math.inf), math.inf

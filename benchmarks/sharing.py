@@ -2,7 +2,7 @@
 
     python benchmarks/sharing.py [--slots 1 2 4 8] [--rounds 3] [--epochs 4] [--engine keras]
 
-Equal small CNNs, as many as the largest K, train on one device that K trainers share (`resources.per_device: K`), fed
+Equal small CNNs, as many as the largest K, train on one device that K trainers share (`resources.networks_per_gpu: K`), fed
 by one preprocessor that keeps the decoded samples. The device is the first GPU that this process is shown; where
 NVIDIA's Multi-Process Service is installed, the run uses it. Where there is no GPU, all ranks share one core; that
 tries the script, and says nothing about GPUs.
@@ -77,10 +77,10 @@ def spec(
         ],
         "train": {
             "batch": {"size": args.batch},
-            "converge": {"monitor": "loss", "max_epochs": args.epochs},
+            "stopping": {"monitor": "loss", "max_epochs": args.epochs},
             "optimizer": {"name": "sgd", "learning_rate": 0.01, "momentum": 0.9},
         },
-        "resources": {"engine": args.engine, "per_device": slots, "preprocessors": 1}
+        "resources": {"engine": args.engine, "networks_per_gpu": slots, "preprocessors": 1}
         | ({} if gpu is None else {"gpus_per_node": 1}),
     }
 

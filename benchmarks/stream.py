@@ -402,7 +402,7 @@ def train(images: Path, folder: Path, epochs: int = 1) -> tuple[Resident, float,
                     "path": str(images),
                     "transforms": decode.TRAIN + decode.SCALE,
                     "validation": 0.05,
-                    "window": "256MB",
+                    "shared_memory": "256MB",
                     "cache": "none",
                 },
                 "models": [
@@ -417,7 +417,7 @@ def train(images: Path, folder: Path, epochs: int = 1) -> tuple[Resident, float,
                 "train": {
                     "batch": {"size": BATCH},
                     "optimizer": {"name": "sgd", "learning_rate": 0.001},
-                    "converge": {"max_epochs": epochs},
+                    "stopping": {"max_epochs": epochs},
                 },
                 "resources": {"preprocessors": 1},
             }

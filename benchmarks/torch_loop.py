@@ -248,7 +248,7 @@ def with_ten_networks(pairs: int) -> list[float]:
             "output": str(folder / "run"),
             "train": {
                 "batch": {"size": 64},
-                "converge": {"max_epochs": TEN_EPOCHS, "monitor": "loss"},
+                "stopping": {"max_epochs": TEN_EPOCHS, "monitor": "loss"},
             },
         }
         (folder / "spec.yaml").write_text(yaml.safe_dump(spec))

@@ -109,7 +109,7 @@ def fleet_rate(folder: Path, digits: str) -> float:
             "train": {
                 "batch": {"size": BATCH},
                 "optimizer": {"name": "sgd", "learning_rate": 0.05, "momentum": 0.9},
-                "converge": {"max_epochs": EPOCHS},
+                "stopping": {"max_epochs": EPOCHS},
             },
             "resources": {"preprocessors": 1},
         },
@@ -161,7 +161,7 @@ def group_rates(folder: Path, filters: Sequence[int]) -> tuple[list[float], list
                     "args": {"filters": list(filters), "dense": [16]},
                 }
             ],
-            "train": {"batch": {"size": BATCH}, "converge": {"monitor": "loss", "max_epochs": 7}},
+            "train": {"batch": {"size": BATCH}, "stopping": {"monitor": "loss", "max_epochs": 7}},
             "resources": {"preprocessors": 1, "exchange": "horovod"},
         },
         folder,

@@ -75,7 +75,7 @@ def spec(
         ],
         "train": {
             "batch": {"size": BATCH},
-            "converge": {"max_epochs": epochs},
+            "stopping": {"max_epochs": epochs},
             "optimizer": {"name": "sgd", "learning_rate": RATE, "momentum": MOMENTUM},
         },
     } | ({"schedule": {"policy": policy}} if policy else {})

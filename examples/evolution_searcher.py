@@ -3,7 +3,7 @@
 models:
   - family: cnn
     space: {"filters.0": [16, 32, 64], "filters.1": [32, 64, 128], kernel: [3, 5]}
-    search: {ask: evolution_searcher:Searcher, most: 100, options: {population: 20, sample: 5}}
+    search: {sampler: evolution_searcher:Searcher, max_trials: 100, options: {population: 20, sample: 5}}
 """
 
 import random

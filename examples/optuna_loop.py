@@ -2,7 +2,7 @@
 
     python examples/optuna_loop.py SPEC RANKS TRIALS
 
-The spec has no networks of its own, and `open_for: 1min`, so that the run waits for the next. Here Optuna is in charge;
+The spec has no networks of its own, and `keep_open: 1min`, so that the run waits for the next. Here Optuna is in charge;
 examples/optuna_searcher.py is for a run that is.
 """
 

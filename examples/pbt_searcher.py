@@ -3,7 +3,7 @@
     models:
       - family: cnn
         space: {train.optimizer.learning_rate: {low: 1.0e-4, high: 0.1, log: true}}
-        search: {ask: pbt_searcher:Searcher, most: 100, at_once: 8, options: {every: 3}}
+        search: {sampler: pbt_searcher:Searcher, max_trials: 100, max_concurrent: 8, options: {every: 3}}
 
 Every few epochs a network is compared with the others at the same age. One of the worst quarter stops; the next network
 that is asked for starts from the weights and the optimizer of one of the best quarter, with values a little off.

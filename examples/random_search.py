@@ -38,7 +38,7 @@ def make_spec(networks: int, engine: str, output: str) -> dict:
         "train": {
             "batch": {"size": 64},
             "optimizer": {"name": "sgd", "learning_rate": 0.05, "momentum": 0.9},
-            "converge": {"max_epochs": 6, "patience": 3},
+            "stopping": {"max_epochs": 6, "patience": 3},
         },
         "resources": {"engine": engine},
         "output": output,

@@ -3,7 +3,7 @@
 models:
   - family: cnn
     space: {train.optimizer.learning_rate: {low: 1.0e-5, high: 0.1, log: true}}
-    search: {ask: skopt_searcher:Searcher, most: 50, options: {base_estimator: ET, n_initial_points: 8}}
+    search: {sampler: skopt_searcher:Searcher, max_trials: 50, options: {base_estimator: ET, n_initial_points: 8}}
 """
 
 from skopt import Optimizer

@@ -35,7 +35,6 @@ from fleet.search.calls import AddPriorTrial
 from fleet.spec import (
     Batch,
     Checkpoint,
-    Converge,
     Data,
     Document,
     ModelEntry,
@@ -44,6 +43,7 @@ from fleet.spec import (
     Resources,
     Schedule,
     Spec,
+    Stopping,
     Train,
     dump,
     load,
@@ -60,7 +60,6 @@ from launch.stale_files import remove_leftovers
 __all__ = [
     "Batch",
     "Checkpoint",
-    "Converge",
     "Data",
     "Document",
     "EnsembleResult",
@@ -79,6 +78,7 @@ __all__ = [
     "Spec",
     "SpecError",
     "Status",
+    "Stopping",
     "Train",
     "UserError",
     "dump",
@@ -215,7 +215,7 @@ def launch(
     On a terminal it shows a live table, and in a cell of a notebook as well, at last with the results.
 
     Args:
-        spec: a spec file. With `open_for` it may list no networks, and waits for more when all are done.
+        spec: a spec file. With `keep_open` it may list no networks, and waits for more when all are done.
         ranks, arguments, launcher, log, environment: as for :func:`run`.
 
     Returns:

@@ -1,7 +1,7 @@
 """Quantities as people write them: ``2GB``, ``10min``, ``15%``, ``20/s``; all that is read from such text is read here.
 
 A bare number is bytes for a size, seconds for a duration, and a part of one for a share. Where it could mean two
-things, as in ``schedule.delta``, it is refused.
+things, as in ``schedule.pace_tolerance``, it is refused.
 """
 
 from __future__ import annotations

@@ -255,7 +255,7 @@ def _left_to_device(sample: SampleSpec, left: OnDevice, name: str) -> SampleSpec
     image = sample.image
     if len(image.shape) != 3:
         raise InputError(
-            f"data.finish: device: it crops and mirrors images, and {name} becomes {image}"
+            f"data.augment_on: device: it crops and mirrors images, and {name} becomes {image}"
         )
     try:
         size = left.size(*image.shape[:2])

@@ -286,7 +286,7 @@ def keys_of(kind):
 
 
 def unknown_keys(text):
-    """The dotted keys, such as ``data.window``, that no spec has."""
+    """The dotted keys, such as ``data.shared_memory``, that no spec has."""
     wrong = []
     for piece in code(text):
         names = re.findall(rf"(?<![\w./-])(?:{'|'.join(SPEC_PARTS)})(?:\.[a-z_]+)+(?![\w(])", piece)
@@ -313,7 +313,7 @@ def test_every_key_of_a_spec_exists(page):
 
 def test_a_key_that_no_spec_has_is_found():
     assert unknown_keys(
-        "`data.window`, `data.widow`, `train.optimizer.learning_rate`, `train.optimizer.rate`"
+        "`data.shared_memory`, `data.widow`, `train.optimizer.learning_rate`, `train.optimizer.rate`"
     ) == ["data.widow", "train.optimizer.rate"]
 
 

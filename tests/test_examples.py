@@ -267,9 +267,9 @@ def test_the_rule_of_ones_own_drops_who_falls_behind(own):
     (own / "rule.yaml").write_text("""
 data: {source: 'builtin:digits'}
 models:
-- {family: softmax, space: {train.optimizer.learning_rate: [1.0e-5, 1.0e-12]}, search: {ask: grid, at_once: 1}}
-train: {converge: {max_epochs: 3}}
-prune: {rule: 'my_rule:RULE', least: 2}
+- {family: softmax, space: {train.optimizer.learning_rate: [1.0e-5, 1.0e-12]}, search: {sampler: grid, max_concurrent: 1}}
+train: {stopping: {max_epochs: 3}}
+prune: {rule: 'my_rule:RULE', min_epochs: 2}
 resources: {engine: numpy}
 """)
     printed(own, "-m", "fleet.run", "rule.yaml")

@@ -9,7 +9,7 @@ GAP = 0.2  # of what is monitored
 
 class Gap(NoPruning):
     def __init__(self, prune, most_epochs, seed):
-        self.least, self.best = prune.least, {}  # the best score after so many epochs
+        self.least, self.best = prune.min_epochs, {}  # the best score after so many epochs
 
     def add(self, name, epochs, score, is_done=False):
         self.best[epochs] = max(score, self.best.get(epochs, score))

@@ -140,7 +140,7 @@ def roles_of(
         None if asked.preprocessors == "auto" else asked.preprocessors,
         gpus_per_node if asked.gpus_per_node == "auto" else asked.gpus_per_node,
         own_preprocessing or spec.policy.own_samples,
-        None if asked.per_device == "auto" else asked.per_device,
+        None if asked.networks_per_gpu == "auto" else asked.networks_per_gpu,
         cores if spec.engine.learns else None,
         device,
     )
@@ -152,7 +152,7 @@ def missing_slots(spec: Spec, roles: Roles) -> str:
     A number asks for as many, auto for two: they show whether more would pay. More than there are networks would stay
     empty.
     """
-    asked = spec.resources.per_device
+    asked = spec.resources.networks_per_gpu
     devices = roles.cluster.whole_gpus
     wanted = min(2 if asked == "auto" else asked, math.ceil(spec.most_at_once / devices))
     if roles.slots >= wanted or (
@@ -161,7 +161,7 @@ def missing_slots(spec: Spec, roles: Roles) -> str:
         return ""
     there = "one network" if roles.slots == 1 else f"{roles.slots} networks"
     return (
-        f"resources.per_device is {asked}, but ranks were started for {there} on a {roles.device}: start "
+        f"resources.networks_per_gpu is {asked}, but ranks were started for {there} on a {roles.device}: start "
         f"{(wanted - roles.slots) * devices} more for {wanted}"
     )
 
@@ -264,7 +264,7 @@ def assign(
             raise UserError(
                 f"node {node} has {counted(len(rest), 'rank')} for {counted(gpus_per_node or 0, device)} beside "
                 f"{counted(wanted, 'preprocessor')}: start {counted(room + wanted, 'rank')} there or raise "
-                "resources.preprocessors or resources.per_device"
+                "resources.preprocessors or resources.networks_per_gpu"
             )
         trainers_list += rest
     # Preprocessors take turns over the nodes, so that each node prepares an equal share.

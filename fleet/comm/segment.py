@@ -73,7 +73,7 @@ class Segment:
             free = os.statvfs(_FOLDER)
             raise InfrastructureError(
                 f"{format_size(size)} of shared memory are needed and {format_size(free.f_bavail * free.f_frsize)} "
-                f"are free in {_FOLDER}: lower data.window"
+                f"are free in {_FOLDER}: lower data.shared_memory"
             ) from error
         self._descriptor = descriptor
 

@@ -79,6 +79,9 @@ def run(args: argparse.Namespace) -> None:
     if args.spec is None:
         raise UserError("name a spec file, or ask for --families")
     found = _check(args.spec, steps=not args.quick)
+    if found.spec is not None and not args.json:
+        for notice in found.spec.notices:
+            print(f"fleet check: {notice}", file=sys.stderr)
     show(args, lambda: _numbers(found), lambda: _print(args.spec, found))
     if [mistake.key for mistake in found.mistakes] == [
         "data"
@@ -255,7 +258,10 @@ def _misfit(spec: Spec, trial: SmokeTestResult) -> Misfit:
 
 def _numbers(found: _Found) -> dict[str, Any]:
     mistakes = SpecError(found.mistakes).mistakes  # in order
-    numbers: dict[str, Any] = {"mistakes": [dataclasses.asdict(mistake) for mistake in mistakes]}
+    numbers: dict[str, Any] = {
+        "mistakes": [dataclasses.asdict(mistake) for mistake in mistakes],
+        "notices": [] if found.spec is None else list(found.spec.notices),
+    }
     if found.spec is not None:
         numbers["name"] = found.spec.document.name
     if found.spec is not None and found.opened is not None:
@@ -388,7 +394,7 @@ def _row(network: NetworkSpec, trial: SmokeTestResult) -> list[Any]:
         network.train.batch.size,
         f"{optimizer.name} {shown}".rstrip(),
         gpus,
-        network.train.converge.max_epochs,
+        network.train.stopping.max_epochs,
     ]
 
 

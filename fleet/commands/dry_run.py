@@ -170,10 +170,10 @@ def _cluster(args: argparse.Namespace, spec: Spec) -> Cluster:
     elif args.ranks is None:
         gpus = _some_gpus(spec, per_node)
     else:
-        if spec.resources.per_device == "auto":
+        if spec.resources.networks_per_gpu == "auto":
             slots = 1
         else:
-            slots = spec.resources.per_device
+            slots = spec.resources.networks_per_gpu
         nodes = 1 if per_node is None else -(-args.ranks // (per_node * slots + 1))
         gpus = -(-(args.ranks - nodes) // slots)
     if gpus < 1:

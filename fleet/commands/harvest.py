@@ -281,7 +281,7 @@ def _apart(words: Sequence[str]) -> tuple[list[str], list[str]]:
 def _run(args: argparse.Namespace, spec: Spec, site: Site) -> HarvestRun:
     root = spec.output.absolute()
     epochs = {
-        network.name: network.train.converge.max_epochs
+        network.name: network.train.stopping.max_epochs
         for network in told_when_to_end(spec).networks
     }
     roles = opts.roles_of_job(args, spec, site)

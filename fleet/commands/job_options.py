@@ -160,11 +160,11 @@ def _warning(args: argparse.Namespace, walltime: float | None, system: System) -
 def ranks_of(args: argparse.Namespace, spec: Spec, site: Site) -> int | None:
     """Ranks of a node: what is asked for, what the spec's preprocessors and slots want beside the GPUs, or the site's.
 
-    With slots (``resources.per_device: K``) a GPU has K trainers, and as many ranks prepare as without.
+    With slots (``resources.networks_per_gpu: K``) a GPU has K trainers, and as many ranks prepare as without.
     """
     asked: int | None = args.ranks_per_node
     preparing = spec.resources.preprocessors
-    slots = spec.resources.per_device
+    slots = spec.resources.networks_per_gpu
     further = 0 if slots == "auto" else (slots - 1) * site.gpus
     if asked is not None or not site.gpus or (preparing == "auto" and not further):
         return asked
@@ -179,7 +179,7 @@ def ranks_of(args: argparse.Namespace, spec: Spec, site: Site) -> int | None:
 
 def trainers_of(args: argparse.Namespace, spec: Spec, site: Site) -> int | None:
     """How many ranks of a node train where several may share a GPU; None for one on each."""
-    if spec.resources.per_device == 1 or not site.gpus:
+    if spec.resources.networks_per_gpu == 1 or not site.gpus:
         return None
     roles = roles_of_job(args, spec, site)
     return sum(roles.node_of[rank] == 0 for rank in roles.trainers)

@@ -81,7 +81,7 @@ def recorded_sharing(spec: Spec) -> tuple[float, ...]:
 
 def shared_cluster(spec: Spec, cluster: Cluster) -> Cluster:
     """A cluster of whole GPUs with the slots that the networks of a spec may use, if ranks are started for them."""
-    asked = spec.resources.per_device
+    asked = spec.resources.networks_per_gpu
     most = min(
         MOST_SLOTS, math.ceil(spec.most_at_once / max(1, cluster.gpus))
     )  # more would stay empty
@@ -96,7 +96,7 @@ def with_sharing(spec: Spec, rates: RateTable) -> RateTable:
 
     Of what is not known, :func:`scheduler.ensemble.sharing.speedup` has a guess.
     """
-    is_shared = spec.resources.per_device != 1 and len(rates.sharing) < 2
+    is_shared = spec.resources.networks_per_gpu != 1 and len(rates.sharing) < 2
     if is_shared:
         return dataclasses.replace(rates, sharing=recorded_sharing(spec) or (1.0,))
     return rates

@@ -291,14 +291,14 @@ def _slots_that_pay(args: argparse.Namespace, spec: Spec, site: Site) -> str:
     ranks = opts.ranks_of(args, spec, site) or site.ranks
     slots = opts.roles_of_job(args, spec, site).slots
     speedups = recorded_sharing(spec)
-    asked = spec.resources.per_device
+    asked = spec.resources.networks_per_gpu
     pays = worth(speedups)
     # What is known may all pay; then one more may, too.
     count = min(pays + (pays == len(speedups) == slots), math.ceil(networks / gpus))
     if len(speedups) < 2 or count <= slots:
         return ""
     more = "" if count <= pays else "; more may pay"
-    raised = "" if asked == "auto" else f"resources.per_device: {count} with "
+    raised = "" if asked == "auto" else f"resources.networks_per_gpu: {count} with "
     return (
         f"{describe_sharing(speedups)}{more}. This job lets {slots} share one; {raised}--ranks-per-node "
         f"{ranks + (count - slots) * site.gpus} would let {count}"

@@ -20,7 +20,7 @@ from fleet.monitor.timeline import replay_log
 from fleet.runtime.caching import HostResources, choose_cache
 from fleet.runtime.inputs import Inputs, open_inputs
 from fleet.runtime.interrupt import RESERVE_S
-from fleet.spec import Converge, Spec
+from fleet.spec import Spec, Stopping
 from fleet.storage.event_log import read_events, read_run
 from fleet.storage.paths import RunPaths
 from fleet.units import counted, format_duration
@@ -230,7 +230,7 @@ def _start_s(spec: Spec, paths: RunPaths) -> float:
 def _simulated(args: argparse.Namespace, spec: Spec, site: Site) -> KnownTimes | None:
     """The law of the times that the ensemble takes with known rates; None where none are known.
 
-    How long networks go on improving is not known. For those that stop early by ``patience`` or ``target``, the epoch
+    How long networks go on improving is not known. For those that stop early by ``patience`` or ``stop_at``, the epoch
     of the last improvement is drawn log-uniformly from all that they may train.
     """
     opened = open_inputs(spec)
@@ -255,7 +255,7 @@ def _simulated(args: argparse.Namespace, spec: Spec, site: Site) -> KnownTimes |
         drawn = replace(
             rates,
             models=tuple(
-                replace(network, epochs=epochs_of(spec.by_name[network.name].train.converge, rng))
+                replace(network, epochs=epochs_of(spec.by_name[network.name].train.stopping, rng))
                 for network in rates.models
             ),
         )
@@ -349,12 +349,12 @@ def _given(spec: Spec, opened: Inputs, roles: Roles) -> _Given:
     )
 
 
-def epochs_of(converge: Converge, rng: np.random.Generator) -> int:
+def epochs_of(converge: Stopping, rng: np.random.Generator) -> int:
     """For how many epochs a network trains, at random, by its convergence rule."""
     most = converge.max_epochs
     last = math.floor(math.exp(rng.uniform(0.0, math.log(most + 1))))
     if converge.patience is not None:
         last = min(last, most) + converge.patience
-    elif converge.target is None:
+    elif converge.stop_at is None:
         last = most
     return min(last, most)

@@ -55,7 +55,7 @@ class Shared:
         Args:
             rates: that are given.
         """
-        asked = setup.spec.resources.per_device
+        asked = setup.spec.resources.networks_per_gpu
         roles = setup.roles
         return cls(
             roles,

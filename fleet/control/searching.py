@@ -39,7 +39,7 @@ class Searching:
         self._launch = launch
         self._networks = launch.networks
         mind.rate_of = rates.alone
-        self._open_for = launch.setup.spec.document.open_for
+        self._open_for = launch.setup.spec.document.keep_open
         self.idle_since_s: float | None = None
         mind.is_open = self._open_for is not None
         self._decided = list(begun)
@@ -70,7 +70,7 @@ class Searching:
             a rung, and are neither over nor paused.
         """
         for name in self._networks.moved() if self.mind.has_rungs else ():
-            most = self._networks.specs[name].train.converge.max_epochs
+            most = self._networks.specs[name].train.stopping.max_epochs
             done = len(self._networks.history(name))
             self._ahead[name] = max(1, min(most, self.mind.next_rung(name, done) or most) - done)
             survives = done >= (self.mind.next_rung(name, 0) or most) and not (
@@ -129,7 +129,7 @@ class Searching:
         self._networks.add(admitted.network)
         self._launch.outbox.note(admitted.added)
         if not admitted.added.entry:
-            self.mind.add(name, admitted.network.train.converge)
+            self.mind.add(name, admitted.network.train.stopping)
         if admitted.added.wrong:
             self.fail(name, admitted.added.wrong)
 

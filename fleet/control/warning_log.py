@@ -15,7 +15,7 @@ class WarningLog:
     def __init__(self, setup: LaunchConfig, outbox: Outbox) -> None:
         self._outbox = outbox
         self._samples = setup.samples
-        self._most = setup.spec.data.max_bad
+        self._most = setup.spec.data.max_unreadable
         self._bad = set(setup.bad)
         self._warnings: set[str] = set()
 
@@ -37,7 +37,7 @@ class WarningLog:
             self._outbox.add(
                 AbortLaunch(
                     UserError(
-                        f"{len(self._bad)} of {self._samples} samples cannot be read, more than data.max_bad: {self._most:.2%};"
+                        f"{len(self._bad)} of {self._samples} samples cannot be read, more than data.max_unreadable: {self._most:.2%};"
                         f" the latest: {bad.name}: {bad.reason}"
                     )
                 )

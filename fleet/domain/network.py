@@ -10,7 +10,7 @@ from typing import Annotated, NamedTuple, TypeAlias
 import numpy as np
 
 from fleet.domain.json_record import MayBeNan, OmitDefault
-from fleet.spec import Converge
+from fleet.spec import Stopping
 from fleet.units import counted
 
 Code: TypeAlias = Mapping[
@@ -343,7 +343,7 @@ class Best(NamedTuple):
     improved_epoch: int = 0
     newest: EpochRecord | None = None
 
-    def after(self, record: EpochRecord, converge: Converge) -> Best:
+    def after(self, record: EpochRecord, converge: Stopping) -> Best:
         """Return the best when one more epoch has ended; values of other data cannot be compared."""
         best = self
         score = converge.sign * record.value(converge.watched)
@@ -362,7 +362,7 @@ class Best(NamedTuple):
         return best._replace(newest=record)
 
 
-def best_of(history: Iterable[EpochRecord], converge: Converge) -> Best:
+def best_of(history: Iterable[EpochRecord], converge: Stopping) -> Best:
     """Return the best of finished epochs."""
     best = Best()
     for record in history:
@@ -370,7 +370,7 @@ def best_of(history: Iterable[EpochRecord], converge: Converge) -> Best:
     return best
 
 
-def convergence(history: Sequence[EpochRecord], converge: Converge) -> Convergence:
+def convergence(history: Sequence[EpochRecord], converge: Stopping) -> Convergence:
     """Judge a history. Early stopping has no state of its own: a resumed network stops where it would have.
 
     Values of other data cannot be compared: once an epoch of changed data is over, those before count no more for which
@@ -384,7 +384,7 @@ def convergence(history: Sequence[EpochRecord], converge: Converge) -> Convergen
     record, best, improved, _ = best_of(history, converge)
     best_epoch = 0 if record is None else record.epoch
     reason = ""
-    if converge.target is not None and best_epoch and best >= sign * converge.target:
+    if converge.stop_at is not None and best_epoch and best >= sign * converge.stop_at:
         reason = f"{converge.watched} reached {sign * best:.4g}"
     elif converge.patience is not None and len(history) - improved >= converge.patience:
         reason = f"no better {converge.watched} for {counted(converge.patience, 'epoch')}"
@@ -393,7 +393,7 @@ def convergence(history: Sequence[EpochRecord], converge: Converge) -> Convergen
     return Convergence(best_epoch, sign * best if best_epoch else math.nan, reason, improved)
 
 
-def reason_now(history: Sequence[EpochRecord], final: str, converge: Converge) -> str:
+def reason_now(history: Sequence[EpochRecord], final: str, converge: Stopping) -> str:
     """Why a network is done, now that its rule is this one; nothing if it is not.
 
     A network that was done for some reason keeps it, as long as its rule does not let it go on: fewer epochs or less
@@ -442,7 +442,7 @@ def divergence(history: Sequence[EpochRecord], is_judged: bool) -> str:
     return ""
 
 
-def epochs_left(history: Sequence[EpochRecord], converge: Converge) -> tuple[int, int]:
+def epochs_left(history: Sequence[EpochRecord], converge: Stopping) -> tuple[int, int]:
     """The fewest and the most epochs that a network may still train by its rule, as far as its history says.
 
     Args:
@@ -457,7 +457,7 @@ def epochs_left(history: Sequence[EpochRecord], converge: Converge) -> tuple[int
     fewest = most
     if converge.patience is not None:  # the first epoch improves on nothing
         fewest = min(fewest, max(verdict.improved_epoch, 1) + converge.patience - done)
-    if converge.target is not None:
+    if converge.stop_at is not None:
         fewest = 1
     return fewest, most
 

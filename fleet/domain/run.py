@@ -16,7 +16,7 @@ from typing import Any
 from fleet.domain import events as e
 from fleet.domain.network import DATA, EpochRecord, NetworkStatus, Outcome
 from fleet.domain.network_status import Change, accepting, after, until
-from fleet.spec import Converge, Spec
+from fleet.spec import Spec, Stopping
 from fleet.units import counted, format_duration
 from scheduler.base import Network, Record
 from scheduler.ensemble.rates import rate
@@ -269,9 +269,9 @@ class RunState:
     def __init__(self, spec: Spec | None = None) -> None:
         self._spec = spec
         if spec is None:
-            self._converge = Converge()
+            self._converge = Stopping()
         else:
-            self._converge = spec.document.train.converge
+            self._converge = spec.document.train.stopping
         self.networks: dict[str, RunNetwork] = {}
         self.launches: list[RunLaunch] = []
         self.epochs: list[RunEpoch] = []
@@ -294,7 +294,7 @@ class RunState:
         else:
             self._entries = {entry.stem: entry for entry in spec.searches.values()}
         for network in () if spec is None else spec.networks:
-            converge = network.train.converge
+            converge = network.train.stopping
             self._meet(network.name, converge.monitor, converge.max_epochs)
 
     @property
@@ -652,7 +652,7 @@ class RunState:
             given = self.given.get(added.network, {}).get("train") or {}
         else:
             given = entry.own_train
-        own = {"monitor": self._converge.monitor, **(given.get("converge") or {})}
+        own = {"monitor": self._converge.monitor, **(given.get("stopping") or {})}
         network = self._meet(
             added.network, own["monitor"], added.max_epochs, added.number if added.entry else None
         )

@@ -242,6 +242,6 @@ def _step_key(network: NetworkSpec) -> str:
     kept = {
         **dataclasses.asdict(network.train),
         "optimizer": dataclasses.asdict(optimizer),
-        "converge": None,
+        "stopping": None,
     }
     return json.dumps([network.architecture.key, network.feed, kept], sort_keys=True)

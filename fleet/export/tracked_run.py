@@ -14,7 +14,7 @@ from fleet.domain.events import Ended
 from fleet.domain.network import SCORES, Best, EpochRecord
 from fleet.domain.run import RunNetwork, RunState
 from fleet.monitor.run_history import read_log, read_past_run
-from fleet.spec import Converge, ModelEntry, NetworkSpec
+from fleet.spec import Stopping, ModelEntry, NetworkSpec
 from fleet.spec.hyperparameters import Plain, chosen
 from fleet.storage.paths import RunPaths
 from fleet.storage.results import NetworkResult, Status
@@ -184,7 +184,7 @@ class _Making:
 
     def network(self, spec: NetworkSpec, entry: ModelEntry, row: NetworkResult) -> TrackedNetwork:
         """One of them."""
-        converge = spec.train.converge
+        converge = spec.train.stopping
         name = spec.name
         began = self._date(self._began[name]) if name in self._began else self.began
         found = self.run.networks.get(name, RunNetwork(0, 0))
@@ -242,7 +242,7 @@ class _Making:
         )
 
     def _epochs(
-        self, name: str, history: Sequence[EpochRecord], converge: Converge
+        self, name: str, history: Sequence[EpochRecord], converge: Stopping
     ) -> Iterator[TrackedEpoch]:
         best = Best()
         monitor = converge.watched

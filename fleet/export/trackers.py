@@ -75,7 +75,7 @@ TRACKERS = {
 
 
 def target_paths(wanted: Sequence[Mapping[str, str | None]], root: Path) -> list[tuple[str, Path]]:
-    """What ``track`` of a spec asks for: each tracker, and its file or folder.
+    """What ``trackers`` of a spec asks for: each tracker, and its file or folder.
 
     Args:
         root: the folder of the run.

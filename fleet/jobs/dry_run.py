@@ -85,7 +85,7 @@ def make_dry_run(
             resources=resources,
             checkpoint=dataclasses.replace(document.checkpoint, every=None),
             walltime=None,
-            track=(),
+            trackers=(),
         ),
         rates,
         scale,
@@ -103,8 +103,8 @@ def _of_classes(document: Document, spec: Spec, sample: SampleSpec) -> Document:
     ):
         return document
     train = document.train
-    converge = dataclasses.replace(train.converge, monitor=None, direction=None, target=None)
-    train = dataclasses.replace(train, converge=converge, loss=None, metrics=(), class_weights=None)
+    converge = dataclasses.replace(train.stopping, monitor=None, direction=None, stop_at=None)
+    train = dataclasses.replace(train, stopping=converge, loss=None, metrics=(), class_weights=None)
     return dataclasses.replace(
         document,
         train=train,
@@ -121,11 +121,11 @@ def _without_targets(train: Mapping[str, Any]) -> dict[str, Any]:
         for key, value in train.items()
         if key not in ("loss", "metrics", "class_weights")
     }
-    if isinstance(converge := kept.get("converge"), Mapping):
-        kept["converge"] = {
+    if isinstance(converge := kept.get("stopping"), Mapping):
+        kept["stopping"] = {
             key: value
             for key, value in converge.items()
-            if key not in ("monitor", "direction", "target")
+            if key not in ("monitor", "direction", "stop_at")
         }
     return kept
 
@@ -144,7 +144,7 @@ def _least_s(spec: Spec, rates: RateTable, samples: int, gpus: int, cores: int) 
 def _data(data: Data, samples: int, real: int, largest: int, sample: SampleSpec) -> Data:
     """Samples that are made up, in a window that holds as large a part of them."""
     size = _SIZE * _SIZE
-    share = data.window / (real * sample.wire.nbytes)
+    share = data.shared_memory / (real * sample.wire.nbytes)
     least = (largest + 4 * 64) * size  # a batch, and some chunks ahead
     if data.order == "ring":
         least = 4 * -(-samples // min(data.shards, samples)) * size
@@ -163,7 +163,7 @@ def _data(data: Data, samples: int, real: int, largest: int, sample: SampleSpec)
             "size": _SIZE,
         },
         cache="memory" if data.cache == "memory" else "none",
-        window=max(least, round(share * samples * size)),
+        shared_memory=max(least, round(share * samples * size)),
     )
 
 
@@ -178,7 +178,7 @@ def with_epochs(spec: Spec, rates: RateTable, samples: int) -> RateTable:
         models=tuple(
             dataclasses.replace(
                 network,
-                epochs=network.epochs or spec.by_name[network.name].train.converge.max_epochs,
+                epochs=network.epochs or spec.by_name[network.name].train.stopping.max_epochs,
             )
             for network in rates.models
         ),

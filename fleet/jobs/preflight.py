@@ -193,7 +193,7 @@ def check_shared_memory(ranks: Sequence[RankFacts], needed: int) -> list[Finding
         Finding(
             f"{least.host} has {format_size(least.shared_free)} of shared memory free, but samples need "
             f"{format_size(needed)} on each node",
-            "lower data.window, or make room in /dev/shm",
+            "lower data.shared_memory, or make room in /dev/shm",
         )
     ]
 

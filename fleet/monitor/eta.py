@@ -26,7 +26,7 @@ from fleet.domain.remaining_work import ExpectedTrials, RemainingWork
 from fleet.domain.run import RunGroup, RunLaunch, RunState
 from fleet.errors import UserError
 from fleet.monitor.overheads import mean_s
-from fleet.spec import Converge, NetworkSpec, Spec
+from fleet.spec import NetworkSpec, Spec, Stopping
 from fleet.units import parse_stream
 from scheduler.base import Cluster, InputError, Network, RateTable
 from scheduler.ensemble.costs import Costs
@@ -183,7 +183,7 @@ class Estimator:
     def _epochs_left(self, name: str, outlook: RemainingWork) -> tuple[int, int]:
         """The fewest and the most epochs that a network still trains; at its next rung it may be over."""
         history = self._run.networks[name].standing.history
-        fewest, most = _likely_left(history, self._networks[name].train.converge)
+        fewest, most = _likely_left(history, self._networks[name].train.stopping)
         rung = outlook.next_rung(name, len(history))
         return (fewest if rung is None else min(fewest, rung - len(history))), most
 
@@ -211,12 +211,12 @@ class Estimator:
         self, like: str, before: Mapping[str, int | None], outlook: RemainingWork
     ) -> tuple[float, float]:
         """How many epochs a network to come trains on average: by what came of those before it, and by the rule."""
-        most = self._networks[like].train.converge.max_epochs
+        most = self._networks[like].train.stopping.max_epochs
         stood = [epochs for epochs in before.values() if epochs is not None]
         rung = outlook.next_rung(like, 0)
         expected = outlook.expected(most)
         if not stood:
-            return min(most, rung or epochs_left((), self._networks[like].train.converge)[0]), most
+            return min(most, rung or epochs_left((), self._networks[like].train.stopping)[0]), most
         low = min(statistics.fmean(stood), expected or most) * (1 - _OTHERS)
         high = max(
             statistics.fmean(most if epochs is None else epochs for epochs in before.values()),
@@ -466,7 +466,7 @@ def useful_range(low: float, high: float) -> tuple[float, float]:
     return middle / width, middle * width
 
 
-def _likely_left(history: Sequence[EpochRecord], converge: Converge) -> tuple[int, int]:
+def _likely_left(history: Sequence[EpochRecord], converge: Stopping) -> tuple[int, int]:
     """How many epochs a network may well train yet: few and many of those that its rule allows.
 
     Where it stops early, the square root of the epoch of its last improvement is taken to be distributed uniformly over

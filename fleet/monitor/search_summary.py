@@ -17,7 +17,7 @@ from fleet.spec import Spec
 from fleet.spec.hyperparameters import leaves
 from fleet.spec.search import Search
 from fleet.spec.space import Dimension, Range, Space
-from fleet.spec.train import Converge
+from fleet.spec.train import Stopping
 from fleet.storage.results import NetworkResult, Status, short_names, without_fold_means
 from fleet.terminal import brief
 from fleet.units import counted, listed
@@ -286,7 +286,7 @@ def _with_objectives(
     found: SearchReport, search: Search, run: RunState, table: Mapping[str, NetworkResult]
 ) -> SearchReport:
     """A report with who asks, and with what networks have come to where several objectives count."""
-    found = replace(found, searcher=search.ask)
+    found = replace(found, searcher=search.sampler)
     if len(search.objectives) < 2:
         return found
     names = [objective.value for objective in search.objectives]
@@ -402,11 +402,11 @@ def _report(
     )
 
 
-def _converge(spec: Spec, train: Mapping[str, Any], records: Sequence[EpochRecord]) -> Converge:
+def _converge(spec: Spec, train: Mapping[str, Any], records: Sequence[EpochRecord]) -> Stopping:
     """What the networks of an entry monitor: as the spec says, or else as the data has decided."""
-    own = train.get("converge") or {}
+    own = train.get("stopping") or {}
     converge = replace(
-        spec.document.train.converge,
+        spec.document.train.stopping,
         **{key: own[key] for key in ("monitor", "direction") if key in own},
     )
     if (

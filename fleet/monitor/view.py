@@ -357,7 +357,7 @@ def _describe_sharing(event: ev.SharingLearned) -> str:
     else:
         more = f"this run has {counted(event.slots, 'slot')} on each {event.device}"
     if event.bound == "per_device":
-        raised = "raise resources.per_device, and "
+        raised = "raise resources.networks_per_gpu, and "
     else:
         raised = ""
     return f"{told}; {more}: {raised}start more ranks"

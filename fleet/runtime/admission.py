@@ -126,7 +126,7 @@ class Admission:
                 add.number,
                 add.values,
                 (network.min_gpus, network.max_gpus),
-                network.train.converge.max_epochs,
+                network.train.stopping.max_epochs,
                 add.parent or "",
                 network.parent_epoch,
                 wrong,
@@ -184,7 +184,7 @@ class Admission:
                 -1,
                 network.parameters,
                 (network.min_gpus, network.max_gpus),
-                network.train.converge.max_epochs,
+                network.train.stopping.max_epochs,
                 wrong=wrong,
             ),
         )

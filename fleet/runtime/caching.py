@@ -93,7 +93,7 @@ def choose_cache(
         return choice(
             "memory",
             f"{_samples(opened)} take {format_size(sizes['memory'])} of a window of "
-            f"{format_size(spec.data.window)}",
+            f"{format_size(spec.data.shared_memory)}",
         )
     in_file = _impossible_in_file(spec, opened, means) or _costly_in_file(spec, opened, means)
     if not in_file:
@@ -155,8 +155,8 @@ def _impossible_in_memory(spec: Spec, opened: Inputs, means: HostResources, shar
     takes = f"{_samples(opened)} take {format_size(needed)} decoded" + (
         ", with those for validation" if judging_bytes(opened) else ""
     )
-    if needed > share * spec.data.window:
-        return f"{takes}, too much for a window of {format_size(spec.data.window)}"
+    if needed > share * spec.data.shared_memory:
+        return f"{takes}, too much for a window of {format_size(spec.data.shared_memory)}"
     if needed > share * means.shared_free:
         return f"{takes}, too much for {format_size(means.shared_free)} of free memory"
     return ""
@@ -181,7 +181,9 @@ def shared_epochs(spec: Spec, opened: Inputs, taken: int, shared_free: float) ->
     if opened.feeds or fixed_part(left) == len(left):
         return 0  # each network finishes its own, or nothing is left to do
     row = row_bytes(opened.sample.wire, opened.sample.target.wire) + 1
-    room = min(spec.data.window - taken, shared_free / 2 - taken) / (len(opened.data.train) * row)
+    room = min(spec.data.shared_memory - taken, shared_free / 2 - taken) / (
+        len(opened.data.train) * row
+    )
     return max(0, int(min(_most_epochs(spec), room)))
 
 
@@ -265,6 +267,6 @@ def _costly_in_file(spec: Spec, opened: Inputs, means: HostResources) -> str:
 
 def _most_epochs(spec: Spec) -> int:
     return max(
-        (network.train.converge.max_epochs for network in spec.networks),
-        default=spec.document.train.converge.max_epochs,
+        (network.train.stopping.max_epochs for network in spec.networks),
+        default=spec.document.train.stopping.max_epochs,
     )

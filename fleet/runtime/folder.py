@@ -73,9 +73,9 @@ def check_shareable(spec: Spec, asked: str) -> None:
             f"{asked}: a search is of one launch, which asks for networks; start it alone, as with "
             "fleet submit --chain, which goes on with it job after job"
         )
-    if spec.document.open_for is not None:
+    if spec.document.keep_open is not None:
         raise UserError(
-            f"{asked}: open_for waits for networks that are added, and launches that share those of a run "
+            f"{asked}: keep_open waits for networks that are added, and launches that share those of a run "
             "take none; leave it out"
         )
 

@@ -95,7 +95,7 @@ class SharedPart:
 def transforms_of(spec: Spec, data: Mapping[str, DataSet]) -> dict[str, tuple[Transform, ...]]:
     """The transforms of each feed of some data."""
     each = {key: parse_transforms(settings.transforms) for key, settings in spec.feeds.items()}
-    if spec.data.finish == "device":
+    if spec.data.augment_on == "device":
         each = {key: leave_to_device(found) for key, found in each.items()}
     return {
         key: decoded_whole(found) if is_mask(data[key].train) else found

@@ -403,7 +403,7 @@ def _check_float32(affine: Affine) -> None:
         raise InputError(
             "transforms: standardize: the mean of a feature is thousands of its deviations away from 0, so that "
             "float32 cannot tell its numbers apart; subtract what they have in common in the data, or give all "
-            "entries of models the same data, with data.finish: host"
+            "entries of models the same data, with data.augment_on: host"
         )
 
 
@@ -418,10 +418,10 @@ def decode(inputs: Inputs, spec: Spec, path: Path) -> Inputs:
     total = sum(map(len, data.parts().values()))
     with progress_bar(total, "decoding once") as advance, storage_errors(path, kind=CannotWrite):
         decoded = decode_once(data, inputs.transforms, inputs.samples, path, advance)
-    if len(decoded.left_out) > spec.data.max_bad * len(data.train):
+    if len(decoded.left_out) > spec.data.max_unreadable * len(data.train):
         raise UserError(
-            f"{len(decoded.left_out)} of {total} samples cannot be decoded, more than data.max_bad: "
-            f"{spec.data.max_bad:.2%}; the first: {decoded.left_out[0]}"
+            f"{len(decoded.left_out)} of {total} samples cannot be decoded, more than data.max_unreadable: "
+            f"{spec.data.max_unreadable:.2%}; the first: {decoded.left_out[0]}"
         )
     done = len(inputs.transforms) - len(decoded.transforms)
     return replace(

@@ -186,8 +186,8 @@ def _ask(request: Request, ranks: Ranks, name: str) -> _Asked:
     else:
         replayed = RunPaths(Path(request.replay).absolute())
     spec, remark = spec_for_run(request.spec, replayed, request.fresh)
-    if remark:
-        print(f"fleet: {remark}", file=sys.stderr, flush=True)
+    for line in filter(None, (remark, *spec.notices)):
+        print(f"fleet: {line}", file=sys.stderr, flush=True)
     written = spec.networks
     paths = RunPaths(spec.output.absolute(), name)  # wherever users' code may go
     left = replayed or (None if request.fresh else paths)
@@ -312,18 +312,18 @@ def plan_memory(
     samples = len(data.train)
     settings = spec.data
     needed = samples * (sample.wire.nbytes + sample.target.nbytes)
-    if settings.folds is not None and needed > settings.window:
+    if settings.folds is not None and needed > settings.shared_memory:
         raise UserError(
-            f"data.window: {format_size(settings.window)} is too small for data.folds: "
+            f"data.shared_memory: {format_size(settings.shared_memory)} is too small for data.folds: "
             f"networks are judged by all {counted(samples, 'sample')}, which would take "
             f"{format_size(needed)} on each node; give that much"
         )
     if settings.cache == "memory":
         assert sample.kept is not None
         needed = samples * row_bytes(sample.kept, sample.kept_target.wire)
-        if needed > settings.window:
+        if needed > settings.shared_memory:
             raise UserError(
-                f"data.window: {format_size(settings.window)} is too small for data.cache: memory: "
+                f"data.shared_memory: {format_size(settings.shared_memory)} is too small for data.cache: memory: "
                 f"{counted(samples, 'decoded sample')} would take {format_size(needed)} on each node; "
                 "give that much, or use data.order: ring"
             )
@@ -332,7 +332,7 @@ def plan_memory(
         return plan_ring(
             sample.wire,
             samples,
-            settings.window,
+            settings.shared_memory,
             settings.shards,
             roles.gpus_per_node,
             sample.target.wire,
@@ -346,12 +346,12 @@ def plan_memory(
         default=spec.document.train.batch.bounds[1],
     )
     # Networks can be as far apart as all epochs of the run: one trains its first while others come and go.
-    wanted = sum(network.train.converge.max_epochs for network in spec.networks)
+    wanted = sum(network.train.stopping.max_epochs for network in spec.networks)
     there = shared_free / 2 / (samples * row_bytes(sample.wire, sample.target.wire))
     return plan_layout(
         sample.wire,
         samples,
-        settings.window,
+        settings.shared_memory,
         largest,
         roles.gpus_per_node,
         sample.target.wire,
@@ -476,10 +476,10 @@ def told_when_to_end(spec: Spec) -> Spec:
         if known is None:
             return network
         converge = dataclasses.replace(
-            network.train.converge, max_epochs=known, patience=None, target=None
+            network.train.stopping, max_epochs=known, patience=None, stop_at=None
         )
         return dataclasses.replace(
-            network, train=dataclasses.replace(network.train, converge=converge)
+            network, train=dataclasses.replace(network.train, stopping=converge)
         )
 
     return dataclasses.replace(spec, networks=tuple(map(limited, spec.networks)))

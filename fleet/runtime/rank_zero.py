@@ -112,7 +112,7 @@ class RankZero:
             make_view(self._run, launch.request.plain),
         )
         self._tracking = Tracking(
-            [] if launch.replayed else target_paths(spec.document.track, paths.root),
+            [] if launch.replayed else target_paths(spec.document.trackers, paths.root),
             paths,
             launch.request.spec,
         )
@@ -227,7 +227,7 @@ class RankZero:
                     search = search
             earlier[entry.name] = []
             calls[entry.name] = tuple(search.calls)
-            for run in entry.settings.earlier:
+            for run in entry.settings.warm_start:
                 found, read = earlier_of(entry, run, search, knows)
                 earlier[entry.name] += found
                 begins += [] if read is None else [read]
@@ -248,7 +248,7 @@ class RankZero:
                 CommandQueue(launch.paths.mailbox), self.results, admission, self._run.commands
             )
         patience_s = {
-            entry.stem: entry.search.answer_within
+            entry.stem: entry.search.timeout
             for entry in launch.ends.searches.values()
             if entry.search is not None
         }

@@ -104,7 +104,7 @@ class RateMemory:
     def _online(self) -> OnlineRates | None:
         """What learns rates from training; None where they are given, or measured before."""
         launch = self._launch
-        is_measured = launch.spec.profile.when == "before" or any(
+        is_measured = launch.spec.profile.when == "offline" or any(
             network.train.batch.is_elastic for network in self._left
         )  # no number for each number of GPUs says its rate
         if launch.rates is not None or is_measured:

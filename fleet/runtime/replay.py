@@ -213,9 +213,9 @@ def replaying(spec: Spec, paths: RunPaths, name: str, trainers: int) -> tuple[Sp
         batch = Batch(batch.bounds[0] * scale)
         optimizer = dataclasses.replace(optimizer, learning_rate=optimizer.learning_rate * scale)
     converge = dataclasses.replace(
-        network.train.converge, max_epochs=len(history), patience=None, target=None
+        network.train.stopping, max_epochs=len(history), patience=None, stop_at=None
     )
-    train = dataclasses.replace(network.train, batch=batch, optimizer=optimizer, converge=converge)
+    train = dataclasses.replace(network.train, batch=batch, optimizer=optimizer, stopping=converge)
     sizes = {record.gpus for record in history}
     size = max(sizes) if len(sizes) == 1 and max(sizes) <= trainers else 1
     alone = dataclasses.replace(network, train=train, min_gpus=size, max_gpus=size)

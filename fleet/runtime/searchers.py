@@ -52,7 +52,7 @@ def make_searchers(ends: Spec, run: RunState) -> dict[str, Searcher]:
     for index, entry in entries_of(ends).items():
         with _said_at(ends, ("models", index, "search", "ask")):
             searchers[entry.name] = _made(entry)
-        for place, source in enumerate(entry.settings.earlier):
+        for place, source in enumerate(entry.settings.warm_start):
             with _said_at(ends, ("models", index, "search", "from", place)):
                 if os.path.realpath(source) == os.path.realpath(ends.output):
                     raise UserError(
@@ -89,7 +89,7 @@ def _made(entry: Entry) -> Searcher:
     def work() -> None:
         try:
             made.put(
-                make_searcher(search.ask, entry.space, search.seed, entry.modes, search.options)
+                make_searcher(search.sampler, entry.space, search.seed, entry.modes, search.options)
             )
         except BaseException as error:
             made.put(error)
@@ -97,12 +97,12 @@ def _made(entry: Entry) -> Searcher:
     thread = threading.Thread(target=work, name="searcher", daemon=True)
     thread.start()
     try:
-        found = made.get(timeout=search.answer_within)
+        found = made.get(timeout=search.timeout)
     except queue.Empty:
         user_code.abandon(thread)
         raise UserError(
-            f"{search.ask} was not made within {format_duration(search.answer_within)}; what takes long "
-            "should wait until it is asked, or search.answer_within be more"
+            f"{search.sampler} was not made within {format_duration(search.timeout)}; what takes long "
+            "should wait until it is asked, or search.timeout be more"
         ) from None
     if isinstance(found, BaseException):
         raise found
@@ -174,8 +174,7 @@ class Searchers:
                 user_code.abandon(self._thread)
             answer = SearcherCallFailed(
                 work.entry,
-                f"{work.doing} took longer than {format_duration(patience_s)} "
-                "(search.answer_within)",
+                f"{work.doing} took longer than {format_duration(patience_s)} (search.timeout)",
             )
         self._work = None
         return answer

@@ -18,7 +18,7 @@ from fleet.search.calls import AddPriorTrial
 from fleet.search.controller import Entry
 from fleet.search.searcher import End
 from fleet.spec.space import Space, member_of
-from fleet.spec.train import Converge
+from fleet.spec.train import Stopping
 from fleet.storage.event_log import read_run
 from fleet.storage.paths import RunPaths
 from fleet.storage.results import NetworkResult, Status, read_results, without_fold_means
@@ -71,7 +71,7 @@ def _known(
     (monitor, mode), *others = objectives
     network = state.networks.get(row.name)
     history: tuple[EpochRecord, ...] = () if network is None else network.standing.history
-    converge = Converge(monitor=monitor, direction="max" if mode == "maximize" else "min")
+    converge = Stopping(monitor=monitor, direction="max" if mode == "maximize" else "min")
     record = best_of(history, converge).record
     values = come_to([name for name, _ in objectives], record, network_facts(row, state))
     is_valued = math.isfinite(values[0])

@@ -17,6 +17,7 @@ import numpy as np
 from fleet.domain.events import Searched
 from fleet.errors import UserError
 from fleet.search.searcher import AcceptsPriorTrials, ResumesTrials, Searcher, Verdict, running
+from fleet.spec.old_keys import values_with_new_names
 
 
 @dataclass(frozen=True)
@@ -125,8 +126,7 @@ def _values(answer: Any) -> dict[str, Any] | None:
         raise InvalidAnswer(
             f"ask answered {_shown(answer)}; it should be a mapping of the space's keys, or None"
         )
-    plain: dict[str, Any] = _plain(answer)
-    return plain
+    return values_with_new_names(_plain(answer))
 
 
 def _verdict(answer: Any) -> str:

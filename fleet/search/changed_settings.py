@@ -15,7 +15,7 @@ from fleet.spec.yaml_file import plain
 from fleet.units import counted
 
 _CHOICE = (
-    "ask",
+    "sampler",
     "space",
     "seed",
     "options",
@@ -47,12 +47,12 @@ def _settings(entry: Entry) -> dict[str, Any]:
     settings = entry.settings
     found: dict[str, Any] = as_json(
         {
-            "ask": settings.ask,
+            "sampler": settings.sampler,
             "space": plain(entry.space),
             "seed": settings.seed,
             "options": settings.options,
             "objectives": entry.objectives,
-            "most": settings.most,
+            "max_trials": settings.max_trials,
             "budget": plain(settings.budget),
         }
     )

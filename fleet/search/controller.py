@@ -32,7 +32,7 @@ from fleet.search.pruning import Pruner, make_pruner
 from fleet.search.rungs import natural
 from fleet.search.searcher import End, Mode, ResumesTrials, Searcher, Verdict
 from fleet.search.session import Proposal, SearcherSession
-from fleet.spec import Converge, NetworkSpec, Spec
+from fleet.spec import NetworkSpec, Spec, Stopping
 from fleet.spec.origin import is_below
 from fleet.spec.search import Prune, Search, find_rule
 from fleet.spec.space import Member, Space, override, size_of, space_of
@@ -63,10 +63,10 @@ class Entry:
     earlier: tuple[AddPriorTrial, ...] = ()
     min_delta: float = 0.0
 
-    def converge_of(self, values: Mapping[str, object]) -> Converge:
+    def converge_of(self, values: Mapping[str, object]) -> Stopping:
         """What decides which epoch of a network with these values is the best."""
-        drawn = override({}, {k: v for k, v in values.items() if is_below(k, "train.converge")})
-        settings = drawn.get("train", {}).get("converge", {})
+        drawn = override({}, {k: v for k, v in values.items() if is_below(k, "train.stopping")})
+        settings = drawn.get("train", {}).get("stopping", {})
         min_delta = settings.get("min_delta", self.min_delta)
         return converge_by(self.monitor, self.mode, min_delta)
 
@@ -104,22 +104,22 @@ def entries_of(ends: Spec) -> dict[int, Entry]:
             entry.search,
             entry.space or {},
             _mode(first[index]),
-            first[index].train.converge.watched,
-            min_delta=first[index].train.converge.min_delta,
+            first[index].train.stopping.watched,
+            min_delta=first[index].train.stopping.min_delta,
         )
         for index, entry in ends.searches.items()
         if entry.search is not None and index in first
     }
 
 
-def converge_by(monitor: str, mode: Mode, min_delta: float = 0.0) -> Converge:
+def converge_by(monitor: str, mode: Mode, min_delta: float = 0.0) -> Stopping:
     """What decides which epoch is the best."""
     direction: Literal["max", "min"] = "max" if mode == "maximize" else "min"
-    return Converge(monitor=monitor, direction=direction, min_delta=min_delta)
+    return Stopping(monitor=monitor, direction=direction, min_delta=min_delta)
 
 
 def _mode(network: NetworkSpec) -> Mode:
-    if network.train.converge.sign > 0:
+    if network.train.stopping.sign > 0:
         return "maximize"
     return "minimize"
 
@@ -186,7 +186,7 @@ class TrialState:
     entry: str = ""
     number: int = -1
     values: list[float] = field(default_factory=list)
-    converge: Converge = field(default_factory=Converge)
+    converge: Stopping = field(default_factory=Stopping)
     top: Best = field(default_factory=Best)
     seconds: float = 0.0
     rate: float = 0.0
@@ -243,7 +243,7 @@ class SearchController:
         trainers: int,
         obeys: bool = True,
         parameters: Mapping[str, int] | None = None,
-        converge: Mapping[str, Converge] | None = None,
+        converge: Mapping[str, Stopping] | None = None,
     ) -> None:
         self.is_open = False
         self.rate_of: Callable[[str], float | None] = lambda name: None
@@ -354,7 +354,7 @@ class SearchController:
                 epochs = budget.epochs - trained
             if budget is not None and budget.gpu_hours is not None and self._gpu_s[entry]:
                 epochs = min(epochs, (3600 * budget.gpu_hours / self._gpu_s[entry] - 1) * trained)
-        at_once = math.inf if settings.at_once == "auto" else settings.at_once
+        at_once = math.inf if settings.max_concurrent == "auto" else settings.max_concurrent
         return ExpectedTrials(
             max(0, networks),
             epochs,
@@ -608,7 +608,7 @@ class SearchController:
             case int():
                 self._let_go_on(self._lives[network], _SEARCHER)
 
-    def add(self, name: str, converge: Converge | None = None) -> None:
+    def add(self, name: str, converge: Stopping | None = None) -> None:
         """A network has come that no searcher has asked for.
 
         Args:
@@ -734,10 +734,10 @@ class SearchController:
     def _wants(self, entry: str, training: int) -> bool:
         """Whether one more network of an entry should be alive."""
         settings = self._entries[entry].settings
-        if settings.at_once == "auto":
+        if settings.max_concurrent == "auto":
             most = max(self._trainers, training + 2)
         else:
-            most = settings.at_once
+            most = settings.max_concurrent
         return not self._is_spent(entry) and len(self._alive[entry]) < most
 
     def _is_spent(self, entry: str) -> bool:
@@ -882,16 +882,16 @@ def make_controller(
         )
         for entry in entries_of(ends).values()
     ]
-    most_epochs = max((network.train.converge.max_epochs for network in everyone), default=1)
+    most_epochs = max((network.train.stopping.max_epochs for network in everyone), default=1)
     return SearchController(
         entries,
         [network.name for network in spec.networks if network.number is None or not entries],
         make_pruner(prune, most_epochs, spec.seed),
         prune.rule,
         _mode(everyone[0]) if everyone else "maximize",
-        everyone[0].train.converge.watched if everyone else "val_accuracy",
+        everyone[0].train.stopping.watched if everyone else "val_accuracy",
         trainers,
         obeys=find_rule(prune.rule).obeys,
         parameters=parameters,
-        converge={network.name: network.train.converge for network in spec.networks},
+        converge={network.name: network.train.stopping for network in spec.networks},
     )

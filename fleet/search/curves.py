@@ -67,15 +67,15 @@ class Curves(NoPruning):
     """See the module.
 
     Args:
-        prune: its ``least``, the epochs that every network may train; and ``others``, how many must have been trained
+        prune: its ``min_epochs``, the epochs that every network may train; and ``min_trials``, how many must have been trained
             to their end before any is dropped.
         most_epochs: that a network may train.
     """
 
     def __init__(self, prune: Prune, most_epochs: int, seed: int) -> None:
         super().__init__(prune, most_epochs, seed)
-        self._least = max(prune.least, _FEWEST)
-        self._others = prune.others
+        self._least = max(prune.min_epochs, _FEWEST)
+        self._others = prune.min_trials
         self._most = most_epochs
         self._curves: defaultdict[str, _Curve] = defaultdict(_Curve)
         self._missed: defaultdict[int, list[float]] = defaultdict(

@@ -74,15 +74,15 @@ class Median(NoPruning):
     """Prunes what is worse than the median of the others at the same epoch (Golovin et al., Google Vizier, KDD 2017).
 
     Args:
-        prune: its ``least``, the epochs that every network may train; ``others``, how many must have come as far; and
-            ``order``: with ``rungs`` nobody is judged before all have come as far.
+        prune: its ``min_epochs``, the epochs that every network may train; ``min_trials``, how many must have come as far; and
+            ``synchronous``: with it nobody is judged before all have come as far.
     """
 
     def __init__(self, prune: Prune, most_epochs: int, seed: int) -> None:
         super().__init__(prune, most_epochs, seed)
-        self._least = prune.least
-        self._others = prune.others
-        self._in_step = prune.order == "rungs"
+        self._least = prune.min_epochs
+        self._others = prune.min_trials
+        self._in_step = prune.synchronous
         self._scores: defaultdict[int, list[float]] = defaultdict(
             list
         )  # after so many epochs, sorted
@@ -223,7 +223,7 @@ class Halving(Pruner):
 
 def make_asha(prune: Prune, most_epochs: int, seed: int) -> Halving:
     """The rule ``asha``."""
-    return Halving([(_bracket(prune, prune.least), 1)], seed)
+    return Halving([(_bracket(prune, prune.min_epochs), 1)], seed)
 
 
 def make_hyperband(prune: Prune, most_epochs: int, seed: int) -> Halving:
@@ -231,11 +231,11 @@ def make_hyperband(prune: Prune, most_epochs: int, seed: int) -> Halving:
 
     Li et al., Hyperband, JMLR 18 (2018), algorithm 1, in which they are counted the other way round.
     """
-    last = int(math.log(max(1.0, most_epochs / prune.least), prune.factor) + 1e-9)
+    last = int(math.log(max(1.0, most_epochs / prune.min_epochs), prune.factor) + 1e-9)
     return Halving(
         [
             (
-                _bracket(prune, prune.least * prune.factor**s),
+                _bracket(prune, prune.min_epochs * prune.factor**s),
                 math.ceil((last + 1) / (last - s + 1) * prune.factor ** (last - s)),
             )
             for s in range(last + 1)
@@ -245,7 +245,7 @@ def make_hyperband(prune: Prune, most_epochs: int, seed: int) -> Halving:
 
 
 def _bracket(prune: Prune, least: int) -> Bracket:
-    return Bracket(least, prune.factor, prune.mode == "promote", prune.order == "rungs")
+    return Bracket(least, prune.factor, prune.on_fail == "pause", prune.synchronous)
 
 
 # ---- rules of users ----------------------------------------------------------------------------

@@ -15,13 +15,12 @@ from fleet.spec.schema import (
     with_cache,
     with_output,
 )
-from fleet.spec.train import Batch, Converge, Optimizer, Train
+from fleet.spec.train import Batch, Optimizer, Stopping, Train
 from fleet.spec.yaml_file import dump, read_yaml
 
 __all__ = [
     "Batch",
     "Checkpoint",
-    "Converge",
     "Data",
     "Document",
     "ModelEntry",
@@ -31,6 +30,7 @@ __all__ = [
     "Resources",
     "Schedule",
     "Spec",
+    "Stopping",
     "Train",
     "dump",
     "json_schema",

@@ -45,9 +45,9 @@ def settled(spec: Spec, told: Mapping[str, tuple[TargetSpec, tuple[int, ...]]]) 
 
 def _settled(network: NetworkSpec, target: TargetSpec, counts: tuple[int, ...]) -> NetworkSpec:
     train = network.train
-    if train.converge.monitor is None and target.kind != "class":
+    if train.stopping.monitor is None and target.kind != "class":
         train = replace(
-            train, converge=replace(train.converge, monitor=_default_monitor(target.kind))
+            train, stopping=replace(train.stopping, monitor=_default_monitor(target.kind))
         )
     wanted = train.class_weights
     if wanted is not None and target.kind in ("class", "mask"):
@@ -96,7 +96,7 @@ class SelectionCriterion:
     def of(cls, train: Train) -> SelectionCriterion:
         """That of a network whose data is known."""
         return cls(
-            train.converge.watched, train.converge.sign, repr((train.loss, train.label_smoothing))
+            train.stopping.watched, train.stopping.sign, repr((train.loss, train.label_smoothing))
         )
 
 
@@ -152,8 +152,8 @@ def check_comparable(
                     train.label_smoothing,
                     train.class_weights,
                     train.metrics,
-                    train.converge.monitor,
-                    train.converge.direction,
+                    train.stopping.monitor,
+                    train.stopping.direction,
                 )
             ),
             [],
@@ -240,7 +240,7 @@ class _Comparison:
             yield self.spec.origin.mistake(
                 ("prune", "rule"),
                 f"{rule} compares all networks, and they do not monitor the same: {differ}",
-                "one train.converge.monitor, at the top",
+                "one train.stopping.monitor, at the top",
             )
         elif self.kind == "value" and len(losses) > 1:
             last = list(monitors.values())[-1][0][0]
@@ -255,10 +255,10 @@ class _Comparison:
             )
 
     def _monitor(self, train: Train) -> str:
-        return train.converge.monitor or _default_monitor(self.kind)
+        return train.stopping.monitor or _default_monitor(self.kind)
 
     def _direction(self, train: Train, monitor: str) -> str:
-        return str(train.converge.direction or direction_of(monitor))
+        return str(train.stopping.direction or direction_of(monitor))
 
     def _measure(self, train: Train, monitor: str) -> str:
         """What stands behind a monitored name: the loss with its parameters, or the metric with its."""
@@ -308,14 +308,14 @@ class _Comparison:
         """Where that was said which makes the difference."""
         key = {
             "loss": ("loss",),
-            "direction": ("converge", "direction"),
-            "monitor": ("converge", "monitor"),
+            "direction": ("stopping", "direction"),
+            "monitor": ("stopping", "monitor"),
         }.get(monitor.removeprefix("val_"), ("metrics",))
         return self.spec.origin.line(self.spec.place_of(network, "train", *key))
 
     def _mistake(self, network: NetworkSpec, key: str, wrong: str, right: str) -> SpecMistake:
         return self.spec.origin.mistake(
-            self.spec.place_of(network, "train", "converge", key), wrong, right
+            self.spec.place_of(network, "train", "stopping", key), wrong, right
         )
 
     def _proposal(self, monitor: str) -> str:
@@ -335,6 +335,6 @@ class _Comparison:
             )
         proposed = _PROPOSED.get(self.kind, "accuracy")
         return (
-            f"a metric that all of them have: metrics: [{proposed}] and converge: {{monitor: {prefix}{proposed}}}, "
+            f"a metric that all of them have: metrics: [{proposed}] and stopping: {{monitor: {prefix}{proposed}}}, "
             "in `train` at the top"
         )

@@ -128,7 +128,7 @@ class Data:
             "and import paths of your own functions."
         ),
     )
-    window: kinds.Size = Field(
+    shared_memory: kinds.Size = Field(
         default=2 * 10**9,
         json_schema_extra=kinds.written_as("2GB"),
         description=(
@@ -160,7 +160,7 @@ class Data:
             "stream's epochs; the history records which, and a replay repeats them."
         ),
     )
-    finish: Literal["host", "device"] = Field(
+    augment_on: Literal["host", "device"] = Field(
         default="host",
         description=(
             "Where the last crop of the transforms and flips about it are done. host: where samples are prepared. device: "
@@ -168,14 +168,14 @@ class Data:
             "large as they were, and hosts do what comes before. A scale at the end is the engine's anyway."
         ),
     )
-    stall: Annotated[kinds.Duration, Field(gt=0)] = Field(
+    data_timeout: Annotated[kinds.Duration, Field(gt=0)] = Field(
         default=1800.0,
         json_schema_extra=kinds.written_as("30min"),
         description=(
             "How long the run waits for a sample before it ends and names the cause, like 30min."
         ),
     )
-    max_bad: Annotated[kinds.Share, Field(ge=0, le=1)] = Field(
+    max_unreadable: Annotated[kinds.Share, Field(ge=0, le=1)] = Field(
         default=0.01,
         json_schema_extra=kinds.written_as("1%"),
         description=(

@@ -27,7 +27,7 @@ _PARTS = {
     "train": "Train",
     "train.batch": "Batch",
     "train.optimizer": "Optimizer",
-    "train.converge": "Converge",
+    "train.stopping": "Stopping",
     "train.start": "Start",
     "schedule": "Schedule",
     "profile": "Profile",
@@ -47,7 +47,7 @@ def json_schema() -> dict[str, Any]:
     schema = TypeAdapter(Document).json_schema()
     _know_the_entries(schema["$defs"])
     # A run that stays open needs no network to begin with.
-    schema |= {"anyOf": [{"required": ["open_for"]}, {"properties": {"models": {"minItems": 1}}}]}
+    schema |= {"anyOf": [{"required": ["keep_open"]}, {"properties": {"models": {"minItems": 1}}}]}
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         **schema,

@@ -35,12 +35,12 @@ def unknown_words(train: Train, engine: EngineInfo) -> Iterator[Problem]:
         yield from _of_measure(("loss",), train.loss, words.losses, engine)
     for metric in train.metrics:
         yield from _of_measure(("metrics",), metric, words.metrics, engine)
-    monitor = train.converge.monitor
+    monitor = train.stopping.monitor
     if monitor is not None and told_direction(train, engine) is None:
         yield (
-            ("converge", "monitor"),
+            ("stopping", "monitor"),
             f"nobody can tell whether more of {monitor} is better",
-            "say converge.direction: max, or min",
+            "say stopping.direction: max, or min",
         )
     if knows.precisions is not None and train.precision not in knows.precisions:
         yield (
@@ -73,8 +73,8 @@ def incomplete_schedule(train: Train, engine: EngineInfo) -> str:
 
 def told_direction(train: Train, engine: EngineInfo) -> Direction | None:
     """Whether more or less of what is monitored is better, by the spec or by what the engine knows of its metrics."""
-    monitor = train.converge.watched
-    direction = train.converge.direction or direction_of(monitor)
+    monitor = train.stopping.watched
+    direction = train.stopping.direction or direction_of(monitor)
     if direction is not None:
         return direction
     asked = next(
@@ -88,11 +88,11 @@ def told_direction(train: Train, engine: EngineInfo) -> Direction | None:
 
 def with_direction(train: Train, engine: EngineInfo) -> Train:
     """The same, with the direction of a metric that the engine alone knows."""
-    converge = train.converge
+    converge = train.stopping
     told = told_direction(train, engine)
     if told is None or converge.direction is not None or direction_of(converge.watched) is not None:
         return train
-    return replace(train, converge=replace(converge, direction=told))
+    return replace(train, stopping=replace(converge, direction=told))
 
 
 def with_rate(train: Train, engine: EngineInfo, defaults: str) -> Train:

@@ -62,14 +62,6 @@ def default_of(field: dataclasses.Field[Any]) -> Any:
     return default
 
 
-def key_of(field: dataclasses.Field[Any]) -> str:
-    """How a key is written; some are words of Python, and no names there."""
-    default = field.default
-    if isinstance(default, FieldInfo) and default.alias:
-        return default.alias
-    return field.name
-
-
 @dataclasses.dataclass(frozen=True)
 class OneOf:
     """One of some schemas, which are asked for when the schema is: tables may be read from files.

@@ -51,12 +51,12 @@ def _misfits(
             f"train.batch.size: {batch} is more than the {samples} training samples",
             f"at most {samples}",
         )
-    monitor = train.converge.watched
+    monitor = train.stopping.watched
     if not is_validated and monitor.startswith("val_"):
         yield (
             network,
-            spec.place_of(network, "train", "converge", "monitor"),
-            f"train.converge.monitor: {monitor} needs validation data",
+            spec.place_of(network, "train", "stopping", "monitor"),
+            f"train.stopping.monitor: {monitor} needs validation data",
             "give data.validation, or monitor accuracy or loss",
         )
     yield from unmeasured(network, spec, sample.target.kind)
@@ -110,11 +110,11 @@ def unmeasured(network: NetworkSpec, spec: Spec, kind: str) -> Iterator[Misfit]:
                     f"train.{key}: targets are values, not classes",
                     "leave it out",
                 )
-        if (train.converge.monitor or "").removeprefix("val_") == "accuracy":
+        if (train.stopping.monitor or "").removeprefix("val_") == "accuracy":
             yield (
                 network,
-                spec.place_of(network, "train", "converge", "monitor"),
-                f"train.converge.monitor: {unfit('accuracy', kind, metrics)}",
+                spec.place_of(network, "train", "stopping", "monitor"),
+                f"train.stopping.monitor: {unfit('accuracy', kind, metrics)}",
                 "val_loss, or a metric such as val_mean_absolute_error from train.metrics",
             )
     if train.loss is not None and (wrong := unfit(train.loss, kind, losses)):

@@ -204,7 +204,7 @@ def check_monitor(monitor: str | None, known: list[str]) -> None:
     """
     if monitor is not None and monitor.removeprefix("val_") not in known:
         raise ValueError(
-            f"converge.monitor: {monitor!r} is not computed; it should be one of {', '.join(known)}, or "
+            f"stopping.monitor: {monitor!r} is not computed; it should be one of {', '.join(known)}, or "
             "one of these with val_ before it; others come from train.metrics"
         )
 

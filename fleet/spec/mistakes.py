@@ -13,11 +13,11 @@ from pydantic_core import ErrorDetails
 
 from fleet.errors import SpecMistake
 from fleet.spec.data import Data, Target
-from fleet.spec.fields import default_of, key_of
+from fleet.spec.fields import default_of
 from fleet.spec.schema import Checkpoint, Document, ModelEntry, Profile, Resources, Schedule
 from fleet.spec.search import Budget, Objective, Prune, Search
 from fleet.spec.space import Range
-from fleet.spec.train import Batch, Converge, Optimizer, Start, Train
+from fleet.spec.train import Batch, Optimizer, Start, Stopping, Train
 
 
 def explain(
@@ -121,7 +121,7 @@ _PARTS: dict[str, type] = {
     "checkpoint": Checkpoint,
     "batch": Batch,
     "optimizer": Optimizer,
-    "converge": Converge,
+    "stopping": Stopping,
     "start": Start,
     "target": Target,
     "prune": Prune,
@@ -152,11 +152,9 @@ def _valid_keys(owner: type | None, wrong: str) -> str:
         default = default_of(field)
         plain = isinstance(default, bool | int | float | str | tuple) and default not in ("", ())
         shown.append(
-            f"{key_of(field)} ({default})"
-            if plain and field.name != "transforms"
-            else key_of(field)
+            f"{field.name} ({default})" if plain and field.name != "transforms" else field.name
         )
-    close = difflib.get_close_matches(wrong, list(map(key_of, dataclass_fields(owner))), n=1)
+    close = difflib.get_close_matches(wrong, [field.name for field in dataclass_fields(owner)], n=1)
     hint = f"{close[0]}? " if close else ""
     if shown:
         return f"{hint}valid keys: {', '.join(shown)}"

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from fleet.errors import UserError
+from fleet.spec.old_keys import values_with_new_names
 from fleet.spec.space import Member, key_of_value
 
 Kept: TypeAlias = Mapping[str, Any]  # name of a network in a run's folder -> what was drawn for it
@@ -103,7 +104,7 @@ def names_in(run: Path) -> Kept:
         open(run / "results.csv", encoding="utf-8", newline="") as file,
     ):
         for row in csv.DictReader(file):
-            found[_without_fold(row["name"])] = json.loads(row["drawn"])
+            found[_without_fold(row["name"])] = values_with_new_names(json.loads(row["drawn"]))
     return found
 
 

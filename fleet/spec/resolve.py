@@ -44,15 +44,17 @@ from fleet.spec.model import (
     check_target,
 )
 from fleet.spec.naming import Kept, checked_name, is_name, names_in, names_of, rule_of
+from fleet.spec.old_keys import entry_with_new_keys, with_new_keys
 from fleet.spec.origin import Origin, is_below, key_path
 from fleet.spec.schema import (
     MOST_NETWORKS,
+    OPTION_OF,
     Document,
     ModelEntry,
     NetworkSpec,
-    Schedule,
     Spec,
     holds,
+    policy_of_keys,
 )
 from fleet.spec.search import OF_NETWORKS, Objective, Prune, find_rule
 from fleet.spec.space import Member, Range, Space, contradictions, draw, ends, grid, override
@@ -63,7 +65,7 @@ from preprocess.base import InputError
 from preprocess.source import SOURCES
 from preprocess.transforms import parse_transforms
 from preprocess.transforms.on_device import leave_to_device, split_device
-from scheduler.ensemble.policies import POLICIES, SETTINGS, default_policy
+from scheduler.ensemble.policies import POLICIES
 
 T = TypeVar("T")
 
@@ -75,7 +77,7 @@ _JUDGING = (
     "train.label_smoothing",
     "train.class_weights",
     "train.metrics",
-    "train.converge",
+    "train.stopping",
 )
 
 
@@ -141,8 +143,10 @@ def _where_it_stands(
 
 
 def _resolve(content: Any, origin: Origin, run: Path | None = None) -> Spec:
+    translation = with_new_keys(content, origin)
+    content, origin = translation.content, translation.origin
     mistake = origin.mistake
-    mistakes: list[SpecMistake] = []
+    mistakes = translation.mistakes
     try:
         document = TypeAdapter(Document).validate_python(content)
         entries = list(enumerate(document.models))
@@ -164,7 +168,8 @@ def _resolve(content: Any, origin: Origin, run: Path | None = None) -> Spec:
         networks += _networks(document, index, entry, problems, kept)
         for problem in problems:
             mistakes += _told(problem, partial(_where_it_stands, origin, entry), ("models", index))
-    spec = Spec(document, tuple(networks), origin, kept)
+    notices = tuple(translation.notices.values())
+    spec = Spec(document, tuple(networks), origin, kept, notices)
     mistakes += _incomplete_schedules(spec) + _batch_mistakes(spec)
     names = [network.name for network in networks]
     mistakes += [
@@ -269,11 +274,11 @@ def _problems(document: Document) -> Iterator[tuple[tuple, str, str]]:
             f"{document.resources.engine} networks train at rates that are known",
             "`schedule: {rates: FILE}`",
         )
-    if not document.models and document.open_for is None:
+    if not document.models and document.keep_open is None:
         yield (
             ("models",),
             "[]",
-            "at least 1 item, or a run that stays open for more (`open_for: 10min`)",
+            "at least 1 item, or a run that stays open for more (`keep_open: 10min`)",
         )
     yield from _contradictions(document)
     yield from _search_problems(document)
@@ -287,10 +292,10 @@ def _problems(document: Document) -> Iterator[tuple[tuple, str, str]]:
 
 def _unfinished(document: Document) -> Iterator[tuple[tuple, str, str]]:
     """Why nothing is left to the device."""
-    if document.data.finish == "host":
+    if document.data.augment_on == "host":
         return
     engine = _known_engine(document)
-    where = ("data", "finish")
+    where = ("data", "augment_on")
     if engine is not None and not engine.finishes:
         able = ", ".join(name for name, info in ENGINES.items() if info.finishes)
         yield (
@@ -364,7 +369,7 @@ def _search_problems(document: Document) -> Iterator[tuple[tuple, str, str]]:
                 "another `name:` for one of them",
             )
         for key in entry.space or {}:
-            if key.startswith(("train.converge.monitor", "train.converge.direction")):
+            if key.startswith(("train.stopping.monitor", "train.stopping.direction")):
                 yield (
                     ("models", index, "space", key),
                     "networks of a search are compared by one quantity",
@@ -385,9 +390,9 @@ def _objective_problems(
     known = [
         name for label in dict.fromkeys([*FIELDS, *labels]) for name in (label, f"val_{label}")
     ]
-    monitor = (entry.train.get("converge") or {}).get("monitor")
-    direction = (entry.train.get("converge") or {}).get("direction")
-    top = document.train.converge
+    monitor = (entry.train.get("stopping") or {}).get("monitor")
+    direction = (entry.train.get("stopping") or {}).get("direction")
+    top = document.train.stopping
     if direction is None and top.watched == objectives[0].value:
         direction = top.direction
     for place, objective in enumerate(objectives):
@@ -409,7 +414,7 @@ def _objective_problems(
                 (f"one of {measured}, {', '.join(OF_NETWORKS)}; others come from train.metrics"),
             )
         elif objective.sense is None and not (
-            name == monitor and (entry.train.get("converge") or {}).get("direction")
+            name == monitor and (entry.train.get("stopping") or {}).get("direction")
         ):
             yield (
                 where,
@@ -419,12 +424,12 @@ def _objective_problems(
         elif place == 0 and _turns(objective, direction):
             yield (
                 ("models", index, "search", "objectives", place, "mode"),
-                f"{objective.mode} and train.converge.direction: {direction} contradict each other",
+                f"{objective.mode} and train.stopping.direction: {direction} contradict each other",
                 "one of them, which says what is better",
             )
         elif place == 0 and monitor not in (None, name):
             yield (
-                ("models", index, "train", "converge", "monitor"),
+                ("models", index, "train", "stopping", "monitor"),
                 (
                     f"{monitor} is not {name}, the first objective, by which the best epoch is chosen"
                 ),
@@ -457,19 +462,12 @@ def _unread(document: Document, content: Mapping[str, Any]) -> Iterator[tuple[tu
     if policy is None:  # a mistake of its own
         return
     if isinstance(schedule, Mapping) and "policy" not in schedule:
-        policy = default_policy(
-            schedule
-        )  # also by keys whose values are wrong, and which the document lacks
-    settings = {
-        field.name: field.name for field in dataclass_fields(Schedule) if field.name in SETTINGS
-    }
-    for name in settings:
-        if isinstance(schedule, Mapping) and name in schedule and name not in policy.reads:
-            yield (
-                ("schedule", name),
-                f"{policy.name} does not read {name}",
-                policy.reads_of(settings),
-            )
+        # also by keys whose values are wrong, and which the document lacks
+        policy = policy_of_keys(schedule)
+    keys = {option: key for key, option in OPTION_OF.items()}
+    for option, key in keys.items():
+        if isinstance(schedule, Mapping) and key in schedule and option not in policy.reads:
+            yield ("schedule", key), f"{policy.name} does not read {key}", policy.reads_of(keys)
 
 
 def _unread_by_the_rule(name: str, prune: Any) -> Iterator[tuple[tuple, str, str]]:
@@ -909,10 +907,13 @@ def with_added(
         SpecError: with every mistake of the entry.
     """
     mistake = Origin("entry").mistake
+    if isinstance(content, Mapping):
+        translation = entry_with_new_keys(plain(content), Origin("entry"))
+        if translation.mistakes:
+            raise SpecError(translation.mistakes)
+        content = translation.content
     try:
-        entry = TypeAdapter(ModelEntry).validate_python(
-            plain(content) if isinstance(content, Mapping) else content
-        )
+        entry = TypeAdapter(ModelEntry).validate_python(content)
     except ValidationError as error:
         raise SpecError(explain(error, content, mistake, (), ModelEntry)) from None
     if entry.search is not None or entry.data is not None:

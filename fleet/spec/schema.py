@@ -6,7 +6,7 @@ What a key means is said once, in its ``Field(description=...)``: the JSON Schem
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import field, replace
 from functools import cached_property
 from pathlib import Path
@@ -39,7 +39,7 @@ def _as_text(version: object) -> object:
 
 
 def _read_by(setting: str) -> str:
-    """Which policies read a key of the schedule; for others it is a mistake."""
+    """Name the policies that read an option."""
     return f"Only for {' and '.join(policy.name for policy in POLICIES.values() if setting in policy.reads)}."
 
 
@@ -132,13 +132,13 @@ class ModelEntry:
         if self.search is None or not self.search.objectives:
             return self.train
         first = self.search.objectives[0]
-        own = self.train.get("converge") or {}
+        own = self.train.get("stopping") or {}
         if first.sense is None:
             sense = {}
         else:
             sense = {"direction": "max" if first.sense == "maximize" else "min"}
         own = {**sense, **own} if first.mode is None else {**own, **sense}
-        return {**self.train, "converge": {**own, "monitor": first.value}}
+        return {**self.train, "stopping": {**own, "monitor": first.value}}
 
     @model_validator(mode="after")
     def _one_way_to_say_it(self) -> ModelEntry:
@@ -168,6 +168,15 @@ class ModelEntry:
         return self
 
 
+# Options of policies, by the keys of a spec that set them.
+OPTION_OF = {"pace_tolerance": "delta", "round_end_share": "alpha", "literal": "peak_limited"}
+
+
+def policy_of_keys(keys: Collection[str]) -> Policy:
+    """Return the policy of a schedule that names none."""
+    return default_policy([option for key, option in OPTION_OF.items() if key in keys])
+
+
 @dataclass(frozen=True, config=kinds.STRICT)
 class Schedule:
     """Which networks train when, and on how many GPUs."""
@@ -180,14 +189,14 @@ class Schedule:
             + " ".join(f"{policy.name}: {policy.help}." for policy in POLICIES.values())
         ),
     )
-    delta: kinds.DeltaText = Field(
+    pace_tolerance: kinds.DeltaText = Field(
         default="15%",
         description=(
             "How close to the fastest the networks of a flotilla train: within a share of its rate, like 15%, or within a "
             "number of samples per second, like 20/s. " + _read_by("delta")
         ),
     )
-    alpha: Annotated[kinds.Share, Field(gt=0, le=1)] = Field(
+    round_end_share: Annotated[kinds.Share, Field(gt=0, le=1)] = Field(
         default=0.8,
         json_schema_extra=kinds.written_as("80%"),
         description=(
@@ -195,12 +204,13 @@ class Schedule:
             + _read_by("alpha")
         ),
     )
-    peak_limited: bool = Field(
-        default=True,
+    literal: bool = Field(
+        default=False,
         description=(
-            "Whether a network gets only GPUs that make it faster. With false, spare GPUs are given away as in Algorithm 2 "
-            "of the paper, and rates beyond the measured ones are estimated by its Equation 5 from twice the GPUs of a "
-            "node, as with --literal of fleet plan. " + _read_by("peak_limited")
+            "Follow the paper to the letter: spare GPUs are given away as in its Algorithm 2, and rates beyond the "
+            "measured ones are estimated by its Equation 5 from twice the GPUs of a node, as with --literal of fleet "
+            "plan. Without it, a network gets only GPUs that make it faster. "
+            + _read_by("peak_limited")
         ),
     )
     rates: str | None = Field(
@@ -213,20 +223,20 @@ class Schedule:
 
     @model_validator(mode="before")
     @classmethod
-    def _policy_of_its_settings(cls, given: Any) -> Any:
-        if isinstance(given, Mapping) and "policy" not in given:
-            return {**given, "policy": default_policy(given).name}
-        return given
+    def _policy_of_its_settings(cls, content: Any) -> Any:
+        if isinstance(content, Mapping) and "policy" not in content:
+            return {**content, "policy": policy_of_keys(content).name}
+        return content
 
 
 @dataclass(frozen=True, config=kinds.STRICT)
 class Profile:
     """How the run finds out how fast networks train."""
 
-    when: Literal["online", "before"] = Field(
+    when: Literal["online", "offline"] = Field(
         default="online",
         description=(
-            "online: training begins at once, by estimates that its own steps correct; no other key is read. before: every "
+            "online: training begins at once, by estimates that its own steps correct; no other key is read. offline: every "
             "network is measured on made-up samples before any is trained (appendix B.3 of the paper)."
         ),
     )
@@ -301,7 +311,9 @@ class Resources:
             "without GPUs, all ranks that do not prepare samples."
         ),
     )
-    per_device: Annotated[int, Field(ge=1, le=MOST_SLOTS), kinds.NO_FLAG] | Literal["auto"] = Field(
+    networks_per_gpu: (
+        Annotated[int, Field(ge=1, le=MOST_SLOTS), kinds.NO_FLAG] | Literal["auto"]
+    ) = Field(
         default=1,
         description=(
             "How many networks may share a GPU while there are more networks than GPUs; each takes a rank. A number: that "
@@ -353,7 +365,7 @@ class Document:
     models: tuple[ModelEntry, ...] = Field(
         description=(
             "The networks to train: a list of entries, each of which stands for one network or for many. It may be empty "
-            "in a run that stays open for more (`open_for`)."
+            "in a run that stays open for more (`keep_open`)."
         )
     )
     name: str = Field(
@@ -381,7 +393,7 @@ class Document:
             "same command goes on. If the batch system ends the job earlier, its limit counts."
         ),
     )
-    open_for: Annotated[kinds.Duration, Field(gt=0)] | None = Field(
+    keep_open: Annotated[kinds.Duration, Field(gt=0)] | None = Field(
         default=None,
         description=(
             "How long the run waits for further networks once nothing is left to train, like 10min. Without it, the run "
@@ -402,7 +414,7 @@ class Document:
             "epoch in between, until the network counts as failed. Until then it is trained last."
         ),
     )
-    track: tuple[kinds.TrackItem, ...] = Field(
+    trackers: tuple[kinds.TrackItem, ...] = Field(
         default=(),
         description=(
             "Trackers that are written at the end of each epoch, by a process of their own: a list of mlflow, wandb and "
@@ -511,12 +523,14 @@ class Spec:
 
     Attributes:
         kept: the networks that the folder of the run had when the spec was read -> what was drawn for each.
+        notices: one line for each old key that the spec uses.
     """
 
     document: Document
     networks: tuple[NetworkSpec, ...]
     origin: Origin = field(default=Origin(), compare=False, repr=False)
     kept: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
+    notices: tuple[str, ...] = field(default=(), compare=False, repr=False)
 
     def place_of(self, network: NetworkSpec, *setting: str) -> tuple:
         """The key path where a setting of a network was chosen, such as ``train``, ``batch``, ``size``.
@@ -554,7 +568,7 @@ class Spec:
             min(
                 entry.search.limit,
                 size_of(entry.space or {}),
-                math.inf if entry.search.at_once == "auto" else entry.search.at_once,
+                math.inf if entry.search.max_concurrent == "auto" else entry.search.max_concurrent,
             )
             for entry in self.searches.values()
             if entry.search is not None
@@ -600,7 +614,10 @@ class Spec:
         """What the policy is told."""
         settings = self.schedule
         return Options(
-            settings.alpha, parse_delta(settings.delta), settings.peak_limited, self.seed
+            settings.round_end_share,
+            parse_delta(settings.pace_tolerance),
+            not settings.literal,
+            self.seed,
         )
 
     @property

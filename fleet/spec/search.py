@@ -15,6 +15,7 @@ from pydantic.dataclasses import dataclass
 from fleet.errors import UserError
 from fleet.plugins import load_named
 from fleet.spec.fields import IMPORT_PATH, NO_FLAG, AboveZero, Duration, OneOf, Positive, written_as
+from fleet.spec.old_keys import new_prune_key
 from fleet.vocabulary.measures import UP, direction_of
 from preprocess.user_code import UserCode
 
@@ -87,14 +88,14 @@ class Objective:
 class Search:
     """Who asks for the networks of an entry, and how many."""
 
-    ask: str = Field(
+    sampler: str = Field(
         default="random",
         description=(
             "Who chooses from the space: random, grid (all combinations, in order), or the import path of a class of your "
             "own. Its module may stand beside the spec."
         ),
     )
-    most: Annotated[int, Field(ge=1, le=MOST_ASKED), NO_FLAG] | None = Field(
+    max_trials: Annotated[int, Field(ge=1, le=MOST_ASKED), NO_FLAG] | None = Field(
         default=None,
         description=(
             f"Largest number of networks that are asked for; {MOST_ASKED} without it. Either it or `budget` must be given, "
@@ -104,10 +105,10 @@ class Search:
     budget: Budget | None = Field(
         default=None,
         description=(
-            "What all networks of the entry may cost together, beside `most`. What was asked for by then goes on."
+            "What all networks of the entry may cost together, beside `max_trials`. What was asked for by then goes on."
         ),
     )
-    at_once: Positive | Literal["auto"] = Field(
+    max_concurrent: Positive | Literal["auto"] = Field(
         default="auto",
         description=(
             "How many networks of the entry there may be that are neither done nor paused. auto: as many as there are "
@@ -117,13 +118,12 @@ class Search:
     objectives: tuple[Objective, ...] = Field(
         default=(),
         description=(
-            "What counts, if it is not only what `train.converge.monitor` says. The first takes its place: it decides "
+            "What counts, if it is not only what `train.stopping.monitor` says. The first takes its place: it decides "
             "which epoch is the best, and networks are reported and pruned by it. Of several, the class is told all."
         ),
     )
-    earlier: tuple[str, ...] = Field(
+    warm_start: tuple[str, ...] = Field(
         default=(),
-        alias="from",
         description=(
             "Folders of earlier runs. What their networks came to is told to the class before it is asked, as far as their "
             "values fit the space."
@@ -135,7 +135,7 @@ class Search:
     seed: Annotated[int, Field(ge=0), NO_FLAG] = Field(
         default=0, description=("Seed of all that is random in the choice.")
     )
-    answer_within: Annotated[Duration, Field(gt=0)] = Field(
+    timeout: Annotated[Duration, Field(gt=0)] = Field(
         default=60.0,
         json_schema_extra=written_as("1min"),
         description=(
@@ -146,24 +146,24 @@ class Search:
 
     @model_validator(mode="after")
     def _ends(self) -> Search:
-        if self.most is None and self.budget is None and self.ask != "grid":
-            raise ValueError("needs an end: `most:` networks, or a `budget:`")
-        places = [os.path.normpath(run) for run in self.earlier]
+        if self.max_trials is None and self.budget is None and self.sampler != "grid":
+            raise ValueError("needs an end: `max_trials:` or a `budget:`")
+        places = [os.path.normpath(run) for run in self.warm_start]
         if len(set(places)) < len(places):
             twice = next(
                 run
-                for run, place in zip(self.earlier, places, strict=True)
+                for run, place in zip(self.warm_start, places, strict=True)
                 if places.count(place) > 1
             )
-            raise ValueError(f"from: {twice} is named twice; name each run once")
+            raise ValueError(f"warm_start: {twice} is named twice; name each run once")
         return self
 
     @property
     def limit(self) -> int:
         """How many networks are asked for at most."""
-        if self.most is None:
+        if self.max_trials is None:
             return MOST_ASKED
-        return self.most
+        return self.max_trials
 
 
 @plain_dataclass(frozen=True)
@@ -196,26 +196,26 @@ RULES: Mapping[str, PruningRule] = {
             "asha",
             ".pruning:make_asha",
             "at least · factor^k epochs only the best 1/factor of those that have come there go on",
-            ("least", "factor", "mode", "order"),
+            ("min_epochs", "factor", "on_fail", "synchronous"),
         ),
         PruningRule(
             "hyperband",
             ".pruning:make_hyperband",
             "asha in several brackets, each of which begins to judge later than the one before",
-            ("least", "factor", "mode", "order"),
+            ("min_epochs", "factor", "on_fail", "synchronous"),
         ),
         PruningRule(
             "median",
             ".pruning:Median",
             "those that are worse than the median of the others after as many epochs are pruned",
-            ("least", "others", "order"),
+            ("min_epochs", "min_trials", "synchronous"),
         ),
         PruningRule(
             "learning_curve",
             ".curves:Curves",
             "those whose learning curve, continued as a power law, ends below the best network that was trained to "
             "its end are pruned",
-            ("least", "others"),
+            ("min_epochs", "min_trials"),
         ),
         PruningRule(
             "searcher",
@@ -255,10 +255,11 @@ class Prune:
             + " Where the class of a search judges as well, the stricter answer holds."
         ),
     )
-    least: Positive = Field(
+    min_epochs: Positive = Field(
         default=1,
         description=(
-            "Number of epochs that every network may train before it is judged. " + _for("least")
+            "Number of epochs that every network may train before it is judged. "
+            + _for("min_epochs")
         ),
     )
     factor: Annotated[int, Field(ge=2), NO_FLAG] = Field(
@@ -268,25 +269,25 @@ class Prune:
             + _for("factor")
         ),
     )
-    mode: Literal["stop", "promote"] = Field(
-        default="promote",
+    on_fail: Literal["pause", "stop"] = Field(
+        default="pause",
         description=(
-            "stop: a network that is not among the best when it comes to a rung is pruned. promote: it is paused, and goes "
-            "on if it is among the best later. " + _for("mode")
+            "What happens to a network that is not among the best at a rung. pause: it is paused, and resumes if it "
+            "is among the best later. stop: it is pruned. " + _for("on_fail")
         ),
     )
-    order: Literal["arrival", "rungs"] = Field(
-        default="arrival",
+    synchronous: Annotated[bool, Field(strict=True)] = Field(
+        default=False,
         description=(
-            "arrival: networks are judged as they come. rungs: they wait until all have come as far, so that the winners "
-            "do not depend on speed. " + _for("order")
+            "false: networks are compared as they reach a rung. true: they wait until all networks have reached it, so "
+            "that the winners do not depend on speed. " + _for("synchronous")
         ),
     )
-    others: Positive = Field(
+    min_trials: Positive = Field(
         default=5,
         description=(
             "Number of other networks that must have come as far before one is judged; for learning_curve, to their end. "
-            + _for("others")
+            + _for("min_trials")
         ),
     )
 
@@ -304,14 +305,14 @@ def find_rule(name: str) -> PruningRule:
         UserError: there is none.
 
     >>> find_rule("median").reads
-    ('least', 'others', 'order')
+    ('min_epochs', 'min_trials', 'synchronous')
     """
     if name in RULES:
         return RULES[name]
     with UserCode().running():
         found = load_named(name, "rule", RULES, "rule")
     if isinstance(found, PruningRule):
-        return replace(found, name=name)
+        return replace(found, name=name, reads=tuple(map(new_prune_key, found.reads)))
     if not callable(found):
         raise UserError(
             f"rule {name!r} is of type {type(found).__name__}; it should be a PruningRule, or a class that "

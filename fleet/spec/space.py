@@ -31,6 +31,7 @@ from pydantic.dataclasses import dataclass as validated
 
 from fleet.errors import UserError
 from fleet.spec.fields import NO_FLAG, Whole
+from fleet.spec.old_keys import oldest_name
 from fleet.spec.origin import is_below
 
 Bound = Whole | Annotated[FiniteFloat, NO_FLAG]
@@ -321,7 +322,7 @@ def _has(place: Any, path: Sequence[str]) -> bool:
 
 
 def _stream(dimensions: Space, rng: random.Random) -> Iterator[Member]:
-    names = sorted(dimensions)  # whatever order the names are written in
+    names = sorted(dimensions, key=oldest_name)  # however the spec orders and writes them
     seen = set()
     while True:
         drawn = {name: _pick(dimensions[name], rng.random()) for name in names}

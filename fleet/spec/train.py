@@ -234,7 +234,7 @@ class Optimizer:
 
 
 @dataclass(frozen=True, config=kinds.STRICT)
-class Converge:
+class Stopping:
     """When the training of a network ends: at the first of these conditions."""
 
     max_epochs: Positive = Field(
@@ -262,7 +262,7 @@ class Converge:
             "How much better than its best value so far `monitor` must be to count as an improvement."
         ),
     )
-    target: Real | None = Field(
+    stop_at: Real | None = Field(
         default=None, description="Value of `monitor` that is good enough to end training."
     )
     direction: Literal["max", "min"] | None = Field(
@@ -324,7 +324,7 @@ class Train:
 
     batch: Batch = Batch()
     optimizer: Optimizer = Optimizer()
-    converge: Converge = Converge()
+    stopping: Stopping = Stopping()
     loss: Measure | None = Field(
         default=None,
         description=(
@@ -401,5 +401,5 @@ class Train:
     @model_validator(mode="after")
     def _is_measured(self) -> Train:
         labels = check_measures(self.loss, self.metrics, self.class_weights)
-        check_monitor(self.converge.monitor, [*FIELDS, *labels])
+        check_monitor(self.stopping.monitor, [*FIELDS, *labels])
         return self

@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from fleet.errors import SpecError, SpecMistake
-from fleet.spec.fields import default_of, key_of
+from fleet.spec.fields import default_of
 from fleet.spec.origin import key_path
 from fleet.spec.schema import Document
 
@@ -174,7 +174,7 @@ def plain(value: Any) -> Any:
     """A document, or a part of one, as the mappings and lists that YAML has, without what has its default value."""
     if is_dataclass(value) and not isinstance(value, type):
         return {
-            key_of(one): plain(item)
+            one.name: plain(item)
             for one in dataclass_fields(value)
             if (item := getattr(value, one.name)) != default_of(one)
         }

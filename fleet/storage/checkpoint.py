@@ -23,7 +23,7 @@ import numpy as np
 
 from fleet.domain.network import EpochRecord, State, convergence, stream_epochs
 from fleet.errors import CheckpointError, DamagedError, LeaseLost, UserError
-from fleet.spec import Converge
+from fleet.spec import Stopping
 from fleet.storage.files import atomic_write, blank_if_missing, nan_if_blank, storage_errors
 from fleet.storage.lease import Fence, fence_check
 from fleet.storage.paths import RunPaths
@@ -293,7 +293,7 @@ def rewrite_states(
             write_history(paths.history(name), change(state).history, fence)
 
 
-def find_best(paths: RunPaths, name: str, converge: Converge, keep: str) -> CheckpointLookup:
+def find_best(paths: RunPaths, name: str, converge: Stopping, keep: str) -> CheckpointLookup:
     """The state of a finished network's best epoch, or of its last one if the best was lost or is not kept.
 
     Where the last checkpoint is damaged, the newest that is whole says which epochs there were.

@@ -39,7 +39,7 @@ def training_identity(network: NetworkSpec, spec: Spec, sample: SampleSpec) -> s
     """A fingerprint of all that shapes a network's training, except when it ends and where the data is.
 
     A checkpoint is taken up only by a network of the same identity: another optimizer, another
-    architecture under the same name or other transforms are refused. `converge` and `deterministic` may change,
+    architecture under the same name or other transforms are refused. `stopping` and `deterministic` may change,
     because users want to train longer, or to repeat it; so may paths, because data sets are moved.
     """
     data = spec.feeds[network.feed]
@@ -60,7 +60,7 @@ def training_identity(network: NetworkSpec, spec: Spec, sample: SampleSpec) -> s
     fold = {} if network.fold is None else {"fold": [network.fold, data.folds]}
     train = _TRAIN.dump_python(replace(network.train, start=network.train.begins), mode="json")
     for changeable in (
-        "converge",
+        "stopping",
         "deterministic",
         "build_timeout",
     ):  # the second says how numbers are added up

@@ -342,7 +342,7 @@ class Results:
         name = network.name
         history = standing.history
         outcome = standing.outcome
-        best = net.convergence(history, network.train.converge).best_epoch
+        best = net.convergence(history, network.train.stopping).best_epoch
         record = history[best - 1] if best else None
         if outcome is not None:
             if outcome.is_failure:
@@ -649,7 +649,7 @@ def read_network_status(
 
 def _stop_reason(found: CheckpointLookup, network: NetworkSpec) -> str:
     """Why a network is done, by the checkpoint that was found; nothing if it is not."""
-    converge = network.train.converge
+    converge = network.train.stopping
     state = found.state
     # Of the epochs after the best one only a table tells, if its checkpoint is all that is left. It is enough as long
     # as nobody wants to go on from there, and that epoch is the best one still.
@@ -773,7 +773,7 @@ def _parse_row(row: dict[str, str]) -> NetworkResult:
         float(row["test_loss"]),
         float(row["test_accuracy"]),
         float(row["seconds"]),
-        json.loads(row["drawn"]),
+        values_with_new_names(json.loads(row["drawn"])),
         metrics,
         int(row.get("folds", 0)),
         json.loads(row.get("deviation", "{}")),

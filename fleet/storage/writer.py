@@ -15,7 +15,7 @@ import numpy as np
 
 from fleet.domain.network import State
 from fleet.errors import InfrastructureError, StorageError
-from fleet.spec import Checkpoint, Converge
+from fleet.spec import Checkpoint, Stopping
 from fleet.spec.engines import EngineInfo
 from fleet.storage.checkpoint import (
     find_best,
@@ -103,7 +103,7 @@ class CheckpointWriter:
         self._raise_error()
 
     def export(
-        self, name: str, converge: Converge, write: Callable[[Mapping[str, np.ndarray], Path], None]
+        self, name: str, converge: Stopping, write: Callable[[Mapping[str, np.ndarray], Path], None]
     ) -> str:
         """Write the best network for use without FLEET, once all checkpoints are on disk; in the calling thread.
 

@@ -105,7 +105,7 @@ def plan_layout(
     slots = window // (chunk * size)
     if slots < least:
         raise UserError(
-            f"data.window: {format_size(window)} is too small: the largest batch "
+            f"data.shared_memory: {format_size(window)} is too small: the largest batch "
             f"({counted(largest_batch, 'sample')} of {format_size(size)}) "
             f"and one chunk ahead need {format_size(least * chunk * size)}"
         )
@@ -131,7 +131,7 @@ def plan_ring(
     slots = window // (chunk * size)
     if slots < least:
         raise UserError(
-            f"data.window: {format_size(window)} is too small for a ring: three shards of "
+            f"data.shared_memory: {format_size(window)} is too small for a ring: three shards of "
             f"{counted(chunk, 'sample')} of {format_size(size)} need "
             f"{format_size(least * chunk * size)}; or cut the data set into more shards "
             f"than data.shards: {shards}"

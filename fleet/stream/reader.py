@@ -147,6 +147,6 @@ class Reader:
         else:
             cause = "the preprocessor that should write it does not"
         return (
-            f"chunk {sequence} of the stream has not arrived for {self._waiting.stall_s:.0f} s (data.stall): "
+            f"chunk {sequence} of the stream has not arrived for {self._waiting.stall_s:.0f} s (data.data_timeout): "
             f"{cause}; the newest chunk is {window.newest() - 1}"
         )

@@ -170,7 +170,7 @@ class RingReader(Reader):
             )
         passing = ", though newer ones come" if newest > sequence else ""
         return (
-            f"chunk {sequence} of the ring has not arrived for {self._waiting.stall_s:.0f} s (data.stall)"
+            f"chunk {sequence} of the ring has not arrived for {self._waiting.stall_s:.0f} s (data.data_timeout)"
             f"{passing}: {cause}; the newest chunk is {newest}"
         )
 

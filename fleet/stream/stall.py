@@ -72,7 +72,7 @@ def clock_for_set(shared: SampleSet, what: str, stall_s: float) -> StallClock:
 
     def explain() -> str:
         return (
-            f"no further {what} samples have arrived for {stall_s:.0f} s (data.stall): {shared.ready()} of "
+            f"no further {what} samples have arrived for {stall_s:.0f} s (data.data_timeout): {shared.ready()} of "
             f"{counted(shared.chunks, 'chunk')} there, and the preprocessors that should write the others do not"
         )
 

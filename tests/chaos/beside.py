@@ -66,7 +66,7 @@ class _Trial:
             [{"family": "softmax", "name": name} for name in NAMES],
             samples=200,
             source="slow",
-            train={"converge": {"max_epochs": EPOCHS}},
+            train={"stopping": {"max_epochs": EPOCHS}},
         )
         self._paths = RunPaths(folder / "run")
         self._launches, self._over = [], []

@@ -213,7 +213,7 @@ class Trial:
                 "source": "image_folder",
                 "path": str(self.folder / "images"),
                 "validation": 0.1,
-                "max_bad": "10%",
+                "max_unreadable": "10%",
                 "transforms": [
                     "decode",
                     "tests.chaos.sources:linger",
@@ -223,11 +223,11 @@ class Trial:
             },
             "models": models,
             "schedule": schedule,
-            "profile": {"when": "before" if case.seed % 8 else "online"},
+            "profile": {"when": "offline" if case.seed % 8 else "online"},
             "checkpoint": {"every": case.every} if case.every else {},
             "train": {
                 "batch": {"size": 16},
-                "converge": {"max_epochs": case.epochs},
+                "stopping": {"max_epochs": case.epochs},
                 "optimizer": {"name": "sgd", "learning_rate": 0.02, "momentum": 0.5},
             },
             "resources": {"engine": case.engine, "preprocessors": case.preprocessors},

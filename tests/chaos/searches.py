@@ -31,19 +31,19 @@ from tests.places import ROOT
 RANKS, EPOCHS, KILLS, MOST_LAUNCHES, PATIENCE_S = 4, 9, 5, 9, 90.0
 RATE = "train.optimizer.learning_rate"
 SPACE = {RATE: {"low": 1e-4, "high": 1.0, "log": True}, "train.batch.size": [4, 6, 12]}
-TPE = {"ask": "optuna_searcher:Searcher", "most": 18, "options": {"sampler": "tpe"}}
+TPE = {"sampler": "optuna_searcher:Searcher", "max_trials": 18, "options": {"sampler": "tpe"}}
 SEARCHES = {  # name -> its search and its rule
     "TPE + ASHA (promote)": (TPE, {"rule": "asha", "least": 1, "factor": 3}),
     "PBT": (
         {
-            "ask": "pbt_searcher:Searcher",
-            "most": 16,
-            "at_once": 6,
+            "sampler": "pbt_searcher:Searcher",
+            "max_trials": 16,
+            "max_concurrent": 6,
             "options": {"population": 6, "every": 2},
         },
         {},
     ),
-    "median": ({"ask": "random", "most": 18}, {"rule": "median", "others": 3}),
+    "median": ({"sampler": "random", "max_trials": 18}, {"rule": "median", "others": 3}),
     "TPE + ASHA (stop)": (TPE, {"rule": "asha", "least": 1, "factor": 3, "mode": "stop"}),
 }
 WAYS = ("all ranks", "coordinator", "one rank")
@@ -94,7 +94,7 @@ class _Trial:
             samples=120,
             source="slow",
             prune=prune,
-            train={"converge": {"max_epochs": EPOCHS}},
+            train={"stopping": {"max_epochs": EPOCHS}},
         )
         self._paths = RunPaths(folder / "run")
 
@@ -173,7 +173,9 @@ class _Trial:
         parsed = load(str(self._paths.spec))
         entry = parsed.document.models[0]
         searcher = make_searcher(
-            entry.search.ask if entry.search.ask == "random" else f"examples.{entry.search.ask}",
+            entry.search.sampler
+            if entry.search.sampler == "random"
+            else f"examples.{entry.search.sampler}",
             entry.space,
             entry.search.seed,
             "maximize",

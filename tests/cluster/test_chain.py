@@ -39,7 +39,7 @@ class Ensemble:
             self.models,
             samples=f"{SAMPLES}:{QUICK}:{self._gate}",
             source="gated",
-            train={"converge": {"max_epochs": PLANNED}},
+            train={"stopping": {"max_epochs": PLANNED}},
             resources={"engine": "numpy", "preprocessors": nodes},
         )
         self.launcher, self.paths = Launcher(folder), RunPaths(folder / "run")

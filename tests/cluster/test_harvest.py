@@ -212,7 +212,7 @@ def test_ten_minutes_of_others_lose_no_network_of_tensorflow(slurm, tmp_path):
         samples=600,
         source="slow",
         data={"cache": "memory"},  # shuffles are each network's own
-        train={"batch": {"size": 10}, "deterministic": True, "converge": {"max_epochs": epochs}},
+        train={"batch": {"size": 10}, "deterministic": True, "stopping": {"max_epochs": epochs}},
         resources={"engine": "keras"},
     )
     show = Show(slurm, tmp_path, content, most=2, first=1)

@@ -83,7 +83,7 @@ def ensemble(folder, seed, law, epochs=None):
         train={
             "batch": {"size": 10},
             "optimizer": {"name": "adam"},
-            "converge": {
+            "stopping": {
                 "max_epochs": MOST_EPOCHS,
                 "patience": 2,
                 "monitor": "val_loss",

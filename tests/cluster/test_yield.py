@@ -39,7 +39,7 @@ class Run:
             models,
             samples=100,
             source="slow",
-            train={"converge": {"max_epochs": 10_000}},
+            train={"stopping": {"max_epochs": 10_000}},
             schedule={"policy": "adaptive"},
         )
         (folder / "site.yaml").write_text(yaml.safe_dump({**SITE, **site}))

@@ -42,8 +42,8 @@ SPEC = {
         "path": "30",
         "transforms": [{"scale": {"mean": 0.5, "std": 0.5}}],
         "validation": 0.1,
-        "window": "1MB",
-        "max_bad": "1%",
+        "shared_memory": "1MB",
+        "max_unreadable": "1%",
         "options": {},
     },
     "models": [
@@ -59,9 +59,9 @@ SPEC = {
     "train": {
         "batch": {"size": 8, "when_scaled": "fixed"},
         "optimizer": {"name": "sgd", "learning_rate": 0.1, "momentum": 0.9},
-        "converge": {"max_epochs": 3, "patience": 2, "monitor": "val_accuracy"},
+        "stopping": {"max_epochs": 3, "patience": 2, "monitor": "val_accuracy"},
     },
-    "schedule": {"policy": "global", "delta": "15%", "alpha": 0.8},
+    "schedule": {"policy": "global", "pace_tolerance": "15%", "round_end_share": 0.8},
     "profile": {"batches": 4, "timed": 2},
     "resources": {"engine": "numpy", "preprocessors": "auto"},
     "checkpoint": {"every": "10min", "quota": "1GB"},

@@ -152,7 +152,7 @@ def test_a_run_meets_the_networks_of_a_log_and_passes_over_what_it_cannot_read(p
                             "family": "cnn",
                             "name": "b",
                             "space": {"kernel": [3, 5]},
-                            "search": {"most": 4},
+                            "search": {"max_trials": 4},
                         }
                     ]
                 }
@@ -183,9 +183,14 @@ def test_a_report_has_the_monitored_value_and_all_metrics():
         {
             "models": [
                 {"family": "cnn", "name": "a"},
-                {"family": "cnn", "name": "b", "space": {"kernel": [3, 5]}, "search": {"most": 4}},
+                {
+                    "family": "cnn",
+                    "name": "b",
+                    "space": {"kernel": [3, 5]},
+                    "search": {"max_trials": 4},
+                },
             ],
-            "train": {"converge": {"monitor": "val_loss"}},
+            "train": {"stopping": {"monitor": "val_loss"}},
         }
     )
     run = RunState(spec)
@@ -199,7 +204,7 @@ def test_a_report_has_the_monitored_value_and_all_metrics():
                 {
                     "family": "cnn",
                     "name": "late",
-                    "train": {"converge": {"monitor": "val_accuracy"}},
+                    "train": {"stopping": {"monitor": "val_accuracy"}},
                 },
                 2,
             ),

@@ -64,7 +64,7 @@ def spec(tmp_path, models, samples=60, source="numbered", **parts):
         "train": {
             "batch": {"size": 8},
             "optimizer": {"name": "sgd", "learning_rate": 0.02, "momentum": 0.5},
-            "converge": {"max_epochs": 3},
+            "stopping": {"max_epochs": 3},
         },
         "profile": {"batches": 4, "timed": 2, "max_gpus": 2},
         "resources": {"engine": "numpy"},

@@ -64,8 +64,8 @@ def test_a_rank_that_is_deaf_is_given_up_when_others_have_saved_and_the_same_com
         [bad("hangs_deaf"), GOOD],
         samples=600,
         source="slow",
-        data={"window": 3 * 64 * 16},
-        train={"build_timeout": 1.0, "converge": {"max_epochs": 30}},
+        data={"shared_memory": 3 * 64 * 16},
+        train={"build_timeout": 1.0, "stopping": {"max_epochs": 30}},
         schedule={"rates": str(rates)},
     )
     run = launch(3, content, survive=survive)
@@ -74,7 +74,7 @@ def test_a_rank_that_is_deaf_is_given_up_when_others_have_saved_and_the_same_com
     assert (row.status, DEAF in row.reason) == ("failed", True)
     assert "did not come back from building bad" in run.output
     trained = run.results()["good"].epochs
-    content["train"]["converge"]["max_epochs"] = trained + 1
+    content["train"]["stopping"]["max_epochs"] = trained + 1
     again = launch(3, content, survive=survive)
     assert again.status == 3, again.output
     assert again.seconds < 30

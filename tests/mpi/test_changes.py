@@ -17,7 +17,7 @@ def test_a_function_that_was_edited_is_refused_until_somebody_says_what_to_do(la
         content = spec(
             tmp_path,
             [{"build": "own_models:build", "name": "a"}, {"family": "softmax", "name": "b"}],
-            train={"converge": {"max_epochs": epochs}},
+            train={"stopping": {"max_epochs": epochs}},
             schedule={"policy": "baseline"},
         )
         return launch(2, content, *arguments)

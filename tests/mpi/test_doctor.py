@@ -115,7 +115,7 @@ def test_a_rank_that_is_bound_to_one_core_is_found_and_warned_of_by_the_run_too(
     assert status == 1
     assert lines[0].startswith("rank 0 has one core, and node 0 has ")
     assert "--bind-to none" in lines[0]
-    content = spec(doctor.folder, MODELS, train={"converge": {"max_epochs": 1}})
+    content = spec(doctor.folder, MODELS, train={"stopping": {"max_epochs": 1}})
     status, _, errors = doctor(content, bound(1, "core"), module="fleet.run")
     assert status == 0
     assert sum("rank 0 has one core" in line for line in errors.splitlines()) == 1

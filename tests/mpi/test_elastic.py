@@ -62,7 +62,7 @@ def test_a_network_has_the_gpus_and_the_batch_of_one_that_ends_and_is_replayed_e
     launch, tmp_path
 ):
     models = [
-        {"family": "softmax", "name": name, "train": {"converge": {"max_epochs": epochs}}}
+        {"family": "softmax", "name": name, "train": {"stopping": {"max_epochs": epochs}}}
         for name, epochs in (("short", 1), ("long", 30))
     ]
     content = elastic(tmp_path, models)
@@ -166,7 +166,7 @@ def test_tensorflow_trains_with_batches_that_change_and_is_replayed(launch, tmp_
             "family": "cnn",
             "name": name,
             "args": plain,
-            "train": {"converge": {"max_epochs": epochs}},
+            "train": {"stopping": {"max_epochs": epochs}},
         }
         for name, epochs in (("short", 1), ("long", 60))
     ]
@@ -198,7 +198,7 @@ def test_times_are_measured_once_where_no_file_says_them_and_the_profile_is_such
         (2, table["models"][0]["params_mb"])
     ]
     assert all(8 <= record.batch <= 32 for name in "ab" for record in run.history(name))
-    further = launch(3, {**content, "train": {**content["train"], "converge": {"max_epochs": 4}}})
+    further = launch(3, {**content, "train": {**content["train"], "stopping": {"max_epochs": 4}}})
     assert further.status == 0, further.output
     assert [len(further.history(name)) for name in "ab"] == [4, 4]
     assert len(further.events(RateMeasured)) == len(
@@ -211,7 +211,7 @@ def test_times_are_measured_once_where_no_file_says_them_and_the_profile_is_such
     (tmp_path / "rates.json").write_text(json.dumps(table))
     again = {
         **content,
-        "train": {**content["train"], "converge": {"max_epochs": 5}},
+        "train": {**content["train"], "stopping": {"max_epochs": 5}},
         "schedule": {"policy": "elastic", "rates": str(tmp_path / "rates.json")},
     }
     run = launch(3, again)

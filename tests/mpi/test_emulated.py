@@ -98,7 +98,7 @@ def test_networks_share_emulated_gpus_and_the_run_learns_what_they_train_togethe
             "time_scale": 0.5,
             "preprocessors": 1,
             "gpus_per_node": 2,
-            "per_device": slots,
+            "networks_per_gpu": slots,
         },
     )
     run = launch(5, content)

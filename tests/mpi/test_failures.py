@@ -73,7 +73,7 @@ def test_a_bug_in_a_trainer_ends_all_ranks_and_leaves_no_process(launch, tmp_pat
 @pytest.mark.long
 def test_a_launch_where_another_is_at_work_is_refused_until_that_is_killed(launch, tmp_path):
     content = spec(
-        tmp_path, [GOOD], samples=600, source="slow", train={"converge": {"max_epochs": 99}}
+        tmp_path, [GOOD], samples=600, source="slow", train={"stopping": {"max_epochs": 99}}
     )
     first = launch.start(2, content)
     wait_until((tmp_path / "run" / "events.jsonl").exists, first)
@@ -82,7 +82,7 @@ def test_a_launch_where_another_is_at_work_is_refused_until_that_is_killed(launc
     assert "another launch is at work in this folder (process " in second.output
     assert second.events(EpochEnded)
     first.kill()  # the launcher alone: the ranks are a moment in dying
-    content["train"]["converge"]["max_epochs"] = 1
+    content["train"]["stopping"]["max_epochs"] = 1
     third = launch(2, content)
     first.communicate()
     assert third.status == 0, third.output
@@ -107,8 +107,8 @@ def test_whoever_stops_reading_or_writing_ends_all_ranks_within_seconds(
         [GOOD, {**GOOD, "name": "other"}],
         samples=2000,
         source="slow",
-        data={**data, "stall": "2s"},
-        train={"converge": {"max_epochs": 50}},
+        data={**data, "data_timeout": "2s"},
+        train={"stopping": {"max_epochs": 50}},
     )
     process = launch.start(3, content)
     wait_until(lambda: events_of(RunPaths(tmp_path / "run").events, GroupStarted), process)
@@ -116,7 +116,7 @@ def test_whoever_stops_reading_or_writing_ends_all_ranks_within_seconds(
     os.kill(rank_process(process.pid, stopped), signal.SIGSTOP)
     output, _ = process.communicate(timeout=60)
     assert process.returncode not in (0, 2, 3, 75), output
-    waited = r"(good|other), on ranks [12]: chunk \d+ of the (stream|ring) has not arrived for 2 s \(data.stall\)"
+    waited = r"(good|other), on ranks [12]: chunk \d+ of the (stream|ring) has not arrived for 2 s \(data.data_timeout\)"
     assert re.search(waited, output)
     assert said in output
     await_end(process)
@@ -124,7 +124,7 @@ def test_whoever_stops_reading_or_writing_ends_all_ranks_within_seconds(
 
 def test_a_sample_that_cannot_be_read_is_skipped_and_named(launch, tmp_path):
     run = launch(
-        3, spec(tmp_path, [{**GOOD, "gpus": 2}], source="partly_bad", data={"max_bad": "5%"})
+        3, spec(tmp_path, [{**GOOD, "gpus": 2}], source="partly_bad", data={"max_unreadable": "5%"})
     )
     assert run.status == 0, run.output
     assert "skipped sample 5: torn file" in run.output
@@ -137,7 +137,7 @@ def test_a_sample_that_cannot_be_read_is_skipped_and_named(launch, tmp_path):
 def test_too_many_bad_samples_end_the_run(launch, tmp_path, ranks):
     run = launch(ranks, spec(tmp_path, [GOOD], source="partly_bad"))
     assert run.status == 2
-    assert "1 of 60 samples cannot be read, more than data.max_bad: 1.00%" in run.output
+    assert "1 of 60 samples cannot be read, more than data.max_unreadable: 1.00%" in run.output
 
 
 @pytest.mark.long
@@ -191,7 +191,7 @@ def test_a_rank_whose_launcher_has_gone_before_it_begins_is_no_run_of_its_own(tm
 
 
 def test_what_a_launch_leaves_whose_launcher_is_killed_goes_with_the_next(launch, tmp_path):
-    content = spec(tmp_path, [GOOD], train={"converge": {"max_epochs": 100_000}})
+    content = spec(tmp_path, [GOOD], train={"stopping": {"max_epochs": 100_000}})
     process = launch.start(2, content)
     wait_until(lambda: events_of(RunPaths(tmp_path / "run").events, GroupStarted), process)
     files = [

@@ -39,7 +39,7 @@ class Harvest:
             [{"family": "softmax", "name": name} for name in names],
             samples=samples,
             source=source,
-            train={"converge": {"max_epochs": EPOCHS}},
+            train={"stopping": {"max_epochs": EPOCHS}},
         )
         self.paths = RunPaths(folder / "run")
 
@@ -218,7 +218,7 @@ def test_one_launch_of_five_whose_quota_is_hit_says_so_and_the_others_lose_nothi
 @pytest.mark.long
 def test_the_table_follows_what_all_launches_do_while_one_trains_for_long(launch, tmp_path):
     harvest = Harvest(launch, tmp_path, samples=200, names=["a", "b", "c"])
-    harvest.content["models"][0]["train"] = {"converge": {"max_epochs": 60}}
+    harvest.content["models"][0]["train"] = {"stopping": {"max_epochs": 60}}
     launches = [harvest.start("--idle-timeout=1s") for _ in range(2)]
     harvest.wait_until_both_train()
     wait_until(

@@ -56,7 +56,7 @@ def keras_spec(tmp_path, models, **parts):
         tmp_path,
         models,
         samples=50,
-        train={"batch": {"size": 16}, "converge": {"max_epochs": 2}},
+        train={"batch": {"size": 16}, "stopping": {"max_epochs": 2}},
         **{"schedule": {"policy": "baseline"}, **parts},
     )
     content["resources"] = {"engine": "keras", **parts.get("resources", {})}
@@ -221,7 +221,7 @@ def test_a_group_that_finishes_samples_in_its_graph_is_replayed_with_those_of_ho
         schedule={"policy": "global"},
         data={
             "cache": "memory",
-            "finish": "device",
+            "augment_on": "device",
             "transforms": [
                 {"random_crop": {"size": [4, 4], "padding": 2}},
                 {"flip": {"vertical": True}},
@@ -248,7 +248,7 @@ def test_no_schedule_changes_a_result_where_samples_are_kept_beyond_what_a_repla
             "name": f"n{number}",
             "args": PLAIN,
             "train": {
-                "converge": {"max_epochs": 1 + number % 3},
+                "stopping": {"max_epochs": 1 + number % 3},
                 "batch": {"size": (8, 16)[number % 2]},
             },
         }
@@ -266,7 +266,7 @@ def test_no_schedule_changes_a_result_where_samples_are_kept_beyond_what_a_repla
             resources={
                 "engine": "keras",
                 "gpus_per_node": 2,
-                "per_device": slots,
+                "networks_per_gpu": slots,
                 "preprocessors": 1,
             },
         )

@@ -32,7 +32,7 @@ def test_a_launch_that_was_stopped_for_longer_than_its_lease_ends_and_destroys_n
         [{"family": "softmax", "name": "a"}],
         samples=200,
         source="slow",
-        train={"converge": {"max_epochs": EPOCHS}},
+        train={"stopping": {"max_epochs": EPOCHS}},
     )
     paths = RunPaths(tmp_path / "run")
     first = launch.start(2, content, environment=LEASE)

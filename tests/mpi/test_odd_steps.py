@@ -43,7 +43,7 @@ def test_a_network_that_kills_its_rank_comes_last_and_then_fails(launch, tmp_pat
 @pytest.mark.parametrize("ranks", long_but_first(3, 1))
 def test_a_step_that_hangs_does_not_hold_up_the_end_of_the_walltime(launch, tmp_path, ranks):
     models = MODELS if ranks > 1 else MODELS[1:2]
-    content = spec(tmp_path, models, source="slow", train={"converge": {"max_epochs": 200}})
+    content = spec(tmp_path, models, source="slow", train={"stopping": {"max_epochs": 200}})
     odd = {"program": ODD, "environment": {"FLEET_TEST_STEP": "hang"}}
     run = launch(ranks, content, "--walltime", "20s", **odd)
     assert run.status == 75, run.output

@@ -35,7 +35,7 @@ from tests.mpi.conftest import Launcher, kill, rank_process, session_members, sp
 from tests.places import ROOT
 from tests.waiting import wait_until
 
-OPEN = {"open_for": "4s", "train": {"converge": {"max_epochs": 3}}}
+OPEN = {"keep_open": "4s", "train": {"stopping": {"max_epochs": 3}}}
 
 
 def waiting_spec(tmp_path, models=(), **parts):
@@ -51,7 +51,7 @@ def test_networks_are_added_paused_resumed_and_stopped_while_a_run_goes_on(tmp_p
     run, shown = tmp_path / "run", io.StringIO()
     with launch(path, 3, "--plain", environment=launcher.environment({})) as running:
         name = running.add(
-            {"family": "softmax", "name": "long", "train": {"converge": {"max_epochs": 10_000}}}
+            {"family": "softmax", "name": "long", "train": {"stopping": {"max_epochs": 10_000}}}
         )
         assert name == "long"
         with redirect_stdout(shown):
@@ -89,7 +89,7 @@ def test_networks_are_added_paused_resumed_and_stopped_while_a_run_goes_on(tmp_p
 @pytest.mark.long
 def test_what_others_added_is_there_again_when_the_run_goes_on(tmp_path):
     launcher, path = waiting_spec(tmp_path)
-    entry = {"family": "softmax", "name": "late", "train": {"converge": {"max_epochs": 4000}}}
+    entry = {"family": "softmax", "name": "late", "train": {"stopping": {"max_epochs": 4000}}}
     wrong = {"family": "softmax", "name": "wrong", "train": {"batch": {"size": 1000}}}
     with launch(path, 3, "--plain", environment=launcher.environment({})) as running:
         running.add(entry)
@@ -107,7 +107,7 @@ def test_what_others_added_is_there_again_when_the_run_goes_on(tmp_path):
 
 
 def test_a_launch_that_is_interrupted_as_soon_as_it_is_started_is_resumed(tmp_path):
-    long = {"family": "softmax", "name": "net", "train": {"converge": {"max_epochs": 10_000}}}
+    long = {"family": "softmax", "name": "net", "train": {"stopping": {"max_epochs": 10_000}}}
     launcher, path = waiting_spec(tmp_path, models=[long])
     with launch(path, 3, "--plain", environment=launcher.environment({})) as running:
         running.interrupt()
@@ -166,7 +166,7 @@ def test_the_example_of_a_loop_over_optuna(tmp_path, capsys, monkeypatch):
 def test_a_run_is_watched_from_outside(tmp_path, capsys):
     launcher, path = waiting_spec(tmp_path)
     with launch(path, 3, "--plain", environment=launcher.environment({})) as running:
-        name = running.add({"family": "softmax", "train": {"converge": {"max_epochs": 10_000}}})
+        name = running.add({"family": "softmax", "train": {"stopping": {"max_epochs": 10_000}}})
         next(running.reports())
         watching, seen = Thread(target=main, args=(["watch", str(running.run), "--json"],)), ""
         watching.start()
@@ -191,7 +191,7 @@ def test_a_node_is_given_back_and_the_rest_trains_on(tmp_path, capsys, survive):
         [{"family": "softmax", "name": name} for name in "abcd"],
         samples=100,
         source="slow",
-        train={"converge": {"max_epochs": 10_000}},
+        train={"stopping": {"max_epochs": 10_000}},
         schedule={"policy": "adaptive"},
     )
     launcher, paths, shown = Launcher(tmp_path), RunPaths(tmp_path / "run"), tmp_path / "shown"
@@ -260,13 +260,13 @@ def test_networks_that_come_late_train_to_what_they_would_have_come_to_alone(tmp
         "family": "cnn",
         "name": "first",
         "args": {"filters": [4]},
-        "train": {"converge": {"max_epochs": 10_000}},
+        "train": {"stopping": {"max_epochs": 10_000}},
     }
     content = spec(
         tmp_path,
         [first],
         source="numbered",
-        train={"converge": {"max_epochs": 6}},
+        train={"stopping": {"max_epochs": 6}},
         resources={"engine": "keras"},
         schedule={"policy": "adaptive"},
     )

@@ -34,7 +34,7 @@ def test_a_group_takes_in_the_devices_of_those_that_finish_in_the_middle_of_an_e
         {
             "family": "softmax",
             "name": f"n{place}",
-            "train": {"converge": {"max_epochs": 1 + 3 * place}},
+            "train": {"stopping": {"max_epochs": 1 + 3 * place}},
         }
         for place in range(ranks - 1)
     ]
@@ -55,7 +55,7 @@ def test_a_group_takes_in_the_devices_of_those_that_finish_in_the_middle_of_an_e
 @pytest.mark.long
 def test_groups_shrink_swap_devices_and_change_their_master(launch, tmp_path):
     models = [
-        {"family": "softmax", "name": name, "train": {"converge": {"max_epochs": 7}}}
+        {"family": "softmax", "name": name, "train": {"stopping": {"max_epochs": 7}}}
         for name in "ab"
     ]
     content = adaptive(tmp_path, models, [100.0, 200.0, 300.0, 400.0], train={"batch": {"size": 7}})
@@ -84,7 +84,7 @@ def test_groups_shrink_swap_devices_and_change_their_master(launch, tmp_path):
 @pytest.mark.long
 def test_a_group_grows_onto_another_node(launch, tmp_path):
     models = [
-        {"family": "softmax", "name": name, "train": {"converge": {"max_epochs": epochs}}}
+        {"family": "softmax", "name": name, "train": {"stopping": {"max_epochs": epochs}}}
         for name, epochs in (("short", 1), ("long", 5))
     ]
     content = adaptive(

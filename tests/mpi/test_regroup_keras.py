@@ -24,7 +24,7 @@ def test_eight_networks_on_four_trainers_train_as_if_alone(launch, tmp_path):
             "family": "cnn",
             "name": f"n{place}",
             "args": PLAIN,
-            "train": {"optimizer": adam if place % 2 else sgd, "converge": {"max_epochs": epochs}},
+            "train": {"optimizer": adam if place % 2 else sgd, "stopping": {"max_epochs": epochs}},
         }
         for place, epochs in enumerate([1, 1, 1, 1, 2, 2, 7, 9])
     ]

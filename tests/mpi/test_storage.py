@@ -12,7 +12,7 @@ MODELS = [{"family": "softmax", "name": name} for name in ("a", "b")]
 
 def content(folder):
     return {
-        **spec(folder, MODELS, train={"converge": {"max_epochs": 4}}),
+        **spec(folder, MODELS, train={"stopping": {"max_epochs": 4}}),
         "output": str(folder / "run"),
     }
 

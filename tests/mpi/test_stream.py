@@ -105,7 +105,7 @@ def test_rank_0_is_left_out_where_the_others_are_faster_without_it_and_nothing_i
         samples=500,
         source="slow_on_rank_0",
         data=DATA,
-        train={"converge": {"max_epochs": 6}},
+        train={"stopping": {"max_epochs": 6}},
         resources={"engine": "numpy", "preprocessors": 4},
     )
     run, records = run_recorded(launch, tmp_path, 6, content, FLEET_RANKS_PER_NODE="3")
@@ -115,7 +115,7 @@ def test_rank_0_is_left_out_where_the_others_are_faster_without_it_and_nothing_i
 
 @pytest.mark.long
 def test_a_small_window_holds_the_stream_back_and_loses_nothing(launch, tmp_path):
-    content = spec(tmp_path, MODELS, samples=300, data={**DATA, "window": 64 * 16 * 3})
+    content = spec(tmp_path, MODELS, samples=300, data={**DATA, "shared_memory": 64 * 16 * 3})
     run, records = run_recorded(launch, tmp_path, 3, content)
     check(run, records, content)
 
@@ -147,7 +147,7 @@ def test_networks_at_their_own_pace_are_given_each_sample_once_per_epoch(
 ):
     models = [
         *MODELS,
-        {"family": "softmax", "name": "long", "gpus": 2, "train": {"converge": {"max_epochs": 5}}},
+        {"family": "softmax", "name": "long", "gpus": 2, "train": {"stopping": {"max_epochs": 5}}},
     ]
     content = spec(
         tmp_path, models, samples=230, data=data, resources={"engine": "numpy", "preprocessors": 2}
@@ -162,7 +162,7 @@ def test_a_network_that_took_its_shards_from_a_ring_is_trained_again_to_the_same
     launch, tmp_path
 ):
     models = [*MODELS, {"family": "softmax", "name": "pair", "gpus": 2}]
-    content = spec(tmp_path, models, samples=230, data={**RING, "window": 20 * 16 * 3})
+    content = spec(tmp_path, models, samples=230, data={**RING, "shared_memory": 20 * 16 * 3})
     run = launch(5, content)
     assert run.status == 0, run.output
     for model in run.results():

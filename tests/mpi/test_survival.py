@@ -38,7 +38,7 @@ def run_dying(launch, tmp_path, deaths, ranks=5, survive=True, environment=None,
         samples=100,
         source="slow",
         schedule={"rates": str(rates)},
-        **{"train": {"converge": {"max_epochs": EPOCHS}}, **parts},
+        **{"train": {"stopping": {"max_epochs": EPOCHS}}, **parts},
     )
     run = launch(
         ranks,
@@ -234,7 +234,7 @@ def test_a_member_of_a_tensorflow_group_dies(launch, tmp_path, exchange):
         [{**family, "name": "pair", "gpus": 2}, {**family, "name": "one"}],
         samples=100,
         schedule={"rates": str(tmp_path / "rates.json")},
-        train={"converge": {"max_epochs": EPOCHS}},
+        train={"stopping": {"max_epochs": EPOCHS}},
         resources={"engine": "keras", "exchange": exchange},
     )
     run = launch(

@@ -35,13 +35,13 @@ def test_a_group_of_two_comes_to_the_numbers_of_one_rank(kind, tmp_path):
                 "source": "tests.fleet.runtime.test_kinds:made",
                 "path": kind,
                 "transforms": [],
-                "max_bad": 0.5,
+                "max_unreadable": 0.5,
                 "test": 0.2,
             },
         )
         content["train"] = {
             "batch": {"size": 8},
-            "converge": {"max_epochs": 3},
+            "stopping": {"max_epochs": 3},
             "optimizer": {"name": "sgd", "learning_rate": 0.1},
             **MEASURES[kind],
         }

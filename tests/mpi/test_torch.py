@@ -62,7 +62,7 @@ def torch_spec(tmp_path, models, ranks=3, **parts):
     )
     parts = {
         "samples": 50,
-        "train": {"batch": {"size": 16}, "converge": {"max_epochs": 2}},
+        "train": {"batch": {"size": 16}, "stopping": {"max_epochs": 2}},
         **parts,
         "resources": {"engine": "torch", **parts.get("resources", {})},
         "schedule": {"policy": "baseline", **parts.get("schedule", {}), "rates": str(rates)},
@@ -99,7 +99,7 @@ def test_groups_of_any_size_come_to_the_losses_of_one_rank(histories, exchange, 
 
 @pytest.mark.parametrize("exchange", ["mpi", "library"])
 def test_groups_that_change_within_an_epoch_train_as_if_alone(tmp_path, exchange):
-    models = [{**PLAIN, "name": name, "train": {"converge": {"max_epochs": 7}}} for name in "ab"]
+    models = [{**PLAIN, "name": name, "train": {"stopping": {"max_epochs": 7}}} for name in "ab"]
     content = torch_spec(
         tmp_path,
         models,
@@ -147,7 +147,7 @@ def test_a_member_of_a_group_dies(tmp_path, exchange):
         [{**PLAIN, "name": "pair", "gpus": 2}, {**PLAIN, "name": "one", "gpus": 1}],
         samples=100,
         source="slow",
-        train={"batch": {"size": 8}, "converge": {"max_epochs": EPOCHS}},
+        train={"batch": {"size": 8}, "stopping": {"max_epochs": EPOCHS}},
         resources={"exchange": exchange},
         schedule={"policy": "adaptive"},
     )
@@ -181,7 +181,7 @@ def test_what_runs_out_of_memory_on_a_gpu_that_others_share_is_trained_alone(tmp
         samples=100,
         source="slow",
         schedule={"policy": "global"},
-        resources={"gpus_per_node": 2, "per_device": 2, "preprocessors": 1},
+        resources={"gpus_per_node": 2, "networks_per_gpu": 2, "preprocessors": 1},
     )
     run = Launcher(tmp_path)(5, content, timeout=240)
     assert run.status == 0, run.output
@@ -223,7 +223,7 @@ def test_a_child_goes_on_from_its_parent_and_a_module_that_was_edited_is_refused
         "name": "net",
         "train": {"optimizer": {"name": "adam", "use_ema": True}},
         "space": {"train.optimizer.learning_rate": {"low": 0.001, "high": 0.1}},
-        "search": {"ask": "own_modules:Searcher", "most": 2, "at_once": 1},
+        "search": {"sampler": "own_modules:Searcher", "max_trials": 2, "max_concurrent": 1},
     }
     content = torch_spec(tmp_path, [model])
     del content["schedule"]["rates"]
@@ -260,7 +260,7 @@ def test_a_deterministic_network_is_resumed_and_replayed_to_the_same_numbers(tmp
                 tmp_path,
                 [DETERMINISTIC],
                 output=str(tmp_path / name),
-                train={"batch": {"size": 16}, "converge": {"max_epochs": epochs}},
+                train={"batch": {"size": 16}, "stopping": {"max_epochs": epochs}},
             )
             run = launch(3, content, "--plain", timeout=240)
             assert run.status == 0, run.output

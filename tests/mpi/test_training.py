@@ -61,7 +61,7 @@ def test_a_killed_run_goes_on_where_its_checkpoints_are(launch, tmp_path):
         {"family": "softmax", "name": "pair", "gpus": 2},
     ]
     content = spec(
-        tmp_path, models, samples=60, source="slow", train={"converge": {"max_epochs": 12}}
+        tmp_path, models, samples=60, source="slow", train={"stopping": {"max_epochs": 12}}
     )
     process = launch.start(3, content)
     events = RunPaths(tmp_path / "run").events
@@ -90,7 +90,7 @@ def test_checkpoints_inside_an_epoch_bound_what_a_kill_costs(launch, tmp_path):
         samples=3000,
         source="slow",
         checkpoint={"every": "0.2s"},
-        train={"converge": {"max_epochs": 2}},
+        train={"stopping": {"max_epochs": 2}},
     )
     process = launch.start(2, content)
     last = RunPaths(tmp_path / "run").last("one")
@@ -128,7 +128,7 @@ def test_a_signal_stops_within_a_step_and_nothing_is_trained_twice(launch, tmp_p
         models,
         samples=1000,
         source="slow",
-        train={"converge": {"max_epochs": 3}},
+        train={"stopping": {"max_epochs": 3}},
         schedule={"policy": "adaptive"},
     )  # `global` may leave the slower of the two for a later round
     process = launch.start(ranks, content)
@@ -164,7 +164,7 @@ def test_a_run_stops_before_its_walltime_and_an_epoch_longer_than_that_still_end
         samples=12000,
         source="slow",
         walltime="9s",
-        train={"converge": {"max_epochs": 1}},
+        train={"stopping": {"max_epochs": 1}},
     )
     launches = [launch(2, content)]
     while launches[-1].status == 75 and len(launches) < 9:

@@ -21,7 +21,7 @@ SPEC = {
     "name": "bare",
     "data": {"source": "builtin:digits", "transforms": [{"decode": {"mode": "L"}}, {"scale": {}}]},
     "models": [{"family": "softmax"}],
-    "train": {"batch": {"size": 64}, "converge": {"max_epochs": 1}},
+    "train": {"batch": {"size": 64}, "stopping": {"max_epochs": 1}},
     "resources": {"engine": "numpy"},
     "output": "run",
 }

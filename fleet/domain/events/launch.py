@@ -8,6 +8,8 @@ from typing import Annotated, Any
 
 from fleet.domain.json_record import Kind, Micro, Milli, OmitDefault
 from fleet.domain.network import Outcome, TestResult
+from fleet.spec.old_keys import entry_with_new_keys
+from fleet.spec.origin import Origin
 from scheduler.base import Cluster
 
 
@@ -152,7 +154,7 @@ class Ended(Kind, word="end"):
 
 
 class TrackerFailed(Kind, word="track_failed"):
-    """What the spec asks for in ``track`` could not be written; written once of each tracker.
+    """What the spec asks for in ``trackers`` could not be written; written once of each tracker.
 
     Attributes:
         path: of its file or folder.
@@ -196,6 +198,11 @@ class Commanded(Kind, word="command"):
     networks: tuple[str, ...]
     given: Annotated[Mapping[str, Any], OmitDefault] = field(default_factory=dict, hash=False)
     place: Annotated[int, OmitDefault] = 0
+
+    def __post_init__(self) -> None:
+        if self.do == "add":
+            entry = entry_with_new_keys(self.given, Origin()).content
+            object.__setattr__(self, "given", entry)
 
 
 class NodesLeft(Kind, word="nodes_left"):

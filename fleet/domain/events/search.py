@@ -7,6 +7,7 @@ from dataclasses import field
 from typing import Annotated, Any
 
 from fleet.domain.json_record import Kind, MayBeNan, OmitDefault
+from fleet.spec.old_keys import search_with_new_keys, values_with_new_names
 from fleet.units import counted
 
 USER = "user"  # who judges from outside
@@ -46,6 +47,10 @@ class Searched(Kind, word="search"):
     curve: Annotated[tuple[Annotated[float, MayBeNan], ...], OmitDefault] = ()
     source: Annotated[str, OmitDefault] = ""
 
+    def __post_init__(self) -> None:
+        if self.call in ("ask", "know") and isinstance(self.answer, Mapping):
+            object.__setattr__(self, "answer", values_with_new_names(self.answer))
+
     @property
     def come_to(self) -> tuple[float, ...]:
         """What a network of this run has come to in each of several objectives; nothing where that is not said."""
@@ -70,6 +75,9 @@ class SearcherBegan(Kind, word="searcher"):
     changed: Annotated[str, OmitDefault] = ""
     is_another: Annotated[bool, OmitDefault] = False
     knows: Annotated[bool, OmitDefault] = True
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "settings", search_with_new_keys(self.settings))
 
 
 class EarlierRead(Kind, word="earlier"):
@@ -136,6 +144,9 @@ class NetworkAdded(Kind, word="added"):
     parent: Annotated[str, OmitDefault] = ""
     parent_epoch: Annotated[int, OmitDefault] = 0
     wrong: Annotated[str, OmitDefault] = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "values", values_with_new_names(self.values))
 
 
 class NetworkJudged(Kind, word="judged"):

@@ -1,4 +1,4 @@
-"""Trackers that are written while a run goes on (``track`` in a spec), by a process of their own.
+"""Trackers that are written while a run goes on (``trackers`` in a spec), by a process of their own.
 
 Rank 0 only writes a byte into a pipe when something is new, and now and then looks for a complaint. It waits for the
 process at the very end alone, when all results are written, and not for long.

@@ -252,7 +252,7 @@ class TrainingLoop:
         diverged = divergence(history, judged.count > 0)
         if diverged:
             raise TrainingFailed(diverged)
-        verdict = convergence(history, training.network.train.converge)
+        verdict = convergence(history, training.network.train.stopping)
         state = state.after(record, verdict.reason)
         if training.group.is_master:
             self._save(training, state, is_best=verdict.best_epoch == record.epoch)
@@ -333,7 +333,7 @@ class TrainingLoop:
             training.trainable.load(arrays)
 
         def export() -> str:
-            return self._writer.export(network.name, network.train.converge, write)
+            return self._writer.export(network.name, network.train.stopping, write)
 
         began = time.perf_counter()
         all_or_none(group, lambda: self._writer.flush() if group.is_master else None)

@@ -70,7 +70,7 @@ def sources_of(world: World, launch: Launch, memory: NodeMemory, first_epoch: in
         memory: of its node.
         first_epoch: of the stream, in this launch.
     """
-    waiting = Waiting(world, launch.spec.data.stall, launch.roles.preprocessors)
+    waiting = Waiting(world, launch.spec.data.data_timeout, launch.roles.preprocessors)
     return Sources(
         {
             (key, fold): source

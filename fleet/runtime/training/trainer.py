@@ -169,7 +169,7 @@ class Trainer:
                 if state.position:
                     over = ""
                 else:
-                    over = reason_now(state.history, state.final, network.train.converge)
+                    over = reason_now(state.history, state.final, network.train.stopping)
                 if over:
                     self._hand_in(training, over)
                 else:

@@ -207,7 +207,7 @@ def test_ranks_beyond_the_gpus_or_else_the_cores_share_them(ranks, gpus, slots, 
 def test_cores_are_counted_as_many_as_the_largest_least_group_wants():
     content = spec(
         {"family": "softmax", "name": "a", "gpus": [3, 4]},
-        resources={"engine": "numpy", "per_device": "auto"},
+        resources={"engine": "numpy", "networks_per_gpu": "auto"},
     )
     roles = [roles_of(content, [0] * 6, gpus, cores=1) for gpus in (None, 5)]
     assert [(one.whole_per_node, one.slots, one.device) for one in roles] == [
@@ -224,7 +224,8 @@ def test_with_slots_fewer_ranks_are_left_to_prepare_samples():
 
 def test_more_ranks_than_slots_are_an_error_that_says_what_would_do():
     with pytest.raises(
-        UserError, match=r"6 ranks for 2 GPUs.*start 5 ranks there or raise.*resources.per_device"
+        UserError,
+        match=r"6 ranks for 2 GPUs.*start 5 ranks there or raise.*resources.networks_per_gpu",
     ):
         assign([0] * 7, 1, 2, slots=2)
 
@@ -237,20 +238,20 @@ def test_more_ranks_than_slots_are_an_error_that_says_what_would_do():
             4,
             3,
             2,
-            "resources.per_device is 4, but ranks were started for one network on a GPU: start 6 more for 4",
+            "resources.networks_per_gpu is 4, but ranks were started for one network on a GPU: start 6 more for 4",
         ),
         (
             9,
             5,
             2,
-            "resources.per_device is 9, but ranks were started for 2 networks on a GPU: start 6 more for 5",
+            "resources.networks_per_gpu is 9, but ranks were started for 2 networks on a GPU: start 6 more for 5",
         ),
         (2, 5, 2, ""),
         (
             "auto",
             3,
             2,
-            "resources.per_device is auto, but ranks were started for one network on a GPU: start 2 more for 2",
+            "resources.networks_per_gpu is auto, but ranks were started for one network on a GPU: start 2 more for 2",
         ),
         ("auto", 5, 2, ""),
         ("auto", 3, None, ""),  # a core has nothing to spare
@@ -258,7 +259,7 @@ def test_more_ranks_than_slots_are_an_error_that_says_what_would_do():
             2,
             3,
             None,
-            "resources.per_device is 2, but ranks were started for one network on a core: start 2 more for 2",
+            "resources.networks_per_gpu is 2, but ranks were started for one network on a core: start 2 more for 2",
         ),
     ],
 )
@@ -267,7 +268,7 @@ def test_where_ranks_are_too_few_for_the_slots_that_are_asked_for_it_is_said(
 ):
     ten = spec(
         *({"family": "softmax", "name": f"n{number}"} for number in range(10)),
-        resources={"engine": "numpy", "per_device": asked, "preprocessors": 1},
+        resources={"engine": "numpy", "networks_per_gpu": asked, "preprocessors": 1},
     )
     assert missing_slots(ten, roles_of(ten, [0] * ranks, gpus, cores=2)) == said
 
@@ -275,7 +276,7 @@ def test_where_ranks_are_too_few_for_the_slots_that_are_asked_for_it_is_said(
 def test_slots_that_would_stay_empty_are_not_missed():
     two = spec(
         *({"family": "softmax", "name": name} for name in "ab"),
-        resources={"engine": "numpy", "per_device": "auto"},
+        resources={"engine": "numpy", "networks_per_gpu": "auto"},
     )
     assert missing_slots(two, roles_of(two, [0] * 3, 2)) == ""
 
@@ -284,15 +285,15 @@ def test_slots_that_would_stay_empty_are_not_missed():
     ("search", "said"),
     [
         (
-            {"most": 9},
-            "resources.per_device is 4, but ranks were started for one network on a GPU: start 6 more for 4",
+            {"max_trials": 9},
+            "resources.networks_per_gpu is 4, but ranks were started for one network on a GPU: start 6 more for 4",
         ),
         (
-            {"most": 9, "at_once": 5},
-            "resources.per_device is 4, but ranks were started for one network on a GPU: start 4 more for 3",
+            {"max_trials": 9, "max_concurrent": 5},
+            "resources.networks_per_gpu is 4, but ranks were started for one network on a GPU: start 4 more for 3",
         ),
-        ({"most": 9, "at_once": 1}, ""),
-        ({"ask": "grid"}, ""),
+        ({"max_trials": 9, "max_concurrent": 1}, ""),
+        ({"sampler": "grid"}, ""),
     ],
 )
 def test_networks_that_are_asked_for_use_slots_too(search, said):
@@ -304,6 +305,6 @@ def test_networks_that_are_asked_for_use_slots_too(search, said):
             else {"train.optimizer.learning_rate": {"low": 0.01, "high": 0.1}},
             "search": search,
         },
-        resources={"engine": "numpy", "per_device": 4, "preprocessors": 1},
+        resources={"engine": "numpy", "networks_per_gpu": 4, "preprocessors": 1},
     )
     assert missing_slots(asking, roles_of(asking, [0] * 3, 2)) == said

@@ -41,8 +41,8 @@ def resumed(folder):
 def searched(folder):
     run = Run(
         folder,
-        {"ask": "random", "most": 5, "at_once": 3},
-        models=[{**ENTRY, "search": {"ask": "random", "most": 5, "at_once": 3}}],
+        {"sampler": "random", "max_trials": 5, "max_concurrent": 3},
+        models=[{**ENTRY, "search": {"sampler": "random", "max_trials": 5, "max_concurrent": 3}}],
         prune={"rule": "asha", "factor": 2},
     )
     while run.launch(turns=100 + 100 * run.seed) is None:
@@ -97,7 +97,7 @@ class Twice:
 
 def refused(folder):
     """A searcher that has asked for what cannot be, of which a second launch hears by the log."""
-    run = Run(folder, {"ask": f"{__name__}:Twice", "most": 2}, epochs=1)
+    run = Run(folder, {"sampler": f"{__name__}:Twice", "max_trials": 2}, epochs=1)
     assert [run.launch(), run.launch()] == [ExitStatus.NETWORK_FAILED] * 2
     assert run.rows()["net-1"].parameters is None
     return run.paths

@@ -501,7 +501,7 @@ def test_what_nothing_can_be_learned_from_is_said_with_its_line(check, folder):
         ),
         {"family": "softmax", "name": "fine"},
         resources={},
-        train={"batch": {"size": 8}, "converge": {"monitor": "val_accuracy"}},
+        train={"batch": {"size": 8}, "stopping": {"monitor": "val_accuracy"}},
     )
     assert status == 2, printed.err
     said = {

@@ -147,7 +147,7 @@ def test_a_harvest_is_ended_by_its_user(harvest, tmp_path):
         ("{}", 3),
         ("{preprocessors: 2}", 2),
         ("{gpus_per_node: 2}", 2),
-        ("{gpus_per_node: 2, per_device: 2}", 4),
+        ("{gpus_per_node: 2, networks_per_gpu: 2}", 4),
     ],
 )
 def test_a_node_is_first_taken_to_train_as_many_networks_at_once_as_it_has_trainers(
@@ -250,13 +250,13 @@ def test_what_cannot_be_harvested_is_told_in_a_line(harvest, arguments, words):
     ("spec", "words"),
     [
         (
-            "models: [{family: softmax, name: x, space: {train.batch.size: [8, 16]}, search: {most: 4}}]",
+            "models: [{family: softmax, name: x, space: {train.batch.size: [8, 16]}, search: {max_trials: 4}}]",
             "a search is of one launch, which asks for networks; start it alone, as with fleet submit --chain, which goes on "
             "with it job after job",
         ),
         (
             "models: [{family: softmax, name: x}]\nopen_for: 1h",
-            "open_for waits for networks that are added, and launches that share those of a run take none; leave it out",
+            "keep_open waits for networks that are added, and launches that share those of a run take none; leave it out",
         ),
     ],
 )

@@ -22,7 +22,7 @@ models:
   - {family: softmax, name: fast, gpus: [2, 3]}
   - {family: softmax, name: slow}
 data: {source: "builtin:digits"}
-schedule: {policy: global, delta: 50%}
+schedule: {policy: global, pace_tolerance: 50%}
 resources: {engine: numpy}
 """
 
@@ -245,7 +245,7 @@ def test_the_networks_of_a_spec_share_gpus_as_it_says(plan, rates, tmp_path, slo
     spec = tmp_path / "spec.yaml"
     spec.write_text(
         "models: [{family: softmax, name: n, grid: {train.batch.size: [4, 5, 6, 7, 8, 9]}}]\n"
-        f"data: {{source: 'builtin:digits'}}\nresources: {{engine: numpy, per_device: {slots}}}\n"
+        f"data: {{source: 'builtin:digits'}}\nresources: {{engine: numpy, networks_per_gpu: {slots}}}\n"
     )
     _, found, _ = plan(spec, "--rates", rates, "--gpus", 2, "--gpus-per-node", 2, "--json")
     assert found.get("networks_per_gpu", 1) == most
@@ -270,8 +270,8 @@ def test_the_slots_that_a_plan_has_are_for_those_as_well_that_a_search_may_have_
     spec.write_text(
         "models:\n- {family: softmax, name: n, grid: {train.batch.size: [4, 5]}}\n"
         "- {family: softmax, name: s, space: {train.batch.size: [4, 5, 6, 7, 8, 9]}, "
-        f"search: {{ask: random, most: 6, at_once: {at_once}}}}}\n"
-        "data: {source: 'builtin:digits'}\nresources: {engine: numpy, per_device: 9}\n"
+        f"search: {{sampler: random, max_trials: 6, max_concurrent: {at_once}}}}}\n"
+        "data: {source: 'builtin:digits'}\nresources: {engine: numpy, networks_per_gpu: 9}\n"
     )
     _, found, _ = plan(spec, "--rates", rates, "--gpus", 2, "--gpus-per-node", 2, "--json")
     assert found["networks_per_gpu"] == most

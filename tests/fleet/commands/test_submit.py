@@ -223,7 +223,7 @@ def share(submit):
             "1h",
             "--dry-run",
             models=json.dumps(models),
-            more=f"resources: {{per_device: {slots}}}\nschedule: {{rates: rates.json}}\n",
+            more=f"resources: {{networks_per_gpu: {slots}}}\nschedule: {{rates: rates.json}}\n",
         )
 
     return call
@@ -251,7 +251,7 @@ def test_where_no_more_networks_on_a_gpu_would_pay_it_says_nothing_of_it(share, 
 def test_it_says_how_many_networks_on_a_gpu_would_pay_as_far_as_there_are_networks(share):
     assert share(1, [1, 1.6, 1.9, 2.1])[2] == (
         "fleet submit: 2 networks on one GPU train 1.6 times as much as one, 3 networks 1.9 times, 4 networks 2.1 "
-        "times: 4 pay. This job lets 1 share one; resources.per_device: 3 with --ranks-per-node 20 would let 3\n"
+        "times: 4 pay. This job lets 1 share one; resources.networks_per_gpu: 3 with --ranks-per-node 20 would let 3\n"
     )
 
 
@@ -262,13 +262,16 @@ def test_it_counts_the_networks_that_a_search_may_have_at_once(share):
         "space": {"train.optimizer.learning_rate": {"low": 0.1, "high": 0.5}},
     }
     for most, told in ((3, False), (8, True)):
-        searches = [{**entry, "search": {"ask": "random", "most": most}}]
+        searches = [{**entry, "search": {"sampler": "random", "max_trials": most}}]
         assert ("would let 3" in share(1, [1, 1.6, 1.9, 2.1], 1, searches)[2]) == told
 
 
 @pytest.mark.parametrize(
     ("slots", "would"),
-    [(2, "resources.per_device: 3 with --ranks-per-node 20"), ("auto", "--ranks-per-node 16")],
+    [
+        (2, "resources.networks_per_gpu: 3 with --ranks-per-node 20"),
+        ("auto", "--ranks-per-node 16"),
+    ],
 )
 def test_where_all_that_is_known_pays_it_says_how_one_more_could_share_a_gpu(share, slots, would):
     sharing = [1, 1.6, 1.9, 2.1][: 2 if slots == 2 else 4]

@@ -13,7 +13,7 @@ from fleet.commands import walltimes
 from fleet.commands.walltimes import _simulated, epochs_of
 from fleet.jobs.chain import ChainTimes, chain_times
 from fleet.spec import load
-from fleet.spec.train import Converge
+from fleet.spec.train import Stopping
 from fleet.storage.paths import RunPaths
 from launch.sites import SITES
 from tests.launch.conftest import made_up
@@ -24,7 +24,7 @@ name: photos
 output: run
 data: {{source: "builtin:noise", options: {{samples: 1000, classes: 3, size: 8}}, transforms: []}}
 models: {models}
-train: {{converge: {{max_epochs: 60, patience: 5}}}}
+train: {{stopping: {{max_epochs: 60, patience: 5}}}}
 resources: {{engine: numpy{resources}}}
 {more}"""
 MODELS = "[{family: softmax, name: one}, {family: softmax, name: two}]"
@@ -151,7 +151,11 @@ def test_for_a_first_run_it_is_simulated_with_the_rates_that_are_known(submit, t
         ("", "perlmutter", "4 devices"),
         (", gpus_per_node: 2", "perlmutter", "2 devices"),
         (", preprocessors: 3", "generic", "1 device"),
-        (", gpus_per_node: 1, per_device: 2", "generic", "1 device, up to 2 networks on each,"),
+        (
+            ", gpus_per_node: 1, networks_per_gpu: 2",
+            "generic",
+            "1 device, up to 2 networks on each,",
+        ),
     ],
 )
 def test_it_is_simulated_on_what_the_job_will_train_on(submit, tmp_path, resources, site, devices):
@@ -175,7 +179,7 @@ def test_with_nothing_to_go_by_it_says_what_was_asked(submit):
 
 def test_a_search_is_not_simulated_as_if_it_had_no_networks(submit, tmp_path):
     (tmp_path / "rates.json").write_text(json.dumps(RATES))
-    searching = "[{family: softmax, name: one, space: {train.batch.size: [8, 16]}, search: {ask: random, most: 4}}]"
+    searching = "[{family: softmax, name: one, space: {train.batch.size: [8, 16]}, search: {sampler: random, max_trials: 4}}]"
     status, _, said = submit("--dry-run", more="schedule: {rates: rates.json}", models=searching)
     assert status == 2
     assert (
@@ -224,10 +228,10 @@ def test_launches_of_a_chain_add_up_and_one_that_ended_without_a_word_does_not_c
 @pytest.mark.parametrize(
     ("rule", "least", "most"),
     [
-        (Converge(max_epochs=30), 30, 30),
-        (Converge(max_epochs=30, patience=4), 5, 30),
-        (Converge(max_epochs=30, target=0.9), 1, 30),
-        (Converge(max_epochs=1, patience=4), 1, 1),
+        (Stopping(max_epochs=30), 30, 30),
+        (Stopping(max_epochs=30, patience=4), 5, 30),
+        (Stopping(max_epochs=30, stop_at=0.9), 1, 30),
+        (Stopping(max_epochs=1, patience=4), 1, 1),
     ],
 )
 def test_epochs_are_drawn_within_what_the_rule_allows(rule, least, most):
@@ -269,7 +273,7 @@ def simulated(submit, tmp_path, monkeypatch):
         Path("spec.yaml").write_text(
             "name: photos\noutput: run\n"
             f"data: {{source: 'builtin:noise', options: {{samples: 100, validation: {JUDGED}, size: 8}}, {data}}}\n"
-            f"models: [{{family: softmax, name: one}}]\ntrain: {{converge: {{max_epochs: {EPOCHS}}}}}\n"
+            f"models: [{{family: softmax, name: one}}]\ntrain: {{stopping: {{max_epochs: {EPOCHS}}}}}\n"
             f"schedule: {{policy: {policy}, rates: rates.json}}\nresources: {{engine: numpy}}\n"
         )
         arguments = Namespace(nodes=1, ranks_per_node=ranks, spec="spec.yaml")

@@ -131,7 +131,7 @@ def test_the_policy_is_told_how_far_each_network_is_from_its_next_rung_and_who_h
     prune, ahead, survives
 ):
     told = Judged(
-        {"a": [0], "b": [1]}, parts={"prune": prune, "train": {"converge": {"max_epochs": 9}}}
+        {"a": [0], "b": [1]}, parts={"prune": prune, "train": {"stopping": {"max_epochs": 9}}}
     ).begin()
     for epochs, (expected, has_passed) in enumerate(zip(ahead, survives, strict=True)):
         if epochs:
@@ -151,7 +151,7 @@ def test_the_policy_is_told_how_far_each_network_is_from_its_next_rung_and_who_h
 def test_a_paused_network_waits_for_none_that_is_over_in_another_launch(outcome):
     told = Judged(
         {"a": [0]},
-        parts={"prune": {"rule": "asha", "least": 1, "factor": 2}},
+        parts={"prune": {"rule": "asha", "min_epochs": 1, "factor": 2}},
         elsewhere=frozenset("b"),
     )
     told.begin().end_epoch("a")
@@ -168,7 +168,7 @@ class Searched(Told):
     def mind(self):
         space = {LEARNING_RATE: Range(1e-5, 0.1)}
         mind = SearchController(
-            [Entry("net", search_of(most=1), space, "maximize", "val_accuracy")],
+            [Entry("net", search_of(max_trials=1), space, "maximize", "val_accuracy")],
             [],
             make_pruner(Prune(), 9, 0),
             "searcher",
@@ -509,7 +509,7 @@ def test_a_network_whose_export_fails_is_tried_again_as_one_that_is_not_done():
 def test_a_sample_that_cannot_be_read_is_noted_once_and_too_many_end_the_run():
     told = Told(
         {"a": [0]},
-        parts={"data": {"source": "builtin:digits", "max_bad": "5%"}},
+        parts={"data": {"source": "builtin:digits", "max_unreadable": "5%"}},
         bad=frozenset({"known"}),
     )
     told.hear(

@@ -58,7 +58,7 @@ def launch(policy, seed, learns, kind, ruled=()):
     roles = assign((0,) * 4, None if policy == "baseline" else 1, None, policy == "baseline")
     everyone = spec(*({"family": "softmax", "name": f"n{place}"} for place in range(FIRST + LATE)))
     content = spec(
-        *({"family": "softmax", "name": f"n{place}"} for place in range(FIRST)), open_for=100
+        *({"family": "softmax", "name": f"n{place}"} for place in range(FIRST)), keep_open=100
     )
     setup = LaunchConfig(
         content, roles, None if policy == "baseline" else layout(kind), SAMPLES, outlives=False
@@ -135,8 +135,8 @@ def test_a_network_that_goes_on_when_the_run_waits_for_others_no_longer_is_train
         {"a": [0], "b": [1]},
         trainers=2,
         parts={
-            "open_for": 50,
-            "prune": {"rule": "asha", "order": "rungs", "least": 1, "factor": 2},
+            "keep_open": 50,
+            "prune": {"rule": "asha", "synchronous": True, "min_epochs": 1, "factor": 2},
         },
     ).begin()
     for network, rank in (("a", 1), ("b", 2)):

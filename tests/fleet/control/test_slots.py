@@ -102,7 +102,7 @@ def test_what_is_told_of_sharing_says_what_keeps_more_networks_from_a_gpu(
         networks=networks,
         trainers=trainers,
         slots=2,
-        parts={"resources": {"engine": "numpy", "per_device": asked}},
+        parts={"resources": {"engine": "numpy", "networks_per_gpu": asked}},
     ).begin()
     told.hear(shown("a", shown_s, beside=2))
     event = told.of("SharingLearned")[-1]
@@ -118,7 +118,7 @@ def test_a_launch_whose_gpus_are_not_shared_says_that_earlier_ones_have_shown_it
         networks="abcdef",
         trainers=2,
         sharing=known,
-        parts={"resources": {"engine": "numpy", "per_device": "auto"}},
+        parts={"resources": {"engine": "numpy", "networks_per_gpu": "auto"}},
     ).setup
     told = known_sharing(setup)
     assert (told and told.bound) == bound

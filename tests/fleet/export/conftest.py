@@ -89,7 +89,7 @@ def searched(tmp_path, monkeypatch):
         {},
         epochs=4,
         models=[
-            {**ENTRY, "search": {"ask": "random", "most": 5, "at_once": 3}},
+            {**ENTRY, "search": {"sampler": "random", "max_trials": 5, "max_concurrent": 3}},
             {"family": "softmax", "name": "plain"},
         ],
         prune={"rule": "asha", "factor": 2},

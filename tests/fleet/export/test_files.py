@@ -98,7 +98,7 @@ def test_csv_and_parquet_have_all_of_it(searched, tmp_path, capsys, monkeypatch)
 
 def test_a_run_without_networks_has_tables_with_their_heads(tmp_path):
     run = RunPaths(tmp_path)
-    results_of(parse({"models": [], "open_for": 1}), run).write()
+    results_of(parse({"models": [], "keep_open": 1}), run).write()
     run.events.write_text("")
     write_tables(run.root, tmp_path / "tables", "csv")
     results, history = (

@@ -28,8 +28,8 @@ pytestmark = pytest.mark.usefixtures("quick")
 
 
 def test_a_spec_names_trackers_with_a_path_or_without(tmp_path):
-    spec = parse({"models": SOFTMAX, "track": ["mlflow", {"wandb": "/w"}, {"optuna": None}]})
-    assert target_paths(spec.document.track, tmp_path) == [
+    spec = parse({"models": SOFTMAX, "trackers": ["mlflow", {"wandb": "/w"}, {"optuna": None}]})
+    assert target_paths(spec.document.trackers, tmp_path) == [
         ("mlflow", tmp_path / "track/mlflow"),
         ("wandb", Path("/w")),
         ("optuna", tmp_path / "track/optuna.log"),
@@ -42,7 +42,7 @@ def test_a_spec_names_trackers_with_a_path_or_without(tmp_path):
 @pytest.mark.parametrize("track", ["mlflow", ["comet"], [{"comet": "x"}], [{}], [{"mlflow": 3}]])
 def test_what_is_no_tracker_is_a_mistake(track):
     with pytest.raises(UserError, match="track"):
-        parse({"models": SOFTMAX, "track": track})
+        parse({"models": SOFTMAX, "trackers": track})
 
 
 def test_calls_that_come_together_are_one_and_the_end_is_the_last(monkeypatch):
@@ -86,7 +86,7 @@ def test_a_run_is_written_while_it_goes_on_and_to_its_end(tmp_path):
         tmp_path,
         {},
         track=["optuna"],
-        models=[{**ENTRY, "search": {"ask": "random", "most": 4, "at_once": 2}}],
+        models=[{**ENTRY, "search": {"sampler": "random", "max_trials": 4, "max_concurrent": 2}}],
         prune={"rule": "asha", "factor": 2},
     )
     assert run.launch() is ExitStatus.OK

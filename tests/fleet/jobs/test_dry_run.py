@@ -21,7 +21,7 @@ SPEC = {
         {"family": "resnet", "name": "deep"},
         {"family": "softmax", "name": "flat", "gpus": [1, 2]},
     ],
-    "train": {"batch": {"size": 64}, "converge": {"max_epochs": 30}},
+    "train": {"batch": {"size": 64}, "stopping": {"max_epochs": 30}},
     "walltime": "1h",
 }
 RATES = RateTable(
@@ -57,16 +57,16 @@ def test_it_takes_half_a_minute_unless_the_machine_is_too_slow_for_its_steps():
     assert rehearsed().scale == pytest.approx(30 / 10_000)
     many = {
         "models": [{"family": "softmax", "name": "deep"}, {"family": "softmax", "name": "flat"}],
-        "train": {"batch": {"size": 1}, "converge": {"max_epochs": 10_000}},
+        "train": {"batch": {"size": 1}, "stopping": {"max_epochs": 10_000}},
     }
     assert rehearsed(**many, cores=1).scale > rehearsed(**many, cores=4).scale > 30 / 10_000
 
 
 def test_policy_and_ranks_are_those_of_the_run_and_its_walltime_is_not():
     document = rehearsed(
-        schedule={"policy": "local", "delta": "5%"}, checkpoint={"every": "1min"}
+        schedule={"policy": "local", "pace_tolerance": "5%"}, checkpoint={"every": "1min"}
     ).document
-    assert (document.schedule.policy, document.schedule.delta) == ("local", "5%")
+    assert (document.schedule.policy, document.schedule.pace_tolerance) == ("local", "5%")
     assert (
         document.resources.engine,
         document.resources.preprocessors,
@@ -90,8 +90,10 @@ def test_the_window_holds_as_large_a_part_of_the_data_or_the_least_that_works(da
     settings = rehearsed(data=data).document.data
     size = 16 * 64 * 64  # bytes of all samples
     real = 100_000 * SAMPLE.image.nbytes
-    assert settings.window >= round(size * parse({**SPEC, "data": data}).data.window / real)
-    assert settings.window >= (size if data.get("cache") == "memory" else 64 * 64)
+    assert settings.shared_memory >= round(
+        size * parse({**SPEC, "data": data}).data.shared_memory / real
+    )
+    assert settings.shared_memory >= (size if data.get("cache") == "memory" else 64 * 64)
     assert (
         open_data(
             settings.source, settings.path, settings.validation, 0, settings.options
@@ -103,10 +105,10 @@ def test_the_window_holds_as_large_a_part_of_the_data_or_the_least_that_works(da
 def test_where_the_policy_chooses_batches_there_is_room_for_the_largest():
     train = {**SPEC["train"], "batch": {"size": [64, 512]}}
     settings = rehearsed(
-        train=train, schedule={"policy": "elastic"}, data={"window": "1MB"}
+        train=train, schedule={"policy": "elastic"}, data={"shared_memory": "1MB"}
     ).document.data
     assert settings.options["samples"] == 16 * 512
-    assert settings.window >= 512 * 8 * 8
+    assert settings.shared_memory >= 512 * 8 * 8
 
 
 def test_measured_rates_are_taken_up_to_the_first_gap_and_only_if_they_are_all_there():
@@ -207,7 +209,7 @@ def test_what_the_run_will_have_to_measure_belongs_to_its_time(
 ):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "empty"))
 
-    def profiled(rates=None, policy="global", when="before"):
+    def profiled(rates=None, policy="global", when="offline"):
         content = {
             **SPEC,
             "resources": {"engine": "numpy"},

@@ -54,7 +54,7 @@ def estimator(converge=None, histories=None, start=START, rates=RATES):
     made = spec(
         {"family": "softmax", "name": "a"},
         {"family": "softmax", "name": "b"},
-        train={"converge": converge or {"max_epochs": 4}},
+        train={"stopping": converge or {"max_epochs": 4}},
         schedule={"policy": "baseline"},
     )
     found = Run(made, histories)
@@ -147,7 +147,7 @@ def test_a_network_that_has_shown_no_epoch_is_taken_to_be_as_the_others():
 
 
 def test_the_range_is_that_of_the_rule():
-    found = estimator(converge={"max_epochs": 10, "patience": 2})
+    found = estimator(stopping={"max_epochs": 10, "patience": 2})
     for number in (1, 2):
         found.add(epoch("b", number, 30.0, val_accuracy=0.9, waited_s=0.0), 30.0 * number)
         found.add(epoch("a", number, 10.0, val_accuracy=0.9, waited_s=0.0), 10.0 * number)
@@ -206,7 +206,7 @@ def test_the_export_of_the_last_network_is_still_to_come():
 
 def test_a_network_whose_group_took_long_to_form_will_take_as_long_again():
     found = estimator(
-        converge={"max_epochs": 9}, start=replace(START, trainers=1, devices=(0,), gpus_per_node=1)
+        stopping={"max_epochs": 9}, start=replace(START, trainers=1, devices=(0,), gpus_per_node=1)
     )
     for began, name, forming_s in (
         (0.0, "a", 10.0),
@@ -248,7 +248,7 @@ def test_what_it_took_to_build_a_network_for_measuring_it_will_take_again():
 def test_the_first_epoch_tells_how_long_groups_take_until_the_second_tells_better():
     made = spec(
         {"family": "softmax", "name": "a"},
-        train={"converge": {"max_epochs": 4}},
+        train={"stopping": {"max_epochs": 4}},
         schedule={"policy": "baseline"},
     )
     found = Run(made)
@@ -268,7 +268,7 @@ def test_rates_that_nobody_has_measured_are_those_that_epochs_have_shown():
 
 
 def test_many_epochs_are_simulated_in_few():
-    found = estimator(converge={"max_epochs": 6000}).estimate()
+    found = estimator(stopping={"max_epochs": 6000}).estimate()
     assert found.high_s == pytest.approx(WIDE * 30 * 6000)
 
 
@@ -285,7 +285,7 @@ def test_of_many_networks_few_are_simulated_and_the_others_keep_the_devices_busy
             "count": 1000,
             "space": {"train.optimizer.learning_rate": {"low": 1e-5, "high": 0.1}},
         },
-        train={"converge": {"max_epochs": 2}},
+        train={"stopping": {"max_epochs": 2}},
         schedule={"policy": policy},
     )
     names = [network.name for network in made.networks]

@@ -24,7 +24,7 @@ class Told:
             parse(
                 {
                     "models": [{"family": "softmax", "name": name} for name in names],
-                    "train": {"converge": {"max_epochs": 9}},
+                    "train": {"stopping": {"max_epochs": 9}},
                 }
             )
         )

@@ -39,7 +39,7 @@ models:
   - family: softmax
     name: net
     space: {{{RATE}: {{low: 1.0e-4, high: 0.1, log: true}}, train.batch.size: [4, 8]}}
-    search: {{ask: random, most: 5}}
+    search: {{sampler: random, max_trials: 5}}
 prune: {{rule: asha}}
 data: {{source: image_folder, path: images}}
 """
@@ -170,7 +170,7 @@ def test_a_network_that_was_paused_and_went_on_is_in_no_rung(searched):
 
 
 def test_less_is_better_of_a_loss(searched):
-    searched.spec.write_text(SPEC + "train: {converge: {monitor: val_loss}}\n")
+    searched.spec.write_text(SPEC + "train: {stopping: {monitor: val_loss}}\n")
     search = read_report(searched).searches[0]
     assert (search.monitor, search.is_larger_better) == ("val_loss", False)
     assert search.improvements[-1].value == pytest.approx(0.1)

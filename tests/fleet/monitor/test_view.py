@@ -176,7 +176,7 @@ EVENTS = [
     ),
     (
         ev.SharingLearned((1.0, 1.6), slots=2, device="core", bound="per_device"),
-        "2 networks on one core train 1.6 times as much as one: 2 pay; more may pay: raise resources.per_device, and "
+        "2 networks on one core train 1.6 times as much as one: 2 pay; more may pay: raise resources.networks_per_gpu, and "
         "start more ranks",
     ),
     (
@@ -318,7 +318,7 @@ class Shown:
 @pytest.fixture
 def run():
     """A run of one network."""
-    return RunState(spec({"family": "softmax", "name": "a"}, train={"converge": {"max_epochs": 9}}))
+    return RunState(spec({"family": "softmax", "name": "a"}, train={"stopping": {"max_epochs": 9}}))
 
 
 def test_a_batch_log_has_a_line_for_each_thing_that_happens_with_its_time(run):

@@ -53,7 +53,7 @@ def test_networks_of_a_search_are_joined_with_those_that_are_fed_with_the_same()
             "family": "softmax",
             "name": "a",
             "space": {"train.optimizer.momentum": [0.1, 0.5]},
-            "search": {"ask": "grid"},
+            "search": {"sampler": "grid"},
             "data": scaled,
         },
         {"family": "softmax", "name": "b"},

@@ -168,7 +168,7 @@ class Admission:
                 add.number,
                 add.values,
                 (network.min_gpus, network.max_gpus),
-                network.train.converge.max_epochs,
+                network.train.stopping.max_epochs,
                 add.parent or "",
                 0,
                 wrong,
@@ -189,7 +189,7 @@ class Admission:
                 -1,
                 network.parameters,
                 (network.min_gpus, network.max_gpus),
-                network.train.converge.max_epochs,
+                network.train.stopping.max_epochs,
             ),
         )
 
@@ -287,7 +287,7 @@ class RandomRun(Ranks):
                     "family": "softmax",
                     "name": f"net{place}",
                     "train": {"batch": {"size": size}},
-                    "search": {"ask": ask, "most": random.choice([5, 9]), "seed": seed},
+                    "search": {"sampler": ask, "max_trials": random.choice([5, 9]), "seed": seed},
                     "space": {LEARNING_RATE: {"low": 1e-5, "high": 0.1, "log": True}},
                 }
             )
@@ -299,12 +299,12 @@ class RandomRun(Ranks):
         parts = {
             "retries": random.randint(0, 2),
             "schedule": {"policy": policy},
-            "train": {"converge": {"max_epochs": 6}},
+            "train": {"stopping": {"max_epochs": 6}},
         }
         if chance.prune:
             parts["prune"] = chance.prune
         if chance.open_for:
-            parts["open_for"] = chance.open_for
+            parts["keep_open"] = chance.open_for
         self.spec = content = spec(*models, **parts)
         kind = "none" if own else random.choice(["lockstep", "whole", "ring", "none"])
         self.table = None

@@ -41,7 +41,7 @@ def spec(tmp_path):
             "start": "first.npy",
             "batch": {"size": 4},
             "optimizer": {"learning_rate": 1e-9},
-            "converge": {"max_epochs": 3},
+            "stopping": {"max_epochs": 3},
         },
         resources={"engine": f"{__name__}:ENGINE", "preprocessors": 0},
     )

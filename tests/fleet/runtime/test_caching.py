@@ -69,7 +69,7 @@ def test_samples_that_fit_stay_in_memory():
     ],
 )
 def test_a_quarter_of_the_window_is_to_spare(window, cache):
-    found = chosen(data={"window": window})
+    found = chosen(data={"shared_memory": window})
     assert found.cache == cache
     assert (
         "3.84 kB decoded, with those for validation, too much for a window of 5.12 kB" in found.why
@@ -134,13 +134,13 @@ def test_as_many_epochs_as_have_room_are_finished_once_for_all_trainers_that_sha
         HostResources(1, 4, is_crowded=True),
         fixed_s=5e-3,
         varying_s=5e-3,
-        data={"window": max(window, 4 * (SAMPLES + JUDGING) * ROW // 3 + 1)},
-        train={"batch": {"size": 8}, "converge": {"max_epochs": 10}},
+        data={"shared_memory": max(window, 4 * (SAMPLES + JUDGING) * ROW // 3 + 1)},
+        train={"batch": {"size": 8}, "stopping": {"max_epochs": 10}},
     )
     assert found.cache == cache
 
 
-WIDE = {"data": {"window": "2kB"}}  # not in memory
+WIDE = {"data": {"shared_memory": "2kB"}}  # not in memory
 
 
 def test_samples_that_are_slow_to_decode_go_into_a_file_if_that_pays():
@@ -157,7 +157,7 @@ def test_samples_that_are_slow_to_decode_go_into_a_file_if_that_pays():
     [
         ({"fixed_s": 1.5e-4}, "0.15 ms to decode each is not so much that a file would pay"),
         (
-            {"fixed_s": 0.04, "train": {"batch": {"size": 8}, "converge": {"max_epochs": 4}}},
+            {"fixed_s": 0.04, "train": {"batch": {"size": 8}, "stopping": {"max_epochs": 4}}},
             "40 ms to decode each is not",
         ),
         (
@@ -181,7 +181,10 @@ def test_samples_that_are_slow_to_decode_go_into_a_file_if_that_pays():
             "nobody knows what checkpoint.quota leaves of the disk",
         ),
         (
-            {"fixed_s": 0.04, "data": {"window": "1kB", "transforms": ["tests.sources:noise"]}},
+            {
+                "fixed_s": 0.04,
+                "data": {"shared_memory": "1kB", "transforms": ["tests.sources:noise"]},
+            },
             "nothing is done to samples that is the same in every epoch",
         ),
     ],
@@ -194,8 +197,8 @@ def test_without_room_or_gain_there_is_no_file(parts, words):
 
 def test_where_each_trainer_keeps_samples_for_itself_they_must_fit_so_many_times():
     room = 2 * SAMPLES * ROW + JUDGING * ROW
-    assert chosen(HostResources(0, 2), data={"window": 2 * room}).nbytes == 2 * SAMPLES * ROW
-    assert chosen(HostResources(0, 3), data={"window": room}).cache == "none"
+    assert chosen(HostResources(0, 2), data={"shared_memory": 2 * room}).nbytes == 2 * SAMPLES * ROW
+    assert chosen(HostResources(0, 3), data={"shared_memory": room}).cache == "none"
 
 
 @pytest.mark.parametrize("cache", ["none", "memory", "file"])
@@ -210,7 +213,7 @@ def test_what_the_spec_says_is_done(cache):
 
 
 def test_trainers_that_prepare_their_own_samples_keep_none_where_they_have_no_room():
-    found = chosen(HostResources(0, 2), data={"cache": "memory", "window": "1kB"})
+    found = chosen(HostResources(0, 2), data={"cache": "memory", "shared_memory": "1kB"})
     assert (found.cache, found.asked) == ("none", "memory")
 
 

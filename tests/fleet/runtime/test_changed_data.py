@@ -42,7 +42,7 @@ def tabular(tmp_path):
     run = made(
         tmp_path,
         {"source": "table", "path": str(tmp_path / "x.csv"), "validation": 0.2, "transforms": []},
-        converge={"monitor": "val_loss"},
+        stopping={"monitor": "val_loss"},
     )
     run.leave_checkpoints()
     return run
@@ -274,7 +274,7 @@ def test_validation_and_test_data_of_their_own_are_looked_at_too(tmp_path):
             "test": str(tmp_path / "t.csv"),
             "transforms": [],
         },
-        converge={"monitor": "val_loss"},
+        stopping={"monitor": "val_loss"},
     )
     run.leave_checkpoints()
     run.prepare()

@@ -33,14 +33,14 @@ def spec(
             "path": str(folder),
             "validation": None if "folds" in data else 0.25,
             "transforms": list(transforms),
-            "finish": finish,
-            "max_bad": 0.2,
+            "augment_on": finish,
+            "max_unreadable": 0.2,
             **data,
         },
         train={
             "batch": {"size": 5},
             "optimizer": {"name": "sgd", "learning_rate": 1e-6},
-            "converge": {"max_epochs": 3},
+            "stopping": {"max_epochs": 3},
         },
         profile={"batches": 4, "timed": 2, "max_gpus": 1},
     )
@@ -135,11 +135,11 @@ def test_a_device_that_would_have_nothing_to_do_is_a_mistake(tmp_path):
         (["scale"], "nothing"),
         ([*BEFORE, {"center_crop": {"size": [4, 4]}}, "scale"], "center_crop"),
     ):
-        with pytest.raises(SpecError, match=f"data.finish: .* here {last} comes last; host"):
+        with pytest.raises(SpecError, match=f"data.augment_on: .* here {last} comes last; host"):
             load(spec(tmp_path, tmp_path, "device", transforms))
     with pytest.raises(
         SpecError,
-        match="data.finish: the engine .*my_engine:ENGINE does not crop and mirror "
+        match="data.augment_on: the engine .*my_engine:ENGINE does not crop and mirror "
         "samples; host, or one of the engines keras, torch, numpy, emulated",
     ):
         load(

@@ -80,13 +80,13 @@ def write(folder, names, top=None, gpus=1, size=8, networks=NETWORKS, **sections
             "source": f"{__name__}:told",
             "path": "",
             "validation": None,
-            "max_bad": 0.5,
+            "max_unreadable": 0.5,
             **(top or {}),
         },
         train={
             "batch": {"size": size},
             "optimizer": {"name": "sgd", "learning_rate": 0.1},
-            "converge": {"max_epochs": 3},
+            "stopping": {"max_epochs": 3},
         },
         **sections,
     )

@@ -74,12 +74,12 @@ def write(folder, kind, models=None, data=None, **train):
             "path": kind,
             "validation": None,
             "transforms": [],
-            "max_bad": 0.5,
+            "max_unreadable": 0.5,
             **(data or {}),
         },
         train={
             "batch": {"size": 8},
-            "converge": {"max_epochs": 4},
+            "stopping": {"max_epochs": 4},
             "optimizer": {"name": "sgd", "learning_rate": 0.1, "momentum": 0.5},
             **train,
         },
@@ -190,8 +190,8 @@ def test_results_of_values_have_their_metrics_and_no_accuracy(tmp_path):
 
 
 def test_any_metric_may_be_monitored(tmp_path):
-    converge = {"max_epochs": 9, "monitor": "val_mae", "target": 0.3}
-    path = write(tmp_path, "value", metrics=["mae"], converge=converge)
+    converge = {"max_epochs": 9, "monitor": "val_mae", "stop_at": 0.3}
+    path = write(tmp_path, "value", metrics=["mae"], stopping=converge)
     _, prepared = launch(path, 2)
     last = history(prepared)[-1]
     assert last.metrics["val_mae"] <= 0.3 < history(prepared)[-2].metrics["val_mae"]
@@ -204,7 +204,7 @@ def test_a_network_that_diverges_has_failed_says_so_and_is_not_the_best(tmp_path
         {"family": "softmax", "name": name, "train": {"optimizer": {"learning_rate": rate}}}
         for name, rate in (("good", 0.01), ("lost", 200.0))
     ]
-    path = write(tmp_path, "value", models, converge={"max_epochs": epochs})
+    path = write(tmp_path, "value", models, stopping={"max_epochs": epochs})
     status, prepared = launch(path, 2)
     assert status is ExitStatus.NETWORK_FAILED
     good, lost = read_results(prepared.paths.root)
@@ -221,7 +221,7 @@ def test_classes_have_the_same_table_as_ever(tmp_path):
         "name,status,reason,parameters,epochs,best_epoch,loss,accuracy,val_loss,val_accuracy,test_loss,"
         "test_accuracy,seconds,drawn"
     )
-    assert prepared.spec.networks[0].train.converge.watched == "val_accuracy"
+    assert prepared.spec.networks[0].train.stopping.watched == "val_accuracy"
     assert "metrics" not in prepared.paths.history("one").read_text()
 
 
@@ -255,7 +255,7 @@ def test_classes_come_to_the_numbers_that_they_came_to_before_there_were_other_t
             train={
                 "batch": {"size": 32},
                 "optimizer": {"name": "sgd", "learning_rate": 0.05, "momentum": 0.9},
-                "converge": {"max_epochs": 3},
+                "stopping": {"max_epochs": 3},
             },
         ),
         1,
@@ -308,7 +308,7 @@ def test_metrics_are_computed_on_the_test_data_too(tmp_path):
         ),
         (
             "value",
-            {"converge": {"monitor": "val_accuracy"}},
+            {"stopping": {"monitor": "val_accuracy"}},
             "accuracy means nothing for targets that are values",
         ),
         ("multilabel", {"class_weights": {"a": 2}}, "has no single class"),

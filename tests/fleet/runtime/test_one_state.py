@@ -18,7 +18,7 @@ from tests.fleet.runtime.test_searching import ENTRY, Run
 pytestmark = pytest.mark.usefixtures("quick")
 
 MODELS = [{"family": "softmax", "name": name} for name in "abc"]
-SEARCH = [{**ENTRY, "search": {"ask": "random", "most": 6, "at_once": 3}}]
+SEARCH = [{**ENTRY, "search": {"sampler": "random", "max_trials": 6, "max_concurrent": 3}}]
 
 
 class Beside:

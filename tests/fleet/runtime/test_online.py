@@ -46,7 +46,7 @@ def launch(tmp_path):
                 tmp_path,
                 models,
                 schedule={"policy": policy},
-                train={"converge": {"max_epochs": 3}},
+                train={"stopping": {"max_epochs": 3}},
                 data={
                     "source": "tests.sources:numbered",
                     "path": "160",
@@ -167,7 +167,7 @@ def test_every_policy_plans_from_guesses_and_nothing_counts_as_measuring(launch,
 
 def test_what_is_measured_before_counts_as_measuring(launch):
     """So that the nothing of the test above is a number that something would change."""
-    status, noted = launch("global", "strict", when="before")
+    status, noted = launch("global", "strict", when="offline")
     assert status is ExitStatus.OK
     assert len(noted.of(ev.RateMeasured)) == 2
     assert noted.of(ev.Ended)[0].profiling_s > 0

@@ -119,9 +119,9 @@ def test_each_part_of_the_data_is_looked_at_once(asking, tmp_path, data):
 @pytest.mark.parametrize(("free", "epochs"), [(10**9, 50 + 3), (20 * 60 * 16, 10), (0, 3)])
 def test_networks_may_be_as_far_apart_as_the_window_and_the_memory_have_room(asking, free, epochs):
     asking.content["models"] += [
-        {"family": "softmax", "name": "b", "train": {"converge": {"max_epochs": 3}}}
+        {"family": "softmax", "name": "b", "train": {"stopping": {"max_epochs": 3}}}
     ]
-    asking.content["train"]["converge"] = {"max_epochs": 50}
+    asking.content["train"]["stopping"] = {"max_epochs": 50}
     layout = asking(ranks={"shared_free": free}).layout
     assert layout.slots == epochs * layout.chunks
 
@@ -146,7 +146,7 @@ def test_the_folder_holds_the_spec_and_says_whose_it_is(asking):
         (
             "data",
             {"source": "tests.fleet.runtime.test_prepare:alone", "path": "60", "validation": None},
-            "a: train.converge.monitor: val_accuracy needs validation data",
+            "a: train.stopping.monitor: val_accuracy needs validation data",
         ),
         (
             "models",
@@ -171,7 +171,7 @@ def test_the_folder_holds_the_spec_and_says_whose_it_is(asking):
         (
             "data",
             {"source": "tests.sources:numbered", "path": "60", "window": "100B"},
-            "data.window: 100 B is too small",
+            "data.shared_memory: 100 B is too small",
         ),
         ("resources", {"engine": "numpy", "preprocessors": 3}, "would leave no trainer"),
         ("output", "/dev/null", "output: /dev/null is a file"),
@@ -382,7 +382,7 @@ def test_a_checkpoint_of_other_settings_is_not_taken_up(asking, change):
 def test_more_epochs_another_policy_and_moved_data_take_a_checkpoint_up(asking):
     asking.leave_checkpoint()
     asking.content |= {"schedule": {"policy": "baseline"}}
-    asking.content["train"]["converge"] = {"max_epochs": 100}
+    asking.content["train"]["stopping"] = {"max_epochs": 100}
     asking()
 
 
@@ -401,7 +401,7 @@ def test_a_replay_trains_one_network_alone_on_its_history_beside_the_run(asking)
         asking.run.replay("a"),
         [3, 5],
     )
-    assert (network.train.converge.max_epochs, network.max_gpus, prepared.layout) == (2, 1, None)
+    assert (network.train.stopping.max_epochs, network.max_gpus, prepared.layout) == (2, 1, None)
 
 
 def test_a_batch_that_followed_the_gpus_is_replayed_at_the_size_that_it_had(asking):
@@ -476,8 +476,8 @@ def test_networks_whose_losses_cannot_be_compared_are_refused_once_the_data_says
         "val_loss is not the same for all networks, so they cannot be compared by it: huber for a"
         in (asking.refused())
     )
-    asking.content["train"] |= {"metrics": ["mae"], "converge": {"monitor": "val_mae"}}
-    assert asking().spec.networks[0].train.converge.monitor == "val_mae"
+    asking.content["train"] |= {"metrics": ["mae"], "stopping": {"monitor": "val_mae"}}
+    assert asking().spec.networks[0].train.stopping.monitor == "val_mae"
 
 
 def test_a_network_that_is_added_is_judged_by_what_the_others_are(asking):

@@ -47,7 +47,7 @@ def kept(folder, data, ranks=2, cache="none"):
         schedule={"policy": "baseline"},
         data={"source": "table", "transforms": [], **data, "cache": cache},
         resources={"engine": "numpy"},
-        train={"batch": {"size": 8}, "converge": {"max_epochs": 1}},
+        train={"batch": {"size": 8}, "stopping": {"max_epochs": 1}},
     )
     status, prepared = launch(path, ranks)
     assert status is ExitStatus.OK
@@ -62,7 +62,7 @@ def by_hand(prepared, name, features):
     """What a network gives, as it is exported."""
     network = prepared.spec.by_name[name]
     trainable = NumpyEngine(prepared.sample).build(network, Alone())
-    trainable.load(find_best(prepared.paths, name, network.train.converge, "best").state.arrays)
+    trainable.load(find_best(prepared.paths, name, network.train.stopping, "best").state.arrays)
     return trainable.predict(
         features, np.zeros((len(features), 1), np.float32), np.ones(len(features), np.float32)
     )[1]

@@ -71,14 +71,14 @@ def written(folder, stream, validation, feeds):
         data={
             "source": f"{__name__}:images",
             "path": validation,
-            "max_bad": 0.5,
+            "max_unreadable": 0.5,
             **STREAMS[stream],
             **VALIDATION[validation],
             **({"transforms": one} if one else {}),
         },
         train={
             "optimizer": {"name": "sgd", "learning_rate": 1e-7},
-            "converge": {"max_epochs": 2, "monitor": "loss"},
+            "stopping": {"max_epochs": 2, "monitor": "loss"},
         },
         schedule={"policy": "baseline" if "own" in stream else "adaptive"},
         profile={"batches": 4, "timed": 2, "max_gpus": 2},

@@ -31,7 +31,7 @@ MODELS = [
         "train": {
             "batch": {"size": (32, 64, 128)[number % 3]},
             "optimizer": {"learning_rate": (0.02, 0.05, 0.1)[number // 3]},
-            "converge": {"max_epochs": 1 + number % 3},
+            "stopping": {"max_epochs": 1 + number % 3},
         },
     }
     for number in range(9)
@@ -92,7 +92,7 @@ def test_no_schedule_changes_a_result_where_samples_are_kept(table, launches):
             f"{policy}-{slots}",
             seed,
             schedule={"policy": policy},
-            resources={"gpus_per_node": 4 // slots, "per_device": slots},
+            resources={"gpus_per_node": 4 // slots, "networks_per_gpu": slots},
         )
         (kept,) = events_of(paths.events, CacheChosen)
         assert kept.shuffle == "network"
@@ -115,7 +115,7 @@ def test_a_network_that_runs_out_of_memory_beside_others_is_trained_alone_and_th
 
     monkeypatch.setattr(NumpyEngine, "build", short_of_memory)
     for name in ("first", "second"):
-        paths, _ = table(name, resources={"gpus_per_node": 2, "per_device": 2})
+        paths, _ = table(name, resources={"gpus_per_node": 2, "networks_per_gpu": 2})
         assert [event.alone for event in events_of(paths.events, NetworkRetried)] == [True][
             name == "second" :
         ]

@@ -74,7 +74,7 @@ def test_nobody_waits_for_one_that_hangs_and_others_are_called_still(slow):
     searchers = Searchers({"net": slow, "other": Slow()}, patience_s={"net": 0.05})
     searchers.consult("net", Ask(0))
     assert await_answer(searchers) == SearcherCallFailed(
-        "net", "Ask(number=0) took longer than 0.1 s (search.answer_within)"
+        "net", "Ask(number=0) took longer than 0.1 s (search.timeout)"
     )
     searchers.consult("other", Tell(0, "finished", 0.5))
     assert await_answer(searchers) == SearcherAnswered("other", Tell(0, "finished", 0.5), None)
@@ -124,7 +124,11 @@ def test_another_answer_in_a_replay_is_told_of(slow):
 
 def test_a_new_searcher_is_told_anew_what_an_earlier_run_found(monkeypatch):
     entry = Entry(
-        "net", Search(ask="random", most=9), {"width": (1, 2, 3)}, "maximize", "val_accuracy"
+        "net",
+        Search(sampler="random", max_trials=9),
+        {"width": (1, 2, 3)},
+        "maximize",
+        "val_accuracy",
     )
     found = [AddPriorTrial(0, {"width": 3}, (), "finished", 0.5, "a-2", "runs/a")]
     monkeypatch.setattr(warm_start, "read_known", lambda run, space, objectives: (found, {}))

@@ -55,7 +55,7 @@ class Run:
         content = {
             "data": data,
             "schedule": {"policy": "adaptive"},
-            "train": {"batch": {"size": 8}, "converge": {"max_epochs": epochs}},
+            "train": {"batch": {"size": 8}, "stopping": {"max_epochs": epochs}},
             **rest,
         }
         self.path, self.paths = write(folder, models, **content), RunPaths(folder / "run")
@@ -76,14 +76,14 @@ class Run:
 
 
 def test_networks_are_asked_for_one_after_another_and_trained_to_their_end(tmp_path):
-    run = Run(tmp_path, {"most": 5, "at_once": 3})
+    run = Run(tmp_path, {"max_trials": 5, "max_concurrent": 3})
     assert run.launch() is ExitStatus.OK
     rows = run.rows()
     assert sorted(rows) == [f"net-{number}" for number in range(5)]
     assert {(row.status, row.epochs) for row in rows.values()} == {(Status.FINISHED, 4)}
     assert len({row.drawn[LEARNING_RATE] for row in rows.values()}) == 5
     assert Counter(event.call for event in run.of(ev.Searched)) == {
-        "ask": 5,
+        "sampler": 5,
         "report": 20,
         "tell": 5,
     }
@@ -101,7 +101,7 @@ def test_networks_are_asked_for_one_after_another_and_trained_to_their_end(tmp_p
 
 
 def test_estimates_of_the_time_left_count_what_is_yet_to_come(tmp_path):
-    run = Run(tmp_path, {"most": 20, "at_once": 2}, epochs=3)
+    run = Run(tmp_path, {"max_trials": 20, "max_concurrent": 2}, epochs=3)
     assert run.launch() is ExitStatus.OK
     assert 10 < run.of(ev.Estimated)[0].networks <= 20
 
@@ -110,9 +110,9 @@ def test_estimates_of_the_time_left_count_what_is_yet_to_come(tmp_path):
 def test_asha_prunes_and_the_best_are_trained_to_their_end(tmp_path, mode):
     run = Run(
         tmp_path,
-        {"most": 9},
+        {"max_trials": 9},
         epochs=9,
-        prune={"rule": "asha", "least": 1, "factor": 3, "mode": mode},
+        prune={"rule": "asha", "min_epochs": 1, "factor": 3, "on_fail": mode},
     )
     assert run.launch() is ExitStatus.OK
     statuses = Counter(row.status for row in run.rows().values())
@@ -132,7 +132,9 @@ def test_adaptive_hears_of_every_network_how_far_it_is_from_its_next_rung(tmp_pa
         return adaptive.decide(rates, progress, cluster, options)
 
     monkeypatch.setitem(POLICIES, "adaptive", replace(adaptive, decide=hearing))
-    run = Run(tmp_path, {"most": 6}, epochs=8, prune={"rule": "asha", "least": 2, "factor": 3})
+    run = Run(
+        tmp_path, {"max_trials": 6}, epochs=8, prune={"rule": "asha", "min_epochs": 2, "factor": 3}
+    )
     assert run.launch() is ExitStatus.OK
     assert (
         {(0, 2), (2, 4), (6, 2)}
@@ -156,8 +158,8 @@ def test_no_network_begins_while_one_that_has_passed_a_rung_can_use_the_gpus(tmp
         {},
         epochs=4,
         models=[{**ENTRY, "name": "net", "count": 6}],
-        prune={"rule": "asha", "least": 1, "factor": 2, "mode": "stop"},
-        train={"batch": {"size": 8}, "converge": {"max_epochs": 4, "monitor": "val_loss"}},
+        prune={"rule": "asha", "min_epochs": 1, "factor": 2, "on_fail": "stop"},
+        train={"batch": {"size": 8}, "stopping": {"max_epochs": 4, "monitor": "val_loss"}},
         schedule={"policy": "adaptive", "rates": str(tmp_path / "rates.json")},
     )
     assert run.launch() is ExitStatus.OK
@@ -184,7 +186,7 @@ def test_no_network_begins_while_one_that_has_passed_a_rung_can_use_the_gpus(tmp
     assert wide
 
 
-CAREFUL = {"ask": "tests.fleet.search.searchers:Careful", "most": 8}
+CAREFUL = {"sampler": "tests.fleet.search.searchers:Careful", "max_trials": 8}
 ASHA = {"rule": "asha", "least": 1, "factor": 2}
 
 
@@ -194,7 +196,10 @@ MEDIAN = {"rule": "median", "others": 2}
 @pytest.mark.parametrize(
     ("search", "prune"),
     long_but_first(
-        (CAREFUL, ASHA), (CAREFUL, {}), ({"most": 8}, {**ASHA, "order": "rungs"}), (CAREFUL, MEDIAN)
+        (CAREFUL, ASHA),
+        (CAREFUL, {}),
+        ({"max_trials": 8}, {**ASHA, "order": "rungs"}),
+        (CAREFUL, MEDIAN),
     ),
 )
 def test_a_search_that_is_killed_again_and_again_forgets_nothing(tmp_path, search, prune):
@@ -232,9 +237,9 @@ def test_a_child_begins_with_the_weights_of_its_parent_and_is_replayed_from_ther
     run = Run(
         tmp_path,
         {
-            "ask": "tests.fleet.search.searchers:Scripted",
-            "most": 3,
-            "at_once": 1,
+            "sampler": "tests.fleet.search.searchers:Scripted",
+            "max_trials": 3,
+            "max_concurrent": 1,
             "options": {"asks": asks, "reports": {}},
         },
     )
@@ -281,7 +286,9 @@ def test_a_child_begins_with_the_weights_of_its_parent_and_is_replayed_from_ther
 def admission(tmp_path):
     """Of a run that trains nothing yet, with its results."""
     prepared = prepare(
-        Run(tmp_path, {"ask": "random", "most": 2, "at_once": 1}).path, (0, 0, 0), plain=True
+        Run(tmp_path, {"sampler": "random", "max_trials": 2, "max_concurrent": 1}).path,
+        (0, 0, 0),
+        plain=True,
     )
     results = results_of(prepared.spec, prepared.paths)
     return Admission(prepared, results, {}, {}, learns=False), results
@@ -319,9 +326,9 @@ def test_a_parent_of_another_kind_or_of_none_is_a_failed_network(tmp_path):
     run = Run(
         tmp_path,
         {
-            "ask": "tests.fleet.search.searchers:Scripted",
-            "most": 2,
-            "at_once": 1,
+            "sampler": "tests.fleet.search.searchers:Scripted",
+            "max_trials": 2,
+            "max_concurrent": 1,
             "options": {"asks": asks, "reports": {}},
         },
     )
@@ -334,7 +341,7 @@ def test_a_parent_of_another_kind_or_of_none_is_a_failed_network(tmp_path):
     ("searcher", "reason"),
     long_but_first(
         ("Raising", "failed: RuntimeError: out of ideas"),
-        ("Hanging", "took longer than 3.0 s (search.answer_within)"),
+        ("Hanging", "took longer than 3.0 s (search.timeout)"),
     ),
 )
 def test_a_searcher_that_fails_is_called_no_more_and_what_it_has_asked_for_is_trained(
@@ -343,10 +350,10 @@ def test_a_searcher_that_fails_is_called_no_more_and_what_it_has_asked_for_is_tr
     run = Run(
         tmp_path,
         {
-            "ask": f"tests.fleet.search.searchers:{searcher}",
-            "most": 5,
-            "at_once": 2,
-            "answer_within": "3s",
+            "sampler": f"tests.fleet.search.searchers:{searcher}",
+            "max_trials": 5,
+            "max_concurrent": 2,
+            "timeout": "3s",
         },
     )
     assert run.launch() is ExitStatus.NETWORK_FAILED
@@ -360,10 +367,11 @@ def test_a_searcher_that_fails_is_called_no_more_and_what_it_has_asked_for_is_tr
 
 def test_a_searcher_whose_constructor_hangs_is_a_mistake_of_the_spec(tmp_path):
     run = Run(
-        tmp_path, {"ask": "tests.fleet.search.searchers:Unmade", "most": 5, "answer_within": 0.2}
+        tmp_path,
+        {"sampler": "tests.fleet.search.searchers:Unmade", "max_trials": 5, "timeout": 0.2},
     )
     with pytest.raises(
-        SpecError, match=r"models\[0\].search.ask: .*Unmade was not made within 0.2 s"
+        SpecError, match=r"models\[0\].search.sampler: .*Unmade was not made within 0.2 s"
     ):
         run.launch()
     assert not (tmp_path / "run").exists()
@@ -399,8 +407,8 @@ def test_a_network_of_whose_batches_a_rates_file_says_too_little_has_failed_and_
     (tmp_path / "rates.json").write_text(json.dumps(rates))
     run = Run(
         tmp_path,
-        {"most": 2},
-        train={"batch": {"size": batch}, "converge": {"max_epochs": 2}},
+        {"max_trials": 2},
+        train={"batch": {"size": batch}, "stopping": {"max_epochs": 2}},
         schedule={"policy": "elastic", "rates": str(tmp_path / "rates.json")},
     )
     assert run.launch() is ExitStatus.NETWORK_FAILED
@@ -410,7 +418,7 @@ def test_a_network_of_whose_batches_a_rates_file_says_too_little_has_failed_and_
 
 
 def test_a_run_stays_open_for_a_while_when_it_has_nothing_to_train(tmp_path):
-    run = Run(tmp_path, None, models=[], open_for=0.3)
+    run = Run(tmp_path, None, models=[], keep_open=0.3)
     assert run.launch() is ExitStatus.OK
     [ended] = run.of(ev.Ended)
     assert 0.3 <= ended.seconds < 20
@@ -422,11 +430,14 @@ def test_a_run_stays_open_for_a_while_when_it_has_nothing_to_train(tmp_path):
 def test_a_search_begins_with_what_an_earlier_run_found_and_goes_on_when_its_space_has_changed(
     tmp_path,
 ):
-    first, folders = Run(tmp_path, {"most": 4}, epochs=2), [tmp_path / name for name in ("b", "c")]
+    first, folders = (
+        Run(tmp_path, {"max_trials": 4}, epochs=2),
+        [tmp_path / name for name in ("b", "c")],
+    )
     assert first.launch() is ExitStatus.OK
     for folder in folders:
         folder.mkdir()
-    search = {"most": 3, "seed": 1, "from": [str(tmp_path / "run")]}
+    search = {"max_trials": 3, "seed": 1, "warm_start": [str(tmp_path / "run")]}
     second = Run(folders[0], search, epochs=2)
     assert second.launch() is ExitStatus.OK
     [read] = second.of(ev.EarlierRead)
@@ -438,9 +449,9 @@ def test_a_search_begins_with_what_an_earlier_run_found_and_goes_on_when_its_spa
     space = {LEARNING_RATE: {"low": 0.01, "high": 0.1}}
     changed = Run(
         folders[0],
-        {**search, "most": 5},
+        {**search, "max_trials": 5},
         epochs=2,
-        models=[{**ENTRY, "space": space, "search": {**search, "most": 5}}],
+        models=[{**ENTRY, "space": space, "search": {**search, "max_trials": 5}}],
     )
     shutil.rmtree(tmp_path / "run")  # what was found there is in the log
     assert main(["check", str(changed.path)]) == 0
@@ -459,7 +470,7 @@ def test_a_search_begins_with_what_an_earlier_run_found_and_goes_on_when_its_spa
         (str(tmp_path / "run"), "holds no run"),
         (f"{folders[0]}/./run", "the folder of this run"),
     ):
-        with pytest.raises(SpecError, match=rf"search.from\[0\].*{said}"):
+        with pytest.raises(SpecError, match=rf"search.warm_start\[0\].*{said}"):
             Run(folders[1 if said == "holds no run" else 0], {**search, "from": [earlier]}).launch()
 
 
@@ -469,7 +480,7 @@ def test_of_several_objectives_the_table_of_results_has_what_was_told(tmp_path):
         {"value": "parameters", "mode": "minimize"},
         {"value": "rate"},
     ]
-    run = Run(tmp_path, {"most": 3, "objectives": objectives}, epochs=2)
+    run = Run(tmp_path, {"max_trials": 3, "objectives": objectives}, epochs=2)
     assert [run.launch(150), run.launch()][-1] is ExitStatus.OK
     told = {event.network: event.value for event in run.of(ev.Searched) if event.call == "tell"}
     rows = run.rows()

@@ -37,7 +37,7 @@ def launch(tmp_path, monkeypatch):
                 "resources": {"engine": "numpy"},
                 "data": {"source": "tests.sources:numbered", "path": "12", "transforms": SCALED},
                 "train": {
-                    "converge": {"max_epochs": 1},
+                    "stopping": {"max_epochs": 1},
                     "batch": {"size": 4},
                     "optimizer": {"learning_rate": 0.02},
                 },
@@ -155,7 +155,7 @@ def test_a_file_of_decoded_samples_is_deleted_when_all_is_done_and_a_replay_make
         [0, 0, 0],
         lambda one: made.append(one._launch.paths.decoded.exists()),
         data=data,
-        train={"converge": {"max_epochs": 20}, "batch": {"size": 4}},
+        train={"stopping": {"max_epochs": 20}, "batch": {"size": 4}},
     )
     (chosen,) = events_of(prepared.paths.events, CacheChosen)
     assert (chosen.cache, chosen.asked, chosen.shuffle) == ("file", "auto", "stream")
@@ -179,7 +179,7 @@ def test_trainers_that_prepare_their_own_samples_decode_each_once_if_they_fit(la
         "transforms": SCALED,
     }
     _, prepared = launch(
-        [0], data=data, train={"converge": {"max_epochs": 3}, "batch": {"size": 4}}
+        [0], data=data, train={"stopping": {"max_epochs": 3}, "batch": {"size": 4}}
     )
     (chosen,) = events_of(prepared.paths.events, CacheChosen)
     assert (chosen.cache, chosen.shuffle) == ("memory", "network")
@@ -194,13 +194,13 @@ def test_trainers_come_to_the_same_whether_they_keep_their_samples_or_not(launch
             "path": "12",
             "transforms": SCALED,
             "cache": cache,
-            "max_bad": 0.5,
+            "max_unreadable": 0.5,
         }
         _, prepared = launch(
             [0, 0],
             models=[{"family": "softmax", "name": "a"}],
             output=str(tmp_path / cache),
-            train={"converge": {"max_epochs": 3}, "batch": {"size": 4}},
+            train={"stopping": {"max_epochs": 3}, "batch": {"size": 4}},
             data=data,
             schedule={"policy": "baseline"},
         )

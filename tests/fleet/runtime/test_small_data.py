@@ -50,7 +50,7 @@ def learned(folder, data, rate, epochs):
             train={
                 "batch": {"size": 16},
                 "optimizer": {"name": "sgd", "learning_rate": rate, "momentum": 0.9},
-                "converge": {"max_epochs": epochs},
+                "stopping": {"max_epochs": epochs},
             },
         ),
         1,

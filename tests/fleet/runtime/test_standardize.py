@@ -47,7 +47,7 @@ def write(
         train={
             "batch": {"size": 8},
             "optimizer": {"name": "sgd", "learning_rate": 0.05},
-            "converge": {"max_epochs": 12},
+            "stopping": {"max_epochs": 12},
         },
         resources={"engine": "numpy", "preprocessors": min(1, ranks - 1)},
     )

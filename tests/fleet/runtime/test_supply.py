@@ -37,7 +37,7 @@ def test_one_wide_network_does_not_run_alone_on_an_input_that_cannot_feed_it(tmp
                 "transforms": [{"scale": {"mean": 0.5, "std": 0.5}}],
                 "cache": "none",
             },
-            train={"converge": {"max_epochs": 4}, "batch": {"size": 10}},
+            train={"stopping": {"max_epochs": 4}, "batch": {"size": 10}},
             schedule={"policy": "global", "rates": str(tmp_path / "rates.json")},
         ),
         3,

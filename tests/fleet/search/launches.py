@@ -100,7 +100,7 @@ class Launch:
     ):
         self.disk, self.epochs, self.value, self.steps = disk, epochs, value, steps
         self.searcher = searcher or make_searcher(
-            search.ask,
+            search.sampler,
             space,
             search.seed,
             Entry("net", search, space, "maximize", "val_accuracy").modes,
@@ -223,8 +223,8 @@ class Launch:
         return {name: (self.done(name), life.end) for name, life in self.mind._lives.items()}
 
 
-def search_of(ask="random", most=20, **settings):
-    return Search(ask=ask, most=most, **settings)
+def search_of(sampler="random", max_trials=20, **settings):
+    return Search(sampler=sampler, max_trials=max_trials, **settings)
 
 
 def run_struck(kills, *arguments, kind=Launch, **settings):

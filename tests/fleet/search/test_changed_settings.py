@@ -65,8 +65,8 @@ def run(kills, *parts, earlier=()):
 @settings(max_examples=examples(40), deadline=None)
 def test_another_searcher_comes_to_the_same_state_whatever_kills_it(before, kills):
     parts = (
-        (search_of(LEARNED, most=8, seed=1), SPACE),
-        (search_of(LEARNED, most=12, seed=2), NARROW),
+        (search_of(LEARNED, max_trials=8, seed=1), SPACE),
+        (search_of(LEARNED, max_trials=12, seed=2), NARROW),
     )
     whole, _ = run([before], *parts)
     struck, disk = run([before, *kills], *parts)
@@ -81,13 +81,13 @@ def test_another_searcher_comes_to_the_same_state_whatever_kills_it(before, kill
 def test_what_fits_is_told_and_what_lies_outside_stays_and_trains_on():
     disk = Disk()
     with pytest.raises(Struck):
-        begun(disk, search_of("random", most=8), SPACE, steps=30).run()
+        begun(disk, search_of("random", max_trials=8), SPACE, steps=30).run()
     asked = {
         event.number: event.answer[LEARNING_RATE]
         for event in disk.of(Searched)
         if event.call == "ask"
     }
-    launch = begun(disk, search_of(LEARNED, most=8), NARROW).run()
+    launch = begun(disk, search_of(LEARNED, max_trials=8), NARROW).run()
     [_, began] = disk.of(SearcherBegan)
     inside = [number for number, value in asked.items() if value >= 1e-3]
     assert f"space.{LEARNING_RATE} was {{low: 1e-05, high: 0.1, log: True}} and is" in began.changed
@@ -103,10 +103,10 @@ def test_what_fits_is_told_and_what_lies_outside_stays_and_trains_on():
 
 def test_most_alone_is_no_other_searcher():
     disk = Disk()
-    begun(disk, search_of("random", most=3), SPACE).run()
-    launch = begun(disk, search_of("random", most=5), SPACE).run()
+    begun(disk, search_of("random", max_trials=3), SPACE).run()
+    launch = begun(disk, search_of("random", max_trials=5), SPACE).run()
     began = disk.of(SearcherBegan)[-1]
-    assert (began.changed, began.is_another) == ("most was 3 and is 5", False)
+    assert (began.changed, began.is_another) == ("max_trials was 3 and is 5", False)
     assert launch.calls[0] == Ask(3)
     assert beginning(launch.entry, disk.search, knows=True) is None
 
@@ -114,8 +114,8 @@ def test_most_alone_is_no_other_searcher():
 def test_a_searcher_that_cannot_be_told_goes_on_with_further_numbers():
     disk = Disk()
     with pytest.raises(Struck):
-        begun(disk, search_of("random", most=6), SPACE, steps=20).run()
-    search = search_of("tests.fleet.search.searchers:Careful", most=6)
+        begun(disk, search_of("random", max_trials=6), SPACE, steps=20).run()
+    search = search_of("tests.fleet.search.searchers:Careful", max_trials=6)
     entry = Entry("net", search, SPACE, "maximize", "val_accuracy")
     began = beginning(entry, disk.search, knows=False)
     assert "has no method `known`, and is not told of" in began.changed
@@ -134,7 +134,7 @@ EARLIER = (
 @given(st.lists(st.integers(0, 30), max_size=6))
 @settings(max_examples=examples(20), deadline=None)
 def test_what_earlier_runs_found_is_told_first_and_once(kills):
-    part = (search_of(LEARNED, most=4), SPACE)
+    part = (search_of(LEARNED, max_trials=4), SPACE)
     launch, disk = run(kills, part, earlier=EARLIER)
     assert launch.searcher.heard[:7] == [
         (-1, {LEARNING_RATE: 0.01}),
@@ -156,7 +156,7 @@ def test_ours_do_not_try_again_what_is_known():
             Disk(),
             (AddPriorTrial(0, {"kernel": 3, "width": 16}, (), "finished", 0.5, "a-0", "runs/a"),),
         )
-        launch = begun(disk, search_of(ask, most=9), space, earlier=earlier).run()
+        launch = begun(disk, search_of(ask, max_trials=9), space, earlier=earlier).run()
         values = [tuple(add.values.values()) for add in launch.added.values()]
         assert len(set(values)) == len(values) == 5
         assert (3, 16) not in values
@@ -165,7 +165,7 @@ def test_ours_do_not_try_again_what_is_known():
 def test_of_several_objectives_the_searcher_is_told_all():
     search = search_of(
         "random",
-        most=2,
+        max_trials=2,
         objectives=[
             {"value": "val_accuracy"},
             {"value": "parameters"},
@@ -202,8 +202,10 @@ TOLD = "tests.fleet.search.test_changing:Told"
 
 def test_of_other_objectives_a_new_searcher_is_told_what_networks_have_come_to_in_those():
     disk, run = Disk(), RunState()
-    begun(disk, search_of("random", most=4), SPACE, earlier=EARLIER).run()
-    several = search_of(TOLD, most=5, objectives=[{"value": "val_accuracy"}, {"value": "epochs"}])
+    begun(disk, search_of("random", max_trials=4), SPACE, earlier=EARLIER).run()
+    several = search_of(
+        TOLD, max_trials=5, objectives=[{"value": "val_accuracy"}, {"value": "epochs"}]
+    )
     anew = [replace(one, value=(one.value, 2.0)) for one in EARLIER]
     launch = begun(disk, several, SPACE, earlier=anew).run()
     best = {number: launch.mind._lives[f"net-{number}"].best for number in range(5)}
@@ -217,7 +219,7 @@ def test_of_other_objectives_a_new_searcher_is_told_what_networks_have_come_to_i
     for event in disk.events:
         run.apply(0.0, event)
     assert run.told == {f"net-{number}": (best[number], 5.0) for number in range(5)}
-    back = begun(disk, search_of(TOLD, most=5), SPACE, earlier=EARLIER).run()
+    back = begun(disk, search_of(TOLD, max_trials=5), SPACE, earlier=EARLIER).run()
     assert back.searcher.told == {-1: 0.6, -2: 0.1, **best}
     run.apply(0.0, disk.of(SearcherBegan)[-1])
     assert run.told == {}
@@ -228,6 +230,8 @@ def test_a_pause_that_the_searcher_before_has_asked_for_and_nobody_has_noted_is_
     while not any(event.answer == "pause" for event in disk.of(Searched)):
         disk, steps = Disk(), steps + 1
         with pytest.raises(Struck):
-            begun(disk, search_of(TOLD, most=3, options={"pauses": True}), SPACE, steps=steps).run()
-    launch = begun(disk, search_of(TOLD, most=3), SPACE).run()
+            begun(
+                disk, search_of(TOLD, max_trials=3, options={"pauses": True}), SPACE, steps=steps
+            ).run()
+    launch = begun(disk, search_of(TOLD, max_trials=3), SPACE).run()
     assert set(launch.outcomes.values()) == {(5, End.FINISHED)}

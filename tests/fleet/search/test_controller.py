@@ -24,13 +24,13 @@ RULES = [
     Prune(),
     Prune(rule="none"),
     Prune(rule="asha"),
-    Prune(rule="asha", mode="stop"),
+    Prune(rule="asha", on_fail="stop"),
     Prune(rule="hyperband"),
-    Prune(rule="asha", order="rungs"),
-    Prune(rule="hyperband", order="rungs"),
-    Prune(rule="median", others=2),
-    Prune(rule="median", order="rungs", others=2),
-    Prune(rule="learning_curve", others=2),
+    Prune(rule="asha", synchronous=True),
+    Prune(rule="hyperband", synchronous=True),
+    Prune(rule="median", min_trials=2),
+    Prune(rule="median", synchronous=True, min_trials=2),
+    Prune(rule="learning_curve", min_trials=2),
 ]
 
 
@@ -50,7 +50,7 @@ def run(search, prune=Prune(), **more):
 )
 @settings(max_examples=examples(60), deadline=None)
 def test_a_search_that_was_killed_decides_as_one_that_was_not(prune, ask, kills, seed):
-    search = search_of(ask, most=12, seed=seed)
+    search = search_of(ask, max_trials=12, seed=seed)
     whole, _ = run(search, prune)
     struck, _, differences = run_struck(kills, search, SPACE, prune=prune)
     assert struck.decisions == whole.decisions
@@ -66,7 +66,7 @@ def test_a_search_that_was_killed_decides_as_one_that_was_not(prune, ask, kills,
 @settings(max_examples=examples(30), deadline=None)
 def test_every_network_ends_once_and_is_told_of_once(prune, ask, kills):
     launch, disk, _ = run_struck(
-        kills, search_of(ask, most=12), SPACE, prune=prune, fixed=("fixed-1", "fixed-2")
+        kills, search_of(ask, max_trials=12), SPACE, prune=prune, fixed=("fixed-1", "fixed-2")
     )
     assert all(end is not None for _, end in launch.outcomes.values())
     tells = Counter(event.number for event in disk.of(Searched) if event.call == "tell")
@@ -83,7 +83,7 @@ def test_every_network_ends_once_and_is_told_of_once(prune, ask, kills):
 
 
 def test_each_line_stands_before_what_follows_from_it():
-    _, disk = run(search_of(CAREFUL, most=8))
+    _, disk = run(search_of(CAREFUL, max_trials=8))
     asked, judged = set(), {}
     for event in disk.events:
         if isinstance(event, Searched) and event.call == "ask" and event.answer is not None:
@@ -101,17 +101,17 @@ def test_each_line_stands_before_what_follows_from_it():
 
 
 def test_another_answer_in_a_replay_is_found_and_the_logged_one_holds():
-    _, disk, _ = run_struck([25], search_of("random", most=6, seed=0), SPACE)
+    _, disk, _ = run_struck([25], search_of("random", max_trials=6, seed=0), SPACE)
     halfway = Disk(disk.lines[:25], {})
     asked = {event.network: event.answer for event in halfway.of(Searched) if event.call == "ask"}
-    launch = Launch(halfway, search_of("random", most=6, seed=1), SPACE)
+    launch = Launch(halfway, search_of("random", max_trials=6, seed=1), SPACE)
     assert launch.difference.startswith("a replayed answer differs: Ask(number=0) was answered by")
     assert {name: add.values for name, add in launch.added.items()} == asked
 
 
 def test_who_is_outside_of_a_space_that_has_changed_since_is_kept():
-    _, disk, _ = run_struck([25], search_of(most=6), SPACE)
-    launch = Launch(disk, search_of(most=6), {LEARNING_RATE: Range(0.5, 0.6)})
+    _, disk, _ = run_struck([25], search_of(max_trials=6), SPACE)
+    launch = Launch(disk, search_of(max_trials=6), {LEARNING_RATE: Range(0.5, 0.6)})
     assert not any(add.wrong for add in launch.added.values())
 
 
@@ -120,7 +120,7 @@ def test_who_is_outside_of_a_space_that_has_changed_since_is_kept():
 
 @pytest.mark.parametrize("at_once", [1, 4])
 def test_so_many_are_alive_at_once(at_once):
-    launch = Launch(Disk(), search_of(most=10, at_once=at_once), SPACE)
+    launch = Launch(Disk(), search_of(max_trials=10, max_concurrent=at_once), SPACE)
     most = 0
 
     def watched(name, epoch):
@@ -134,7 +134,7 @@ def test_so_many_are_alive_at_once(at_once):
 
 
 def test_by_itself_two_more_are_alive_than_train():
-    search = search_of(most=10)
+    search = search_of(max_trials=10)
     mind = SearchController(
         [Entry("net", search, SPACE, "maximize", "val_accuracy")],
         [],
@@ -154,7 +154,11 @@ def test_by_itself_two_more_are_alive_than_train():
 
 def test_a_network_that_its_rule_promotes_before_the_searcher_has_answered_goes_on():
     mind = SearchController(
-        [Entry("net", search_of(most=2, at_once=4), SPACE, "maximize", "val_accuracy")],
+        [
+            Entry(
+                "net", search_of(max_trials=2, max_concurrent=4), SPACE, "maximize", "val_accuracy"
+            )
+        ],
         [],
         make_pruner(Prune(rule="asha", factor=2), 9, 0),
         "asha",
@@ -175,7 +179,7 @@ def test_a_network_that_its_rule_promotes_before_the_searcher_has_answered_goes_
 
 @pytest.mark.parametrize("budget", [Budget(epochs=20), Budget(gpu_hours=20 / 3600)])
 def test_a_budget_ends_the_asking_and_what_trains_goes_on(budget):
-    launch, disk = run(search_of(budget=budget, most=100, at_once=2))
+    launch, disk = run(search_of(budget=budget, max_trials=100, max_concurrent=2))
     spent = next(
         place
         for place, event in enumerate(disk.events)
@@ -200,7 +204,11 @@ def test_what_may_yet_be_asked_for_is_known():
     mind = SearchController(
         [
             Entry(
-                "net", search_of(most=20, budget=Budget(epochs=50)), few, "maximize", "val_accuracy"
+                "net",
+                search_of(max_trials=20, budget=Budget(epochs=50)),
+                few,
+                "maximize",
+                "val_accuracy",
             )
         ],
         [],
@@ -211,18 +219,20 @@ def test_what_may_yet_be_asked_for_is_known():
         trainers=2,
     )
     assert coming(mind)[:2] == (3, 50)  # a space of three
-    launch, _ = run(search_of(most=20, budget=Budget(gpu_hours=1)))
+    launch, _ = run(search_of(max_trials=20, budget=Budget(gpu_hours=1)))
     assert coming(launch.mind) == (
         0,
         0,
         {name: epochs for name, (epochs, _) in launch.outcomes.items()},
     )
-    spent, _ = run(search_of(most=20, at_once=1, budget=Budget(epochs=3)))
+    spent, _ = run(search_of(max_trials=20, max_concurrent=1, budget=Budget(epochs=3)))
     assert coming(spent.mind)[:2] == (0, 0)
 
 
 def test_a_spent_budget_promotes_nobody():
-    launch, _ = run(search_of(budget=Budget(epochs=12), most=100, at_once=4), Prune(rule="asha"))
+    launch, _ = run(
+        search_of(budget=Budget(epochs=12), max_trials=100, max_concurrent=4), Prune(rule="asha")
+    )
     assert sum(epochs for epochs, _ in launch.outcomes.values()) <= 12 + 4 * 9
     assert all(end is not None for _, end in launch.outcomes.values())
 
@@ -230,14 +240,16 @@ def test_a_spent_budget_promotes_nobody():
 def test_none_is_asked_again_after_the_next_word():
     asks = [{LEARNING_RATE: 0.01}, None, {LEARNING_RATE: 0.02}]
     searcher = Scripted(SPACE, 0, "maximize", asks)
-    launch = Launch(Disk(), search_of(most=2), SPACE, searcher=searcher).run()
+    launch = Launch(Disk(), search_of(max_trials=2), SPACE, searcher=searcher).run()
     calls = [type(call) for call in launch.calls[:4]]
     assert calls == [Ask, Ask, Report, Ask]
     assert set(launch.outcomes) == {"net-0", "net-1"}
 
 
 def test_a_searcher_that_has_nothing_to_ask_ends_the_search():
-    launch = Launch(Disk(), search_of(most=5), SPACE, searcher=Scripted(SPACE, 0, "maximize")).run()
+    launch = Launch(
+        Disk(), search_of(max_trials=5), SPACE, searcher=Scripted(SPACE, 0, "maximize")
+    ).run()
     assert launch.outcomes == {}
     assert not launch.mind.has_failed
 
@@ -251,7 +263,9 @@ def two(**script):
 
 def test_who_is_paused_by_its_searcher_goes_on_when_that_says_so():
     searcher = two(reports={(0, 2): "pause"}, resumes=[0])
-    launch = Launch(Disk(), search_of(most=2, at_once=1), SPACE, searcher=searcher).run()
+    launch = Launch(
+        Disk(), search_of(max_trials=2, max_concurrent=1), SPACE, searcher=searcher
+    ).run()
     assert launch.outcomes == {"net-0": (9, End.FINISHED), "net-1": (9, End.FINISHED)}
     assert Resume() in launch.calls
     judged = [
@@ -266,28 +280,36 @@ def test_who_is_paused_by_its_searcher_goes_on_when_that_says_so():
 
 def test_a_network_that_was_paused_when_it_was_done_may_be_named_again():
     searcher = two(reports={(0, 9): "pause", (1, 2): "pause"}, resumes=[0, 1])
-    launch = Launch(Disk(), search_of(most=3, at_once=1), SPACE, searcher=searcher).run()
+    launch = Launch(
+        Disk(), search_of(max_trials=3, max_concurrent=1), SPACE, searcher=searcher
+    ).run()
     assert not launch.mind.has_failed
     assert launch.outcomes["net-0"] == (9, End.FINISHED)
 
 
 def test_who_stays_paused_is_pruned_in_the_end():
-    launch = Launch(Disk(), search_of(most=2), SPACE, searcher=two(reports={(0, 2): "pause"})).run()
+    launch = Launch(
+        Disk(), search_of(max_trials=2), SPACE, searcher=two(reports={(0, 2): "pause"})
+    ).run()
     assert launch.outcomes == {"net-0": (2, End.PRUNED), "net-1": (9, End.FINISHED)}
     assert ("pruned", 0) in [call[:2] for call in launch.searcher.told]
 
 
 def test_the_stricter_answer_holds():
-    prune = Prune(rule="asha", least=2, mode="promote")
+    prune = Prune(rule="asha", min_epochs=2, on_fail="pause")
     launch = Launch(
-        Disk(), search_of(most=2), SPACE, prune, searcher=two(reports={(0, 2): "stop"})
+        Disk(), search_of(max_trials=2), SPACE, prune, searcher=two(reports={(0, 2): "stop"})
     ).run()
     assert launch.outcomes["net-0"] == (2, End.PRUNED)
 
 
 def test_with_the_rule_none_nobody_is_dropped():
     launch = Launch(
-        Disk(), search_of(most=2), SPACE, Prune(rule="none"), searcher=two(reports={(0, 2): "stop"})
+        Disk(),
+        search_of(max_trials=2),
+        SPACE,
+        Prune(rule="none"),
+        searcher=two(reports={(0, 2): "stop"}),
     ).run()
     assert launch.outcomes["net-0"] == (9, End.FINISHED)
 
@@ -296,7 +318,7 @@ def test_networks_of_the_spec_are_judged_as_well():
     disk = Disk()
     fixed = tuple(f"fixed-{number}" for number in range(9))
     launch = Launch(
-        disk, search_of(most=1), SPACE, Prune(rule="asha", order="rungs"), fixed=fixed
+        disk, search_of(max_trials=1), SPACE, Prune(rule="asha", synchronous=True), fixed=fixed
     ).run()
     assert Counter(epochs for epochs, _ in launch.outcomes.values()) == {1: 7, 3: 2, 9: 1}
 
@@ -304,8 +326,8 @@ def test_networks_of_the_spec_are_judged_as_well():
 def test_in_rungs_the_winners_do_not_depend_on_who_is_faster():
     def winners(trainers, at_once):
         launch, _ = run(
-            search_of(most=27, at_once=at_once),
-            Prune(rule="asha", order="rungs"),
+            search_of(max_trials=27, max_concurrent=at_once),
+            Prune(rule="asha", synchronous=True),
             trainers=trainers,
         )
         return {name for name, (_, end) in launch.outcomes.items() if end is End.FINISHED}
@@ -317,7 +339,9 @@ def test_a_value_that_is_no_number_is_never_among_the_best():
     def value(name, epoch):
         return math.nan if name == "net-0" else 0.5
 
-    launch, _ = run(search_of(most=6, at_once=1), Prune(rule="asha", mode="stop"), value=value)
+    launch, _ = run(
+        search_of(max_trials=6, max_concurrent=1), Prune(rule="asha", on_fail="stop"), value=value
+    )
     assert launch.outcomes["net-0"] == (1, End.PRUNED)
 
 
@@ -340,7 +364,7 @@ GOOD = {LEARNING_RATE: 0.01}
 )
 def test_an_answer_that_cannot_be_is_a_failed_network_and_the_search_goes_on(answer, says):
     searcher = Scripted(SPACE, 0, "maximize", [GOOD, answer, {LEARNING_RATE: 0.03}])
-    launch = Launch(Disk(), search_of(most=3), SPACE, searcher=searcher).run()
+    launch = Launch(Disk(), search_of(max_trials=3), SPACE, searcher=searcher).run()
     assert says in launch.added["net-1"].wrong
     assert [end for _, end in launch.outcomes.values()] == [End.FINISHED, End.FAILED, End.FINISHED]
     assert ("failed", 1, None) in searcher.told
@@ -349,7 +373,7 @@ def test_an_answer_that_cannot_be_is_a_failed_network_and_the_search_goes_on(ans
 
 def test_a_network_that_was_refused_is_no_parent_and_that_is_said():
     searcher = Scripted(SPACE, 0, "maximize", [{LEARNING_RATE: 1.0}, {**GOOD, "parent": 0}])
-    launch = Launch(Disk(), search_of(most=2), SPACE, searcher=searcher).run()
+    launch = Launch(Disk(), search_of(max_trials=2), SPACE, searcher=searcher).run()
     assert (
         "0 is no parent: what was asked for as that number was refused"
         in launch.added["net-1"].wrong
@@ -358,14 +382,17 @@ def test_a_network_that_was_refused_is_no_parent_and_that_is_said():
 
 def test_a_child_may_have_the_values_of_its_parent():
     searcher = Scripted(SPACE, 0, "maximize", [GOOD, {**GOOD, "parent": 0}])
-    launch = Launch(Disk(), search_of(most=2), SPACE, searcher=searcher).run()
+    launch = Launch(Disk(), search_of(max_trials=2), SPACE, searcher=searcher).run()
     assert launch.added["net-1"].parent == "net-0"
     assert not launch.added["net-1"].wrong
 
 
 def test_after_ten_wrong_answers_nothing_is_asked_any_more():
     launch = Launch(
-        Disk(), search_of(most=100), SPACE, searcher=Scripted(SPACE, 0, "maximize", [GOOD] * 50)
+        Disk(),
+        search_of(max_trials=100),
+        SPACE,
+        searcher=Scripted(SPACE, 0, "maximize", [GOOD] * 50),
     ).run()
     assert len(launch.outcomes) == 11
 
@@ -373,7 +400,10 @@ def test_after_ten_wrong_answers_nothing_is_asked_any_more():
 @pytest.mark.parametrize("answer", [ValueError("no"), 3, {LEARNING_RATE: object()}, {1: 2}])
 def test_a_searcher_that_cannot_be_understood_is_called_no_more(answer):
     launch = Launch(
-        Disk(), search_of(most=3), SPACE, searcher=Scripted(SPACE, 0, "maximize", [GOOD, answer])
+        Disk(),
+        search_of(max_trials=3),
+        SPACE,
+        searcher=Scripted(SPACE, 0, "maximize", [GOOD, answer]),
     ).run()
     assert launch.outcomes == {"net-0": (9, End.FINISHED)}
     assert launch.mind.has_failed
@@ -382,7 +412,9 @@ def test_a_searcher_that_cannot_be_understood_is_called_no_more(answer):
 
 @pytest.mark.parametrize("answer", ["maybe", None, True, RuntimeError("lost")])
 def test_what_it_has_asked_for_trains_on_without_its_judgement(answer):
-    launch = Launch(Disk(), search_of(most=2), SPACE, searcher=two(reports={(0, 2): answer})).run()
+    launch = Launch(
+        Disk(), search_of(max_trials=2), SPACE, searcher=two(reports={(0, 2): answer})
+    ).run()
     assert launch.outcomes == {"net-0": (9, End.FINISHED), "net-1": (9, End.FINISHED)}
     assert launch.mind.has_failed
 
@@ -390,7 +422,7 @@ def test_what_it_has_asked_for_trains_on_without_its_judgement(answer):
 @pytest.mark.parametrize("answer", [1, 7])
 def test_to_resume_what_is_not_paused_is_nonsense(answer):
     searcher = two(reports={(0, 2): "pause"}, resumes=[answer])
-    launch = Launch(Disk(), search_of(most=2), SPACE, searcher=searcher).run()
+    launch = Launch(Disk(), search_of(max_trials=2), SPACE, searcher=searcher).run()
     assert launch.mind.has_failed
     assert launch.outcomes["net-0"] == (2, End.PRUNED)
 
@@ -398,9 +430,9 @@ def test_to_resume_what_is_not_paused_is_nonsense(answer):
 def test_a_searcher_that_was_mended_is_asked_again_by_the_next_launch():
     disk = Disk()
     broken = Scripted(SPACE, 0, "maximize", [GOOD, ValueError("no")])
-    Launch(disk, search_of(most=2), SPACE, searcher=broken).run()
+    Launch(disk, search_of(max_trials=2), SPACE, searcher=broken).run()
     mended = Scripted(SPACE, 0, "maximize", [GOOD, {LEARNING_RATE: 0.02}])
-    launch = Launch(disk, search_of(most=2), SPACE, searcher=mended).run()
+    launch = Launch(disk, search_of(max_trials=2), SPACE, searcher=mended).run()
     assert launch.outcomes == {"net-0": (9, End.FINISHED), "net-1": (9, End.FINISHED)}
     assert ("finished", 0, pytest.approx(launch.mind._lives["net-0"].best)) in mended.told
 
@@ -424,7 +456,7 @@ def outcomes_told(disk):
 
 
 def test_who_is_dropped_in_its_last_epoch_has_finished_for_its_searcher_as_well():
-    launch, disk, _ = run_struck([], search_of(most=4), SPACE, kind=Late)
+    launch, disk, _ = run_struck([], search_of(max_trials=4), SPACE, kind=Late)
     assert set(launch.outcomes.values()) == {(9, End.FINISHED)}
     assert outcomes_told(disk) == dict.fromkeys(range(4), "finished")
     assert {event.network for event in disk.of(NetworkJudged)} == {"net-0", "net-2"}
@@ -433,7 +465,7 @@ def test_who_is_dropped_in_its_last_epoch_has_finished_for_its_searcher_as_well(
 
 @pytest.mark.parametrize("ask", ["random", CAREFUL])
 def test_so_it_is_wherever_the_launch_was_broken_off(ask):
-    search = search_of(ask, most=2)
+    search = search_of(ask, max_trials=2)
     _, whole, _ = run_struck([], search, SPACE, kind=Late)
     for steps in range(len(whole.lines) + 20):
         launch, disk, differences = run_struck([steps], search, SPACE, kind=Late)
@@ -450,7 +482,7 @@ def test_so_it_is_wherever_the_launch_was_broken_off(ask):
 
 
 def test_who_is_dropped_and_lets_go_unfinished_is_told_of_then():
-    launch = Launch(Disk(), search_of(most=1), SPACE)
+    launch = Launch(Disk(), search_of(max_trials=1), SPACE)
     launch.do(launch.mind.decide())
     launch.consult()
     launch.do(launch.mind.decide())
@@ -468,7 +500,7 @@ def test_who_is_dropped_and_lets_go_unfinished_is_told_of_then():
 def test_a_value_that_is_no_number_fails_only_its_network(bad):
     answers = [GOOD, {LEARNING_RATE: bad}, {LEARNING_RATE: 0.03}]
     searcher = Scripted(SPACE, 0, "maximize", answers)
-    launch = Launch(Disk(), search_of(most=3), SPACE, searcher=searcher).run()
+    launch = Launch(Disk(), search_of(max_trials=3), SPACE, searcher=searcher).run()
     assert [end for _, end in launch.outcomes.values()] == [End.FINISHED, End.FAILED, End.FINISHED]
     assert not launch.mind.has_failed
 
@@ -492,18 +524,20 @@ def told_of(entry, values):
 
 @pytest.mark.parametrize(("min_delta", "best"), [(0.0, 0.7), (0.2, 0.5)])
 def test_a_searcher_hears_the_best_that_the_table_has(min_delta, best):
-    entry = Entry("net", search_of(most=1), SPACE, "maximize", "val_accuracy", min_delta=min_delta)
+    entry = Entry(
+        "net", search_of(max_trials=1), SPACE, "maximize", "val_accuracy", min_delta=min_delta
+    )
     assert told_of(entry, [0.5, 0.6, 0.7]) == best
 
 
 def test_a_min_delta_may_be_drawn():
-    entry = Entry("net", search_of(most=1), SPACE, "maximize", "val_accuracy")
-    assert entry.converge_of({"train.converge.min_delta": 0.2}).min_delta == 0.2
-    assert entry.converge_of({"train.converge": {"min_delta": 0.3}}).min_delta == 0.3
+    entry = Entry("net", search_of(max_trials=1), SPACE, "maximize", "val_accuracy")
+    assert entry.converge_of({"train.stopping.min_delta": 0.2}).min_delta == 0.2
+    assert entry.converge_of({"train.stopping": {"min_delta": 0.3}}).min_delta == 0.3
 
 
 def test_without_a_first_value_several_objectives_are_a_tuple_still():
-    several = search_of(most=1, objectives=[{"value": "val_accuracy"}, {"value": "epochs"}])
+    several = search_of(max_trials=1, objectives=[{"value": "val_accuracy"}, {"value": "epochs"}])
     first, epochs = told_of(Entry("net", several, SPACE, "maximize", "val_accuracy"), [math.nan])
     assert math.isnan(first)
     assert epochs == 1

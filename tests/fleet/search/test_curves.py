@@ -36,7 +36,7 @@ def trained(curves, prune):
 def test_hopeless_networks_are_dropped_and_the_best_is_kept(seed):
     draw = random.Random(seed)
     curves = [list(curve(draw)) for _ in range(40)]
-    found = trained(curves, Prune(rule="learning_curve", others=5))
+    found = trained(curves, Prune(rule="learning_curve", min_trials=5))
     assert sum(epochs for epochs, _ in found) < 0.75 * 40 * MOST
     assert max(score for epochs, score in found if epochs == MOST) >= max(map(max, curves)) - 0.02
 
@@ -44,18 +44,22 @@ def test_hopeless_networks_are_dropped_and_the_best_is_kept(seed):
 def test_nobody_is_dropped_before_so_many_are_trained_or_so_many_epochs_are_over():
     good, bad = [1 - epoch**-1.0 for epoch in range(1, MOST + 1)], [0.1] * MOST
     assert [
-        epochs for epochs, _ in trained([good, bad, bad], Prune(rule="learning_curve", others=3))
+        epochs
+        for epochs, _ in trained([good, bad, bad], Prune(rule="learning_curve", min_trials=3))
     ] == [MOST] * 3
     assert [
         epochs
-        for epochs, _ in trained([good, good, bad], Prune(rule="learning_curve", others=2, least=7))
+        for epochs, _ in trained(
+            [good, good, bad], Prune(rule="learning_curve", min_trials=2, min_epochs=7)
+        )
     ] == [MOST, MOST, 7]
-    assert trained([good, bad], Prune(rule="learning_curve", others=1))[1] == (3, 0.1)
+    assert trained([good, bad], Prune(rule="learning_curve", min_trials=1))[1] == (3, 0.1)
 
 
 def test_a_value_that_is_no_number_is_dropped_and_judges_nobody():
     good = [1 - epoch**-1.0 for epoch in range(1, MOST + 1)]
     found = trained(
-        [[-math.inf] * MOST, good, [-math.inf] * MOST, good], Prune(rule="learning_curve", others=1)
+        [[-math.inf] * MOST, good, [-math.inf] * MOST, good],
+        Prune(rule="learning_curve", min_trials=1),
     )
     assert [epochs for epochs, _ in found] == [MOST, MOST, 3, MOST]

@@ -37,7 +37,7 @@ def test_the_spec_that_a_searcher_shows_can_be_run(name):
     ]
     spec = parse(yaml.safe_load(shown))
     [(index, entry)] = spec.searches.items()
-    assert entry.search.ask == f"{name}:Searcher"
+    assert entry.search.sampler == f"{name}:Searcher"
     assert all(
         asked_network(spec, index, number, member)
         for number, member in enumerate(ends(entry.space))
@@ -46,7 +46,10 @@ def test_the_spec_that_a_searcher_shows_can_be_run(name):
 
 def test_evolution_finds_better_networks_than_it_began_with():
     search = search_of(
-        "evolution_searcher:Searcher", most=120, at_once=4, options={"population": 20, "sample": 5}
+        "evolution_searcher:Searcher",
+        max_trials=120,
+        max_concurrent=4,
+        options={"population": 20, "sample": 5},
     )
     launch, _, _ = run_struck([], search, SHAPES, epochs=1, kind=Shaped)
     sums = [add.values["filters.0"] + add.values["filters.1"] for add in launch.added.values()]
@@ -68,7 +71,10 @@ def test_evolution_mutates_what_is_known():
         for number in range(10)
     ]
     search = search_of(
-        "evolution_searcher:Searcher", most=5, at_once=1, options={"population": 10, "sample": 10}
+        "evolution_searcher:Searcher",
+        max_trials=5,
+        max_concurrent=1,
+        options={"population": 10, "sample": 10},
     )
     launch, _, _ = run_struck([], search, SHAPES, epochs=1, kind=Shaped, earlier=known)
     first = launch.added["net-0"].values
@@ -76,13 +82,13 @@ def test_evolution_mutates_what_is_known():
 
 
 def test_evolution_ends_where_a_space_is_used_up():
-    search = search_of("evolution_searcher:Searcher", most=120)
+    search = search_of("evolution_searcher:Searcher", max_trials=120)
     launch, _, _ = run_struck([], search, {"kernel": (1, 3, 5)}, epochs=1)
     assert len(launch.added) == 3
     assert not launch.mind.has_failed
 
 
-PBT = search_of("pbt_searcher:Searcher", most=30, at_once=8, options={"every": 2})
+PBT = search_of("pbt_searcher:Searcher", max_trials=30, max_concurrent=8, options={"every": 2})
 
 
 def test_a_child_takes_the_place_of_each_network_that_stops():
@@ -105,7 +111,7 @@ def test_a_child_takes_the_place_of_each_network_that_stops():
 def test_neither_is_moved_by_kills(seed):
     draw = random.Random(seed)
     kills = [draw.randrange(40) for _ in range(12)]
-    evolution = search_of("evolution_searcher:Searcher", most=20)
+    evolution = search_of("evolution_searcher:Searcher", max_trials=20)
     for search, space, kind in [(PBT, RATES, Launch), (evolution, SHAPES, Shaped)]:
         whole, _, _ = run_struck([], search, space, kind=kind)
         struck, _, differences = run_struck(kills, search, space, kind=kind)

@@ -28,7 +28,7 @@ KINDS = {
     ),
     "cmaes, hyperband of Optuna": ({"sampler": "cmaes", "pruner": "hyperband"}, Prune()),
     "tpe, asha of FLEET": ({"sampler": "tpe"}, Prune(rule="asha")),
-    "random, median of FLEET": ({"sampler": "random"}, Prune(rule="median", others=3)),
+    "random, median of FLEET": ({"sampler": "random"}, Prune(rule="median", min_trials=3)),
 }
 
 
@@ -50,7 +50,7 @@ class Learning(Launch):
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_search_of_optuna_that_was_killed_decides_as_one_that_was_not(kind):
     options, prune = KINDS[kind]
-    search = search_of("optuna_searcher:Searcher", most=20, options=options, seed=3)
+    search = search_of("optuna_searcher:Searcher", max_trials=20, options=options, seed=3)
     whole, _, _ = run_struck([], search, SPACE, prune=prune, kind=Learning)
     draw = random.Random(kind)
     kills = [draw.randrange(40) for _ in range(10)]
@@ -62,7 +62,7 @@ def test_a_search_of_optuna_that_was_killed_decides_as_one_that_was_not(kind):
 
 
 def test_tpe_learns_what_is_good():
-    search = search_of("optuna_searcher:Searcher", most=40, seed=0)
+    search = search_of("optuna_searcher:Searcher", max_trials=40, seed=0)
     launch, _, _ = run_struck([], search, SPACE, kind=Learning, epochs=2)
     rates = [
         abs(math.log10(launch.added[f"net-{number}"].values[LEARNING_RATE] / 0.003))
@@ -72,7 +72,7 @@ def test_tpe_learns_what_is_good():
 
 
 def test_a_space_that_is_used_up_is_nothing_more_to_ask_for():
-    search = search_of("optuna_searcher:Searcher", most=20)
+    search = search_of("optuna_searcher:Searcher", max_trials=20)
     launch, _, _ = run_struck(
         [], search, {"blocks.0": Range(1, 3, integer=True), "kernel": (3, 5)}, epochs=1
     )
@@ -85,14 +85,14 @@ def test_a_first_value_that_is_no_number_prunes_nothing():
         return math.nan if epoch == 1 else 0.5
 
     options = {"pruner": "median", "pruner_options": {"n_startup_trials": 1}}
-    search = search_of("optuna_searcher:Searcher", most=3, options=options)
+    search = search_of("optuna_searcher:Searcher", max_trials=3, options=options)
     launch, _, _ = run_struck([], search, SPACE, value=value)
     assert set(launch.outcomes.values()) == {(9, End.FINISHED)}
     assert not launch.mind.has_failed
 
 
 def test_values_that_are_no_numbers_fail_a_trial_of_optuna():
-    search = search_of("optuna_searcher:Searcher", most=3)
+    search = search_of("optuna_searcher:Searcher", max_trials=3)
     launch, _, _ = run_struck([], search, SPACE, value=lambda name, epoch: math.nan)
     assert set(launch.outcomes.values()) == {(9, End.FINISHED)}
     assert not launch.mind.has_failed
@@ -102,7 +102,7 @@ def test_options_of_the_pruner_are_the_pruners():
     def pruned(**options):
         search = search_of(
             "optuna_searcher:Searcher",
-            most=12,
+            max_trials=12,
             seed=3,
             options={"sampler": "random", "pruner": "median", **options},
         )
@@ -122,7 +122,7 @@ def test_options_of_the_pruner_are_the_pruners():
 def test_a_search_for_a_front_that_was_killed_decides_as_one_that_was_not(sampler):
     search = search_of(
         "optuna_searcher:Searcher",
-        most=12,
+        max_trials=12,
         options=sampler,
         objectives=[{"value": "val_accuracy"}, {"value": "epochs"}],
     )

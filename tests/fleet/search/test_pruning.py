@@ -24,7 +24,7 @@ def is_worse_than_the_median(score, others):
 
 @given(st.lists(SCORE, min_size=1, max_size=20), st.integers(1, 4), st.integers(1, 3))
 def test_who_is_worse_than_the_median_of_those_before_it_is_dropped(scores, others, least):
-    judge = Median(Prune(least=least, others=others), 9, 0)
+    judge = Median(Prune(min_epochs=least, min_trials=others), 9, 0)
     for number, score in enumerate(scores):
         for epochs in range(1, least):
             assert judge.add(f"n{number}", epochs, score) is GO_ON
@@ -36,7 +36,7 @@ def test_who_is_worse_than_the_median_of_those_before_it_is_dropped(scores, othe
     st.lists(SCORE, min_size=1, max_size=12), st.integers(1, 4), st.randoms(use_true_random=False)
 )
 def test_in_step_the_median_is_of_all_in_whatever_order_they_come(scores, others, random):
-    judge = Median(Prune(others=others, order="rungs"), 9, 0)
+    judge = Median(Prune(min_trials=others, synchronous=True), 9, 0)
     order = list(enumerate(scores))
     for number, score in random.sample(order, len(order)):
         assert judge.add(f"n{number}", 1, score) is PAUSE
@@ -53,7 +53,7 @@ def test_in_step_the_median_is_of_all_in_whatever_order_they_come(scores, others
 
 
 def test_an_epoch_that_is_trained_again_counts_once():
-    judge = Median(Prune(others=1), 9, 0)
+    judge = Median(Prune(min_trials=1), 9, 0)
     judge.add("a", 1, 5.0)
     judge.add("a", 1, 0.0)
     assert judge.add("b", 1, 1.0) is STOP
@@ -82,7 +82,7 @@ def test_the_bracket_of_a_network_depends_on_its_name_and_the_seed_alone():
 
 
 def test_brackets_are_judged_each_by_itself():
-    judge = make_pruner(Prune(rule="hyperband", order="rungs"), most_epochs=3, seed=0)
+    judge = make_pruner(Prune(rule="hyperband", synchronous=True), most_epochs=3, seed=0)
     names = [f"net-{number}" for number in range(20)]
     early = [name for name in names if judge.next_rung(name, 0) == 1]
     late = [name for name in names if judge.next_rung(name, 0) == 3]
@@ -135,7 +135,7 @@ def test_a_judge_that_is_told_the_same_is_as_far(rule, mode, order, told):
 
     def tell_all():
         judge, epochs = (
-            make_pruner(Prune(rule=rule, mode=mode, order=order, others=2), 9, 0),
+            make_pruner(Prune(rule=rule, on_fail=mode, synchronous=order, min_trials=2), 9, 0),
             Counter(),
         )
         answers = []

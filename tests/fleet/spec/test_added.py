@@ -10,7 +10,12 @@ SPEC = parse(
     {
         "models": [
             {"family": "cnn", "name": "a"},
-            {"family": "cnn", "name": "s", "space": {"kernel": [3, 5]}, "search": {"most": 4}},
+            {
+                "family": "cnn",
+                "name": "s",
+                "space": {"kernel": [3, 5]},
+                "search": {"max_trials": 4},
+            },
         ],
         "seed": 3,
     }
@@ -66,7 +71,10 @@ def test_what_was_drawn_is_drawn_again_whatever_entries_the_file_has_by_then():
         ({"family": "cnn", "gpus": [3, 1]}, "least, most"),
         ({"family": "cnn", "name": "../x"}, "cannot name a network"),
         ({"family": "cnn", "train": {"batch": {"size": 0}}}, "batch.size"),
-        ({"family": "cnn", "space": {"kernel": [3]}, "search": {"most": 2}}, "cannot be added"),
+        (
+            {"family": "cnn", "space": {"kernel": [3]}, "search": {"max_trials": 2}},
+            "cannot be added",
+        ),
     ],
 )
 def test_a_wrong_entry_is_refused_with_its_mistake(content, wrong):

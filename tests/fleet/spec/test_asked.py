@@ -45,7 +45,7 @@ def test_a_part_of_a_list_may_be_asked_for_that_the_entry_leaves_to_its_family()
                 {
                     "family": "resnet",
                     "space": {"blocks.0": {"low": 2, "high": 20, "integer": True}},
-                    "search": {"most": 3},
+                    "search": {"max_trials": 3},
                 }
             ]
         }
@@ -74,8 +74,8 @@ def test_a_value_that_no_network_can_have_is_said(member, says):
 @pytest.mark.parametrize(
     ("search", "limit"),
     [
-        ({"most": 10_000}, 10_000),
-        ({"most": 3}, 3),
+        ({"max_trials": 10_000}, 10_000),
+        ({"max_trials": 3}, 3),
         ({"budget": {"epochs": 5}}, 10_000),
         ({"ask": "grid"}, 10_000),
     ],
@@ -95,7 +95,7 @@ def test_a_search_without_an_end_is_refused():
         "space": {"train.optimizer.learning_rate": {"low": 0.1, "high": 0.2}},
         "search": {},
     }
-    with pytest.raises(UserError, match="needs an end: `most:` networks, or a `budget:`"):
+    with pytest.raises(UserError, match="needs an end: `max_trials:` or a `budget:`"):
         parse({"models": [entry]})
 
 
@@ -103,7 +103,7 @@ def test_an_earlier_run_is_named_once():
     entry = {
         "family": "softmax",
         "space": {"train.optimizer.learning_rate": {"low": 0.1, "high": 0.2}},
-        "search": {"most": 3, "from": ["runs/a", "runs/b", "./runs/a/"]},
+        "search": {"max_trials": 3, "warm_start": ["runs/a", "runs/b", "./runs/a/"]},
     }
     with pytest.raises(UserError, match="runs/a is named twice; name each run once"):
         parse({"models": [entry]})
@@ -119,7 +119,7 @@ def with_objectives(*objectives, **entry):
                 "family": "softmax",
                 "name": "s",
                 "space": {"train.optimizer.learning_rate": [0.1, 0.2]},
-                "search": {"most": 2, "objectives": list(objectives)},
+                "search": {"max_trials": 2, "objectives": list(objectives)},
                 **entry,
             }
         ]
@@ -128,7 +128,7 @@ def with_objectives(*objectives, **entry):
 
 def test_the_first_objective_is_what_networks_monitor():
     spec = parse(with_objectives({"value": "val_loss"}, {"value": "parameters"}, {"value": "rate"}))
-    converge = asked_network(spec, 0, 0, {"train.optimizer.learning_rate": 0.1}).train.converge
+    converge = asked_network(spec, 0, 0, {"train.optimizer.learning_rate": 0.1}).train.stopping
     assert (converge.watched, converge.sign) == ("val_loss", -1)
     assert [one.sense for one in spec.searches[0].search.objectives] == [
         "minimize",
@@ -139,7 +139,7 @@ def test_the_first_objective_is_what_networks_monitor():
         with_objectives({"value": "val_f", "mode": "minimize"}, train={"metrics": ["my:f"]})
     )
     assert (
-        asked_network(own, 0, 0, {"train.optimizer.learning_rate": 0.1}).train.converge.sign == -1
+        asked_network(own, 0, 0, {"train.optimizer.learning_rate": 0.1}).train.stopping.sign == -1
     )
 
 
@@ -173,8 +173,8 @@ def test_the_first_objective_is_what_networks_monitor():
         ),
         (
             [{"value": "loss"}],
-            {"converge": {"monitor": "val_loss"}},
-            "train.converge.monitor",
+            {"stopping": {"monitor": "val_loss"}},
+            "train.stopping.monitor",
             "is not loss, the first",
         ),
         (

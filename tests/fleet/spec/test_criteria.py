@@ -26,7 +26,7 @@ def refused(*trains, **parts):
 
 
 def searched(space, **more):
-    return {"family": "softmax", "name": "s", "space": space, "search": {"most": 3}, **more}
+    return {"family": "softmax", "name": "s", "space": space, "search": {"max_trials": 3}, **more}
 
 
 def test_networks_of_different_losses_are_not_ranked_by_loss():
@@ -41,17 +41,17 @@ def test_networks_of_different_losses_are_not_ranked_by_loss():
         ({"loss": "huber"}, {}),
         ({"loss": {"huber": {"delta": 2}}}, {"loss": "huber"}),
         ({"loss": {"tests.losses:own": {"a": 1}}}, {"loss": {"tests.losses:own": {"a": 2}}}),
-        ({"converge": {"monitor": "loss"}, "loss": "mae"}, {"converge": {"monitor": "loss"}}),
+        ({"stopping": {"monitor": "loss"}, "loss": "mae"}, {"stopping": {"monitor": "loss"}}),
         (
-            {"metrics": [{"mae": {"name": "m"}}], "converge": {"monitor": "val_m"}},
-            {"metrics": [{"mse": {"name": "m"}}], "converge": {"monitor": "val_m"}},
+            {"metrics": [{"mae": {"name": "m"}}], "stopping": {"monitor": "val_m"}},
+            {"metrics": [{"mse": {"name": "m"}}], "stopping": {"monitor": "val_m"}},
         ),
         (
-            {"metrics": ["my:f"], "converge": {"monitor": "val_f", "direction": "max"}},
-            {"metrics": ["my:f"], "converge": {"monitor": "val_f", "direction": "min"}},
+            {"metrics": ["my:f"], "stopping": {"monitor": "val_f", "direction": "max"}},
+            {"metrics": ["my:f"], "stopping": {"monitor": "val_f", "direction": "min"}},
         ),
         (
-            {"loss": "huber", "metrics": ["mae"], "converge": {"monitor": "val_mae"}},
+            {"loss": "huber", "metrics": ["mae"], "stopping": {"monitor": "val_mae"}},
             {"loss": "mse", "metrics": ["mae"]},
         ),
     ],
@@ -67,11 +67,11 @@ def test_what_is_monitored_measures_the_same_of_all(one, other):
         ({"loss": "MeanSquaredError"}, {"loss": "mean_squared_error"}),
         ({"loss": {"huber": {"delta": 1}}}, {"loss": "Huber"}),
         (
-            {"loss": "huber", "converge": {"monitor": "val_mae"}},
-            {"loss": "mse", "converge": {"monitor": "val_mae"}},
+            {"loss": "huber", "stopping": {"monitor": "val_mae"}},
+            {"loss": "mse", "stopping": {"monitor": "val_mae"}},
         ),
         ({"optimizer": {"learning_rate": 0.1}}, {"optimizer": {"learning_rate": 0.2}}),
-        ({"converge": {"monitor": "val_mae"}}, {"converge": {"monitor": "val_loss"}}),
+        ({"stopping": {"monitor": "val_mae"}}, {"stopping": {"monitor": "val_loss"}}),
     ],
 )
 def test_losses_that_are_the_same_and_metrics_that_all_have_are_compared(one, other):
@@ -81,17 +81,17 @@ def test_losses_that_are_the_same_and_metrics_that_all_have_are_compared(one, ot
 def test_smoothing_makes_losses_differ_and_weights_of_classes_those_of_training_alone():
     some, weighted = {"label_smoothing": 0.1}, {"class_weights": {"0": 2.0}}
     assert "val_accuracy" in refused(
-        some, {}, target="class", train={"converge": {"monitor": "val_loss"}}
+        some, {}, target="class", train={"stopping": {"monitor": "val_loss"}}
     )
     assert "class_weights" in refused(
-        weighted, {}, target="class", train={"converge": {"monitor": "loss"}}
+        weighted, {}, target="class", train={"stopping": {"monitor": "loss"}}
     )
     for train, monitor in ((some, "val_accuracy"), (weighted, "val_loss")):
-        spec(train, {}, target="class", train={"converge": {"monitor": monitor}})
+        spec(train, {}, target="class", train={"stopping": {"monitor": monitor}})
 
 
 def test_weights_of_one_are_none_and_the_message_speaks_of_targets_that_the_settings_can_be_of():
-    by_loss = {"converge": {"monitor": "loss"}}
+    by_loss = {"stopping": {"monitor": "loss"}}
     spec(
         {},
         {"class_weights": {"a": 1, "b": 1}},
@@ -111,10 +111,10 @@ def test_without_a_word_on_targets_only_what_no_kind_of_them_could_bear_is_refus
         check_comparable(found, found.networks, lambda network: ("value",))
     check_comparable(found, found.networks, lambda network: ("class",))
     spec(
-        {"loss": "mse"}, {}, target=None, train={"converge": {"monitor": "val_loss"}}
+        {"loss": "mse"}, {}, target=None, train={"stopping": {"monitor": "val_loss"}}
     )  # the same, of values
     refused(
-        {"loss": "huber"}, {"loss": "mae"}, target=None, train={"converge": {"monitor": "val_loss"}}
+        {"loss": "huber"}, {"loss": "mae"}, target=None, train={"stopping": {"monitor": "val_loss"}}
     )
 
 
@@ -138,7 +138,7 @@ def test_a_search_draws_no_losses_that_cannot_be_compared(space):
     said = refused(searched(space, **own))
     assert "val_loss is not the same" in said
     refused(searched({"train.optimizer.learning_rate": [0.1, 0.2]}), {"loss": "mae"})
-    metric = {"metrics": ["mae"], "converge": {"monitor": "val_mae"}}
+    metric = {"metrics": ["mae"], "stopping": {"monitor": "val_mae"}}
     found = spec(searched(space, train={**own.get("train", {}), **metric}))
     assert {network.name for network in variants(found)} == {"s"}
 
@@ -149,12 +149,12 @@ def test_the_lines_of_what_differs_are_named(tmp_path):
     (tmp_path / "spec.yaml").write_text(
         "data: {target: value}\nmodels:\n- family: softmax\n  name: a\n  train:\n    loss: huber\n"
         "- family: softmax\n  name: b\n  grid:\n    train.loss: [mse, mae]\n"
-        "train:\n  converge:\n    monitor: val_loss\n"
+        "train:\n  stopping:\n    monitor: val_loss\n"
     )
     with pytest.raises(SpecError) as found:
         load(tmp_path / "spec.yaml")
     [mistake] = found.value.mistakes
-    assert (mistake.line, mistake.key) == (13, "train.converge.monitor")
+    assert (mistake.line, mistake.key) == (13, "train.stopping.monitor")
     assert (
         "huber for a (line 6), mean_squared_error for b-0 (line 10), mean_absolute_error for b-1 (line 10)"
         in str(mistake)
@@ -174,7 +174,7 @@ def test_an_entry_that_was_added_has_no_line_in_the_file_of_the_spec(tmp_path):
     with pytest.raises(SpecError) as refusal:
         check_comparable(found, (*before.networks, *networks), lambda network: ("value",))
     said = str(refusal.value)
-    assert "\n  entry: train.converge.monitor: val_loss is not the same" in said
+    assert "\n  entry: train.stopping.monitor: val_loss is not the same" in said
     assert "mean_squared_error for a (line 3), huber for b;" in said
 
 
@@ -187,19 +187,19 @@ def test_networks_are_ranked_by_what_all_monitor_and_by_no_losses_that_differ():
             )
         ]
 
-    metric = {"metrics": ["mae"], "converge": {"monitor": "val_mae"}}
+    metric = {"metrics": ["mae"], "stopping": {"monitor": "val_mae"}}
     assert columns({"loss": "huber", **metric}, metric) == ["val_mae", "val_accuracy", "accuracy"]
     assert columns(metric, metric) == ["val_mae", "val_accuracy", "val_loss", "accuracy", "loss"]
     assert (
-        columns(metric, {"metrics": ["mae"], "converge": {"monitor": "val_loss"}})[0]
+        columns(metric, {"metrics": ["mae"], "stopping": {"monitor": "val_loss"}})[0]
         == "val_accuracy"
     )
 
 
 def test_pruning_wants_one_monitor():
     said = refused(
-        {"converge": {"monitor": "val_mae"}},
-        {"converge": {"monitor": "val_loss"}},
+        {"stopping": {"monitor": "val_mae"}},
+        {"stopping": {"monitor": "val_loss"}},
         train={"metrics": ["mae"]},
         prune={"rule": "asha"},
     )
@@ -249,7 +249,7 @@ def test_losses_and_metrics_that_targets_cannot_have_are_refused_with_what_would
     assert wrong.rpartition(":")[2] in refused(
         searched(
             {key: [fine, value, fine]},
-            train={"metrics": ["mse"], "converge": {"monitor": "val_mse"}},
+            train={"metrics": ["mse"], "stopping": {"monitor": "val_mse"}},
         ),
         target=target,
     )

@@ -273,11 +273,11 @@ def test_words_that_an_engine_alone_knows_are_taken_with_all_that_it_says_of_the
             },
             "loss": "margin",
             "metrics": [metric],
-            "converge": {"monitor": "val_g"},
+            "stopping": {"monitor": "val_g"},
         }
     )
     (network,) = found.networks
-    assert network.train.converge.sign == 1  # more of it is better, says the row
+    assert network.train.stopping.sign == 1  # more of it is better, says the row
     assert training_bytes(1000, network, found) == 4 * 1000 * (
         1 + 4 + 1
     )  # weights, what newton keeps, gradients
@@ -333,7 +333,7 @@ def test_a_word_at_the_top_is_a_mistake_once_though_all_entries_take_it():
 def test_a_word_that_is_drawn_is_a_mistake_of_the_space(tmp_path):
     path = tmp_path / "spec.yaml"
     path.write_text(
-        "models:\n- family: softmax\n  search: {most: 2}\n"
+        "models:\n- family: softmax\n  search: {max_trials: 2}\n"
         "  space: {train.optimizer.name: [adam, lionn, sgd], train.batch.size: [8, 0]}\n"
         "train: {optimizer: {name: sgd}}\n"
     )
@@ -348,7 +348,7 @@ def test_a_word_that_is_drawn_is_a_mistake_of_the_space(tmp_path):
 
 
 def test_a_network_that_a_search_asks_for_is_refused_for_a_word():
-    found = spec({}, space={"train.optimizer.name": ["sgd", "newton"]}, search={"most": 3})
+    found = spec({}, space={"train.optimizer.name": ["sgd", "newton"]}, search={"max_trials": 3})
     assert (
         asked_network(found, 0, 0, {"train.optimizer.name": "newton"}).train.optimizer.name
         == "newton"

@@ -69,10 +69,10 @@ def test_all_parts_are_reached():
         "models.args.blocks",
         "models.space.low",
         "models.train.optimizer.beta_1",
-        "data.window",
+        "data.shared_memory",
         "data.transforms.random_crop.padding",
         "train.optimizer.learning_rate.decay_steps",
-        "schedule.delta",
+        "schedule.pace_tolerance",
         "checkpoint.every",
         "walltime",
     } <= KEYS.keys()
@@ -96,7 +96,7 @@ def test_every_key_has_help(key):
         "models.args.norm": ["batch", "none"],
         "models.train.optimizer.name": OPTIMIZERS,
         "train.batch.when_scaled": ["fixed", "per_gpu"],
-        "train.converge.monitor": ["val_accuracy", "val_loss", "accuracy", "loss"],
+        "train.stopping.monitor": ["val_accuracy", "val_loss", "accuracy", "loss"],
         "train.precision": ["float32", "mixed_float16", "mixed_bfloat16"],
         "schedule.policy": POLICIES,
         "resources.engine": ["keras", "torch", "numpy", "emulated"],
@@ -142,10 +142,10 @@ def test_an_import_path_may_stand_where_one_can_be_used(key, path, is_right):
 @pytest.mark.parametrize(
     ("key", "parse"),
     [
-        ("data.window", parse_size),
-        ("data.stall", parse_duration),
-        ("data.max_bad", parse_share),
-        ("schedule.alpha", parse_share),
+        ("data.shared_memory", parse_size),
+        ("data.data_timeout", parse_duration),
+        ("data.max_unreadable", parse_share),
+        ("schedule.round_end_share", parse_share),
     ],
 )
 def test_a_default_is_shown_as_people_write_it(key, parse):
@@ -166,10 +166,10 @@ def test_an_editor_has_nothing_against_the_examples(example):
     ("wrong", "key"),
     [
         ("schedule: {policy: golbal}", "spec.schedule"),
-        ("schedule: {delta: 0.15}", "spec.schedule.delta"),
+        ("schedule: {pace_tolerance: 0.15}", "spec.schedule.pace_tolerance"),
         ("data: {source: imagefolder}", "spec.data"),
         ("data: {transform: [decode]}", "spec.data"),
-        ("data: {window: 2 gigabytes}", "spec.data.window"),
+        ("data: {shared_memory: 2 gigabytes}", "spec.data.shared_memory"),
         ("data: {transforms: [flip]}", "spec.data.transforms[0]"),
         ("train: {optimizer: {name: SDG}}", "spec.train.optimizer.name"),
         ("train: {epochs: 3}", "spec.train"),

@@ -16,6 +16,7 @@ from fleet.errors import SpecError
 from fleet.spec import Document, ModelEntry, Schedule, dump, json_schema, load, parse, with_output
 from fleet.spec.measures import label_of
 from fleet.spec.model import load_function
+from fleet.spec.schema import OPTION_OF
 from scheduler.base import Delta, Options
 from scheduler.ensemble.policies import POLICIES
 from tests.examples import examples
@@ -63,14 +64,14 @@ def test_the_examples_are_valid_specs():
 
 def test_numbers_may_be_written_as_people_write_them(file):
     file.write_text(
-        "train: {optimizer: {learning_rate: 1e-4}}\ndata: {window: 1.5GiB, max_bad: 2%}\n"
+        "train: {optimizer: {learning_rate: 1e-4}}\ndata: {shared_memory: 1.5GiB, max_unreadable: 2%}\n"
         "checkpoint: {every: 10min}\nmodels: [{family: softmax}]"
     )
     document = load(file).document
     assert (
         document.train.optimizer.learning_rate,
-        document.data.window,
-        document.data.max_bad,
+        document.data.shared_memory,
+        document.data.max_unreadable,
         document.checkpoint.every,
     ) == (1e-4, 1610612736, 0.02, 600)
 
@@ -195,7 +196,7 @@ ELASTIC = "schedule: {policy: elastic}\n"
         ),
         (
             "models:\n- family: softmax\n  space: {train.batch.size: [8, [64, 512]]}\n"
-            "  search: {most: 2}",
+            "  search: {max_trials: 2}",
             3,
             "models[0].space.train.batch.size",
             "the policy adaptive chooses no batch",
@@ -245,8 +246,8 @@ def trained(entry, train=None):
 
 
 def test_an_entry_replaces_parts_of_the_training_settings():
-    train = trained({"train": {"optimizer": {"learning_rate": 0.1}, "converge": {"patience": 2}}})
-    assert (train.batch.size, train.converge.patience) == (8, 2)
+    train = trained({"train": {"optimizer": {"learning_rate": 0.1}, "stopping": {"patience": 2}}})
+    assert (train.batch.size, train.stopping.patience) == (8, 2)
     assert (train.optimizer.learning_rate, train.optimizer.momentum) == (0.1, 0.9)
 
 
@@ -391,7 +392,7 @@ def test_all_mistakes_are_named_at_once_with_line_and_key_and_what_would_be_righ
             "name? valid keys: models, name (ensemble), seed (0), data",
         ),
         (2, "seed", "-1", "input should be greater than or equal to 0"),
-        (4, "data.window", "'2XB'", "should be written like 2GB"),
+        (4, "data.shared_memory", "'2XB'", "should be written like 2GB"),
         (5, "data.transforms[1]", "{'resize': {'size': 0}}", "size"),
         (
             7,
@@ -435,7 +436,7 @@ def test_all_mistakes_are_named_at_once_with_line_and_key_and_what_would_be_righ
         (21, "schedule.policy", "no policy is named 'golbal'", "one of "),
         (
             22,
-            "schedule.delta",
+            "schedule.pace_tolerance",
             "'much'",
             "should be written like 15% (of the fastest rate) or 20/s",
         ),
@@ -449,13 +450,13 @@ def test_all_mistakes_are_named_at_once_with_line_and_key_and_what_would_be_righ
 @pytest.mark.parametrize(
     ("key", "right"),
     [
-        ("resources.per_device", "should be a number, or input should be 'auto'"),
+        ("resources.networks_per_gpu", "should be a number, or input should be 'auto'"),
         ("resources.preprocessors", "should be a number, or input should be 'auto'"),
         ("train.batch.size", "should be a number, or input should be a list"),
-        ("train.converge.patience", "should be a number"),
+        ("train.stopping.patience", "should be a number"),
         ("seed", "should be a number"),
         ("train.optimizer.learning_rate", "should be a number, or input should be a mapping"),
-        ("train.converge.target", "should be a number"),
+        ("train.stopping.stop_at", "should be a number"),
     ],
 )
 def test_true_is_no_number(key, right, file):
@@ -675,7 +676,7 @@ def test_the_error_is_a_line_for_each_mistake(file):
             (
                 f"models: [{{family: softmax}}]\nschedule: {{delta: {delta}}}",
                 2,
-                "schedule.delta",
+                "schedule.pace_tolerance",
                 "should be written like 15% (of the fastest rate) or 20/s (samples per second)",
             )
             for delta in ("0.15", "'20'")
@@ -691,16 +692,26 @@ def test_a_mistake_is_named(text, line, key, words, file):
 @pytest.mark.parametrize(
     ("policy", "key", "value", "reads"),
     [
-        ("adaptive", "alpha", 0.5, "it reads none of delta, alpha, peak_limited"),
-        ("adaptive", "peak_limited", False, "it reads none of delta, alpha, peak_limited"),
+        (
+            "adaptive",
+            "round_end_share",
+            0.5,
+            "it reads none of pace_tolerance, round_end_share, literal",
+        ),
+        ("adaptive", "literal", True, "it reads none of pace_tolerance, round_end_share, literal"),
         (
             "baseline",
-            "delta",
+            "pace_tolerance",
             "15%",
-            "it reads none of delta, alpha, peak_limited",
+            "it reads none of pace_tolerance, round_end_share, literal",
         ),  # which is its default
-        ("homogeneous", "delta", "5%", "it reads none of delta, alpha, peak_limited"),
-        ("local", "alpha", 0.8, "it reads delta, peak_limited"),
+        (
+            "homogeneous",
+            "pace_tolerance",
+            "5%",
+            "it reads none of pace_tolerance, round_end_share, literal",
+        ),
+        ("local", "round_end_share", 0.8, "it reads pace_tolerance, literal"),
     ],
 )
 def test_a_key_that_the_policy_does_not_read_is_a_mistake(policy, key, value, reads, file):
@@ -720,10 +731,10 @@ def test_a_key_that_the_policy_does_not_read_is_a_mistake(policy, key, value, re
     ("schedule", "policy"),
     [
         ({}, "adaptive"),
-        ({"delta": "20%"}, "global"),
-        ({"alpha": "70%"}, "global"),
-        ({"peak_limited": False}, "global"),
-        ({"policy": "local", "delta": "20%"}, "local"),
+        ({"pace_tolerance": "20%"}, "global"),
+        ({"round_end_share": "70%"}, "global"),
+        ({"literal": True}, "global"),
+        ({"policy": "local", "pace_tolerance": "20%"}, "local"),
     ],
 )
 def test_who_names_no_policy_gets_adaptive_or_the_one_that_reads_the_keys(schedule, policy):
@@ -742,10 +753,10 @@ def test_keys_that_are_left_out_are_no_mistakes_whatever_the_policy_reads(policy
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_keys_that_the_policy_reads_are_no_mistakes(policy):
-    keys = {"delta": "5%", "alpha": 0.5, "peak_limited": False}
+    keys = {"pace_tolerance": "5%", "round_end_share": 0.5, "literal": True}
     schedule = {
         "policy": policy,
-        **{key: value for key, value in keys.items() if key in POLICIES[policy].reads},
+        **{key: value for key, value in keys.items() if OPTION_OF[key] in POLICIES[policy].reads},
     }
     assert (
         parse({"models": [{"family": "softmax"}], "schedule": schedule}).schedule.policy == policy
@@ -862,7 +873,7 @@ def test_modules_beside_the_spec_are_found_from_any_folder(tmp_path, monkeypatch
     (tmp_path / "specs/models_beside_it.py").write_text("def build(input_shape, classes): ...")
     (tmp_path / "specs/a.yaml").write_text(
         "models: [{build: 'models_beside_it:build'}]\n"
-        "data: {source: 'builtin:digits'}\ntrain: {converge: {max_epochs: 1}}"
+        "data: {source: 'builtin:digits'}\ntrain: {stopping: {max_epochs: 1}}"
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
@@ -887,8 +898,8 @@ GOOD = {
         "source": "hdf5",
         "path": "p",
         "validation": 0.2,
-        "window": "1GB",
-        "max_bad": "2%",
+        "shared_memory": "1GB",
+        "max_unreadable": "2%",
         "transforms": [
             "decode",
             {"resize": {"size": [8, 8]}},
@@ -918,15 +929,20 @@ GOOD = {
         "precision": "mixed_bfloat16",
         "xla": True,
         "optimizer": {"learning_rate": {"name": "CosineDecay", "decay_steps": 10}, "momentum": 0.9},
-        "converge": {
+        "stopping": {
             "max_epochs": 3,
             "patience": 2,
             "monitor": "loss",
-            "target": 0.1,
+            "stop_at": 0.1,
             "min_delta": 0.01,
         },
     },
-    "schedule": {"policy": "global", "delta": "20/s", "alpha": 0.7, "peak_limited": False},
+    "schedule": {
+        "policy": "global",
+        "pace_tolerance": "20/s",
+        "round_end_share": 0.7,
+        "literal": True,
+    },
     "profile": {"batches": 4, "timed": 2, "max_gpus": 2},
     "resources": {"engine": "keras", "preprocessors": 2, "gpus_per_node": 2, "exchange": "mpi"},
     "checkpoint": {"every": "10min"},
@@ -1118,7 +1134,7 @@ trains = st.fixed_dictionaries(
         "optimizer": optimizers,
         "xla": st.booleans(),
         "precision": st.sampled_from(["float32", "mixed_float16"]),
-        "converge": st.fixed_dictionaries(
+        "stopping": st.fixed_dictionaries(
             {},
             optional={
                 "patience": st.sampled_from([None, 3]),
@@ -1168,16 +1184,16 @@ documents = st.fixed_dictionaries(
             optional={
                 "path": names,
                 "validation": st.sampled_from([None, 0.5, "folder", "1e5"]),
-                "max_bad": st.just("50%"),
-                "window": st.sampled_from(["2GB", "1.5MiB", 10**6]),
+                "max_unreadable": st.just("50%"),
+                "shared_memory": st.sampled_from(["2GB", "1.5MiB", 10**6]),
                 "transforms": st.sampled_from([[], ["decode", {"rotate": {"degrees": 10}}]]),
             },
         ),
         "schedule": st.fixed_dictionaries(
             {},
             optional={
-                "delta": st.sampled_from(["20/s", "0/s", " 0.5 % ", "15%"]),
-                "peak_limited": st.booleans(),
+                "pace_tolerance": st.sampled_from(["20/s", "0/s", " 0.5 % ", "15%"]),
+                "literal": st.booleans(),
             },
         ),
         "resources": st.fixed_dictionaries(
@@ -1221,12 +1237,12 @@ def test_a_good_spec_is_valid_by_the_schema(content):
         (("models", 2, "args"), {"stem": "large"}),
         (("train", "optimizer", "learning_rate"), {"name": "Cosine"}),
         (("train", "optimizer", "learning_rate"), {"name": "CosineDecay", "decay_step": 3}),
-        (("train", "converge", "monitor"), 3),
-        (("data", "max_bad"), "much"),
+        (("train", "stopping", "monitor"), 3),
+        (("data", "max_unreadable"), "much"),
         (("resources", "engine"), "jax"),
         (("checkpoint", "every"), "ten minutes"),
         (("checkpoint", "keep"), "all"),
-        (("data", "window"), []),
+        (("data", "shared_memory"), []),
         (("models", 0, "gpus"), [1]),
         (("models", 0, "space", "kernel"), {"low": 1}),
         (("train", "batch", "size"), "8"),
@@ -1266,14 +1282,14 @@ models:
   - {family: softmax, name: b, train: {loss: mse}}
 train:
   batch: {size: 8}
-  converge:
+  stopping:
     monitor: val_mae
 """,
         file,
     )
     assert [(one.line, one.key) for one in found] == [
         (3, "models[0].train.loss"),
-        (8, "train.converge.monitor"),
+        (8, "train.stopping.monitor"),
     ]
     assert "the keras engine has no loss 'msee'" in found[0].wrong
     assert found[0].right == "a name that it has, or an import path module:function"
@@ -1293,8 +1309,8 @@ def test_an_objective_and_a_direction_that_contradict_are_refused(objective, con
     entry = {
         "family": "cnn",
         "space": {"dropout": [0.1, 0.2]},
-        "search": {"most": 2, "objectives": [objective]},
-        "train": {"metrics": ["mine:quantile"], "converge": converge},
+        "search": {"max_trials": 2, "objectives": [objective]},
+        "train": {"metrics": ["mine:quantile"], "stopping": converge},
     }
     with pytest.raises(SpecError) as caught:
         parse({"models": [entry]})
@@ -1303,7 +1319,7 @@ def test_an_objective_and_a_direction_that_contradict_are_refused(objective, con
 
 
 def test_a_metric_named_accuracy_has_a_column_of_its_own():
-    train = {"metrics": ["mine:accuracy"], "converge": {"monitor": "val_accuracy"}}
+    train = {"metrics": ["mine:accuracy"], "stopping": {"monitor": "val_accuracy"}}
     (network,) = parse({"train": train, "models": [{"family": "cnn"}]}).networks
     assert [label_of(metric) for metric in network.train.metrics] == ["mine.accuracy"]
     with pytest.raises(SpecError, match="two columns of the results would be named 'accuracy'"):

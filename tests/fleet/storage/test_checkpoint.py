@@ -15,7 +15,7 @@ from hypothesis.extra import numpy as hnp
 
 from fleet.domain.network import Convergence, State, convergence, epochs_left
 from fleet.errors import CheckpointError, InfrastructureError, StorageError
-from fleet.spec import Checkpoint, Converge
+from fleet.spec import Checkpoint, Stopping
 from fleet.storage import checkpoint
 from fleet.storage import writer as writer_module
 from fleet.storage.paths import RunPaths
@@ -30,7 +30,7 @@ from tests.fleet.histories import history, record
 def judged(*values, monitor="val_accuracy", **converge):
     return convergence(
         [record(epoch, **{monitor: value}) for epoch, value in enumerate(values, start=1)],
-        Converge(monitor=monitor, **converge),
+        Stopping(monitor=monitor, **converge),
     )
 
 
@@ -82,23 +82,23 @@ def test_of_epochs_that_are_as_good_the_one_of_least_loss_is_the_best():
     tied = [
         record(epoch, val_accuracy=0.9, val_loss=loss) for epoch, loss in enumerate(losses, start=1)
     ]
-    assert convergence(tied, Converge()).best_epoch == 3
+    assert convergence(tied, Stopping()).best_epoch == 3
     # A loss that falls is no better accuracy, for which patience waits.
     assert (
-        convergence(tied[:3], Converge(patience=2)).reason == "no better val_accuracy for 2 epochs"
+        convergence(tied[:3], Stopping(patience=2)).reason == "no better val_accuracy for 2 epochs"
     )
 
 
 def test_epochs_before_the_data_has_changed_are_no_measure_of_those_after():
     """Until one after the change is over, they are all that there is."""
     before = (*history(0.6, 0.9), record(3, val_accuracy=0.8, accepted="a.py data"))
-    assert convergence(before, Converge()).best_epoch == 2
+    assert convergence(before, Stopping()).best_epoch == 2
     after = (*before, record(4, val_accuracy=0.3))
-    assert convergence(after, Converge(patience=2)) == Convergence(4, 0.3, "", 4)
-    assert convergence(after, Converge(target=0.85)).reason == ""
+    assert convergence(after, Stopping(patience=2)) == Convergence(4, 0.3, "", 4)
+    assert convergence(after, Stopping(stop_at=0.85)).reason == ""
     longer = (*after, record(5, val_accuracy=0.2), record(6, val_accuracy=0.1))
-    assert convergence(longer, Converge(patience=2)).reason == "no better val_accuracy for 2 epochs"
-    assert convergence(longer, Converge(max_epochs=6)).reason == "6 epochs"
+    assert convergence(longer, Stopping(patience=2)).reason == "no better val_accuracy for 2 epochs"
+    assert convergence(longer, Stopping(max_epochs=6)).reason == "6 epochs"
 
 
 @pytest.mark.parametrize(("val_accuracy", "best_epoch"), [(math.nan, 2), (0.5, 1)])
@@ -107,7 +107,7 @@ def test_a_tie_of_training_is_broken_by_validation_where_there_is_any(val_accura
         record(1, accuracy=1.0, loss=0.2, val_accuracy=val_accuracy, val_loss=1.0),
         record(2, accuracy=1.0, loss=0.1, val_accuracy=val_accuracy, val_loss=2.0),
     ]
-    assert convergence(epochs, Converge(monitor="accuracy")).best_epoch == best_epoch
+    assert convergence(epochs, Stopping(monitor="accuracy")).best_epoch == best_epoch
 
 
 def test_a_loss_that_is_no_number_breaks_no_tie():
@@ -115,7 +115,7 @@ def test_a_loss_that_is_no_number_breaks_no_tie():
         record(epoch, val_loss=loss)
         for epoch, loss in enumerate((math.nan, 2.0, math.nan), start=1)
     ]
-    assert convergence(tied, Converge()).best_epoch == 2
+    assert convergence(tied, Stopping()).best_epoch == 2
 
 
 @pytest.mark.parametrize(
@@ -134,14 +134,14 @@ def test_a_loss_that_is_no_number_breaks_no_tie():
     ],
 )
 def test_a_rule_and_a_history_say_how_many_epochs_may_follow(values, converge, left):
-    assert epochs_left(history(*values), Converge(**converge)) == left
+    assert epochs_left(history(*values), Stopping(**converge)) == left
 
 
 @settings(max_examples=examples(100))
 @given(
     st.lists(st.integers(0, 8), min_size=12, max_size=12),
     st.builds(
-        Converge,
+        Stopping,
         st.integers(1, 12),
         st.one_of(st.none(), st.integers(1, 5)),
         st.just("val_accuracy"),
@@ -175,7 +175,7 @@ class EarlyStopping:
 
     @property
     def is_over(self):
-        target, patience = self.converge.target, self.converge.patience
+        target, patience = self.converge.stop_at, self.converge.patience
         return (
             self.epochs >= self.converge.max_epochs
             or (patience is not None and self.waited >= patience)
@@ -187,7 +187,7 @@ class EarlyStopping:
 @given(
     st.lists(st.tuples(st.integers(0, 8), st.integers(0, 3)), max_size=12),
     st.builds(
-        Converge,
+        Stopping,
         st.integers(1, 12),
         st.one_of(st.none(), st.integers(1, 5)),
         st.sampled_from(["val_loss", "val_accuracy", "loss", "accuracy"]),
@@ -358,7 +358,7 @@ def test_the_best_is_not_kept_where_only_the_last_is_wanted(paths):
     writer.save("net", State({}, "i", history(0.7, 0.8)), is_best=True)
     writer.close()
     assert not paths.best("net").exists()
-    assert checkpoint.find_best(paths, "net", Converge(max_epochs=2), "last").state.epoch == 2
+    assert checkpoint.find_best(paths, "net", Stopping(max_epochs=2), "last").state.epoch == 2
 
 
 def test_training_goes_on_while_one_checkpoint_is_written_and_one_waits_but_not_three(
@@ -423,7 +423,7 @@ def test_the_best_state_is_exported_after_all_checkpoints_and_the_one_before_the
         )
     assert (
         writer.export(
-            "net", Converge(max_epochs=3), lambda arrays, path: exported.append((arrays, path))
+            "net", Stopping(max_epochs=3), lambda arrays, path: exported.append((arrays, path))
         )
         == ""
     )
@@ -450,7 +450,7 @@ def test_a_state_that_stands_in_for_a_lost_best_one_keeps_to_the_quota(paths):
         paths, Checkpoint(quota=2 * size + 5000)
     )  # for the two that lie there
     with pytest.raises(StorageError, match=r"best.h5 cannot be written: .* checkpoint.quota is"):
-        writer.export("net", Converge(max_epochs=2), lambda arrays, path: None)
+        writer.export("net", Stopping(max_epochs=2), lambda arrays, path: None)
     writer.close()
 
 
@@ -534,7 +534,7 @@ def test_the_newest_checkpoint_that_is_whole_is_gone_on_from_and_what_is_lost_is
     )
     assert len(saved.history("net").read_text().splitlines()) == 1 + epoch
     if epoch:  # the best is exported
-        best = checkpoint.find_best(saved, "net", Converge(max_epochs=3), "best+last")
+        best = checkpoint.find_best(saved, "net", Stopping(max_epochs=3), "best+last")
         assert (best.state.epoch, best.damage) == (2, "")
 
 
@@ -581,7 +581,7 @@ def refuse(path, number):
 @pytest.mark.parametrize("hurt", [damage, os.unlink])
 def test_the_last_epoch_stands_in_for_a_best_one_that_is_lost(saved, hurt):
     hurt(saved.best("net"))
-    found = checkpoint.find_best(saved, "net", Converge(max_epochs=3), "best+last")
+    found = checkpoint.find_best(saved, "net", Stopping(max_epochs=3), "best+last")
     assert found.state.epoch == 3
     assert "best.h5 cannot be read" in found.damage
     assert found.damage.endswith("epoch 3, the last, stands in for epoch 2, the best")
@@ -592,6 +592,6 @@ def test_a_best_epoch_that_is_in_no_history_any_more_is_not_exported(saved):
     checkpoint.write_state(
         saved.last("net"), State({}, "i", (record(1), record(2, stream_epoch=7, val_accuracy=0.8)))
     )
-    found = checkpoint.find_best(saved, "net", Converge(max_epochs=2), "best+last")
+    found = checkpoint.find_best(saved, "net", Stopping(max_epochs=2), "best+last")
     assert "best.h5 is not of epoch 2" in found.damage
     assert found.state.history[1].stream_epoch == 7

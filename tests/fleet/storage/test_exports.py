@@ -3,7 +3,7 @@
 import pytest
 
 from fleet.domain.network import State
-from fleet.spec import Checkpoint, Converge
+from fleet.spec import Checkpoint, Stopping
 from fleet.storage.checkpoint import is_exported
 from fleet.storage.paths import RunPaths
 from fleet.storage.writer import CheckpointWriter
@@ -29,7 +29,7 @@ def exported(paths, *accuracies, keep="best+last"):
     saved(paths, *accuracies, keep=keep)
     writer = CheckpointWriter(paths, Checkpoint(keep=keep))
     writer.export(
-        "net", Converge(max_epochs=len(accuracies)), lambda arrays, path: path.write_text("x")
+        "net", Stopping(max_epochs=len(accuracies)), lambda arrays, path: path.write_text("x")
     )
     writer.close()
 

@@ -34,10 +34,10 @@ SAME = identities()
     [
         {"model": {"args": {"filters": [4], "kernel": 3}}},  # the default, written out
         {"model": {"gpus": [1, 4]}},
-        {"train": {"converge": {"max_epochs": 7, "patience": 2}}},
+        {"train": {"stopping": {"max_epochs": 7, "patience": 2}}},
         {"output": "elsewhere"},
         {"data": {"path": "elsewhere"}},
-        {"data": {"window": "1GB"}},
+        {"data": {"shared_memory": "1GB"}},
         {"schedule": {"policy": "baseline"}},
         {"profile": {"batches": 5, "timed": 2}},
         {"checkpoint": {"every": "1h"}},

@@ -28,7 +28,7 @@ MODELS = [{"family": "softmax", "name": name} for name in ("a", "b", "c")]
 @pytest.fixture
 def results(tmp_path):
     return results_of(
-        spec(*MODELS, train={"converge": {"max_epochs": 3}}),
+        spec(*MODELS, train={"stopping": {"max_epochs": 3}}),
         RunPaths(tmp_path),
         parameters={"a": 51},
     )
@@ -131,7 +131,7 @@ def ranked(tmp_path, monitor, rows, **trains):
     direction = {"direction": "max"} if "own" in monitor else {}
     train = {
         "metrics": ["mae", "my_metrics:own", "binary_accuracy"],
-        "converge": {"monitor": monitor, **direction},
+        "stopping": {"monitor": monitor, **direction},
     }
     results = results_of(
         spec(*models, train=train, resources={"engine": "keras"}), RunPaths(tmp_path)
@@ -357,7 +357,7 @@ def test_a_network_whose_newest_checkpoint_is_damaged_stays_finished_by_its_best
 
 
 def test_a_longer_training_goes_on_from_the_best_epoch_where_the_last_is_damaged(tmp_path):
-    longer = results_of(spec(*MODELS, train={"converge": {"max_epochs": 9}}), RunPaths(tmp_path))
+    longer = results_of(spec(*MODELS, train={"stopping": {"max_epochs": 9}}), RunPaths(tmp_path))
     left(longer, "a", history(0.5, 0.7, 0.6))
     write_state(longer.paths.best("a"), State({}, "i", history(0.5, 0.7)))
     write_history(longer.paths.history("a"), history(0.5, 0.7, 0.6))
@@ -367,9 +367,9 @@ def test_a_longer_training_goes_on_from_the_best_epoch_where_the_last_is_damaged
 
 
 def test_a_longer_training_is_judged_anew(tmp_path):
-    short = results_of(spec(*MODELS, train={"converge": {"max_epochs": 1}}), RunPaths(tmp_path))
+    short = results_of(spec(*MODELS, train={"stopping": {"max_epochs": 1}}), RunPaths(tmp_path))
     left(short, "a", history(0.5), final="1 epoch")
-    longer = results_of(spec(*MODELS, train={"converge": {"max_epochs": 9}}), RunPaths(tmp_path))
+    longer = results_of(spec(*MODELS, train={"stopping": {"max_epochs": 9}}), RunPaths(tmp_path))
     recovered(longer)
     assert longer.network_status("a").outcome is None
 
@@ -385,7 +385,7 @@ def test_a_longer_training_is_judged_anew(tmp_path):
 )
 def test_a_network_that_was_done_stays_so_for_the_reason_of_then(tmp_path, rule):
     """Fewer epochs, less patience, or another rule that does not let it go on."""
-    results = results_of(spec(*MODELS, train={"converge": rule}), RunPaths(tmp_path))
+    results = results_of(spec(*MODELS, train={"stopping": rule}), RunPaths(tmp_path))
     left(results, "a", history(0.7, 0.6, 0.5), final="no better val_accuracy for 2 epochs")
     recovered(results)
     assert results.network_status("a").outcome == Outcome("no better val_accuracy for 2 epochs")

@@ -57,7 +57,7 @@ def test_a_window_that_is_planned_holds_the_largest_batch_and_one_chunk_more_and
         assert layout.lookahead >= spanned
         assert 1 <= layout.chunk <= samples
         return
-    assert "data.window" in message
+    assert "data.shared_memory" in message
     assert " need " in message
 
 

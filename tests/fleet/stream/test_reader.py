@@ -29,7 +29,7 @@ def stalled(layout, prepare, chunk=0):
 
 def test_a_writer_that_does_not_write_is_named_in_an_error():
     assert stalled(LAYOUT, lambda window: window.publish(0)) == (
-        "chunk 1 of the stream has not arrived for 0 s (data.stall): the preprocessor that should write it does not; "
+        "chunk 1 of the stream has not arrived for 0 s (data.data_timeout): the preprocessor that should write it does not; "
         "the newest chunk is 0"
     )
 

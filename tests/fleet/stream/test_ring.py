@@ -72,7 +72,7 @@ def test_chunks_of_use_that_one_node_holds_and_another_let_go_are_missed():
         ),
         (
             {0, 1},
-            r"chunk 2 of the ring has not arrived for 0 s \(data.stall\): the preprocessor that should write it does",
+            r"chunk 2 of the ring has not arrived for 0 s \(data.data_timeout\): the preprocessor that should write it does",
         ),
         (
             {0, 1, 2},

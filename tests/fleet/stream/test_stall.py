@@ -30,7 +30,8 @@ def test_samples_that_should_stay_and_come_no_more_are_an_error(what):
         return list(stream.batches(Epoch(0), 0, 8, Alone()))
 
     with pytest.raises(
-        InfrastructureError, match=rf"no further {what} samples .* \(data.stall\): 1 of 4 chunks"
+        InfrastructureError,
+        match=rf"no further {what} samples .* \(data.data_timeout\): 1 of 4 chunks",
     ):
         alone_in_the_world(use)
 

@@ -194,7 +194,7 @@ class Runner:
         spec = self.prepared.spec
         try:
             found = find_best(
-                self.prepared.paths, name, spec.by_name[name].train.converge, spec.checkpoint.keep
+                self.prepared.paths, name, spec.by_name[name].train.stopping, spec.checkpoint.keep
             )
         except DamagedError:
             return None
@@ -403,7 +403,7 @@ def cases(draw, failing=False, regroups=False):
                 "gpus": [least, most],
                 "train": {
                     "batch": {"size": draw(st.integers(1, samples // 4 if regroups else samples))},
-                    "converge": {"max_epochs": draw(st.integers(1, 3))},
+                    "stopping": {"max_epochs": draw(st.integers(1, 3))},
                 },
             }
         )
@@ -472,7 +472,7 @@ def shaky(
     data=None,
     checkpoint=None,
     gpus=1,
-    when="before",
+    when="offline",
     **rest,
 ):
     """A run of one network, on no more ranks than it needs, whose file system fails so many times."""
@@ -494,7 +494,7 @@ def shaky(
             "transforms": [{"scale": {"mean": 0.5, "std": 0.5}}],
             **(data or {}),
         },
-        "train": {"batch": {"size": 4}, "converge": {"max_epochs": epochs}},
+        "train": {"batch": {"size": 4}, "stopping": {"max_epochs": epochs}},
         "profile": {"when": when, "batches": 2, "timed": 1},
         "checkpoint": checkpoint or {},
     }

@@ -21,7 +21,7 @@ def test_every_network_is_trained_to_its_end_as_if_it_were_alone(folders, case):
     assert runner.launch() is ExitStatus.OK
     assert {row.status for row in runner.results().values()} == {Status.FINISHED}
     for model in case.content["models"]:
-        assert len(runner.history(model["name"])) == model["train"]["converge"]["max_epochs"]
+        assert len(runner.history(model["name"])) == model["train"]["stopping"]["max_epochs"]
     runner.check_epochs()
 
 
@@ -43,7 +43,7 @@ def test_a_network_that_is_new_in_a_resumed_ring_waits_for_no_chunk_of_the_launc
             "shards": 4,
             "transforms": [{"scale": {"mean": 0.5, "std": 0.5}}],
         },
-        "train": {"batch": {"size": 4}, "converge": {"max_epochs": 2}},
+        "train": {"batch": {"size": 4}, "stopping": {"max_epochs": 2}},
         "schedule": {"policy": "global"},
         "resources": {"engine": "numpy", "preprocessors": 1},
     }
@@ -85,7 +85,7 @@ def test_a_policy_of_ones_own_that_fails_ends_the_run_with_its_name_and_the_run_
     monkeypatch.delitem(sys.modules, "live_policy", raising=False)
     (folder / "live_policy.py").write_text(f"FAILS = True\n{OWN_POLICY}")
     models = [
-        {"family": "softmax", "name": name, "train": {"converge": {"max_epochs": 2}}}
+        {"family": "softmax", "name": name, "train": {"stopping": {"max_epochs": 2}}}
         for name in "ab"
     ]
     content = {
@@ -124,7 +124,7 @@ def test_in_lockstep_the_groups_of_a_round_begin_and_end_on_the_same_epochs_of_t
     epochs = {"n0": 1, "n1": 4, "n2": 2, "n3": 3, "n4": 2}
     content = {
         "models": [
-            {"family": "softmax", "name": name, "train": {"converge": {"max_epochs": count}}}
+            {"family": "softmax", "name": name, "train": {"stopping": {"max_epochs": count}}}
             for name, count in epochs.items()
         ],
         "schedule": {

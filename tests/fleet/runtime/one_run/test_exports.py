@@ -79,7 +79,7 @@ def test_a_network_that_was_trained_on_is_exported_again_whichever_launch_comes_
     assert paths.exported("n0", ".keras").read_text() == before
     assert runner.launch() is ExitStatus.OK
     assert [event.record.epoch for event in runner.events(ev.EpochEnded)] == [1, 2, 3]
-    best = find_best(paths, "n0", runner.prepared.spec.by_name["n0"].train.converge, keep).state
+    best = find_best(paths, "n0", runner.prepared.spec.by_name["n0"].train.stopping, keep).state
     assert (
         paths.exported("n0", ".keras").read_text()
         == repr(best.arrays["weights"].tolist())
@@ -105,5 +105,5 @@ def test_every_network_is_exported_whenever_a_launch_was_killed(folders, case, m
         assert (
             runner.prepared.paths.exported(name, ".keras").read_text() == "['velocity', 'weights']"
         )
-        most = case.content["models"][int(name[1:])]["train"]["converge"]["max_epochs"]
+        most = case.content["models"][int(name[1:])]["train"]["stopping"]["max_epochs"]
         assert len(runner.history(name)) == most

@@ -76,7 +76,7 @@ def test_a_network_of_a_fold_comes_to_the_numbers_of_one_that_is_given_those_sam
             "models": [{"family": "softmax", "name": name, "gpus": 1}],
             "resources": {"engine": "numpy", "preprocessors": 1},
             "data": {"transforms": [{"scale": {"mean": 0.5, "std": 0.5}}], **more},
-            "train": {"batch": {"size": 7}, "converge": {"max_epochs": 3}},
+            "train": {"batch": {"size": 7}, "stopping": {"max_epochs": 3}},
             "schedule": {"policy": "global"},
         }
 
@@ -130,7 +130,7 @@ def test_the_row_of_a_network_has_the_mean_of_its_folds_and_stands_before_them(f
             "folds": 4,
             "transforms": [{"scale": {"mean": 0.5, "std": 0.5}}],
         },
-        "train": {"batch": {"size": 8}, "converge": {"max_epochs": 2}},
+        "train": {"batch": {"size": 8}, "stopping": {"max_epochs": 2}},
         "schedule": {"policy": "baseline"},
     }
     runner = Runner(Case(content, (0, 0), 4, 1, 0), folders())

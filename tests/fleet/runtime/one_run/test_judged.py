@@ -22,7 +22,7 @@ def test_a_share_is_set_aside_for_the_test_before_any_other_and_is_never_trained
             "test": "25%",
             "transforms": [{"scale": {"mean": 0.5, "std": 0.5}}],
         },
-        "train": {"batch": {"size": 8}, "converge": {"max_epochs": 2}},
+        "train": {"batch": {"size": 8}, "stopping": {"max_epochs": 2}},
         "schedule": {"policy": "baseline"},
     }
     runner = Runner(Case(content, (0, 0), 4, 1, 0), folders())
@@ -110,7 +110,7 @@ def further(folder, epochs):
             "test": "9",
             "transforms": [{"scale": {"mean": 0.5, "std": 0.5}}],
         },
-        "train": {"batch": {"size": 4}, "converge": {"max_epochs": epochs}},
+        "train": {"batch": {"size": 4}, "stopping": {"max_epochs": epochs}},
         "schedule": {"policy": "baseline"},
     }
     return Runner(Case(content, (0, 0), 4, 1, 0), folder)
@@ -126,13 +126,13 @@ def test_a_pruned_network_that_is_to_start_over_is_trained_to_its_end(folders):
             }
         ],
         "resources": {"engine": "numpy"},
-        "prune": {"rule": "asha", "least": 1, "factor": 2},
+        "prune": {"rule": "asha", "min_epochs": 1, "factor": 2},
         "data": {
             "source": "tests.sources:numbered",
             "path": "12",
             "transforms": [{"scale": {"mean": 0.5, "std": 0.5}}],
         },
-        "train": {"batch": {"size": 4}, "converge": {"max_epochs": 4}},
+        "train": {"batch": {"size": 4}, "stopping": {"max_epochs": 4}},
         "schedule": {},
     }
     runner = Runner(Case(content, (0, 0), 4, 1, 0), folders())

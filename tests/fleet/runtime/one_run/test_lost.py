@@ -21,7 +21,7 @@ def test_a_run_within_its_quota_drops_older_checkpoints_and_one_without_room_goe
     folders,
 ):
     runner = shaky(folders(), failures=0, retries=0, policy="global")
-    runner.case.content["train"]["converge"] = {"max_epochs": 4}
+    runner.case.content["train"]["stopping"] = {"max_epochs": 4}
     runner.case.content["models"] = [{"family": "softmax", "name": name} for name in ("n0", "n1")]
 
     def within(**checkpoint):
@@ -154,7 +154,7 @@ def test_a_run_whose_checkpoints_are_damaged_goes_on_from_those_that_are_whole(
         assert (
             len(history)
             == row.epochs
-            == case.content["models"][int(name[1:])]["train"]["converge"]["max_epochs"]
+            == case.content["models"][int(name[1:])]["train"]["stopping"]["max_epochs"]
         )
         assert len(runner.prepared.paths.history(name).read_text().splitlines()) == 1 + len(history)
         assert replay_log(read_run(runner.prepared.paths)).unlogged(name, history) == ()

@@ -85,14 +85,14 @@ def test_a_network_that_cannot_be_built_on_a_rank_that_joins_fails_on_all_of_its
 
     monkeypatch.setattr(NumpyEngine, "build", small)
     models = [
-        {"family": "softmax", "name": "ends", "gpus": 2, "train": {"converge": {"max_epochs": 1}}},
+        {"family": "softmax", "name": "ends", "gpus": 2, "train": {"stopping": {"max_epochs": 1}}},
         {
             "family": "softmax",
             "name": "grows",
             "gpus": [2, 4],
-            "train": {"converge": {"max_epochs": 200}},
+            "train": {"stopping": {"max_epochs": 200}},
         },
-        {"family": "softmax", "name": "waits", "gpus": 3, "train": {"converge": {"max_epochs": 1}}},
+        {"family": "softmax", "name": "waits", "gpus": 3, "train": {"stopping": {"max_epochs": 1}}},
     ]
     rates = [
         {"name": "ends", "rates": [1.0, 2.0]},

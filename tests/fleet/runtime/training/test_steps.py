@@ -124,7 +124,7 @@ def outcome(folder, ranks, ahead, after=None):
                 {"scale": {"mean": 0.5, "std": 0.5}},
             ],
         },
-        train={"batch": {"size": 7}, "converge": {"max_epochs": 3, "monitor": "loss"}},
+        train={"batch": {"size": 7}, "stopping": {"max_epochs": 3, "monitor": "loss"}},
         checkpoint={"every": "0.001s"},
         resources={"engine": "numpy"},
     )
@@ -202,7 +202,7 @@ def test_a_checkpoint_within_an_epoch_has_the_mean_of_all_ranks(tmp_path, monkey
             "path": "90",
             "transforms": [{"scale": {"mean": 0.5, "std": 0.5}}],
         },
-        train={"batch": {"size": 10}, "converge": {"max_epochs": 1, "monitor": "loss"}},
+        train={"batch": {"size": 10}, "stopping": {"max_epochs": 1, "monitor": "loss"}},
         checkpoint={"every": "0.001s"},
     )
     status, _ = launch(path, 3)

@@ -204,7 +204,7 @@ def result(folder, after=None):
             "path": str(folder.parent / "digits"),
             "transforms": [{"decode": {"mode": "L"}}, {"scale": {"mean": 0.5, "std": 0.5}}],
         },
-        train={"batch": {"size": 64}, "converge": {"max_epochs": 3}},
+        train={"batch": {"size": 64}, "stopping": {"max_epochs": 3}},
     )
     if launch(path, 2, after)[0] is not ExitStatus.OK:
         assert launch(path, 2)[0] is ExitStatus.OK

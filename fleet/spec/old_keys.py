@@ -1,0 +1,248 @@
+"""The old keys of specs: read as the new ones for one release, with a notice for each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import yaml
+
+from fleet.errors import SpecMistake
+from fleet.spec.origin import Origin, is_below
+
+# Old key -> new key, with the values where these differ as well.
+RENAMED_KEYS = {
+    "open_for": "keep_open",
+    "track": "trackers",
+    "data.window": "data.shared_memory",
+    "data.stall": "data.data_timeout",
+    "data.max_bad": "data.max_unreadable",
+    "data.finish": "data.augment_on",
+    "train.converge": "train.stopping",
+    "train.converge.target": "train.stopping.stop_at",
+    "schedule.delta": "schedule.pace_tolerance",
+    "schedule.alpha": "schedule.round_end_share",
+    "schedule.peak_limited: false": "schedule.literal: true",
+    "schedule.peak_limited: true": "schedule.literal: false",
+    "profile.when: before": "profile.when: offline",
+    "resources.per_device": "resources.networks_per_gpu",
+    "prune.least": "prune.min_epochs",
+    "prune.others": "prune.min_trials",
+    "prune.order: rungs": "prune.synchronous: true",
+    "prune.order: arrival": "prune.synchronous: false",
+    "prune.mode: promote": "prune.on_fail: pause",
+    "prune.mode: stop": "prune.on_fail: stop",
+    "search.ask": "search.sampler",
+    "search.most": "search.max_trials",
+    "search.at_once": "search.max_concurrent",
+    "search.from": "search.warm_start",
+    "search.answer_within": "search.timeout",
+}
+
+# Sections that map dotted names to values or choices.
+_DOTTED = ("models.space", "models.grid", "search.space")
+
+
+@dataclass
+class _OldKey:
+    """One old key.
+
+    Attributes:
+        new: the new key, without its section.
+        text: old value -> the line of the table, as (old, new); None stands for any value.
+        values: old value -> new value; empty if values stay.
+    """
+
+    new: str
+    text: dict[Any, tuple[str, str]] = field(default_factory=dict)
+    values: dict[Any, Any] = field(default_factory=dict)
+
+
+def _sections() -> dict[str, dict[str, _OldKey]]:
+    """Return the table as section, by its new name -> old key -> what it is now."""
+    sections: dict[str, dict[str, _OldKey]] = {}
+    for old, new in RENAMED_KEYS.items():
+        old_path, _, old_value = old.partition(": ")
+        new_path, _, new_value = new.partition(": ")
+        section, _, new_key = new_path.rpartition(".")
+        keys = sections.setdefault(section, {})
+        entry = keys.setdefault(old_path.rpartition(".")[2], _OldKey(new_key))
+        value = yaml.safe_load(old_value) if old_value else None
+        entry.text[value] = (old, new.removeprefix(f"{section}."))
+        if old_value:
+            entry.values[value] = yaml.safe_load(new_value)
+    return sections
+
+
+_SECTIONS = _sections()
+
+
+@dataclass
+class Translation:
+    """A spec, or a part of one, in new keys.
+
+    Attributes:
+        origin: where the spec was read; its lines are those of the new keys.
+        content: the spec.
+        notices: old key -> the notice about it.
+        mistakes: keys that are given under both names, and values that an old key never had.
+    """
+
+    origin: Origin = field(default_factory=Origin)
+    content: Any = None
+    notices: dict[str, str] = field(default_factory=dict)
+    mistakes: list[SpecMistake] = field(default_factory=list)
+    renamed: dict[tuple, str] = field(default_factory=dict)
+
+    def translate(self, value: Any, place: tuple = (), section: str = "") -> Any:
+        """Return a part of a spec in new keys.
+
+        Args:
+            value: the part.
+            place: its key path, as the user wrote it.
+            section: its dotted key path in new keys, without numbers.
+        """
+        if isinstance(value, list | tuple):
+            items = (
+                self.translate(item, (*place, number), section) for number, item in enumerate(value)
+            )
+            return type(value)(items)
+        if not isinstance(value, Mapping):
+            return value
+        result = {}
+        for key in value:
+            new, item = self._renew(value, key, (*place, key), section)
+            if new is None:
+                continue
+            if section in _DOTTED:
+                below = new
+            else:
+                below = f"{section}.{new}".removeprefix(".")
+            if below in ("models.train", "models.search"):
+                below = new
+            result[new] = self.translate(item, (*place, key), below)
+        return result
+
+    def _renew(
+        self, siblings: Mapping[Any, Any], key: Any, where: tuple, section: str
+    ) -> tuple[Any, Any]:
+        """Return the new key and its value; None if the key has to be left out."""
+        value = siblings[key]
+        if section in _DOTTED:
+            new = self._renew_dotted(str(key), where)
+        else:
+            known = _SECTIONS.get(section, {}).get(key)
+            if known is None:
+                return key, value
+            new = known.new
+            if known.values:
+                is_plain = isinstance(value, str | bool | int)
+                if not is_plain or value not in known.values:
+                    if new == key:  # the new schema says what is right
+                        return key, value
+                    choices = ", ".join(old.partition(": ")[2] for old, _ in known.text.values())
+                    self.mistakes.append(
+                        self.origin.mistake(where, repr(value), f"one of {choices} (now {new})")
+                    )
+                    return None, None
+                self._notice(known.text[value], where)
+                value = known.values[value]
+            else:
+                self._notice(known.text[None], where)
+        if new == key:
+            return key, value
+        if new in siblings:
+            line = self.origin.line((*where[:-1], new))
+            place = "is given" if line is None else f"is on line {line}"
+            self.mistakes.append(
+                self.origin.mistake(
+                    where, f"is the old name of {new}, which {place} as well", "only one of them"
+                )
+            )
+            return None, None
+        self.renamed[where] = new
+        return new, value
+
+    def _renew_dotted(self, name: str, where: tuple) -> str:
+        """Return the new name of a setting in a space, such as ``train.stopping.patience``."""
+        if not name.startswith("train."):
+            return name  # an argument of the network
+        section = ""
+        for key in name.split("."):
+            known = _SECTIONS.get(section, {}).get(key)
+            if known is not None:
+                self._notice(known.text[None], where)
+                key = known.new
+            section = f"{section}.{key}".removeprefix(".")
+        return section
+
+    def _notice(self, text: tuple[str, str], where: tuple) -> None:
+        old, new = text
+        line = self.origin.line(where)
+        place = "" if line is None else f"{self.origin.file}:{line}: "
+        kind = "value" if old.partition(": ")[0].endswith(new.partition(": ")[0]) else "key"
+        self.notices.setdefault(
+            old, f"note: {place}{old} is now {new}; the old {kind} works in this release"
+        )
+
+
+def with_new_keys(content: Any, origin: Origin) -> Translation:
+    """Translate a spec from old keys to new ones.
+
+    Args:
+        content: a spec as its file has it; it is not changed.
+        origin: where it was read.
+    """
+    translation = Translation(origin)
+    translation.content = translation.translate(content)
+    renamed = translation.renamed
+    lines = {
+        tuple(renamed.get(path[: place + 1], step) for place, step in enumerate(path)): line
+        for path, line in origin.lines.items()
+    }
+    translation.origin = replace(origin, lines=lines)
+    return translation
+
+
+def entry_with_new_keys(entry: Any, origin: Origin) -> Translation:
+    """Translate an entry of ``models``."""
+    translation = Translation(origin)
+    translation.content = translation.translate(entry, section="models")
+    return translation
+
+
+def values_with_new_names(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return values of a space, as an older version may have recorded them, under their new names.
+
+    >>> values_with_new_names({"width": 8, "train.converge.target": 0.9})
+    {'width': 8, 'train.stopping.stop_at': 0.9}
+    """
+    translated: dict[str, Any] = Translation().translate(values, section="models.space")
+    return translated
+
+
+def search_with_new_keys(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the recorded settings of a search in new keys."""
+    translated: dict[str, Any] = Translation().translate(settings, section="search")
+    return translated
+
+
+def new_prune_key(key: str) -> str:
+    """Return the new name of a key of ``prune``, as rules of older code name those that they read."""
+    known = _SECTIONS["prune"].get(key)
+    if known is None:
+        return key
+    return known.new
+
+
+def oldest_name(name: str) -> str:
+    """Return the first name of a setting of a space: random values are drawn in the order of these.
+
+    >>> oldest_name("train.stopping.stop_at"), oldest_name("train.stopping.patience")
+    ('train.converge.target', 'train.converge.patience')
+    """
+    for old, new in reversed(RENAMED_KEYS.items()):
+        if name.startswith("train.") and is_below(name, new):
+            return old + name.removeprefix(new)
+    return name
