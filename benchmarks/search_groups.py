@@ -254,7 +254,7 @@ def simulate(
     way: Callable[[Trials], None],
     gpus: int,
     seed: int,
-    mode: Literal["stop", "promote"],
+    mode: Literal["stop", "pause"],
     loss: float = 0.02,
 ) -> Came:
     """A search to its end."""
@@ -286,7 +286,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--loss", type=float, default=0.02, help="of each further GPU; see above")
     parser.add_argument(
-        "--mode", default="stop", choices=("stop", "promote"), help="of asha; RASDA has Ray's, stop"
+        "--mode", default="stop", choices=("stop", "pause"), help="of asha; RASDA has Ray's, stop"
     )
     parser.add_argument("--json", action="store_true", help="print a list of rows")
     args = parser.parse_args()

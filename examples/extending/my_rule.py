@@ -17,4 +17,4 @@ class Gap(NoPruning):
         return Verdict.STOP if is_behind and not is_done else Verdict.GO_ON
 
 
-RULE = PruningRule("gap", Gap, reads=("least",))
+RULE = PruningRule("gap", Gap, reads=("min_epochs",))

@@ -33,7 +33,7 @@ RATE = "train.optimizer.learning_rate"
 SPACE = {RATE: {"low": 1e-4, "high": 1.0, "log": True}, "train.batch.size": [4, 6, 12]}
 TPE = {"sampler": "optuna_searcher:Searcher", "max_trials": 18, "options": {"sampler": "tpe"}}
 SEARCHES = {  # name -> its search and its rule
-    "TPE + ASHA (promote)": (TPE, {"rule": "asha", "least": 1, "factor": 3}),
+    "TPE + ASHA (pause)": (TPE, {"rule": "asha", "min_epochs": 1, "factor": 3}),
     "PBT": (
         {
             "sampler": "pbt_searcher:Searcher",
@@ -43,8 +43,8 @@ SEARCHES = {  # name -> its search and its rule
         },
         {},
     ),
-    "median": ({"sampler": "random", "max_trials": 18}, {"rule": "median", "others": 3}),
-    "TPE + ASHA (stop)": (TPE, {"rule": "asha", "least": 1, "factor": 3, "mode": "stop"}),
+    "median": ({"sampler": "random", "max_trials": 18}, {"rule": "median", "min_trials": 3}),
+    "TPE + ASHA (stop)": (TPE, {"rule": "asha", "min_epochs": 1, "factor": 3, "on_fail": "stop"}),
 }
 WAYS = ("all ranks", "coordinator", "one rank")
 

@@ -301,7 +301,7 @@ def test_networks_that_are_asked_for_use_slots_too(search, said):
         {
             "family": "softmax",
             "space": {"train.batch.size": [4, 8]}
-            if "ask" in search
+            if "sampler" in search
             else {"train.optimizer.learning_rate": {"low": 0.01, "high": 0.1}},
             "search": search,
         },

@@ -104,22 +104,22 @@ class Judged(Told):
     ("prune", "ahead", "survives"),
     [
         (
-            {"rule": "asha", "least": 2, "factor": 3, "mode": "stop"},
+            {"rule": "asha", "min_epochs": 2, "factor": 3, "on_fail": "stop"},
             [{"a": 2, "b": 2}, {"a": 1, "b": 2}, {"a": 4, "b": 2}],
             [False, False, True],
         ),
         (
-            {"rule": "asha", "least": 1, "factor": 5, "mode": "stop"},
+            {"rule": "asha", "min_epochs": 1, "factor": 5, "on_fail": "stop"},
             [{"a": 1, "b": 1}, {"a": 4, "b": 1}, {"a": 3, "b": 1}],
             [False, True, True],
         ),
         (
-            {"rule": "asha", "least": 1, "factor": 5},
+            {"rule": "asha", "min_epochs": 1, "factor": 5},
             [{"a": 1, "b": 1}, {"a": 4, "b": 1}],
             [False, False],
         ),
         (
-            {"rule": "asha", "least": 50},
+            {"rule": "asha", "min_epochs": 50},
             [{"a": 9, "b": 9}, {"a": 8, "b": 9}, {"a": 7, "b": 9}],
             [False] * 3,
         ),

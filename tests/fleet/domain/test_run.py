@@ -99,12 +99,12 @@ def test_another_searcher_hears_none_of_the_calls_of_the_one_before():
         ev.EarlierRead("net", "runs/a", 1),
         ev.Searched("net", "ask", 0, answer={"width": 8}),
         ev.Searched("net", "tell", 0, value=0.5),
-        ev.SearcherBegan("net", {"seed": 1, "most": 9}, "most"),
+        ev.SearcherBegan("net", {"seed": 1, "max_trials": 9}, "max_trials"),
     ):
         run.apply(0.0, event)
     search = run.search("net")
     assert [call.call for call in search.calls] == ["ask", "tell"]
-    assert (search.settings, list(search.earlier)) == ({"seed": 1, "most": 9}, ["runs/a"])
+    assert (search.settings, list(search.earlier)) == ({"seed": 1, "max_trials": 9}, ["runs/a"])
     run.apply(0.0, ev.SearcherBegan("net", {"seed": 2}, "seed", is_another=True))
     assert (search.calls, search.earlier, search.read, len(search.asks)) == ([], {}, {"runs/a"}, 1)
     assert run.search("other") == RunSearch()

@@ -81,7 +81,7 @@ def test_policy_and_ranks_are_those_of_the_run_and_its_walltime_is_not():
     [
         {},
         {"window": "1GB"},
-        {"order": "ring", "window": "1GB"},
+        {"order": "ring", "shared_memory": "1GB"},
         {"cache": "memory"},
         {"cache": "file"},
     ],

@@ -258,9 +258,9 @@ EVENTS = [
         ),
         "WARNING: net: a replayed answer differs: Ask(number=1) was answered by 3, and now by 4; what was logged holds",
     ),
-    (ev.SearcherBegan("net", {"most": 3}), ""),
+    (ev.SearcherBegan("net", {"max_trials": 3}), ""),
     (
-        ev.SearcherBegan("net", {"most": 4}, "most was 3 and is 4"),
+        ev.SearcherBegan("net", {"max_trials": 4}, "max_trials was 3 and is 4"),
         "the search of net goes on with other settings: most was 3 and is 4",
     ),
     (

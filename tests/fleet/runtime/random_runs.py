@@ -42,12 +42,12 @@ SEARCHERS = "tests.fleet.search.searchers"
 RULES = [
     {"rule": "none"},
     {"rule": "asha"},
-    {"rule": "asha", "mode": "stop"},
+    {"rule": "asha", "on_fail": "stop"},
     {"rule": "hyperband"},
-    {"rule": "asha", "order": "rungs"},
-    {"rule": "hyperband", "order": "rungs"},
-    {"rule": "median", "others": 2},
-    {"rule": "median", "order": "rungs", "others": 2},
+    {"rule": "asha", "synchronous": True},
+    {"rule": "hyperband", "synchronous": True},
+    {"rule": "median", "min_trials": 2},
+    {"rule": "median", "synchronous": True, "min_trials": 2},
 ]
 
 

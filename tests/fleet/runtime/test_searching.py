@@ -106,7 +106,7 @@ def test_estimates_of_the_time_left_count_what_is_yet_to_come(tmp_path):
     assert 10 < run.of(ev.Estimated)[0].networks <= 20
 
 
-@pytest.mark.parametrize("mode", ["promote", "stop"])
+@pytest.mark.parametrize("mode", ["pause", "stop"])
 def test_asha_prunes_and_the_best_are_trained_to_their_end(tmp_path, mode):
     run = Run(
         tmp_path,
@@ -187,10 +187,10 @@ def test_no_network_begins_while_one_that_has_passed_a_rung_can_use_the_gpus(tmp
 
 
 CAREFUL = {"sampler": "tests.fleet.search.searchers:Careful", "max_trials": 8}
-ASHA = {"rule": "asha", "least": 1, "factor": 2}
+ASHA = {"rule": "asha", "min_epochs": 1, "factor": 2}
 
 
-MEDIAN = {"rule": "median", "others": 2}
+MEDIAN = {"rule": "median", "min_trials": 2}
 
 
 @pytest.mark.parametrize(
@@ -198,7 +198,7 @@ MEDIAN = {"rule": "median", "others": 2}
     long_but_first(
         (CAREFUL, ASHA),
         (CAREFUL, {}),
-        ({"max_trials": 8}, {**ASHA, "order": "rungs"}),
+        ({"max_trials": 8}, {**ASHA, "synchronous": True}),
         (CAREFUL, MEDIAN),
     ),
 )

@@ -41,7 +41,7 @@ class Learned(Careful):
         super().tell(number, outcome, value)
 
 
-LEARNED = "tests.fleet.search.test_changing:Learned"
+LEARNED = "tests.fleet.search.test_changed_settings:Learned"
 
 
 def begun(disk, search, space, steps=None, earlier=()):
@@ -197,7 +197,7 @@ class Told(RandomSearcher):
         self.told[number] = value
 
 
-TOLD = "tests.fleet.search.test_changing:Told"
+TOLD = "tests.fleet.search.test_changed_settings:Told"
 
 
 def test_of_other_objectives_a_new_searcher_is_told_what_networks_have_come_to_in_those():

@@ -126,8 +126,8 @@ def test_without_a_rule_all_go_on(rule):
 
 @given(
     st.sampled_from(sorted(RULES)),
-    st.sampled_from(["stop", "promote"]),
-    st.sampled_from(["arrival", "rungs"]),
+    st.sampled_from(["stop", "pause"]),
+    st.booleans(),
     st.lists(st.tuples(st.integers(0, 8), SCORE), max_size=60),
 )
 def test_a_judge_that_is_told_the_same_is_as_far(rule, mode, order, told):
@@ -174,15 +174,21 @@ class Lacking:
         """It judges nothing."""
 
 
-RULE = PruningRule("pausing", Pausing, reads=("least",), obeys=False)
+RULE = PruningRule("pausing", Pausing, reads=("min_epochs",), obeys=False)
 HERE = "tests.fleet.search.test_pruning"
 
 
 def test_a_rule_of_a_users_own_is_known_by_its_path_and_reads_what_its_row_says():
     assert find_rule(f"{HERE}:RULE") == PruningRule(
-        f"{HERE}:RULE", Pausing, reads=("least",), obeys=False
+        f"{HERE}:RULE", Pausing, reads=("min_epochs",), obeys=False
     )
-    assert find_rule(f"{HERE}:Pausing").reads == ("least", "factor", "mode", "order", "others")
+    assert find_rule(f"{HERE}:Pausing").reads == (
+        "min_epochs",
+        "factor",
+        "on_fail",
+        "synchronous",
+        "min_trials",
+    )
     assert make_pruner(Prune(rule=f"{HERE}:RULE"), 9, 0).add("stops", 1, 0.0) is STOP
 
 

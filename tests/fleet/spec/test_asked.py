@@ -77,7 +77,7 @@ def test_a_value_that_no_network_can_have_is_said(member, says):
         ({"max_trials": 10_000}, 10_000),
         ({"max_trials": 3}, 3),
         ({"budget": {"epochs": 5}}, 10_000),
-        ({"ask": "grid"}, 10_000),
+        ({"sampler": "grid"}, 10_000),
     ],
 )
 def test_a_search_that_ends_asks_for_so_many_networks_at_most(search, limit):
