@@ -14,7 +14,7 @@ from fleet.domain.events import Ended
 from fleet.domain.network import SCORES, Best, EpochRecord
 from fleet.domain.run import RunNetwork, RunState
 from fleet.monitor.run_history import read_log, read_past_run
-from fleet.spec import Stopping, ModelEntry, NetworkSpec
+from fleet.spec import ModelEntry, NetworkSpec, Stopping
 from fleet.spec.hyperparameters import Plain, chosen
 from fleet.storage.paths import RunPaths
 from fleet.storage.results import NetworkResult, Status

@@ -261,7 +261,7 @@ EVENTS = [
     (ev.SearcherBegan("net", {"max_trials": 3}), ""),
     (
         ev.SearcherBegan("net", {"max_trials": 4}, "max_trials was 3 and is 4"),
-        "the search of net goes on with other settings: most was 3 and is 4",
+        "the search of net goes on with other settings: max_trials was 3 and is 4",
     ),
     (
         ev.EarlierRead("net", "runs/a", 3, {"dropout has no value": 2}),

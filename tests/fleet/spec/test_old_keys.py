@@ -120,7 +120,7 @@ def test_glossary_lists_the_renamed_keys():
     text = (ROOT / "docs/glossary.md").read_text(encoding="utf-8")
     table = text.partition("## Keys of a spec")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| `(.+?)` \| `(.+?)` \|$", table, re.MULTILINE)
-    assert dict((old, new) for new, old in rows).items() <= RENAMED_KEYS.items()
+    assert {old: new for new, old in rows}.items() <= RENAMED_KEYS.items()
     assert {old.partition(": ")[0] for _, old in rows} == {
         old.partition(": ")[0] for old in RENAMED_KEYS
     }
