@@ -35,7 +35,7 @@ def test_a_spec_names_trackers_with_a_path_or_without(tmp_path):
         ("optuna", tmp_path / "track/optuna.log"),
     ]
     assert parse(yaml.safe_load(dump(spec.document))) == spec
-    choices, _ = json_schema()["properties"]["track"]["items"]["anyOf"]
+    choices, _ = json_schema()["properties"]["trackers"]["items"]["anyOf"]
     assert choices["enum"] == ["mlflow", "wandb", "optuna"] == list(TRACKERS)
 
 
