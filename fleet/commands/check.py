@@ -409,7 +409,7 @@ def _record(network: NetworkSpec, trial: SmokeTestResult) -> dict[str, Any]:
         "problem": trial.problem,
         "batch": network.train.batch.size,
         "optimizer": network.train.optimizer.name,
-        "max_epochs": network.train.converge.max_epochs,
+        "max_epochs": network.train.stopping.max_epochs,
         "seed": network.seed,
         "min_gpus": network.min_gpus,
         "max_gpus": network.max_gpus,

@@ -30,6 +30,7 @@ from fleet.errors import UserError
 from fleet.spec import NetworkSpec, Spec
 from fleet.spec.criteria import SelectionCriterion, ranking_of
 from fleet.spec.layers import count_for
+from fleet.spec.old_keys import values_with_new_names
 from fleet.storage.checkpoint import CheckpointLookup, find_newest, is_exported
 from fleet.storage.files import (
     SharedWriteThrottle,

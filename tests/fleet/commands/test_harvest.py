@@ -255,7 +255,7 @@ def test_what_cannot_be_harvested_is_told_in_a_line(harvest, arguments, words):
             "with it job after job",
         ),
         (
-            "models: [{family: softmax, name: x}]\nopen_for: 1h",
+            "models: [{family: softmax, name: x}]\nkeep_open: 1h",
             "keep_open waits for networks that are added, and launches that share those of a run take none; leave it out",
         ),
     ],

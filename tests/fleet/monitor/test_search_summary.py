@@ -273,7 +273,7 @@ def test_networks_that_were_added_from_outside_are_shown_by_what_differs_between
 
 def test_a_run_without_a_search_shows_what_was_added_to_it(searched):
     searched.spec.write_text(
-        "models: []\nopen_for: 1min\ndata: {source: image_folder, path: images}\n"
+        "models: []\nkeep_open: 1min\ndata: {source: image_folder, path: images}\n"
     )
     added = [
         LoggedEvent(0.0, START),
