@@ -167,9 +167,9 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _json_alone() -> AbstractContextManager[None]:
-    from fleet.commands.output import json_alone  # other commands need not import it
+    from fleet.commands.output import only_json  # other commands need not import it
 
-    return json_alone()
+    return only_json()
 
 
 def _split(words: list[str]) -> tuple[str | None, list[str]]:

@@ -52,7 +52,7 @@ def written_as(parse: Callable[[str], T]) -> Type[T]:
     return read
 
 
-def whole(least: int = 0, most: int = 10**15) -> Type[int]:
+def integer(least: int = 0, most: int = 10**15) -> Type[int]:
     """Whole numbers within bounds."""
 
     def read(text: str) -> int:
@@ -68,7 +68,7 @@ def number(least: float = -math.inf, most: float = 1e300) -> Type[float]:
     """Numbers within bounds."""
 
     def read(text: str) -> float:
-        value = as_written(text)
+        value = exact_number(text)
         if not least <= value <= most:
             raise _wrong(text, f"should be a number{_bounds(least, most)}")
         return float(value)
@@ -78,13 +78,13 @@ def number(least: float = -math.inf, most: float = 1e300) -> Type[float]:
 
 def positive(text: str) -> float:
     """A number above 0."""
-    value = as_written(text)
+    value = exact_number(text)
     if value <= 0:
         raise _wrong(text, "should be a number above 0")
     return float(value)
 
 
-def as_written(text: str) -> int | float:
+def exact_number(text: str) -> int | float:
     """A number that prints as it was written: whole ones stay whole."""
     if re.fullmatch(_WHOLE, text):
         value: float = int(text)
@@ -133,8 +133,8 @@ def duration_or_auto(text: str) -> float | str:
     return duration(text)
 
 
-count = whole(1)
-seed = whole(0, 2**64 - 1)
+count = integer(1)
+seed = integer(0, 2**64 - 1)
 delta = written_as(parse_delta)
 stream = written_as(parse_stream)
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def without_collecting() -> Iterator[None]:
+def paused_collection() -> Iterator[None]:
     """A context in which nothing is collected, such as an import of large packages, or a look into a long log.
 
     What that makes stays, and to look through it again and again takes time: of an import a fifth.
@@ -22,7 +22,7 @@ def without_collecting() -> Iterator[None]:
             gc.enable()
 
 
-def collect_seldom() -> None:
+def collect_rarely() -> None:
     """Look for garbage a tenth as often: for the rank that keeps what is known of thousands of networks.
 
     Next to nothing of that is garbage in a circle; looking through it took a sixth of the time of rank 0.

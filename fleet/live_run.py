@@ -136,7 +136,7 @@ def _checked(entry: Any) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class NodesPromised:
+class NodeRelease:
     """The nodes that a launch gives back, as it has answered.
 
     Attributes:
@@ -154,7 +154,7 @@ class NodesPromised:
     dropping: tuple[str, ...]
 
 
-def ask_nodes(run: str | Path, nodes: int, within_s: float) -> NodesPromised:
+def request_nodes(run: str | Path, nodes: int, within_s: float) -> NodeRelease:
     """Ask a launch to give nodes back; returns what it will do.
 
     Args:
@@ -167,7 +167,7 @@ def ask_nodes(run: str | Path, nodes: int, within_s: float) -> NodesPromised:
     _, since = log_position(RunPaths(Path(run)).events)
     name, answer = _asked(run, {"do": "yield", "nodes": nodes, "within_s": within_s}, PATIENCE_S)
     ways = answer.get("ways", {})
-    return NodesPromised(
+    return NodeRelease(
         name,
         since,
         tuple(answer.get("hosts", ())),
@@ -176,7 +176,7 @@ def ask_nodes(run: str | Path, nodes: int, within_s: float) -> NodesPromised:
     )
 
 
-def await_nodes(run: str | Path, asked: NodesPromised, patience_s: float) -> NodesLeft | None:
+def wait_for_nodes(run: str | Path, asked: NodeRelease, patience_s: float) -> NodesLeft | None:
     """Wait until nodes are given back; None where the launch has ended before, with all its nodes.
 
     Args:
@@ -260,7 +260,7 @@ def _shown(value: float) -> float | None:
     return value
 
 
-def meet_all(run: RunState, logs: Iterable[Path]) -> None:
+def replay_networks(run: RunState, logs: Iterable[Path]) -> None:
     """Tell of the networks that have come to a run so far, and of the launches that have begun.
 
     The other lines of a long log would take many seconds to read, and are passed over without a look into them.
@@ -285,7 +285,7 @@ def follow(tail: RunTail, is_over: Callable[[], bool]) -> Iterator[DatedEvent]:
         time.sleep(_LOOK_S)
 
 
-def run_of(paths: RunPaths) -> RunState:
+def new_run_state(paths: RunPaths) -> RunState:
     """A run that has begun, as its spec says it.
 
     Raises:
@@ -342,7 +342,7 @@ class Running:
             if view is not None:
                 view.draw()
 
-        for event, run in self._heard(look):
+        for event, run in self._events(look):
             view = view or NotebookView(run, place)
             view.on_event(event)
         if view is not None:
@@ -425,12 +425,12 @@ class Running:
 
     def reports(self) -> Iterator[Report]:
         """Every epoch's end of this launch, as it happens; ends with the launch."""
-        for event, run in self._heard():
+        for event, run in self._events():
             report = report_of(event, run)
             if report is not None:
                 yield report
 
-    def _heard(self, look: Callable[[], None] = lambda: None) -> Iterator[tuple[Event, RunState]]:
+    def _events(self, look: Callable[[], None] = lambda: None) -> Iterator[tuple[Event, RunState]]:
         """The events of this launch, each with the run that has taken it in; ends with the launch.
 
         Args:
@@ -448,7 +448,7 @@ class Running:
         run: RunState | None = None
         tail = RunTail(self._paths, from_end=True, starts={self._paths.events: self._start})
         for dated in follow(tail, is_over):
-            run = run or run_of(self._paths)
+            run = run or new_run_state(self._paths)
             run.apply(dated.at, dated.event, dated.log)
             yield dated.event, run
 

@@ -53,7 +53,7 @@ def load_named(name: str, what: str, names: Iterable[str], role: str) -> Any:
     return load_object(name, role)
 
 
-def look_last_in(folder: Any) -> None:
+def append_import_path(folder: Any) -> None:
     """Find modules in a folder, too, where they were in a run; nothing where there is no such folder."""
     if isinstance(folder, str) and folder and folder not in sys.path and Path(folder).is_dir():
         sys.path.append(folder)

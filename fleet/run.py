@@ -30,7 +30,7 @@ from fleet.errors import (
     shortened,
     status_of,
 )
-from fleet.gc_pause import without_collecting
+from fleet.gc_pause import paused_collection
 from fleet.jobs.systems import SYSTEM_VARIABLE, known_systems, lease_of_process
 from fleet.runtime.interrupt import Interruption
 from fleet.runtime.startup import IDLE_S, Request, StartupTimer
@@ -38,7 +38,13 @@ from fleet.storage.files import storage_errors
 from fleet.storage.lease import Lease
 from fleet.terminal import print_any_name
 from fleet.units import format_duration
-from launch.binding import BINDING_REMEDY, binding_problem, cores_per_node, my_cores, ranks_per_core
+from launch.binding import (
+    BINDING_REMEDY,
+    binding_problem,
+    cores_per_node,
+    process_cores,
+    ranks_per_core,
+)
 from launch.devices import gpus_per_node, visible_gpus
 from launch.environment import is_first, launched_ranks, local_rank
 from launch.memory import free_shared_memory
@@ -94,14 +100,13 @@ def parse_arguments(argv: Sequence[str] | None = None) -> Request:
     )
     parser.add_argument(
         "--share-run",
-        dest="beside_others",
+        dest="shares_run",
         action="store_true",
         help="work on the networks of the run together with other launches that say so, each on "
         "networks that it holds by lease",
     )
     parser.add_argument(
         "--idle-timeout",
-        dest="idle",
         type=duration,
         metavar="5min",
         help=f"with --share-run: end when no network was to be had for so long "
@@ -111,9 +116,9 @@ def parse_arguments(argv: Sequence[str] | None = None) -> Request:
     if notices and is_first(os.environ):
         print(*(f"fleet: {notice}" for notice in notices), sep="\n", file=sys.stderr)
     arguments = parser.parse_args(words)
-    if arguments.idle is not None and not arguments.beside_others:
+    if arguments.idle_timeout is not None and not arguments.shares_run:
         parser.error("--idle-timeout goes with --share-run")
-    if arguments.beside_others:
+    if arguments.shares_run:
         for option in ("fresh", "fresh_network", "accept_changes", "replay", "remeasure"):
             if getattr(arguments, option):
                 parser.error(
@@ -142,7 +147,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     interruption.watch()  # from the start: a rank that dies of a signal takes the others with it
     # Before MPI starts, for after that no process should be forked.
     batch_left = seconds_left(os.environ) if is_first(os.environ) else None
-    with without_collecting():
+    with paused_collection():
         import fleet.runtime.session  # noqa: F401 - before MPI starts, which waits for the slowest
 
         laps.end("imports")
@@ -225,7 +230,7 @@ def _run(
     # Rank 0 finds all that is wrong with the input; then either all ranks go on or none does.
     node_of = world.node_of()
     shown = world.gather(visible_gpus(os.environ, os.listdir("/dev")))
-    cores = world.gather(my_cores())
+    cores = world.gather(process_cores())
     ranks = Ranks(
         node_of,
         gpus_per_node(shown, node_of),
@@ -279,7 +284,7 @@ def _prepared(
     from fleet.runtime.prepare import prepare
 
     try:
-        name = _name() if request.beside_others else ""
+        name = _name() if request.shares_run else ""
         return prepare(request, ranks, lease, announcement.give, name), "", ExitStatus.OK
     except (FleetError, ValueError) as error:
         status = _status_of(error)

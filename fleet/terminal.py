@@ -112,16 +112,16 @@ class ProgressLine:
     written now and then, less and less often.
 
     Args:
-        who: says it, as messages begin.
-        what: is done, such as ``replayed``.
+        prefix: how messages begin.
+        action: a participle, such as ``replayed``.
         unit: of the counts, such as ``changes``.
     """
 
     def __init__(
-        self, who: str, what: str, unit: str, clock: Callable[[], float] = time.monotonic
+        self, prefix: str, action: str, unit: str, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self.who = who
-        self.what = what
+        self.prefix = prefix
+        self.action = action
         self.unit = unit
         self.clock = clock
         self.began = clock()
@@ -141,7 +141,7 @@ class ProgressLine:
             left = "nothing yet"
         screen = sys.stderr.isatty()
         print(
-            f"{self.who}: {self.what} {done:,} of {total:,} {self.unit} ({done / total:.0%}), {rate:,.0f}/s, {left}",
+            f"{self.prefix}: {self.action} {done:,} of {total:,} {self.unit} ({done / total:.0%}), {rate:,.0f}/s, {left}",
             end="\x1b[K\r" if screen else "\n",
             file=sys.stderr,
             flush=True,

@@ -33,7 +33,7 @@ class Notation:
     hint: str
     examples: tuple[str, ...]
     units: Mapping[str, int | Fraction]
-    other: str = ""
+    alternative: str = ""
 
     @property
     def has_bare_numbers(self) -> bool:
@@ -50,7 +50,7 @@ class Notation:
         )
         forms = [
             f"{_NUMBER}\\s*(?:{units}){'?' * self.has_bare_numbers}",
-            *filter(None, [self.other]),
+            *filter(None, [self.alternative]),
         ]
         return rf"^\s*(?:{'|'.join(forms)})\s*$"
 

@@ -20,11 +20,11 @@ _SIBLINGS = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
 class Cores:
     """The cores of a process: those it may use, and how many its node has."""
 
-    mine: frozenset[int]
+    usable: frozenset[int]
     of_node: int
 
 
-def my_cores() -> Cores:
+def process_cores() -> Cores:
     """Of this process; the hardware threads of a core count as one."""
     return Cores(
         frozenset(map(_core, os.sched_getaffinity(0))),
@@ -55,7 +55,7 @@ def by_node(values: Sequence[T], node_of: Sequence[int]) -> list[list[T]]:
 
 def _together(cores: Sequence[Cores]) -> int:
     """How many cores some ranks may use together."""
-    return len(frozenset().union(*(one.mine for one in cores)))
+    return len(frozenset().union(*(one.usable for one in cores)))
 
 
 def binding_problem(cores: Sequence[Cores], node_of: Sequence[int]) -> str:
@@ -73,14 +73,14 @@ def binding_problem(cores: Sequence[Cores], node_of: Sequence[int]) -> str:
     'ranks 0-1 have one core each, and node 0 has 64'
     """
     for node, ranks in enumerate(by_node(range(len(cores)), node_of)):
-        bound = [rank for rank in ranks if len(cores[rank].mine) == 1]
+        bound = [rank for rank in ranks if len(cores[rank].usable) == 1]
         there = max(cores[rank].of_node for rank in ranks)
         if there == 1:
             continue
         if len(bound) == len(ranks) < there:
             who = f"ranks {format_numbers(ranks, ', ')} have one core each"
             return f"{who if len(ranks) > 1 else f'rank {ranks[0]} has one core'}, and node {node} has {there}"
-        shared = Counter(core for rank in bound for core in cores[rank].mine)
+        shared = Counter(core for rank in bound for core in cores[rank].usable)
         core, count = max(shared.items(), key=lambda item: item[1], default=(0, 0))
         if count > 1:
             return f"{count} ranks of node {node} have one core only, and share it (core {core})"

@@ -51,18 +51,18 @@ class Notices:
     ) -> None:
         self._explained = frozenset(explained)
         self._is_ended = is_ended
-        self._begun = b""  # of a line
+        self._partial_line = b""  # of a line
         self._is_inside_line = False  # which has been shown as far as it came
         self._box: list[bytes] = []
         self._was_dropped = False  # the last box that told of a status
 
     def feed(self, data: bytes) -> bytes:
         """What is to be shown now."""
-        *lines, rest = (self._begun + data).split(b"\n")
-        self._begun = b""
+        *lines, rest = (self._partial_line + data).split(b"\n")
+        self._partial_line = b""
         shown = b"".join(self._line(line + b"\n") for line in lines)
         if self._box or (rest.startswith(b"-") and not self._is_inside_line):
-            self._begun = rest
+            self._partial_line = rest
         elif rest:
             self._is_inside_line = True
             shown += rest
@@ -70,9 +70,9 @@ class Notices:
 
     def close(self) -> bytes:
         """What is left at the end."""
-        left = b"".join(self._box) + self._begun
+        left = b"".join(self._box) + self._partial_line
         self._box = []
-        self._begun = b""
+        self._partial_line = b""
         return left
 
     def _line(self, line: bytes) -> bytes:

@@ -16,7 +16,7 @@ _CLASSES = ("0x0300", "0x0302", "0x0380", "0x1200")  # what shows, draws or acce
 
 
 @dataclass(frozen=True)
-class Near:
+class GpuNode:
     """Where a GPU hangs.
 
     Attributes:
@@ -30,7 +30,7 @@ class Near:
     cores: frozenset[int]
 
 
-def near(gpus: Sequence[str], root: Path | None = None) -> list[Near]:
+def find_gpu_nodes(gpus: Sequence[str], root: Path | None = None) -> list[GpuNode]:
     """Where some GPUs hang, as far as the machine says so, and has more than one node.
 
     GPUs have the order of their places on the bus, as drivers number them; one that is named otherwise is not found.
@@ -45,12 +45,14 @@ def near(gpus: Sequence[str], root: Path | None = None) -> list[Near]:
         return []
     of_gpu = {str(place): _text(device / "numa_node") for place, device in enumerate(_gpus(root))}
     return [
-        Near(gpu, int(node), cores[node]) for gpu in gpus if (node := of_gpu.get(gpu, "")) in cores
+        GpuNode(gpu, int(node), cores[node])
+        for gpu in gpus
+        if (node := of_gpu.get(gpu, "")) in cores
     ]
 
 
 @contextmanager
-def beside(found: Sequence[Near]) -> Iterator[None]:
+def on_gpu_node(found: Sequence[GpuNode]) -> Iterator[None]:
     """On cores of the node that these GPUs hang on, where it is one: what is touched first meanwhile is put there."""
     before = os.sched_getaffinity(0)
     bind(found)
@@ -60,7 +62,7 @@ def beside(found: Sequence[Near]) -> Iterator[None]:
         os.sched_setaffinity(0, before)
 
 
-def bind(found: Sequence[Near]) -> None:
+def bind(found: Sequence[GpuNode]) -> None:
     """Keep this process to those of its cores that are on the node of all these GPUs, where it has some there."""
     if len({one.node for one in found}) == 1:
         cores = os.sched_getaffinity(0) & found[0].cores

@@ -39,10 +39,10 @@ class Pinning:
         self._warn = warn
         self._has_warned = False
         self._libraries = LIBRARIES if libraries is None else libraries
-        self._held: list[Any] = []  # it stays registered, so it must stay
+        self._registered: list[Any] = []  # it stays registered, so it must stay
 
     @cached_property
-    def _found(self) -> tuple[str, Any]:
+    def _register_function(self) -> tuple[str, Any]:
         """The function that registers, and its name; None where no library has it. Looked for when it is needed."""
         for name, begins in self._libraries:
             with suppress(OSError, AttributeError):
@@ -59,7 +59,7 @@ class Pinning:
         Args:
             memory: one contiguous piece that may be written, and begins with a page.
         """
-        name, register = self._found
+        name, register = self._register_function
         if register is None:
             return self._say("neither cudaHostRegister nor hipHostRegister is there")
         size = memoryview(memory).nbytes
@@ -70,7 +70,7 @@ class Pinning:
             ctypes.c_void_p(ctypes.addressof(held)), ctypes.c_size_t(size), ctypes.c_uint(_PORTABLE)
         )
         if status in (0, _ALREADY):
-            return self._held.append(held)
+            return self._registered.append(held)
         return self._say(f"{name} gives error {status}")
 
     def _say(self, what: str) -> None:

@@ -65,7 +65,7 @@ class Job:
     trainers: int | None = None
     image: Path | None = None
     broadcast: bool = False
-    beside: tuple[Path, ...] = ()
+    binds: tuple[Path, ...] = ()
 
 
 def render(job: Job, system: System, site: Site) -> str:
@@ -162,7 +162,7 @@ def _rank(job: Job, site: Site) -> list[str]:
         gpus = ["--rocm" if site.visible.startswith("ROCR") else "--nv"]
     else:
         gpus = []
-    binds = [f"--bind={shlex.quote(str(folder))}" for folder in (job.folder, job.run, *job.beside)]
+    binds = [f"--bind={shlex.quote(str(folder))}" for folder in (job.folder, job.run, *job.binds)]
     return ["apptainer", "exec", *gpus, *binds, '"$image"', "python"]
 
 

@@ -27,7 +27,7 @@ def tell_to_save(job: str, signal: str) -> None:
     call(["scancel", *(["--batch"] if to_script else []), f"--signal={name}", job])
 
 
-def put_back(job: str) -> str:
+def requeue_or_cancel(job: str) -> str:
     """Put a job back into the queue, held, or cancel it where Slurm refuses that: what was done, in words.
 
     Held, for it would be the first to take its nodes back: it has been waiting for longer than others.
@@ -85,7 +85,7 @@ def shrink(job: str, nodes: Sequence[str]) -> list[str]:
     return keeps
 
 
-def myself() -> str:
+def current_user() -> str:
     """The name of the user of this process."""
     try:
         return pwd.getpwuid(os.geteuid()).pw_name
@@ -106,9 +106,17 @@ def is_operator() -> bool:
     owner = re.search(
         r"^SlurmUser\s*=\s*([^\s(]+)", call(["scontrol", "show", "config"]), re.MULTILINE
     )
-    if owner is not None and owner[1] == myself():
+    if owner is not None and owner[1] == current_user():
         return True
     told = ask(
-        ["sacctmgr", "--noheader", "--parsable2", "show", "user", myself(), "format=adminlevel"]
+        [
+            "sacctmgr",
+            "--noheader",
+            "--parsable2",
+            "show",
+            "user",
+            current_user(),
+            "format=adminlevel",
+        ]
     )
     return told.returncode == 0 and told.stdout.strip() in ("Operator", "Administrator")

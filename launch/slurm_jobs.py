@@ -208,7 +208,7 @@ def _job(
         return replace(job, unread=str(error))
 
 
-class Said(NamedTuple):
+class CommentSettings(NamedTuple):
     """What a job's comment says: numbers about its checkpoints, the signal upon which it saves, the run that yields."""
 
     checkpoint: dict[str, float]
@@ -216,18 +216,18 @@ class Said(NamedTuple):
     yields: str | None = None
 
 
-def parse_comment(job: str, comment: str) -> Said:
+def parse_comment(job: str, comment: str) -> CommentSettings:
     """What a job's comment says; nothing where it does not mention FLEET.
 
     Raises:
         InputError: it does, but not as ``fleet:name=number,name=number``, or with something that is no signal.
 
     >>> parse_comment("17", "asked by me fleet:interval_min=60,signal=B:USR2 thanks")
-    Said(checkpoint={'interval_min': 60.0}, signal='B:USR2', yields=None)
+    CommentSettings(checkpoint={'interval_min': 60.0}, signal='B:USR2', yields=None)
     """
     match = re.search(r"(?:^|\s)fleet:(\S*)", comment)
     if match is None:
-        return Said({})
+        return CommentSettings({})
     words = [word.partition("=") for word in match[1].split(",")]
     said = {name: value for name, _, value in words}
     signal = said.pop("signal", None)
@@ -246,4 +246,4 @@ def parse_comment(job: str, comment: str) -> Said:
             f"the comment of job {job} says signal={signal[:20]!r}; it should be one such as "
             "USR2, or B:USR2 for the batch script alone"
         )
-    return Said(numbers, signal, yields)
+    return CommentSettings(numbers, signal, yields)

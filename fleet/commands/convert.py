@@ -17,7 +17,7 @@ from typing import Any
 
 import yaml
 
-from fleet.arguments import whole
+from fleet.arguments import integer
 from fleet.commands.output import add_json, show
 from fleet.storage.files import storage_errors
 from fleet.terminal import progress_bar
@@ -42,7 +42,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("out", help="HDF5 file to write; one that exists is replaced")
     parser.add_argument(
         "--decoded",
-        type=whole(1, 99_999),
+        type=integer(1, 99_999),
         metavar="SIZE",
         help="write pixels: resize the shorter side to SIZE, and take the SIZE x SIZE pixels at the "
         "centre",
@@ -55,7 +55,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--bits",
-        type=whole(8, 16),
+        type=integer(8, 16),
         default=16,
         help="with --decoded: how many bits greyscale files of 16 bits use (16)",
     )

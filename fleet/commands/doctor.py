@@ -27,7 +27,7 @@ from fleet.comm.protocols import World
 from fleet.comm.roles import Roles, assign, roles_of
 from fleet.commands.options import add_spec
 from fleet.commands.output import add_json, show
-from fleet.commands.startup import Startup, look, print_startup
+from fleet.commands.startup import Startup, print_startup, time_imports
 from fleet.domain.events import CacheChosen
 from fleet.engines.registry import count_network_parameters, find_engine_problems
 from fleet.errors import ExitStatus, LeaseLost, NotInstalledError, UserError, shortened
@@ -50,11 +50,11 @@ from fleet.storage.lease import (
 from fleet.storage.paths import RunPaths
 from fleet.storage.quota import folder_bytes
 from fleet.units import counted
-from launch.binding import cores_per_node, my_cores
+from launch.binding import cores_per_node, process_cores
 from launch.devices import gpus_per_node, visible_gpus
 from launch.environment import find_launcher, launched_ranks, local_rank
 from launch.memory import free_shared_memory
-from launch.numa import Near, near
+from launch.numa import GpuNode, find_gpu_nodes
 from launch.place import format_numbers
 from launch.stale_files import remove_leftovers
 from preprocess.base import DataSet, InputError, read_input
@@ -123,7 +123,7 @@ def _examine(world: MPIWorld, args: argparse.Namespace) -> int:
     facts = world.gather(
         _facts(world, node_of, spec, None if opened is None else opened.data, problem)
     )
-    startup = look(world, spec) if args.startup else None
+    startup = time_imports(world, spec) if args.startup else None
     trials = world.gather(None if spec is None else _try_lease(world, node_of, spec))
     if world.rank == 0:
         roles, wrong = _roles(spec, facts, node_of)
@@ -172,7 +172,7 @@ def _show(
     args: argparse.Namespace,
     findings: Sequence[checks.Finding],
     looked_at: str,
-    hangs: Sequence[tuple[str, Near]] = (),
+    hangs: Sequence[tuple[str, GpuNode]] = (),
     startup: Startup | None = None,
 ) -> int:
     gpus = [
@@ -228,14 +228,14 @@ def _facts(
         libraries = []
     return checks.RankFacts(
         world.host,
-        my_cores(),
+        process_cores(),
         max([int(text) for text in threads if text.isdecimal()], default=1),
         gpus,
         len(visible_gpus({}, files)),
         (problem or _reading_problem(data)) if leads else "",
         libraries,
         free_shared_memory(),
-        near(gpus),
+        find_gpu_nodes(gpus),
     )
 
 

@@ -29,7 +29,7 @@ from typing import IO, Any
 from fleet import api
 from fleet.arguments import count, positive
 from fleet.commands.known_rates import cached, known_rates_of, shared_cluster, with_sharing
-from fleet.commands.options import add_spec, told_of_gpus
+from fleet.commands.options import add_spec, describe_gpus
 from fleet.commands.output import add_json, print_policies, show
 from fleet.control.measurement import RateMeasurement, SurveyEstimate, estimate
 from fleet.errors import ExitStatus, FleetError, InfrastructureError, UserError
@@ -287,7 +287,7 @@ def _announce(
     planned = next(outcome for outcome in outcomes if outcome.policy == policy)
     print(
         f"{counted(len(spec.networks), 'network')}, {counted(rehearsal.rates.samples_per_epoch, 'sample')} an epoch; "
-        f"{told_of_gpus(cluster)}; rates: {origin}"
+        f"{describe_gpus(cluster)}; rates: {origin}"
     )
     print_policies(outcomes, is_known)
     print_table(

@@ -25,13 +25,13 @@ from pathlib import Path
 
 import numpy as np
 
-from fleet.arguments import as_written, duration, whole
-from fleet.commands.output import add_json, add_plot, drawn, show
+from fleet.arguments import duration, exact_number, integer
+from fleet.commands.output import add_json, add_plot, figure_file, show
 from fleet.errors import ExitStatus, UserError
 from fleet.jobs import eviction
 from fleet.jobs.job_holds import DeferredSignals, unreleased_jobs
 from fleet.jobs.slurm_running import SiteCheckpoints, read_site, running_jobs
-from fleet.live_run import ask_nodes, await_nodes
+from fleet.live_run import request_nodes, wait_for_nodes
 from fleet.monitor.charts import subsample
 from fleet.terminal import bar, print_table
 from fleet.units import counted
@@ -68,36 +68,36 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument(
-        "--nodes", type=whole(), metavar="K", help="number of nodes to free, at least"
+        "--nodes", type=integer(), metavar="K", help="number of nodes to free, at least"
     )
     what.add_argument(
         "--spectrum", action="store_true", help="show the least loss for every number of nodes"
     )
     parser.add_argument(
         "--deadline",
-        type=as_written,
+        type=exact_number,
         required=True,
         metavar="MIN",
         help="the last deadline, in minutes",
     )
     parser.add_argument(
-        "--step", type=as_written, default=1, metavar="MIN", help="minutes between deadlines (1)"
+        "--step", type=exact_number, default=1, metavar="MIN", help="minutes between deadlines (1)"
     )
     parser.add_argument(
         "--resolution",
-        type=as_written,
+        type=exact_number,
         metavar="MIN",
         help="round checkpoint times up to multiples of this many minutes (as they are in a file that "
         f"has them, else {RESOLUTION:g})",
     )
     parser.add_argument(
         "--aggregate-bandwidth",
-        type=as_written,
+        type=exact_number,
         metavar="GB/s",
         help="bandwidth of the file system",
     )
     parser.add_argument(
-        "--node-bandwidth", type=as_written, metavar="GB/s", help="bandwidth of one node"
+        "--node-bandwidth", type=exact_number, metavar="GB/s", help="bandwidth of one node"
     )
     parser.add_argument(
         "--carry-out",
@@ -197,7 +197,7 @@ def _carry_out(args: argparse.Namespace) -> int:
         raise UserError("--json goes without --yes, whose --record is a file of JSON lines")
     deadline = args.deadline
     check_range("--deadline", deadline, 0, MOST_WAIT, "min")
-    user = None if slurm_control.is_operator() else slurm_control.myself()
+    user = None if slurm_control.is_operator() else slurm_control.current_user()
     if args.urgent is not None:
         urgent = slurm_jobs.find_jobs(f"--jobs={args.urgent}").get(args.urgent)
         if urgent is None or not urgent.waits:
@@ -247,7 +247,7 @@ def _carry_out(args: argparse.Namespace) -> int:
         f"{args.nodes} nodes within {deadline:g} min, from the jobs of {whose}; noted in {record}",
         nodes=args.nodes,
         deadline_min=float(deadline),
-        user=slurm_control.myself(),
+        user=slurm_control.current_user(),
         whose=whose,
     )
     with DeferredSignals() as interruption:
@@ -284,7 +284,7 @@ def _give_back(run: str, nodes: int, within_s: float) -> tuple[str, ...]:
     Raises:
         FleetError: it does not, or not within the time.
     """
-    left = await_nodes(run, ask_nodes(run, nodes, within_s), within_s)
+    left = wait_for_nodes(run, request_nodes(run, nodes, within_s), within_s)
     if left is None or not left.has_ended:
         raise UserError(
             f"{run}: "
@@ -382,7 +382,7 @@ def _show_actions(jobs: Sequence[RunningJob], plans: Sequence[Plan]) -> None:
 
 def _draw(plans: Sequence[Plan], nodes: int, path: Path) -> None:
     deadlines = [plan.deadline for plan in plans]
-    with drawn(path, 6, 3.5) as figure:
+    with figure_file(path, 6, 3.5) as figure:
         axes = figure.add_subplot()
         axes.step(deadlines, [plan.loss / 3600 for plan in plans], where="post", label="loss")
         axes.set(

@@ -26,7 +26,7 @@ from dataclasses import replace
 from difflib import SequenceMatcher
 from pathlib import Path
 
-from fleet.arguments import duration, whole
+from fleet.arguments import duration, integer
 from fleet.commands import job_options as opts
 from fleet.commands.output import add_json, show
 from fleet.errors import UserError
@@ -62,7 +62,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--nodes-per-job",
-        type=whole(1, 1000),
+        type=integer(1, 1000),
         default=_DEFAULTS.nodes_per_job,
         metavar="N",
         help=f"number of nodes of a job at most ({_DEFAULTS.nodes_per_job})",

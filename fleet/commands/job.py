@@ -16,7 +16,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from fleet.arguments import count, duration, whole
+from fleet.arguments import count, duration, integer
 from fleet.errors import UserError
 from fleet.jobs.chain import ChainJob, ChainLimits
 from fleet.jobs.harvest import Backlog, BatchQueue, HarvestJob, HarvestPlan
@@ -35,7 +35,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--retries",
-        type=whole(),
+        type=integer(),
         default=0,
         metavar="N",
         help="number of failures of the machine after which to go on (0)",

@@ -9,7 +9,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from fleet.arguments import duration, whole
+from fleet.arguments import duration, integer
 from fleet.comm.roles import Roles, roles_of
 from fleet.errors import UserError
 from fleet.jobs.systems import find_system
@@ -23,7 +23,7 @@ from launch.systems import SYSTEMS, System
 MOST_JOBS = 20  # of a chain, where nobody says
 WARNING_S = 120.0  # before the end of the walltime
 _WARNING_SHARE = 0.1  # of a short one
-size = whole(1, 100_000)
+size = integer(1, 100_000)
 
 
 def add(parser: argparse.ArgumentParser) -> None:

@@ -16,7 +16,7 @@ from fleet.storage.event_log import read_run
 from fleet.storage.identity import Machine, hash_all_sources, speed_identity
 from fleet.storage.paths import RunPaths
 from fleet.storage.rate_cache import beside_steps_key, cache_path, rates_of, read_cache, sharing_key
-from launch.binding import my_cores
+from launch.binding import process_cores
 from preprocess.sample import SampleSpec
 from scheduler.base import MOST_SLOTS, Cluster, InputError, RateTable
 from scheduler.ensemble.rates_file import read_rates
@@ -54,7 +54,7 @@ def cached(
     spec: Spec, place: str, sample: SampleSpec, cluster: Cluster
 ) -> tuple[dict[str, str], dict[str, dict[int, float]]]:
     """The key of each network in the cache of rates, and what is in there."""
-    machine = Machine(hardware(), (cluster.gpus_per_node + 1) / len(my_cores().mine))
+    machine = Machine(hardware(), (cluster.gpus_per_node + 1) / len(process_cores().usable))
     codes = hash_all_sources(spec, Path(place).absolute().parent)
     keys = {
         network.name: speed_identity(network, spec.resources, sample, machine, codes)

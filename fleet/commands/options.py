@@ -63,10 +63,10 @@ def cluster_of(
     )
 
 
-def told_of_gpus(cluster: Cluster) -> str:
+def describe_gpus(cluster: Cluster) -> str:
     """How many GPUs a cluster has, in words.
 
-    >>> told_of_gpus(Cluster.of(4, 2)), told_of_gpus(Cluster.of(4, 2, slots=3))
+    >>> describe_gpus(Cluster.of(4, 2)), describe_gpus(Cluster.of(4, 2, slots=3))
     ('4 GPUs, 2 a node', '4 GPUs, 2 a node, up to 3 networks on each')
     """
     if cluster.slots > 1:

@@ -34,7 +34,7 @@ _outputs: list[IO[str]] = []  # where JSON goes while all else goes to stderr
 
 
 @contextmanager
-def json_alone() -> Iterator[None]:
+def only_json() -> Iterator[None]:
     """Send all that is printed to stderr, such as by a user's module, and only JSON to stdout."""
     _outputs.append(sys.stdout)
     try:
@@ -123,7 +123,7 @@ def add_plot(parser: argparse.ArgumentParser, what: str) -> None:
 
 
 @contextmanager
-def drawn(path: Path, width: float, height: float) -> Iterator[Figure]:
+def figure_file(path: Path, width: float, height: float) -> Iterator[Figure]:
     """A figure to draw on, which is written to a file at the end.
 
     Args:

@@ -166,7 +166,7 @@ def _print(
             ]
             for member in planned.members
         ],
-        title=f"{policy.name}: first round on {opts.told_of_gpus(cluster)}",
+        title=f"{policy.name}: first round on {opts.describe_gpus(cluster)}",
     )
     waiting = len(rates.models) - len(planned.members)
     print(

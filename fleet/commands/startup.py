@@ -90,7 +90,7 @@ class Startup:
         )
 
 
-def look(world: World, spec: Spec | None) -> Startup:
+def time_imports(world: World, spec: Spec | None) -> Startup:
     """Time it; collective."""
     names = _packages(find_engine(Resources().engine) if spec is None else spec.engine)
     alone = world.share(_timed(world, names) if world.rank == 0 else None)

@@ -25,12 +25,12 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from fleet.arguments import AUTO, add_changes, duration_or_auto, whole
+from fleet.arguments import AUTO, add_changes, duration_or_auto, integer
 from fleet.commands import job_options as opts
 from fleet.commands.known_rates import recorded_sharing
 from fleet.commands.options import add_spec
 from fleet.commands.output import add_json, print_json, show
-from fleet.commands.walltimes import AskedTimes, automatic
+from fleet.commands.walltimes import WalltimeRequests, automatic
 from fleet.errors import ExitStatus, UserError
 from fleet.jobs.chain import add_note, end_chain
 from fleet.jobs.job_events import JobSubmitted
@@ -72,7 +72,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--retries",
-        type=whole(0, 100_000),
+        type=integer(0, 100_000),
         metavar="N",
         help=f"with --chain: number of failures of the machine after which to go on ({RETRIES})",
     )
@@ -152,7 +152,7 @@ def _end(args: argparse.Namespace) -> int:
 
 def _automatic(
     args: argparse.Namespace, spec: Spec, system: System, site: Site
-) -> AskedTimes | None:
+) -> WalltimeRequests | None:
     """What to ask for, where that is left to us; said on the screen."""
     if args.walltime != AUTO:
         return None
@@ -194,7 +194,7 @@ def _hand_in(
 
 
 def _job(
-    args: argparse.Namespace, spec: Spec, system: System, site: Site, asked: AskedTimes | None
+    args: argparse.Namespace, spec: Spec, system: System, site: Site, asked: WalltimeRequests | None
 ) -> Job:
     if not system.has_queue and args.nodes != 1:
         raise UserError(

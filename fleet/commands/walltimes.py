@@ -49,11 +49,11 @@ class KnownTimes:
     """How long an ensemble is likely to take, in seconds, and by what that is known."""
 
     law: Discrete
-    why: str
+    reason: str
 
 
 @dataclass(frozen=True)
-class AskedTimes:
+class WalltimeRequests:
     """What to ask for.
 
     Attributes:
@@ -64,7 +64,7 @@ class AskedTimes:
 
     chain: Chain
     single: Chain
-    why: str
+    reason: str
 
     def lines(self, nodes: int, is_chain: bool) -> list[str]:
         """It in words."""
@@ -77,7 +77,7 @@ class AskedTimes:
         cost = f"{_hours(self.chain.asked, nodes)} node-hours asked for, {_hours(self.chain.used, nodes)} used"
         lines = [
             f"asks for {first}{then}{again}",
-            f"by {self.why}",
+            f"by {self.reason}",
             f"expected: {cost}, {self.chain.jobs:.2f} jobs; with one request of "
             f"{format_duration(self.single.requests[0])}: {_hours(self.single.asked, nodes)} and "
             f"{_hours(self.single.used, nodes)}",
@@ -94,7 +94,7 @@ class AskedTimes:
         """It for programs; seconds of one node."""
         return {
             "requests_s": list(self.chain.requests),
-            "why": self.why,
+            "why": self.reason,
             "asked_s": self.chain.asked,
             "used_s": self.chain.used,
             "jobs": self.chain.jobs,
@@ -108,7 +108,7 @@ def _hours(seconds: float, nodes: int) -> str:
     return f"{nodes * seconds / 3600:.3g}"
 
 
-def automatic(args: argparse.Namespace, spec: Spec, system: System, site: Site) -> AskedTimes:
+def automatic(args: argparse.Namespace, spec: Spec, system: System, site: Site) -> WalltimeRequests:
     """The requests that are expected to ask for the least node time.
 
     Raises:
@@ -137,7 +137,7 @@ def automatic(args: argparse.Namespace, spec: Spec, system: System, site: Site) 
             asked, used=asked.used - saving_s
         )  # the last job ends before it would have to save
 
-    return AskedTimes(chain(requests), chain([longest]), known.why)
+    return WalltimeRequests(chain(requests), chain([longest]), known.reason)
 
 
 def _whole_minutes(seconds: float) -> float:
@@ -185,7 +185,7 @@ def _known(
 def _accounted(name: str, system: System) -> tuple[list[float], str]:
     """What accounting knows of jobs of this name, and what there is to say if that is nothing."""
     try:
-        found = past_runs(system, name, slurm_control.myself())
+        found = past_runs(system, name, slurm_control.current_user())
     except InputError as error:
         return [], str(error)
     return found, f"{system.past[0]} knows of no completed job of that name"
@@ -208,9 +208,11 @@ def _left(known: KnownTimes, past: ChainTimes) -> KnownTimes:
         longest = max(known.law.longest, past.so_far)
         return KnownTimes(
             Discrete(np.array([longest]), np.array([1.0])),
-            f"{known.why}{done}, which is longer than all of these: as long again",
+            f"{known.reason}{done}, which is longer than all of these: as long again",
         )
-    return KnownTimes(Discrete(beyond.values - past.so_far, beyond.probabilities), known.why + done)
+    return KnownTimes(
+        Discrete(beyond.values - past.so_far, beyond.probabilities), known.reason + done
+    )
 
 
 def _start_s(spec: Spec, paths: RunPaths) -> float:

@@ -12,7 +12,7 @@ from typing import Any
 
 from fleet.engines.base import Engine, EngineContext, ExportedEnsemble, Slot
 from fleet.errors import FleetError, NotInstalledError, UserError
-from fleet.gc_pause import without_collecting
+from fleet.gc_pause import paused_collection
 from fleet.plugins import load_object
 from fleet.spec import NetworkSpec, Spec
 from fleet.spec.engines import EngineInfo
@@ -170,7 +170,7 @@ def _load_function(engine: EngineInfo, found: str | Callable[..., Any]) -> Calla
         return load_object(found, "engine")
     module, _, name = found.partition(":")
     try:
-        with without_collecting(), hiding_packages(*engine.unwanted):
+        with paused_collection(), hiding_packages(*engine.unwanted):
             return getattr(import_module(module, "fleet.engines"), name)
     except ModuleNotFoundError as error:
         if not engine.extra:

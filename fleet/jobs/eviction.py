@@ -492,7 +492,7 @@ def must_wait(job: SlurmJob, urgent: str | None, machine: ClusterView) -> bool:
     FLEET's own are, for they can go on later. Of other jobs it is up to the queue who is first, unless it is known for
     which job the nodes are: then one's own wait for that.
     """
-    is_own = urgent is not None and job.user == slurm_control.myself()
+    is_own = urgent is not None and job.user == slurm_control.current_user()
     return job.id != urgent and machine.may_touch(job.user) and (job.is_patient or is_own)
 
 

@@ -66,7 +66,7 @@ class HeldJobs:
         done = ""
         self._begin(job)
         try:
-            done = slurm_control.put_back(job)
+            done = slurm_control.requeue_or_cancel(job)
         finally:
             if done != slurm_control.REQUEUED:
                 self._drop(job, "it was not requeued")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from fleet.units import counted, format_size
 from launch.binding import BINDING_REMEDY, Cores, binding_problem, by_node
-from launch.numa import Near
+from launch.numa import GpuNode
 from launch.place import format_numbers
 
 # What says how many threads a process uses, beside its own choice.
@@ -51,7 +51,7 @@ class RankFacts:
     data_problem: str = ""
     libraries: Sequence[tuple[str, str]] = ()
     shared_free: float = math.inf
-    near: Sequence[Near] = ()
+    near: Sequence[GpuNode] = ()
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ def check_ranks(
     return findings
 
 
-def describe_numa_node(near: Near) -> str:
+def describe_numa_node(near: GpuNode) -> str:
     """Where a GPU hangs, in words.
 
     >>> describe_numa_node(Near("0", 1, frozenset({8, 9, 10})))
@@ -239,7 +239,7 @@ def check_lease(trials: Sequence[LeaseTrial]) -> list[Finding]:
 
 
 def _check_threads(node: int, ranks: Sequence[RankFacts], slots: int) -> Iterator[Finding]:
-    cores = len({core for rank in ranks for core in rank.cores.mine})
+    cores = len({core for rank in ranks for core in rank.cores.usable})
     threads = sum(rank.threads for rank in ranks)
     share = slots > 1 and not any(rank.gpus for rank in ranks)
     if threads > max(cores, len(ranks) * share):
@@ -300,7 +300,7 @@ def _check_gpus(
                 "bind it to some of these, or start it unbound",
             )
             for one in rank.near
-            if one.gpu == gpu and not rank.cores.mine & one.cores
+            if one.gpu == gpu and not rank.cores.usable & one.cores
         )
     missing = len(trainers) - sum(map(bool, taken))
     if missing:

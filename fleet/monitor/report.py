@@ -15,7 +15,7 @@ from fleet.domain.events import SupplyFound
 from fleet.domain.network import EpochRecord
 from fleet.domain.run import RunState
 from fleet.errors import UserError
-from fleet.gc_pause import without_collecting
+from fleet.gc_pause import paused_collection
 from fleet.monitor.accounting import Account, account, empty_account
 from fleet.monitor.run_history import read_log, read_past_run
 from fleet.monitor.search_summary import (
@@ -216,7 +216,7 @@ def _record(row: table.NetworkResult) -> dict[str, Any]:
     return {key: value for key, value in record.items() if key != "metrics"}
 
 
-@without_collecting()
+@paused_collection()
 def read_report(paths: RunPaths) -> RunReport:
     """Take together what a run's files say; it may still be going on.
 
@@ -239,7 +239,7 @@ def read_report(paths: RunPaths) -> RunReport:
     )
 
 
-@without_collecting()
+@paused_collection()
 def report_at(paths: RunPaths, t_s: float) -> RunReport:
     """What there was to report of a run at some time, by its log, its spec, and what a sample of it is.
 

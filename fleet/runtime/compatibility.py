@@ -220,7 +220,7 @@ def take_up(
         for one in there
         if one.state.code is None
         and codes[one.network.architecture.target]
-        and not request.beside_others
+        and not request.shares_run
     ]
     amended = {one.network.name: one for one in [*changed, *unknown]}
     for one in amended.values():

@@ -24,7 +24,7 @@ from fleet.control.rates import known_sharing
 from fleet.domain import events
 from fleet.domain.run import RunLaunch
 from fleet.errors import ExitStatus
-from fleet.gc_pause import collect_seldom
+from fleet.gc_pause import collect_rarely
 from fleet.monitor.eta import EstimateSchedule, Estimator
 from fleet.runtime.admission import Admission
 from fleet.runtime.concurrent_launches import BesideOthers
@@ -186,7 +186,7 @@ class Coordinator:
     def start(self) -> None:
         """Say what begins, and what an earlier launch did not come to say."""
         if 0 not in self._setup.roles.trainers:  # what networks leave is large
-            collect_seldom()
+            collect_rarely()
         spec, roles, options, past = (
             self._setup.spec,
             self._setup.roles,

@@ -137,7 +137,7 @@ def prepare(
     assert fingerprint is not None
     with writing_into(paths):
         compatibility.note_data(paths, fingerprint, folds, opened.rows, launch.fence)
-    if request.beside_others and lease is not None:
+    if request.shares_run and lease is not None:
         lease.release()
         launch = dataclasses.replace(launch, fence=None)
     return dataclasses.replace(
@@ -195,7 +195,7 @@ def _ask(request: Request, ranks: Ranks, name: str) -> _Asked:
         () if left is None else read_run(left, (NetworkAdded, Commanded, CacheChosen, EarlierRead))
     )
     spec = with_late(spec, told)
-    if request.beside_others:
+    if request.shares_run:
         check_shareable(spec, "--share-run")
     compatibility.check_fresh(spec, request.fresh_network)
     trained = told_when_to_end(spec)
@@ -254,7 +254,7 @@ def _enter(
     paths = launch.paths
     fingerprint = launch.inputs.fingerprint
     is_fresh = request.fresh or replay is not None
-    if request.beside_others and lease is not None:
+    if request.shares_run and lease is not None:
         enter_folder(paths, lease)
     else:
         take_folder(paths, is_fresh, lease)
@@ -271,7 +271,7 @@ def _enter(
     )
     compatibility.forget_old_data(paths, fingerprint)
     return dataclasses.replace(
-        launch, fence=fence, changes=made, found={} if request.beside_others else found
+        launch, fence=fence, changes=made, found={} if request.shares_run else found
     )
 
 

@@ -197,11 +197,13 @@ class RankZero:
     def _make_beside(self, lease: Lease | None, tail: RunTail) -> BesideOthers | None:
         """The networks that this launch is to hold; None where it holds all."""
         launch = self._launch
-        if not launch.request.beside_others or lease is None:
+        if not launch.request.shares_run or lease is None:
             return None
         largest = max((network.min_gpus for network in launch.spec.networks), default=1)
         claims = Claims(
-            self._epochs_left, max(1, len(launch.roles.trainers) // largest), launch.request.idle
+            self._epochs_left,
+            max(1, len(launch.roles.trainers) // largest),
+            launch.request.idle_timeout,
         )
         return BesideOthers(
             launch.paths, NetworkLeases(launch.paths, lease), claims, self.results, tail
@@ -241,7 +243,7 @@ class RankZero:
             earlier=earlier,
         )
         admission = Admission(launch, self.results, self._rates.keys, self._rates.known, learns)
-        if launch.replayed or launch.request.beside_others:
+        if launch.replayed or launch.request.shares_run:
             clerk = None
         else:
             clerk = CommandHandler(

@@ -48,7 +48,7 @@ def resume(launch: Launch) -> Resumed:
     """
     spec = launch.spec
     paths = launch.paths
-    is_alone = not launch.request.beside_others
+    is_alone = not launch.request.shares_run
     logs = {path: list(read_events(path)) for path in paths.event_logs()}
     told = replay_log(merge_logs(logs.values()), spec)
     run = told if is_alone else RunState(spec)

@@ -31,7 +31,7 @@ from fleet.stream.sample_set import SampleSet
 from fleet.stream.tenants import Tenants
 from fleet.stream.window import Window
 from launch.devices import memory_mib, visible_gpus
-from launch.numa import beside, bind, near
+from launch.numa import bind, find_gpu_nodes, on_gpu_node
 from launch.pinned_memory import Pinning
 from preprocess.decode import decoder_name
 from preprocess.sample import ImageSpec
@@ -85,7 +85,7 @@ class Session:
             self._map_memory()
         gpu = self._gpu()  # by the name it has without MPS
         if gpu is not None:
-            bind(near([gpu]))
+            bind(find_gpu_nodes([gpu]))
         shared = gpu if self._shares_gpus else None
         self._memory_mib = None if shared is None else memory_mib(shared)
         if self._shares_gpus:
@@ -254,8 +254,8 @@ class Session:
 
         for create in (True, False):
             if leads == create:
-                with beside(
-                    near(self._gpus())
+                with on_gpu_node(
+                    find_gpu_nodes(self._gpus())
                 ):  # the kernel takes memory of the node where it is made
                     self._shared = mapped(create)
             self._world.gather(None)  # the leader first, then all others

@@ -26,8 +26,8 @@ class Request:
         plain: print plain lines.
         walltime: seconds.
         remeasure: measure rates that earlier launches have measured.
-        beside_others: work on the networks of the run together with other launches.
-        idle: seconds without a network after which it then leaves.
+        shares_run: work on the networks of the run together with other launches.
+        idle_timeout: seconds without a network after which it then leaves.
     """
 
     spec: str
@@ -39,8 +39,8 @@ class Request:
     plain: bool = False
     walltime: float | None = None
     remeasure: bool = False
-    beside_others: bool = False
-    idle: float = IDLE_S
+    shares_run: bool = False
+    idle_timeout: float = IDLE_S
 
     @property
     def folders(self) -> tuple[str, ...]:

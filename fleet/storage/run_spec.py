@@ -7,7 +7,7 @@ from typing import Any
 
 from fleet.domain.events import Started
 from fleet.errors import SpecError, UserError
-from fleet.plugins import look_last_in
+from fleet.plugins import append_import_path
 from fleet.spec import NetworkSpec, Spec, load
 from fleet.spec.engine_keys import RATE_OF_0_2
 from fleet.spec.resolve import extremes
@@ -27,7 +27,7 @@ def load_run_spec(paths: RunPaths) -> Spec:
         raise UserError(f"{paths.root} has no {paths.spec.name}: it is no run, or has not begun")
     for start in (start for log in paths.event_logs() for start in events_of(log, Started)):
         for folder in start.folders:
-            look_last_in(folder)
+            append_import_path(folder)
     return load(str(paths.spec), paths.root, **_defaults_of(paths))
 
 

@@ -2,15 +2,15 @@
 
 import gc
 
-from fleet.gc_pause import without_collecting
+from fleet.gc_pause import paused_collection
 
 
 def test_nothing_is_collected_meanwhile():
-    with without_collecting():
+    with paused_collection():
         assert not gc.isenabled()
     assert gc.isenabled()
     gc.disable()
-    with without_collecting():
+    with paused_collection():
         pass
     was_on = gc.isenabled()
     gc.enable()

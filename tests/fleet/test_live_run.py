@@ -14,7 +14,7 @@ from fleet.domain.events import Commanded, EpochEnded, NetworkAdded
 from fleet.domain.json_record import to_json
 from fleet.domain.run import RunState
 from fleet.errors import ExitStatus, UserError
-from fleet.live_run import Running, ask_nodes, command, follow, report_of
+from fleet.live_run import Running, command, follow, report_of, request_nodes
 from fleet.monitor.view import NotebookView
 from fleet.runtime.external.command_queue import CommandQueue
 from fleet.spec import dump, parse
@@ -105,7 +105,7 @@ def test_launches_that_share_a_run_take_no_commands_and_it_is_said_what_to_do_in
     with pytest.raises(
         UserError, match=r"several launches share its networks .*end one of their jobs"
     ):
-        ask_nodes(paths.root, 1, 60.0)
+        request_nodes(paths.root, 1, 60.0)
     let_go()
     with pytest.raises(UserError, match="no launch is at work there"):
         command(paths.root, {"do": "stop", "network": "a"})
@@ -166,8 +166,8 @@ def test_a_run_meets_the_networks_of_a_log_and_passes_over_what_it_cannot_read(p
     log.close()
     with open(paths.events, "a") as file:
         file.write('{"event": "added", "network"')
-    run = live_run.run_of(paths)
-    live_run.meet_all(run, [paths.events, paths.root / "none"])
+    run = live_run.new_run_state(paths)
+    live_run.replay_networks(run, [paths.events, paths.root / "none"])
     ends = [heard(run, EpochEnded(name, record(9))) for name in ("late", "b-3")]
     assert [(one.number, one.is_last) for one in ends] == [(0, False), (3, True)]
 
@@ -335,7 +335,7 @@ def test_a_notebook_shows_a_table_while_a_launch_goes_on_and_the_results_at_its_
             launcher.status = 0
 
     monkeypatch.setattr(live_run.time, "sleep", go_on)
-    monkeypatch.setattr(NotebookView, "place", lambda: cell)
+    monkeypatch.setattr(NotebookView, "make_display", lambda: cell)
     now = itertools.count()
     monkeypatch.setattr("fleet.monitor.view.time", SimpleNamespace(monotonic=lambda: next(now)))
     one = Running(launcher, paths, 0, ExitStatus)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from launch.binding import Cores, binding_problem, my_cores
+from launch.binding import Cores, binding_problem, process_cores
 
 
 def cores(*sets, of_node=8):
@@ -42,5 +42,5 @@ def test_what_is_wrong_with_a_binding(ranks, node_of, said):
 
 
 def test_this_process_has_cores_of_its_node():
-    mine = my_cores()
-    assert 1 <= len(mine.mine) <= mine.of_node
+    mine = process_cores()
+    assert 1 <= len(mine.usable) <= mine.of_node

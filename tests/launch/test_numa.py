@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from launch.numa import Near, beside, bind, near
+from launch.numa import GpuNode, bind, find_gpu_nodes, on_gpu_node
 
 
 def machine(root, nodes, gpus):
@@ -29,7 +29,7 @@ TWO = {0: "0-1,4-5", 1: "2-3,6-7"}
 
 
 def found(root, *gpus):
-    return [(one.gpu, one.node, sorted(one.cores)) for one in near(gpus, root)]
+    return [(one.gpu, one.node, sorted(one.cores)) for one in find_gpu_nodes(gpus, root)]
 
 
 @pytest.mark.parametrize(
@@ -72,13 +72,13 @@ def process(monkeypatch):
 @pytest.mark.parametrize(
     ("gpus", "cores"),
     [
-        ([Near("1", 1, frozenset({2, 3, 6}))], {2, 3}),
-        ([Near("0", 1, frozenset({3, 4})), Near("1", 1, frozenset({3, 4}))], {3}),
+        ([GpuNode("1", 1, frozenset({2, 3, 6}))], {2, 3}),
+        ([GpuNode("0", 1, frozenset({3, 4})), GpuNode("1", 1, frozenset({3, 4}))], {3}),
         (
-            [Near("0", 0, frozenset({0, 1})), Near("1", 1, frozenset({2, 3}))],
+            [GpuNode("0", 0, frozenset({0, 1})), GpuNode("1", 1, frozenset({2, 3}))],
             {0, 1, 2, 3},
         ),  # of several nodes
-        ([Near("1", 1, frozenset({6, 7}))], {0, 1, 2, 3}),  # the launcher has bound it elsewhere
+        ([GpuNode("1", 1, frozenset({6, 7}))], {0, 1, 2, 3}),  # the launcher has bound it elsewhere
         ([], {0, 1, 2, 3}),
     ],
 )
@@ -88,6 +88,6 @@ def test_a_process_goes_to_its_cores_of_the_node_of_its_gpus(process, gpus, core
 
 
 def test_and_comes_back(process):
-    with beside([Near("1", 1, frozenset({2}))]):
+    with on_gpu_node([GpuNode("1", 1, frozenset({2}))]):
         assert process[-1] == {2}
     assert process[-1] == {0, 1, 2, 3}

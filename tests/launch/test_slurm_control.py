@@ -6,7 +6,15 @@ import pytest
 
 from launch import slurm_control
 from launch.base import InputError
-from launch.slurm_control import hold, is_operator, myself, put_back, release, shrink, tell_to_save
+from launch.slurm_control import (
+    current_user,
+    hold,
+    is_operator,
+    release,
+    requeue_or_cancel,
+    shrink,
+    tell_to_save,
+)
 
 
 def test_a_job_is_told_as_its_comment_says(made_up):
@@ -18,7 +26,7 @@ def test_a_job_is_told_as_its_comment_says(made_up):
 
 def test_a_job_is_cancelled_where_it_cannot_be_requeued(made_up):
     made_up.set({"17": {}, "18": {"requeues": False}})
-    assert [put_back("17"), put_back("18")] == ["requeued, held", "cancelled"]
+    assert [requeue_or_cancel("17"), requeue_or_cancel("18")] == ["requeued, held", "cancelled"]
     assert made_up.state()["jobs"] == {"17": {"state": "PENDING", "held": True}}
     release("17")
     assert made_up.state()["jobs"] == {"17": {"state": "PENDING", "held": False}}
@@ -67,7 +75,7 @@ def test_only_a_job_that_waits_can_be_held(made_up):
 )
 def test_an_operator_is_who_slurm_says_it_is(made_up, monkeypatch, slurm, expected):
     monkeypatch.setattr(os, "geteuid", lambda: 12345)
-    monkeypatch.setattr(slurm_control, "myself", lambda: "ME")
+    monkeypatch.setattr(slurm_control, "current_user", lambda: "ME")
     made_up.set(**slurm)
     assert is_operator() is expected
 
@@ -76,4 +84,4 @@ def test_root_is_an_operator_and_who_has_no_name_has_a_number(monkeypatch):
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     assert is_operator()
     monkeypatch.setattr(os, "geteuid", lambda: 3_999_999)
-    assert myself() == "3999999"
+    assert current_user() == "3999999"

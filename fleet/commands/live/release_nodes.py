@@ -18,7 +18,7 @@ from fleet.arguments import count, duration
 from fleet.commands.output import add_json, print_json
 from fleet.domain.events import NodesLeft
 from fleet.errors import ExitStatus, InfrastructureError
-from fleet.live_run import ask_nodes, await_nodes
+from fleet.live_run import request_nodes, wait_for_nodes
 from launch.base import InputError
 from launch.slurm_control import shrink
 
@@ -48,7 +48,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Have nodes given back, and wait for it; status 1 where that took longer than was asked for."""
-    asked = ask_nodes(args.run, args.nodes, args.within)
+    asked = request_nodes(args.run, args.nodes, args.within)
     if not args.json:
         for does, networks in (
             ("saves and leaves", asked.saving),
@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
         ):
             for network in networks:
                 print(f"{network} {does}", flush=True)
-    left = await_nodes(args.run, asked, _LATER * args.within + _LATER_S)
+    left = wait_for_nodes(args.run, asked, _LATER * args.within + _LATER_S)
     is_late = left is not None and left.seconds > args.within
     if args.shrink is not None and left is not None:
         keeps = _shrink(args.shrink, left)

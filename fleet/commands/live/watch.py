@@ -23,7 +23,7 @@ from fleet.commands.output import print_json
 from fleet.domain.events import Event
 from fleet.domain.run import Broken, RunState
 from fleet.errors import UserError
-from fleet.live_run import follow, meet_all, report_of, run_of
+from fleet.live_run import follow, new_run_state, replay_networks, report_of
 from fleet.monitor.timeline import dated_events
 from fleet.monitor.view import format_event
 from fleet.storage.event_log import LoggedEvent, RunTail, merge_logs
@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> None:
     paths = RunPaths(args.run)
     if args.from_s is None and args.speed is not None:
         raise UserError("--speed: there is a speed only where a run is shown again, with --from")
-    state = run_of(paths)
+    state = new_run_state(paths)
     held = find_held_lease(paths)
     if held is None and args.from_s is None:
         raise UserError(
@@ -76,7 +76,7 @@ def run(args: argparse.Namespace) -> None:
 
     if args.from_s is None:
         tail = RunTail(paths, from_end=True)
-        meet_all(state, paths.event_logs())
+        replay_networks(state, paths.event_logs())
     else:
         tail = RunTail(paths)
         for event in _again(state, tail, args.from_s, args.speed or 1.0):

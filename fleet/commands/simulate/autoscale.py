@@ -21,9 +21,9 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from fleet.arguments import count, number, positive, whole
+from fleet.arguments import count, integer, number, positive
 from fleet.commands.options import add_seed
-from fleet.commands.output import add_json, add_plot, drawn, show
+from fleet.commands.output import add_json, add_plot, figure_file, show
 from fleet.errors import UserError
 from fleet.terminal import bar, print_table
 from scheduler.elastic.autoscaler import Autoscaling
@@ -86,7 +86,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--category",
-        type=whole(1, 4),
+        type=integer(1, 4),
         metavar="N",
         help="with generate: only jobs of this category of the paper's Table I, from 1 to 4 (all)",
     )
@@ -241,7 +241,7 @@ def draw_counts(axes: Any, jobs: Sequence[ElasticJob], outcome: Outcome, name: s
 
 def plot(path: Path, jobs: Sequence[ElasticJob], outcome: Outcome, settings: Autoscaling) -> None:
     """Draw a simulation: jobs that arrived and completed, and GPUs held, over time."""
-    with drawn(path, 9, 5) as figure:
+    with figure_file(path, 9, 5) as figure:
         above, below = figure.subplots(2, sharex=True)
         arrived, _ = moments(jobs, outcome)
         above.step(arrived, range(1, len(arrived) + 1), where="post", color="0.6", label="arrived")

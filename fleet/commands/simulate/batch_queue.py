@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from fleet.arguments import count, share, whole
+from fleet.arguments import count, integer, share
 from fleet.commands.options import add_law_parameters, add_seed, law_of
 from fleet.commands.output import add_json, show
 from fleet.errors import UserError
@@ -113,7 +113,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--runs",
-        type=whole(1, MOST_RUNS),
+        type=integer(1, MOST_RUNS),
         default=20,
         metavar="N",
         help="number of simulations with different draws, which are averaged (20; a trace is simulated once)",

@@ -25,10 +25,10 @@ import math
 import sys
 from pathlib import Path
 
-from fleet.arguments import number, positive, renamed, share, stream, whole
+from fleet.arguments import integer, number, positive, renamed, share, stream
 from fleet.commands.options import FORMER_OPTIONS as FORMER_POLICY_OPTIONS
 from fleet.commands.options import add_cluster, add_options, add_policy, cluster_of, options_of
-from fleet.commands.output import add_json, add_plot, drawn, print_policies, show
+from fleet.commands.output import add_json, add_plot, figure_file, print_policies, show
 from fleet.errors import UserError
 from fleet.plugins import find_policy
 from fleet.terminal import bar, print_table
@@ -208,7 +208,7 @@ def _slots(text: str) -> int | None:
     """How many networks may share a GPU; None for auto."""
     if text == "auto":
         return None
-    return whole(1, MOST_SLOTS)(text)
+    return integer(1, MOST_SLOTS)(text)
 
 
 def _sharing(text: str) -> tuple[float, ...]:
@@ -303,7 +303,7 @@ def plot(path: Path, outcome: Simulated, cluster: Cluster) -> None:
     colour = {
         name: colorsys.hsv_to_rgb(index * 0.618 % 1, 1, 1) for index, name in enumerate(names)
     }
-    with drawn(path, 12, 2 + 0.06 * cluster.gpus) as figure:
+    with figure_file(path, 12, 2 + 0.06 * cluster.gpus) as figure:
         axes = figure.subplots()
         for device in cluster.devices:
             stints = [stint for stint in outcome.stints if device in stint.devices]

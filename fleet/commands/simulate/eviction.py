@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import statistics
 
-from fleet.arguments import count, number, whole
+from fleet.arguments import count, integer, number
 from fleet.commands.options import add_seed
 from fleet.commands.output import add_json, show
 from fleet.terminal import print_table
@@ -59,7 +59,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--deadline",
-        type=whole(),
+        type=integer(),
         required=True,
         metavar="MIN",
         help="the last deadline, in minutes",
@@ -80,7 +80,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--draws",
-        type=whole(1, MOST_DRAWS),
+        type=integer(1, MOST_DRAWS),
         default=1,
         metavar="D",
         help="number of machines to draw, over which the results are averaged (1)",

@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 from fleet.arguments import count, number, positive
-from fleet.commands.output import add_json, add_plot, drawn, show
+from fleet.commands.output import add_json, add_plot, figure_file, show
 from fleet.errors import UserError
 from fleet.terminal import ProgressLine, print_table
 from scheduler.idle.allocate import name_order
@@ -214,7 +214,7 @@ def _print(summary: Summary, jobs: int) -> None:
 def plot(path: Path, replayed: Replayed, summary: Summary) -> None:
     """Draw a replay: idle and used nodes, and what was done, over time."""
     hours = replayed.times_s / 3600
-    with drawn(path, 9, 5) as figure:
+    with figure_file(path, 9, 5) as figure:
         above, below = figure.subplots(2, sharex=True)
         above.fill_between(hours, replayed.idle, step="post", color="0.85", label="idle")
         above.fill_between(

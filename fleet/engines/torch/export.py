@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from fleet.engines.torch.models import Built, build_module
 from fleet.errors import ModelError, UserError
-from fleet.plugins import look_last_in
+from fleet.plugins import append_import_path
 from fleet.spec import NetworkSpec
 from fleet.spec.model import Architecture, told_as
 from fleet.storage.files import atomic_write_with, write_json
@@ -194,7 +194,7 @@ def _built(
     is_scaled: bool,
 ) -> Built:
     """A network's module, whose code may stand where it stood when the network was written."""
-    look_last_in(beside := note.get("beside"))
+    append_import_path(beside := note.get("beside"))
     try:
         return build_module(architecture, image, target, 0, is_scaled)
     except (UserError, ModelError) as error:

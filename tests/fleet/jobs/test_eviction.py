@@ -37,7 +37,7 @@ def user(monkeypatch):
     """An ordinary user, who looks every half minute."""
     monkeypatch.setattr(eviction, "LOOK_S", (30.0, 30.0))
     monkeypatch.setattr(slurm_control, "is_operator", lambda: False)
-    monkeypatch.setattr(slurm_control, "myself", lambda: "me")
+    monkeypatch.setattr(slurm_control, "current_user", lambda: "me")
 
 
 @pytest.fixture
@@ -357,7 +357,9 @@ def test_nodes_that_are_not_freed_are_given_up_some_minutes_after_the_deadline(
     made_up, evict, monkeypatch
 ):
     made_up.set({"3": {"nodes": 2}})
-    monkeypatch.setattr(slurm_control, "put_back", lambda job: "requeued")  # but it goes on
+    monkeypatch.setattr(
+        slurm_control, "requeue_or_cancel", lambda job: "requeued"
+    )  # but it goes on
     done, notes, said = evict(2, 10)
     assert not done
     assert [what for what, _ in notes].count("stop") == 4  # it is stopped again every two minutes

@@ -8,7 +8,7 @@ from fleet.commands.doctor import _folder_bytes
 from fleet.engines.keras.facts import problems_from
 from fleet.jobs import preflight as checks
 from launch.binding import Cores
-from launch.numa import Near
+from launch.numa import GpuNode
 from preprocess.sample import ImageSpec, SampleSpec
 from tests.fleet.histories import spec
 
@@ -231,6 +231,6 @@ def test_as_much_room_is_wanted_as_is_kept(keep, copies, dtype):
     ],
 )
 def test_a_trainer_is_bound_to_no_core_near_its_gpu(cores, what):
-    near = [Near("0", 0, frozenset(range(8))), Near("1", 1, frozenset(range(8, 16)))]
+    near = [GpuNode("0", 0, frozenset(range(8))), GpuNode("1", 1, frozenset(range(8, 16)))]
     ranks = [replace(RANK, near=near), replace(RANK, near=near, cores=Cores(frozenset(cores), 16))]
     assert said(checks.check_ranks(ranks, [0, 0], [0, 1], needs_gpus=True)) == what

@@ -51,7 +51,7 @@ def half_done(tmp_path):
 
 
 def resumed(run):
-    return resume(prepare(run.path, (0, 0, 0), beside_others=True)).results
+    return resume(prepare(run.path, (0, 0, 0), shares_run=True)).results
 
 
 def judged(paths, launch, verdict):
