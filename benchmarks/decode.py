@@ -113,7 +113,7 @@ def decode_only(source: ImageFolder, name: str) -> Way:
 def with_decoder(name: str, source: ImageFolder, transforms: list) -> Way:
     """A pipeline that decodes by this decoder, and what it leaves to the trainers."""
     simplejpeg = decoders.simplejpeg if name == "simplejpeg" else None
-    pipeline = Pipeline.probed(source, parse_transforms(transforms), seed=0)
+    pipeline = Pipeline.from_source(source, parse_transforms(transforms), seed=0)
     images, labels = pipeline.empty(1)
 
     def way(index: int) -> None:

@@ -26,9 +26,9 @@ from PIL import Image
 from fleet.commands.output import print_json
 from fleet.terminal import print_table
 from preprocess.base import RandomAccess
-from preprocess.lazy_numba import LOADING
+from preprocess.lazy_numba import NUMBA
 from preprocess.pipeline import Pipeline
-from preprocess.probe import probe
+from preprocess.probe import infer_sample_spec
 from preprocess.transforms import parse_transforms
 
 BATCH, ENOUGH_S = 64, 0.15
@@ -70,15 +70,15 @@ class Images(RandomAccess):
 def ours(pipeline: Pipeline, kernels: object) -> Callable[[], np.ndarray]:
     """A batch of the next epoch, one by one without kernels."""
     indices, epoch = np.arange(BATCH), 0
-    kept, made = pipeline.empty_kept(BATCH), pipeline.empty(BATCH)
-    pipeline.keep(indices, *kept)
+    kept, made = pipeline.empty_stored(BATCH), pipeline.empty(BATCH)
+    pipeline.load_stored(indices, *kept)
     affine = pipeline.sample.affine
     scaled = np.empty(made[0].shape, np.float32)
 
     def way() -> np.ndarray:
         nonlocal epoch
-        epoch, LOADING.kernels = epoch + 1, kernels
-        pipeline.finish_kept(*kept, indices, epoch, *made)
+        epoch, NUMBA.kernels = epoch + 1, kernels
+        pipeline.augment_stored(*kept, indices, epoch, *made)
         return made[0] if affine is None else affine.apply(made[0], scaled)
 
     return way
@@ -174,13 +174,13 @@ def measure(ways: dict[str, Way], rounds: int) -> dict[str, float]:
 
 
 def rows(rounds: int) -> Iterable[dict[str, object]]:
-    if not LOADING.now():
+    if not NUMBA.load():
         raise SystemExit("benchmarks/finishing.py needs numba: pip install 'fleet-ensemble[fast]'")
-    kernels = LOADING.kernels
+    kernels = NUMBA.kernels
     for what, (side, crop, transforms) in WORK.items():
         source = Images(side)
         parsed = parse_transforms(transforms)
-        pipeline = Pipeline(source, parsed, 0, probe(source, parsed, 0, keep=True))
+        pipeline = Pipeline(source, parsed, 0, infer_sample_spec(source, parsed, 0, keep=True))
         ways: dict[str, Way] = {"": ours(pipeline, kernels), "was": ours(pipeline, None)}
         made, reference = ways[""](), ways["was"]()
         assert np.array_equal(made, reference), f"{what}: other bits than one by one"

@@ -28,9 +28,9 @@ from fleet.stream.reader import Reader
 from fleet.stream.stall import Waiting
 from fleet.stream.window import Window
 from preprocess.base import RandomAccess
-from preprocess.lazy_numba import LOADING
+from preprocess.lazy_numba import NUMBA
 from preprocess.pipeline import Pipeline
-from preprocess.probe import probe
+from preprocess.probe import infer_sample_spec
 from preprocess.sample import Affine
 from preprocess.sources.image_folder import ImageFolder
 from preprocess.transforms import parse_transforms
@@ -137,7 +137,7 @@ def run(world: World, job: Job) -> Outcome:
         source,
         transforms,
         0,
-        world.share(probe(source, transforms, 0) if world.rank == 0 else None),
+        world.share(infer_sample_spec(source, transforms, 0) if world.rank == 0 else None),
     )
     layout = plan_layout(
         pipeline.sample.image, pipeline.samples, job.window, job.batch, job.readers
@@ -166,7 +166,7 @@ def serve(
     world: World, roles: Roles, window: Window, pipeline: Pipeline
 ) -> list[tuple[float, float, int]]:
     """A preprocessor; rank 0 also coordinates."""
-    LOADING.now()  # a run has the compiled loops once it has gone on for some seconds
+    NUMBA.load()  # a run has the compiled loops once it has gone on for some seconds
     order = StrictOrder(pipeline, window.layout.chunk)
     preprocessor = Preprocessor(world, roles, NodeMemory(window), order, pipeline, None)
     world.gather(None)  # the readers have joined

@@ -51,7 +51,7 @@ import keras
 
 data = open_data("builtin:digits", sys.argv[1], None, 0)
 def arrays(source):
-    pipeline = Pipeline.probed(source, parse_transforms({TRANSFORMS!r}), 0)
+    pipeline = Pipeline.from_source(source, parse_transforms({TRANSFORMS!r}), 0)
     images, labels = pipeline.empty(len(source))
     pipeline.load(range(len(source)), 0, images, labels)
     return pipeline.sample.affine.apply(images), labels

@@ -44,7 +44,9 @@ class Searcher:
 
     def ask(self, number):
         fresh = (
-            one for one in (self.propose() for _ in range(1000)) if one not in self.members.values()
+            values
+            for values in (self.propose() for _ in range(1000))
+            if values not in self.members.values()
         )
         if member := next(fresh, None):  # None: a small space is used up
             self.members[number] = member

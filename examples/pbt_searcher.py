@@ -48,15 +48,15 @@ class Searcher:
         self.ages[number] += 1
         if self.ages[number] % self.every:
             return "go_on"
-        own = (
+        score = (
             self.sign * value if value == value else float("-inf"),
             number,
         )  # one that is no number is the worst
         self.peers[self.ages[number]] = peers = sorted(
-            [*self.peers.get(self.ages[number], ()), own]
+            [*self.peers.get(self.ages[number], ()), score]
         )
         few = int(self.quarter * len(peers))
-        if own not in peers[:few]:
+        if score not in peers[:few]:
             return "go_on"
         self.waiting.append(self.random.choice(peers[-few:])[1])
         return "stop"

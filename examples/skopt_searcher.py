@@ -50,8 +50,8 @@ class Searcher:
             return None
         self.asked[number] = point
         return {
-            name: values[place] if isinstance(values, tuple) else place
-            for (name, values), place in zip(self.space.items(), point, strict=True)
+            name: values[values_of_point] if isinstance(values, tuple) else values_of_point
+            for (name, values), values_of_point in zip(self.space.items(), point, strict=True)
         }
 
     def known(self, number, values):

@@ -22,7 +22,7 @@ from preprocess.base import Source, UnreadableSample
 from preprocess.pipeline import Pipeline
 from preprocess.sample import SampleSpec
 from preprocess.sources.files import NamedFiles, NamedRows
-from preprocess.sources.image_folder import on_unread
+from preprocess.sources.image_folder import describe_unread
 from preprocess.sources.table import Columns, NewRows
 from preprocess.transforms import Transform, parse_transforms
 from preprocess.transforms.decoding import Decode
@@ -179,7 +179,9 @@ class Predictor:
                 part = range(first, min(first + _AT_ONCE, len(source)))
                 try:
                     images = [
-                        pipeline.finish(pipeline.prepare(index), index, 0, training=False).image
+                        pipeline.augment_checked(
+                            pipeline.prepare(index), index, 0, training=False
+                        ).image
                         for index in part
                     ]
                 except UnreadableSample as error:
@@ -193,7 +195,7 @@ class Predictor:
         ):
             if not is_single:
                 source = NamedFiles(list(together))
-                unread = on_unread(source)
+                unread = describe_unread(source)
                 if unread:
                     log.warning("%s", unread)
                 yield source

@@ -1,9 +1,9 @@
-"""What the modules of this package share: errors, the ``Source`` protocol, import paths.
+"""Errors, the ``Source`` protocol and import paths, shared by the modules of this package.
 
-InputError (ValueError)   what the user asked for is wrong
-CannotWrite (OSError)     the file system refuses a file that is to be written
-BadImage                  one image cannot be used; who raises it does not know its name
-BadSample                 the same with the name of the file or record
+InputError (ValueError)   the user's input is wrong
+CannotWrite (OSError)     the file system refuses to write a file
+UnreadableImage           one image cannot be used; the raising code does not know its name
+UnreadableSample          the same, with the name of the file or record
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from preprocess.user_code import import_user_module
 
 
 def printable(text: str) -> str:
-    r"""Make a name writable as UTF-8: what was no UTF-8 in the name of a file becomes ``\xNN``.
+    r"""Make a name writable as UTF-8; bytes that are not UTF-8 become ``\xNN``.
 
     >>> printable("caf\udce9.png"), printable("café.png")
     ('caf\\xe9.png', 'café.png')
     """
-    return encoded(text).decode(errors="backslashreplace")
+    return encode_name(text).decode(errors="backslashreplace")
 
 
-def encoded(text: str) -> bytes:
-    """Encode a name as the file system has it, whatever is in it."""
+def encode_name(text: str) -> bytes:
+    """Encode a name as the file system does, whatever bytes it holds."""
     try:
         return text.encode(errors="surrogateescape")
     except UnicodeEncodeError:  # a surrogate that stands for no byte
         return text.encode(errors="backslashreplace")
 
 
-def spelled(name: str) -> str:
-    r"""Give a name of a class as it compares: without spaces around it, each accent in one letter with its base.
+def normalize_name(name: str) -> str:
+    r"""Normalize the name of a class for comparison: strip spaces and compose accents (NFC).
 
     >>> spelled("cafe\u0301 ") == "café"
     True
@@ -51,27 +51,27 @@ def spelled(name: str) -> str:
 
 
 class InputError(ValueError):
-    """What the user asked for is wrong; the message names the place and what would be right."""
+    """The user's input is wrong; the message names the place and the right form."""
 
     def __init__(self, message: object = "") -> None:
         super().__init__(printable(str(message)))
 
 
 class CannotWrite(OSError):
-    """A file cannot be written: the disk is full, read-only, ...; other errors of the system are about what is read."""
+    """A file cannot be written: the disk is full, read-only, and so on."""
 
 
 class UnreadableImage(Exception):
-    """An image that cannot be used. A user's transform may raise it too; the sample is then skipped."""
+    """An image that cannot be used; a user's transform may raise it to skip the sample."""
 
 
 class UnreadableSample(Exception):
     """A sample that is skipped and counted.
 
     Attributes:
-        name: the file or the record.
+        name: the file or record.
         reason: why it cannot be used.
-        position: its place in the batch that was asked for, where there is one.
+        position: its index in the requested batch, if any.
     """
 
     def __init__(self, name: str, reason: str, position: int | None = None) -> None:
@@ -86,17 +86,17 @@ class UnreadableSample(Exception):
         return f"{self.name}: {self.reason}"
 
 
-def counted(number: int, what: str) -> str:
-    """So many of something.
+def counted(number: int, noun: str) -> str:
+    """Format a number with its noun.
 
     >>> counted(1, "GPU"), counted(2, "GPU")
     ('1 GPU', '2 GPUs')
     """
-    return f"{number} {what}{'' if number == 1 else 's'}"
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def and_more(things: Sized) -> str:
-    """What stands behind the first of some things, where there are others.
+    """Format how many items follow the first; empty if none.
 
     >>> and_more([1, 2, 3]), and_more([1])
     (' (and 2 more)', '')
@@ -106,106 +106,117 @@ def and_more(things: Sized) -> str:
     return ""
 
 
-def twice_in(names: Sequence[str]) -> str | None:
-    """The first of some names that stands there a second time.
+def first_duplicate(names: Sequence[str]) -> str | None:
+    """Return the first name that occurs a second time; None if all differ.
 
-    >>> twice_in(("a", "b", "a")), twice_in(("a", "b"))
+    >>> first_duplicate(("a", "b", "a")), first_duplicate(("a", "b"))
     ('a', None)
     """
-    return next((name for place, name in enumerate(names) if name in names[:place]), None)
+    return next((name for position, name in enumerate(names) if name in names[:position]), None)
 
 
 @runtime_checkable
 class Source(Protocol):
-    """A set of samples that are read by index, each with what a network is to answer.
+    """A set of samples, read by index, each with a target.
 
-    One of classes is a :class:`ClassSource`; :mod:`preprocess.target` says how targets of other kinds, and weights of
-    samples, are given.
+    A source of classes is a :class:`ClassSource`. :mod:`preprocess.target` says how a source gives
+    targets of other kinds and weights.
     """
 
     def __len__(self) -> int: ...
 
     def read(self, index: int) -> bytes | np.ndarray:
-        """The input of one sample: an encoded image file, or an array of numbers of any shape.
+        """Read the input of one sample: an encoded image file, or an array of numbers.
 
-        An image is (height, width, channels), uint8.
+        Returns:
+            The bytes of an image file; or an array of any shape and numeric type. An image is
+            (height,
+            width, channels), uint8.
 
         Raises:
-            BadSample: it is missing or unreadable.
+            UnreadableSample: the sample is missing or unreadable.
         """
 
     def name(self, index: int) -> str:
-        """What to call the sample in a message: its file or record."""
+        """Return the sample's name for messages: its file or record."""
 
     def order(self, seed: int, epoch: int) -> np.ndarray:
-        """The order of the samples in one epoch of the stream.
+        """Return the order of the samples in one epoch of the stream.
 
         Returns:
-            A permutation of ``range(len(self))``, int64: a function of seed and epoch alone.
+            A permutation of ``range(len(self))``, (n,) int64, that depends on seed and epoch alone.
         """
 
 
 @runtime_checkable
 class ClassSource(Source, Protocol):
-    """A source each of whose samples is of one class."""
+    """A source whose samples each belong to one class."""
 
     @property
     def labels(self) -> np.ndarray:
-        """The class of every sample, int64, 0 <= label < len(classes)."""
+        """The class of every sample, (n,) int64, 0 <= label < len(classes)."""
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """The names of the classes; a label is a position in it."""
+        """The names of the classes; a label is an index into it."""
 
 
 def read_input(source: Source, index: int) -> bytes | np.ndarray:
-    """Read a sample of a source, which may also give a tensor or an image of Pillow.
+    """Read the input of a sample; a source may also return a tensor or a Pillow image.
+
+    Returns:
+        The bytes of an image file, or an array of any shape.
 
     Raises:
-        BadSample: it is missing or unreadable.
-        InputError: the source gives something else.
+        UnreadableSample: the sample is missing or unreadable.
+        InputError: the source returns something else.
     """
-    given: Any = source.read(index)
-    if isinstance(given, bytes | np.ndarray):
-        return given
-    if isinstance(given, bytearray | memoryview):
-        return bytes(given)
-    return array_of(given, f"data.source: read({index})", "the bytes of an image file or an array")
+    content: Any = source.read(index)
+    if isinstance(content, bytes | np.ndarray):
+        return content
+    if isinstance(content, bytearray | memoryview):
+        return bytes(content)
+    return as_array(
+        content, f"data.source: read({index})", "the bytes of an image file or an array"
+    )
 
 
-def array_of(given: Any, giver: str, wanted: str) -> np.ndarray:
-    """Make an array of what a user's function gives, such as a tensor.
+def as_array(value: Any, giver: str, expected: str) -> np.ndarray:
+    """Convert what a user's function returned, such as a tensor, to an array.
 
     Args:
-        giver: what gives it, and `wanted` what it should give, for the message.
+        value: the returned object.
+        giver: who returned it, for the message.
+        expected: what it should return, for the message.
 
     Raises:
-        InputError: it is none, or cannot be read as one.
+        InputError: it cannot be converted to an array.
     """
-    why = ""
-    if hasattr(given, "__array__") or hasattr(given, "__array_interface__"):
+    reason = ""
+    if hasattr(value, "__array__") or hasattr(value, "__array_interface__"):
         try:
-            return np.asarray(given)
+            return np.asarray(value)
         except Exception as error:  # a tensor on a GPU, or one with a gradient, says what to do
-            why = f": {in_one_line(error)}"
-    raise InputError(f"{giver} gives a {type(given).__name__}; it should give {wanted}{why}")
+            reason = f": {format_exception(error)}"
+    raise InputError(f"{giver} gives a {type(value).__name__}; it should give {expected}{reason}")
 
 
 def row_numbers(source: Source) -> np.ndarray:
-    """Where each sample lies in the table, the array or the list of files that is read, (n,) int64 from 0.
+    """Return where each sample lies in the table, array or list of files, (n,) int64 from 0.
 
-    It is the number of the sample, unless a source has an attribute ``row_numbers``: one that is a part of another.
+    It is the sample's index, unless the source has an attribute ``row_numbers``, as a subset of
+    another source has.
     """
-    found = getattr(source, "row_numbers", None)
-    if found is None:
+    numbers = getattr(source, "row_numbers", None)
+    if numbers is None:
         return np.arange(len(source))
-    return np.asarray(found, np.int64)
+    return np.asarray(numbers, np.int64)
 
 
 class RandomAccess:
-    """Gives a source whose samples cost the same in any order a uniformly random one.
+    """Mixin for sources that read samples equally fast in any order: the order is uniform.
 
-    It has as many samples as labels; one without labels says by itself how many.
+    Its length is that of ``labels``; a class without labels defines ``__len__`` itself.
     """
 
     labels: np.ndarray
@@ -214,7 +225,7 @@ class RandomAccess:
         return len(self.labels)
 
     def order(self, seed: int, epoch: int) -> np.ndarray:
-        """A uniformly random permutation; see :class:`Source`."""
+        """Return a uniformly random permutation, (n,) int64; see :class:`Source`."""
         return rng_for(seed, ORDER, epoch).permutation(len(self))
 
 
@@ -227,15 +238,21 @@ FOLDS = 5
 
 
 def rng_for(seed: int, purpose: int, *more: int) -> np.random.Generator:
-    """A generator of its own for each purpose that the user's one seed serves."""
+    """Return the generator for one purpose of the run's seed.
+
+    Args:
+        seed: of the run.
+        purpose: a constant of this module, such as ``SPLIT``.
+        more: further integers, such as the epoch.
+    """
     return np.random.default_rng([seed, purpose, *more])
 
 
 def import_function(path: str, role: str) -> Any:
-    """The function that an import path ``module:function`` names; see :func:`import_object`.
+    """Import the function at ``module:function``; see :func:`import_object`.
 
     Raises:
-        InputError: no such module, no such function, or not a function.
+        InputError: the module or function does not exist, or the object is not callable.
     """
     function = import_object(path, role)
     if not callable(function):
@@ -244,17 +261,15 @@ def import_function(path: str, role: str) -> Any:
 
 
 def import_object(path: str, role: str, form: str = "module:function") -> Any:
-    """What an import path ``module:name`` names.
-
-    The working directory is looked in too, as under ``python -m``.
+    """Import the object at ``module:name``; the working directory is searched too.
 
     Args:
         path: such as ``my_package.my_module:my_function``.
-        role: what it is wanted as, for the message: ``transform``, ``data source``.
+        role: what it is used as, for the message: ``transform``, ``data source``.
         form: of such a path, for the message.
 
     Raises:
-        InputError: no such module, importing it raises, or it has no such name.
+        InputError: the module or name does not exist, or importing the module raises.
     """
     module_name, _, name = path.partition(":")
     if not (module_name and name):
@@ -270,30 +285,30 @@ def import_object(path: str, role: str, form: str = "module:function") -> Any:
         BaseException
     ) as error:  # the module is the user's: anything may go wrong in it, and it may exit
         raise InputError(
-            f"{role} {path!r}: cannot import {module_name!r}: {in_one_line(error)}"
+            f"{role} {path!r}: cannot import {module_name!r}: {format_exception(error)}"
         ) from error
-    found = getattr(module, name, None)
-    if found is None:
+    imported = getattr(module, name, None)
+    if imported is None:
         raise InputError(f"{role} {path!r}: module {module_name!r} has no {name!r}")
-    return found
+    return imported
 
 
-def in_one_line(error: BaseException) -> str:
-    """What went wrong in a user's code: the exception, what it says, and the line of theirs where it happened.
+def format_exception(error: BaseException) -> str:
+    """Format an exception of user code in one line, with the user's file and line.
 
-    >>> in_one_line(ValueError("two\\nlines"))
+    >>> format_exception(ValueError("two\\nlines"))
     'ValueError: two lines'
     """
-    said = error.msg if isinstance(error, SyntaxError) else str(error)
-    what = f"{type(error).__name__}: {' '.join(said.split())}".removesuffix(": ")
-    place = _place(error)
-    if place is None:
-        return what
-    return f"{what} ({place[0]}, line {place[1]})"
+    text = error.msg if isinstance(error, SyntaxError) else str(error)
+    description = f"{type(error).__name__}: {' '.join(text.split())}".removesuffix(": ")
+    location = _line_of_user_code(error)
+    if location is None:
+        return description
+    return f"{description} ({location[0]}, line {location[1]})"
 
 
-def _place(error: BaseException) -> tuple[str, int] | None:
-    """The file and the line: the last one that is neither ours nor of an installed package, where there is one."""
+def _line_of_user_code(error: BaseException) -> tuple[str, int] | None:
+    """Return the last (file, line) in user code; else the last one at all."""
     if (
         isinstance(error, SyntaxError)
         and error.lineno
@@ -307,8 +322,8 @@ def _place(error: BaseException) -> tuple[str, int] | None:
         if frame.lineno is not None
         and not frame.filename.startswith(("<frozen importlib", _IMPORTLIB, _HERE))
     ]
-    theirs = [(file, line) for file, line in frames if not file.startswith(_INSTALLED)]
-    return next(reversed(theirs or frames), None)
+    user_frames = [(file, line) for file, line in frames if not file.startswith(_INSTALLED)]
+    return next(reversed(user_frames or frames), None)
 
 
 _HERE = str(Path(__file__).parent)
@@ -318,13 +333,14 @@ _INSTALLED = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "
 
 @dataclass(frozen=True)
 class DataSet:
-    """What the networks learn from and what they are judged by.
+    """The sources that networks train on and are scored with.
 
     Attributes:
+        train: the training samples.
         validation: chooses the best epoch of a network, and the best network.
-        classes: the names of the classes, labels or values; empty where they have none.
-        test: chooses nothing; finished networks are judged on it.
-        remark: what its owner should know about it; empty if there is nothing.
+        classes: the names of the classes, labels or values; empty if they have none.
+        test: never used for selection; finished networks are scored on it.
+        remark: a warning for the user; empty if there is none.
     """
 
     train: Source
@@ -333,7 +349,7 @@ class DataSet:
     test: Source | None = None
     remark: str = ""
 
-    def parts(self) -> dict[str, Source]:
-        """The sources by what they are for: ``train`` and, where there are such, ``validation`` and ``test``."""
+    def splits(self) -> dict[str, Source]:
+        """Return the existing sources by split: ``train``, ``validation``, ``test``."""
         parts = {"train": self.train, "validation": self.validation, "test": self.test}
         return {name: source for name, source in parts.items() if source is not None}

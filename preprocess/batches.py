@@ -1,10 +1,11 @@
-"""What transforms do to many samples of one shape at once: the bits of one after the other, many times as fast.
+"""Batched transforms: the same bits as one sample at a time, many times as fast.
 
-Transforms draw from a sample's own generator, so that all draws of a batch can be had first. Crops and mirror images
-are put off until another transform needs the pixels, and then made in one go. A transform that has no function here, or
-has one only for other samples, ends the batch: the rest is done one by one, from where each sample's generator is.
+Each sample draws from its own generator, so all draws of a batch can be made at once. Crops and
+flips are postponed until another transform needs the pixels, and then done in one pass. A transform
+without a batched version ends the batch: the remaining transforms run sample by sample, from where
+each sample's generator stands.
 
-Where the compiled loops are not there (:mod:`preprocess.lazy_numba`), samples are done one by one.
+Without the compiled loops (:mod:`preprocess.lazy_numba`), all samples are processed one by one.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from preprocess.base import AUGMENT, InputError, UnreadableImage
-from preprocess.deferred_augmentation import packed
-from preprocess.sample import PLACE_BYTES, wire_dtype
+from preprocess.deferred_augmentation import pack_rows
+from preprocess.sample import CROP_BYTES, wire_dtype
 from preprocess.transforms import Transform
 from preprocess.transforms.color import ColorJitter, Scale
 from preprocess.transforms.geometry import (
@@ -32,17 +33,18 @@ from preprocess.transforms.on_device import OnDevice
 _FILTERS = {"bilinear": 0, "bicubic": 1, "lanczos": 2}
 
 
-class Work:
-    """A batch on its way through transforms.
+class BatchWork:
+    """A batch on its way through the transforms.
 
     Args:
+        kernels: the module :mod:`preprocess.kernels`.
         images: (k, height, width, channels).
-        masks: (k, height, width); None where there are none.
-        void: of masks, what comes from outside.
-        uniforms: (k, draws) that are the first of each sample's generator.
+        masks: (k, height, width) integers; None without masks.
+        void: the mask value of pixels outside of the image.
+        uniforms: (k, draws) float64, the first numbers of each sample's generator.
 
     Attributes:
-        used: (k,) how many of them were drawn.
+        draw_counts: (k,) int64, how many numbers each sample has used.
     """
 
     def __init__(
@@ -59,80 +61,91 @@ class Work:
         self.void = void
         self.count = len(images)
         self._uniforms = uniforms
-        self.used = np.zeros(self.count, np.int64)
+        self.draw_counts = np.zeros(self.count, np.int64)
         self._window: tuple[np.ndarray, np.ndarray, tuple[int, int]] | None = None
-        self._mirror, self._upside = np.zeros((2, self.count), bool)
-        self._is_left = False
+        self._flip_x, self._flip_y = np.zeros((2, self.count), bool)
+        self._is_deferred = False
 
     @property
     def size(self) -> tuple[int, int]:
-        """(height, width) of an image as it is now."""
+        """The current (height, width) of an image."""
         if self._window is None:
             return (self.images.shape[1], self.images.shape[2])
         return self._window[2]
 
     @property
-    def form(self) -> tuple[tuple[int, ...], np.dtype]:
-        """The shape and the type of an image when all is settled."""
-        if self._is_left:
-            return (self.images[:1].nbytes + PLACE_BYTES,), np.dtype(np.uint8)
+    def output_form(self) -> tuple[tuple[int, ...], np.dtype]:
+        """The shape and dtype of an image once all pending operations are applied."""
+        if self._is_deferred:
+            return (self.images[:1].nbytes + CROP_BYTES,), np.dtype(np.uint8)
         return (*self.size, *self.images.shape[3:]), self.images.dtype
 
     def draw(self) -> np.ndarray:
-        """The next number of each sample, (k,)."""
-        self.used += 1
-        return self._uniforms[np.arange(self.count), self.used - 1]
+        """Draw the next number of each sample, (k,) float64 in [0, 1)."""
+        self.draw_counts += 1
+        return self._uniforms[np.arange(self.count), self.draw_counts - 1]
 
-    def ahead(self, many: int) -> np.ndarray:
-        """The next numbers of each sample, (k, many), which :attr:`used` does not count."""
-        return np.take_along_axis(self._uniforms, self.used[:, None] + np.arange(many), axis=1)
+    def peek(self, count: int) -> np.ndarray:
+        """Return the next ``count`` numbers of each sample, (k, count), without using them."""
+        return np.take_along_axis(
+            self._uniforms, self.draw_counts[:, None] + np.arange(count), axis=1
+        )
 
-    def cut(self, top: np.ndarray, left: np.ndarray, size: tuple[int, int]) -> None:
-        """Show this window of each image only."""
+    def crop(self, top: np.ndarray, left: np.ndarray, size: tuple[int, int]) -> None:
+        """Crop each image to a window.
+
+        Args:
+            top: (k,) int64, the first row of each window; may lie outside of the image.
+            left: (k,) int64, the first column of each window.
+            size: (height, width) of all windows.
+        """
         if self._window is not None:
-            self.settle()
+            self.apply_pending()
         height, width = self.size
         # In an image that was mirrored, places are counted from the other end.
         self._window = (
-            np.where(self._upside, height - size[0] - top, top),
-            np.where(self._mirror, width - size[1] - left, left),
+            np.where(self._flip_y, height - size[0] - top, top),
+            np.where(self._flip_x, width - size[1] - left, left),
             size,
         )
 
-    def flip(self, mirror: np.ndarray | None, upside: np.ndarray | None) -> None:
-        """Change the places of left and right, of top and bottom, of some images."""
-        if mirror is not None:
-            self._mirror = self._mirror ^ mirror
-        if upside is not None:
-            self._upside = self._upside ^ upside
+    def flip(self, flip_x: np.ndarray | None, flip_y: np.ndarray | None) -> None:
+        """Flip some of the images.
 
-    def leave(self) -> None:
-        """Leave what was put off to the device, but for masks."""
+        Args:
+            flip_x: (k,) bool, True to swap left and right; None for no image.
+            flip_y: (k,) bool, True to swap top and bottom; None for no image.
+        """
+        if flip_x is not None:
+            self._flip_x = self._flip_x ^ flip_x
+        if flip_y is not None:
+            self._flip_y = self._flip_y ^ flip_y
+
+    def defer(self) -> None:
+        """Defer the pending crop and flips to the device; masks are cropped here."""
         if self.masks is not None:
             self.masks = self._cut_out(self.masks[..., None], self.void, None)[..., 0]
         self.images = self.images.astype(wire_dtype(self.images.dtype), copy=False)
-        self._is_left = True
+        self._is_deferred = True
 
-    def settle(self, out: np.ndarray | None = None) -> None:
-        """Do what was put off, or write down what is left; into ``out`` where it is given, whose shape and type fit."""
-        if self._is_left:
-            self.images = packed(self.images, self._places(), out)
-        elif self._window is not None or self._mirror.any() or self._upside.any():
+    def apply_pending(self, out: np.ndarray | None = None) -> None:
+        """Apply, or encode for the device, what is pending; into ``out`` if given."""
+        if self._is_deferred:
+            self.images = pack_rows(self.images, self._places(), out)
+        elif self._window is not None or self._flip_x.any() or self._flip_y.any():
             self.images = self._cut_out(self.images, 0, out)
             if self.masks is not None:
                 self.masks = self._cut_out(self.masks[..., None], self.void, None)[..., 0]
         elif out is not None:
             out[:] = self.images
-        self._window, (self._mirror, self._upside), self._is_left = (
-            None,
-            np.zeros((2, self.count), bool),
-            False,
-        )
+        self._window = None
+        self._flip_x, self._flip_y = np.zeros((2, self.count), bool)
+        self._is_deferred = False
 
     def _places(self) -> np.ndarray:
-        """Where pixels go (:mod:`preprocess.deferred_augmentation`): (k, 4)."""
+        """Return where pixels go (:mod:`preprocess.deferred_augmentation`), (k, 4) int."""
         top, left = (0, 0) if self._window is None else self._window[:2]
-        return np.stack(np.broadcast_arrays(top, left, self._upside, self._mirror), axis=1)
+        return np.stack(np.broadcast_arrays(top, left, self._flip_y, self._flip_x), axis=1)
 
     def _cut_out(self, images: np.ndarray, outside: int, out: np.ndarray | None) -> np.ndarray:
         zeros = np.zeros(self.count, np.int64)
@@ -140,24 +153,24 @@ class Work:
         pixel = images.shape[3] * images.itemsize
         fits = out is not None and out.flags.c_contiguous
         if out is not None and fits:
-            made = out
+            result = out
         else:
-            made = np.empty((self.count, *size, images.shape[3]), images.dtype)
+            result = np.empty((self.count, *size, images.shape[3]), images.dtype)
         self.kernels.windows(
             _bytes(images),
             *images.shape[1:3],
             pixel,
             top,
             left,
-            self._mirror,
-            self._upside,
+            self._flip_x,
+            self._flip_y,
             outside & 0xFF,
-            _bytes(made),
+            _bytes(result),
             *size,
         )  # -1 and 255 are the same in all their bytes
         if out is not None and not fits:
-            out[:] = made
-        return made
+            out[:] = result
+        return result
 
     def resize(
         self,
@@ -165,7 +178,13 @@ class Work:
         size: tuple[int, int],
         kind: int,
     ) -> None:
-        """Bring a window of each image, (top, left, height, width), to one size."""
+        """Resize a window of each image to one size.
+
+        Args:
+            window: top, left, height and width, each (k,) int64.
+            size: (height, width) of the result.
+            kind: the filter: 0 bilinear, 1 bicubic, 2 lanczos.
+        """
         top, left, heights, widths = window
         images = self.images
         self.images = np.empty((self.count, *size, images.shape[3]), np.uint8)
@@ -188,7 +207,7 @@ class Work:
             self.kernels.pick(_lines(masks), rows, columns, masks.itemsize, _lines(self.masks))
 
 
-def done(
+def apply_batch(
     transforms: Sequence[Transform],
     kernels: Any,
     images: np.ndarray,
@@ -198,22 +217,32 @@ def done(
     epoch: int,
     indices: np.ndarray,
     training: bool,
-) -> tuple[Work, int]:
-    """Do to a batch as many of the first transforms as can be done to it; gives the work and how many they were.
+) -> tuple[BatchWork, int]:
+    """Apply as many of the first transforms as have a batched version.
 
     Args:
-        images, masks: of samples, which stay as they are.
-        seed, epoch, indices: what random numbers depend on.
+        transforms: in order.
+        kernels: the module :mod:`preprocess.kernels`.
+        images: (k, height, width, channels) or (k, ...), not modified.
+        masks: (k, height, width) integers, not modified; None without masks.
+        void: the mask value of pixels outside of the image.
+        seed: of the run.
+        epoch: of the stream.
+        indices: (k,) integers, the samples.
+        training: False for evaluation: no randomness, center crops.
+
+    Returns:
+        The batch, and the number of transforms applied.
     """
-    draws = sum(map(_draws, transforms)) if training else 0
+    draws = sum(map(_max_draws, transforms)) if training else 0
     uniforms = np.empty((len(images), 4 * -(-draws // 4)))
     if draws:
         kernels.uniforms(seed, AUGMENT, epoch, np.ascontiguousarray(indices, np.int64), uniforms)
-    work = Work(kernels, images, masks, void, uniforms)
-    for place, transform in enumerate(transforms):
-        do = _DOERS.get(type(transform))
-        if do is None or work.images.ndim != 4 or not do(transform, work, training):
-            return work, place
+    work = BatchWork(kernels, images, masks, void, uniforms)
+    for count, transform in enumerate(transforms):
+        apply = _BATCHED.get(type(transform))
+        if apply is None or work.images.ndim != 4 or not apply(transform, work, training):
+            return work, count
     return work, len(transforms)
 
 
@@ -228,21 +257,23 @@ def _lines(masks: np.ndarray) -> np.ndarray:
 # ---- each transform: False where it cannot be done to such samples, and nothing is changed -----
 
 
-def _crop(crop: RandomCrop | CenterCrop, work: Work, training: bool) -> bool:
+def _crop(crop: RandomCrop | CenterCrop, work: BatchWork, training: bool) -> bool:
     padding = crop.padding if isinstance(crop, RandomCrop) else 0
     room = [have + 2 * padding - want for have, want in zip(work.size, crop.size, strict=True)]
     if min(room) < 0:
         return False
     is_drawn = training and isinstance(crop, RandomCrop)
     top, left = (
-        (work.draw() * (one + 1)).astype(np.int64) if is_drawn else np.full(work.count, one // 2)
-        for one in room
+        (work.draw() * (margin + 1)).astype(np.int64)
+        if is_drawn
+        else np.full(work.count, margin // 2)
+        for margin in room
     )
-    work.cut(top - padding, left - padding, crop.size)
+    work.crop(top - padding, left - padding, crop.size)
     return True
 
 
-def _flip(flip: Flip, work: Work, training: bool) -> bool:
+def _flip(flip: Flip, work: BatchWork, training: bool) -> bool:
     if training:
         work.flip(
             work.draw() < 0.5 if flip.horizontal else None,
@@ -251,30 +282,30 @@ def _flip(flip: Flip, work: Work, training: bool) -> bool:
     return True
 
 
-def _on_device(left: OnDevice, work: Work, training: bool) -> bool:
-    work.settle()
+def _on_device(deferred: OnDevice, work: BatchWork, training: bool) -> bool:
+    work.apply_pending()
     try:
-        left.size(*work.size)
+        deferred.size(*work.size)
     except UnreadableImage:
         return False
-    if not left.takes(work.images.shape[1:], work.images.dtype):
+    if not deferred.accepts(work.images.shape[1:], work.images.dtype):
         return False
-    for transform in left.transforms:
-        _DOERS[type(transform)](transform, work, training)
-    work.leave()
+    for transform in deferred.transforms:
+        _BATCHED[type(transform)](transform, work, training)
+    work.defer()
     return True
 
 
-def _is_picture(work: Work) -> bool:
-    """Whether Pillow has such images; settles what was put off."""
-    work.settle()
+def _is_pillow_image(work: BatchWork) -> bool:
+    """Apply what is pending; return True if Pillow has such images."""
+    work.apply_pending()
     return work.images.dtype == np.uint8 and work.images.shape[3] in (1, 3)
 
 
-def _resize(resize: Resize, work: Work, training: bool) -> bool:
-    if (resize.filter not in _FILTERS) or not _is_picture(work):
+def _resize(resize: Resize, work: BatchWork, training: bool) -> bool:
+    if (resize.filter not in _FILTERS) or not _is_pillow_image(work):
         return False
-    size = resize.target(*work.size)
+    size = resize.output_size(*work.size)
     if size != work.size:
         height, width = (np.full(work.count, length) for length in work.size)
         zeros = np.zeros(work.count, np.int64)
@@ -282,14 +313,14 @@ def _resize(resize: Resize, work: Work, training: bool) -> bool:
     return True
 
 
-def _random_resized_crop(crop: RandomResizedCrop, work: Work, training: bool) -> bool:
-    if (crop.filter not in _FILTERS) or not _is_picture(work):
+def _random_resized_crop(crop: RandomResizedCrop, work: BatchWork, training: bool) -> bool:
+    if (crop.filter not in _FILTERS) or not _is_pillow_image(work):
         return False
     height, width = work.size
     window = np.tile(crop.window(height, width, None), (work.count, 1))
     if training:
-        window[:] = crop.without_luck(height, width)
-        tries = work.ahead(22)
+        window[:] = crop.fallback_window(height, width)
+        tries = work.peek(22)
         pixels = (
             height * width * (crop.scale[0] + (crop.scale[1] - crop.scale[0]) * tries[:, :20:2])
         )
@@ -298,13 +329,13 @@ def _random_resized_crop(crop: RandomResizedCrop, work: Work, training: bool) ->
         heights = np.rint(np.sqrt(pixels / aspect))
         widths = np.rint(np.sqrt(pixels * aspect))
         fits = (heights > 0) & (heights <= height) & (widths > 0) & (widths <= width)
-        some = fits.any(axis=1)
-        found = fits.argmax(axis=1)
+        has_fit = fits.any(axis=1)
+        first_fit = fits.argmax(axis=1)
         rows = np.arange(work.count)
-        h = heights[rows, found]
-        w = widths[rows, found]
-        drawn = np.where(some, 2 * found + 2, 20)
-        lucky = np.stack(
+        h = heights[rows, first_fit]
+        w = widths[rows, first_fit]
+        drawn = np.where(has_fit, 2 * first_fit + 2, 20)
+        fitting = np.stack(
             [
                 tries[rows, np.minimum(drawn, 20)] * (height - h + 1),
                 tries[rows, np.minimum(drawn, 20) + 1] * (width - w + 1),
@@ -313,36 +344,36 @@ def _random_resized_crop(crop: RandomResizedCrop, work: Work, training: bool) ->
             ],
             axis=1,
         ).astype(np.int64)
-        window[some] = lucky[some]
-        work.used += np.where(some, drawn + 2, 20)
+        window[has_fit] = fitting[has_fit]
+        work.draw_counts += np.where(has_fit, drawn + 2, 20)
     top, left, h, w = np.ascontiguousarray(window.T)
-    work.resize((top, left, h, w), crop.to_size, _FILTERS[crop.filter])
+    work.resize((top, left, h, w), crop.output_size, _FILTERS[crop.filter])
     return True
 
 
-def _color_jitter(change: ColorJitter, work: Work, training: bool) -> bool:
+def _color_jitter(change: ColorJitter, work: BatchWork, training: bool) -> bool:
     if not training:
         return True
-    if not _is_picture(work):
+    if not _is_pillow_image(work):
         return False
     changes = change.changes()
-    kinds, low, high = (np.array([one[place] for one in changes]) for place in range(3))
-    many = len(changes)
-    if many > 1:
-        order = np.argsort(work.ahead(many), axis=1)
+    kinds, low, high = (np.array([amount[column] for amount in changes]) for column in range(3))
+    count = len(changes)
+    if count > 1:
+        order = np.argsort(work.peek(count), axis=1)
     else:
         order = np.zeros((work.count, 1), np.int64)
-    work.used += many if many > 1 else 0
-    amounts = low[order] + (high - low)[order] * work.ahead(many)
-    work.used += many
+    work.draw_counts += count if count > 1 else 0
+    amounts = low[order] + (high - low)[order] * work.peek(count)
+    work.draw_counts += count
     images = work.images.reshape(work.count, -1, work.images.shape[3]).copy()
     work.kernels.jitter(images, kinds[order], amounts)
     work.images = images.reshape(work.images.shape)
     return True
 
 
-def _scale(scale: Scale, work: Work, training: bool) -> bool:
-    work.settle()
+def _scale(scale: Scale, work: BatchWork, training: bool) -> bool:
+    work.apply_pending()
     try:
         scale.affine.check(work.images.shape[3])
     except InputError:
@@ -351,7 +382,7 @@ def _scale(scale: Scale, work: Work, training: bool) -> bool:
     return True
 
 
-_DOERS: dict[type, Callable[[Any, Work, bool], bool]] = {
+_BATCHED: dict[type, Callable[[Any, BatchWork, bool], bool]] = {
     RandomCrop: _crop,
     CenterCrop: _crop,
     Flip: _flip,
@@ -361,11 +392,16 @@ _DOERS: dict[type, Callable[[Any, Work, bool], bool]] = {
     Scale: _scale,
     OnDevice: _on_device,
 }
-_DRAWS: dict[type, int] = {RandomCrop: 2, Flip: 2, RandomResizedCrop: 22, ColorJitter: 8}  # at most
+_MAX_DRAWS: dict[type, int] = {
+    RandomCrop: 2,
+    Flip: 2,
+    RandomResizedCrop: 22,
+    ColorJitter: 8,
+}  # at most
 
 
-def _draws(transform: Transform) -> int:
-    """How often it draws, at most."""
+def _max_draws(transform: Transform) -> int:
+    """Return the maximum number of draws of a transform."""
     if isinstance(transform, OnDevice):
-        return sum(map(_draws, transform.transforms))
-    return _DRAWS.get(type(transform), 0)
+        return sum(map(_max_draws, transform.transforms))
+    return _MAX_DRAWS.get(type(transform), 0)

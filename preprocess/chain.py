@@ -1,7 +1,7 @@
-"""A source and its transforms, one sample at a time: from an index to an input of whatever shape comes out.
+"""A source with its transforms, one sample at a time: from an index to a network's input.
 
-A sample's random transforms draw from a generator that is keyed by (seed, stream epoch, sample index) and by
-nothing else. So it does not matter which process prepares a sample, or when, or next to which others.
+Random transforms draw from a generator keyed by (seed, stream epoch, sample index) and by nothing
+else. So it does not matter which process prepares a sample, when, or next to which others.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from preprocess.base import (
     counted,
     read_input,
 )
-from preprocess.batches import Work, done
+from preprocess.batches import BatchWork, apply_batch
 from preprocess.sample import Affine, wire_dtype
 from preprocess.target import is_mask, read_mask, target_of
 from preprocess.transforms import Transform
 from preprocess.transforms.base import Mask
 from preprocess.transforms.color import Scale, Standardize
-from preprocess.transforms.decoding import Decode, decoded_whole
+from preprocess.transforms.decoding import Decode, with_full_decoding
 from preprocess.transforms.on_device import OnDevice
 from preprocess.transforms.packed_variants import PackedVariants
 from preprocess.user_code import UserCode
 
 
-class Part(NamedTuple):
-    """What the transforms work on.
+class PreparedSample(NamedTuple):
+    """The arrays that transforms work on.
 
     Attributes:
         image: the input: (height, width, channels), or an array of any other shape.
-        mask: (height, width), where the targets are masks.
+        mask: (height, width) integers if targets are masks; else None.
     """
 
     image: np.ndarray
@@ -47,19 +47,18 @@ class Part(NamedTuple):
 
 
 class Chain:
-    """The transforms of a source, in two parts: what is the same in every epoch, and what is not.
+    """The transforms of a source in two parts: the fixed ones, and those that vary by epoch.
 
     Args:
-        source: where samples come from.
-        transforms: what is done to them, in order. A :class:`Scale` at the end is left to the trainers, and so is a
-            :class:`Standardize`.
+        source: of the samples.
+        transforms: in order. A :class:`Scale` or :class:`Standardize` at the end is left to the
+            trainers.
         seed: of the random transforms.
-        fixed: how many of the first transforms are the part that is the same in every epoch; None for all before the
-            first random one.
+        fixed: how many of the first transforms are fixed; None for all before the first random one.
 
     Attributes:
-        affine: what the trainers do to an image first; None for nothing.
-        is_precise: whether numbers with a fraction stay float64.
+        affine: what the trainers do to an input first; None for nothing.
+        is_precise: True if floating-point numbers stay float64.
     """
 
     def __init__(
@@ -71,42 +70,43 @@ class Chain:
         self.is_precise = self.affine is not None and self.affine.precise
         self._masks = target_of(source) if is_mask(source) else None
         if self._masks is not None:
-            transforms = decoded_whole(transforms)
+            transforms = with_full_decoding(transforms)
         self._fixed, self._varying = split_transforms(transforms, fixed)
         self._seed = seed
         self._random = _Generators(seed)
-        self._code = code_of(source)
+        self._code = user_code_of(source)
 
     @property
     def is_random(self) -> bool:
-        """Whether a sample may differ from epoch to epoch."""
+        """True if a sample may differ from epoch to epoch."""
         return bool(self._varying)
 
     @property
-    def is_work(self) -> bool:
-        """Whether more is done to a prepared sample than to draw what the device does to it."""
+    def has_host_work(self) -> bool:
+        """True if a prepared sample needs more than draws for the device."""
         return not all(isinstance(transform, OnDevice) for transform in self._varying)
 
     @property
-    def varying(self) -> int:
-        """How many transforms differ from epoch to epoch."""
+    def varying_count(self) -> int:
+        """The number of transforms that vary by epoch."""
         return len(self._varying)
 
     @property
     def is_raw(self) -> bool:
-        """Whether nothing is done that is the same in every epoch, but reading."""
+        """True if the fixed part is only reading."""
         return not self._fixed
 
     @property
-    def scales_early(self) -> bool:
-        """Whether the part that is the same in every epoch makes numbers with a fraction of pixels."""
+    def has_early_scale(self) -> bool:
+        """True if the fixed part converts pixels to floating point."""
         return any(isinstance(transform, Scale) for transform in self._fixed)
 
-    def prepare(self, index: int) -> Part:
-        """Read a sample and do what is the same in every epoch: the part worth caching.
+    def prepare(self, index: int) -> PreparedSample:
+        """Read a sample and apply the fixed transforms: the part worth caching.
 
         Raises:
-            BadSample: it cannot be read or decoded.
+            UnreadableSample: it cannot be read or decoded.
+            InputError: the source has fewer samples than it says, or the transforms do not fit.
         """
         try:
             with self._reading():
@@ -117,7 +117,8 @@ class Chain:
                 mask = read_mask(self.source, index, self._masks)
         except IndexError as error:
             raise InputError(
-                f"the source says that it has {counted(len(self.source), 'sample')}, and has none at "
+                f"the source says that it has {counted(len(self.source), 'sample')}, and has none "
+                f"at "
                 f"{index}: {error}"
             ) from error
         try:
@@ -130,15 +131,19 @@ class Chain:
             return nullcontext()
         return self._code.running(quick=True)
 
-    def vary(self, part: Part, index: int, epoch: int, training: bool = True) -> Part:
-        """Do to a prepared sample what differs from epoch to epoch.
+    def augment(
+        self, part: PreparedSample, index: int, epoch: int, training: bool = True
+    ) -> PreparedSample:
+        """Apply the transforms that vary by epoch to a prepared sample.
 
         Args:
-            part: what :meth:`prepare` gives.
-            training: false for evaluation: no randomness, centre crops.
+            part: what :meth:`prepare` returned.
+            index: of the sample.
+            epoch: of the stream.
+            training: False for evaluation: no randomness, center crops.
 
         Raises:
-            BadSample: a transform cannot be applied to it.
+            UnreadableSample: a transform cannot be applied to it.
         """
         if not self._varying:
             return part
@@ -147,7 +152,7 @@ class Chain:
         except UnreadableImage as error:
             raise UnreadableSample(self.source.name(index), str(error)) from error
 
-    def begin(
+    def augment_batch(
         self,
         kernels: Any,
         images: np.ndarray | Sequence[np.ndarray],
@@ -155,17 +160,23 @@ class Chain:
         indices: np.ndarray,
         epoch: int,
         training: bool,
-    ) -> tuple[Work, int]:
-        """Do to prepared samples of one shape what differs from epoch to epoch, as far as that can be at once.
+    ) -> tuple[BatchWork, int]:
+        """Apply the varying transforms to samples of one shape, as far as they are batched.
 
         Args:
-            images, masks: (k, ...) of what :meth:`prepare` gives.
+            kernels: the module :mod:`preprocess.kernels`.
+            images: (k, ...), of what :meth:`prepare` returned.
+            masks: (k, height, width); None without masks.
+            indices: (k,) integers, the samples.
+            epoch: of the stream.
+            training: False for evaluation.
 
         Returns:
-            The samples, and how many transforms were done to them; :meth:`end` does the rest.
+            The batch, and the number of transforms applied; :meth:`finish_sample` applies the
+            others.
         """
         void = 0 if self._masks is None else self._masks.void
-        return done(
+        return apply_batch(
             self._varying,
             kernels,
             np.asarray(images),
@@ -177,25 +188,33 @@ class Chain:
             training,
         )
 
-    def end(
-        self, begun: tuple[Work, int], row: int, index: int, epoch: int, training: bool
-    ) -> Part:
-        """Do the rest to one of these samples; see :meth:`vary`."""
-        work, place = begun
-        work.settle()
+    def finish_sample(
+        self, batch: tuple[BatchWork, int], row: int, index: int, epoch: int, training: bool
+    ) -> PreparedSample:
+        """Apply the remaining transforms to one sample of a batch; see :meth:`augment`.
+
+        Args:
+            batch: what :meth:`augment_batch` returned.
+            row: of the sample in the batch.
+            index: of the sample.
+            epoch: of the stream.
+            training: False for evaluation.
+        """
+        work, done = batch
+        work.apply_pending()
         rng = self._random.at(epoch, index)
-        rng.random(int(work.used[row]))  # what was drawn
-        part = Part(work.images[row], None if work.masks is None else work.masks[row])
+        rng.random(int(work.draw_counts[row]))  # what was drawn
+        part = PreparedSample(work.images[row], None if work.masks is None else work.masks[row])
         try:
-            return self._apply(self._varying[place:], part, rng, training)
+            return self._apply(self._varying[done:], part, rng, training)
         except UnreadableImage as error:
             raise UnreadableSample(self.source.name(index), str(error)) from error
 
-    def _fix(self, data: bytes | np.ndarray, mask: np.ndarray | None) -> Part:
+    def _fix(self, data: bytes | np.ndarray, mask: np.ndarray | None) -> PreparedSample:
         transforms = self._fixed
         image = data
         if isinstance(image, np.ndarray):
-            image = _numbers(image, self.is_precise)
+            image = _as_numbers(image, self.is_precise)
         if transforms and isinstance(transforms[0], Decode | PackedVariants):
             image = transforms[0].apply(image)
             transforms = transforms[1:]
@@ -208,24 +227,28 @@ class Chain:
                 f"is {' x '.join(map(str, image.shape[:2]))} pixels, and its mask "
                 f"{' x '.join(map(str, mask.shape))}"
             )
-        return self._apply(transforms, Part(image, mask), self._random.generator, True)
+        return self._apply(transforms, PreparedSample(image, mask), self._random.generator, True)
 
     def _apply(
-        self, transforms: Sequence[Transform], part: Part, rng: np.random.Generator, training: bool
-    ) -> Part:
+        self,
+        transforms: Sequence[Transform],
+        part: PreparedSample,
+        rng: np.random.Generator,
+        training: bool,
+    ) -> PreparedSample:
         image = part.image
         if self._masks is None or part.mask is None:
             for transform in transforms:
                 image = transform.apply(image, rng, training)
-            return Part(image)
+            return PreparedSample(image)
         mask = Mask(part.mask, self._masks.void)
         for transform in transforms:
             image, mask = transform.apply_with_mask(image, mask, rng, training)
-        return Part(image, mask.pixels)
+        return PreparedSample(image, mask.pixels)
 
 
-def code_of(source: Any) -> UserCode | None:
-    """The code of a source of the user's own; None of ours."""
+def user_code_of(source: Any) -> UserCode | None:
+    """Return the user code that a source runs; None for a built-in source."""
     while isinstance(inner := getattr(source, "source", None), Source):
         source = inner
     module = type(source).__module__
@@ -234,14 +257,15 @@ def code_of(source: Any) -> UserCode | None:
     return UserCode(module)
 
 
-def _numbers(array: np.ndarray, is_precise: bool) -> np.ndarray:
-    """An array that a source has given, of the type in which it travels.
+def _as_numbers(array: np.ndarray, is_precise: bool) -> np.ndarray:
+    """Convert an array of a source to the dtype in which it travels.
 
     Args:
-        is_precise: whether numbers with a fraction stay float64.
+        array: of any shape.
+        is_precise: True to keep floating-point numbers as float64.
 
     Raises:
-        BadImage: it holds no numbers, or one that is none.
+        UnreadableImage: it holds something else than finite numbers.
     """
     if array.dtype.kind not in "fiub":
         raise UnreadableImage(f"is an array of {array.dtype}, not of numbers")
@@ -253,11 +277,11 @@ def _numbers(array: np.ndarray, is_precise: bool) -> np.ndarray:
 
 
 class _Generators(threading.local):
-    """A generator for each (epoch, index), at the cost of setting a counter (under 2 microseconds).
+    """One random generator per thread, set to any (epoch, index) in under 2 microseconds.
 
-    Each thread has one of its own: one that was set by another between two draws would go on with that one's numbers.
-    Philox turns a 128-bit key and a 256-bit counter into random bits. The key is the seed; each sample of
-    each epoch has 2**128 values of the counter for itself.
+    It is thread-local: a generator set by another thread between two draws would continue with that
+    thread's numbers. Philox turns a 128-bit key and a 256-bit counter into random bits. The key is
+    the seed; each sample of each epoch has 2**128 values of the counter to itself.
     """
 
     def __init__(self, seed: int) -> None:
@@ -267,7 +291,7 @@ class _Generators(threading.local):
         self.generator = np.random.Generator(self._philox)
 
     def at(self, epoch: int, index: int) -> np.random.Generator:
-        """The one generator, set to the beginning of a sample's stream."""
+        """Set the generator to the start of a sample's stream and return it."""
         counter = np.array([0, 0, index, epoch], np.uint64)
         self._philox.state = {
             "bit_generator": "Philox",
@@ -281,7 +305,7 @@ class _Generators(threading.local):
 
 
 def affine_of(scale: Scale | Standardize | None) -> Affine | None:
-    """What trainers do to an image first; one that leaves it as it is, where the training samples will tell."""
+    """Return what trainers do first; a neutral Affine for Standardize, which needs the data."""
     if isinstance(scale, Standardize):
         return Affine(0.0, 1.0, 1.0)
     if scale is None:
@@ -292,34 +316,34 @@ def affine_of(scale: Scale | Standardize | None) -> Affine | None:
 def split_scale(
     transforms: Sequence[Transform],
 ) -> tuple[tuple[Transform, ...], Scale | Standardize | None]:
-    """The transforms that preprocessors do, and what scales at the end, which is left to the trainers."""
+    """Split off the scale at the end of the transforms, which trainers apply."""
     if transforms and isinstance(transforms[-1], Scale | Standardize):
         return tuple(transforms[:-1]), transforms[-1]
     return tuple(transforms), None
 
 
-def common_part(lists: Sequence[Sequence[Transform]]) -> int:
-    """How many transforms some lists have in common at their beginning, before the first random one or scale.
+def count_common(lists: Sequence[Sequence[Transform]]) -> int:
+    """Count the leading transforms that all lists share, before the first random one or scale.
 
-    Where they differ in a :class:`Scale` at their end alone, that is all others, random ones too.
+    If lists differ only in a :class:`Scale` at their end, all others count, random ones too.
     """
     rests = [split_scale(transforms)[0] for transforms in lists]
     if all(rest == rests[0] for rest in rests):
         return len(rests[0])
-    alike = (
-        place
-        for place, found in enumerate(zip(*rests, strict=False))
-        if found.count(found[0]) < len(found)
+    differing = (
+        position
+        for position, column in enumerate(zip(*rests, strict=False))
+        if column.count(column[0]) < len(column)
     )
-    return min(next(alike, len(rests[0])), *map(fixed_part, lists))
+    return min(next(differing, len(rests[0])), *map(count_fixed, lists))
 
 
-def fixed_part(transforms: Sequence[Transform]) -> int:
-    """How many transforms there are before the first random one or scale: what may be done once for several networks."""
+def count_fixed(transforms: Sequence[Transform]) -> int:
+    """Count the transforms before the first random one or scale."""
     return next(
         (
-            place
-            for place, transform in enumerate(transforms)
+            position
+            for position, transform in enumerate(transforms)
             if transform.is_random or isinstance(transform, Scale | Standardize)
         ),
         len(transforms),
@@ -329,7 +353,7 @@ def fixed_part(transforms: Sequence[Transform]) -> int:
 def split_transforms(
     transforms: Sequence[Transform], fixed: int | None = None
 ) -> tuple[tuple[Transform, ...], tuple[Transform, ...]]:
-    """The first ones, so many, or else those before the first random one; and the rest."""
+    """Split transforms after the first ``fixed``, or before the first random one."""
     first = next(
         (i for i, transform in enumerate(transforms) if transform.is_random), len(transforms)
     )

@@ -1,15 +1,17 @@
-"""Encoded image files to arrays: Pillow for every format, simplejpeg for JPEG where it is installed.
+"""Decode image files to arrays: Pillow for every format, simplejpeg for JPEG if installed.
 
-What an image becomes is decided here, once for both decoders:
+Both decoders follow these rules:
 
-- greyscale, palette and CMYK images become what ``mode`` asks for; transparency is dropped, not blended;
-- 16-bit greyscale keeps the upper 8 of its ``bits``: of 16, unless a spec says that fewer are used;
-- an EXIF orientation is applied: the array is what an image viewer shows; EXIF data that cannot be read is left aside;
-- of an animation the first frame is taken.
+- grayscale, palette and CMYK images are converted to ``mode``; transparency is dropped, not
+  blended;
+- 16-bit grayscale keeps the upper 8 of its ``bits``: of 16, unless the spec says fewer;
+- the EXIF orientation is applied: the array is what an image viewer shows; unreadable EXIF data is
+  ignored;
+- of an animation, the first frame is used.
 
-simplejpeg decodes with the slow exact transform and smooth upsampling, which are Pillow's settings, so both
-give the same bytes. Files that it refuses go to Pillow, but for those whose data libjpeg calls corrupt: Pillow does not
-pass on these warnings.
+simplejpeg decodes with the slow exact transform and smooth upsampling, which are Pillow's settings,
+so both give the same bytes. Files that it refuses go to Pillow, except those that libjpeg calls
+corrupt: Pillow does not report these warnings.
 """
 
 from __future__ import annotations
@@ -31,10 +33,10 @@ except ImportError:  # optional: faster than Pillow
 
 Mode = Literal["RGB", "L"]
 # A (height, width) of the image that is enough, or what gives it for the image's own.
-Enough: TypeAlias = tuple[int, int] | Callable[[int, int], tuple[int, int]]
+MinSize: TypeAlias = tuple[int, int] | Callable[[int, int], tuple[int, int]]
 
-_ORIENTATION = 0x0112  # the EXIF tag
-_TURNS = {
+_ORIENTATION_TAG = 0x0112  # the EXIF tag
+_TRANSPOSES = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
     4: Image.Transpose.FLIP_TOP_BOTTOM,
@@ -47,30 +49,30 @@ _CORRUPT = ("Corrupt JPEG data", "Premature end of JPEG")  # how libjpeg's warni
 
 
 def decoder_name() -> str:
-    """Which library decodes JPEG files here, for the log of a run."""
+    """Return the name of the library that decodes JPEG files here."""
     if simplejpeg is None:
         return "Pillow " + PIL.__version__
     return "simplejpeg"
 
 
 def decode(
-    data: bytes, mode: Mode = "RGB", at_least: Enough | None = None, bits: int = 16
+    data: bytes, mode: Mode = "RGB", at_least: MinSize | None = None, bits: int = 16
 ) -> np.ndarray:
     """Decode an image file.
 
     Args:
         data: the bytes of the file.
-        mode: ``RGB`` or ``L`` (greyscale).
-        at_least: (height, width) of the image, as it is seen, that is enough. A JPEG that is larger by a factor of 2, 4
-            or 8 is then decoded directly at that fraction of its size (the decoder leaves out coefficients), which
-            is faster; the result is never smaller than ``at_least`` in either direction.
-        bits: that greyscale files of 16 bits use; larger numbers become white.
+        mode: ``RGB`` or ``L`` (grayscale).
+        at_least: the minimum (height, width) of the displayed image. A JPEG that is larger by a
+            factor of 2, 4 or 8 is decoded directly at that fraction of its size, which is faster;
+            the result is never smaller than ``at_least`` in either direction.
+        bits: the bits that 16-bit grayscale files use; larger numbers become white.
 
     Returns:
-        uint8 array (height, width, channels), 3 channels for RGB and 1 for L.
+        (height, width, channels) uint8, with 3 channels for RGB and 1 for L.
 
     Raises:
-        BadImage: the bytes are not an image, or the image is damaged.
+        UnreadableImage: the bytes are not an image, or the image is damaged.
     """
     if simplejpeg is not None and data[:2] == b"\xff\xd8":
         array = _decode_simplejpeg(data, mode, at_least)
@@ -79,26 +81,31 @@ def decode(
     return _decode_pillow(data, mode, at_least, bits)
 
 
-def reduction(data: bytes, at_least: Enough) -> int:
-    """By how much :func:`decode` makes an image smaller, 1, 2, 4 or 8; 1 of what it cannot decode."""
+def reduction(data: bytes, at_least: MinSize) -> int:
+    """Return by how much :func:`decode` shrinks an image: 1, 2, 4 or 8.
+
+    Args:
+        data: the bytes of the file; 1 is returned if they cannot be decoded.
+        at_least: as for :func:`decode`.
+    """
     if data[:2] != b"\xff\xd8":  # JPEG files, and those that begin with one
         return 1
     try:
         if simplejpeg is not None:
             height, width, *_ = simplejpeg.decode_jpeg_header(data)
-            height, width = _seen(height, width, _turn_of_jpeg(data))
+            height, width = _displayed_size(height, width, _orientation_of_jpeg(data))
         else:
             with Image.open(io.BytesIO(data)) as image:
-                height, width = _seen(image.height, image.width, _turn(image))
+                height, width = _displayed_size(image.height, image.width, _orientation(image))
     except Exception:  # as in decode, which says what is wrong
         return 1
-    return _draft_scale(height, width, _of_size(at_least, height, width))
+    return _draft_scale(height, width, _min_size_for(at_least, height, width))
 
 
-def bits_used(data: bytes) -> int:
-    """Count the bits that an image file of 16 bits a channel uses: of its largest number; 0 of any other file.
+def count_bits_used(data: bytes) -> int:
+    """Count the bits that the largest number of a 16-bit image needs; 0 for other files.
 
-    Of several channels Pillow keeps the upper 8 bits, so that the count is about right.
+    Of several channels Pillow keeps the upper 8 bits, so the count is approximate.
     """
     try:
         with Image.open(io.BytesIO(data)) as image:
@@ -112,7 +119,7 @@ def bits_used(data: bytes) -> int:
 
 
 def to_array(image: Image.Image) -> np.ndarray:
-    """A Pillow image as an array (height, width, channels)."""
+    """Convert a Pillow image to an array (height, width, channels)."""
     array = np.asarray(image)
     if array.ndim == 2:
         return array[:, :, None]
@@ -120,16 +127,16 @@ def to_array(image: Image.Image) -> np.ndarray:
 
 
 def to_image(array: np.ndarray) -> Image.Image:
-    """An array (height, width, 1 or 3), uint8, as a Pillow image."""
+    """Convert an array (height, width, 1 or 3), uint8, to a Pillow image."""
     return Image.fromarray(array[:, :, 0] if array.shape[2] == 1 else array)
 
 
-def opened(data: bytes) -> Image.Image:
+def open_image(data: bytes) -> Image.Image:
     """Open an image file without decoding it.
 
     Raises:
-        BadImage: Pillow would decode it to something else: 8 bits a pixel with a palette of black and white alone.
-        Exception: it is no image; Pillow's parsers raise many kinds.
+        UnreadableImage: Pillow would misread it: a BMP of 8 bits with a black-and-white palette.
+        Exception: it is not an image; Pillow's parsers raise many kinds.
     """
     image = Image.open(io.BytesIO(data))
     if image.format == "BMP" and image.mode == "1" and data[28:30] == b"\x08\0":
@@ -139,54 +146,54 @@ def opened(data: bytes) -> Image.Image:
     return image
 
 
-def upright(image: Image.Image) -> Image.Image:
-    """Load an opened image and turn it as its EXIF orientation says."""
+def load_upright(image: Image.Image) -> Image.Image:
+    """Load an opened image and apply its EXIF orientation."""
     image.load()  # TIFF files are turned by this
-    return _turned(image, _turn(image))
+    return _transpose(image, _orientation(image))
 
 
-def _turn(image: Image.Image) -> Image.Transpose | None:
-    """What the EXIF orientation of an image asks for; nothing where its EXIF data cannot be read."""
+def _orientation(image: Image.Image) -> Image.Transpose | None:
+    """Return the transposition that the EXIF orientation asks for; None if unreadable."""
     try:
-        return _TURNS.get(image.getexif().get(_ORIENTATION, 1))
+        return _TRANSPOSES.get(image.getexif().get(_ORIENTATION_TAG, 1))
     except Exception:  # Pillow's parsers meet damaged data with exceptions of many kinds
         return None
 
 
-def _turn_of_jpeg(data: bytes) -> Image.Transpose | None:
+def _orientation_of_jpeg(data: bytes) -> Image.Transpose | None:
     if b"Exif\0" not in data:
         return None
     try:
         with Image.open(io.BytesIO(data)) as image:
-            return _turn(image)
+            return _orientation(image)
     except Image.DecompressionBombError as error:
         raise UnreadableImage(f"cannot be decoded: {error}") from error
     except Exception:  # as above
         return None
 
 
-def _turned(image: Image.Image, turn: Image.Transpose | None) -> Image.Image:
+def _transpose(image: Image.Image, turn: Image.Transpose | None) -> Image.Image:
     if turn is None:
         return image
     return image.transpose(turn)
 
 
-def _seen(height: int, width: int, turn: Image.Transpose | None) -> tuple[int, int]:
-    """(height, width) of an image after its turn."""
-    is_on_its_side = turn in (_TURNS[5], _TURNS[6], _TURNS[7], _TURNS[8])
+def _displayed_size(height: int, width: int, turn: Image.Transpose | None) -> tuple[int, int]:
+    """Return (height, width) of an image after its transposition."""
+    is_on_its_side = turn in (_TRANSPOSES[5], _TRANSPOSES[6], _TRANSPOSES[7], _TRANSPOSES[8])
     if is_on_its_side:
         return (width, height)
     return (height, width)
 
 
-def _decode_simplejpeg(data: bytes, mode: Mode, at_least: Enough | None) -> np.ndarray | None:
+def _decode_simplejpeg(data: bytes, mode: Mode, at_least: MinSize | None) -> np.ndarray | None:
     try:
         height, width, space, _ = simplejpeg.decode_jpeg_header(data)
         # Others, CMYK and RGB stored as such, Pillow converts.
         is_usual = space in ("YCbCr", "Gray")
-        turn = _turn_of_jpeg(data)
-        seen = _seen(height, width, turn)
-        scale = _draft_scale(*seen, _of_size(at_least, *seen)) if is_usual else 8
+        turn = _orientation_of_jpeg(data)
+        seen = _displayed_size(height, width, turn)
+        scale = _draft_scale(*seen, _min_size_for(at_least, *seen)) if is_usual else 8
         grey_or_colour = "GRAY" if mode == "L" else "RGB"
         array = simplejpeg.decode_jpeg(
             data,
@@ -205,11 +212,11 @@ def _decode_simplejpeg(data: bytes, mode: Mode, at_least: Enough | None) -> np.n
         return None
     if turn is None:
         return array
-    return to_array(_turned(to_image(array), turn))
+    return to_array(_transpose(to_image(array), turn))
 
 
-def _of_size(at_least: Enough | None, height: int, width: int) -> tuple[int, int] | None:
-    """What is enough of an image of this size."""
+def _min_size_for(at_least: MinSize | None, height: int, width: int) -> tuple[int, int] | None:
+    """Return the minimum (height, width) for an image of this size."""
     if callable(at_least):
         return at_least(height, width)
     return at_least
@@ -222,20 +229,22 @@ def _draft_scale(height: int, width: int, at_least: tuple[int, int] | None) -> i
     return next(scale for scale in (8, 4, 2, 1) if scale <= max(room, 1))
 
 
-def _decode_pillow(data: bytes, mode: Mode, at_least: Enough | None, bits: int) -> np.ndarray:
+def _decode_pillow(data: bytes, mode: Mode, at_least: MinSize | None, bits: int) -> np.ndarray:
     try:
-        with opened(data) as image:
+        with open_image(data) as image:
             if image.format in ("JPEG", "MPO"):
-                turn = _turn(image)
-                seen = _seen(image.height, image.width, turn)
-                size = _of_size(at_least, *seen)
-                image.draft("L" if mode == "L" else None, size and _seen(*size, turn)[::-1])
+                turn = _orientation(image)
+                seen = _displayed_size(image.height, image.width, turn)
+                size = _min_size_for(at_least, *seen)
+                image.draft(
+                    "L" if mode == "L" else None, size and _displayed_size(*size, turn)[::-1]
+                )
             if bits < 16:
                 _check_depth(image)
             is_pgm = (
                 image.format == "PPM" and image.mode == "I"
             )  # from 0 to 65535, as Pillow has it
-            return to_array(_convert(upright(image), mode, bits, is_pgm))
+            return to_array(_convert(load_upright(image), mode, bits, is_pgm))
     except Image.UnidentifiedImageError:
         raise UnreadableImage("not an image file that Pillow knows") from None
     except UnreadableImage:
@@ -245,15 +254,16 @@ def _decode_pillow(data: bytes, mode: Mode, at_least: Enough | None, bits: int) 
 
 
 def _is_deep(image: Image.Image) -> bool:
-    """Whether an opened image has 16 bits in each of several channels."""
+    """Return True if an opened image has 16 bits in each of several channels."""
     return not image.mode.startswith("I") and ";16" in str(getattr(image, "tile", ""))
 
 
 def _check_depth(image: Image.Image) -> None:
-    """Complain of 16 bits in each of several channels: Pillow keeps the upper 8, and they are not all used."""
+    """Refuse 16 bits in each of several channels: `bits` applies to one channel."""
     if _is_deep(image):
         raise UnreadableImage(
-            "has 16 bits in each of several channels; decode: bits is for one channel, so convert it to 8 bits"
+            "has 16 bits in each of several channels; decode: bits is for one channel, so convert "
+            "it to 8 bits"
         )
 
 

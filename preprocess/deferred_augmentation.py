@@ -1,23 +1,28 @@
-"""Samples whose crop and mirror images are left to the device that trains: a row of bytes each.
+"""Samples whose crop and flips are deferred to the training device, one row of bytes each.
 
-A row has the pixels of the image as they were before, and the place to which they go: (top, left, upside, mirror),
-int32. The window begins at (top, left), perhaps outside of the image, where all is 0. Then top and bottom change places
-where ``upside`` is 1, left and right where ``mirror`` is. :func:`finished` says it in NumPy.
+A row holds the pixels of the image before, then (top, left, flip_y, flip_x) as int32. The window
+begins at (top, left), possibly outside of the image, where all is 0. Then top and bottom are
+swapped if ``flip_y`` is 1, left and right if ``flip_x`` is 1. :func:`finished` is the reference in
+NumPy.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from preprocess.sample import PLACE_BYTES, ImageSpec, SampleSpec, wire_dtype
+from preprocess.sample import CROP_BYTES, ImageSpec, SampleSpec, wire_dtype
 
 
-def packed(images: np.ndarray, places: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
-    """Rows of bytes (k, bytes), uint8; into ``out`` where it is given.
+def pack_rows(images: np.ndarray, places: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+    """Pack images and their crops into rows of bytes.
 
     Args:
         images: (k, height, width, channels).
-        places: (k, 4), as the module says.
+        places: (k, 4) integers: top, left, flip_y, flip_x.
+        out: (k, bytes) uint8 to write into; None for a new array.
+
+    Returns:
+        (k, bytes) uint8.
     """
     pixels = (
         np.ascontiguousarray(images, wire_dtype(images.dtype))
@@ -25,42 +30,67 @@ def packed(images: np.ndarray, places: np.ndarray, out: np.ndarray | None = None
         .view(np.uint8)
     )
     if out is None:
-        rows = np.empty((len(images), pixels.shape[1] + PLACE_BYTES), np.uint8)
+        rows = np.empty((len(images), pixels.shape[1] + CROP_BYTES), np.uint8)
     else:
         rows = out
-    rows[:, :-PLACE_BYTES] = pixels
-    rows[:, -PLACE_BYTES:] = np.ascontiguousarray(places, np.int32).view(np.uint8)
+    rows[:, :-CROP_BYTES] = pixels
+    rows[:, -CROP_BYTES:] = np.ascontiguousarray(places, np.int32).view(np.uint8)
     return rows
 
 
-def parted(rows: np.ndarray, image: ImageSpec) -> tuple[np.ndarray, np.ndarray]:
-    """The images (k, height, width, channels) of rows, and the places (k, 4) of their pixels."""
-    pixels = (
-        np.ascontiguousarray(rows[:, :-PLACE_BYTES]).view(image.dtype).reshape(-1, *image.shape)
-    )
-    return pixels, np.ascontiguousarray(rows[:, -PLACE_BYTES:]).view(np.int32)
+def unpack_rows(rows: np.ndarray, image: ImageSpec) -> tuple[np.ndarray, np.ndarray]:
+    """Split rows into images and crops.
+
+    Args:
+        rows: (k, bytes) uint8.
+        image: the spec of an image before the crop.
+
+    Returns:
+        Images (k, height, width, channels) and crops (k, 4) int32.
+    """
+    pixels = np.ascontiguousarray(rows[:, :-CROP_BYTES]).view(image.dtype).reshape(-1, *image.shape)
+    return pixels, np.ascontiguousarray(rows[:, -CROP_BYTES:]).view(np.int32)
 
 
 def finished(rows: np.ndarray, sample: SampleSpec) -> np.ndarray:
-    """Samples as networks are fed with them, (k, height, width, channels), of what travels."""
-    if sample.unfinished is None:
+    """Apply the deferred crop and flips.
+
+    Args:
+        rows: (k, bytes) uint8, as the stream carries them.
+        sample: the spec of the samples.
+
+    Returns:
+        (k, height, width, channels) as networks take them; ``rows`` if nothing was deferred.
+    """
+    if sample.deferred_input is None:
         return rows
-    images, places = parted(rows, sample.unfinished)
+    images, places = unpack_rows(rows, sample.deferred_input)
     height, width = sample.image.shape[:2]
-    found = np.empty((len(rows), *sample.image.shape), sample.image.dtype)
-    for image, shown, (top, left, upside, mirror) in zip(
-        images, found, places.tolist(), strict=True
+    result = np.empty((len(rows), *sample.image.shape), sample.image.dtype)
+    for image, target, (top, left, flip_y, flip_x) in zip(
+        images, result, places.tolist(), strict=True
     ):
-        shown[:] = window(image, top, left, (height, width))[
-            :: -1 if upside else 1, :: -1 if mirror else 1
+        target[:] = cut_window(image, top, left, (height, width))[
+            :: -1 if flip_y else 1, :: -1 if flip_x else 1
         ]
-    return found
+    return result
 
 
-def window(
+def cut_window(
     image: np.ndarray, top: int, left: int, size: tuple[int, int], outside: int = 0
 ) -> np.ndarray:
-    """The window at (top, left) of an image or a mask; what lies outside of it is ``outside``."""
+    """Cut a window out of an image or a mask.
+
+    Args:
+        image: (height, width, ...).
+        top: the first row; may lie outside of the image.
+        left: the first column.
+        size: (height, width) of the window.
+        outside: the value outside of the image.
+
+    Returns:
+        (*size, ...) of the image's dtype.
+    """
     height, width = image.shape[:2]
     bottom = top + size[0]
     right = left + size[1]
@@ -68,11 +98,11 @@ def window(
         return image[top:bottom, left:right]
     shape = (*size, *image.shape[2:])
     if outside:
-        found = np.full(shape, outside, image.dtype)
+        result = np.full(shape, outside, image.dtype)
     else:
-        found = np.zeros(shape, image.dtype)
+        result = np.zeros(shape, image.dtype)
     inside = image[max(top, 0) : max(bottom, 0), max(left, 0) : max(right, 0)]
     y = max(-top, 0)
     x = max(-left, 0)
-    found[y : y + inside.shape[0], x : x + inside.shape[1]] = inside
-    return found
+    result[y : y + inside.shape[0], x : x + inside.shape[1]] = inside
+    return result

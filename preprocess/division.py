@@ -1,7 +1,7 @@
-"""Which samples of a source are held out, and in which fold each is: at random, or, once that is known, as it was.
+"""Divide samples into held-out sets and folds: at random, or as an earlier launch did.
 
-A sample that a run has trained on never judges its networks, nor the other way round, whatever samples have come and
-gone since: those that are known stay where they were, and new ones are divided among themselves.
+A sample that a run has trained on is never used to score its networks, nor the other way round,
+whatever samples are added or removed: known samples keep their side, and only new ones are divided.
 """
 
 from __future__ import annotations
@@ -20,69 +20,70 @@ from preprocess.base import (
 )
 
 
-def taken(
+def draw_held_out(
     source: Source,
     fraction: float,
     seed: int,
-    part: str = "validation",
-    known: np.ndarray | None = None,
+    split: str = "validation",
+    previous: np.ndarray | None = None,
 ) -> np.ndarray:
-    """Choose the samples that are held out, at random, the same fraction of each class.
+    """Choose the held-out samples at random, the same fraction of each class.
 
-    A class of two samples or more has at least one on either side. A source may say otherwise, by arrays of integers:
-    ``strata`` are divided instead of classes, and the samples of one of its ``groups`` stay together, whatever their
-    classes. Samples with other targets than classes are divided as one class.
+    A class of two samples or more has at least one on either side. A source may have attributes of
+    integers, (n,): ``strata`` are divided instead of classes, and samples of one of its ``groups``
+    stay together, whatever their classes. Samples with other targets than classes are divided as
+    one class.
 
     Args:
         source: the samples.
-        fraction: between 0 and 1, of the samples that are held out.
+        fraction: of the samples to hold out, between 0 and 1.
         seed: of the choice.
-        part: what they are for: ``validation`` or ``test``, which are chosen independently.
-        known: (len(source),) integers, of samples that have been divided before: 1 held out, 0 not, -1 a new one, of
-            which the fraction is held out, spread over the classes.
+        split: ``validation`` or ``test``, which are chosen independently.
+        previous: (n,) integers, the side of each sample in an earlier launch: 1 held out, 0 not, -1
+            new. Of the new ones the fraction is held out, spread over the classes.
 
     Returns:
-        (len(source),) bool.
+        (n,) bool, True if held out.
 
     Raises:
-        InputError: the fraction is not between 0 and 1, no class has two samples, or groups, or nothing is left on one
-            side.
+        InputError: the fraction is not between 0 and 1, no class has two samples or groups, or one
+            side would be empty.
     """
     if not 0 < fraction < 1:
-        raise InputError(f"{part}: {fraction} is not a fraction between 0 and 1 (nor a path)")
-    rng = rng_for(seed, TEST_SPLIT if part == "test" else SPLIT)
+        raise InputError(f"{split}: {fraction} is not a fraction between 0 and 1 (nor a path)")
+    rng = rng_for(seed, TEST_SPLIT if split == "test" else SPLIT)
     groups = groups_of(source)
-    if known is not None and (known >= 0).any():
-        return _taken_of_new(source, fraction, rng, part, _of_known_groups(known, groups))
-    found = np.zeros(len(source), bool)
+    if previous is not None and (previous >= 0).any():
+        return _draw_from_new(source, fraction, rng, split, _extend_to_groups(previous, groups))
+    is_held_out = np.zeros(len(source), bool)
     for members in strata_of(source):
-        unit, order = _units(members, groups, rng)
+        unit, order = _shuffle_units(members, groups, rng)
         sizes = np.bincount(unit)
         count = (
             int(np.searchsorted(np.cumsum(sizes[order]), max(round(fraction * len(members)), 1)))
             + 1
         )
-        found[members[np.isin(unit, order[: min(count, len(sizes) - 1)])]] = True
-    if not found.any():
+        is_held_out[members[np.isin(unit, order[: min(count, len(sizes) - 1)])]] = True
+    if not is_held_out.any():
         if groups is not None:
-            why = "all samples are in one group"
+            reason = "all samples are in one group"
         elif isinstance(source, ClassSource):
-            why = "no class has two"
+            reason = "no class has two"
         else:
-            why = "there is only one"
+            reason = "there is only one"
         raise InputError(
-            f"{part}: {fraction} of {counted(len(source), 'sample')} is none, because {why}"
+            f"{split}: {fraction} of {counted(len(source), 'sample')} is none, because {reason}"
         )
-    return found
+    return is_held_out
 
 
-def _taken_of_new(
-    source: Source, fraction: float, rng: np.random.Generator, part: str, known: np.ndarray
+def _draw_from_new(
+    source: Source, fraction: float, rng: np.random.Generator, split: str, previous: np.ndarray
 ) -> np.ndarray:
-    """The samples that were held out, and the fraction of the new ones: of each stratum, and of all."""
-    found = known == 1
+    """Keep the sides of known samples; hold out the fraction of the new ones."""
+    is_held_out = previous == 1
     groups = groups_of(source)
-    strata = [new for members in strata_of(source) if len(new := members[known[members] < 0])]
+    strata = [new for members in strata_of(source) if len(new := members[previous[members] < 0])]
     shares = np.array([fraction * len(new) for new in strata])
     counts = np.floor(shares).astype(int)
     ahead = np.argsort(
@@ -90,30 +91,34 @@ def _taken_of_new(
     )  # those that rounding down takes most from get one more
     counts[ahead[: round(shares.sum()) - counts.sum()]] += 1
     for new, count in zip(strata, counts.tolist(), strict=True):
-        unit, order = _units(new, groups, rng)
+        unit, order = _shuffle_units(new, groups, rng)
         fits = np.cumsum(np.bincount(unit)[order]) <= count
-        found[new[np.isin(unit, order[fits])]] = True
-    if found.all() or not found.any():
-        side = "trained on" if found.all() else f"left for {part}"
+        is_held_out[new[np.isin(unit, order[fits])]] = True
+    if is_held_out.all() or not is_held_out.any():
+        side = "trained on" if is_held_out.all() else f"left for {split}"
         raise InputError(
-            f"{part}: of the samples that there are now none is {side}: all that were have gone; start "
+            f"{split}: of the samples that there are now none is {side}: all that were have gone; "
+            f"start "
             "over with --fresh"
         )
-    return found
+    return is_held_out
 
 
-def fold_of(source: Source, folds: int, seed: int, known: np.ndarray | None = None) -> np.ndarray:
-    """Divide a source into folds of nearly equal size, at random, each with nearly the same share of each class.
+def assign_folds(
+    source: Source, folds: int, seed: int, previous: np.ndarray | None = None
+) -> np.ndarray:
+    """Divide a source at random into folds of nearly equal size and class shares.
 
-    Strata and groups are those of :func:`taken`.
+    Strata and groups are those of :func:`draw_held_out`.
 
     Args:
-        folds: how many, at least 2.
+        source: the samples.
+        folds: the number of folds, at least 2.
         seed: of the choice.
-        known: (len(source),) the folds of samples that have been divided before, -1 of a new one.
+        previous: (n,) integers, the fold of each sample in an earlier launch, -1 if new.
 
     Returns:
-        (len(source),) int64, the fold of each sample.
+        (n,) int64, the fold of each sample.
 
     Raises:
         InputError: there are fewer samples, or groups, than folds.
@@ -122,20 +127,20 @@ def fold_of(source: Source, folds: int, seed: int, known: np.ndarray | None = No
     groups = groups_of(source)
     units = len(source) if groups is None else len(np.unique(groups))
     if units < folds:
-        what = counted(units, "sample" if groups is None else "group")
+        available = counted(units, "sample" if groups is None else "group")
         raise InputError(
-            f"data.folds: {folds} folds of {what}; there should be at least one for each"
+            f"data.folds: {folds} folds of {available}; there should be at least one for each"
         )
-    if known is None:
+    if previous is None:
         fold = np.full(len(source), -1)
     else:
-        fold = _of_known_groups(known, groups).astype(np.int64)
-    held = np.bincount(fold[fold >= 0], minlength=folds)
+        fold = _extend_to_groups(previous, groups).astype(np.int64)
+    counts = np.bincount(fold[fold >= 0], minlength=folds)
     dealt = 0
     if groups is not None:
-        _deal_groups(fold, groups, held, rng)
+        _deal_groups(fold, groups, counts, rng)
         return fold
-    turn = np.argsort(held, kind="stable")  # those with the fewest samples first
+    turn = np.argsort(counts, kind="stable")  # those with the fewest samples first
     for members in strata_of(source):  # dealt in turn, so that folds differ by one sample at most
         new = members[fold[members] < 0]
         fold[rng.permutation(new)] = turn[(dealt + np.arange(len(new))) % folds]
@@ -149,34 +154,34 @@ def fold_of(source: Source, folds: int, seed: int, known: np.ndarray | None = No
 
 
 def _deal_groups(
-    fold: np.ndarray, groups: np.ndarray, held: np.ndarray, rng: np.random.Generator
+    fold: np.ndarray, groups: np.ndarray, counts: np.ndarray, rng: np.random.Generator
 ) -> None:
-    """The largest new groups first, each to the fold that has the fewest samples."""
+    """Assign new groups, the largest first, each to the fold with the fewest samples."""
     new = np.flatnonzero(fold < 0)
     unit = np.unique(groups[new], return_inverse=True)[1]
     sizes = np.bincount(unit)
     order = rng.permutation(len(sizes))
     fold_of_unit = np.zeros(len(sizes), np.int64)
     for number in order[np.argsort(-sizes[order], kind="stable")]:
-        fold_of_unit[number] = smallest = int(np.argmin(held))
-        held[smallest] += sizes[number]
+        fold_of_unit[number] = smallest = int(np.argmin(counts))
+        counts[smallest] += sizes[number]
     fold[new] = fold_of_unit[unit]
 
 
-def _of_known_groups(known: np.ndarray, groups: np.ndarray | None) -> np.ndarray:
-    """Where samples were, and new ones of a group where the others of it were."""
+def _extend_to_groups(previous: np.ndarray, groups: np.ndarray | None) -> np.ndarray:
+    """Give new samples of a known group the side of their group, (n,) integers."""
     if groups is None:
-        return known
+        return previous
     unit = np.unique(groups, return_inverse=True)[1]
     of_group = np.full(unit.max(initial=-1) + 1, -1)
-    of_group[unit[known >= 0]] = known[known >= 0]
-    return np.where(known < 0, of_group[unit], known)
+    of_group[unit[previous >= 0]] = previous[previous >= 0]
+    return np.where(previous < 0, of_group[unit], previous)
 
 
-def _units(
+def _shuffle_units(
     members: np.ndarray, groups: np.ndarray | None, rng: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
-    """What stays together: the unit of each of some samples, and all units in random order."""
+    """Return the unit (group or sample) of each member, and all units in random order."""
     if groups is None:
         unit = np.arange(len(members))
     else:
@@ -185,15 +190,15 @@ def _units(
 
 
 def groups_of(source: Source) -> np.ndarray | None:
-    """The group of each sample, where some must stay together."""
-    found = getattr(source, "groups", None)
-    if found is None:
+    """Return the group of each sample, (n,); None if samples need not stay together."""
+    groups = getattr(source, "groups", None)
+    if groups is None:
         return None
-    return np.asarray(found)
+    return np.asarray(groups)
 
 
 def strata_of(source: Source) -> list[np.ndarray]:
-    """The samples of each stratum, or of each class; all of them where groups must stay together."""
+    """Return the indices of each stratum or class; one stratum if there are groups."""
     if groups_of(source) is not None:  # a group may have samples of several classes
         return [np.arange(len(source))]
     strata: np.ndarray | None = getattr(source, "strata", None)

@@ -1,8 +1,8 @@
-"""Loops over a batch of images, which numba compiles and which run without the interpreter's lock.
+"""Loops over a batch of images, compiled by numba and run without the interpreter's lock.
 
-Each comes to the bits of what :mod:`preprocess.transforms` does to one image at a time with NumPy and Pillow, which is
-the reference. :mod:`preprocess.batches` says when these are used. Images are flat here, so that their rows are plain
-slices: LLVM then turns the innermost loops into vectors.
+Each loop gives exactly the bits that :mod:`preprocess.transforms` gives for one image at a time
+with NumPy and Pillow, which is the reference. :mod:`preprocess.batches` calls them. Images are
+flat arrays here, so that rows are plain slices and LLVM vectorizes the innermost loops.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _HALF = 1 << (_BITS - 1)
 
 
 def _read(kind: Any, axes: int = 1) -> Any:
-    """The type of an array that is only read, such as a file's."""
+    """Return the numba type of a read-only C-contiguous array."""
     return types.Array(kind, axes, "C", readonly=True)
 
 
@@ -27,9 +27,7 @@ def _compiled(*signature: Any, inline: str = "never") -> Callable[[Callable[...,
     def compile_it(function: Callable[..., Any]) -> Any:
         try:
             return njit(*signature, cache=True, nogil=True, inline=inline)(function)
-        except (
-            RuntimeError
-        ):  # no folder for the compiled code can be written: it is compiled anew in each process
+        except RuntimeError:  # no cache folder is writable: each process compiles for itself
             return njit(*signature, nogil=True, inline=inline)(function)
 
     return compile_it
@@ -39,21 +37,29 @@ def _compiled(*signature: Any, inline: str = "never") -> Callable[[Callable[...,
 
 
 @_compiled()
-def _product(a: Any, b: Any) -> Any:
-    """(upper, lower) 64 bits of a product."""
+def _multiply(a: Any, b: Any) -> Any:
+    """Multiply two uint64; return the (upper, lower) 64 bits of the product."""
     low = uint64(0xFFFFFFFF)
     a_up = a >> uint64(32)
     a_low = a & low
     b_up = b >> uint64(32)
     b_low = b & low
     middle = a_up * b_low + ((a_low * b_low) >> uint64(32))
-    other = a_low * b_up + (middle & low)
-    return a_up * b_up + (middle >> uint64(32)) + (other >> uint64(32)), a * b
+    cross = a_low * b_up + (middle & low)
+    return a_up * b_up + (middle >> uint64(32)) + (cross >> uint64(32)), a * b
 
 
 @_compiled(void(uint64, uint64, uint64, _read(int64), float64[:, ::1]))
 def uniforms(seed: Any, stream: Any, epoch: Any, indices: Any, out: Any) -> None:
-    """What NumPy's Philox draws first for each sample of an epoch, from 0 to 1; four at a time."""
+    """Draw the first uniform numbers in [0, 1) of each sample, exactly as NumPy's Philox does.
+
+    Args:
+        seed: uint64, the first half of the Philox key.
+        stream: uint64, the purpose of the numbers; the second half of the key.
+        epoch: uint64, of the stream.
+        indices: (n,) int64, the samples.
+        out: (n, draws) float64, overwritten; draws is a multiple of 4.
+    """
     for row in range(out.shape[0]):
         for block in range(out.shape[1] // 4):
             c0 = uint64(block + 1)
@@ -63,8 +69,8 @@ def uniforms(seed: Any, stream: Any, epoch: Any, indices: Any, out: Any) -> None
             k0 = uint64(seed)
             k1 = uint64(stream)
             for _ in range(10):
-                up0, low0 = _product(uint64(0xD2E7470EE14C6C93), c0)
-                up1, low1 = _product(uint64(0xCA5A826395121157), c2)
+                up0, low0 = _multiply(uint64(0xD2E7470EE14C6C93), c0)
+                up1, low1 = _multiply(uint64(0xCA5A826395121157), c2)
                 c0 = up1 ^ c1 ^ k0
                 c1 = low1
                 c2 = up0 ^ c3 ^ k1
@@ -82,7 +88,7 @@ def uniforms(seed: Any, stream: Any, epoch: Any, indices: Any, out: Any) -> None
 
 @_compiled(inline="always")
 def _copy(source: Any, at: Any, target: Any, to: Any, size: Any) -> None:
-    """Bytes of one array to another. Part of an array would be a reference that is counted, which costs as much."""
+    """Copy bytes between arrays; a slice would cost as much as the copy in reference counting."""
     for byte in range(size):
         target[uint64(to + byte)] = source[uint64(at + byte)]
 
@@ -98,10 +104,10 @@ def _mirror_any(source: Any, at: Any, target: Any, to: Any, pixels: Any, width: 
 
 @_compiled(inline="always")
 def _mirror_threes(source: Any, at: Any, target: Any, to: Any, pixels: Any) -> None:
-    """Pixels of three bytes in reverse order, four of them at a time, which are three words (of any alignment)."""
+    """Reverse pixels of three bytes, four pixels (three unaligned 32-bit words) at a time."""
     groups = pixels // 4
-    rest = pixels - 4 * groups
-    words = source[at + 3 * rest : at + 3 * pixels].view(np.uint32)
+    remainder = pixels - 4 * groups
+    words = source[at + 3 * remainder : at + 3 * pixels].view(np.uint32)
     turned = target[to : to + 12 * groups].view(np.uint32)
     for group in range(groups):
         after = uint64(3 * group)
@@ -117,10 +123,10 @@ def _mirror_threes(source: Any, at: Any, target: Any, to: Any, pixels: Any) -> N
             | (b << uint32(24))
         )
         turned[after + uint64(2)] = ((b >> uint32(8)) & uint32(0xFF)) | (a << uint32(8))
-    for pixel in range(rest):
+    for pixel in range(remainder):
         for byte in range(3):
             target[uint64(to + 12 * groups + 3 * pixel + byte)] = source[
-                uint64(at + 3 * (rest - 1 - pixel) + byte)
+                uint64(at + 3 * (remainder - 1 - pixel) + byte)
             ]
 
 
@@ -147,24 +153,34 @@ def windows(
     pixel: Any,
     top: Any,
     left: Any,
-    mirror: Any,
-    upside: Any,
+    flip_x: Any,
+    flip_y: Any,
     outside: Any,
     out: Any,
     to_height: Any,
     to_width: Any,
 ) -> None:
-    """Cut a window out of each image, and mirror it where it is to be; bytes from outside of the image are ``outside``.
+    """Cut a window out of each of n images and mirror it.
 
     Args:
-        pixel: bytes of one.
-        mirror, upside: whether left and right, top and bottom change places.
+        images: (n * height * width * pixel,) uint8.
+        height: of the images, in pixels.
+        width: of the images, in pixels.
+        pixel: bytes per pixel.
+        top: (n,) int64, the first row of each window; may lie outside of the image.
+        left: (n,) int64, the first column of each window.
+        flip_x: (n,) bool, True to swap left and right.
+        flip_y: (n,) bool, True to swap top and bottom.
+        outside: uint8, the value of bytes outside of the image.
+        out: (n * to_height * to_width * pixel,) uint8, overwritten.
+        to_height: of the windows, in pixels.
+        to_width: of the windows, in pixels.
     """
     for row in range(top.size):
         first = max(0, -left[row])
         last = min(to_width, width - left[row])
         for y in range(to_height):
-            at = top[row] + (to_height - 1 - y if upside[row] else y)
+            at = top[row] + (to_height - 1 - y if flip_y[row] else y)
             to = (row * to_height + y) * to_width * pixel
             is_inside = 0 <= at < height and first < last
             if not is_inside or last - first < to_width:
@@ -172,8 +188,8 @@ def windows(
             if not is_inside:
                 continue
             at = ((row * height + at) * width + left[row] + first) * pixel
-            to += (to_width - last if mirror[row] else first) * pixel
-            if not mirror[row]:
+            to += (to_width - last if flip_x[row] else first) * pixel
+            if not flip_x[row]:
                 _copy(images, at, out, to, (last - first) * pixel)
             elif pixel == 3:
                 _mirror_threes(images, at, out, to, last - first)
@@ -183,13 +199,21 @@ def windows(
 
 @_compiled(void(_read(uint8, 3), int64[:, ::1], int64[:, ::1], int64, uint8[:, :, ::1]))
 def pick(images: Any, rows: Any, columns: Any, pixel: Any, out: Any) -> None:
-    """Of each image the pixels in some of its rows and columns."""
-    for place in range(out.shape[0]):
+    """Select rows and columns of each of n images.
+
+    Args:
+        images: (n, height, width * pixel) uint8.
+        rows: (n, to_height) int64.
+        columns: (n, to_width) int64.
+        pixel: bytes per pixel.
+        out: (n, to_height, to_width * pixel) uint8, overwritten.
+    """
+    for image in range(out.shape[0]):
         for y in range(rows.shape[1]):
             for x in range(columns.shape[1]):
                 for byte in range(pixel):
-                    out[place, y, x * pixel + byte] = images[
-                        place, rows[place, y], columns[place, x] * pixel + byte
+                    out[image, y, x * pixel + byte] = images[
+                        image, rows[image, y], columns[image, x] * pixel + byte
                     ]
 
 
@@ -213,30 +237,30 @@ def _weight(x: Any, kind: Any) -> Any:
         return 0.0
     if x == 0.0:
         return 1.0
-    whole = x * math.pi
-    third = x / 3 * math.pi
-    return math.sin(whole) / whole * (math.sin(third) / third)
+    angle = x * math.pi
+    third_angle = x / 3 * math.pi
+    return math.sin(angle) / angle * (math.sin(third_angle) / third_angle)
 
 
 @_compiled()
-def _taps(size: Any, to: Any, kind: Any, first: Any, count: Any, weights: Any) -> None:
-    """Of which pixels each new one is made, and by which weights."""
+def _resize_weights(size: Any, to: Any, kind: Any, first: Any, count: Any, weights: Any) -> None:
+    """Compute which source pixels, with which weights, each resized pixel is made of."""
     scale = size / to
     stretch = max(scale, 1.0)
     support = (kind + 1.0) * stretch
-    found = np.empty(weights.shape[1])
+    raw = np.empty(weights.shape[1])
     for x in range(to):
         centre = (x + 0.5) * scale
         low = max(int(centre - support + 0.5), 0)
-        many = min(int(centre + support + 0.5), size) - low
+        taps = min(int(centre + support + 0.5), size) - low
         total = 0.0
         first[x] = low
-        count[x] = many
-        for tap in range(many):
-            found[tap] = _weight((tap + low - centre + 0.5) * (1.0 / stretch), kind)
-            total += found[tap]
-        for tap in range(many):
-            share = found[tap] / total if total != 0.0 else found[tap]
+        count[x] = taps
+        for tap in range(taps):
+            raw[tap] = _weight((tap + low - centre + 0.5) * (1.0 / stretch), kind)
+            total += raw[tap]
+        for tap in range(taps):
+            share = raw[tap] / total if total != 0.0 else raw[tap]
             weights[x, tap] = int(share * (1 << _BITS) + (-0.5 if share < 0 else 0.5))
 
 
@@ -246,8 +270,10 @@ def _byte(total: Any) -> Any:
 
 
 @_compiled()
-def _narrow(source: Any, target: Any, channels: Any, first: Any, count: Any, weights: Any) -> None:
-    """A row at another width."""
+def _resize_row(
+    source: Any, target: Any, channels: Any, first: Any, count: Any, weights: Any
+) -> None:
+    """Resize one row of pixels to another width."""
     half = np.int32(_HALF)
     for x in range(first.size):
         if channels == 3:  # three sums at a time
@@ -276,14 +302,14 @@ def _narrow(source: Any, target: Any, channels: Any, first: Any, count: Any, wei
 
 @_compiled()
 def _add(totals: Any, source: Any, weight: Any) -> None:
-    for place in range(totals.size):
-        totals[place] += np.int32(source[place]) * weight
+    for position in range(totals.size):
+        totals[position] += np.int32(source[position]) * weight
 
 
 @_compiled()
 def _round(totals: Any, target: Any) -> None:
-    for place in range(totals.size):
-        target[place] = _byte(totals[place])
+    for position in range(totals.size):
+        target[position] = _byte(totals[position])
 
 
 @_compiled(
@@ -316,31 +342,42 @@ def resize(
     to_height: Any,
     to_width: Any,
 ) -> None:
-    """Bring a window of each image to one size, as Pillow does.
+    """Resize a window of each of n images to one size, as Pillow does.
 
     Args:
-        kind: of filter: 0 bilinear, 1 bicubic, 2 lanczos.
+        images: (n * height * width * channels,) uint8.
+        height: of the images, in pixels.
+        width: of the images, in pixels.
+        channels: bytes per pixel.
+        top: (n,) int64, the first row of each window.
+        left: (n,) int64, the first column of each window.
+        heights: (n,) int64, of the windows.
+        widths: (n,) int64, of the windows.
+        kind: the filter: 0 bilinear, 1 bicubic, 2 lanczos.
+        out: (n * to_height * to_width * channels,) uint8, overwritten.
+        to_height: of the result, in pixels.
+        to_width: of the result, in pixels.
     """
-    most = 2 * (kind + 1) * (max(height // to_height, width // to_width) + 1) + 3
+    max_taps = 2 * (kind + 1) * (max(height // to_height, width // to_width) + 1) + 3
     first_x = np.empty(to_width, np.int64)
     count_x = np.empty(to_width, np.int64)
-    weights_x = np.empty((to_width, most), np.int32)
+    weights_x = np.empty((to_width, max_taps), np.int32)
     first_y = np.empty(to_height, np.int64)
     count_y = np.empty(to_height, np.int64)
-    weights_y = np.empty((to_height, most), np.int32)
+    weights_y = np.empty((to_height, max_taps), np.int32)
     line = to_width * channels
     narrow = np.empty((height, line), np.uint8)
     totals = np.empty(line, np.int32)
     for row in range(top.size):
-        _taps(widths[row], to_width, kind, first_x, count_x, weights_x)
-        _taps(heights[row], to_height, kind, first_y, count_y, weights_y)
+        _resize_weights(widths[row], to_width, kind, first_x, count_x, weights_x)
+        _resize_weights(heights[row], to_height, kind, first_y, count_y, weights_y)
         for y in range(heights[row]):
             at = ((row * height + top[row] + y) * width + left[row]) * channels
             source = images[at : at + widths[row] * channels]
             if widths[row] == to_width:
                 _copy(source, 0, narrow[y], 0, source.size)
             else:
-                _narrow(source, narrow[y], channels, first_x, count_x, weights_x)
+                _resize_row(source, narrow[y], channels, first_x, count_x, weights_x)
         for y in range(to_height):
             to = (row * to_height + y) * line
             target = out[to : to + line]
@@ -353,7 +390,7 @@ def resize(
             _round(totals, target)
 
 
-# ---- colours: Pillow's Blend.c and Convert.c ---------------------------------------------------
+# ---- colors: Pillow's Blend.c and Convert.c ---------------------------------------------------
 
 
 @_compiled()
@@ -371,19 +408,19 @@ def _grey(red: Any, green: Any, blue: Any) -> Any:
 
 @_compiled()
 def _turn_hue(red: Any, green: Any, blue: Any, by: Any) -> Any:
-    """To hue, saturation and value, and back, the hue turned by so many 256ths; each of them is a byte between."""
-    most = max(red, max(green, blue))
-    least = min(red, min(green, blue))
-    if most == least:
-        return most, most, most
-    spread = np.float32(most - least)
-    saturation = np.float32(spread / np.float32(most))
-    to_red = np.float32(np.float32(most - red) / spread)
-    to_green = np.float32(np.float32(most - green) / spread)
-    to_blue = np.float32(np.float32(most - blue) / spread)
-    if red == most:
+    """Shift the hue of an RGB pixel by `by` 256ths, through HSV bytes as Pillow does."""
+    maximum = max(red, max(green, blue))
+    minimum = min(red, min(green, blue))
+    if maximum == minimum:
+        return maximum, maximum, maximum
+    spread = np.float32(maximum - minimum)
+    saturation = np.float32(spread / np.float32(maximum))
+    to_red = np.float32(np.float32(maximum - red) / spread)
+    to_green = np.float32(np.float32(maximum - green) / spread)
+    to_blue = np.float32(np.float32(maximum - blue) / spread)
+    if red == maximum:
         hue = np.float32(to_blue - to_green)
-    elif green == most:
+    elif green == maximum:
         hue = np.float32(2.0 + np.float64(to_red) - np.float64(to_blue))
     else:
         hue = np.float32(4.0 + np.float64(to_green) - np.float64(to_red))
@@ -391,35 +428,37 @@ def _turn_hue(red: Any, green: Any, blue: Any, by: Any) -> Any:
     h = uint8(uint8(int(np.float64(hue) * 255.0)) + by)
     s = uint8(int(np.float64(saturation) * 255.0))
     if s == 0:
-        return most, most, most
+        return maximum, maximum, maximum
     sixth = math.floor(np.float64(np.float32(h)) * 6.0 / 255.0)
-    rest = np.float32(np.float64(np.float32(h)) * 6.0 / 255.0 - np.float64(np.float32(sixth)))
+    fraction = np.float32(np.float64(np.float32(h)) * 6.0 / 255.0 - np.float64(np.float32(sixth)))
     part = np.float32(np.float64(np.float32(s)) / 255.0)
-    value = np.float64(np.float32(most))
+    value = np.float64(np.float32(maximum))
     p = uint8(int(value * (1.0 - np.float64(part)) + 0.5))
-    q = uint8(int(value * (1.0 - np.float64(np.float32(part * rest))) + 0.5))
-    t = uint8(int(value * (1.0 - np.float64(part) * (1.0 - np.float64(rest))) + 0.5))
-    place = int(sixth) % 6
-    if place == 0:
-        return most, t, p
-    if place == 1:
-        return q, most, p
-    if place == 2:
-        return p, most, t
-    if place == 3:
-        return p, q, most
-    if place == 4:
-        return (t, p, most)
-    return (most, p, q)
+    q = uint8(int(value * (1.0 - np.float64(np.float32(part * fraction))) + 0.5))
+    t = uint8(int(value * (1.0 - np.float64(part) * (1.0 - np.float64(fraction))) + 0.5))
+    sector = int(sixth) % 6
+    if sector == 0:
+        return maximum, t, p
+    if sector == 1:
+        return q, maximum, p
+    if sector == 2:
+        return p, maximum, t
+    if sector == 3:
+        return p, q, maximum
+    if sector == 4:
+        return (t, p, maximum)
+    return (maximum, p, q)
 
 
 @_compiled(void(uint8[:, :, ::1], int64[:, ::1], float64[:, ::1]))
 def jitter(images: Any, kinds: Any, amounts: Any) -> None:
-    """Change the colours of images (samples, pixels, channels) in their place.
+    """Change the colors of n images in place.
 
     Args:
-        kinds: (samples, changes): 0 brightness, 1 contrast, 2 saturation, 3 hue, in the order in which they are made.
-        amounts: of each: a factor, or of the hue a share of the colour circle.
+        images: (n, pixels, channels) uint8, overwritten.
+        kinds: (n, changes) int64 in the order of application: 0 brightness, 1 contrast,
+            2 saturation, 3 hue.
+        amounts: (n, changes) float64: a factor; for the hue, a share of the color circle.
     """
     table = np.empty(256, np.uint8)
     pixels = images.shape[1]
@@ -463,7 +502,14 @@ def jitter(images: Any, kinds: Any, amounts: Any) -> None:
 
 @_compiled(void(_read(uint8, 2), _read(float32), _read(float32), float32[:, ::1]))
 def scale(rows: Any, multiplier: Any, offset: Any, out: Any) -> None:
-    """``rows * multiplier + offset``, one rounding each."""
+    """Compute ``rows * multiplier + offset``, each operation rounded once.
+
+    Args:
+        rows: (n, columns) uint8.
+        multiplier: (columns,) float32.
+        offset: (columns,) float32.
+        out: (n, columns) float32, overwritten.
+    """
     for row in range(rows.shape[0]):
         source = rows[row]
         target = out[row]

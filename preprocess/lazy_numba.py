@@ -1,7 +1,8 @@
-"""When the compiled loops are loaded: once so much time has gone by without them that it pays.
+"""Load the compiled loops once running without them has cost more than loading.
 
-To import numba takes half a second, which is more than many a short run spends on its random transforms. So samples are
-done one by one at first. The loops come to the same bits, so that nobody can tell when they took over.
+Importing numba takes half a second, longer than many short runs spend on random transforms. So
+samples are processed one by one at first. The loops give the same bits, so the switch changes no
+result.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ _WORTH_S = 1.0  # so many seconds without the loops are worth loading them
 
 
 class LazyNumba:
-    """The loops of :mod:`preprocess.kernels`.
+    """Loader of :mod:`preprocess.kernels`.
 
     Attributes:
-        kernels: that module; None until it is loaded, and where numba is missing.
+        kernels: that module; None until it is loaded, or if numba is missing.
     """
 
     def __init__(self) -> None:
@@ -25,16 +26,16 @@ class LazyNumba:
         self._spent_s = 0.0
         self._lock = threading.Lock()
 
-    def spent(self, seconds: float) -> None:
-        """So long something has taken without them; loads them, in a thread, when that has become too long."""
+    def add_slow_time(self, seconds: float) -> None:
+        """Add seconds spent without the loops; past one second, load them in a thread."""
         with self._lock:
             before = self._spent_s
             self._spent_s = self._spent_s + seconds
         if before < _WORTH_S <= self._spent_s:
-            threading.Thread(target=self.now, name="kernels", daemon=True).start()
+            threading.Thread(target=self.load, name="kernels", daemon=True).start()
 
-    def now(self) -> bool:
-        """Load them; the first time on a machine they are compiled. Returns whether numba is there."""
+    def load(self) -> bool:
+        """Load the loops, compiling them the first time; return False if numba is missing."""
         try:
             self.kernels = import_module("preprocess.kernels")
         except ImportError:
@@ -42,4 +43,4 @@ class LazyNumba:
         return True
 
 
-LOADING = LazyNumba()
+NUMBA = LazyNumba()

@@ -57,18 +57,18 @@ def write_hdf5(
             place there.
         CannotWrite: the disk is full, ...
     """
-    place = Path(path)
-    if not place.name or place.is_dir():
-        raise InputError(f"{place} is a folder; it must be the name of a file")
-    partial = place.with_name(f".{place.name}.{os.getpid()}.tmp")
-    for left_over in place.parent.glob(
-        f".{glob.escape(place.name)}.*.tmp"
+    target_path = Path(path)
+    if not target_path.name or target_path.is_dir():
+        raise InputError(f"{target_path} is a folder; it must be the name of a file")
+    partial = target_path.with_name(f".{target_path.name}.{os.getpid()}.tmp")
+    for left_over in target_path.parent.glob(
+        f".{glob.escape(target_path.name)}.*.tmp"
     ):  # of a process that was killed
         left_over.unlink(missing_ok=True)
     bad = []
     try:
-        with _create(partial, place) as plain:
-            target = DeferredErrorFile(plain, place)
+        with _create(partial, target_path) as plain:
+            target = DeferredErrorFile(plain, target_path)
 
             def advance(count: int) -> None:
                 target.check()
@@ -77,10 +77,10 @@ def write_hdf5(
             with target.hdf5() as file:
                 file.attrs["made_from"] = made_from
                 for name, part in parts.items():
-                    bad += _write_part(file.create_group(name), part, advance, bool(made_from))
-            with _writing(place):
+                    bad += _write_split(file.create_group(name), part, advance, bool(made_from))
+            with _writing(target_path):
                 os.fsync(plain.fileno())
-                os.replace(partial, place)
+                os.replace(partial, target_path)
     finally:
         with suppress(OSError):  # what went wrong before says more
             partial.unlink(missing_ok=True)
@@ -112,32 +112,32 @@ def _writing(path: Path) -> Iterator[None]:
         raise CannotWrite(error.errno, error.strerror or str(error), str(path)) from error
 
 
-def _write_part(
-    group: h5py.Group, part: Source | Pipeline, progress: Progress, is_copy: bool
+def _write_split(
+    group: h5py.Group, split: Source | Pipeline, progress: Progress, is_copy: bool
 ) -> list[UnreadableSample]:
     """Write one part; samples that cannot be used leave no gap.
 
     Args:
         is_copy: whether samples go by their numbers in the source, so that these must be known of what is left out.
     """
-    source = part.source if isinstance(part, Pipeline) else part
+    source = split.source if isinstance(split, Pipeline) else split
     target = target_of(source)
-    kept: list[int] = []
+    written: list[int] = []
     bad = []
     inputs = None
     if target.kind == "mask":
-        masks = _files(group, "targets", len(source))
+        masks = _create_files(group, "targets", len(source))
     else:
         masks = None
     for index in range(len(source)):
         try:
-            found, mask = _sample(part, index, target)
+            content, mask = _sample(split, index, target)
             if inputs is None:
-                inputs = _room(group, part, found)
-            inputs[len(kept)] = _as_row(found, inputs, source.name(index))
+                inputs = _create_inputs(group, split, content)
+            inputs[len(written)] = _as_row(content, inputs, source.name(index))
             if masks is not None:
-                masks[len(kept)] = _encode(mask, target)
-            kept.append(index)
+                masks[len(written)] = _encode(mask, target)
+            written.append(index)
         except UnreadableSample as error:
             bad.append(error)
         progress(1)
@@ -147,12 +147,12 @@ def _write_part(
         )
     for files in (inputs, masks):
         if files is not None:
-            files.resize(len(kept), axis=0)
-    _write_targets(group, source, target, kept)
+            files.resize(len(written), axis=0)
+    _write_targets(group, source, target, written)
     if is_copy:
-        group.create_dataset("left_out_at", data=np.setdiff1d(np.arange(len(source)), kept))
+        group.create_dataset("left_out_at", data=np.setdiff1d(np.arange(len(source)), written))
     for name, texts in (
-        ("names", [source.name(index) for index in kept]),
+        ("names", [source.name(index) for index in written]),
         ("left_out", [sample.name for sample in bad]),
         ("left_out_because", [sample.reason for sample in bad]),
     ):
@@ -165,15 +165,17 @@ def _sample(
 ) -> tuple[bytes | np.ndarray, np.ndarray | None]:
     """A sample as it is to be written, and its mask where it has one."""
     if isinstance(part, Pipeline):
-        return part.finish(part.prepare(index), index, epoch=0)
-    found = read_input(part, index)
+        return part.augment_checked(part.prepare(index), index, epoch=0)
+    content = read_input(part, index)
     return (
-        found if isinstance(found, bytes) else np.atleast_1d(found),
+        content if isinstance(content, bytes) else np.atleast_1d(content),
         read_mask(part, index, target) if target.kind == "mask" else None,
     )
 
 
-def _room(group: h5py.Group, part: Source | Pipeline, first: bytes | np.ndarray) -> h5py.Dataset:
+def _create_inputs(
+    group: h5py.Group, part: Source | Pipeline, first: bytes | np.ndarray
+) -> h5py.Dataset:
     """The data set for the inputs: all like the first."""
     if isinstance(part, Pipeline):
         if part.is_random or part.sample.affine or part.sample.image.dtype != "uint8":
@@ -182,7 +184,7 @@ def _room(group: h5py.Group, part: Source | Pipeline, first: bytes | np.ndarray)
             )
         part = part.source
     if isinstance(first, bytes):
-        return _files(group, "images", len(part))
+        return _create_files(group, "images", len(part))
     if first.dtype.kind not in "uifb":
         raise InputError(f"{part.name(0)} is an array of {first.dtype}, not of numbers")
     rows = max(1, min(_CHUNK // max(first.nbytes, 1), len(part)))
@@ -195,48 +197,48 @@ def _room(group: h5py.Group, part: Source | Pipeline, first: bytes | np.ndarray)
     )
 
 
-def _files(group: h5py.Group, name: str, count: int) -> h5py.Dataset:
+def _create_files(group: h5py.Group, name: str, count: int) -> h5py.Dataset:
     """A data set for so many files."""
     return group.create_dataset(
         name, (count,), h5py.vlen_dtype(np.uint8), maxshape=(None,), chunks=(min(count, 64),)
     )
 
 
-def _as_row(found: bytes | np.ndarray, inputs: h5py.Dataset, name: str) -> np.ndarray:
+def _as_row(content: bytes | np.ndarray, inputs: h5py.Dataset, name: str) -> np.ndarray:
     """A sample as a row of the data set.
 
     Raises:
         InputError: it is not like the first: a file and not an array, or of another shape or type.
     """
     is_file = h5py.check_vlen_dtype(inputs.dtype) is not None
-    if isinstance(found, bytes) and is_file:
-        return np.frombuffer(found, np.uint8)
+    if isinstance(content, bytes) and is_file:
+        return np.frombuffer(content, np.uint8)
     if (
-        isinstance(found, np.ndarray)
+        isinstance(content, np.ndarray)
         and not is_file
-        and found.shape == inputs.shape[1:]
-        and (wire_dtype(found.dtype) == inputs.dtype)
+        and content.shape == inputs.shape[1:]
+        and (wire_dtype(content.dtype) == inputs.dtype)
     ):
-        return found
-    if isinstance(found, bytes):
-        what = "an encoded file"
+        return content
+    if isinstance(content, bytes):
+        description = "an encoded file"
     else:
-        what = f"an array {found.shape} of {found.dtype}"
+        description = f"an array {content.shape} of {content.dtype}"
     raise InputError(
-        f"{name} is {what}, unlike the first sample; all samples of one file must be alike"
+        f"{name} is {description}, unlike the first sample; all samples of one file must be alike"
     )
 
 
 def _write_targets(
-    group: h5py.Group, source: Source, target: TargetSpec, kept: Sequence[int]
+    group: h5py.Group, source: Source, target: TargetSpec, written: Sequence[int]
 ) -> None:
     """Targets, weights and what samples belong to; masks are written one by one before."""
     if target.kind == "mask":
-        group["targets"].attrs["ignore"] = _ignored(target)
+        group["targets"].attrs["ignore"] = _ignored_value(target)
     else:
         column = "labels" if target.kind == "class" else "targets"
         group.create_dataset(
-            column, data=np.asarray(plain_targets(source))[kept].astype(target.dtype)
+            column, data=np.asarray(plain_targets(source))[written].astype(target.dtype)
         )
     if target.kind in ("class", "mask"):
         classes = target.names or tuple(map(str, range(target.outputs)))
@@ -250,13 +252,13 @@ def _write_targets(
     for name in ("weights", "groups", "strata"):
         found = getattr(source, name, None)
         if found is not None:
-            group.create_dataset(name, data=np.asarray(found)[kept])
+            group.create_dataset(name, data=np.asarray(found)[written])
 
 
 def _encode(mask: np.ndarray | None, target: TargetSpec) -> np.ndarray:
     """A mask as a PNG file, which takes little room and loses nothing."""
     assert mask is not None
-    pixels = np.where(mask == target.void, _ignored(target), mask).astype(
+    pixels = np.where(mask == target.void, _ignored_value(target), mask).astype(
         target.dtype if target.dtype == np.uint8 else np.uint16
     )
     file = io.BytesIO()
@@ -264,7 +266,7 @@ def _encode(mask: np.ndarray | None, target: TargetSpec) -> np.ndarray:
     return np.frombuffer(file.getvalue(), np.uint8)
 
 
-def _ignored(target: TargetSpec) -> int:
+def _ignored_value(target: TargetSpec) -> int:
     """The value of the pixels of a mask that count for nothing, in the file."""
     if target.dtype == np.uint8:
         return 255

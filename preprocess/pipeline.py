@@ -11,21 +11,21 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from preprocess.base import Source, UnreadableSample
-from preprocess.batches import Work
-from preprocess.chain import Chain, Part
-from preprocess.lazy_numba import LOADING
-from preprocess.probe import probe
+from preprocess.batches import BatchWork
+from preprocess.chain import Chain, PreparedSample
+from preprocess.lazy_numba import NUMBA
+from preprocess.probe import infer_sample_spec
 from preprocess.sample import ImageSpec, SampleSpec, wire_dtype
 from preprocess.target import TargetReader, TargetSpec
 from preprocess.transforms import Transform
-from preprocess.transforms.on_device import expecting
+from preprocess.transforms.on_device import set_device_input
 from preprocess.transforms.packed_variants import PackedSlice
 
 _Arrays: TypeAlias = np.ndarray | Sequence[np.ndarray]
-_AT_ONCE = 64  # samples of a batch, which are in memory as they were before their random transforms
+_BLOCK = 64  # samples of a batch, which are in memory as they were before their random transforms
 
 
-class _Room(threading.local):
+class _BatchBuffer(threading.local):
     """Memory for samples of a batch as they are before their random transforms.
 
     It is used again and again: to have fresh memory costs more than to cut and mirror a large image.
@@ -37,7 +37,7 @@ class _Room(threading.local):
     def of(self, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
         """Room for samples of a shape and type, (k, ...); only the newest is kept."""
         if (shape, dtype) not in self._arrays:
-            self._arrays = {(shape, dtype): np.empty((_AT_ONCE, *shape), dtype)}
+            self._arrays = {(shape, dtype): np.empty((_BLOCK, *shape), dtype)}
         return self._arrays[shape, dtype]
 
 
@@ -48,9 +48,9 @@ class Pipeline(Chain):
         source: where they come from.
         transforms: what is done to them, in order. A scale at the end is left to the trainers.
         seed: of the random transforms.
-        sample: what comes out, as :func:`preprocess.probe.probe` has found it.
-        fixed: how many transforms :meth:`keep` does; None for those before the first random one.
-        carried: the target of samples that :meth:`finish_kept` is given, if another pipeline has left them.
+        sample: what comes out, as :func:`preprocess.probe.infer_sample_spec` has found it.
+        fixed: how many transforms :meth:`load_stored` does; None for those before the first random one.
+        carried: the target of samples that :meth:`augment_stored` is given, if another pipeline has left them.
         piece: where in such samples that is of which this one makes something.
     """
 
@@ -64,20 +64,20 @@ class Pipeline(Chain):
         carried: TargetSpec | None = None,
         piece: PackedSlice | None = None,
     ) -> None:
-        super().__init__(source, expecting(transforms, sample.unfinished), seed, fixed)
+        super().__init__(source, set_device_input(transforms, sample.deferred_input), seed, fixed)
         self.sample = sample
         self._piece = piece
         self.is_precise = sample.wire.dtype == "float64"
-        self._carried = carried or sample.kept_target
+        self._carried = carried or sample.stored_target
         self._shape = sample.wire.shape
         self._dtype = np.dtype(sample.wire.dtype)
         self._target = sample.target
-        self._room = _Room()
+        self._room = _BatchBuffer()
 
     @classmethod
-    def probed(cls, source: Source, transforms: Sequence[Transform], seed: int) -> Pipeline:
-        """The same, of samples that have not been looked at yet; see :func:`preprocess.probe.probe`."""
-        return cls(source, transforms, seed, probe(source, transforms, seed))
+    def from_source(cls, source: Source, transforms: Sequence[Transform], seed: int) -> Pipeline:
+        """The same, of samples that have not been looked at yet; see :func:`preprocess.probe.infer_sample_spec`."""
+        return cls(source, transforms, seed, infer_sample_spec(source, transforms, seed))
 
     @property
     def samples(self) -> int:
@@ -92,23 +92,25 @@ class Pipeline(Chain):
         """Room for so many samples: inputs (samples, ...), and targets (samples,) of the target's type ``wire``."""
         return np.empty((samples, *self._shape), self._dtype), np.empty(samples, self._target.wire)
 
-    def empty_kept(self, samples: int) -> tuple[np.ndarray, np.ndarray]:
-        """Room for so many samples as :meth:`keep` leaves them."""
-        kept = self.sample.kept
-        assert kept is not None
-        return np.empty((samples, *kept.shape), kept.dtype), np.empty(
-            samples, self.sample.kept_target.wire
+    def empty_stored(self, samples: int) -> tuple[np.ndarray, np.ndarray]:
+        """Room for so many samples as :meth:`load_stored` leaves them."""
+        stored = self.sample.stored
+        assert stored is not None
+        return np.empty((samples, *stored.shape), stored.dtype), np.empty(
+            samples, self.sample.stored_target.wire
         )
 
-    def finish(self, part: Part, index: int, epoch: int, training: bool = True) -> Part:
+    def augment_checked(
+        self, part: PreparedSample, index: int, epoch: int, training: bool = True
+    ) -> PreparedSample:
         """Do to a prepared sample what differs from epoch to epoch, and check its shape.
 
         Raises:
             BadSample: a transform cannot be applied to it, or it has another shape or type than the others.
         """
-        return self._check(self.vary(part, index, epoch, training), index)
+        return self._check(self.augment(part, index, epoch, training), index)
 
-    def _check(self, part: Part, index: int) -> Part:
+    def _check(self, part: PreparedSample, index: int) -> PreparedSample:
         image = part.image
         is_double = self.is_precise and image.dtype.kind == "f"
         if image.shape != self._shape or not (is_double or wire_dtype(image.dtype) == self._dtype):
@@ -139,38 +141,38 @@ class Pipeline(Chain):
             The samples that cannot be used, each with its position; their images are 0 and their targets marked.
         """
         if not self.is_random or self._kernels is None:
-            return self._each(
+            return self._load_each(
                 indices,
                 lambda index: self._make(index, epoch, training),
                 images,
                 targets,
                 self._target,
             )
-        everything = np.fromiter(indices, np.int64)
+        rows = np.fromiter(indices, np.int64)
         bad = list[UnreadableSample]()
-        for first in range(0, len(everything), _AT_ONCE):
-            alike = dict[object, tuple[np.ndarray, list[int], list[np.ndarray | None]]]()
-            for position, index in enumerate(everything[first : first + _AT_ONCE].tolist(), first):
+        for first in range(0, len(rows), _BLOCK):
+            batches = dict[object, tuple[np.ndarray, list[int], list[np.ndarray | None]]]()
+            for position, index in enumerate(rows[first : first + _BLOCK].tolist(), first):
                 try:
                     image, mask = self.prepare(index)
                     kind = (
                         (image.shape, image.dtype),
                         None if mask is None else (mask.shape, mask.dtype),
                     )
-                    if kind not in alike:
-                        alike[kind] = self._room.of(*kind[0]), [], []
-                    room, positions, masks = alike[kind]
+                    if kind not in batches:
+                        batches[kind] = self._room.of(*kind[0]), [], []
+                    room, positions, masks = batches[kind]
                     room[len(positions)] = image
                     positions.append(position)
                     masks.append(mask)
                 except UnreadableSample as error:
                     bad.append(self._left_out(error, position, images, targets, self._target))
-            for room, positions, masks in alike.values():
+            for room, positions, masks in batches.values():
                 bad += self._vary(
                     room[: len(positions)],
                     [mask for mask in masks if mask is not None] or None,
                     np.array(positions),
-                    everything,
+                    rows,
                     epoch,
                     images,
                     targets,
@@ -183,18 +185,18 @@ class Pipeline(Chain):
         """The compiled loops, which know no float64; None where there are none."""
         if self.is_precise:
             return None
-        return LOADING.kernels
+        return NUMBA.kernels
 
-    def _make(self, index: int, epoch: int, training: bool) -> Part:
+    def _make(self, index: int, epoch: int, training: bool) -> PreparedSample:
         part = self.prepare(index)
         began = time.perf_counter()
         try:
-            return self.finish(part, index, epoch, training)
+            return self.augment_checked(part, index, epoch, training)
         finally:
             if self.is_random:
-                LOADING.spent(time.perf_counter() - began)
+                NUMBA.add_slow_time(time.perf_counter() - began)
 
-    def keep(
+    def load_stored(
         self, indices: Iterable[int], images: np.ndarray, targets: np.ndarray
     ) -> list[UnreadableSample]:
         """Do the part that is worth keeping: the same as :meth:`load`, up to the first random transform.
@@ -204,44 +206,44 @@ class Pipeline(Chain):
             images: (k, ...) of the kept shape and type; is overwritten.
             targets: (k,) of the kept target's type ``wire``, is overwritten.
         """
-        return self._each(indices, self.prepare, images, targets, self.sample.kept_target)
+        return self._load_each(indices, self.prepare, images, targets, self.sample.stored_target)
 
-    def finish_kept(
+    def augment_stored(
         self,
-        kept: np.ndarray,
-        kept_targets: np.ndarray,
+        stored: np.ndarray,
+        stored_targets: np.ndarray,
         indices: np.ndarray,
         epoch: int,
         images: np.ndarray,
         targets: np.ndarray,
         training: bool = True,
     ) -> list[UnreadableSample]:
-        """Do the rest to samples that :meth:`keep` has left; what it could not use stays marked, and is not told again.
+        """Do the rest to samples that :meth:`load_stored` has left; what it could not use stays marked, and is not told again.
 
         Args:
             kept, kept_targets: (k, ...) and (k,), as it has left them.
             indices: (k,) of the source.
             epoch, images, targets, training: as in :meth:`load`.
         """
-        kept = self.taken(kept)
+        stored = self.select_slice(stored)
         if not self.is_random:
-            images[:], targets[:] = kept, self.answered(kept_targets, indices)
+            images[:], targets[:] = stored, self.convert_targets(stored_targets, indices)
             return []
-        of_kept = self._carried
-        usable = of_kept.usable(kept_targets)
-        if of_kept.kind == "mask":
-            masks = kept_targets["target"]
+        target = self._carried
+        usable = target.is_usable(stored_targets)
+        if target.kind == "mask":
+            masks = stored_targets["target"]
         else:
             masks = None
         for position in np.flatnonzero(~usable).tolist():
             images[position] = 0
-            self._target.mark(targets, position)
+            self._target.mark_unusable(targets, position)
 
         positions = np.flatnonzero(usable)
-        if len(positions) < len(kept):
-            kept = kept[positions]
+        if len(positions) < len(stored):
+            stored = stored[positions]
             masks = None if masks is None else masks[positions]
-        return self._vary(kept, masks, positions, indices, epoch, images, targets, training)
+        return self._vary(stored, masks, positions, indices, epoch, images, targets, training)
 
     def _vary(
         self,
@@ -261,64 +263,64 @@ class Pipeline(Chain):
         """
         kernels = self._kernels
         began = time.perf_counter()
-        begun = None
+        batch = None
         if kernels is not None and len(positions):
-            begun = self.begin(kernels, parts, masks, indices[positions], epoch, training)
-            if begun[1] == self.varying and self._take(
-                begun[0], positions, indices, images, targets
+            batch = self.augment_batch(kernels, parts, masks, indices[positions], epoch, training)
+            if batch[1] == self.varying_count and self._take(
+                batch[0], positions, indices, images, targets
             ):
                 return []
         bad = []
-        for place, (position, index) in enumerate(
+        for row, (position, index) in enumerate(
             zip(positions.tolist(), indices[positions].tolist(), strict=True)
         ):
             try:
-                if begun is None:
-                    part = self.vary(
-                        Part(parts[place], None if masks is None else masks[place]),
+                if batch is None:
+                    part = self.augment(
+                        PreparedSample(parts[row], None if masks is None else masks[row]),
                         index,
                         epoch,
                         training,
                     )
                 else:
-                    part = self.end(begun, place, index, epoch, training)
+                    part = self.finish_sample(batch, row, index, epoch, training)
                 self._check(part, index)
-                self._reader.put(targets, position, index, part.mask)
+                self._reader.write(targets, position, index, part.mask)
                 images[position] = part.image
             except UnreadableSample as error:
                 bad.append(self._left_out(error, position, images, targets, self._target))
         if kernels is None:
-            LOADING.spent(time.perf_counter() - began)
+            NUMBA.add_slow_time(time.perf_counter() - began)
         return bad
 
     def _take(
         self,
-        work: Work,
+        work: BatchWork,
         positions: np.ndarray,
         indices: np.ndarray,
         images: np.ndarray,
         targets: np.ndarray,
     ) -> bool:
         """Put samples that are done to their positions; False where they are not what they should be."""
-        if work.form != (self._shape, self._dtype) or (
+        if work.output_form != (self._shape, self._dtype) or (
             work.masks is not None
             and (work.size, work.masks.dtype) != (self._target.shape, self._target.dtype)
         ):
             return False
         is_all = len(positions) == len(images)
-        work.settle(images if is_all else None)
+        work.apply_pending(images if is_all else None)
         if not is_all:
             images[positions] = work.images
-        self._reader.put_all(targets, positions, indices[positions], work.masks)
+        self._reader.write_all(targets, positions, indices[positions], work.masks)
         return True
 
-    def taken(self, kept: np.ndarray) -> np.ndarray:
+    def select_slice(self, stored: np.ndarray) -> np.ndarray:
         """What is of use here of samples that another pipeline has left: (k, ...)."""
         if self._piece is None:
-            return kept
-        return self._piece.apply(kept)
+            return stored
+        return self._piece.apply(stored)
 
-    def answered(self, kept_targets: np.ndarray, indices: np.ndarray) -> np.ndarray:
+    def convert_targets(self, stored_targets: np.ndarray, indices: np.ndarray) -> np.ndarray:
         """The targets of samples that need nothing else any more: (k,) of the target's type ``wire``.
 
         Args:
@@ -326,24 +328,24 @@ class Pipeline(Chain):
             indices: (k,) of the source.
         """
         if self._carried == self._target:
-            return kept_targets
-        usable = self._carried.usable(kept_targets)
+            return stored_targets
+        usable = self._carried.is_usable(stored_targets)
         targets = np.empty(len(indices), self._target.wire)
         for position, index in enumerate(indices.tolist()):
             if usable[position]:
-                self._reader.put(targets, position, index)
+                self._reader.write(targets, position, index)
             else:
-                self._target.mark(targets, position)
+                self._target.mark_unusable(targets, position)
         return targets
 
     @cached_property
     def _reader(self) -> TargetReader:
         return TargetReader(self.source, self._target)
 
-    def _each(
+    def _load_each(
         self,
         indices: Iterable[int],
-        make: Callable[[int], Part],
+        make: Callable[[int], PreparedSample],
         images: np.ndarray,
         targets: np.ndarray,
         spec: TargetSpec,
@@ -362,7 +364,7 @@ class Pipeline(Chain):
                         f"is {ImageSpec.of(image)}; the others are "
                         f"{' x '.join(map(str, images.shape[1:]))}",
                     )
-                reader.put(targets, position, index, mask)
+                reader.write(targets, position, index, mask)
                 images[position] = image
             except UnreadableSample as error:
                 bad.append(self._left_out(error, position, images, targets, spec))
@@ -379,5 +381,5 @@ class Pipeline(Chain):
         """Mark a sample that cannot be used."""
         error.position = position
         images[position] = 0
-        spec.mark(targets, position)
+        spec.mark_unusable(targets, position)
         return error

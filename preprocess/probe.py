@@ -17,7 +17,7 @@ import numpy as np
 
 from preprocess.base import InputError, Source, UnreadableImage, UnreadableSample, counted
 from preprocess.chain import Chain
-from preprocess.decode import bits_used
+from preprocess.decode import count_bits_used
 from preprocess.sample import ImageSpec, SampleSpec
 from preprocess.target import plain_targets, target_of
 from preprocess.transforms import Transform
@@ -31,14 +31,14 @@ _FEW_BITS = 14  # images of 16 bits that use no more lose most of their grey lev
 
 
 @dataclass(frozen=True)
-class _Probed:
+class _ProbedSample:
     """One sample that was looked at."""
 
     name: str
-    kept: np.ndarray  # up to the first random transform
+    stored: np.ndarray  # up to the first random transform
     image: np.ndarray  # after all transforms
     mask: np.ndarray | None  # its mask, then
-    fixed_s: float  # what it took to come to `kept`
+    fixed_s: float  # what it took to come to `stored`
     varying_s: float  # and from there to `image`
 
 
@@ -48,8 +48,8 @@ class SampleProbe:
 
     Attributes:
         sample: what they are; what is kept of them is left open.
-        kept: a sample up to the first random transform; None where samples are not alike there.
-        unkept: then why no sample can be kept.
+        stored: a sample up to the first random transform; None where samples are not alike there.
+        not_stored_reason: then why no sample can be kept.
         is_raw: whether nothing is done, up to there, to what the source gives.
         fixed_s, varying_s: seconds that a sample takes up to the first random transform, reading included, and from
             there on; medians.
@@ -57,32 +57,32 @@ class SampleProbe:
     """
 
     sample: SampleSpec
-    kept: ImageSpec | None
-    unkept: str
+    stored: ImageSpec | None
+    not_stored_reason: str
     is_raw: bool
     fixed_s: float
     varying_s: float
     remark: str = ""
 
-    def keeping(self) -> SampleSpec:
+    def with_stored(self) -> SampleSpec:
         """The samples, with what is kept of them.
 
         Raises:
             InputError: they are not alike before the first random transform.
         """
-        if self.kept is None:
-            raise InputError(self.unkept)
-        return replace(self.sample, kept=self.kept)
+        if self.stored is None:
+            raise InputError(self.not_stored_reason)
+        return replace(self.sample, stored=self.stored)
 
 
-def probe(
+def infer_sample_spec(
     source: Source,
     transforms: Sequence[Transform],
     seed: int,
     keep: bool = False,
     fixed: int | None = None,
 ) -> SampleSpec:
-    """Find out what the samples of a source are; see :func:`look`.
+    """Find out what the samples of a source are; see :func:`probe_samples`.
 
     Args:
         keep: whether samples are to be kept decoded: then they must be alike before the first random transform too.
@@ -91,13 +91,13 @@ def probe(
     Raises:
         InputError: no sample can be used, samples that differ in shape, or transforms that do not fit them.
     """
-    found = look(source, transforms, seed, fixed)
+    result = probe_samples(source, transforms, seed, fixed)
     if keep:
-        return found.keeping()
-    return found.sample
+        return result.with_stored()
+    return result.sample
 
 
-def look(
+def probe_samples(
     source: Source, transforms: Sequence[Transform], seed: int, fixed: int | None = None
 ) -> SampleProbe:
     """Look at some samples of a source; reads each of ``PROBES`` samples once.
@@ -111,11 +111,11 @@ def look(
     Raises:
         InputError: no sample can be used, samples that differ in shape, or transforms that do not fit them.
     """
-    transforms, left = split_device(transforms)
-    watched = _Watched(source)
-    chain = Chain(cast(Source, watched), transforms, seed, fixed)
-    found = _samples(chain)
-    image = _alike_at_the_end(found)
+    transforms, deferred = split_device(transforms)
+    counting = _BitCountingSource(source)
+    chain = Chain(cast(Source, counting), transforms, seed, fixed)
+    probed = _probe_usable(chain)
+    image = _common_image_spec(probed)
     is_picture = image.dtype == "uint8" and len(image.shape) == 3
     if is_picture and transforms and isinstance(transforms[-1], Standardize):
         raise InputError(
@@ -128,27 +128,27 @@ def look(
     if target.kind == "value":
         center = np.mean(plain_targets(source), axis=0, dtype=np.float64)
         target = replace(target, center=tuple(center.ravel().tolist()))
-    if found[0].mask is not None:
-        target = replace(target, size=_alike_masks(found))
-    kept, unkept = _alike_when_kept(found, chain)
+    if probed[0].mask is not None:
+        target = replace(target, size=_common_mask_size(probed))
+    stored, not_stored_reason = _common_stored_spec(probed, chain)
     if chain.is_precise:
-        image = image.precise()
-        kept = None if kept is None else kept.precise()
+        image = image.as_float64()
+        stored = None if stored is None else stored.as_float64()
     sample = SampleSpec(image, target.outputs, chain.affine, None, target)
-    if left is not None:
-        sample = _left_to_device(sample, left, found[0].name)
+    if deferred is not None:
+        sample = _with_device_augmentation(sample, deferred, probed[0].name)
     return SampleProbe(
         sample,
-        kept,
-        unkept,
+        stored,
+        not_stored_reason,
         chain.is_raw,
-        median(one.fixed_s for one in found),
-        median(one.varying_s for one in found),
-        _on_depth(watched.bits, transforms),
+        median(sample_probe.fixed_s for sample_probe in probed),
+        median(sample_probe.varying_s for sample_probe in probed),
+        _depth_warning(counting.bits, transforms),
     )
 
 
-class _Watched:
+class _BitCountingSource:
     """A source of which it is noted how many bits its images of 16 bits use.
 
     Attributes:
@@ -167,12 +167,12 @@ class _Watched:
 
     def read(self, index: int) -> bytes | np.ndarray:
         """See :class:`~preprocess.base.Source`."""
-        found = self._source.read(index)
-        self.bits.append(bits_used(found) if isinstance(found, bytes) else 0)
-        return found
+        content = self._source.read(index)
+        self.bits.append(count_bits_used(content) if isinstance(content, bytes) else 0)
+        return content
 
 
-def _on_depth(bits: Sequence[int], transforms: Sequence[Transform]) -> str:
+def _depth_warning(bits: Sequence[int], transforms: Sequence[Transform]) -> str:
     """Say in a line that images of 16 bits use fewer of them; nothing where they do not, or a spec says so.
 
     Args:
@@ -182,11 +182,11 @@ def _on_depth(bits: Sequence[int], transforms: Sequence[Transform]) -> str:
         return ""
     first = transforms[0]
     if isinstance(first, PackedVariants):
-        decoders = [made[0] for made in first.lists]
+        decoders = [transforms_of_list[0] for transforms_of_list in first.lists]
     else:
         decoders = [first]
-    is_told = any(not isinstance(decode, Decode) or decode.bits < 16 for decode in decoders)
-    if is_told or not bits or not all(0 < used <= _FEW_BITS for used in bits):
+    is_set = any(not isinstance(decode, Decode) or decode.bits < 16 for decode in decoders)
+    if is_set or not bits or not all(0 < used <= _FEW_BITS for used in bits):
         return ""
     used = max(8, *bits)
     return (
@@ -196,61 +196,61 @@ def _on_depth(bits: Sequence[int], transforms: Sequence[Transform]) -> str:
     )
 
 
-def _spread(count: int) -> list[int]:
+def _spread_indices(count: int) -> list[int]:
     """A few samples, spread over the source."""
     if count:
         return np.unique(np.linspace(0, count - 1, PROBES).astype(int)).tolist()
     return []
 
 
-def _samples(chain: Chain) -> list[_Probed]:
+def _probe_usable(chain: Chain) -> list[_ProbedSample]:
     """A few samples, spread over the source; the first that can be used, where none of these can."""
     source, count = chain.source, len(chain.source)
     if not count:
         raise InputError("the data set is empty")
     complaints: list[UnreadableSample] = []
 
-    def usable(indices: Iterable[int]) -> Iterator[_Probed]:
+    def usable(indices: Iterable[int]) -> Iterator[_ProbedSample]:
         for index in indices:
             try:
                 began = time.perf_counter()
                 kept = chain.prepare(index)
-                prepared = time.perf_counter()
-                image, mask = chain.vary(kept, index, epoch=0)
-                yield _Probed(
+                prepared_at = time.perf_counter()
+                image, mask = chain.augment(kept, index, epoch=0)
+                yield _ProbedSample(
                     source.name(index),
                     kept.image,
                     image,
                     mask,
-                    prepared - began,
-                    time.perf_counter() - prepared,
+                    prepared_at - began,
+                    time.perf_counter() - prepared_at,
                 )
             except UnreadableSample as error:
                 complaints.append(error)
 
-    found = list(usable(_spread(count))) or list(islice(usable(range(count)), 1))
-    if not found:
+    probed = list(usable(_spread_indices(count))) or list(islice(usable(range(count)), 1))
+    if not probed:
         raise InputError(
             f"none of the {counted(count, 'sample')} can be used; the first: {complaints[0]}"
         )
-    return found
+    return probed
 
 
-def _alike_at_the_end(found: Sequence[_Probed]) -> ImageSpec:
-    name = found[0].name
-    image = ImageSpec.of(found[0].image)
+def _common_image_spec(probed: Sequence[_ProbedSample]) -> ImageSpec:
+    name = probed[0].name
+    image = ImageSpec.of(probed[0].image)
     if np.dtype(image.dtype).kind not in "fiu":
         raise InputError(f"{name} becomes {image}; transforms must give numbers")
-    for other in found[1:]:
-        if ImageSpec.of(other.image) != image:
+    for sample in probed[1:]:
+        if ImageSpec.of(sample.image) != image:
             raise InputError(
-                f"transforms: samples must end in one shape, but {name} is {image} and {other.name} is "
-                f"{ImageSpec.of(other.image)}; add a resize or a crop"
+                f"transforms: samples must end in one shape, but {name} is {image} and {sample.name} is "
+                f"{ImageSpec.of(sample.image)}; add a resize or a crop"
             )
     return image
 
 
-def _left_to_device(sample: SampleSpec, left: OnDevice, name: str) -> SampleSpec:
+def _with_device_augmentation(sample: SampleSpec, deferred: OnDevice, name: str) -> SampleSpec:
     """What a sample is when the device has done the rest to it."""
     image = sample.image
     if len(image.shape) != 3:
@@ -258,7 +258,7 @@ def _left_to_device(sample: SampleSpec, left: OnDevice, name: str) -> SampleSpec
             f"data.augment_on: device: it crops and mirrors images, and {name} becomes {image}"
         )
     try:
-        size = left.size(*image.shape[:2])
+        size = deferred.size(*image.shape[:2])
     except UnreadableImage as error:
         raise InputError(f"none of the samples can be used; the first: {name} {error}") from error
     if sample.target.kind == "mask":
@@ -266,36 +266,41 @@ def _left_to_device(sample: SampleSpec, left: OnDevice, name: str) -> SampleSpec
     else:
         target = sample.target
     return replace(
-        sample, image=replace(image, shape=(*size, image.shape[2])), target=target, unfinished=image
+        sample,
+        image=replace(image, shape=(*size, image.shape[2])),
+        target=target,
+        deferred_input=image,
     )
 
 
-def _alike_masks(found: Sequence[_Probed]) -> tuple[int, int]:
+def _common_mask_size(probed: Sequence[_ProbedSample]) -> tuple[int, int]:
     """The size of the masks after all transforms, which is that of their images."""
-    for one in found:
-        assert one.mask is not None
-        if one.mask.shape != one.image.shape[:2]:  # of a transform of the user's own
+    for sample in probed:
+        assert sample.mask is not None
+        if sample.mask.shape != sample.image.shape[:2]:  # of a transform of the user's own
             raise InputError(
-                f"{one.name} becomes {ImageSpec.of(one.image)} and its mask {ImageSpec.of(one.mask)}; "
+                f"{sample.name} becomes {ImageSpec.of(sample.image)} and its mask {ImageSpec.of(sample.mask)}; "
                 "transforms must leave both the same height and width"
             )
-    height, width = found[0].image.shape[:2]
+    height, width = probed[0].image.shape[:2]
     return height, width
 
 
-def _alike_when_kept(found: Sequence[_Probed], chain: Chain) -> tuple[ImageSpec | None, str]:
+def _common_stored_spec(
+    probed: Sequence[_ProbedSample], chain: Chain
+) -> tuple[ImageSpec | None, str]:
     """A sample up to the first random transform; or why there is no such thing."""
-    name = found[0].name
-    image = ImageSpec.of(found[0].kept)
-    for other in found:
-        if chain.scales_early and other.kept.dtype != np.uint8:
+    name = probed[0].name
+    image = ImageSpec.of(probed[0].stored)
+    for sample in probed:
+        if chain.has_early_scale and sample.stored.dtype != np.uint8:
             return None, (
-                f"{other.name} is {ImageSpec.of(other.kept)} before the first random transform; only uint8 "
+                f"{sample.name} is {ImageSpec.of(sample.stored)} before the first random transform; only uint8 "
                 "is kept"
             )
-        if ImageSpec.of(other.kept) != image:
+        if ImageSpec.of(sample.stored) != image:
             return None, (
-                f"{name} is {image} and {other.name} {ImageSpec.of(other.kept)} before the first random "
+                f"{name} is {image} and {sample.name} {ImageSpec.of(sample.stored)} before the first random "
                 "transform; add a resize or a crop before it"
             )
     return image, ""

@@ -17,10 +17,10 @@ from preprocess.base import InputError
 from preprocess.scaling import along_row, scale_into
 from preprocess.target import TargetSpec, class_target
 
-LOSES = (
+FLOAT32_LIMIT = (
     4096  # deviations between the mean of numbers and 0 from which on float32 loses what differs
 )
-PLACE_BYTES = 16  # of where the pixels of a sample go, of which something is left to the device
+CROP_BYTES = 16  # of where the pixels of a sample go, of which something is left to the device
 
 
 def wire_dtype(dtype: np.dtype) -> np.dtype:
@@ -52,7 +52,7 @@ class ImageSpec:
         """An array as it travels: numbers with a fraction as float32."""
         return cls(image.shape, str(wire_dtype(image.dtype)))
 
-    def precise(self) -> ImageSpec:
+    def as_float64(self) -> ImageSpec:
         """The same with numbers that have a fraction as float64."""
         if self.dtype == "float32":
             return replace(self, dtype="float64")
@@ -68,7 +68,7 @@ class ImageSpec:
         """Bytes that it takes."""
         return self.size * np.dtype(self.dtype).itemsize
 
-    def made_up(self, random: np.random.Generator, rows: int) -> np.ndarray:
+    def random_inputs(self, random: np.random.Generator, rows: int) -> np.ndarray:
         """Make up inputs that networks of such data take: (rows, ...) of this type.
 
         Whole numbers that are no image may be those of tokens or categories, of which there are two at least.
@@ -121,13 +121,13 @@ class Affine:
             self.dtype
         )
 
-    def in_two(self) -> tuple[np.ndarray, Affine]:
+    def split_shift(self) -> tuple[np.ndarray, Affine]:
         """Split it into a shift that float32 holds, to be subtracted in float64, and the rest, for float32."""
         mean = np.asarray(self.mean, np.float64)
         shift = (mean * self.unit).astype(np.float32).astype(np.float64)
-        rest = (mean - shift / self.unit).tolist()
+        remainder = (mean - shift / self.unit).tolist()
         return shift, replace(
-            self, mean=tuple(rest) if isinstance(rest, list) else rest, precise=False
+            self, mean=tuple(remainder) if isinstance(remainder, list) else remainder, precise=False
         )
 
     def check(self, channels: int) -> None:
@@ -164,51 +164,51 @@ class SampleSpec:
         image: an input after the transforms, as networks take it; most often an image.
         classes: the number of classes; of other targets that of labels or values. A network has so many outputs.
         affine: what the engine does to an input first; None for nothing.
-        kept: an input up to the first random transform, where samples are decoded once and kept so.
+        stored: an input up to the first random transform, where samples are decoded once and kept so.
         target: what a sample's target is; a class unless it is given.
         folds: what the engine does first to an input of a network of each fold, where that differs.
-        own: what networks are fed with for which more is done to it, or something else, by the key of their feed.
-        unfinished: an input as it is before what is left to the device; None where nothing is.
+        per_pipeline: what networks are fed with for which more is done to it, or something else, by the key of their feed.
+        deferred_input: an input as it is before what is left to the device; None where nothing is.
     """
 
     image: ImageSpec
     classes: int
     affine: Affine | None = None
-    kept: ImageSpec | None = None
+    stored: ImageSpec | None = None
     target: TargetSpec = None  # type: ignore[assignment]  # filled in below
     folds: tuple[Affine, ...] = ()
-    own: Mapping[str, SampleSpec] = field(default_factory=dict, hash=False)
-    unfinished: ImageSpec | None = None
+    per_pipeline: Mapping[str, SampleSpec] = field(default_factory=dict, hash=False)
+    deferred_input: ImageSpec | None = None
 
     def __post_init__(self) -> None:
         if self.target is None:
             object.__setattr__(self, "target", class_target(self.classes))
 
-    def of(self, feed: str, fold: int | None = None) -> SampleSpec:
+    def for_pipeline(self, pipeline: str, fold: int | None = None) -> SampleSpec:
         """What the networks of a feed are fed with, or those of a fold of it: this, where no other is known."""
-        found = self.own.get(feed, self)
-        if fold is not None and found.folds:
-            return replace(found, affine=found.folds[fold], folds=())
-        return found
+        spec = self.per_pipeline.get(pipeline, self)
+        if fold is not None and spec.folds:
+            return replace(spec, affine=spec.folds[fold], folds=())
+        return spec
 
-    def precise(self) -> SampleSpec:
+    def as_float64(self) -> SampleSpec:
         """The same sample, whose numbers travel as float64 where they have a fraction."""
-        kept = None if self.kept is None else self.kept.precise()
-        return replace(self, image=self.image.precise(), kept=kept)
+        stored = None if self.stored is None else self.stored.as_float64()
+        return replace(self, image=self.image.as_float64(), stored=stored)
 
     @property
     def wire(self) -> ImageSpec:
         """An input as it travels to the trainers: a row of bytes, where something is left to the device."""
-        if self.unfinished is None:
+        if self.deferred_input is None:
             return self.image
-        return ImageSpec((self.unfinished.nbytes + PLACE_BYTES,), "uint8")
+        return ImageSpec((self.deferred_input.nbytes + CROP_BYTES,), "uint8")
 
     @property
-    def kept_target(self) -> TargetSpec:
+    def stored_target(self) -> TargetSpec:
         """The target of a sample that is kept: a mask then has the size of its image."""
-        if self.target.kind != "mask" or self.kept is None:
+        if self.target.kind != "mask" or self.stored is None:
             return self.target
-        height, width = self.kept.shape[:2]
+        height, width = self.stored.shape[:2]
         return replace(self.target, size=(height, width))
 
     def identity(self) -> dict[str, Any]:

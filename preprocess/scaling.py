@@ -10,7 +10,7 @@ import time
 
 import numpy as np
 
-from preprocess.lazy_numba import LOADING
+from preprocess.lazy_numba import NUMBA
 
 
 def along_row(
@@ -52,16 +52,16 @@ def scale_into(
     multiplier, offset = along_row(multiplier, offset, out.shape[-2])
     if images.dtype != np.uint8:
         _by_numpy(rows, multiplier, offset, scaled)
-    elif LOADING.kernels is None:
+    elif NUMBA.kernels is None:
         began = time.perf_counter()
         _by_numpy(rows, multiplier, offset, scaled)
-        LOADING.spent(time.perf_counter() - began)
+        NUMBA.add_slow_time(time.perf_counter() - began)
     else:
-        LOADING.kernels.scale(
+        NUMBA.kernels.scale(
             np.ascontiguousarray(rows),
             *(
-                np.ascontiguousarray(np.broadcast_to(each, pixels), np.float32)
-                for each in (multiplier, offset)
+                np.ascontiguousarray(np.broadcast_to(operand, pixels), np.float32)
+                for operand in (multiplier, offset)
             ),
             scaled,
         )

@@ -25,18 +25,25 @@ from preprocess.base import (
     RandomAccess,
     Source,
     and_more,
+    first_duplicate,
+    format_exception,
     import_function,
-    in_one_line,
+    normalize_name,
     printable,
     row_numbers,
-    spelled,
-    twice_in,
 )
-from preprocess.division import fold_of, groups_of, strata_of, taken
-from preprocess.fingerprint import UNSEEN, Fingerprint, Known, SampleIds, marks_of, with_targets
-from preprocess.sources.image_folder import on_unread
+from preprocess.division import assign_folds, draw_held_out, groups_of, strata_of
+from preprocess.fingerprint import (
+    NOT_READ,
+    Fingerprint,
+    PreviousDivision,
+    SampleIds,
+    add_target_ids,
+    identify_samples,
+)
+from preprocess.sources.image_folder import describe_unread
 from preprocess.sources.table import columns_of
-from preprocess.target import TargetSpec, TargetWish, target_of, told_array
+from preprocess.target import TargetSpec, TargetWish, find_targets, target_of
 from preprocess.target_checks import checked_labels, checked_target
 from preprocess.user_code import UserCode
 
@@ -46,11 +53,11 @@ __all__ = [
     "RandomAccess",
     "Source",
     "View",
-    "fold_of",
+    "assign_folds",
     "open_data",
-    "open_each",
+    "open_per_target",
     "split",
-    "told",
+    "with_requested_targets",
 ]
 
 # name -> module:function, which takes (path, **options) and returns training samples, those for validation or None, and
@@ -87,12 +94,12 @@ class View:
         self.indices = indices
         self.places: tuple[str, ...] = getattr(source, "places", ())
         self.row_numbers = row_numbers(source)[indices]
-        self._place = np.full(len(source), -1)
-        self._place[indices] = np.arange(len(indices))
+        self._positions = np.full(len(source), -1)
+        self._positions[indices] = np.arange(len(indices))
         for name in ("groups", "strata", "weights"):
-            found = getattr(source, name, None)
-            if found is not None:
-                setattr(self, name, np.asarray(found)[indices])
+            values = getattr(source, name, None)
+            if values is not None:
+                setattr(self, name, np.asarray(values)[indices])
         self._take_targets(source)
 
     def _take_targets(self, source: Source) -> None:
@@ -104,7 +111,7 @@ class View:
             return
         self.target = target
         if target.kind != "mask":
-            self.targets: Any = _TargetsOf(source, self.indices)
+            self.targets: Any = _LazyTargets(source, self.indices)
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -123,11 +130,11 @@ class View:
 
     def order(self, seed: int, epoch: int) -> np.ndarray:
         """The source's order without the samples that are not here."""
-        place = self._place[self.source.order(seed, epoch)]
-        return place[place >= 0]
+        positions = self._positions[self.source.order(seed, epoch)]
+        return positions[positions >= 0]
 
 
-class _TargetsOf:
+class _LazyTargets:
     """The targets of some samples of a source, looked up when they are asked for: an array may be memory-mapped."""
 
     def __init__(self, source: Source, indices: np.ndarray) -> None:
@@ -144,7 +151,7 @@ class _TargetsOf:
         return np.asarray(self[:], dtype)
 
 
-class Relabelled(View):
+class Relabeled(View):
     """All samples of a source of classes, with other labels.
 
     Args:
@@ -158,7 +165,7 @@ class Relabelled(View):
         self.classes = classes
 
 
-class Told(View):
+class WithTargets(View):
     """All samples of a source, with targets of the kind that a spec's ``data.target`` says.
 
     Args:
@@ -177,7 +184,7 @@ class Told(View):
     @property
     def targets(self) -> Any:
         """The array that the source has."""
-        return told_array(self.source)
+        return find_targets(self.source)
 
 
 class WithLabels(View):
@@ -221,15 +228,15 @@ def open_data(
             it has one beside its validation part. If the data's own validation part lies at that path, it is test data
             only.
         target: what the targets are, where the source cannot tell. A function with a parameter ``target`` is given it;
-            the sources of others are taken to have such targets (:class:`Told`).
+            the sources of others are taken to have such targets (:class:`WithTargets`).
 
     Raises:
         InputError: what is wrong with the source, path, options, targets, validation data or test data.
     """
-    return open_each(source, path, validation, seed, options, test, (target,))[0][0]
+    return open_per_target(source, path, validation, seed, options, test, (target,))[0][0]
 
 
-def open_each(
+def open_per_target(
     source: str,
     path: str | None,
     validation: float | str | None,
@@ -256,19 +263,21 @@ def open_each(
     Raises:
         InputError: as there; they are not the same samples; or all samples of a side have gone.
     """
-    for part, where in (("validation", validation), ("test", test)):
+    for part, location in (("validation", validation), ("test", test)):
         if source.startswith("builtin:") and isinstance(
-            where, str
+            location, str
         ):  # it would give its training data again
             raise InputError(
-                f"data.{part}: {where}: {source} has no data elsewhere; give a share, like 10%"
+                f"data.{part}: {location}: {source} has no data elsewhere; give a share, like 10%"
             )
-    found: list[DataSet] = []
+    data_sets: list[DataSet] = []
     first: Source | None = None
     marks: dict[str, SampleIds] = {}
-    known = Known()
+    previous = PreviousDivision()
     for number, target in enumerate(targets):
-        opener, (train, held_out, tested) = _opened(source, path, options or {}, target, features)
+        opener, (train, held_out, tested) = _open_with_features(
+            source, path, options or {}, target, features
+        )
         if isinstance(train, ClassSource) and len(train.classes) < 2:
             raise InputError(
                 f"{path or source}: only one class, {train.classes[0]!r}; at least two are needed"
@@ -276,15 +285,17 @@ def open_each(
         if target is not None:
             target.check(target_of(train))
         if division is not None:
-            marks |= _marks_of_train(train, path, number, target, marks)
+            marks |= _training_ids(train, path, number, target, marks)
         if first is None:
             first = train
             if division is not None and before is not None:
-                known = before.sides_of(marks["train"], division, groups_of(train) is not None)
+                previous = before.find_previous(
+                    marks["train"], division, groups_of(train) is not None
+                )
         else:
-            train = _divided_like(first, train, path or source)
-        found.append(
-            _divided(
+            train = _with_strata_of(first, train, path or source)
+        data_sets.append(
+            _divide(
                 (train, held_out, tested),
                 opener,
                 path or source,
@@ -292,33 +303,35 @@ def open_each(
                 validation,
                 seed,
                 test,
-                known.sides,
+                previous.sides,
             )
         )
     if division is None or first is None:
-        return tuple(found), Fingerprint({})
+        return tuple(data_sets), Fingerprint({})
     sides = np.zeros(len(first), np.int8)
-    remarks = [found[0].remark]
-    for side, part, where in ((1, "validation", validation), (2, "test", test)):
-        there = found[0].parts().get(part)
-        if there is None:
+    remarks = [data_sets[0].remark]
+    for side, part, location in ((1, "validation", validation), (2, "test", test)):
+        held_out_source = data_sets[0].splits().get(part)
+        if held_out_source is None:
             continue
-        rows = _rows_in(there, first)
+        rows = _rows_in(held_out_source, first)
         if rows is None:
-            marks[part] = with_targets(
-                _known_by(there, where if isinstance(where, str) else path), there, targets[0]
+            marks[part] = add_target_ids(
+                _ids_of(held_out_source, location if isinstance(location, str) else path),
+                held_out_source,
+                targets[0],
             )
-            remarks.append(_copied(marks, part, there, where))
+            remarks.append(_warn_of_copies(marks, part, held_out_source, location))
         else:
             sides[rows] = side
-    found[0] = replace(found[0], remark="\n".join(filter(None, remarks)))
-    folds = np.empty(0, np.int16) if known.folds is None else known.folds
-    return tuple(found), Fingerprint(
+    data_sets[0] = replace(data_sets[0], remark="\n".join(filter(None, remarks)))
+    folds = np.empty(0, np.int16) if previous.folds is None else previous.folds
+    return tuple(data_sets), Fingerprint(
         marks, division, sides, folds, test if isinstance(test, str) else ""
     )
 
 
-def _opened(
+def _open_with_features(
     source: str,
     path: str | None,
     options: Mapping[str, Any],
@@ -339,7 +352,7 @@ def _opened(
     return opener, opened if names == columns.inputs else opener(path)
 
 
-def _marks_of_train(
+def _training_ids(
     train: Source,
     path: str | None,
     number: int,
@@ -348,40 +361,40 @@ def _marks_of_train(
 ) -> dict[str, SampleIds]:
     """What the samples are known by, before any are taken from them; of further targets of the same, these alone."""
     if not number:
-        return {"train": with_targets(_known_by(train, path), train, target)}
+        return {"train": add_target_ids(_ids_of(train, path), train, target)}
     first = marks["train"]
     names = SampleIds(first.names, unit=first.unit, by_content=first.by_content)
-    return {f"train:{number}": with_targets(names, train, target)}
+    return {f"train:{number}": add_target_ids(names, train, target)}
 
 
-def _known_by(source: Source, path: str | None) -> SampleIds:
+def _ids_of(source: Source, path: str | None) -> SampleIds:
     """What the samples of a source are known by, without their targets."""
     if isinstance(source, View):
-        return _known_by(source.source, path).some(source.indices)
-    return marks_of(source, path or "")
+        return _ids_of(source.source, path).select(source.indices)
+    return identify_samples(source, path or "")
 
 
-def _rows_in(part: Source, whole: Source) -> np.ndarray | None:
+def _rows_in(subset: Source, source: Source) -> np.ndarray | None:
     """The places that samples of a part have in a source; None if they are none of its samples."""
-    if part is whole:
-        return np.arange(len(whole))
-    rows = _rows_in(part.source, whole) if isinstance(part, View) else None
-    if rows is None or not isinstance(part, View):
+    if subset is source:
+        return np.arange(len(source))
+    rows = _rows_in(subset.source, source) if isinstance(subset, View) else None
+    if rows is None or not isinstance(subset, View):
         return None
-    return rows[part.indices]
+    return rows[subset.indices]
 
 
-def _divided_like(first: Source, other: Source, place: str) -> View:
+def _with_strata_of(first: Source, source: Source, location: str) -> View:
     """The samples of one source, to be divided as those of another, which have other targets."""
     count = len(first)
-    if len(other) != count or any(
-        first.name(index) != other.name(index) for index in {0, count // 2, count - 1}
+    if len(source) != count or any(
+        first.name(index) != source.name(index) for index in {0, count // 2, count - 1}
     ):
         raise InputError(
-            f"{place}: data.target of an entry: the source has other samples, or another order of them, "
+            f"{location}: data.target of an entry: the source has other samples, or another order of them, "
             "for these targets, so they cannot be shared"
         )
-    view = View(other, np.arange(count))
+    view = View(source, np.arange(count))
     strata = np.zeros(count, np.int64)
     for number, members in enumerate(strata_of(first)):
         strata[members] = number
@@ -389,7 +402,7 @@ def _divided_like(first: Source, other: Source, place: str) -> View:
     return view
 
 
-def _divided(
+def _divide(
     opened: Opened,
     opener: Opener,
     source: str,
@@ -397,131 +410,138 @@ def _divided(
     validation: float | str | None,
     seed: int,
     test: float | str | None,
-    known: np.ndarray | None,
+    previous: np.ndarray | None,
 ) -> DataSet:
     """Training, validation and test samples, of what a source has and what a spec says.
 
     Args:
-        known: as of :class:`preprocess.fingerprint.Known`.
+        known: as of :class:`preprocess.fingerprint.PreviousDivision`.
     """
     train, held_out, tested = opened
-    tested = None if tested is None else _alike(tested, train, source, "test")
-    if isinstance(test, str) and _is_own_test_part(held_out, test, path):
-        tested = _alike(cast(Source, held_out), train, source, "test")
+    tested = None if tested is None else _with_labels_of(tested, train, source, "test")
+    if isinstance(test, str) and _is_test_split_of_path(held_out, test, path):
+        tested = _with_labels_of(cast(Source, held_out), train, source, "test")
         held_out = None
     elif isinstance(test, str):
-        tested = _alike(opener(test)[0], train, test, "test")
+        tested = _with_labels_of(opener(test)[0], train, test, "test")
         if held_out is not None and _overlap(held_out, tested):
             held_out = None
         else:
             held_out = held_out
     elif test is not None:
-        train, tested = split(train, test, seed, "test", _held_out(known, 2))
-        if known is None or not isinstance(train, View):
-            known = None
+        train, tested = split(train, test, seed, "test", _was_on_side(previous, 2))
+        if previous is None or not isinstance(train, View):
+            previous = None
         else:
-            known = known[train.indices]
-    whole = train
+            previous = previous[train.indices]
+    all_train = train
     remark = ""
     if isinstance(validation, str):
-        held_out = _alike(opener(validation)[0], train, validation)
+        held_out = _with_labels_of(opener(validation)[0], train, validation)
         _check_apart(validation, held_out, {"training": train}, "validation")
     elif held_out is not None:
-        held_out, remark = _alike(held_out, train, source), _remark_on_test_part(held_out, path)
+        held_out, remark = (
+            _with_labels_of(held_out, train, source),
+            _warn_of_test_as_validation(held_out, path),
+        )
     elif validation is not None:
-        train, held_out = split(train, validation, seed, known=_held_out(known, 1))
-        remark = _remark_on_share(held_out, whole, validation)
-    remark = "\n".join(filter(None, [remark, *_on_unread(opened)]))
+        train, held_out = split(train, validation, seed, previous=_was_on_side(previous, 1))
+        remark = _warn_of_share(held_out, all_train, validation)
+    remark = "\n".join(filter(None, [remark, *_warn_of_unread(opened)]))
     if tested is not None and isinstance(test, str):
         _check_apart(test, tested, {"training": train, "validation": held_out}, "test")
     return DataSet(train, held_out, target_of(train).names, tested, remark)
 
 
-def _is_own_test_part(held_out: Source | None, test: str, path: str | None) -> bool:
+def _is_test_split_of_path(held_out: Source | None, test: str, path: str | None) -> bool:
     """Whether a spec names, as test data, the place whose test part would stand in for validation data."""
     return (
-        hasattr(held_out, "stands_in")
+        hasattr(held_out, "stand_in_path")
         and path is not None
         and os.path.realpath(test) == os.path.realpath(path)
     )
 
 
-def _held_out(known: np.ndarray | None, side: int) -> np.ndarray | None:
+def _was_on_side(sides: np.ndarray | None, side: int) -> np.ndarray | None:
     """Whether samples were on a side: 1, 0, or -1 of new ones."""
-    if known is None:
+    if sides is None:
         return None
-    return np.where(known < 0, -1, known == side)
+    return np.where(sides < 0, -1, sides == side)
 
 
 def split(
     source: Source,
     fraction: float,
     seed: int,
-    part: str = "validation",
-    known: np.ndarray | None = None,
+    split_name: str = "validation",
+    previous: np.ndarray | None = None,
 ) -> tuple[View, View]:
-    """Divide a source into two; see :func:`preprocess.division.taken`.
+    """Divide a source into two; see :func:`preprocess.division.draw_held_out`.
 
     Returns:
         What is left, and the fraction.
     """
-    found = taken(source, fraction, seed, part, known)
-    return View(source, np.flatnonzero(~found)), View(source, np.flatnonzero(found))
+    is_held_out = draw_held_out(source, fraction, seed, split_name, previous)
+    return View(source, np.flatnonzero(~is_held_out)), View(source, np.flatnonzero(is_held_out))
 
 
-def _overlap(one: Source, other: Source) -> bool:
+def _overlap(first: Source, second: Source) -> bool:
     """Whether two sources lie in the same folder or file, as far as they say where they lie (``places``)."""
-    ours, theirs = (
-        [os.path.realpath(place) for place in getattr(source, "places", ())]
-        for source in (one, other)
+    first_paths, second_paths = (
+        [os.path.realpath(path) for path in getattr(source, "places", ())]
+        for source in (first, second)
     )
     return any(
-        a == b or a.startswith(b + os.sep) or b.startswith(a + os.sep) for a in ours for b in theirs
+        a == b or a.startswith(b + os.sep) or b.startswith(a + os.sep)
+        for a in first_paths
+        for b in second_paths
     )
 
 
-def _check_apart(path: str, data: Source, others: Mapping[str, Source | None], part: str) -> None:
+def _check_apart(path: str, data: Source, sources: Mapping[str, Source | None], part: str) -> None:
     """Refuse data of a path of its own that is other data too."""
-    should = "chooses nothing" if part == "test" else "nobody trains on"
-    for what, source in others.items():
+    purpose = "chooses nothing" if part == "test" else "nobody trains on"
+    for role, source in sources.items():
         if source is not None and _overlap(data, source):
             raise InputError(
-                f"data.{part}: {path}: this is {what} data too; it should be data that {should}, and "
+                f"data.{part}: {path}: this is {role} data too; it should be data that {purpose}, and "
                 "lie elsewhere"
             )
 
 
-def _remark_on_share(held_out: Source, whole: Source, share: float) -> str:
+def _warn_of_share(held_out: Source, train: Source, share: float) -> str:
     """A word about many more samples held out than asked for; nothing of others."""
     count = len(held_out)
-    asked = share * len(whole)
-    if count < 1.5 * asked or count - asked < 3:
+    expected = share * len(train)
+    if count < 1.5 * expected or count - expected < 3:
         return ""
-    why = "samples of one group stay together"
-    if groups_of(whole) is None:
-        why = "each class of two samples or more has one at least on either side"
+    reason = "samples of one group stay together"
+    if groups_of(train) is None:
+        reason = "each class of two samples or more has one at least on either side"
     return (
-        f"data.validation: {count} of {len(whole)} samples are held out ({count / len(whole):.0%}), not "
-        f"{share:.0%}, because {why}; give the path of validation data, or use data.folds, to train on more"
+        f"data.validation: {count} of {len(train)} samples are held out ({count / len(train):.0%}), not "
+        f"{share:.0%}, because {reason}; give the path of validation data, or use data.folds, to train on more"
     )
 
 
-def _copied(
+def _warn_of_copies(
     marks: Mapping[str, SampleIds], part: str, source: Source, path: float | str | None
 ) -> str:
     """A word about samples of a part that are copies of training samples; empty where there are none.
 
     Nothing is said of data many of whose training samples are alike, such as rows of a few small numbers.
     """
-    ours, theirs = (_contents(marks[name]) for name in ("train", part))
-    known = ours[ours != UNSEEN]
-    if not len(known) or len(np.unique(known)) < 0.9 * len(known):
+    train_hashes, held_out_hashes = (_content_hashes(marks[name]) for name in ("train", part))
+    seen = train_hashes[train_hashes != NOT_READ]
+    if not len(seen) or len(np.unique(seen)) < 0.9 * len(seen):
         return ""
-    copies = np.flatnonzero(np.isin(theirs, known))
+    copies = np.flatnonzero(np.isin(held_out_hashes, seen))
     if not len(copies):
         return ""
     first = source.name(int(copies[0]))
-    if isinstance(path, str) and np.array_equal(np.unique(theirs), np.unique(ours)):
+    if isinstance(path, str) and np.array_equal(
+        np.unique(held_out_hashes), np.unique(train_hashes)
+    ):
         return (
             f"data.{part}: {path} is a copy of the training data; results on it say nothing of new "
             "samples, so name other data"
@@ -532,28 +552,28 @@ def _copied(
     )
 
 
-def _contents(marks: SampleIds) -> np.ndarray:
+def _content_hashes(marks: SampleIds) -> np.ndarray:
     """A number for the content of each sample, ``UNSEEN`` where that was not looked at."""
     if marks.by_content:
         return marks.names
-    return marks.seen.get("content", np.empty(0, np.uint64))
+    return marks.hashes.get("content", np.empty(0, np.uint64))
 
 
-def _remark_on_test_part(held_out: Source, path: str | None) -> str:
+def _warn_of_test_as_validation(held_out: Source, path: str | None) -> str:
     """A word about data whose test part stands in for validation data; nothing of other data."""
-    place = getattr(held_out, "stands_in", None)
-    if place is None:
+    location = getattr(held_out, "stand_in_path", None)
+    if location is None:
         return ""
     return (
-        f"data: {place} is taken for validation, so networks are chosen by it, because {path} has no "
-        f"validation part; name {'it' if os.path.exists(place) else path} in data.test if it should choose "
+        f"data: {location} is taken for validation, so networks are chosen by it, because {path} has no "
+        f"validation part; name {'it' if os.path.exists(location) else path} in data.test if it should choose "
         "nothing"
     )
 
 
-def _on_unread(opened: Opened) -> list[str]:
+def _warn_of_unread(opened: Opened) -> list[str]:
     """Words about files that are not read, by their names."""
-    return [f"data: {line}" for line in map(on_unread, opened) if line]
+    return [f"data: {line}" for line in map(describe_unread, opened) if line]
 
 
 def _open_at(
@@ -563,54 +583,56 @@ def _open_at(
 
     Targets are of the kind that is asked for, where the sources do not say themselves what they have.
     """
-    is_ours = source in SOURCES
+    is_builtin = source in SOURCES
     code = UserCode()
     with code.running():
-        function = _function(source, options, path)
+        function = _find_opener(source, options, path)
     if target is not None and _wants_target(function):
-        given = {"target": target}
+        extra = {"target": target}
     else:
-        given = {}
+        extra = {}
     try:
         with code.running():
-            found = function(path, **options, **given)
+            result = function(path, **options, **extra)
     except (InputError, KeyboardInterrupt):
         raise
     except BaseException as error:  # the user's function may raise anything, and exit
-        if is_ours:
+        if is_builtin:
             raise
         raise InputError(
-            f"{source} failed for path {path!r} and options {dict(options)}: {in_one_line(error)}"
+            f"{source} failed for path {path!r} and options {dict(options)}: {format_exception(error)}"
         ) from error
     parts = (
-        *(found if isinstance(found, tuple) and len(found) in (2, 3) else (found,)),
+        *(result if isinstance(result, tuple) and len(result) in (2, 3) else (result,)),
         None,
         None,
     )[:3]
-    for part in () if is_ours else parts:
+    for part in () if is_builtin else parts:
         if not (_is_source(part, target) or (part is None and part is not parts[0])):
             raise InputError(
                 f"{source} returned {type(part).__name__}, not a source, which has len(), "
                 "labels, classes, read(index), name(index) and order(seed, epoch); or, for targets of "
                 "another kind, target and targets instead of labels and classes"
             )
-    if target is not None and not given:
-        parts = tuple(None if part is None else told(part, target) for part in parts)
+    if target is not None and not extra:
+        parts = tuple(
+            None if part is None else with_requested_targets(part, target) for part in parts
+        )
     # A source of the user's own is where its labels are made; of others, the path is.
-    if is_ours:
-        place = str(path)
+    if is_builtin:
+        origin = str(path)
     else:
-        place = f"{source}{f' of {path}' if path else ''}"
+        origin = f"{source}{f' of {path}' if path else ''}"
     return cast(
         Opened,
         tuple(
-            None if part is None else _checked(part, place + name)
+            None if part is None else _check_source(part, origin + name)
             for part, name in zip(parts, ("", ", validation", ", test"), strict=True)
         ),
     )
 
 
-def _function(source: str, options: Mapping[str, Any], path: str | None) -> Callable[..., Any]:
+def _find_opener(source: str, options: Mapping[str, Any], path: str | None) -> Callable[..., Any]:
     """The function that opens a source, if that can do with these arguments."""
     if source not in SOURCES:
         if ":" not in source:
@@ -621,8 +643,8 @@ def _function(source: str, options: Mapping[str, Any], path: str | None) -> Call
         return import_function(source, "data source")
     module, _, name = SOURCES[source].partition(":")
     function: Callable[..., Any] = getattr(import_module(module), name)
-    place, *known = inspect.signature(function).parameters.values()
-    known_options = [parameter for parameter in known if parameter.name != "target"]
+    path_parameter, *parameters = inspect.signature(function).parameters.values()
+    known_options = [parameter for parameter in parameters if parameter.name != "target"]
     for option in options:
         if option not in [parameter.name for parameter in known_options]:
             listed = (
@@ -630,7 +652,7 @@ def _function(source: str, options: Mapping[str, Any], path: str | None) -> Call
                 or "none"
             )
             raise InputError(f"{source}: unknown option {option!r}; its options: {listed}")
-    if path is None and place.default is place.empty:
+    if path is None and path_parameter.default is path_parameter.empty:
         raise InputError(f"{source}: it needs a path")
     return function
 
@@ -642,44 +664,44 @@ def _wants_target(function: Callable[..., Any]) -> bool:
         return False
 
 
-def told(source: Source, wish: TargetWish) -> Source:
+def with_requested_targets(source: Source, request: TargetWish) -> Source:
     """A source with targets of the kind that is asked for.
 
     Raises:
         InputError: it says itself that it has others, or has none of that kind.
     """
-    said: TargetSpec | None = getattr(source, "target", None)
-    if said is not None:
-        wish.check(said)
+    own_target: TargetSpec | None = getattr(source, "target", None)
+    if own_target is not None:
+        request.check(own_target)
         return source
-    if wish.kind == "class" and isinstance(source, ClassSource):
-        return _with_names(source, wish)
-    return Told(source, wish.spec_of(source))
+    if request.kind == "class" and isinstance(source, ClassSource):
+        return _with_names(source, request)
+    return WithTargets(source, request.spec_of(source))
 
 
-def _with_names(source: ClassSource, wish: TargetWish) -> Source:
+def _with_names(source: ClassSource, request: TargetWish) -> Source:
     """A source of classes, some of which it may lack, by the names that a spec has for them.
 
     Raises:
         InputError: it has a class that is none of these.
     """
     classes = tuple(map(str, source.classes))
-    if not wish.names or set(wish.names) == set(classes):
+    if not request.names or set(request.names) == set(classes):
         return source
-    if classes == tuple(map(str, range(len(classes)))) and len(classes) == len(wish.names):
-        return Relabelled(source, source.labels, wish.names)
-    unknown = [name for name in classes if name not in wish.names]
+    if classes == tuple(map(str, range(len(classes)))) and len(classes) == len(request.names):
+        return Relabeled(source, source.labels, request.names)
+    unknown = [name for name in classes if name not in request.names]
     if unknown:
         raise InputError(
             f"data.target: names: the source has the class {unknown[0]!r}{and_more(unknown)}, which is "
-            f"none of {', '.join(wish.names[:10])}; the names should be those of the data"
+            f"none of {', '.join(request.names[:10])}; the names should be those of the data"
         )
-    names = tuple(sorted(wish.names))
+    names = tuple(sorted(request.names))
     places = np.array([names.index(name) for name in classes], np.int64)
-    return Relabelled(source, places[np.asarray(source.labels)], names)
+    return Relabeled(source, places[np.asarray(source.labels)], names)
 
 
-def _checked(source: Source, origin: str) -> Source:
+def _check_source(source: Source, origin: str) -> Source:
     """The source itself, or a view of it where its labels were no array or its classes no text."""
     if checked_target(source, origin) is not None:
         return source
@@ -687,14 +709,14 @@ def _checked(source: Source, origin: str) -> Source:
     classes = tuple(printable(str(name)) for name in classified.classes)
     if not classes:
         raise InputError(f"{origin}: no classes; at least two are needed")
-    twice = twice_in(classes)
+    twice = first_duplicate(classes)
     if twice:
         raise InputError(
             f"{origin}: two classes are named {twice!r}; each should have a name of its own"
         )
-    twice = twice_in(tuple(map(spelled, classes)))
+    twice = first_duplicate(tuple(map(normalize_name, classes)))
     if twice:
-        alike = [name for name in classes if spelled(name) == twice]
+        alike = [name for name in classes if normalize_name(name) == twice]
         raise InputError(
             f"{origin}: the classes {alike[0]!a} and {alike[1]!a} are one name in two spellings "
             "(a space around it, or an accent as a letter of its own); make them one class"
@@ -702,7 +724,7 @@ def _checked(source: Source, origin: str) -> Source:
     labels = checked_labels(classified, origin)
     if labels is classified.labels and classes == classified.classes:
         return source
-    return Relabelled(source, labels, classes)
+    return Relabeled(source, labels, classes)
 
 
 def _is_source(part: Any, target: TargetWish | None) -> bool:
@@ -712,45 +734,49 @@ def _is_source(part: Any, target: TargetWish | None) -> bool:
     )
 
 
-def _alike(source: Source, train: Source, place: str | None, part: str = "validation") -> Source:
+def _with_labels_of(
+    source: Source, train: Source, location: str | None, part: str = "validation"
+) -> Source:
     """Validation or test samples with the labels that the training samples have.
 
     Raises:
         InputError: they have other targets.
     """
     if isinstance(source, ClassSource) and isinstance(train, ClassSource):
-        return _with_classes(source, train.classes, place, part)
-    ours = target_of(train)
-    theirs = target_of(source)
-    if ours.kind == theirs.kind == "multilabel" and set(theirs.names) < set(ours.names):
-        return WithLabels(source, ours)
-    if replace(theirs, weighted=ours.weighted) != ours:
+        return _with_classes(source, train.classes, location, part)
+    train_target = target_of(train)
+    own_target = target_of(source)
+    if train_target.kind == own_target.kind == "multilabel" and set(own_target.names) < set(
+        train_target.names
+    ):
+        return WithLabels(source, train_target)
+    if replace(own_target, weighted=train_target.weighted) != train_target:
         raise InputError(
-            f"{place}: the {part} data has other targets than the training data: {theirs.kind} "
-            f"({theirs}{_names(theirs)}), not {ours.kind} ({ours}{_names(ours)})"
+            f"{location}: the {part} data has other targets than the training data: {own_target.kind} "
+            f"({own_target}{_format_names(own_target)}), not {train_target.kind} ({train_target}{_format_names(train_target)})"
         )
     return source
 
 
-def _names(target: TargetSpec) -> str:
+def _format_names(target: TargetSpec) -> str:
     if target.names:
         return f": {', '.join(target.names[:5])}{' ...' if len(target.names) > 5 else ''}"
     return ""
 
 
 def _with_classes(
-    source: ClassSource, classes: tuple[str, ...], place: str | None, part: str
+    source: ClassSource, classes: tuple[str, ...], location: str | None, part: str
 ) -> Source:
     if source.classes == classes:
         return source
-    place_of = {spelled(name): number for number, name in enumerate(classes)}
-    unknown = sorted(name for name in source.classes if spelled(name) not in place_of)
+    place_of = {normalize_name(name): number for number, name in enumerate(classes)}
+    unknown = sorted(name for name in source.classes if normalize_name(name) not in place_of)
     if unknown:
         raise InputError(
-            f"{place}: the {part} data has classes that the training data lacks: "
+            f"{location}: the {part} data has classes that the training data lacks: "
             f"{', '.join(unknown[:5])}{' ...' if len(unknown) > 5 else ''}; "
             f"the {len(classes)} classes of training are "
             f"{', '.join(classes[:5])}{' ...' if len(classes) > 5 else ''}"
         )
-    labels = np.array([place_of[spelled(name)] for name in source.classes])[source.labels]
-    return Relabelled(source, labels, classes)
+    labels = np.array([place_of[normalize_name(name)] for name in source.classes])[source.labels]
+    return Relabeled(source, labels, classes)

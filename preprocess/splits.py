@@ -22,7 +22,7 @@ _EXACT = {part: re.compile(f"({words}){_MORE}", re.IGNORECASE) for part, words i
 _WORD = {part: re.compile(words, re.IGNORECASE) for part, words in _WORDS.items()}
 
 
-def part_of(name: str) -> str | None:
+def parse_split(name: str) -> str | None:
     """Say which part of the data a name stands for, in any case; None where it is no usual name of one.
 
     >>> [part_of(name) for name in ("Training", "valid", "eval_set", "Holdout", "trains", "cat")]
@@ -32,7 +32,7 @@ def part_of(name: str) -> str | None:
     return next((part for part, pattern in _EXACT.items() if pattern.fullmatch(name)), None)
 
 
-def part_within(name: str) -> str | None:
+def find_split_word(name: str) -> str | None:
     """Say which part the first word of a name stands for that stands for one.
 
     >>> [part_within(name) for name in ("mnist-train.tfrecord-00000-of-00001", "bird_VAL-0.tar", "a.tar")]
@@ -45,7 +45,7 @@ def part_within(name: str) -> str | None:
     return None
 
 
-def parts_among(names: Collection[str], place: str) -> dict[str, str]:
+def find_splits(names: Collection[str], location: str) -> dict[str, str]:
     """Find the parts among some names.
 
     Args:
@@ -59,19 +59,19 @@ def parts_among(names: Collection[str], place: str) -> dict[str, str]:
     """
     parts: dict[str, str] = {}
     for part in (TRAIN, VALIDATION, TEST):
-        there = sorted(name for name in names if part_of(name) == part)
-        plain = [name for name in _PLAIN if name in there]
-        if plain or len(there) == 1:
-            parts[part] = (plain or there)[0]
-        elif there and part != TEST:
+        matches = sorted(name for name in names if parse_split(name) == part)
+        plain = [name for name in _PLAIN if name in matches]
+        if plain or len(matches) == 1:
+            parts[part] = (plain or matches)[0]
+        elif matches and part != TEST:
             raise InputError(
-                f"{place}: {' and '.join(there)} are all {part} data; keep one of them here, and move or "
+                f"{location}: {' and '.join(matches)} are all {part} data; keep one of them here, and move or "
                 "rename the others"
             )
     return parts
 
 
-def held_out_parts(parts: Mapping[str, str]) -> tuple[str | None, str | None]:
+def choose_held_out(parts: Mapping[str, str]) -> tuple[str | None, str | None]:
     """Choose the names of the validation and the test data; test data validates where nothing else can.
 
     >>> held_out_parts({"train": "train", "validation": "val", "test": "test"})
@@ -84,15 +84,15 @@ def held_out_parts(parts: Mapping[str, str]) -> tuple[str | None, str | None]:
     return parts.get(TEST), None
 
 
-def stand_in(validation: Source, name: str, place: str) -> None:
+def mark_stand_in(validation: Source, name: str, location: str) -> None:
     """Mark validation data that is test data by its name, so that its owner is told.
 
     Args:
         name: of its part.
         place: where it lies, for the message.
     """
-    if part_of(name) == TEST:
-        validation.stands_in = place  # type: ignore[attr-defined]
+    if parse_split(name) == TEST:
+        validation.stand_in_path = location  # type: ignore[attr-defined]
 
 
 _NUMBERED = re.compile(r"^(.*?)(\d+)-of-(\d+)(.*)$")

@@ -34,7 +34,14 @@ from typing import Any, Literal, cast, get_args
 
 import numpy as np
 
-from preprocess.base import ClassSource, InputError, Source, UnreadableSample, counted, twice_in
+from preprocess.base import (
+    ClassSource,
+    InputError,
+    Source,
+    UnreadableSample,
+    counted,
+    first_duplicate,
+)
 
 Kind = Literal["class", "multilabel", "value", "mask"]
 KINDS: tuple[str, ...] = get_args(Kind)
@@ -70,16 +77,16 @@ class TargetSpec:
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise ValueError(f"target: kind {self.kind!r}; it should be one of {', '.join(KINDS)}")
-        least = 2 if self.kind in ("class", "mask") else 1
-        if self.outputs < least:
+        minimum = 2 if self.kind in ("class", "mask") else 1
+        if self.outputs < minimum:
             raise ValueError(
-                f"target: {self.kind} with {counted(self.outputs, 'output')}; at least {least}"
+                f"target: {self.kind} with {counted(self.outputs, 'output')}; at least {minimum}"
             )
         if self.names and len(self.names) != self.outputs:
             raise ValueError(
                 f"target: {counted(len(self.names), 'name')} for {counted(self.outputs, 'output')}"
             )
-        twice = twice_in(self.names)
+        twice = first_duplicate(self.names)
         if twice:
             raise ValueError(
                 f"target: two outputs are named {twice!r}; each should have a name of its own"
@@ -134,11 +141,11 @@ class TargetSpec:
         """Bytes of one sample's target as it travels."""
         return self.wire.itemsize
 
-    def usable(self, targets: np.ndarray) -> np.ndarray:
+    def is_usable(self, targets: np.ndarray) -> np.ndarray:
         """Which of some samples, (n,) of the type :attr:`wire`, can be used: (n,) bool."""
         return (targets if self.is_plain else targets["weight"]) >= 0
 
-    def mark(self, targets: np.ndarray, position: int) -> None:
+    def mark_unusable(self, targets: np.ndarray, position: int) -> None:
         """Say of one of some samples that it cannot be used."""
         targets[position] = np.zeros((), self.wire)
         (targets if self.is_plain else targets["weight"])[position] = UNUSABLE
@@ -154,7 +161,7 @@ class TargetSpec:
             return (targets, None)
         return (targets["target"], targets["weight"])
 
-    def made_up(self, random: np.random.Generator, rows: int) -> np.ndarray:
+    def random_targets(self, random: np.random.Generator, rows: int) -> np.ndarray:
         """Targets of no meaning that a source might have: (rows,) of the type :attr:`wire`."""
         if self.kind == "value":
             values: np.ndarray = random.random((rows, self.outputs), np.float32)
@@ -179,13 +186,13 @@ class TargetSpec:
         return {"target": {"kind": self.kind, "weighted": self.weighted, **size}}
 
     def __str__(self) -> str:
-        what = {
+        noun = {
             "class": ("class", "classes"),
             "multilabel": ("label", "labels"),
             "value": ("value", "values"),
             "mask": ("class a pixel", "classes a pixel"),
         }[self.kind][self.outputs != 1]
-        return f"{self.outputs} {what}"
+        return f"{self.outputs} {noun}"
 
 
 def class_target(classes: int | Sequence[str], weighted: bool = False) -> TargetSpec:
@@ -215,17 +222,17 @@ class TargetWish:
     names: tuple[str, ...] = ()
     ignore: int | None = None
 
-    def check(self, said: TargetSpec) -> None:
+    def check(self, target: TargetSpec) -> None:
         """See that a source has what is asked for.
 
         Raises:
             InputError: it does not.
         """
         outputs = len(self.names) or self.outputs
-        if said.kind != self.kind or outputs not in (None, said.outputs):
+        if target.kind != self.kind or outputs not in (None, target.outputs):
             raise InputError(
                 f"data.target: {self.kind}{'' if outputs is None else f' with {outputs}'}, but the source "
-                f"has targets of the kind {said.kind}: {said}; leave it out, or ask for these"
+                f"has targets of the kind {target.kind}: {target}; leave it out, or ask for these"
             )
 
     def spec_of(self, source: Source) -> TargetSpec:
@@ -234,7 +241,7 @@ class TargetWish:
         Raises:
             InputError: it has no such targets, or they do not show how many outputs there are.
         """
-        outputs = len(self.names) or self.outputs or self._shown(source)
+        outputs = len(self.names) or self.outputs or self._infer_outputs(source)
         if outputs is None:
             raise InputError(
                 f"data.target: {self.kind}: nothing shows how many classes there are; it should be "
@@ -245,10 +252,10 @@ class TargetWish:
         except ValueError as error:
             raise InputError(f"data.{error}") from error
 
-    def _shown(self, source: Source) -> int | None:
+    def _infer_outputs(self, source: Source) -> int | None:
         if self.kind == "mask":
             return len(getattr(source, "classes", ())) or None
-        targets = np.asanyarray(told_array(source))
+        targets = np.asanyarray(find_targets(source))
         if self.kind == "class":
             return int(targets.max(initial=0)) + 1
         if targets.ndim == 2:
@@ -256,16 +263,16 @@ class TargetWish:
         return 1
 
 
-def told_array(source: Source) -> Any:
+def find_targets(source: Source) -> Any:
     """The array of a source's targets, by the name that it has for them.
 
     Raises:
         InputError: it has none.
     """
     for name in ("targets", "labels"):
-        found = getattr(source, name, None)
-        if found is not None:
-            return found
+        targets = getattr(source, name, None)
+        if targets is not None:
+            return targets
     raise InputError(
         f"data.target: the source ({type(source).__name__}) has neither targets nor labels"
     )
@@ -273,25 +280,25 @@ def told_array(source: Source) -> Any:
 
 def target_of(source: Source) -> TargetSpec:
     """What a source says of its targets; the size of masks may still be open."""
-    said: TargetSpec | None = getattr(source, "target", None)
+    target: TargetSpec | None = getattr(source, "target", None)
     weighted = getattr(source, "weights", None) is not None
-    if said is None:
+    if target is None:
         return class_target(tuple(cast(ClassSource, source).classes), weighted)
-    return replace(said, weighted=weighted)
+    return replace(target, weighted=weighted)
 
 
 def is_mask(source: Source) -> bool:
     """Whether the targets of a source are masks, which go through the transforms with their images."""
-    said: TargetSpec | None = getattr(source, "target", None)
-    return said is not None and said.kind == "mask"
+    target: TargetSpec | None = getattr(source, "target", None)
+    return target is not None and target.kind == "mask"
 
 
 def plain_targets(source: Source) -> Any:
     """The targets of all samples as the source has them, an array; None of masks, which are read one at a time."""
-    said: TargetSpec | None = getattr(source, "target", None)
-    if said is None:
+    target: TargetSpec | None = getattr(source, "target", None)
+    if target is None:
         return cast(ClassSource, source).labels
-    if said.kind == "mask":
+    if target.kind == "mask":
         return None
     return source.targets  # type: ignore[attr-defined]
 
@@ -310,7 +317,7 @@ class TargetReader:
         self._weights: np.ndarray | None = getattr(source, "weights", None)
         self._values = plain_targets(source)
 
-    def put(
+    def write(
         self, targets: np.ndarray, position: int, index: int, mask: np.ndarray | None = None
     ) -> None:
         """Write a sample's target, and its weight, into an array of the type :attr:`TargetSpec.wire`.
@@ -330,27 +337,27 @@ class TargetReader:
         )
         targets[position]["weight"] = 1.0 if self._weights is None else self._weights[index]
 
-    def put_all(
+    def write_all(
         self,
         targets: np.ndarray,
         positions: np.ndarray,
         indices: np.ndarray,
         masks: np.ndarray | None = None,
     ) -> None:
-        """Write the targets of some samples; see :meth:`put`."""
+        """Write the targets of some samples; see :meth:`write`."""
         if self.spec.is_plain and isinstance(self._values, np.ndarray):
             targets[positions] = self._values[indices]
             return
-        for place, (position, index) in enumerate(
+        for row, (position, index) in enumerate(
             zip(positions.tolist(), indices.tolist(), strict=True)
         ):
-            self.put(targets, position, index, None if masks is None else masks[place])
+            self.write(targets, position, index, None if masks is None else masks[row])
 
     def _checked(self, mask: np.ndarray, index: int) -> np.ndarray:
         if mask.shape != self.spec.shape:
             raise UnreadableSample(
                 self._source.name(index),
-                f"its mask is {_size(mask.shape)}; the others are {_size(self.spec.shape)}",
+                f"its mask is {_format_size(mask.shape)}; the others are {_format_size(self.spec.shape)}",
             )
         if mask.dtype != self.spec.dtype:  # of a transform of the user's own
             _check_classes(mask, self._source.name(index), self.spec, self.spec.void)
@@ -363,19 +370,19 @@ def read_mask(source: Source, index: int, spec: TargetSpec) -> np.ndarray:
     Raises:
         BadSample: it cannot be read, is no array (height, width) of integers, or has a pixel of no class.
     """
-    found = np.asarray(source.read_target(index))  # type: ignore[attr-defined]
-    if found.ndim == 3 and found.shape[2] == 1:
-        found = found[:, :, 0]
-    if found.ndim != 2 or found.dtype.kind not in "iub":
+    pixels = np.asarray(source.read_target(index))  # type: ignore[attr-defined]
+    if pixels.ndim == 3 and pixels.shape[2] == 1:
+        pixels = pixels[:, :, 0]
+    if pixels.ndim != 2 or pixels.dtype.kind not in "iub":
         raise UnreadableSample(
             source.name(index),
-            f"its mask is {_size(found.shape)} of {found.dtype}; it should be (height, "
+            f"its mask is {_format_size(pixels.shape)} of {pixels.dtype}; it should be (height, "
             "width) of integers, a class for each pixel",
         )
-    _check_classes(found, source.name(index), spec, spec.ignore)
-    mask = found.astype(spec.dtype)
+    _check_classes(pixels, source.name(index), spec, spec.ignore)
+    mask = pixels.astype(spec.dtype)
     if spec.ignore is not None:
-        mask[found == spec.ignore] = spec.void
+        mask[pixels == spec.ignore] = spec.void
     return mask
 
 
@@ -392,7 +399,7 @@ def _check_classes(mask: np.ndarray, name: str, spec: TargetSpec, ignore: int | 
         )
 
 
-def _size(shape: Sequence[int]) -> str:
+def _format_size(shape: Sequence[int]) -> str:
     if shape:
         return " x ".join(map(str, shape))
     return "a number"

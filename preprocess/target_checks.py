@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from preprocess.base import ClassSource, InputError, Source, and_more, counted, in_one_line
+from preprocess.base import ClassSource, InputError, Source, and_more, counted, format_exception
 from preprocess.target import KINDS, TargetSpec
 
-_AT_ONCE = 2**16  # samples that are looked at together: targets may be larger than the memory
+_BLOCK = 2**16  # samples that are looked at together: targets may be larger than the memory
 
 
 def checked_target(source: Source, origin: str) -> TargetSpec | None:
@@ -28,22 +28,22 @@ def checked_target(source: Source, origin: str) -> TargetSpec | None:
             0 or 1, a value no number, a weight below 0.
     """
     _check_weights(source, origin)
-    said = getattr(source, "target", None)
-    if said is None:
+    target = getattr(source, "target", None)
+    if target is None:
         return None
-    if not isinstance(said, TargetSpec):
+    if not isinstance(target, TargetSpec):
         raise InputError(
-            f"{origin}: its target is {type(said).__name__}; it should be a preprocess.target.TargetSpec, "
+            f"{origin}: its target is {type(target).__name__}; it should be a preprocess.target.TargetSpec, "
             f"of the kind {', '.join(KINDS)}"
         )
-    if said.kind == "mask":
+    if target.kind == "mask":
         if not callable(getattr(source, "read_target", None)):
             raise InputError(
                 f"{origin}: its targets are masks, so it should have read_target(index)"
             )
-        return said
-    _check_targets(source, said, origin)
-    return said
+        return target
+    _check_targets(source, target, origin)
+    return target
 
 
 def _check_targets(source: Source, target: TargetSpec, origin: str) -> None:
@@ -70,9 +70,9 @@ def _check_targets(source: Source, target: TargetSpec, origin: str) -> None:
         right = "0 or 1 for each label"
     else:
 
-        def is_wrong(some: np.ndarray) -> np.ndarray:
+        def is_wrong(values: np.ndarray) -> np.ndarray:
             with np.errstate(over="ignore"):  # of what float32 cannot hold
-                return ~np.isfinite(some.astype(np.float32))
+                return ~np.isfinite(values.astype(np.float32))
 
         right = "finite numbers, also in float32"
     _check_each(source, targets, is_wrong, origin, "the target", right)
@@ -90,7 +90,7 @@ def _check_weights(source: Source, origin: str) -> None:
     _check_each(
         source,
         weights,
-        lambda some: ~(np.isfinite(some) & (some >= 0)),
+        lambda values: ~(np.isfinite(values) & (values >= 0)),
         origin,
         "the weight",
         "a number from 0",
@@ -104,7 +104,7 @@ def _array(source: Source, name: str, origin: str) -> np.ndarray:
         return np.asanyarray(getattr(source, name))
     except Exception as error:  # the user's class may hold anything
         raise InputError(
-            f"{origin}: its {name} are no array of numbers: {in_one_line(error)}"
+            f"{origin}: its {name} are no array of numbers: {format_exception(error)}"
         ) from error
 
 
@@ -113,15 +113,15 @@ def _check_each(
     values: np.ndarray,
     is_wrong: Callable[[np.ndarray], Any],
     origin: str,
-    what: str,
-    right: str,
+    role: str,
+    expected: str,
 ) -> None:
     """Name the first sample of which a value is wrong, and how many more there are."""
     first = -1
     count = 0
-    for begin in range(0, len(values), _AT_ONCE):
-        wrong = is_wrong(np.asarray(values[begin : begin + _AT_ONCE])).reshape(
-            len(values[begin : begin + _AT_ONCE]), -1
+    for begin in range(0, len(values), _BLOCK):
+        wrong = is_wrong(np.asarray(values[begin : begin + _BLOCK])).reshape(
+            len(values[begin : begin + _BLOCK]), -1
         )
         rows = np.flatnonzero(wrong.any(axis=1))
         if len(rows) and first < 0:
@@ -129,9 +129,9 @@ def _check_each(
         count += len(rows)
     if count:
         more = f" (and {count - 1} more)" if count > 1 else ""
-        shown = " ".join(f"{value:g}" for value in np.ravel(values[first]).tolist()[:8])
+        text = " ".join(f"{value:g}" for value in np.ravel(values[first]).tolist()[:8])
         raise InputError(
-            f"{origin}: {source.name(first)} has {what} {shown}{more}; it should be {right}"
+            f"{origin}: {source.name(first)} has {role} {text}{more}; it should be {expected}"
         )
 
 
@@ -158,7 +158,7 @@ def checked_labels(source: ClassSource, origin: str) -> np.ndarray:
         count = len(source)
     except Exception as error:  # the user's class may hold anything
         raise InputError(
-            f"{origin}: its labels are not one number for each sample: {in_one_line(error)}"
+            f"{origin}: its labels are not one number for each sample: {format_exception(error)}"
         ) from error
     if labels.shape != (count,):
         advice = ""
@@ -168,7 +168,7 @@ def checked_labels(source: ClassSource, origin: str) -> np.ndarray:
             advice = "; labels.argmax(axis=1) makes that of rows with a 1 in each"
         raise InputError(
             f"{origin}: its labels are an array of shape {labels.shape} for {counted(count, 'sample')}; "
-            f"{_wanted(source)}{advice}"
+            f"{_expected_labels(source)}{advice}"
         )
     if len(labels) and labels.dtype.kind not in "iub":
         # The first label that rounding would change is the best example.
@@ -178,21 +178,21 @@ def checked_labels(source: ClassSource, origin: str) -> np.ndarray:
             index = 0
         raise InputError(
             f"{origin}: {source.name(index)} has the label {labels[index]}, of type {labels.dtype}; "
-            f"{_wanted(source)}"
+            f"{_expected_labels(source)}"
         )
     outside = np.flatnonzero((labels < 0) | (labels >= len(source.classes)))
     if len(outside):
         raise InputError(
             f"{origin}: {source.name(int(outside[0]))} has the label "
             f"{labels[outside[0]]}{and_more(outside)}, not one of the {len(source.classes)} classes; "
-            f"{_wanted(source)}"
+            f"{_expected_labels(source)}"
         )
     if labels.dtype.kind == "b" or not len(labels):
         return labels.astype(np.int64)
     return labels
 
 
-def _wanted(source: ClassSource) -> str:
+def _expected_labels(source: ClassSource) -> str:
     return (
         f"labels should be {counted(len(source), 'integer')} from 0 to {len(source.classes) - 1}, one class for "
         "each sample"

@@ -12,7 +12,7 @@ from preprocess.base import UnreadableSample
 T = TypeVar("T")
 
 # What they say of a name (no such file), or of what somebody may do, stays as it is until somebody changes it.
-_PASSING = {
+_TRANSIENT = {
     errno.EIO,
     errno.ESTALE,
     errno.ETIMEDOUT,
@@ -35,23 +35,23 @@ _PASSING = {
 }
 
 # What they say to whoever writes, until others have deleted something, or the file system is back.
-_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.ESHUTDOWN}
+_OUT_OF_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.ESHUTDOWN}
 
 PAUSES_S = (0.1, 0.5, 2.0)  # between the tries to read a sample
 
 
-def may_pass_for_writer(error: OSError) -> bool:
+def is_transient_for_writer(error: OSError) -> bool:
     """Whether writing a file again may help: there may be room by then, or the file system may be back."""
     # Whoever read our end of a pipe has gone for good: the launcher was killed, or `| head` has seen enough.
-    return error.errno != errno.EPIPE and (lacks_room(error) or may_pass(error))
+    return error.errno != errno.EPIPE and (is_out_of_space(error) or is_transient(error))
 
 
-def lacks_room(error: OSError) -> bool:
+def is_out_of_space(error: OSError) -> bool:
     """Whether there was no room for a file, or nobody to take it: no fault of what was to be written."""
-    return error.errno in _ROOM
+    return error.errno in _OUT_OF_SPACE
 
 
-def may_pass(error: BaseException | None) -> bool:
+def is_transient(error: BaseException | None) -> bool:
     """Whether trying again may help: something between us and our files went wrong, and nothing in a network.
 
     A network that is out of memory, whose loss is no number or whose model function is wrong will be so again.
@@ -61,9 +61,9 @@ def may_pass(error: BaseException | None) -> bool:
     """
     while error is not None:
         cause = getattr(error, "reason", None)  # where urllib's errors keep what they came from
-        for each in (error, cause):
-            if isinstance(each, TimeoutError) or (
-                isinstance(each, OSError) and each.errno in _PASSING
+        for candidate in (error, cause):
+            if isinstance(candidate, TimeoutError) or (
+                isinstance(candidate, OSError) and candidate.errno in _TRANSIENT
             ):
                 return True
         error = error.__cause__ if error.__suppress_context__ else error.__context__
@@ -71,8 +71,8 @@ def may_pass(error: BaseException | None) -> bool:
 
 
 def read_file(file: str, name: Callable[[], str]) -> bytes:
-    """The bytes of a sample that is a file, or a part of one; see :func:`read_patiently`."""
-    return read_patiently(lambda: _content(file), name)
+    """The bytes of a sample that is a file, or a part of one; see :func:`read_with_retries`."""
+    return read_with_retries(lambda: _content(file), name)
 
 
 def _content(file: str) -> bytes:
@@ -80,7 +80,7 @@ def _content(file: str) -> bytes:
         return opened.read()
 
 
-def read_patiently(
+def read_with_retries(
     read: Callable[[], T], name: Callable[[], str], again: Callable[[], object] = lambda: None
 ) -> T:
     """Read a sample, a few times where an error may pass.
@@ -98,7 +98,7 @@ def read_patiently(
         try:
             return read()
         except OSError as error:
-            if not may_pass(error):
+            if not is_transient(error):
                 raise UnreadableSample(
                     name(), f"cannot be read: {error.strerror or error}"
                 ) from error

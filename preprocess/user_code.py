@@ -42,18 +42,18 @@ class Setting:
 
     Attributes:
         get: gives it as a value that can be compared with another.
-        put: sets it to such a value.
+        set: sets it to such a value.
         is_quick: whether to look at it costs next to nothing.
-        is_drawn: whether it is the state of a generator of random numbers.
-        is_kept: whether later calls of the code that has changed it find it so.
+        is_rng_state: whether it is the state of a generator of random numbers.
+        is_persistent: whether later calls of the code that has changed it find it so.
         at_import: what each module finds that is imported; None for what there is.
     """
 
     get: Callable[[], Any]
-    put: Callable[[Any], object]
+    set: Callable[[Any], object]
     is_quick: bool = True
-    is_drawn: bool = False
-    is_kept: bool = False
+    is_rng_state: bool = False
+    is_persistent: bool = False
     at_import: Any = None
 
 
@@ -65,12 +65,12 @@ def register(
     get: Callable[[], Any],
     put: Callable[[Any], object],
     is_quick: bool = True,
-    is_drawn: bool = False,
-    is_kept: bool = False,
+    is_rng_state: bool = False,
+    is_persistent: bool = False,
     at_import: Any = None,
 ) -> None:
     """Add a setting to those that are put back; a library's are added when its engine is imported."""
-    SETTINGS[name] = Setting(get, put, is_quick, is_drawn, is_kept, at_import)
+    SETTINGS[name] = Setting(get, put, is_quick, is_rng_state, is_persistent, at_import)
     _watched.cache_clear()
 
 
@@ -101,13 +101,13 @@ class UserCode:
 
     Args:
         module: where it is from; empty where it is imported inside of :meth:`running`.
-        keeps_draws: whether its next call goes on with the random numbers of the last; otherwise whoever calls it
+        keeps_rng_state: whether its next call goes on with the random numbers of the last; otherwise whoever calls it
             seeds the generators, and nobody else draws from them.
     """
 
-    def __init__(self, module: str = "", keeps_draws: bool = True) -> None:
+    def __init__(self, module: str = "", keeps_rng_state: bool = True) -> None:
         self._module = module
-        self._keeps_draws = keeps_draws
+        self._keeps_draws = keeps_rng_state
         self._changes: dict[str, Any] = {}
 
     def __reduce__(self) -> tuple:
@@ -123,33 +123,35 @@ class UserCode:
         Args:
             quick: look only at what costs next to nothing: for calls that take less than a millisecond.
         """
-        if _INSIDE.code is not None:
-            with _put_back():
+        if _ACTIVE.code is not None:
+            with _restoring():
                 yield
             return
         watched = _watched(quick, self._keeps_draws)
         handlers = {} if quick else _handlers()
-        found = _enter(watched)
-        _INSIDE.code = self
+        before = _enter(watched)
+        _ACTIVE.code = self
         try:
-            _put(_BY_IMPORT.get(self._module, {}))
-            _put(self._changes)
+            _apply(_BY_IMPORT.get(self._module, {}))
+            _apply(self._changes)
             yield
         finally:
-            _INSIDE.code = None
-            changed = _leave(found)
+            _ACTIVE.code = None
+            changed = _leave(before)
             if changed or self._changes:
-                others = {name: one for name, one in self._changes.items() if name not in found}
-                self._changes = others | _lasting(changed)
+                unchanged = {
+                    name: value for name, value in self._changes.items() if name not in before
+                }
+                self._changes = unchanged | _persistent(changed)
             _put_handlers(handlers)
 
 
 @contextmanager
-def _put_back() -> Iterator[None]:
+def _restoring() -> Iterator[None]:
     before = {
         name: setting.get()
         for name, setting in SETTINGS.items()
-        if not (setting.is_kept or setting.is_drawn)
+        if not (setting.is_persistent or setting.is_rng_state)
     }
     try:
         yield
@@ -158,25 +160,25 @@ def _put_back() -> Iterator[None]:
 
 
 @contextmanager
-def process_kept() -> Iterator[None]:
+def restoring_process() -> Iterator[None]:
     """A context after which the process is as before, but for its generators of random numbers."""
     watched = _watched(False, False)
-    found = _enter(watched)
+    before = _enter(watched)
     try:
         yield
     finally:
-        _leave(found)
+        _leave(before)
 
 
-class _Inside(threading.local):
+class _ActiveCode(threading.local):
     """The user's code that this thread is inside of."""
 
     code: UserCode | None = None
 
 
-_INSIDE = _Inside()
+_ACTIVE = _ActiveCode()
 _LOCK = threading.Lock()
-_FOUND: dict[str, Any] = {}  # the settings before the first of the threads that are inside now
+_BASELINE: dict[str, Any] = {}  # the settings before the first of the threads that are inside now
 _CONTEXTS: Counter[int] = (
     Counter()
 )  # identifier of a thread -> number of contexts that it is inside of
@@ -197,7 +199,7 @@ def _watched(quick: bool, draws: bool) -> dict[str, Callable[[], Any]]:
     return {
         name: setting.get
         for name, setting in SETTINGS.items()
-        if (setting.is_quick or not quick) and (draws or not setting.is_drawn)
+        if (setting.is_quick or not quick) and (draws or not setting.is_rng_state)
     }
 
 
@@ -206,27 +208,27 @@ def _enter(watched: Mapping[str, Callable[[], Any]]) -> dict[str, Any]:
     with _LOCK:
         are_others = bool(_CONTEXTS)
         if not are_others:
-            _FOUND.clear()
+            _BASELINE.clear()
         for name, get in watched.items():
-            if name not in _FOUND:
-                _FOUND[name] = get()
+            if name not in _BASELINE:
+                _BASELINE[name] = get()
         if are_others:
-            found = {name: _FOUND[name] for name in watched}
+            before = {name: _BASELINE[name] for name in watched}
         else:
-            found = _FOUND.copy()
+            before = _BASELINE.copy()
         _CONTEXTS[threading.get_ident()] += 1
     if are_others:
-        _restore(found)  # what runs in other threads may have changed it
-    return found
+        _restore(before)  # what runs in other threads may have changed it
+    return before
 
 
-def _leave(found: Mapping[str, Any]) -> dict[str, Any]:
+def _leave(before: Mapping[str, Any]) -> dict[str, Any]:
     """Restore settings; return those that had changed, with the values that they had."""
     thread = threading.get_ident()
     if thread not in _CONTEXTS:
         return {}  # it was abandoned
     try:
-        return _restore(found)
+        return _restore(before)
     finally:
         with _LOCK:
             _CONTEXTS[thread] -= 1
@@ -234,31 +236,31 @@ def _leave(found: Mapping[str, Any]) -> dict[str, Any]:
                 del _CONTEXTS[thread]
 
 
-def _changed(found: Mapping[str, Any]) -> dict[str, Any]:
+def _changed(before: Mapping[str, Any]) -> dict[str, Any]:
     """What the process has now, of all that is not as it was."""
-    now = {name: SETTINGS[name].get() for name in found}
-    return {name: value for name, value in now.items() if value != found[name]}
+    now = {name: SETTINGS[name].get() for name in before}
+    return {name: value for name, value in now.items() if value != before[name]}
 
 
-def _restore(found: Mapping[str, Any]) -> dict[str, Any]:
+def _restore(before: Mapping[str, Any]) -> dict[str, Any]:
     """Restore settings; return those that had changed, with the values that they had."""
-    changed = _changed(found)
-    _put({name: found[name] for name in changed})
+    changed = _changed(before)
+    _apply({name: before[name] for name in changed})
     return changed
 
 
-def _lasting(changes: Mapping[str, Any]) -> dict[str, Any]:
+def _persistent(changes: Mapping[str, Any]) -> dict[str, Any]:
     """Those of some changes that later calls of the same code find."""
     return {
         name: value
         for name, value in changes.items()
-        if SETTINGS[name].is_kept or SETTINGS[name].is_drawn
+        if SETTINGS[name].is_persistent or SETTINGS[name].is_rng_state
     }
 
 
-def _put(values: Mapping[str, Any]) -> None:
+def _apply(values: Mapping[str, Any]) -> None:
     for name, value in values.items():
-        SETTINGS[name].put(value)
+        SETTINGS[name].set(value)
 
 
 # ---- importing modules of the user's -----------------------------------------------------------
@@ -273,18 +275,24 @@ def import_user_module(name: str) -> ModuleType:
     nothing depends on who imports it first.
     """
     if name in _BY_IMPORT and name in sys.modules:
-        _put(_BY_IMPORT[name])
+        _apply(_BY_IMPORT[name])
         return sys.modules[name]
     before = {key: setting.get() for key, setting in SETTINGS.items()}
     seed_generators(0)
-    _put({key: one.at_import for key, one in SETTINGS.items() if one.at_import is not None})
+    _apply(
+        {
+            key: setting.at_import
+            for key, setting in SETTINGS.items()
+            if setting.at_import is not None
+        }
+    )
     try:
         module = importlib.import_module(name)
     finally:
-        _put({key: value for key, value in before.items() if SETTINGS[key].is_drawn})
+        _apply({key: value for key, value in before.items() if SETTINGS[key].is_rng_state})
     _BY_IMPORT[name] = {
         key: setting.get() for key, setting in SETTINGS.items() if setting.at_import is not None
-    } | _lasting(_changed(before))
+    } | _persistent(_changed(before))
     return module
 
 
@@ -350,8 +358,8 @@ def _put_locale(value: str) -> None:
     locale.setlocale(locale.LC_ALL, value)
 
 
-def _fill(there: list, values: Sequence[Any]) -> None:
-    there[:] = values
+def _fill(target: list, values: Sequence[Any]) -> None:
+    target[:] = values
 
 
 def _print_by_numpy(values: Mapping[str, Any]) -> None:
@@ -364,11 +372,17 @@ def _put_filters(filters: list) -> None:
 
 
 def _loggers() -> dict[str, tuple]:
-    known = logging.root.manager.loggerDict
-    loggers = [one for one in list(known.values()) if isinstance(one, logging.Logger)]
+    registered = list(logging.root.manager.loggerDict.values())
+    loggers = [logger for logger in registered if isinstance(logger, logging.Logger)]
     return {
-        one.name: (one.level, one.propagate, one.disabled, [*one.handlers], [*one.filters])
-        for one in (logging.root, *loggers)
+        logger.name: (
+            logger.level,
+            logger.propagate,
+            logger.disabled,
+            [*logger.handlers],
+            [*logger.filters],
+        )
+        for logger in (logging.root, *loggers)
     }
 
 
@@ -394,44 +408,46 @@ def _put_collecting(value: tuple) -> None:
 
 def _numpy_state() -> tuple:
     state: Any = np.random.get_state(legacy=True)
-    name, keys, *rest = state
-    return name, keys.tobytes(), *rest
+    name, keys, *position = state
+    return name, keys.tobytes(), *position
 
 
 def _put_numpy_state(state: tuple) -> None:
-    name, keys, *rest = state
-    np.random.set_state((name, np.frombuffer(keys, np.uint32), *rest))
+    name, keys, *position = state
+    np.random.set_state((name, np.frombuffer(keys, np.uint32), *position))
 
 
-def attribute(owner: Any, name: str) -> tuple[Callable[[], Any], Callable[[Any], None]]:
+def attribute_accessors(owner: Any, name: str) -> tuple[Callable[[], Any], Callable[[Any], None]]:
     """How an attribute is looked up and set."""
     return partial(getattr, owner, name), partial(setattr, owner, name)
 
 
 register("the working folder", _folder, _go_to)
-register("the environment", _environment, _put_environment, is_kept=True)
+register("the environment", _environment, _put_environment, is_persistent=True)
 register("the mask of new files", _umask, os.umask, is_quick=False)
 register(
     "cores", partial(os.sched_getaffinity, 0), partial(os.sched_setaffinity, 0), is_quick=False
 )
-register("the folder of temporary files", *attribute(tempfile, "tempdir"))
+register("the folder of temporary files", *attribute_accessors(tempfile, "tempdir"))
 register("the time limit of sockets", socket.getdefaulttimeout, socket.setdefaulttimeout)
 register("the locale", partial(locale.setlocale, locale.LC_ALL), _put_locale, is_quick=False)
-register("where modules are found", lambda: [*sys.path], partial(_fill, sys.path), is_kept=True)
+register(
+    "where modules are found", lambda: [*sys.path], partial(_fill, sys.path), is_persistent=True
+)
 register("arguments", lambda: [*sys.argv], partial(_fill, sys.argv))
-register("the output", *attribute(sys, "stdout"))
-register("the output of errors", *attribute(sys, "stderr"))
-register("the hook of errors", *attribute(sys, "excepthook"))
-register("the recursion limit", sys.getrecursionlimit, sys.setrecursionlimit, is_kept=True)
+register("the output", *attribute_accessors(sys, "stdout"))
+register("the output of errors", *attribute_accessors(sys, "stderr"))
+register("the hook of errors", *attribute_accessors(sys, "excepthook"))
+register("the recursion limit", sys.getrecursionlimit, sys.setrecursionlimit, is_persistent=True)
 register("the switch interval", sys.getswitchinterval, sys.setswitchinterval)
 register("garbage collection", _collecting, _put_collecting)
 register("filters of warnings", lambda: [*warnings.filters], _put_filters)
-register("how warnings are shown", *attribute(warnings, "showwarning"))
-register("the level of all loggers", *attribute(logging.root.manager, "disable"))
-register("errors of logging", *attribute(logging, "raiseExceptions"))
+register("how warnings are shown", *attribute_accessors(warnings, "showwarning"))
+register("the level of all loggers", *attribute_accessors(logging.root.manager, "disable"))
+register("errors of logging", *attribute_accessors(logging, "raiseExceptions"))
 register("loggers", _loggers, _put_loggers, is_quick=False)
 register("errors of numpy", np.geterr, lambda values: np.seterr(**values))
 register("the call on errors of numpy", np.geterrcall, np.seterrcall)
 register("printing by numpy", np.get_printoptions, _print_by_numpy, is_quick=False)
-register("Python's generator", random.getstate, random.setstate, False, is_drawn=True)
-register("NumPy's generator", _numpy_state, _put_numpy_state, False, is_drawn=True)
+register("Python's generator", random.getstate, random.setstate, False, is_rng_state=True)
+register("NumPy's generator", _numpy_state, _put_numpy_state, False, is_rng_state=True)

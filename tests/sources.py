@@ -12,7 +12,7 @@ import numpy as np
 
 from fleet.errors import NetworkWarning
 from preprocess.base import RandomAccess, UnreadableSample
-from preprocess.source import View, fold_of
+from preprocess.source import View, assign_folds
 
 SIDE, CLASSES = 4, ("a", "b", "c")
 
@@ -194,7 +194,7 @@ def unvalidated(path):
 def one_fold(path, folds, fold, seed):
     """Of ``unvalidated``, what a network of a fold trains on, and what it is judged by."""
     source = unvalidated(path)
-    mine = fold_of(source, folds, seed) == fold
+    mine = assign_folds(source, folds, seed) == fold
     return View(source, np.flatnonzero(~mine)), View(source, np.flatnonzero(mine))
 
 

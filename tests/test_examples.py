@@ -21,7 +21,7 @@ from fleet.spec import parse
 from fleet.storage.paths import RunPaths
 from fleet.storage.results import Status, read_results
 from fleet.stream.batch import split_rows
-from preprocess.probe import probe
+from preprocess.probe import infer_sample_spec
 from preprocess.sample import ImageSpec, SampleSpec
 from preprocess.source import open_data
 from preprocess.target import TargetSpec, target_of
@@ -291,9 +291,9 @@ def test_the_transform_of_ones_own_covers_a_square_in_training_alone(monkeypatch
 def test_a_source_of_ones_own_gives_signals_with_values_and_weights(monkeypatch):
     monkeypatch.syspath_prepend(EXTENDING)
     data = open_data("my_signals:waves", None, 0.25, 0, {"count": 40})
-    assert [len(part) for part in data.parts().values()] == [30, 10]
+    assert [len(part) for part in data.splits().values()] == [30, 10]
     assert target_of(data.train) == TargetSpec("value", 1, ("swings",), weighted=True)
-    sample = probe(pickle.loads(pickle.dumps(data.train)), [], 0)
+    sample = infer_sample_spec(pickle.loads(pickle.dumps(data.train)), [], 0)
     assert (sample.image.shape, sample.image.dtype) == ((64, 1), "float32")
 
 

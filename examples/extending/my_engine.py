@@ -28,8 +28,8 @@ class Logistic:
     def step(self, images, labels, size, stop=False):
         gradient, sums, error = np.zeros_like(self.weights), StepTotals(stop=stop), None
         try:
-            gradient, mine = self._judge(images, labels)
-            sums += mine
+            gradient, rows = self._judge(images, labels)
+            sums += rows
         except Exception as caught:  # the other ranks wait for this one's part
             error, sums = caught, StepTotals(failed=True)
         buffer = np.concatenate([gradient.ravel(), sums.pack()])
@@ -48,9 +48,9 @@ class Logistic:
         if self.sample.affine is not None:  # a scale that the stream leaves to the engine
             images = self.sample.affine.apply(images)
         pixels = np.c_[images.reshape(len(images), self.sample.image.size), np.ones(len(images))]
-        wanted, scores = np.eye(self.sample.classes)[labels], pixels @ self.weights
-        loss = np.logaddexp(0, np.where(wanted, -scores, scores)).sum()
-        gradient = pixels.T @ (1 / (1 + np.exp(-scores)) - wanted)
+        expected, scores = np.eye(self.sample.classes)[labels], pixels @ self.weights
+        loss = np.logaddexp(0, np.where(expected, -scores, scores)).sum()
+        gradient = pixels.T @ (1 / (1 + np.exp(-scores)) - expected)
         return gradient, StepTotals(
             float(loss), float((scores.argmax(axis=1) == labels).sum()), len(labels)
         )

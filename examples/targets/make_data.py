@@ -17,20 +17,22 @@ SIZE = 32  # pixels of a side
 
 
 def write_wine():
-    found = load_wine()
+    wine = load_wine()
     with open("wine.csv", "w", newline="") as file:
         table = csv.writer(file)
-        table.writerow([*found.feature_names, "cultivar"])
-        for features, target in zip(found.data, found.target, strict=True):
+        table.writerow([*wine.feature_names, "cultivar"])
+        for features, target in zip(wine.data, wine.target, strict=True):
             table.writerow([*features, ("Barolo", "Grignolino", "Barbera")[target]])
 
 
 def write_diabetes():
-    found = load_diabetes()
+    diabetes = load_diabetes()
     with open("diabetes.csv", "w", newline="") as file:
         table = csv.writer(file)
-        table.writerow([*found.feature_names, "target", "clinic"])
-        for number, (features, target) in enumerate(zip(found.data, found.target, strict=True)):
+        table.writerow([*diabetes.feature_names, "target", "clinic"])
+        for number, (features, target) in enumerate(
+            zip(diabetes.data, diabetes.target, strict=True)
+        ):
             table.writerow(
                 [*(f"{value:.6g}" for value in features), target / 100, "ABC"[number % 3]]
             )
@@ -66,11 +68,11 @@ def write_signs(rng, count=600):
     images = rng.integers(0, 80, (count, SIZE, SIZE, 1))
     for image, (square, disc, cross) in zip(images, has, strict=True):
         squares, discs = shapes_of(rng)
-        place = rng.integers(2, SIZE - 2)
+        folder = rng.integers(2, SIZE - 2)
         image[squares] += 60 * square
         image[discs] += 110 * disc
-        image[place] += 90 * cross
-        image[:, place] += 90 * cross
+        image[folder] += 90 * cross
+        image[:, folder] += 90 * cross
     np.savez("signs.npz", x=images.clip(0, 255).astype(np.uint8), y=has)
 
 

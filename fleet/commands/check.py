@@ -238,7 +238,7 @@ def _some_samples(spec: Spec, opened: Inputs) -> dict[str, tuple[np.ndarray, np.
         places = np.unique(np.linspace(0, pipeline.samples - 1, _SAMPLES).astype(int))
         images, targets = pipeline.empty(len(places))
         pipeline.load(places.tolist(), 0, images, targets)
-        usable = pipeline.sample.target.usable(targets)
+        usable = pipeline.sample.target.is_usable(targets)
         if usable.any():
             found[key] = images[usable], targets[usable]
     return found
@@ -334,7 +334,7 @@ def _print(path: str, found: _Found) -> None:
 def _counts(data: DataSet) -> dict[str, dict[str, int]]:
     """How many samples of each part have each class or label; nothing of other targets."""
     found = {}
-    for part, source in data.parts().items():
+    for part, source in data.splits().items():
         if part != "train" and source is data.train:  # of folds
             continue
         target = target_of(source)

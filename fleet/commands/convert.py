@@ -25,7 +25,7 @@ from fleet.units import counted, format_size
 from preprocess.base import CannotWrite, DataSet, Source, UnreadableSample
 from preprocess.packing import write_hdf5
 from preprocess.pipeline import Pipeline
-from preprocess.probe import look
+from preprocess.probe import probe_samples
 from preprocess.source import open_data
 from preprocess.sources.hdf5 import open_hdf5
 from preprocess.target import KINDS, TargetSpec, TargetWish, target_of
@@ -190,11 +190,11 @@ def _transforms(args: argparse.Namespace) -> tuple[Transform, ...]:
 
 def _write(data: DataSet, transforms: Sequence[Transform], out: str) -> Sequence[UnreadableSample]:
     """Write the images; returns those that are left out."""
-    parts: dict[str, Source | Pipeline] = dict(data.parts())
-    for name, source in data.parts().items() if transforms else ():
-        found = look(source, transforms, seed=0)
+    parts: dict[str, Source | Pipeline] = dict(data.splits())
+    for name, source in data.splits().items() if transforms else ():
+        found = probe_samples(source, transforms, seed=0)
         _say(found.remark if name == "train" else "")
         parts[name] = Pipeline(source, transforms, 0, found.sample)
-    total = sum(map(len, data.parts().values()))
+    total = sum(map(len, data.splits().values()))
     with progress_bar(total, "samples") as advance, storage_errors(Path(out), kind=CannotWrite):
         return write_hdf5(parts, out, advance)

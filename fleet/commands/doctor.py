@@ -241,7 +241,7 @@ def _facts(
 
 def _reading_problem(data: DataSet | None) -> str:
     """Why some samples cannot be read here: the first, the one in the middle, the last."""
-    for source in () if data is None else data.parts().values():
+    for source in () if data is None else data.splits().values():
         for index in {0, len(source) // 2, len(source) - 1}:
             try:
                 read_input(source, index)

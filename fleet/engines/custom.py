@@ -210,7 +210,7 @@ def user_code_of(network: NetworkSpec) -> UserCode | None:
     train = network.train
     names = (train.loss or "", train.optimizer.name, *train.metrics)
     if network.architecture.kind == "import" or any(":" in name for name in names):
-        return UserCode(keeps_draws=False)
+        return UserCode(keeps_rng_state=False)
     return None
 
 

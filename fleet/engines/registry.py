@@ -104,7 +104,7 @@ def count_network_parameters(network: NetworkSpec, spec: Spec, sample: SampleSpe
 
 def count_parameters(network: NetworkSpec, spec: Spec, sample: SampleSpec) -> int | None:
     """The same; what a user's function raises is raised as it is."""
-    sample = sample.of(network.feed)
+    sample = sample.for_pipeline(network.feed)
     architecture = network.architecture
     shape = sample.image.shape
     if architecture.kind == "family":

@@ -153,12 +153,12 @@ class _SmokeTest:
         """Take a step, if that is asked for, and see that it teaches; returns the bytes that one holds for each row."""
         self._begin("a training step")
         if self.request.steps:
-            sample = self.request.sample.of(self.network.feed)
+            sample = self.request.sample.for_pipeline(self.network.feed)
             image = sample.wire
             target = sample.target
             images, targets = self.request.samples.get(self.network.feed) or (
                 np.zeros((_ROWS, *image.shape), image.dtype),
-                target.made_up(np.random.default_rng(0), _ROWS),
+                target.random_targets(np.random.default_rng(0), _ROWS),
             )
             values, weights = target.split(targets)
             if isinstance(trainable, SupportsLearningCheck):

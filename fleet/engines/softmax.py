@@ -47,7 +47,7 @@ class NumpyEngine:
         self._sample = sample
 
     def build(self, network: NetworkSpec, group: Group) -> SoftmaxRegression:  # noqa: D102 - Engine says it
-        sample = self._sample.of(network.feed, network.fold)
+        sample = self._sample.for_pipeline(network.feed, network.fold)
         shape = (_features(sample) + 1, sample.classes)
         if network.architecture.kind == "import":
             function = load_function(network.architecture.target)

@@ -98,7 +98,8 @@ def _of_classes(document: Document, spec: Spec, sample: SampleSpec) -> Document:
         document, models=tuple(dataclasses.replace(entry, data=None) for entry in document.models)
     )
     if all(
-        sample.of(network.feed).target.kind == "class" and network.train.class_weights is None
+        sample.for_pipeline(network.feed).target.kind == "class"
+        and network.train.class_weights is None
         for network in spec.networks
     ):
         return document
@@ -217,7 +218,7 @@ def estimated_rates(spec: Spec, sample: SampleSpec, gpus_per_node: int) -> RateT
     They say which networks would be slower than others, not how long anything takes.
     """
     counts = {
-        network.name: count_for(network.architecture.settings, sample.of(network.feed))
+        network.name: count_for(network.architecture.settings, sample.for_pipeline(network.feed))
         for network in spec.networks
         if network.architecture.kind == "family"
     }

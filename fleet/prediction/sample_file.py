@@ -13,7 +13,7 @@ from fleet.errors import UserError
 from fleet.spec.model import told_as
 from fleet.storage.files import write_json
 from fleet.storage.paths import RunPaths
-from preprocess.moments import Standardized
+from preprocess.moments import Standardization
 from preprocess.sample import ImageSpec, SampleSpec
 from preprocess.sources.table import Columns
 from preprocess.target import TargetSpec
@@ -34,7 +34,7 @@ def write_sample(
     Raises:
         StorageError: the disk is full, ...
     """
-    feeds = {feed: _described(sample.of(feed), known) for feed, known in names.items()}
+    feeds = {feed: _described(sample.for_pipeline(feed), known) for feed, known in names.items()}
     first = next(iter(feeds.values()))
     if columns is None:
         table = {}
@@ -68,7 +68,7 @@ def read_columns(paths: RunPaths) -> Columns | None:
         )
 
 
-def write_standardized(paths: RunPaths, found: Mapping[str, Standardized]) -> None:
+def write_standardized(paths: RunPaths, found: Mapping[str, Standardization]) -> None:
     """Keep by which means and deviations the networks of each feed standardize their inputs.
 
     Raises:
@@ -78,14 +78,16 @@ def write_standardized(paths: RunPaths, found: Mapping[str, Standardized]) -> No
         write_json(paths.standardized, {feed: asdict(one) for feed, one in found.items()})
 
 
-def read_standardized(paths: RunPaths) -> dict[str, Standardized]:
+def read_standardized(paths: RunPaths) -> dict[str, Standardization]:
     """What was kept; nothing where nothing was.
 
     Raises:
         UserError: it is damaged.
     """
     try:
-        return TypeAdapter(dict[str, Standardized]).validate_json(paths.standardized.read_bytes())
+        return TypeAdapter(dict[str, Standardization]).validate_json(
+            paths.standardized.read_bytes()
+        )
     except (FileNotFoundError, NotADirectoryError):
         return {}
     except (OSError, ValueError) as error:

@@ -267,7 +267,7 @@ class Admission:
         key = speed_identity(network, launch.spec.resources, sample, launch.machine, codes)
         self._keys[network.name] = key
         is_learned = self._learns and not added.wrong
-        seen = sample.of(network.feed)
+        seen = sample.for_pipeline(network.feed)
         if is_learned:
             traits = traits_of(network, key, seen.image.shape, seen.classes)
         else:

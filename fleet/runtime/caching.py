@@ -12,7 +12,7 @@ from fleet.storage.quota import folder_bytes
 from fleet.storage.results import known_parameters
 from fleet.stream.layout import row_bytes
 from fleet.units import counted, format_size
-from preprocess.chain import fixed_part, split_scale
+from preprocess.chain import count_fixed, split_scale
 from preprocess.sample import SampleSpec
 from preprocess.transforms.on_device import split_device
 
@@ -114,7 +114,8 @@ def memory_bytes(opened: Inputs, means: HostResources) -> int:
 def file_bytes(opened: Inputs) -> int:
     """Bytes of the samples of all parts as they would be kept in a file; 0 where they cannot be."""
     rows = {
-        name: (len(source), _kept_row(opened, name)) for name, source in opened.data.parts().items()
+        name: (len(source), _kept_row(opened, name))
+        for name, source in opened.data.splits().items()
     }
     if all(size for _, size in rows.values()):
         return sum(count * size for count, size in rows.values())
@@ -123,10 +124,10 @@ def file_bytes(opened: Inputs) -> int:
 
 def _kept_row(opened: Inputs, part: str) -> int:
     look = opened.looks[part]
-    if look.kept is None:
+    if look.stored is None:
         return 0
-    kept = look.keeping()
-    return row_bytes(look.kept, kept.kept_target.wire)
+    kept = look.with_stored()
+    return row_bytes(look.stored, kept.stored_target.wire)
 
 
 def _samples(opened: Inputs) -> str:
@@ -148,7 +149,7 @@ def _impossible_in_memory(spec: Spec, opened: Inputs, means: HostResources, shar
     """
     if spec.data.order == "ring":
         return "order: ring is for data sets larger than the memory"
-    unkept = opened.looks["train"].unkept
+    unkept = opened.looks["train"].not_stored_reason
     if unkept:
         return f"samples differ: {unkept}"
     needed = memory_bytes(opened, means) + judging_bytes(opened)
@@ -178,7 +179,7 @@ def shared_epochs(spec: Spec, opened: Inputs, taken: int, shared_free: float) ->
         shared_free: bytes of shared memory that are free on the node that has least.
     """
     left = split_scale(split_device(opened.transforms)[0])[0]  # what the device does is not kept
-    if opened.feeds or fixed_part(left) == len(left):
+    if opened.feeds or count_fixed(left) == len(left):
         return 0  # each network finishes its own, or nothing is left to do
     row = row_bytes(opened.sample.wire, opened.sample.target.wire) + 1
     room = min(spec.data.shared_memory - taken, shared_free / 2 - taken) / (
@@ -219,8 +220,8 @@ def _impossible_in_file(spec: Spec, opened: Inputs, means: HostResources) -> str
     if opened.looks["train"].is_raw:
         return "nothing is done to samples that is the same in every epoch"
     for look in opened.looks.values():
-        if look.unkept:
-            return f"samples differ: {look.unkept}"
+        if look.not_stored_reason:
+            return f"samples differ: {look.not_stored_reason}"
     needed = file_bytes(opened)
     checkpoints = _checkpoint_bytes(spec, opened.sample)
     quota = spec.checkpoint.quota
@@ -252,7 +253,7 @@ def _checkpoint_bytes(spec: Spec, sample: SampleSpec) -> int | None:
 def _costly_in_file(spec: Spec, opened: Inputs, means: HostResources) -> str:
     """Why decoding once would not pay: it is done by one rank before training, and reading takes time as well."""
     look = opened.looks["train"]
-    counts = [len(source) for source in opened.data.parts().values()]
+    counts = [len(source) for source in opened.data.splits().values()]
     hands = means.preprocessors or means.trainers
     samples = _most_epochs(spec) * len(opened.data.train)
     once_s = sum(counts) * look.fixed_s

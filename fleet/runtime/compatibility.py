@@ -26,7 +26,12 @@ from fleet.storage.lease import Fence, fence_check
 from fleet.storage.paths import RunPaths
 from fleet.storage.run_spec import load_run_spec
 from preprocess.base import InputError
-from preprocess.fingerprint import Fingerprint, differences, read_fingerprint, write_fingerprint
+from preprocess.fingerprint import (
+    Fingerprint,
+    compare_fingerprints,
+    read_fingerprint,
+    write_fingerprint,
+)
 from preprocess.sample import SampleSpec
 
 _MOST_FILES = 20_000  # of which a report sees whether they are newer
@@ -86,7 +91,7 @@ def changes_of_data(spec: Spec, before: Fingerprint, now: Fingerprint) -> list[s
     """What of the data has changed, in words, with the path at which each part lies; nothing if it is as it was."""
     where = {"validation": spec.data.validation, "test": spec.data.test}
     found = []
-    for part, words in differences(before, now).items():
+    for part, words in compare_fingerprints(before, now).items():
         own = where.get(part)
         place = own if isinstance(own, str) else spec.data.path or spec.data.source
         if part in where and not isinstance(own, str):
@@ -170,13 +175,13 @@ def _divided(found: Fingerprint) -> tuple[str, bytes]:
 
 
 def _noted(found: Fingerprint) -> tuple[str, bytes, str, bytes, str]:
-    return *_divided(found), found.division, found.folds.tobytes(), found.tests
+    return *_divided(found), found.division, found.folds.tobytes(), found.test_path
 
 
 def forget_old_data(paths: RunPaths, now: Fingerprint) -> None:
     """Delete what was made of other data than this: decoded samples, and what networks gave for samples."""
     kept = read_fingerprint(paths.data)
-    if kept is not None and (kept.tests != now.tests or differences(kept, now)):
+    if kept is not None and (kept.test_path != now.test_path or compare_fingerprints(kept, now)):
         for path in (paths.decoded, *paths.all_predictions()):
             remove(path)
 

@@ -22,7 +22,7 @@ from fleet.spec import NetworkSpec, Spec
 from fleet.spec.engines import ENGINES
 from fleet.storage.paths import RunPaths
 from fleet.storage.results import ended_in_table
-from preprocess.user_code import import_user_module, process_kept
+from preprocess.user_code import import_user_module, restoring_process
 
 log = logging.getLogger("fleet.runtime.engine_import")
 
@@ -114,7 +114,7 @@ class EngineImport:
         Such a module of the user's may import TensorFlow, too, and two threads that import a package with circles find
         it half made: so it is imported when the thread is done.
         """
-        with process_kept():
+        with restoring_process():
             return _Unpickler(packed, self).load()
 
 

@@ -14,14 +14,14 @@ from fleet.errors import UserError
 from fleet.spec import Spec
 from fleet.units import counted, listed
 from preprocess.base import DataSet, InputError
-from preprocess.chain import common_part, fixed_part, split_scale
+from preprocess.chain import count_common, count_fixed, split_scale
 from preprocess.pipeline import Pipeline
-from preprocess.probe import SampleProbe, look
+from preprocess.probe import SampleProbe, probe_samples
 from preprocess.sample import SampleSpec
 from preprocess.target import TargetSpec, is_mask
 from preprocess.transforms import Transform, parse_transforms
-from preprocess.transforms.decoding import Decode, decoded_whole
-from preprocess.transforms.on_device import finished_on_host, leave_to_device, split_device
+from preprocess.transforms.decoding import Decode, with_full_decoding
+from preprocess.transforms.on_device import defer_to_device, inline_device_transforms, split_device
 from preprocess.transforms.packed_variants import PackedSlice, PackedVariants
 
 
@@ -60,7 +60,7 @@ class InputPipeline:
 
     def pipeline(self, part: str, seed: int) -> Pipeline | None:
         """How the samples of a part are prepared for these networks; None where there is no such part."""
-        source = self.data.parts().get(part)
+        source = self.data.splits().get(part)
         if source is None:
             return None
         fixed = None if self.is_done or self.carried is None else self.done
@@ -96,9 +96,9 @@ def transforms_of(spec: Spec, data: Mapping[str, DataSet]) -> dict[str, tuple[Tr
     """The transforms of each feed of some data."""
     each = {key: parse_transforms(settings.transforms) for key, settings in spec.feeds.items()}
     if spec.data.augment_on == "device":
-        each = {key: leave_to_device(found) for key, found in each.items()}
+        each = {key: defer_to_device(found) for key, found in each.items()}
     return {
-        key: decoded_whole(found) if is_mask(data[key].train) else found
+        key: with_full_decoding(found) if is_mask(data[key].train) else found
         for key, found in each.items()
     }
 
@@ -115,10 +115,10 @@ def shared_part(
         UserError: what one of them makes before its first random transform differs from sample to sample.
     """
     lists = list(each.values())
-    done = common_part(lists)
+    done = count_common(lists)
     if done or not all(transforms and isinstance(transforms[0], Decode) for transforms in lists):
         return SharedPart(split_scale(lists[0])[0][:done], dict.fromkeys(each, done), {})
-    fixed = {key: transforms[: fixed_part(transforms)] for key, transforms in each.items()}
+    fixed = {key: transforms[: count_fixed(transforms)] for key, transforms in each.items()}
     shapes = dict[tuple[Transform, ...], tuple[int, ...]]()
     for key, transforms in fixed.items():
         if transforms not in shapes:
@@ -132,7 +132,7 @@ def shared_part(
                     f"random transform: {str(error).removeprefix('data: ')}; {_instead(spec)}"
                 ) from error
     beside = PackedVariants(tuple(shapes), tuple(shapes.values()))
-    pieces = dict(zip(shapes, beside.pieces(), strict=True))
+    pieces = dict(zip(shapes, beside.slices(), strict=True))
     return SharedPart(
         (beside,),
         {key: len(transforms) for key, transforms in fixed.items()},
@@ -201,12 +201,14 @@ def make_feeds(
 def look_at(
     data: DataSet, transforms: tuple[Transform, ...], seed: int
 ) -> tuple[dict[str, SampleSpec], dict[str, SampleProbe]]:
-    """What the samples of each part are, and what a look at them has shown; see :func:`preprocess.probe.look`.
+    """What the samples of each part are, and what a look at them has shown; see :func:`preprocess.probe.probe_samples`.
 
     Raises:
         InputError, UserError: they are not alike.
     """
-    looks = {name: look(source, transforms, seed) for name, source in data.parts().items()}
+    looks = {
+        name: probe_samples(source, transforms, seed) for name, source in data.splits().items()
+    }
     weighted = any(
         one.sample.target.weighted for one in looks.values()
     )  # what travels is the same of all parts
@@ -215,8 +217,8 @@ def look_at(
         for name, one in looks.items()
     }
     for part, sample in samples.items():
-        there = sample.unfinished or sample.image
-        if there != (first := samples["train"].unfinished or samples["train"].image):
+        there = sample.deferred_input or sample.image
+        if there != (first := samples["train"].deferred_input or samples["train"].image):
             raise UserError(
                 f"data: training samples are {first} and {part} samples {there}; add a resize or a crop"
             )
@@ -262,7 +264,10 @@ def remark(spec: Spec, feeds: Mapping[str, InputPipeline]) -> str:
     names: dict[str, list[str]] = {key: [] for key in feeds}
     for network in spec.networks:
         names[network.feed].append(network.name)
-    done = {key: len(finished_on_host(feed.transforms[: feed.done])) for key, feed in feeds.items()}
+    done = {
+        key: len(inline_device_transforms(feed.transforms[: feed.done]))
+        for key, feed in feeds.items()
+    }
     rests = "; ".join(
         f"{listed(names[key])}: {_named(spec.feeds[key].transforms[done[key] :]) or 'nothing more'}"
         f", {feed.samples['train'].target}"

@@ -23,15 +23,15 @@ from preprocess.base import CannotWrite, DataSet, InputError, Source, Unreadable
 from preprocess.chain import split_scale
 from preprocess.decoded_copy import decode_once
 from preprocess.fingerprint import Fingerprint
-from preprocess.moments import Standardized, standardized
+from preprocess.moments import Standardization, compute_standardization
 from preprocess.pipeline import Pipeline
 from preprocess.probe import SampleProbe
 from preprocess.sample import Affine, SampleSpec
-from preprocess.source import fold_of, open_each
+from preprocess.source import assign_folds, open_per_target
 from preprocess.target import TargetSpec, TargetWish, plain_targets, read_mask, target_of
 from preprocess.transforms import Transform
 from preprocess.transforms.color import Standardize
-from preprocess.transforms.on_device import finished_on_host
+from preprocess.transforms.on_device import inline_device_transforms
 
 _CHANNELS = 4  # of an image, at most, where its last number is not taken for them
 
@@ -43,7 +43,7 @@ class Inputs:
     Attributes:
         data: the samples as they lie there.
         transforms: what is done to them.
-        samples: what a sample of each part is then, by the names of :meth:`DataSet.parts`; they may differ in what is
+        samples: what a sample of each part is then, by the names of :meth:`DataSet.splits`; they may differ in what is
             kept of them alone.
         looks: what the first look at each part has shown.
         left_out: the samples that could not be decoded when they were, once and for all.
@@ -89,13 +89,14 @@ class Inputs:
         """
         parts = {"none": (), "memory": ("train",), "file": tuple(self.samples)}[cache]
         kept = {
-            name: replace(self.samples[name], kept=self.looks[name].keeping().kept)
+            name: replace(self.samples[name], stored=self.looks[name].with_stored().stored)
             for name in parts
         }
         feeds = self.feeds
         if "train" in kept and cache == "memory":
             feeds = {
-                key: replace(feed, carried=kept["train"].kept_target) for key, feed in feeds.items()
+                key: replace(feed, carried=kept["train"].stored_target)
+                for key, feed in feeds.items()
             }
         return replace(self, samples={**self.samples, **kept}, feeds=feeds)
 
@@ -107,7 +108,7 @@ def open_marked_inputs(
 
     Args:
         before: what it was known by, and how it was divided; None to divide it anew.
-        features: see :func:`~preprocess.source.open_each`.
+        features: see :func:`~preprocess.source.open_per_target`.
 
     Raises:
         InputError, UserError: as there; or all samples of a side have gone.
@@ -133,7 +134,7 @@ def mark_data(
         f"validation: {shares[0]}, test: {shares[1]}, folds: {settings.folds}, seed: {spec.seed}"
     )
     wishes = _wishes(spec)
-    return open_each(
+    return open_per_target(
         settings.source,
         settings.path,
         *_division(spec),
@@ -153,7 +154,7 @@ def open_inputs(spec: Spec) -> Inputs:
         InputError, UserError: the data is not there, or not what it should be.
     """
     settings = spec.data
-    found, _ = open_each(
+    found, _ = open_per_target(
         settings.source,
         settings.path,
         *_division(spec),
@@ -189,7 +190,9 @@ def _look(spec: Spec, data_of: Mapping[str, DataSet]) -> Inputs:
     if len(each) > 1:
         feeds = feeding.make_feeds(spec, data_of, each, shared, None if prepares_own else samples)
         samples = {
-            part: replace(sample, own={key: feed.samples[part] for key, feed in feeds.items()})
+            part: replace(
+                sample, per_pipeline={key: feed.samples[part] for key, feed in feeds.items()}
+            )
             for part, sample in samples.items()
         }
     said = "\n".join(
@@ -211,7 +214,7 @@ def _look(spec: Spec, data_of: Mapping[str, DataSet]) -> Inputs:
 def _on_channels(samples: Mapping[str, SampleSpec]) -> str:
     """How inputs are taken whose channels seem to come first, in a line; nothing where none do."""
     for sample in samples.values():
-        for each in (sample, *sample.own.values()):
+        for each in (sample, *sample.per_pipeline.values()):
             shape = each.image.shape
             if len(shape) == 3 and shape[0] <= _CHANNELS < min(shape[1:]):
                 height, width, channels = shape
@@ -306,7 +309,7 @@ def _pixels_of_classes(source: Source, target: TargetSpec) -> tuple[int, ...]:
 
 def _folded(data: DataSet, folds: int, seed: int) -> DataSet:
     """Data of which every training sample judges the networks of its fold; a validation part is left aside."""
-    fold_of(data.train, folds, seed)  # says what is wrong before anything else is done
+    assign_folds(data.train, folds, seed)  # says what is wrong before anything else is done
     if data.validation is None:
         remark = data.remark
     else:
@@ -325,7 +328,7 @@ def folds_of(spec: Spec, opened: Inputs) -> np.ndarray | None:
         known = None
     else:
         known = opened.fingerprint.folds[opened.rows]
-    return fold_of(opened.data.train, spec.data.folds, spec.seed, known)
+    return assign_folds(opened.data.train, spec.data.folds, spec.seed, known)
 
 
 def samples_of_epoch(data: DataSet, folds: np.ndarray | None) -> int:
@@ -334,8 +337,8 @@ def samples_of_epoch(data: DataSet, folds: np.ndarray | None) -> int:
 
 
 def standardize(
-    inputs: Inputs, spec: Spec, before: Mapping[str, Standardized]
-) -> tuple[Inputs, dict[str, Standardized]]:
+    inputs: Inputs, spec: Spec, before: Mapping[str, Standardization]
+) -> tuple[Inputs, dict[str, Standardization]]:
     """The same with the means and deviations of the training samples, for the feeds whose transforms standardize.
 
     Args:
@@ -348,7 +351,7 @@ def standardize(
     Raises:
         InputError: no sample can be read.
     """
-    found = dict[str, Standardized]()
+    found = dict[str, Standardization]()
     for key, settings in spec.feeds.items():
         feed = inputs.feeds.get(key) or InputPipeline(
             inputs.data, inputs.transforms, inputs.samples, 0
@@ -367,11 +370,13 @@ def standardize(
         ):
             found[key] = kept
             continue
-        on_host = replace(feed.samples["train"], unfinished=None).precise()
-        pipeline = Pipeline(feed.data.train, finished_on_host(feed.transforms), spec.seed, on_host)
+        on_host = replace(feed.samples["train"], deferred_input=None).as_float64()
+        pipeline = Pipeline(
+            feed.data.train, inline_device_transforms(feed.transforms), spec.seed, on_host
+        )
         with progress_bar(pipeline.samples, "means and deviations") as advance:
-            found[key] = standardized(said, pipeline, how, folds, advance)
-        if inputs.feeds or feed.samples["train"].unfinished is not None:
+            found[key] = compute_standardization(said, pipeline, how, folds, advance)
+        if inputs.feeds or feed.samples["train"].deferred_input is not None:
             _check_float32(found[key].affine)
 
     def told(sample: SampleSpec, key: str) -> SampleSpec:
@@ -379,14 +384,14 @@ def standardize(
             return sample
         affine = found[key].affine
         return replace(
-            sample.precise() if affine.precise else sample, affine=affine, folds=found[key].folds
+            sample.as_float64() if affine.precise else sample, affine=affine, folds=found[key].folds
         )
 
     alone = "" if inputs.feeds else next(iter(spec.feeds))
     samples = {
         part: replace(
             sample if inputs.feeds else told(sample, alone),
-            own={key: told(own, key) for key, own in sample.own.items()},
+            per_pipeline={key: told(own, key) for key, own in sample.per_pipeline.items()},
         )
         for part, sample in inputs.samples.items()
     }
@@ -415,19 +420,19 @@ def decode(inputs: Inputs, spec: Spec, path: Path) -> Inputs:
         StorageError: the disk is full, ...
     """
     data = inputs.data
-    total = sum(map(len, data.parts().values()))
+    total = sum(map(len, data.splits().values()))
     with progress_bar(total, "decoding once") as advance, storage_errors(path, kind=CannotWrite):
         decoded = decode_once(data, inputs.transforms, inputs.samples, path, advance)
-    if len(decoded.left_out) > spec.data.max_unreadable * len(data.train):
+    if len(decoded.unreadable) > spec.data.max_unreadable * len(data.train):
         raise UserError(
-            f"{len(decoded.left_out)} of {total} samples cannot be decoded, more than data.max_unreadable: "
-            f"{spec.data.max_unreadable:.2%}; the first: {decoded.left_out[0]}"
+            f"{len(decoded.unreadable)} of {total} samples cannot be decoded, more than data.max_unreadable: "
+            f"{spec.data.max_unreadable:.2%}; the first: {decoded.unreadable[0]}"
         )
     done = len(inputs.transforms) - len(decoded.transforms)
     return replace(
         inputs,
         data=decoded.data,
         transforms=decoded.transforms,
-        left_out=tuple(decoded.left_out),
+        left_out=tuple(decoded.unreadable),
         feeds={key: feed.after_decoding(decoded.data, done) for key, feed in inputs.feeds.items()},
     )

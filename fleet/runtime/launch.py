@@ -141,7 +141,7 @@ class Launch:
     @property
     def stream(self) -> InputPipeline:
         """What is prepared once for all networks."""
-        same = dict.fromkeys(self.inputs.data.parts(), self.sample)
+        same = dict.fromkeys(self.inputs.data.splits(), self.sample)
         return InputPipeline(self.inputs.data, self.inputs.transforms, same, 0)
 
     @property
@@ -153,7 +153,7 @@ class Launch:
     def kept(self) -> ImageSpec | None:
         """A sample that every node keeps decoded; None where none are kept in memory."""
         if self.spec.data.cache == "memory":
-            return self.sample.kept
+            return self.sample.stored
         return None
 
     @property

@@ -52,7 +52,7 @@ from fleet.stream.layout import Layout, plan_layout, plan_ring, row_bytes
 from fleet.units import counted, format_size
 from preprocess.base import DataSet
 from preprocess.fingerprint import Fingerprint
-from preprocess.moments import Standardized
+from preprocess.moments import Standardization
 from preprocess.sample import SampleSpec
 from preprocess.sources.table import columns_of
 from scheduler.base import Network, RateTable
@@ -275,7 +275,7 @@ def _enter(
     )
 
 
-def _leave_word(launch: Launch, asked: Spec, known: Mapping[str, Standardized]) -> None:
+def _leave_word(launch: Launch, asked: Spec, known: Mapping[str, Standardization]) -> None:
     """Write into the run's folder what it is, for those that look at it from outside."""
     opened = launch.inputs
     write_spec(asked, launch.paths)
@@ -319,8 +319,8 @@ def plan_memory(
             f"{format_size(needed)} on each node; give that much"
         )
     if settings.cache == "memory":
-        assert sample.kept is not None
-        needed = samples * row_bytes(sample.kept, sample.kept_target.wire)
+        assert sample.stored is not None
+        needed = samples * row_bytes(sample.stored, sample.stored_target.wire)
         if needed > settings.shared_memory:
             raise UserError(
                 f"data.shared_memory: {format_size(settings.shared_memory)} is too small for data.cache: memory: "
@@ -390,13 +390,13 @@ def shared_bytes(spec: Spec, opened: inputs.Inputs, roles: Roles, shared_free: f
     layout = plan_memory(spec, opened.data, sample, roles, shared_free)
     if layout is not None:
         return layout.window_bytes + judging_bytes(opened)
-    assert sample.kept is not None
-    return samples * row_bytes(sample.kept, sample.kept_target.wire) + judging_bytes(opened)
+    assert sample.stored is not None
+    return samples * row_bytes(sample.stored, sample.stored_target.wire) + judging_bytes(opened)
 
 
 def kinds_of(sample: SampleSpec) -> Callable[[NetworkSpec], tuple[str]]:
     """The kind of each network's target, once the data is known (:func:`fleet.spec.criteria.check_comparable`)."""
-    return lambda network: (sample.of(network.feed).target.kind,)
+    return lambda network: (sample.for_pipeline(network.feed).target.kind,)
 
 
 def check_networks(

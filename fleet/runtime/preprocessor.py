@@ -75,7 +75,7 @@ class Preprocessor:
                 leads,
                 2,
                 True,
-                lambda rows, images, targets: training.keep(
+                lambda rows, images, targets: training.load_stored(
                     kept_order[rows.start : rows.stop], images, targets
                 ),
             )

@@ -353,7 +353,7 @@ class RankZero:
             return []
         feed, found = find_joinable(self._launch.spec, rows)
         together = score_ensembles(
-            self._launch.paths, found, self._launch.sample.of(feed).target.kind
+            self._launch.paths, found, self._launch.sample.for_pipeline(feed).target.kind
         )
         if together:
             write_ensembles(self._launch.paths, together)

@@ -222,7 +222,7 @@ class Session:
                 if launch.kept is None or not shares
                 else _sample_set(
                     launch.kept,
-                    launch.sample.kept_target,
+                    launch.sample.stored_target,
                     len(launch.inputs.data.train),
                     f"{name}-kept",
                     create,

@@ -43,7 +43,7 @@ def _misfits(
     # With a batch that follows the GPUs, the smallest that there can be is that of the fewest.
     train = network.train
     batch = network.largest_batch(network.min_gpus)
-    sample = sample.of(network.feed)
+    sample = sample.for_pipeline(network.feed)
     if batch > samples:
         yield (
             network,

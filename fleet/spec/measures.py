@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 from fleet.errors import UserError
 from fleet.vocabulary.measures import MeasureWord, canonical_name
-from preprocess.base import spelled
+from preprocess.base import normalize_name
 
 # The loss by the kind of the target, where a spec names none.
 LOSS_OF = {
@@ -218,10 +218,10 @@ def class_weight_vector(
         UserError: it names no class.
     """
     weights = [1.0] * classes
-    places = {spelled(name): place for place, name in enumerate(names)}
+    places = {normalize_name(name): place for place, name in enumerate(names)}
     for key, weight in wanted.items():
-        if spelled(str(key)) in places:
-            weights[places[spelled(str(key))]] = float(weight)
+        if normalize_name(str(key)) in places:
+            weights[places[normalize_name(str(key))]] = float(weight)
         elif str(key).isdigit() and int(key) < classes:
             weights[int(key)] = float(weight)
         else:

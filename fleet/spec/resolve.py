@@ -64,7 +64,7 @@ from fleet.units import counted
 from preprocess.base import InputError
 from preprocess.source import SOURCES
 from preprocess.transforms import parse_transforms
-from preprocess.transforms.on_device import leave_to_device, split_device
+from preprocess.transforms.on_device import defer_to_device, split_device
 from scheduler.ensemble.policies import POLICIES
 
 T = TypeVar("T")
@@ -305,7 +305,7 @@ def _unfinished(document: Document) -> Iterator[tuple[tuple, str, str]]:
         )
     for feed in document.feeds.values():
         try:
-            transforms = leave_to_device(parse_transforms(feed.transforms))
+            transforms = defer_to_device(parse_transforms(feed.transforms))
         except InputError:  # a mistake of its own
             return
         if split_device(transforms)[1] is not None:

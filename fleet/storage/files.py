@@ -20,7 +20,7 @@ from typing import IO, Any, TypeVar
 
 from fleet.errors import StorageError
 from fleet.units import format_size
-from preprocess.transient_errors import may_pass_for_writer
+from preprocess.transient_errors import is_transient_for_writer
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -71,7 +71,7 @@ def storage_errors(path: Path, wanted: int = 0, kind: type[OSError] = OSError) -
     try:
         yield
     except kind as error:
-        raise StorageError(_explain(path, wanted, error), may_pass_for_writer(error)) from error
+        raise StorageError(_explain(path, wanted, error), is_transient_for_writer(error)) from error
 
 
 def with_retries(write: Callable[[], T], patience_s: float | None = None) -> T:

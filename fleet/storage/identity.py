@@ -88,7 +88,7 @@ def training_identity(network: NetworkSpec, spec: Spec, sample: SampleSpec) -> s
             "transforms": data.transforms,
             **target,
             "validation": None if isinstance(data.validation, str) else data.validation,
-            "inputs": sample.of(network.feed, network.fold).identity(),
+            "inputs": sample.for_pipeline(network.feed, network.fold).identity(),
             **ring,
             **test,
             **fold,
@@ -212,9 +212,13 @@ def speed_identity(
             "deterministic": network.train.deterministic,
             "engine": resources.engine,
             "exchange": resources.exchange,
-            "inputs": sample.of(network.feed).identity(),
+            "inputs": sample.for_pipeline(network.feed).identity(),
             "hardware": machine.hardware,
-            **({} if sample.of(network.feed).unfinished is None else {"finish": "device"}),
+            **(
+                {}
+                if sample.for_pipeline(network.feed).deferred_input is None
+                else {"finish": "device"}
+            ),
             "ranks_per_core": f"{machine.ranks_per_core:.3g}",
             "code": [codes.get(network.architecture.target), codes.get(resources.engine)],
         }

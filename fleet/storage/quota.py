@@ -109,7 +109,9 @@ def check_quota(spec: Spec, sample: SampleSpec) -> None:
         return
     sizes = [
         checkpoint_bytes(
-            count_for(network.architecture.settings, sample.of(network.feed)), network, spec
+            count_for(network.architecture.settings, sample.for_pipeline(network.feed)),
+            network,
+            spec,
         )
         for network in spec.networks
         if network.architecture.kind == "family"

@@ -35,7 +35,7 @@ from fleet.storage.files import (
 from fleet.storage.lease import Fence, fence_check
 from fleet.storage.paths import PARTS, RunPaths
 from fleet.storage.quota import Quota
-from preprocess.transient_errors import lacks_room
+from preprocess.transient_errors import is_out_of_space
 
 log = logging.getLogger("fleet.storage.writer")
 
@@ -166,7 +166,7 @@ class CheckpointWriter:
             try:
                 write(arrays, path)
             except OSError as error:
-                if not lacks_room(error):
+                if not is_out_of_space(error):
                     raise
                 with storage_errors(path):
                     raise

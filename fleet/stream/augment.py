@@ -26,7 +26,7 @@ class Finish:
     """Does to samples what is left to do.
 
     Args:
-        pipeline: its :meth:`~preprocess.pipeline.Pipeline.finish_kept` does the rest.
+        pipeline: its :meth:`~preprocess.pipeline.Pipeline.augment_stored` does the rest.
         is_done: nothing is left to do to inputs: the targets are others.
         on_bad: is told of samples that cannot be used.
     """
@@ -49,10 +49,10 @@ class Finish:
         """Inputs and targets (k, ...) of the samples ``indices``, each as it is in its production."""
         pipeline = self._pipeline
         if self._is_done:
-            return pipeline.taken(kept), pipeline.answered(kept_targets, indices)
+            return pipeline.select_slice(kept), pipeline.convert_targets(kept_targets, indices)
         images, targets = pipeline.empty(len(indices))
         for production, part in runs(productions):
-            for bad in pipeline.finish_kept(
+            for bad in pipeline.augment_stored(
                 kept[part],
                 kept_targets[part],
                 indices[part],
@@ -73,7 +73,7 @@ class FinishedEpochs:
     longer than many a network takes to learn from it.
 
     Args:
-        pipeline: its :meth:`~preprocess.pipeline.Pipeline.finish_kept` does the rest to samples that are kept.
+        pipeline: its :meth:`~preprocess.pipeline.Pipeline.augment_stored` does the rest to samples that are kept.
         limit: bytes.
         shared: gives an epoch of those that the trainers of a node share, by its number, None without room for it;
             None where they share none, and the rank has room of its own.
@@ -89,7 +89,7 @@ class FinishedEpochs:
         self._shared = shared
         images, targets = pipeline.empty(1)
         size = pipeline.samples * (images.nbytes + targets.nbytes + 1)
-        self._room = limit // max(size, 1) if pipeline.is_work else 0
+        self._room = limit // max(size, 1) if pipeline.has_host_work else 0
         self._epochs: dict[int, Finished] = {}
 
     def finish(
@@ -100,7 +100,7 @@ class FinishedEpochs:
         images: np.ndarray,
         targets: np.ndarray,
     ) -> list[UnreadableSample]:
-        """Finish samples, or take those that have been before; see :meth:`preprocess.pipeline.Pipeline.finish_kept`.
+        """Finish samples, or take those that have been before; see :meth:`preprocess.pipeline.Pipeline.augment_stored`.
 
         Args:
             kept: indices -> inputs and targets, as they are kept.
@@ -110,14 +110,16 @@ class FinishedEpochs:
         """
         epoch = self._epoch(production)
         if epoch is None:
-            return self._pipeline.finish_kept(*kept(indices), indices, production, images, targets)
+            return self._pipeline.augment_stored(
+                *kept(indices), indices, production, images, targets
+            )
         whole_images, whole_targets, is_there = epoch
         lacking = indices[~is_there[indices]]
         bad = []
         fence()
         if len(lacking):
             new_images, new_targets = self._pipeline.empty(len(lacking))
-            bad = self._pipeline.finish_kept(
+            bad = self._pipeline.augment_stored(
                 *kept(lacking), lacking, production, new_images, new_targets
             )
             whole_images[lacking] = new_images
@@ -129,7 +131,7 @@ class FinishedEpochs:
         return bad
 
     def _epoch(self, production: int) -> Finished | None:
-        if self._shared is not None and self._pipeline.is_work:
+        if self._shared is not None and self._pipeline.has_host_work:
             return self._shared(production)
         if production not in self._epochs and len(self._epochs) < self._room:
             samples = self._pipeline.samples

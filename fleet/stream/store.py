@@ -49,7 +49,7 @@ class OwnMemory(Files):
 
     def __init__(self, pipeline: Pipeline) -> None:
         super().__init__(pipeline)
-        self._images, self._targets = pipeline.empty_kept(pipeline.samples)
+        self._images, self._targets = pipeline.empty_stored(pipeline.samples)
         self._is_there = np.zeros(pipeline.samples, bool)
         self._finished = FinishedEpochs(pipeline)
 
@@ -61,8 +61,8 @@ class OwnMemory(Files):
         targets: np.ndarray,
     ) -> list[UnreadableSample]:
         lacking = indices[~self._is_there[indices]]
-        new_images, new_targets = self._pipeline.empty_kept(len(lacking))
-        bad = self._pipeline.keep(lacking, new_images, new_targets)
+        new_images, new_targets = self._pipeline.empty_stored(len(lacking))
+        bad = self._pipeline.load_stored(lacking, new_images, new_targets)
         self._images[lacking] = new_images
         self._targets[lacking] = new_targets
         self._is_there[lacking] = True

@@ -43,7 +43,7 @@ def crc32c(data: bytes | memoryview) -> int:
     return crc ^ 0xFFFFFFFF
 
 
-def masked(crc: int) -> int:
+def mask_crc(crc: int) -> int:
     """As TFRecord stores a checksum: rotated right by 15 bits, and a constant added."""
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
@@ -85,8 +85,8 @@ def _shift_tables() -> list[list[int]]:
     """What becomes of each of the four bytes of a CRC when _BLOCK zeros follow."""
     byte = _byte_table()
     tables = []
-    for place in range(4):
-        crc = np.arange(256, dtype=np.uint32) << np.uint32(8 * place)
+    for position in range(4):
+        crc = np.arange(256, dtype=np.uint32) << np.uint32(8 * position)
         for _ in range(_BLOCK):
             crc = crc >> 8 ^ byte[crc & 255]
         tables.append(crc.tolist())

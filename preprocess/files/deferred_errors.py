@@ -57,14 +57,14 @@ class DeferredErrorFile:
 
     def write(self, data: memoryview | bytes) -> int:
         """Write all of it, or note why not."""
-        left = memoryview(data).cast("B")
+        remaining = memoryview(data).cast("B")
         try:
-            while left and self._error is None:
-                left = left[self._file.write(left) :]
+            while remaining and self._error is None:
+                remaining = remaining[self._file.write(remaining) :]
         except OSError as error:
             self._error = error
-        if left:
-            self._unwritten.append((self._file.tell(), bytes(left)))
+        if remaining:
+            self._unwritten.append((self._file.tell(), bytes(remaining)))
         return memoryview(data).nbytes
 
     def truncate(self, size: int) -> int:
@@ -81,11 +81,11 @@ class DeferredErrorFile:
         view = memoryview(buffer).cast("B")
         count: int = self._file.readinto(view)  # type: ignore[attr-defined]
         view[count:] = bytes(len(view) - count)
-        for place, data in self._unwritten:
-            first = max(start, place)
-            end = min(start + len(view), place + len(data))
+        for position, data in self._unwritten:
+            first = max(start, position)
+            end = min(start + len(view), position + len(data))
             if first < end:
-                view[first - start : end - start] = data[first - place : end - place]
+                view[first - start : end - start] = data[first - position : end - position]
                 count = max(count, end - start)
         return count
 

@@ -17,7 +17,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from preprocess.base import InputError, and_more, counted, twice_in
+from preprocess.base import InputError, and_more, counted, first_duplicate
 
 MISSING = frozenset(
     {"", "na", "n/a", "nan", "null", "none", "?"}
@@ -66,15 +66,15 @@ class Table:
     def __len__(self) -> int:
         return len(self.lines)
 
-    def place(self, row: int, column: str | None = None) -> str:
+    def location(self, row: int, column: str | None = None) -> str:
         """Where a row, or a cell, stands."""
         path = self.files[self.file_of[row]] if self.files else self.path
-        where = f"{path} {self.unit} {self.lines[row]}"
+        line = f"{path} {self.unit} {self.lines[row]}"
         if column is None:
-            return where
-        return f"{where}, column {column!r}"
+            return line
+        return f"{line}, column {column!r}"
 
-    def column(self, column: str, what: str) -> np.ndarray:
+    def column(self, column: str, role: str) -> np.ndarray:
         """A column as it is, perhaps with cells without a value.
 
         Args:
@@ -86,22 +86,22 @@ class Table:
         if column not in self.columns:
             near = difflib.get_close_matches(str(column), self.columns, n=1)
             raise InputError(
-                f"{self.path}: no column {column!r} for {what}; "
+                f"{self.path}: no column {column!r} for {role}; "
                 + (f"near it: {near[0]!r}; " if near else "")
                 + f"its columns: {', '.join(self.columns)}"
             )
         return self.columns[column]
 
-    def find(self, column: str, what: str) -> np.ndarray:
+    def complete_column(self, column: str, role: str) -> np.ndarray:
         """A column that is complete; see :meth:`column`.
 
         Raises:
             InputError: there is no such column, or a cell without a value.
         """
-        cells = self.column(column, what)
+        cells = self.column(column, role)
         if column in self.lists:
             raise InputError(
-                f"{self.path}: column {column!r} holds lists or records, and {what} should be a number or "
+                f"{self.path}: column {column!r} holds lists or records, and {role} should be a number or "
                 "a text; give each number a column of its own (lists of labels are read with data.target: "
                 "multilabel)"
             )
@@ -112,7 +112,7 @@ class Table:
         self._check_complete(column, missing)
         return cells
 
-    def typed(self, column: str, what: str, codes: bool = False) -> np.ndarray:
+    def typed_column(self, column: str, role: str, codes: bool = False) -> np.ndarray:
         """A complete column as whole numbers (int64), numbers (float64), booleans or text: what all of its cells are.
 
         Args:
@@ -121,7 +121,7 @@ class Table:
         Raises:
             InputError: some cells are numbers and others text, or two of them differ as text alone.
         """
-        cells = self.find(column, what)
+        cells = self.complete_column(column, role)
         if cells.dtype.kind != "O":
             return cells
         is_number = np.array(list(map(_is_number, cells)), bool)
@@ -138,7 +138,7 @@ class Table:
             )
             usual = int(np.flatnonzero(is_number != is_number[odd])[0])
             raise InputError(
-                f"{self.place(odd, column)}: {cells[odd]!r} is "
+                f"{self.location(odd, column)}: {cells[odd]!r} is "
                 f"{'a number' if is_number[odd] else 'no number'}, unlike {cells[usual]!r} in {self.unit} "
                 f"{self.lines[usual]}; a column should hold values of one kind"
             )
@@ -152,7 +152,7 @@ class Table:
     def _check_commas(self, column: str, cells: np.ndarray) -> None:
         if all(_COMMA.fullmatch(cell.strip()) for cell in cells):
             raise InputError(
-                f"{self.place(0, column)}: {cells[0]!r} is a number with a comma; write decimals with a "
+                f"{self.location(0, column)}: {cells[0]!r} is a number with a comma; write decimals with a "
                 "point and thousands without a comma, or say data.target: class if it names a class"
             )
 
@@ -164,7 +164,7 @@ class Table:
             texts = [cells[first].strip(), cells[row].strip()]
             if texts[0] != texts[1] and any(map(_CODE.fullmatch, texts)):
                 raise InputError(
-                    f"{self.place(row, column)}: {texts[1]!r} and {texts[0]!r} in {self.unit} "
+                    f"{self.location(row, column)}: {texts[1]!r} and {texts[0]!r} in {self.unit} "
                     f"{self.lines[first]} would be the same number; if they are codes, encode them, or leave "
                     "the column out; if they are numbers, write them alike"
                 )
@@ -179,34 +179,34 @@ class Table:
             return np.array([int(cell) for cell in cells])
         return np.array(cells)
 
-    def numbers(self, column: str, what: str) -> np.ndarray:
+    def numbers(self, column: str, role: str) -> np.ndarray:
         """A complete column of numbers, all of them finite.
 
         Raises:
             InputError: a cell is none.
         """
-        cells = self.typed(column, what)
+        cells = self.typed_column(column, role)
         if cells.dtype.kind == "O":
             raise InputError(
-                f"{self.place(0, column)}: {cells[0]!r} is no number, as {what} should be; encode it, or "
+                f"{self.location(0, column)}: {cells[0]!r} is no number, as {role} should be; encode it, or "
                 "leave the column out"
             )
         wrong = np.flatnonzero(~np.isfinite(cells))
         if len(wrong):
             raise InputError(
-                f"{self.place(int(wrong[0]), column)}: {cells[wrong[0]]} is not finite"
+                f"{self.location(int(wrong[0]), column)}: {cells[wrong[0]]} is not finite"
             )
         return cells
 
-    def text(self, column: str, what: str) -> list[str]:
+    def text(self, column: str, role: str) -> list[str]:
         """A complete column as text, however its file holds it."""
-        return [str(cell) for cell in self.find(column, what)]
+        return [str(cell) for cell in self.complete_column(column, role)]
 
     def _check_complete(self, column: str, missing: np.ndarray) -> None:
         empty = np.flatnonzero(missing)
         if len(empty):
             raise InputError(
-                f"{self.place(int(empty[0]), column)}: no value{and_more(empty)}; fill it, or leave the "
+                f"{self.location(int(empty[0]), column)}: no value{and_more(empty)}; fill it, or leave the "
                 "row out"
             )
 
@@ -224,7 +224,9 @@ def read_table(path: str, delimiter: str | None = None, names: Sequence[str] = (
         InputError: no such file, no header, a row of another length, ...
     """
     if os.path.isdir(path):
-        return _joined(path, [read_table(file, delimiter, names) for file in table_files(path)])
+        return _concatenate(
+            path, [read_table(file, delimiter, names) for file in table_files(path)]
+        )
     if not os.path.isfile(path):
         raise InputError(f"{path}: no such file")
     if path.lower().endswith(PARQUET):
@@ -239,23 +241,23 @@ def table_files(folder: str) -> list[str]:
         InputError: there are none.
     """
     files = sorted(
-        os.path.join(place, name)
-        for place, _, names in os.walk(folder)
+        os.path.join(parent, name)
+        for parent, _, names in os.walk(folder)
         for name in names
         if not any(
             part.startswith((".", "_"))
-            for part in (*os.path.relpath(place, folder).split(os.sep), name)
+            for part in (*os.path.relpath(parent, folder).split(os.sep), name)
             if part != "."
         )
     )
     for endings in (PARQUET, (".csv", ".tsv", *(f".csv{ending}" for ending in _OPENERS))):
-        found = [file for file in files if file.lower().endswith(endings)]
-        if found:
-            return found
+        matches = [file for file in files if file.lower().endswith(endings)]
+        if matches:
+            return matches
     raise InputError(f"{folder}: no Parquet or CSV files in this folder")
 
 
-def _joined(folder: str, tables: Sequence[Table]) -> Table:
+def _concatenate(folder: str, tables: Sequence[Table]) -> Table:
     """The rows of several tables, one after another, which have the same columns."""
     first = tables[0]
     for table in tables:
@@ -268,7 +270,7 @@ def _joined(folder: str, tables: Sequence[Table]) -> Table:
     columns = {}
     for name in first.columns:
         cells = [table.columns[name] for table in tables]
-        is_text = [one.dtype.kind == "O" for one in cells]
+        is_text = [column.dtype.kind == "O" for column in cells]
         if any(is_text) and not all(is_text):
             odd = tables[is_text.index(not is_text[0])]
             raise InputError(
@@ -300,13 +302,13 @@ def _read_csv(path: str, delimiter: str | None, names: Sequence[str]) -> Table:
             first = file.readline()
             file.seek(0)
             delimiter = delimiter or max(_DELIMITERS, key=first.count)
-            text = _Remembered(file)
+            text = _RecordedLines(file)
             reader = csv.reader(text, delimiter=delimiter)
             header = next(reader, [])
             if names and header and all(map(_is_number, header)) and not set(names) <= set(header):
                 file.seek(0)
                 reader = csv.reader(text, delimiter=delimiter)
-                header = _given_header(path, names, header)
+                header = _default_header(path, names, header)
             is_unnamed = len(header) > 1 and not header[0].strip() and any(header)
             if is_unnamed and "Unnamed: 0" not in header:  # the index that pandas has written
                 header = ["Unnamed: 0", *header[1:]]
@@ -351,7 +353,7 @@ def _read_csv(path: str, delimiter: str | None, names: Sequence[str]) -> Table:
     return table
 
 
-class _Remembered:
+class _RecordedLines:
     """The lines of a file, which are remembered as they are read."""
 
     def __init__(self, file: IO[str]) -> None:
@@ -388,27 +390,27 @@ def _check_quotes(
             "remove it"
         ) from error
     like = [_is_number(cell) for cell in (rows[0] if rows else cells)]
-    for place, inner in enumerate(lines[1:], 1):
-        found = next(csv.reader([inner], delimiter=delimiter), [])
-        is_row = len(found) == len(like) > 1
-        if is_row and [_is_number(cell.strip('"')) for cell in found] == like:
+    for offset, inner in enumerate(lines[1:], 1):
+        row = next(csv.reader([inner], delimiter=delimiter), [])
+        is_row = len(row) == len(like) > 1
+        if is_row and [_is_number(cell.strip('"')) for cell in row] == like:
             raise InputError(
                 f"{path} line {line}: a quote is opened in this row and not closed in it, so that line "
-                f"{line + place}, which looks like a row, is a part of a cell; close it, or remove it"
+                f"{line + offset}, which looks like a row, is a part of a cell; close it, or remove it"
             )
 
 
-def _given_header(path: str, names: Sequence[str], first: Sequence[str]) -> list[str]:
+def _default_header(path: str, names: Sequence[str], first: Sequence[str]) -> list[str]:
     """The names of the columns of a file without a header."""
     if len(first) != len(names):
         raise InputError(
             f"{path} line 1: {counted(len(first), 'number')} and no header; without the names of its "
-            f"columns a table should have exactly {len(names)}: {listed(names)}"
+            f"columns a table should have exactly {len(names)}: {format_names(names)}"
         )
     return list(names)
 
 
-def listed(names: Sequence[str]) -> str:
+def format_names(names: Sequence[str]) -> str:
     """Some names in a line: the first of many."""
     return ", ".join(names[:20]) + (f" and {len(names) - 20} more" if len(names) > 20 else "")
 
@@ -418,12 +420,12 @@ def _check_header(path: str, header: Sequence[str], names: Sequence[str]) -> Non
         raise InputError(
             f"{path} line 1: no header; the first line should hold the names of the columns"
         )
-    for place, name in enumerate(header):
+    for position, name in enumerate(header):
         if not name.strip():
-            raise InputError(f"{path} line 1: column {place + 1} has no name")
-        if name in header[:place]:
+            raise InputError(f"{path} line 1: column {position + 1} has no name")
+        if name in header[:position]:
             raise InputError(
-                f"{path} line 1: two columns are named {name!r}: {header.index(name) + 1} and {place + 1}"
+                f"{path} line 1: two columns are named {name!r}: {header.index(name) + 1} and {position + 1}"
             )
     if all(map(_is_number, header)) and not names:
         raise InputError(
@@ -442,39 +444,39 @@ def _read_parquet(path: str) -> Table:
             "save the table as CSV"
         ) from None
     try:
-        found = parquet.ParquetFile(path).read()
+        content = parquet.ParquetFile(path).read()
     except (OSError, pyarrow.ArrowException) as error:
         raise InputError(f"{path}: not a Parquet file that can be read: {error}") from error
-    names = found.column_names
-    twice = twice_in(names)
+    names = content.column_names
+    twice = first_duplicate(names)
     if twice is not None:
         raise InputError(f"{path}: two columns are named {twice!r}")
-    if not len(found):
+    if not len(content):
         raise InputError(f"{path}: no rows")
     columns = {}
     missing = {}
     lists = {}
     for name in names:
-        column = found.column(name).combine_chunks()
+        column = content.column(name).combine_chunks()
         if pyarrow.types.is_nested(column.type):
             lists[name] = column.to_pylist()
             columns[name], missing[name] = (
-                np.empty(len(found), object),
+                np.empty(len(content), object),
                 np.asarray(column.is_null()),
             )
             continue
         columns[name], missing[name] = _from_arrow(column, pyarrow)
-    index = frozenset(_index_of_pandas(found.schema.metadata or {}, names))
-    return Table(path, columns, missing, np.arange(len(found)), "row", index, lists)
+    index = frozenset(_index_of_pandas(content.schema.metadata or {}, names))
+    return Table(path, columns, missing, np.arange(len(content)), "row", index, lists)
 
 
 def _index_of_pandas(metadata: Mapping[bytes, bytes], names: Sequence[str]) -> list[str]:
     """The columns that are the index of a data frame."""
     try:
-        said = json.loads(metadata.get(b"pandas", b"{}")).get("index_columns", [])
+        index_columns = json.loads(metadata.get(b"pandas", b"{}")).get("index_columns", [])
     except (ValueError, AttributeError):
-        said = []
-    return [name for name in names if name in said or _INDEX.fullmatch(name)]
+        index_columns = []
+    return [name for name in names if name in index_columns or _INDEX.fullmatch(name)]
 
 
 def _from_arrow(column: Any, pyarrow: Any) -> tuple[np.ndarray, np.ndarray]:

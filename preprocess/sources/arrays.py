@@ -19,17 +19,23 @@ import numpy as np
 
 from preprocess.base import InputError, Source, printable
 from preprocess.files.npz import ArrayPlace, member_names
-from preprocess.fingerprint import SampleIds, described, marks_by_reading
+from preprocess.fingerprint import SampleIds, describe_rows, identify_by_content
 from preprocess.sources.masks import Masks, PixelClasses
-from preprocess.sources.targets import Targeted, Targets, flat, guess, understand
-from preprocess.splits import TRAIN, held_out_parts, parts_among, stand_in
+from preprocess.sources.targets import (
+    TargetedSource,
+    Targets,
+    flatten_column,
+    guess_kind,
+    parse_targets,
+)
+from preprocess.splits import TRAIN, choose_held_out, find_splits, mark_stand_in
 from preprocess.target import TargetWish
 
 Opened = tuple[Source, Source | None, Source | None]  # training, validation and test samples
 
 
 @dataclass(frozen=True)
-class Names:
+class ArrayNames:
     """What the arrays are called.
 
     Attributes:
@@ -42,15 +48,15 @@ class Names:
     must_weigh: bool = False
 
     @classmethod
-    def asked(cls, inputs: str, targets: str, weights: str | None) -> Names:
+    def from_options(cls, inputs: str, targets: str, weights: str | None) -> ArrayNames:
         """As options say it: None for weights that are called ``w``, where there are such."""
         return cls(inputs, targets, weights or cls.weights, weights is not None)
 
-    def of_part(self, part: str) -> Names:
+    def of_part(self, part: str) -> ArrayNames:
         """The names with that of a part behind them, where it has one."""
         if not part:
             return self
-        return Names(
+        return ArrayNames(
             f"{self.inputs}_{part}",
             f"{self.targets}_{part}",
             f"{self.weights}_{part}",
@@ -58,7 +64,7 @@ class Names:
         )
 
 
-class Arrays(Targeted):
+class Arrays(TargetedSource):
     """The samples of two arrays, one row each.
 
     Args:
@@ -75,7 +81,7 @@ class Arrays(Targeted):
     def __init__(
         self,
         places: Mapping[str, ArrayPlace],
-        names: Names,
+        names: ArrayNames,
         target: TargetWish | None,
         masks: PixelClasses,
         origin: str,
@@ -86,25 +92,25 @@ class Arrays(Targeted):
                     f"{origin}: no array {name!r}; there are {', '.join(sorted(places)) or 'none'} "
                     "(options: inputs, targets, weights)"
                 )
-        self._place = places[names.inputs]
-        self._of_targets = places[names.targets]
-        self.places = (f"{os.path.realpath(self._place.path)}:{self._place.member or ''}",)
-        _check_inputs(self._inputs, self._place)
+        self._inputs_at = places[names.inputs]
+        self._targets_at = places[names.targets]
+        self.places = (f"{os.path.realpath(self._inputs_at.path)}:{self._inputs_at.member or ''}",)
+        _check_inputs(self._inputs, self._inputs_at)
         count = len(self._inputs)
         values = self._targets
-        place = str(self._of_targets)
+        origin_of_targets = str(self._targets_at)
         if values.shape[:1] != (count,):
             raise InputError(
                 f"{origin}: {names.inputs} has {count} rows and {names.targets} "
                 f"{values.shape[0] if values.shape else 'none'}; there should be a target for each input"
             )
-        kind = guess(values, place) if target is None else target.kind
+        kind = guess_kind(values, origin_of_targets) if target is None else target.kind
         if kind == "mask":
             targets: Masks | Targets = Masks(count, masks, self._name_of_mask, self._mask)
         else:
-            targets = understand(values, target, place, self.name)
+            targets = parse_targets(values, target, origin_of_targets, self.name)
         if names.weights in places:
-            weights = np.array(flat(places[names.weights].open()))
+            weights = np.array(flatten_column(places[names.weights].open()))
         else:
             weights = None
         super().__init__(targets, weights, count)
@@ -115,35 +121,35 @@ class Arrays(Targeted):
 
     def name(self, index: int) -> str:
         """The array and the row."""
-        return printable(f"{self._place}[{index}]")
+        return printable(f"{self._inputs_at}[{index}]")
 
-    def sample_marks(self) -> SampleIds:
+    def sample_ids(self) -> SampleIds:
         """See :mod:`preprocess.fingerprint`."""
         return replace(
-            marks_by_reading(self, self._inputs.nbytes, "row"),
-            facts={"inputs": described(self._inputs)},
+            identify_by_content(self, self._inputs.nbytes, "row"),
+            facts={"inputs": describe_rows(self._inputs)},
         )
 
     @cached_property
     def _inputs(self) -> np.ndarray:
-        return self._place.open()
+        return self._inputs_at.open()
 
     @cached_property
     def _targets(self) -> np.ndarray:
-        return self._of_targets.open()
+        return self._targets_at.open()
 
     def _mask(self, index: int) -> np.ndarray:
         """One of masks (n, height, width) of integers."""
         return np.array(self._targets[index])
 
     def _name_of_mask(self, index: int) -> str:
-        return f"{self._of_targets}[{index}]"
+        return f"{self._targets_at}[{index}]"
 
 
 def open_npz(
     path: str,
-    inputs: str = Names.inputs,
-    targets: str = Names.targets,
+    inputs: str = ArrayNames.inputs,
+    targets: str = ArrayNames.targets,
     weights: str | None = None,
     pixels: Mapping[str, int] | None = None,
     *,
@@ -160,26 +166,26 @@ def open_npz(
     Raises:
         InputError: no such file, or arrays that do not fit.
     """
-    names = Names.asked(inputs, targets, weights)
-    masks = PixelClasses.told(pixels, target)
+    names = ArrayNames.from_options(inputs, targets, weights)
+    masks = PixelClasses.from_options(pixels, target)
     if os.path.isdir(path):
         files = {file.stem: str(file) for file in Path(path).glob("*.npz")}
-        parts = parts_among(files, path)
+        parts = find_splits(files, path)
         if TRAIN not in parts:
             raise InputError(
                 f"{path}: no train.npz in this folder; it should be there, or the path be that of a file"
             )
         places = {name: _members(files[name]) for name in parts.values()}
-        return _parts(places, names, target, masks, files, parts)
+        return _open_split_files(places, names, target, masks, files, parts)
     if not os.path.isfile(path):
         raise InputError(f"{path}: no such file")
-    return _parts_by_suffix(_members(path), names, target, masks, path)
+    return _open_split_arrays(_members(path), names, target, masks, path)
 
 
 def open_npy(
     path: str,
-    inputs: str = Names.inputs,
-    targets: str = Names.targets,
+    inputs: str = ArrayNames.inputs,
+    targets: str = ArrayNames.targets,
     weights: str | None = None,
     pixels: Mapping[str, int] | None = None,
     *,
@@ -196,7 +202,7 @@ def open_npy(
     Raises:
         InputError: no such folder, or arrays that do not fit.
     """
-    names = Names.asked(
+    names = ArrayNames.from_options(
         inputs.removesuffix(".npy"),
         targets.removesuffix(".npy"),
         weights and weights.removesuffix(".npy"),
@@ -207,13 +213,13 @@ def open_npy(
         )
     if not os.path.isdir(path):
         raise InputError(f"{path}: no such folder")
-    masks = PixelClasses.told(pixels, target)
+    masks = PixelClasses.from_options(pixels, target)
     folders = {entry.name: entry.path for entry in os.scandir(path) if entry.is_dir()}
     places = {name: files for name, folder in folders.items() if (files := _files(folder))}
-    parts = parts_among(places, path)
+    parts = find_splits(places, path)
     if TRAIN in parts:
-        return _parts(places, names, target, masks, folders, parts)
-    return _parts_by_suffix(_files(path), names, target, masks, path)
+        return _open_split_files(places, names, target, masks, folders, parts)
+    return _open_split_arrays(_files(path), names, target, masks, path)
 
 
 def _members(path: str) -> dict[str, ArrayPlace]:
@@ -224,46 +230,46 @@ def _files(folder: str) -> dict[str, ArrayPlace]:
     return {file.stem: ArrayPlace(str(file)) for file in Path(folder).glob("*.npy")}
 
 
-def _parts(
+def _open_split_files(
     places: Mapping[str, Mapping[str, ArrayPlace]],
-    names: Names,
+    names: ArrayNames,
     target: TargetWish | None,
     masks: PixelClasses,
     origins: Mapping[str, str],
     parts: Mapping[str, str],
 ) -> Opened:
     """Parts that have files or folders of their own."""
-    return open_parts(
+    return open_splits(
         lambda name, masks: Arrays(places[name], names, target, masks, origins[name]),
         parts[TRAIN],
-        held_out_parts(parts),
+        choose_held_out(parts),
         masks,
     )
 
 
-def _parts_by_suffix(
+def _open_split_arrays(
     places: Mapping[str, ArrayPlace],
-    names: Names,
+    names: ArrayNames,
     target: TargetWish | None,
     masks: PixelClasses,
     origin: str,
 ) -> Opened:
     """Parts whose arrays have the name of the part behind theirs."""
     begin = f"{names.inputs}_"
-    parts = parts_among(
+    parts = find_splits(
         [name.removeprefix(begin) for name in places if name.startswith(begin)], origin
     )
     is_plain = names.inputs in places or TRAIN not in parts
-    return open_parts(
+    return open_splits(
         lambda name, masks: Arrays(places, names.of_part(name), target, masks, origin),
         "" if is_plain else parts[TRAIN],
-        held_out_parts(parts),
+        choose_held_out(parts),
         masks,
     )
 
 
-def open_parts(
-    opened: Callable[[str, PixelClasses], Targeted],
+def open_splits(
+    opened: Callable[[str, PixelClasses], TargetedSource],
     train: str,
     held_out: Sequence[str | None],
     masks: PixelClasses,
@@ -279,14 +285,14 @@ def open_parts(
     shared = masks if first.masks is None else first.masks.classes
     validation, test = (None if part is None else opened(part, shared) for part in held_out)
     if validation is not None and held_out[0] is not None:
-        stand_in(validation, held_out[0], validation.places[0])
+        mark_stand_in(validation, held_out[0], validation.places[0])
     return first, validation, test
 
 
-def _check_inputs(inputs: np.ndarray, place: ArrayPlace) -> None:
+def _check_inputs(inputs: np.ndarray, location: ArrayPlace) -> None:
     if inputs.dtype.kind not in "uifb":
-        raise InputError(f"{place}: inputs are of type {inputs.dtype}; they should be numbers")
+        raise InputError(f"{location}: inputs are of type {inputs.dtype}; they should be numbers")
     if not inputs.shape or not inputs.size:
         raise InputError(
-            f"{place}: inputs are an array {inputs.shape}; there should be one row for each sample"
+            f"{location}: inputs are an array {inputs.shape}; there should be one row for each sample"
         )

@@ -26,10 +26,10 @@ def open_digits(path: str | None = None) -> tuple[Source, Source | None]:
     folder = Path(path or FOLDER)
     write_digits(folder)
     train, validation = open_image_folder(str(folder))
-    found = len(train) + (0 if validation is None else len(validation))
-    if found != COUNT:
+    count = len(train) + (0 if validation is None else len(validation))
+    if count != COUNT:
         raise InputError(
-            f"{folder} holds {counted(found, 'image')} instead of {COUNT} digits; "
+            f"{folder} holds {counted(count, 'image')} instead of {COUNT} digits; "
             "delete it, and it will be written again"
         )
     return train, validation
@@ -74,9 +74,9 @@ def _write(digits: object, folder: Path) -> None:
     images = (digits.images * (255 / 16)).round().astype(np.uint8)  # type: ignore[attr-defined]
     seen = [0] * 10
     for index, (image, digit) in enumerate(zip(images, digits.target, strict=True)):  # type: ignore[attr-defined]
-        part = "validation" if seen[digit] % 5 == 4 else "train"
+        split = "validation" if seen[digit] % 5 == 4 else "train"
         seen[digit] += 1
-        place = folder / part / str(digit)
-        place.mkdir(parents=True, exist_ok=True)
+        class_folder = folder / split / str(digit)
+        class_folder.mkdir(parents=True, exist_ok=True)
         picture = Image.fromarray(image).resize((SIZE, SIZE), Image.Resampling.BILINEAR)
-        picture.save(place / f"{index:04}.png")
+        picture.save(class_folder / f"{index:04}.png")

@@ -11,10 +11,10 @@ import numpy as np
 
 from preprocess.base import InputError, printable
 from preprocess.files.npz import ArrayPlace
-from preprocess.sources.image_folder import EXTENSIONS, OneFileEach, images_below
+from preprocess.sources.image_folder import EXTENSIONS, FilePerSample, find_images
 
 
-class InOrder:
+class SequentialOrder:
     """For sources of which nobody learns, so that their samples need no other order."""
 
     def order(self: Sized, seed: int, epoch: int) -> np.ndarray:
@@ -22,7 +22,7 @@ class InOrder:
         return np.arange(len(self))
 
 
-class NamedFiles(OneFileEach, InOrder):
+class NamedFiles(FilePerSample, SequentialOrder):
     """Image files, in the order in which they are named.
 
     Args:
@@ -39,21 +39,21 @@ class NamedFiles(OneFileEach, InOrder):
             if not os.path.exists(path):
                 raise InputError(f"{path}: no such file or folder")
             if not os.path.isdir(path):
-                found = [path]
+                files = [path]
             else:
-                found = sorted(images_below(path, (), self.unread))
-            if not found:
+                files = sorted(find_images(path, (), self.unread))
+            if not files:
                 raise InputError(
                     f"{path}: no images in this folder (files that end in "
                     f"{', '.join(sorted(EXTENSIONS))})"
                 )
-            self._files += found
+            self._files += files
 
     def __len__(self) -> int:
         return len(self._files)
 
 
-class NamedRows(InOrder):
+class NamedRows(SequentialOrder):
     """The rows of an array in a ``.npy`` file.
 
     Raises:

@@ -28,17 +28,24 @@ import h5py
 import numpy as np
 
 from preprocess.base import InputError, UnreadableSample, and_more, printable
-from preprocess.fingerprint import SampleIds, described, hashed, marks_by_reading
-from preprocess.sources.arrays import Opened, open_parts
-from preprocess.sources.hdf5_file import member, open_file, refusing, text_of
+from preprocess.fingerprint import SampleIds, describe_rows, hash_each, identify_by_content
+from preprocess.sources.arrays import Opened, open_splits
+from preprocess.sources.hdf5_file import decode_text, find_member, open_file, wrapping_errors
 from preprocess.sources.masks import Masks, PixelClasses
-from preprocess.sources.targets import Targeted, Targets, flat, named, numbered, understand
-from preprocess.splits import TEST, TRAIN, VALIDATION, part_of, parts_among
+from preprocess.sources.targets import (
+    TargetedSource,
+    Targets,
+    class_targets,
+    flatten_column,
+    parse_targets,
+    with_names,
+)
+from preprocess.splits import TEST, TRAIN, VALIDATION, find_splits, parse_split
 from preprocess.target import KINDS, TargetWish
-from preprocess.transient_errors import read_patiently
+from preprocess.transient_errors import read_with_retries
 
 
-class HDF5(Targeted):
+class HDF5(TargetedSource):
     """The samples in one group of an HDF5 file.
 
     Args:
@@ -66,8 +73,8 @@ class HDF5(Targeted):
         self.group = group
         self._inputs = inputs
         self.places = (f"{os.path.realpath(path)}:{group}",)
-        with refusing(path), open_file(path) as file:
-            part = member(file, group)
+        with wrapping_errors(path), open_file(path) as file:
+            part = find_member(file, group)
             if not isinstance(part, h5py.Group):
                 raise InputError(f"{path}: {group} is not a group of data sets")
             self._column = targets or (
@@ -75,17 +82,17 @@ class HDF5(Targeted):
             )
             self._check(part)
             count = len(part[inputs])
-            wish = self._wish(part[self._column], target)
-            weights_of_rows = member(part, weights)
-            weighed = None if weights_of_rows is None else flat(weights_of_rows[:])
-            is_mask = wish is not None and wish.kind == "mask"
+            request = self._target_request(part[self._column], target)
+            weights_of_rows = find_member(part, weights)
+            weighed = None if weights_of_rows is None else flatten_column(weights_of_rows[:])
+            is_mask = request is not None and request.kind == "mask"
             super().__init__(
-                self._open_masks(part, masks) if is_mask else self._understood(part, wish),
+                self._open_masks(part, masks) if is_mask else self._understood(part, request),
                 weighed,
                 count,
             )
             for name in ("groups", "strata"):
-                column = member(part, name)
+                column = find_member(part, name)
                 if column is not None:
                     setattr(self, name, column[:].astype(np.int64))
 
@@ -98,38 +105,38 @@ class HDF5(Targeted):
 
     def mask(self, index: int) -> bytes | np.ndarray:
         """A mask as it lies there: a file, or numbers."""
-        found = np.asarray(self._row(self._column, index))
+        content = np.asarray(self._row(self._column, index))
         if self._masks_are_files:
-            return found.tobytes()
-        return found
+            return content.tobytes()
+        return content
 
     def name(self, index: int) -> str:
         """The name that was kept, or the number."""
         if "names" in self._part:
-            kept: object = text_of(self._part["names"][index : index + 1])[0]
+            label: object = decode_text(self._part["names"][index : index + 1])[0]
         else:
-            kept = index
-        return printable(f"{self.path}:{self.group}[{kept}]")
+            label = index
+        return printable(f"{self.path}:{self.group}[{label}]")
 
-    def sample_marks(self) -> SampleIds:
+    def sample_ids(self) -> SampleIds:
         """See :mod:`preprocess.fingerprint`."""
         if "names" in self._part:
-            names = hashed(text_of(self._part["names"][:]))
+            names = hash_each(decode_text(self._part["names"][:]))
         else:
             names = None
-        found = marks_by_reading(self, os.path.getsize(self.path), "row", names)
-        return replace(found, facts={"inputs": described(self._part[self._inputs])})
+        ids = identify_by_content(self, os.path.getsize(self.path), "row", names)
+        return replace(ids, facts={"inputs": describe_rows(self._part[self._inputs])})
 
-    def left_out(self) -> list[UnreadableSample]:
+    def unreadable(self) -> list[UnreadableSample]:
         """What could not be used when the file was made, each with its place among all samples that there were."""
         part = self._part
         if "left_out_at" not in part:
             return []
         return [
-            UnreadableSample(name, reason, place)
-            for name, reason, place in zip(
-                text_of(part["left_out"][:]),
-                text_of(part["left_out_because"][:]),
+            UnreadableSample(name, reason, position)
+            for name, reason, position in zip(
+                decode_text(part["left_out"][:]),
+                decode_text(part["left_out_because"][:]),
                 part["left_out_at"][:].tolist(),
                 strict=True,
             )
@@ -144,46 +151,48 @@ class HDF5(Targeted):
         return _is_encoded(self._part[self._inputs])
 
     def _row(self, column: str, index: int) -> Any:
-        return read_patiently(
+        return read_with_retries(
             lambda: self._part[column][index],
             lambda: self.name(index),
             again=lambda: self.__dict__.pop("_part", None),
         )
 
     def _check(self, part: h5py.Group) -> None:
-        where = self.group.rstrip("/")
+        group = self.group.rstrip("/")
         for name in (self._inputs, self._column):
-            found = member(part, name)
-            if not isinstance(found, h5py.Dataset) or not found.shape:
-                raise InputError(f"{self.path}: it has no data set {where}/{name}")
+            column = find_member(part, name)
+            if not isinstance(column, h5py.Dataset) or not column.shape:
+                raise InputError(f"{self.path}: it has no data set {group}/{name}")
         images = part[self._inputs]
         targets = part[self._column]
         if not (_is_encoded(images) or (images.ndim >= 1 and images.dtype.kind in "uifb")):
             raise InputError(
-                f"{self.path}: {where}/{self._inputs} is {images.shape} of {images.dtype}; it must be (n, "
+                f"{self.path}: {group}/{self._inputs} is {images.shape} of {images.dtype}; it must be (n, "
                 "...) numbers, such as (n, height, width, channels) uint8, or (n,) encoded images of "
                 "variable-length uint8"
             )
         if targets.shape[:1] != images.shape[:1]:
             raise InputError(
-                f"{self.path}: {where}/{self._column} is {targets.shape} of {targets.dtype}; it must be "
+                f"{self.path}: {group}/{self._column} is {targets.shape} of {targets.dtype}; it must be "
                 f"{images.shape[:1]} integers, or {images.shape[0]} targets, one for each image"
             )
 
-    def _wish(self, found: h5py.Dataset, wish: TargetWish | None) -> TargetWish | None:
+    def _target_request(
+        self, column: h5py.Dataset, request: TargetWish | None
+    ) -> TargetWish | None:
         """What the targets are: as the spec says it, or the file, or what can be nothing else."""
-        said = found.attrs.get("kind")
-        if said is not None and said not in KINDS:
+        kind = column.attrs.get("kind")
+        if kind is not None and kind not in KINDS:
             raise InputError(
-                f"{self.path}: {found.name} says that its kind is {said!r}; there are {', '.join(KINDS)}"
+                f"{self.path}: {column.name} says that its kind is {kind!r}; there are {', '.join(KINDS)}"
             )
-        if said is None and (
-            _is_encoded(found) or (found.ndim in (3, 4) and found.dtype.kind in "iu")
+        if kind is None and (
+            _is_encoded(column) or (column.ndim in (3, 4) and column.dtype.kind in "iu")
         ):
-            said = "mask"
-        if wish is None and said is not None:
-            return TargetWish(said)
-        return wish
+            kind = "mask"
+        if request is None and kind is not None:
+            return TargetWish(kind)
+        return request
 
     def _open_masks(self, part: h5py.Group, coding: PixelClasses) -> Masks:
         column = part[self._column]
@@ -197,51 +206,53 @@ class HDF5(Targeted):
         self._masks_are_files = _is_encoded(column)
         return Masks(len(column), coding, self.name, self.mask)
 
-    def _understood(self, part: h5py.Group, wish: TargetWish | None) -> Targets:
-        where = f"{self.path}: {self.group.rstrip('/')}/{self._column}"
-        found = part[self._column]
-        is_class = wish is None or wish.kind == "class"
-        members = h5py.check_enum_dtype(found.dtype)
-        if is_class and members is not None and found.shape[1:] in ((), (1,)):
-            return named(self._members(flat(found[:]), members, where), wish, where)
-        if is_class and self._column == "labels" and found.ndim == 1 and found.dtype.kind != "b":
-            return self._labelled(part, wish, where)
-        values = found[:]
-        if _is_text(found):
-            values = np.array(text_of(values.ravel())).reshape(values.shape)
-        return understand(values, wish, where, self.name, _names(part, "target_names"))
+    def _understood(self, part: h5py.Group, request: TargetWish | None) -> Targets:
+        origin = f"{self.path}: {self.group.rstrip('/')}/{self._column}"
+        column = part[self._column]
+        is_class = request is None or request.kind == "class"
+        members = h5py.check_enum_dtype(column.dtype)
+        if is_class and members is not None and column.shape[1:] in ((), (1,)):
+            return with_names(
+                self._members(flatten_column(column[:]), members, origin), request, origin
+            )
+        if is_class and self._column == "labels" and column.ndim == 1 and column.dtype.kind != "b":
+            return self._labelled(part, request, origin)
+        values = column[:]
+        if _is_text(column):
+            values = np.array(decode_text(values.ravel())).reshape(values.shape)
+        return parse_targets(values, request, origin, self.name, _names(part, "target_names"))
 
-    def _labelled(self, part: h5py.Group, wish: TargetWish | None, where: str) -> Targets:
+    def _labelled(self, part: h5py.Group, request: TargetWish | None, origin: str) -> Targets:
         """Labels that are places in a list of classes, or names of classes."""
-        found = part["labels"]
+        column = part["labels"]
         classes = _names(part, "classes")
-        if _is_text(found):
-            texts = text_of(found[:])
+        if _is_text(column):
+            texts = decode_text(column[:])
             if not classes:
-                return understand(np.array(texts), wish, where, self.name)
-            places = {name: place for place, name in enumerate(classes)}
+                return parse_targets(np.array(texts), request, origin, self.name)
+            places = {name: position for position, name in enumerate(classes)}
             unknown = [row for row, text in enumerate(texts) if text not in places]
             if unknown:
                 raise InputError(
-                    f"{where}: {self.name(unknown[0])} has the class {texts[unknown[0]]!r}"
+                    f"{origin}: {self.name(unknown[0])} has the class {texts[unknown[0]]!r}"
                     f"{and_more(unknown)}, which is none of those in classes: {', '.join(classes[:10])}"
                 )
             labels = np.array([places[text] for text in texts], np.int64)
-            return named(Targets("class", labels, classes), wish, where)
-        if found.dtype.kind not in "iu":
+            return with_names(Targets("class", labels, classes), request, origin)
+        if column.dtype.kind not in "iu":
             raise InputError(
-                f"{where} is {found.shape} of {found.dtype}; it must be {found.shape} integers, or names "
+                f"{origin} is {column.shape} of {column.dtype}; it must be {column.shape} integers, or names "
                 "of classes, one for each image; say data.target: value, if they are numbers to be predicted"
             )
-        labels = found[:].astype(np.int64)
+        labels = column[:].astype(np.int64)
         if classes:
-            return named(numbered(labels, classes, where, self.name), wish, where)
-        if wish is not None and (wish.names or wish.outputs):
-            return understand(labels, wish, where, self.name)
+            return with_names(class_targets(labels, classes, origin, self.name), request, origin)
+        if request is not None and (request.names or request.outputs):
+            return parse_targets(labels, request, origin, self.name)
         names = tuple(map(str, range(labels.max(initial=-1) + 1)))
-        return numbered(labels, names, where, self.name)
+        return class_targets(labels, names, origin, self.name)
 
-    def _members(self, values: np.ndarray, members: Mapping[str, int], where: str) -> Targets:
+    def _members(self, values: np.ndarray, members: Mapping[str, int], origin: str) -> Targets:
         """Labels of an enumerated type, whose members are the classes, in ascending order."""
         names = tuple(sorted(members, key=members.__getitem__))
         numbers = np.array([members[name] for name in names])
@@ -249,7 +260,7 @@ class HDF5(Targeted):
         wrong = np.flatnonzero(numbers[places] != values)
         if len(wrong):
             raise InputError(
-                f"{where}: {self.name(int(wrong[0]))} has the target {values[wrong[0]]}{and_more(wrong)}, "
+                f"{origin}: {self.name(int(wrong[0]))} has the target {values[wrong[0]]}{and_more(wrong)}, "
                 f"which is no member of the type: {', '.join(names[:10])}"
             )
         return Targets("class", places.astype(np.int64), names)
@@ -262,10 +273,10 @@ def _is_text(column: h5py.Dataset) -> bool:
 
 def _names(part: h5py.Group, name: str) -> tuple[str, ...]:
     """The names in a data set; none where there is no such data set."""
-    found = member(part, name)
-    if found is None:
+    column = find_member(part, name)
+    if column is None:
         return ()
-    return tuple(text_of(np.atleast_1d(found[()])))
+    return tuple(decode_text(np.atleast_1d(column[()])))
 
 
 def _is_encoded(column: h5py.Dataset) -> bool:
@@ -297,12 +308,12 @@ def open_hdf5(
         raise InputError(f"{path}: no such file")
     if not h5py.is_hdf5(path):
         raise InputError(f"{path} is not an HDF5 file")
-    with refusing(path), open_file(path) as file:
+    with wrapping_errors(path), open_file(path) as file:
         there = set(file)
-        named = [name for name in there if part_of(name) is not None]
-        groups = parts_among([name for name in named if isinstance(file[name], h5py.Group)], path)
+        named = [name for name in there if parse_split(name) is not None]
+        groups = find_splits([name for name in named if isinstance(file[name], h5py.Group)], path)
     begin = f"{inputs}_"
-    arrays = parts_among([name[len(begin) :] for name in there if name.startswith(begin)], path)
+    arrays = find_splits([name[len(begin) :] for name in there if name.startswith(begin)], path)
     is_plain = inputs in there and TRAIN not in groups
     if TRAIN not in groups and not (is_plain and groups):
         groups = {}
@@ -311,15 +322,15 @@ def open_hdf5(
         if groups or not name:
             return HDF5(path, f"/{name}", inputs, targets, weights, masks, target)
         column = targets or ("labels" if f"labels_{name}" in there else "targets")
-        names = (f"{inputs}_{name}", f"{column}_{name}", f"{weights}_{name}")
-        part = HDF5(path, "/", *names, masks, target)
-        part.places = (f"{os.path.realpath(path)}:{names[0]}",)
+        columns = (f"{inputs}_{name}", f"{column}_{name}", f"{weights}_{name}")
+        part = HDF5(path, "/", *columns, masks, target)
+        part.places = (f"{os.path.realpath(path)}:{columns[0]}",)
         return part
 
     parts = groups or arrays
-    return open_parts(
+    return open_splits(
         opened,
         "" if is_plain else parts.get(TRAIN, ""),
         (parts.get(VALIDATION), parts.get(TEST)),
-        PixelClasses.told(pixels, target),
+        PixelClasses.from_options(pixels, target),
     )

@@ -13,7 +13,7 @@ import h5py
 import numpy as np
 
 from preprocess.base import InputError, and_more
-from preprocess.transient_errors import may_pass
+from preprocess.transient_errors import is_transient
 
 # What HDF5 says of a file, and what its owner can do.
 _ADVICE = {
@@ -29,7 +29,7 @@ def open_file(path: str | Path) -> h5py.File:
 
 
 @contextmanager
-def refusing(path: str | Path) -> Iterator[None]:
+def wrapping_errors(path: str | Path) -> Iterator[None]:
     """Turn what HDF5 raises about a file into an InputError that names the file.
 
     Raises:
@@ -39,7 +39,7 @@ def refusing(path: str | Path) -> Iterator[None]:
     try:
         yield
     except (OSError, KeyError, RuntimeError) as error:
-        if may_pass(error):
+        if is_transient(error):
             raise
         reason = _reason_of(error)
         advice = next((f"; {text}" for key, text in _ADVICE.items() if key in reason), "")
@@ -51,7 +51,7 @@ def _reason_of(error: Exception) -> str:
     return " ".join(str(error).strip("\"'").split())
 
 
-def member(group: h5py.Group, name: str) -> h5py.Group | h5py.Dataset | None:
+def find_member(group: h5py.Group, name: str) -> h5py.Group | h5py.Dataset | None:
     """Look up a member of a group; None if there is none.
 
     Raises:
@@ -60,7 +60,7 @@ def member(group: h5py.Group, name: str) -> h5py.Group | h5py.Dataset | None:
     if name not in group:
         return None
     try:
-        found = group[name]
+        object_ = group[name]
     except KeyError as error:
         reason = _reason_of(error)
         link = group.get(name, getlink=True)
@@ -71,13 +71,13 @@ def member(group: h5py.Group, name: str) -> h5py.Group | h5py.Dataset | None:
             f"{group.file.filename}: the link {group.name.rstrip('/')}/{name} leads nowhere, "
             f"to {target}: {reason}"
         ) from error
-    if isinstance(found, h5py.Dataset):
-        _check_external(found)
-        _check_virtual(found, frozenset())
-    return found
+    if isinstance(object_, h5py.Dataset):
+        _check_external(object_)
+        _check_virtual(object_, frozenset())
+    return object_
 
 
-def text_of(values: np.ndarray) -> list[str]:
+def decode_text(values: np.ndarray) -> list[str]:
     """Decode text of fixed or variable length; bytes that are no UTF-8 become escapes, so that texts stay different."""
     return [
         value.decode(errors="backslashreplace") if isinstance(value, bytes) else str(value)
@@ -87,22 +87,22 @@ def text_of(values: np.ndarray) -> list[str]:
 
 def _check_external(dataset: h5py.Dataset) -> None:
     """Refuse data in raw files that are missing, or shorter than they should be: HDF5 reads zeros there."""
-    left = dataset.size * dataset.dtype.itemsize if dataset.external else 0
+    remaining = dataset.size * dataset.dtype.itemsize if dataset.external else 0
     for name, offset, size in dataset.external or ():
         folder = os.environ.get("HDF5_EXTFILE_PREFIX", "").replace("${ORIGIN}", _folder(dataset))
         file = os.path.join(folder, os.fsdecode(name))
-        where = f"{_where(dataset)} lies in the file {os.path.abspath(file)}"
+        origin = f"{_describe(dataset)} lies in the file {os.path.abspath(file)}"
         if not os.path.isfile(file):
             raise InputError(
-                f"{where}, which is not there (HDF5 looks for such a file in the working directory, "
+                f"{origin}, which is not there (HDF5 looks for such a file in the working directory, "
                 "or where HDF5_EXTFILE_PREFIX says)"
             )
-        needed = offset + min(size, left)
+        needed = offset + min(size, remaining)
         if os.path.getsize(file) < needed:
             raise InputError(
-                f"{where}, which has {os.path.getsize(file)} bytes; it should have {needed}"
+                f"{origin}, which has {os.path.getsize(file)} bytes; it should have {needed}"
             )
-        left -= min(size, left)
+        remaining -= min(size, remaining)
 
 
 def _check_virtual(dataset: h5py.Dataset, above: frozenset[tuple[str, str]]) -> None:
@@ -113,8 +113,8 @@ def _check_virtual(dataset: h5py.Dataset, above: frozenset[tuple[str, str]]) -> 
     Args:
         above: files and names of the virtual data sets that this one is a source of.
     """
-    place = (os.path.realpath(dataset.file.filename), dataset.name)
-    if not dataset.is_virtual or place in above:
+    identity = (os.path.realpath(dataset.file.filename), dataset.name)
+    if not dataset.is_virtual or identity in above:
         return
     has_source = np.zeros(len(dataset), bool)
     for source in dataset.virtual_sources():
@@ -124,12 +124,12 @@ def _check_virtual(dataset: h5py.Dataset, above: frozenset[tuple[str, str]]) -> 
         else:
             rows = slice(bounds[0][0], bounds[1][0] + 1)
         has_source[rows] = True
-        for file, name in _files_of(dataset, source.file_name, source.dset_name):
-            _check_source(dataset, file, name, source, above | {place})
+        for file, name in _sources_of(dataset, source.file_name, source.dset_name):
+            _check_source(dataset, file, name, source, above | {identity})
     lonely = np.flatnonzero(~has_source)
     if len(lonely):
         raise InputError(
-            f"{_where(dataset)} is virtual, and row {lonely[0]}{and_more(lonely)} has no source"
+            f"{_describe(dataset)} is virtual, and row {lonely[0]}{and_more(lonely)} has no source"
         )
 
 
@@ -141,28 +141,32 @@ def _check_source(
     above: frozenset[tuple[str, str]],
 ) -> None:
     """Refuse one source of a virtual data set."""
-    where = f"{_where(dataset)} is virtual, and its source"
-    place = _place(dataset, file)
-    if place is None:
-        raise InputError(f"{where} {os.path.join(_folder(dataset), file)} is not there")
-    with refusing(place), open_file(place) as opened:
-        found = opened.get(name)
-        if not isinstance(found, h5py.Dataset):
-            raise InputError(f"{where} {place} has no data set {name}")
+    origin = f"{_describe(dataset)} is virtual, and its source"
+    path = _find_file(dataset, file)
+    if path is None:
+        raise InputError(f"{origin} {os.path.join(_folder(dataset), file)} is not there")
+    with wrapping_errors(path), open_file(path) as opened:
+        source_dataset = opened.get(name)
+        if not isinstance(source_dataset, h5py.Dataset):
+            raise InputError(f"{origin} {path} has no data set {name}")
         bounds = _bounds(source.src_space)
         if bounds is not None:
-            is_small = any(last >= size for last, size in zip(bounds[1], found.shape, strict=True))
+            is_small = any(
+                last >= size for last, size in zip(bounds[1], source_dataset.shape, strict=True)
+            )
         else:  # all of it
             is_small = _bounds(source.vspace) is not None and (
-                found.size < source.vspace.get_select_npoints()
+                source_dataset.size < source.vspace.get_select_npoints()
             )
         if is_small:
-            raise InputError(f"{where} {place}: {found.name} {found.shape} is smaller than it was")
-        _check_external(found)
-        _check_virtual(found, above)
+            raise InputError(
+                f"{origin} {path}: {source_dataset.name} {source_dataset.shape} is smaller than it was"
+            )
+        _check_external(source_dataset)
+        _check_virtual(source_dataset, above)
 
 
-def _files_of(dataset: h5py.Dataset, file: str, name: str) -> Iterator[tuple[str, str]]:
+def _sources_of(dataset: h5py.Dataset, file: str, name: str) -> Iterator[tuple[str, str]]:
     """The sources that a name stands for: in ``part-%b.h5``, ``%b`` is 0, 1, ... until a file is missing.
 
     Where a few numbers are missing before another file, the first one of these is given, too.
@@ -172,12 +176,12 @@ def _files_of(dataset: h5py.Dataset, file: str, name: str) -> Iterator[tuple[str
         return
 
     def is_there(number: int) -> bool:
-        return _place(dataset, file.replace("%b", str(number))) is not None
+        return _find_file(dataset, file.replace("%b", str(number))) is not None
 
-    there = next(number for number in itertools.count() if not is_there(number))
-    if not there or any(map(is_there, range(there + 1, there + 10))):
-        there += 1
-    for number in range(there):
+    count = next(number for number in itertools.count() if not is_there(number))
+    if not count or any(map(is_there, range(count + 1, count + 10))):
+        count += 1
+    for number in range(count):
         yield file.replace("%b", str(number)), name.replace("%b", str(number))
 
 
@@ -189,7 +193,7 @@ def _bounds(space: h5py.h5s.SpaceID) -> tuple[tuple[int, ...], tuple[int, ...]] 
         return None
 
 
-def _where(dataset: h5py.Dataset) -> str:
+def _describe(dataset: h5py.Dataset) -> str:
     return f"{dataset.file.filename}: {dataset.name}"
 
 
@@ -197,14 +201,14 @@ def _folder(dataset: h5py.Dataset) -> str:
     return os.path.dirname(os.path.abspath(dataset.file.filename))
 
 
-def _place(dataset: h5py.Dataset, file: str) -> str | None:
+def _find_file(dataset: h5py.Dataset, file: str) -> str | None:
     """Where HDF5 finds a source: as it is named, beside the file, or in the working directory."""
     if file == ".":
         return dataset.file.filename
     folder = _folder(dataset)
     prefixes = os.environ.get("HDF5_VDS_PREFIX", "").replace("${ORIGIN}", folder).split(":")
     folders = [*filter(None, prefixes), folder, ""]
-    places = [os.path.join(place, file) for place in folders]
+    places = [os.path.join(path, file) for path in folders]
     if os.path.isabs(file):
-        places += [os.path.join(place, os.path.basename(file)) for place in folders]
-    return next((place for place in places if os.path.isfile(place)), None)
+        places += [os.path.join(path, os.path.basename(file)) for path in folders]
+    return next((path for path in places if os.path.isfile(path)), None)

@@ -15,21 +15,21 @@ from typing import Any
 import numpy as np
 
 from preprocess.base import InputError, RandomAccess, UnreadableSample
-from preprocess.fingerprint import SampleIds, marks_by_reading
-from preprocess.sources.arrays import Opened, open_parts
+from preprocess.fingerprint import SampleIds, identify_by_content
+from preprocess.sources.arrays import Opened, open_splits
 from preprocess.sources.masks import Masks, PixelClasses
 from preprocess.sources.targets import (
-    Targeted,
+    TargetedSource,
     Targets,
-    flat,
-    label_sets,
-    named,
-    numbered,
-    understand,
+    class_targets,
+    encode_label_sets,
+    flatten_column,
+    parse_targets,
+    with_names,
 )
-from preprocess.splits import TRAIN, held_out_parts, parts_among
+from preprocess.splits import TRAIN, choose_held_out, find_splits
 from preprocess.target import TargetWish
-from preprocess.transient_errors import read_file, read_patiently
+from preprocess.transient_errors import read_file, read_with_retries
 
 INPUTS = (
     "image",
@@ -44,7 +44,7 @@ TARGETS = ("label", "labels", "y", "target", "targets", "mask", "annotation")  #
 _SMALL = 256  # numbers below it are given as float32
 
 
-class Rows(Targeted):
+class Rows(TargetedSource):
     """The rows of one split.
 
     Args:
@@ -85,14 +85,14 @@ class Rows(Targeted):
                 )
         if not len(rows):
             raise InputError(f"{origin}: no rows")
-        place = f"{origin}, column {targets!r}"
-        found = None if weights is None else flat(np.asarray(rows[weights][:]))
+        origin_of_targets = f"{origin}, column {targets!r}"
+        weights_of_rows = None if weights is None else flatten_column(np.asarray(rows[weights][:]))
         is_mask = _is_image(rows.features[targets])
         super().__init__(
             Masks(len(rows), masks, self.name, self.mask)
             if is_mask
-            else _understood(rows, targets, target, place, self.name),
-            found,
+            else _parse_targets(rows, targets, target, origin_of_targets, self.name),
+            weights_of_rows,
             len(rows),
         )
 
@@ -100,13 +100,13 @@ class Rows(Targeted):
         """The encoded image, or the array of the columns."""
         row = self._row(index)
         if len(self._inputs) > 1:
-            found = np.array([row[column] for column in self._inputs], np.float64)
-            if np.abs(found).max() < _SMALL:
-                return found.astype(np.float32)
-            return found
+            values = np.array([row[column] for column in self._inputs], np.float64)
+            if np.abs(values).max() < _SMALL:
+                return values.astype(np.float32)
+            return values
         value = row[self._inputs[0]]
         if isinstance(value, dict):
-            return _encoded(value, self.name(index))
+            return _image_bytes(value, self.name(index))
         try:
             return _numbers(value)
         except ValueError as error:
@@ -121,10 +121,10 @@ class Rows(Targeted):
 
     def mask(self, index: int) -> bytes:
         """The encoded image in the column of the targets."""
-        return _encoded(self._row(index)[self._column], self.name(index))
+        return _image_bytes(self._row(index)[self._column], self.name(index))
 
     def _row(self, index: int) -> Any:
-        return read_patiently(
+        return read_with_retries(
             lambda: self._rows[index],
             lambda: self.name(index),
             again=lambda: self.__dict__.pop("_rows", None),
@@ -134,26 +134,26 @@ class Rows(Targeted):
         """The split and the row."""
         return f"{self._path}{f':{self._split}' if self._split else ''}[{index}]"
 
-    def sample_marks(self) -> SampleIds:
+    def sample_ids(self) -> SampleIds:
         """See :mod:`preprocess.fingerprint`."""
         nbytes = sum(
             file.stat().st_size for file in Path(self._path, self._split or "").glob("*.arrow")
         )
-        found = marks_by_reading(_Known(self), nbytes, "row")
-        return replace(found, facts={"inputs": ", ".join(self._inputs)})
+        ids = identify_by_content(_ComparableRows(self), nbytes, "row")
+        return replace(ids, facts={"inputs": ", ".join(self._inputs)})
 
     @cached_property
     def _rows(self) -> Any:
         datasets = _library()
-        found = _load(self._path)
-        rows = found if self._split is None else found[self._split]
+        loaded = _load(self._path)
+        rows = loaded if self._split is None else loaded[self._split]
         for column, feature in rows.features.items():
             if _is_image(feature):  # as it lies there: FLEET decodes
                 rows = rows.cast_column(column, datasets.Image(decode=False))
         return rows
 
 
-class _Known(RandomAccess):
+class _ComparableRows(RandomAccess):
     """Rows as they are known: those of several columns as float32."""
 
     def __init__(self, rows: Rows) -> None:
@@ -166,10 +166,10 @@ class _Known(RandomAccess):
         return self._rows.name(index)
 
     def read(self, index: int) -> bytes | np.ndarray:
-        found = self._rows.read(index)
-        if self._rows.is_of_columns and isinstance(found, np.ndarray):
-            return found.astype(np.float32)
-        return found
+        content = self._rows.read(index)
+        if self._rows.is_of_columns and isinstance(content, np.ndarray):
+            return content.astype(np.float32)
+        return content
 
 
 def open_huggingface(
@@ -194,23 +194,25 @@ def open_huggingface(
     Raises:
         InputError: the library is not installed, there is no such folder, or its columns are others.
     """
-    found = _load(path)
-    splits = dict(found) if isinstance(found, dict) else {}
-    parts = parts_among(splits, path)
+    loaded = _load(path)
+    splits = dict(loaded) if isinstance(loaded, dict) else {}
+    parts = find_splits(splits, path)
     if splits and TRAIN not in parts:
         raise InputError(f"{path}: no split train; there are {', '.join(splits)}")
-    columns = (splits[parts[TRAIN]] if splits else found).column_names
+    columns = (splits[parts[TRAIN]] if splits else loaded).column_names
     if isinstance(inputs, str):
-        wanted: tuple[str, ...] = (inputs,)
+        input_columns: tuple[str, ...] = (inputs,)
     else:
-        wanted = tuple(inputs or (_first(columns, INPUTS, "inputs", path),))
-    column = targets or _first(columns, TARGETS, "targets", path)
+        input_columns = tuple(inputs or (_find_column(columns, INPUTS, "inputs", path),))
+    column = targets or _find_column(columns, TARGETS, "targets", path)
 
     def rows(split: str, masks: PixelClasses) -> Rows:
-        return Rows(path, split or None, wanted, column, weights, masks, target)
+        return Rows(path, split or None, input_columns, column, weights, masks, target)
 
     train = parts[TRAIN] if splits else ""
-    return open_parts(rows, train, held_out_parts(parts), PixelClasses.told(pixels, target))
+    return open_splits(
+        rows, train, choose_held_out(parts), PixelClasses.from_options(pixels, target)
+    )
 
 
 def _library() -> Any:
@@ -236,38 +238,40 @@ def _load(path: str) -> Any:
         ) from error
 
 
-def _first(columns: Sequence[str], names: Sequence[str], option: str, path: str) -> str:
-    found = next((name for name in names if name in columns), None)
-    if found is None:
+def _find_column(columns: Sequence[str], names: Sequence[str], option: str, path: str) -> str:
+    column = next((name for name in names if name in columns), None)
+    if column is None:
         raise InputError(
             f"{path}: none of its columns is called {', '.join(names)}; say which one (options: "
             f"{option}); its columns: {', '.join(columns)}"
         )
-    return found
+    return column
 
 
 def _numbers(value: object) -> np.ndarray:
-    found = np.array(value, ndmin=1)
-    if found.dtype.kind not in "iufb":
+    array = np.array(value, ndmin=1)
+    if array.dtype.kind not in "iufb":
         raise ValueError(f"{type(value).__name__} is neither an image nor an array of numbers")
-    return found
+    return array
 
 
 def _is_image(feature: object) -> bool:
     return type(feature).__name__ == "Image"
 
 
-def _encoded(value: Any, name: str) -> bytes:
+def _image_bytes(value: Any, name: str) -> bytes:
     """The bytes of an image that is in a row, or lies where the row says."""
-    found: dict[str, Any] = value if isinstance(value, dict) else {}
-    if found.get("bytes") is not None:
-        return found["bytes"]
-    if found.get("path") is None:
+    record: dict[str, Any] = value if isinstance(value, dict) else {}
+    if record.get("bytes") is not None:
+        return record["bytes"]
+    if record.get("path") is None:
         raise UnreadableSample(name, "no image in this row")
-    return read_file(found["path"], lambda: name)
+    return read_file(record["path"], lambda: name)
 
 
-def _understood(rows: Any, column: str, wish: TargetWish | None, origin: str, name: Any) -> Targets:
+def _parse_targets(
+    rows: Any, column: str, request: TargetWish | None, origin: str, name: Any
+) -> Targets:
     """The targets of a column, whose features may say what they are."""
     feature = rows.features[column]
     values = rows[column][:]
@@ -275,14 +279,16 @@ def _understood(rows: Any, column: str, wish: TargetWish | None, origin: str, na
     if missing is not None:
         raise InputError(f"{origin}: {name(missing)} has no value")
     inner: Any = getattr(feature, "feature", None)
-    kind = None if wish is None else wish.kind
+    kind = None if request is None else request.kind
     if hasattr(feature, "names") and kind in (None, "class"):
-        found = numbered(np.array(values, np.int64), tuple(feature.names), origin, name)
-        return named(found, wish, origin)
+        targets = class_targets(np.array(values, np.int64), tuple(feature.names), origin, name)
+        return with_names(targets, request, origin)
     if hasattr(inner, "names") and kind in (None, "multilabel"):
-        known = TargetWish("multilabel", len(inner.names))
-        found = label_sets([set(labels_of) for labels_of in values], known, origin, name)
-        return named(replace(found, names=tuple(inner.names)), wish, origin)
+        label_request = TargetWish("multilabel", len(inner.names))
+        targets = encode_label_sets(
+            [set(labels_of) for labels_of in values], label_request, origin, name
+        )
+        return with_names(replace(targets, names=tuple(inner.names)), request, origin)
     if isinstance(values[0], list) and (
         any(isinstance(label, str) for labels_of in values for label in labels_of)
         or len(set(map(len, values))) > 1
@@ -291,5 +297,5 @@ def _understood(rows: Any, column: str, wish: TargetWish | None, origin: str, na
             raise InputError(
                 f"{origin}: each row has a list of labels; that is multilabel, not {kind}"
             )
-        return label_sets([set(labels_of) for labels_of in values], wish, origin, name)
-    return understand(np.array(values), wish, origin, name)
+        return encode_label_sets([set(labels_of) for labels_of in values], request, origin, name)
+    return parse_targets(np.array(values), request, origin, name)

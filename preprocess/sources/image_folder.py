@@ -11,20 +11,20 @@ from pathlib import Path
 import numpy as np
 
 from preprocess.base import InputError, RandomAccess, Source, and_more, counted, printable
-from preprocess.fingerprint import SampleIds, marks_of_files
+from preprocess.fingerprint import SampleIds, identify_files
 from preprocess.sources.masks import MaskFiles, PixelClasses
-from preprocess.sources.targets import Targeted
+from preprocess.sources.targets import TargetedSource
 from preprocess.splits import (
     TEST,
     TRAIN,
-    held_out_parts,
-    part_of,
-    part_within,
-    parts_among,
-    stand_in,
+    choose_held_out,
+    find_split_word,
+    find_splits,
+    mark_stand_in,
+    parse_split,
 )
 from preprocess.target import TargetWish
-from preprocess.transient_errors import may_pass, read_file
+from preprocess.transient_errors import is_transient, read_file
 
 # How the names of images end, in whatever case.
 EXTENSIONS = frozenset(
@@ -34,7 +34,7 @@ EXTENSIONS = frozenset(
 _NOT_OURS = "__MACOSX"  # a folder that a Mac leaves in archives
 
 
-class OneFileEach:
+class FilePerSample:
     """For sources whose samples are a file each.
 
     Attributes:
@@ -58,14 +58,14 @@ class OneFileEach:
         """The path of the file, printable."""
         return printable(self.path(index))
 
-    def sample_marks(self) -> SampleIds:
+    def sample_ids(self) -> SampleIds:
         """See :mod:`preprocess.fingerprint`."""
-        return marks_of_files(
+        return identify_files(
             self._files, [os.path.join(self.folder, file) for file in self._files]
         )
 
 
-class ImageFolder(OneFileEach, RandomAccess):
+class ImageFolder(FilePerSample, RandomAccess):
     """The images of ``folder/<class>/``, also in folders below; classes and files in alphabetical order.
 
     Hidden files and folders, and files with other extensions than ``EXTENSIONS``, are left out. Links to folders are
@@ -90,21 +90,21 @@ class ImageFolder(OneFileEach, RandomAccess):
         unread = {name: Counter[str]() for name in folders}
         files = [_images(os.path.join(self.folder, name), unread[name]) for name in folders]
         self.unread = sum(unread.values(), Counter())
-        for name, found in zip(folders, files, strict=True):
-            if not found:
+        for name, images in zip(folders, files, strict=True):
+            if not images:
                 raise InputError(
                     f"{os.path.join(self.folder, name)}: no images in this class "
-                    f"(files that end in {', '.join(sorted(EXTENSIONS))}){_but(unread[name])}"
+                    f"(files that end in {', '.join(sorted(EXTENSIONS))}){_format_unread(unread[name])}"
                 )
         self._files = [
             os.path.join(name, file)
-            for name, found in zip(folders, files, strict=True)
-            for file in found
+            for name, images in zip(folders, files, strict=True)
+            for file in images
         ]
-        self.labels = np.repeat(np.arange(len(files)), [len(found) for found in files])
+        self.labels = np.repeat(np.arange(len(files)), [len(images) for images in files])
 
 
-class MaskedImages(OneFileEach, Targeted):
+class MaskedImages(FilePerSample, TargetedSource):
     """The images of a folder, and the mask of each in another folder, under the same name but for the extension.
 
     ``_mask`` at the end of a mask's name is left out of account. Masks are images too, or ``.npy`` files.
@@ -122,24 +122,24 @@ class MaskedImages(OneFileEach, Targeted):
         self.places = (images,)
         self.unread = Counter()
         files = _by_stem(images, EXTENSIONS, self.unread)
-        theirs = _by_stem(masks, EXTENSIONS | {".npy"}, self.unread)
+        mask_files = _by_stem(masks, EXTENSIONS | {".npy"}, self.unread)
         if not files:
             raise InputError(
                 f"{images}: no images (files that end in {', '.join(sorted(EXTENSIONS))})"
-                f"{_but(self.unread)}"
+                f"{_format_unread(self.unread)}"
             )
-        for one, other, there, what in (
-            (files, theirs, masks, "mask"),
-            (theirs, files, images, "image"),
+        for files_here, files_there, folder_there, role in (
+            (files, mask_files, masks, "mask"),
+            (mask_files, files, images, "image"),
         ):
-            lonely = sorted(one[stem] for stem in one.keys() - other.keys())
+            lonely = sorted(files_here[stem] for stem in files_here.keys() - files_there.keys())
             if lonely:
                 raise InputError(
-                    f"{lonely[0]}: no {what} of this name in {there}{and_more(lonely)}"
+                    f"{lonely[0]}: no {role} of this name in {folder_there}{and_more(lonely)}"
                 )
         self._files = [files[stem].removeprefix(os.path.join(images, "")) for stem in sorted(files)]
         super().__init__(
-            MaskFiles([theirs[stem] for stem in sorted(files)], coding), None, len(files)
+            MaskFiles([mask_files[stem] for stem in sorted(files)], coding), None, len(files)
         )
 
 
@@ -176,16 +176,18 @@ def open_image_folder(
     else:
         is_mask = target.kind == "mask"
     if is_mask or masks is not None:
-        return _open_masked(path, images, masks or "masks", PixelClasses.told(pixels, target))
+        return _open_masked(
+            path, images, masks or "masks", PixelClasses.from_options(pixels, target)
+        )
     if pixels is not None:
         raise InputError(
             f"{path}: pixels are an option of masks, and there is no folder masks (options: masks)"
         )
     folders = class_folders(path)
-    if not _is_divided(path, folders):
+    if not _has_splits(path, folders):
         _check_classes(path, folders)
         return ImageFolder(path), None
-    parts = parts_among(folders, path)
+    parts = find_splits(folders, path)
     if TRAIN not in parts:
         raise InputError(
             f"{path}: no folder train beside {', '.join(sorted(parts.values()))}; training images "
@@ -197,19 +199,19 @@ def open_image_folder(
             f"{train}: it has no folders for classes; it must have one folder of images for each "
             "class, or a table must say the class of each file (source: table)"
         )
-    held_out, _ = held_out_parts(parts)
+    held_out, _ = choose_held_out(parts)
     if held_out is None:
         return ImageFolder(train), None
     validation = ImageFolder(os.path.join(path, held_out))
-    stand_in(validation, held_out, validation.folder)
+    mark_stand_in(validation, held_out, validation.folder)
     return ImageFolder(train), validation
 
 
-def _is_divided(path: str, folders: list[str]) -> bool:
+def _has_splits(path: str, folders: list[str]) -> bool:
     """Whether the folders in a folder are parts of the data, and not classes."""
-    parts = {part_of(name) for name in folders}
+    parts = {parse_split(name) for name in folders}
     if TRAIN in parts and any(
-        class_folders(os.path.join(path, name)) for name in folders if part_of(name) == TRAIN
+        class_folders(os.path.join(path, name)) for name in folders if parse_split(name) == TRAIN
     ):
         return True
     return None not in parts and len(parts) > 1
@@ -224,7 +226,7 @@ def _check_classes(path: str, folders: list[str]) -> None:
     inside = {name: class_folders(os.path.join(path, name)) for name in folders}
     if not folders or not all(inside.values()):
         return
-    words = {part_within(name) for name in folders}
+    words = {find_split_word(name) for name in folders}
     if {TRAIN, TEST} <= words or (TRAIN in words and None not in words and len(words) > 1):
         raise InputError(
             f"{path}: {', '.join(map(printable, folders[:5]))} look like parts of the data, not like "
@@ -232,7 +234,7 @@ def _check_classes(path: str, folders: list[str]) -> None:
             "data.validation and data.test"
         )
     for name in folders:
-        parts = {part_of(below) for below in inside[name]}
+        parts = {parse_split(below) for below in inside[name]}
         if None in parts or len(parts) < 2:
             return
     raise InputError(
@@ -245,47 +247,47 @@ def _has_masks(path: str, images: str, masks: str) -> bool:
     """Whether a folder, or that for training in it, holds a folder of images, one of masks, and no other."""
     return any(
         set(class_folders(os.path.join(path, name))) == {images, masks}
-        for name in ("", *(name for name in class_folders(path) if part_of(name) == TRAIN))
+        for name in ("", *(name for name in class_folders(path) if parse_split(name) == TRAIN))
     )
 
 
 def _open_masked(
     path: str, images: str, masks: str, options: PixelClasses
 ) -> tuple[Source, Source | None]:
-    divided = _divided_masks(path, images, masks)
-    whole = (os.path.join(path, images), os.path.join(path, masks))
-    if TRAIN not in divided and not all(map(os.path.isdir, whole)):
+    divided = _find_mask_folders(path, images, masks)
+    undivided = (os.path.join(path, images), os.path.join(path, masks))
+    if TRAIN not in divided and not all(map(os.path.isdir, undivided)):
         raise InputError(
             f"{path}: no folders {images} and {masks} here, nor in train (options: images, masks)"
         )
-    found = MaskedImages(*divided.get(TRAIN, whole), options)
-    assert found.masks is not None
+    train = MaskedImages(*divided.get(TRAIN, undivided), options)
+    assert train.masks is not None
     if TRAIN not in divided:
-        return found, None
-    held_out, _ = held_out_parts({part: part for part in divided})
+        return train, None
+    held_out, _ = choose_held_out({part: part for part in divided})
     if held_out is None:
-        return found, None
-    validation = MaskedImages(*divided[held_out], found.masks.classes)
-    stand_in(validation, held_out, validation.folder)
-    return found, validation
+        return train, None
+    validation = MaskedImages(*divided[held_out], train.masks.classes)
+    mark_stand_in(validation, held_out, validation.folder)
+    return train, validation
 
 
-def _divided_masks(path: str, images: str, masks: str) -> dict[str, tuple[str, str]]:
+def _find_mask_folders(path: str, images: str, masks: str) -> dict[str, tuple[str, str]]:
     """The folders of images and masks of each part: ``part/images`` and ``part/masks``, or ``images/part`` ..."""
-    found: dict[str, tuple[str, str]] = {}
-    for part, name in parts_among(class_folders(path), path).items():
-        there = os.path.join(path, name, images), os.path.join(path, name, masks)
-        if all(map(os.path.isdir, there)):
-            found[part] = there
-        elif part != TEST and any(map(os.path.isdir, there)):
-            missing = next(folder for folder in there if not os.path.isdir(folder))
+    folders_of_split: dict[str, tuple[str, str]] = {}
+    for part, name in find_splits(class_folders(path), path).items():
+        pair = os.path.join(path, name, images), os.path.join(path, name, masks)
+        if all(map(os.path.isdir, pair)):
+            folders_of_split[part] = pair
+        elif part != TEST and any(map(os.path.isdir, pair)):
+            missing = next(folder for folder in pair if not os.path.isdir(folder))
             raise InputError(f"{missing}: no such folder; each image should have a mask")
-    if TRAIN in found:
-        return found
+    if TRAIN in folders_of_split:
+        return folders_of_split
     folders = os.path.join(path, images), os.path.join(path, masks)
     if not all(map(os.path.isdir, folders)):
-        return found
-    of_images, of_masks = (parts_among(class_folders(place), place) for place in folders)
+        return folders_of_split
+    of_images, of_masks = (find_splits(class_folders(place), place) for place in folders)
     return {
         part: (os.path.join(folders[0], of_images[part]), os.path.join(folders[1], of_masks[part]))
         for part in of_images
@@ -295,15 +297,15 @@ def _divided_masks(path: str, images: str, masks: str) -> dict[str, tuple[str, s
 
 def _by_stem(folder: str, extensions: frozenset[str], unread: Counter[str]) -> dict[str, str]:
     """The files below a folder by their names in it, without extension."""
-    found: dict[str, str] = {}
-    for path in images_below(folder, (), unread, extensions):
+    files: dict[str, str] = {}
+    for path in find_images(folder, (), unread, extensions):
         stem = os.path.splitext(os.path.relpath(path, folder))[0].removesuffix("_mask")
-        other = found.setdefault(stem, path)
-        if other != path:
+        first = files.setdefault(stem, path)
+        if first != path:
             raise InputError(
-                f"{path}: {other} has the same name; one of them must go, or be renamed"
+                f"{path}: {first} has the same name; one of them must go, or be renamed"
             )
-    return found
+    return files
 
 
 def check_folder(path: str) -> None:
@@ -326,10 +328,10 @@ def class_folders(folder: str | Path) -> list[str]:
 def _images(folder: str, unread: Counter[str]) -> list[str]:
     """Paths of the images below a class's folder, relative to it, sorted."""
     above = os.path.realpath(os.path.dirname(folder))
-    return sorted(os.path.relpath(path, folder) for path in images_below(folder, (above,), unread))
+    return sorted(os.path.relpath(path, folder) for path in find_images(folder, (above,), unread))
 
 
-def on_unread(source: object) -> str:
+def describe_unread(source: object) -> str:
     """Say in a line how many files beside those of a source are not read; nothing where there are none."""
     unread: Counter[str] | None = getattr(source, "unread", None)
     if not unread:
@@ -342,7 +344,7 @@ def on_unread(source: object) -> str:
     )
 
 
-def _but(unread: Counter[str]) -> str:
+def _format_unread(unread: Counter[str]) -> str:
     if unread:
         return f", but {_endings(unread)}"
     return ""
@@ -354,7 +356,7 @@ def _endings(unread: Counter[str]) -> str:
     return ", ".join(listed) + (" ..." if len(endings) > 5 else "")
 
 
-def images_below(
+def find_images(
     folder: str,
     inside: tuple[str, ...],
     unread: Counter[str],
@@ -376,7 +378,7 @@ def images_below(
         else:
             unread[ending] += 1
     for name in folders:
-        yield from images_below(os.path.join(folder, name), inside, unread, extensions)
+        yield from find_images(os.path.join(folder, name), inside, unread, extensions)
 
 
 def _scan(folder: str, inside: tuple[str, ...]) -> tuple[list[str], list[str]]:
@@ -397,7 +399,7 @@ def _scan(folder: str, inside: tuple[str, ...]) -> tuple[list[str], list[str]]:
                 elif not (entry.is_symlink() and _leads_back(entry.path, inside)):
                     folders.append(entry.name)
     except OSError as error:
-        if may_pass(error):
+        if is_transient(error):
             raise
         raise InputError(f"{folder}: cannot be read: {error.strerror}") from error
     return sorted(folders), files
@@ -407,7 +409,7 @@ def _leads_to_a_folder(link: str) -> bool:
     try:
         return stat.S_ISDIR(os.stat(link).st_mode)
     except OSError as error:
-        if may_pass(error):
+        if is_transient(error):
             raise
         if os.path.splitext(link)[
             1
@@ -421,4 +423,4 @@ def _leads_to_a_folder(link: str) -> bool:
 def _leads_back(link: str, inside: tuple[str, ...]) -> bool:
     """Whether a link leads to a folder that holds one of those that it is inside of: a loop."""
     target = os.path.join(os.path.realpath(link), "")
-    return any(os.path.join(place, "").startswith(target) for place in inside)
+    return any(os.path.join(folder, "").startswith(target) for folder in inside)

@@ -10,18 +10,18 @@ import numpy as np
 from PIL import Image
 
 from preprocess.base import InputError, UnreadableImage, UnreadableSample
-from preprocess.decode import opened, upright
+from preprocess.decode import load_upright, open_image
 from preprocess.files.npz import is_npy, parse_npy
-from preprocess.fingerprint import UNSEEN, looked_at, of, seen_of_files
+from preprocess.fingerprint import NOT_READ, hash64, hash_files, select_rows
 from preprocess.target import TargetSpec, TargetWish
 from preprocess.transient_errors import read_file
 
-Colour: TypeAlias = tuple[int, int, int]
+Color: TypeAlias = tuple[int, int, int]
 
 # In place of the number of pixels that count for nothing, where numbers are replaced by classes.
 _IGNORED = -1
-_MOST = 256  # values of pixels that are taken for classes without being said to be some
-_LOOKED_AT = 100  # masks whose palettes are compared at first, where the classes are known
+_MAX_CLASSES = 256  # values of pixels that are taken for classes without being said to be some
+_PALETTES = 100  # masks whose palettes are compared at first, where the classes are known
 _LOSSY = ("JPEG", "MPO", "JPEG2000", "AVIF")  # Pillow's names of formats that change numbers
 _LOSSY_IN_TIFF = ("jpeg", "tiff_jpeg", "webp")  # the same of compressions
 
@@ -30,7 +30,7 @@ class UnfitMask(UnreadableImage):
     """A mask that is not damaged, and yet its numbers mean nothing, or not what they mean in others."""
 
 
-class Decoded(NamedTuple):
+class DecodedMask(NamedTuple):
     """What is in the file of a mask.
 
     Attributes:
@@ -43,15 +43,15 @@ class Decoded(NamedTuple):
     palette: np.ndarray | None = None
     is_grey: bool = False
 
-    def colours(self) -> dict[int, Colour]:
+    def colors(self) -> dict[int, Color]:
         """The color of each number that occurs; none without a palette."""
         if self.palette is None:
             return {}
         used = [number for number in np.unique(self.numbers).tolist() if number < len(self.palette)]
-        return {number: _colour(self.palette, number) for number in used}
+        return {number: _color(self.palette, number) for number in used}
 
 
-def decode_mask(data: bytes) -> Decoded:
+def decode_mask(data: bytes) -> DecodedMask:
     """Decode a mask, turned as its EXIF orientation says, as its image is.
 
     Args:
@@ -62,12 +62,12 @@ def decode_mask(data: bytes) -> Decoded:
         UnfitMask: its format changes numbers.
     """
     if is_npy(data):
-        return Decoded(plain_mask(parse_npy(data)))
+        return DecodedMask(plain_mask(parse_npy(data)))
     try:
-        with opened(data) as image:
+        with open_image(data) as image:
             _check_lossless(image, data)
-            image = upright(image)
-            return Decoded(plain_mask(np.asarray(image)), _palette(image), image.mode == "L")
+            image = load_upright(image)
+            return DecodedMask(plain_mask(np.asarray(image)), _palette(image), image.mode == "L")
     except UnfitMask:
         raise
     except UnreadableImage as error:
@@ -91,33 +91,33 @@ def _check_lossless(image: Image.Image, data: bytes) -> None:
 def _palette(image: Image.Image) -> np.ndarray | None:
     if image.mode == "1":
         return np.array([[0, 0, 0], [255, 255, 255]], np.uint8)
-    colours = image.getpalette("RGB") if image.mode == "P" else None
-    if colours is None:
+    colors = image.getpalette("RGB") if image.mode == "P" else None
+    if colors is None:
         return None
-    return np.array(colours, np.uint8).reshape(-1, 3)
+    return np.array(colors, np.uint8).reshape(-1, 3)
 
 
-def _colour(palette: np.ndarray, number: int) -> Colour:
+def _color(palette: np.ndarray, number: int) -> Color:
     red, green, blue = palette[number].tolist()
     return red, green, blue
 
 
-def plain_mask(found: np.ndarray) -> np.ndarray:
+def plain_mask(pixels: np.ndarray) -> np.ndarray:
     """A mask as (height, width) of an integer type.
 
     Raises:
         BadImage: it is something else.
     """
-    if found.ndim == 3 and found.shape[2] == 1:
-        found = found[:, :, 0]
-    if found.ndim != 2 or found.dtype.kind not in "iub":
+    if pixels.ndim == 3 and pixels.shape[2] == 1:
+        pixels = pixels[:, :, 0]
+    if pixels.ndim != 2 or pixels.dtype.kind not in "iub":
         raise UnreadableImage(
-            f"its mask is {found.shape} of {found.dtype}; it should have one whole number for each pixel, "
+            f"its mask is {pixels.shape} of {pixels.dtype}; it should have one whole number for each pixel, "
             "its class: a greyscale or palette image, or an array (height, width) of integers"
         )
-    if found.dtype.kind == "b":
-        return found.astype(np.uint8)
-    return found
+    if pixels.dtype.kind == "b":
+        return pixels.astype(np.uint8)
+    return pixels
 
 
 class PixelClasses:
@@ -127,7 +127,7 @@ class PixelClasses:
         values: the number of each class, ascending or not; none where each number that is in any mask is a class.
         names: of the classes.
         ignore: the number of pixels that count for nothing; None where there are none.
-        colours: the color that each number has in palettes, as far as that is known.
+        colors: the color that each number has in palettes, as far as that is known.
         by_grey: whether the grey level of a color is its number, and not its place in the palette.
 
     Raises:
@@ -139,7 +139,7 @@ class PixelClasses:
         values: Sequence[int] = (),
         names: Sequence[str] = (),
         ignore: int | None = None,
-        colours: Mapping[int, Colour] | None = None,
+        colors: Mapping[int, Color] | None = None,
         by_grey: bool = False,
     ) -> None:
         if ignore is not None and ignore in values:
@@ -149,14 +149,16 @@ class PixelClasses:
             )
         self.names = tuple(names)
         self.ignore = ignore
-        self.colours = dict(colours or {})
+        self.colors = dict(colors or {})
         self.by_grey = by_grey
         self._values = np.array(values, np.int64)
         self._is_plain = list(values) == list(range(len(values)))
         self._sorter = np.argsort(self._values)
 
     @classmethod
-    def told(cls, pixels: Mapping[str, int] | None, target: TargetWish | None) -> PixelClasses:
+    def from_options(
+        cls, pixels: Mapping[str, int] | None, target: TargetWish | None
+    ) -> PixelClasses:
         """As a spec says it.
 
         Args:
@@ -166,10 +168,10 @@ class PixelClasses:
         Raises:
             InputError: the pixels are no numbers of their own.
         """
-        wish = target or TargetWish("mask")
+        request = target or TargetWish("mask")
         if pixels is None:
-            count = wish.outputs or len(wish.names)
-            return cls(range(count), wish.names or list(map(str, range(count))), wish.ignore)
+            count = request.outputs or len(request.names)
+            return cls(range(count), request.names or list(map(str, range(count))), request.ignore)
         if not isinstance(pixels, Mapping) or len(pixels) < 2:
             raise InputError(
                 f"pixels: {pixels} should give each class a pixel value, like {{sky: 0, cloud: 255}}"
@@ -182,19 +184,19 @@ class PixelClasses:
             raise InputError(
                 f"pixels: {dict(pixels)} should give each class a whole number of its own, from 0"
             )
-        return cls(values, list(map(str, pixels)), wish.ignore)
+        return cls(values, list(map(str, pixels)), request.ignore)
 
-    def of_palettes(self, colours: Mapping[int, Colour], by_grey: bool) -> PixelClasses:
+    def of_palettes(self, colors: Mapping[int, Color], by_grey: bool) -> PixelClasses:
         """The same for masks whose palettes are known."""
         values = self._values.tolist()
-        return PixelClasses(values, self.names, self.ignore, colours, by_grey)
+        return PixelClasses(values, self.names, self.ignore, colors, by_grey)
 
     @property
     def values(self) -> tuple[int, ...]:
         """The number of each class."""
         return tuple(self._values.tolist())
 
-    def numbers(self, mask: Decoded) -> np.ndarray:
+    def numbers(self, mask: DecodedMask) -> np.ndarray:
         """The numbers of a mask, which mean the same in all masks.
 
         Raises:
@@ -203,20 +205,20 @@ class PixelClasses:
         if mask.palette is None:
             return mask.numbers
         if self.by_grey:
-            wrong = {number: one for number, one in mask.colours().items() if len({*one}) > 1}
+            wrong = {number: one for number, one in mask.colors().items() if len({*one}) > 1}
             if wrong:
                 raise UnfitMask(
                     "the palettes of masks differ, so grey levels are the numbers, and its mask has the color "
                     f"{next(iter(wrong.values()))}"
                 )
             return mask.palette[:, 0][mask.numbers.clip(max=len(mask.palette) - 1)]
-        for number, colour in self.colours.items():
-            if number >= len(mask.palette) or _colour(mask.palette, number) == colour:
+        for number, color in self.colors.items():
+            if number >= len(mask.palette) or _color(mask.palette, number) == color:
                 continue
             if (mask.numbers == number).any():
                 raise UnfitMask(
                     f"the palettes of masks differ: the value {number} has the color "
-                    f"{_colour(mask.palette, number)} in this one and {colour} in others; save all masks with one "
+                    f"{_color(mask.palette, number)} in this one and {color} in others; save all masks with one "
                     "palette, or as greyscale images of the values"
                 )
         return mask.numbers
@@ -235,10 +237,10 @@ class PixelClasses:
         """
         if self._is_plain:
             return mask
-        place = np.searchsorted(self._values, mask, sorter=self._sorter).clip(
+        position = np.searchsorted(self._values, mask, sorter=self._sorter).clip(
             max=len(self._values) - 1
         )
-        classes = self._sorter[place]
+        classes = self._sorter[position]
         foreign = self._values[classes] != mask
         if self.ignore is not None:
             classes[mask == self.ignore] = _IGNORED
@@ -249,10 +251,12 @@ class PixelClasses:
 
     def _foreign(self, mask: np.ndarray, foreign: np.ndarray) -> UnreadableImage:
         row, column = np.argwhere(foreign)[0]
-        there = ", ".join(map(str, self._values[:5])) + (" ..." if len(self._values) > 5 else "")
+        listed_values = ", ".join(map(str, self._values[:5])) + (
+            " ..." if len(self._values) > 5 else ""
+        )
         return UnreadableImage(
             f"its mask has the value {mask[row, column]} at row {row}, column {column}; the values of the "
-            f"{len(self.names)} classes are {there}"
+            f"{len(self.names)} classes are {listed_values}"
         )
 
 
@@ -283,9 +287,9 @@ class Masks:
         self.name = name
         self._content = content
         if classes.names:
-            self.classes = self._looked_at(count, classes)
+            self.classes = self._check_palettes(count, classes)
         else:
-            self.classes = self._found(count, classes)
+            self.classes = self._find_classes(count, classes)
 
     @property
     def spec(self) -> TargetSpec:
@@ -298,22 +302,22 @@ class Masks:
         Raises:
             BadSample: it cannot be read, or has a pixel of no class.
         """
-        mask = self.decoded(index)
+        mask = self.read_numbers(index)
         try:
             return self.classes.apply(mask)
         except UnreadableImage as error:
             raise UnreadableSample(self.name(index), str(error)) from error
 
-    def seen(self, keys: np.ndarray) -> dict[str, np.ndarray]:
+    def hashes(self, keys: np.ndarray) -> dict[str, np.ndarray]:
         """What some of the masks are known by; see :mod:`preprocess.fingerprint`."""
-        content = np.full(len(keys), UNSEEN, np.uint64)
-        rows = looked_at(len(keys))
+        content = np.full(len(keys), NOT_READ, np.uint64)
+        rows = select_rows(len(keys))
         for row in rows.tolist():
             with suppress(UnreadableSample):
-                content[row] = of(self.decoded(row))
+                content[row] = hash64(self.read_numbers(row))
         return {"content": content}
 
-    def decoded(self, index: int) -> np.ndarray:
+    def read_numbers(self, index: int) -> np.ndarray:
         """The numbers of a mask.
 
         Raises:
@@ -324,20 +328,20 @@ class Masks:
         except UnreadableImage as error:
             raise UnreadableSample(self.name(index), str(error)) from error
 
-    def _decoded(self, index: int) -> Decoded:
-        found = self._content(index)
-        if isinstance(found, np.ndarray):
-            return Decoded(plain_mask(found))
-        return decode_mask(found)
+    def _decoded(self, index: int) -> DecodedMask:
+        content = self._content(index)
+        if isinstance(content, np.ndarray):
+            return DecodedMask(plain_mask(content))
+        return decode_mask(content)
 
-    def _looked_at(self, count: int, classes: PixelClasses) -> PixelClasses:
+    def _check_palettes(self, count: int, classes: PixelClasses) -> PixelClasses:
         """The classes that are told, once a few masks have been compared.
 
         Raises:
             InputError: their palettes differ, or their format changes numbers.
         """
-        palettes = _Palettes(classes.colours, classes.ignore)
-        for index in looked_at(count, _LOOKED_AT).tolist():
+        palettes = _Palettes(classes.colors, classes.ignore)
+        for index in select_rows(count, _PALETTES).tolist():
             try:
                 content = self._content(index)
                 if isinstance(content, np.ndarray):  # then all are arrays
@@ -349,18 +353,20 @@ class Masks:
                 raise InputError(f"{self.name(index)}: {error}") from error
             except (UnreadableImage, UnreadableSample):  # is counted when it is read
                 continue
-        told = {*classes.values, classes.ignore}
+        known_values = {*classes.values, classes.ignore}
         levels = palettes.grey_levels()
-        means_levels = levels is not None and levels <= told and not {*palettes.colours} <= told
+        means_levels = (
+            levels is not None and levels <= known_values and not {*palettes.colors} <= known_values
+        )
         if palettes.difference and not means_levels:
             raise InputError(palettes.difference)
         by_grey = classes.by_grey or means_levels
-        return classes.of_palettes({} if by_grey else palettes.colours, by_grey)
+        return classes.of_palettes({} if by_grey else palettes.colors, by_grey)
 
-    def _found(self, count: int, told: PixelClasses) -> PixelClasses:
+    def _find_classes(self, count: int, requested: PixelClasses) -> PixelClasses:
         """The numbers that are in any mask."""
         values: set[int] = set()
-        palettes = _Palettes({}, told.ignore)
+        palettes = _Palettes({}, requested.ignore)
         for index in range(count):
             try:
                 mask = self._decoded(index)
@@ -378,76 +384,76 @@ class Masks:
             palettes.add(mask, self.name(index))
             if mask.palette is None:
                 values.update(np.unique(mask.numbers).tolist())
-            if len(values | {*palettes.colours}) > _MOST:
+            if len(values | {*palettes.colors}) > _MAX_CLASSES:
                 raise InputError(
-                    f"{self.name(index)}: with this mask there are more than {_MOST} values of pixels; "
+                    f"{self.name(index)}: with this mask there are more than {_MAX_CLASSES} values of pixels; "
                     "are they classes? say so in data.target, or in options: pixels"
                 )
         by_grey = bool(palettes.difference)
         levels = palettes.grey_levels()
         if by_grey and (levels is None or palettes.is_ambiguous):
             raise InputError(palettes.difference)
-        values |= levels if by_grey and levels else {*palettes.colours}
-        values -= {told.ignore}
+        values |= levels if by_grey and levels else {*palettes.colors}
+        values -= {requested.ignore}
         if len(values) < 2:
             raise InputError(
                 f"{self.name(0)}: all pixels of all masks have the value {', '.join(map(str, values))}; "
                 "at least two classes are needed"
             )
-        colours = {} if by_grey else palettes.colours
+        colors = {} if by_grey else palettes.colors
         names = [str(value) for value in sorted(values)]
-        return PixelClasses(sorted(values), names, told.ignore, colours, by_grey)
+        return PixelClasses(sorted(values), names, requested.ignore, colors, by_grey)
 
 
 class _Palettes:
     """Compares the palettes of masks, as far as their colors are used.
 
     Args:
-        colours: that numbers are known to have.
+        colors: that numbers are known to have.
         ignore: the number of pixels that count for nothing.
 
     Attributes:
-        colours: the color of each number that occurs in masks with a palette.
+        colors: the color of each number that occurs in masks with a palette.
         difference: where palettes differ, in words; empty where they do not.
         is_ambiguous: whether a number that is a color in some masks may be the number or its grey level in others.
     """
 
-    def __init__(self, colours: Mapping[int, Colour], ignore: int | None) -> None:
-        self.colours = dict(colours)
+    def __init__(self, colors: Mapping[int, Color], ignore: int | None) -> None:
+        self.colors = dict(colors)
         self.difference = ""
         self.is_ambiguous = False
         self._ignore = ignore
         self._origins: dict[int, str] = {}
-        self._used: set[Colour] = set()
+        self._used: set[Color] = set()
         self._greys: dict[int, str] = {}
 
-    def add(self, mask: Decoded, name: str) -> None:
+    def add(self, mask: DecodedMask, name: str) -> None:
         """Compare one more mask."""
         if mask.is_grey:
             self._greys |= dict.fromkeys(np.unique(mask.numbers).tolist(), name)
-        for number, colour in mask.colours().items():
-            self._used.add(colour)
-            known = self.colours.setdefault(number, colour)
-            other = self._origins.setdefault(number, name)
-            if known != colour:
-                self._differ(name, number, colour, f"in {other} it is {known}")
-        for number, (level, *others) in self.colours.items():
-            is_grey = others == [level, level]
+        for number, color in mask.colors().items():
+            self._used.add(color)
+            first_color = self.colors.setdefault(number, color)
+            first_mask = self._origins.setdefault(number, name)
+            if first_color != color:
+                self._differ(name, number, color, f"in {first_mask} it is {first_color}")
+        for number, (level, *channels) in self.colors.items():
+            is_grey = channels == [level, level]
             if is_grey and level not in (number, self._ignore) and level in self._greys:
                 self.is_ambiguous |= number in self._greys
-                where = self._origins.get(number, name)
-                other = f"{self._greys[level]} has the value {level}"
-                self._differ(where, number, (level, level, level), other)
+                origin = self._origins.get(number, name)
+                first_mask = f"{self._greys[level]} has the value {level}"
+                self._differ(origin, number, (level, level, level), first_mask)
 
     def grey_levels(self) -> set[int] | None:
         """The grey levels of all colors that occur; None where some are not grey."""
-        if any(len({*colour}) > 1 for colour in self._used):
+        if any(len({*color}) > 1 for color in self._used):
             return None
-        return {colour[0] for colour in self._used}
+        return {color[0] for color in self._used}
 
-    def _differ(self, name: str, number: int, colour: Colour, other: str) -> None:
+    def _differ(self, name: str, number: int, color: Color, contrast: str) -> None:
         self.difference = self.difference or (
-            f"{name}: the palettes of masks differ: the value {number} is the color {colour} here, and {other}; "
+            f"{name}: the palettes of masks differ: the value {number} is the color {color} here, and {contrast}; "
             "save all masks with one palette, or as greyscale images of the values"
         )
 
@@ -464,12 +470,12 @@ class MaskFiles(Masks):
         self._files = list(files)
         super().__init__(len(files), classes, self._files.__getitem__, self._read)
 
-    def some(self, rows: np.ndarray) -> MaskFiles:
+    def select(self, rows: np.ndarray) -> MaskFiles:
         """Those of some samples."""
         return MaskFiles([self._files[row] for row in rows.tolist()], self.classes)
 
-    def seen(self, keys: np.ndarray) -> dict[str, np.ndarray]:  # noqa: D102 - Masks says it
-        return seen_of_files(keys, self._files)
+    def hashes(self, keys: np.ndarray) -> dict[str, np.ndarray]:  # noqa: D102 - Masks says it
+        return hash_files(keys, self._files)
 
     def _read(self, index: int) -> bytes:
         return read_file(self._files[index], lambda: self._files[index])

@@ -44,14 +44,14 @@ def open_noise(
     Raises:
         InputError: a number is no whole one, or too small.
     """
-    for name, value, least in (
+    for name, value, minimum in (
         ("samples", samples, 1),
         ("validation", validation, 0),
         ("classes", classes, 2),
         ("size", size, 1),
     ):
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
             raise InputError(
-                f"builtin:noise: {name}: {value} should be a whole number from {least}"
+                f"builtin:noise: {name}: {value} should be a whole number from {minimum}"
             )
     return Noise(samples, classes, size), Noise(validation, classes, size) if validation else None

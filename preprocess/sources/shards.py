@@ -29,23 +29,23 @@ from preprocess.base import (
     UnreadableImage,
     UnreadableSample,
     counted,
-    encoded,
+    encode_name,
     printable,
     rng_for,
 )
-from preprocess.fingerprint import WHOLE, SampleIds, hashed, marks_by_reading
+from preprocess.fingerprint import FULL_READ_BYTES, SampleIds, hash_each, identify_by_content
 from preprocess.sources.masks import Masks, PixelClasses
-from preprocess.sources.targets import Targeted, Targets, label_sets, understand
+from preprocess.sources.targets import TargetedSource, Targets, encode_label_sets, parse_targets
 from preprocess.splits import (
     TRAIN,
     check_numbered,
-    held_out_parts,
-    part_within,
-    parts_among,
-    stand_in,
+    choose_held_out,
+    find_split_word,
+    find_splits,
+    mark_stand_in,
 )
 from preprocess.target import TargetWish
-from preprocess.transient_errors import read_patiently
+from preprocess.transient_errors import read_with_retries
 
 OPEN_FILES = 64  # shards that one process keeps open
 BUFFER = 1024  # records of a shuffle buffer
@@ -113,7 +113,7 @@ class Format(Protocol):
         """
 
 
-class Shards(Targeted):
+class Shards(TargetedSource):
     """The records of some shards; a class is a distinct label, in ascending order.
 
     Args:
@@ -145,14 +145,14 @@ class Shards(Targeted):
         self.places = tuple(shards)
         self._form = form
         self._buffer = buffer
-        found = self._index
+        index = self._index
         count = len(self._index.offsets)
-        weights = found.weights if len(found.weights) else None
-        self.are_lists = are_lists or _are_lists(found, target)
+        weights = index.weights if len(index.weights) else None
+        self.are_lists = are_lists or _are_lists(index, target)
         if target is not None and target.kind == "mask":
             targets: Masks | Targets = Masks(count, masks, self.name, self.mask)
         else:
-            targets = _understood(found, target, shards[0], self.name, self.are_lists)
+            targets = _parse_targets(index, target, shards[0], self.name, self.are_lists)
         super().__init__(targets, weights, count)
 
     def read(self, index: int) -> bytes | np.ndarray:
@@ -181,21 +181,21 @@ class Shards(Targeted):
         ]
         return shuffle(np.concatenate(front), self._buffer, rng)
 
-    def sample_marks(self) -> SampleIds:
+    def sample_ids(self) -> SampleIds:
         """Large records are known by their shards and places; see :mod:`preprocess.fingerprint`."""
         sizes = self._index.sizes
         names = None
-        if sizes.sum() > WHOLE:
+        if sizes.sum() > FULL_READ_BYTES:
             starts = np.diff(self._index.starts)
             shards = np.repeat(list(map(os.path.basename, self._index.shards)), starts).tolist()
             numbers = np.concatenate(list(map(np.arange, starts))).tolist()
-            names = hashed(
+            names = hash_each(
                 f"{shard}[{number}]" for shard, number in zip(shards, numbers, strict=True)
             )
-        found = marks_by_reading(self, int(sizes.sum()), "record", names)
+        ids = identify_by_content(self, int(sizes.sum()), "record", names)
         if names is None:
-            return found
-        return replace(found, seen={**found.seen, "size": sizes.astype(np.uint64) + 1})
+            return ids
+        return replace(ids, hashes={**ids.hashes, "size": sizes.astype(np.uint64) + 1})
 
     @cached_property
     def _open(self) -> OrderedDict[int, int]:
@@ -210,7 +210,7 @@ class Shards(Targeted):
         return self._piece(index, *self._index.values[index].tolist())
 
     def _piece(self, index: int, offset: int, size: int) -> bytes:
-        return read_patiently(
+        return read_with_retries(
             lambda: os.pread(self._file(self._shard(index)), size, offset),
             lambda: self.name(index),
             again=lambda: self._close(self._shard(index)),
@@ -231,41 +231,41 @@ class Shards(Targeted):
         return self._open[shard]
 
 
-def _understood(
-    found: ShardIndex,
-    wish: TargetWish | None,
+def _parse_targets(
+    index: ShardIndex,
+    request: TargetWish | None,
     origin: str,
     name: Callable[[int], str],
     are_lists: bool,
 ) -> Targets:
     """The targets of an index: a single integer or text is a class, unless the spec says otherwise."""
     if are_lists:
-        if wish is not None and wish.kind != "multilabel":
+        if request is not None and request.kind != "multilabel":
             raise InputError(
-                f"{origin}: records have lists of labels; that is multilabel, not {wish.kind}"
+                f"{origin}: records have lists of labels; that is multilabel, not {request.kind}"
             )
-        return label_sets(_sets(found), wish, origin, name)
-    is_class = wish is None and found.values.ndim == 1 and found.values.dtype.kind != "f"
-    return understand(found.values, TargetWish("class") if is_class else wish, origin, name)
+        return encode_label_sets(_label_sets(index), request, origin, name)
+    is_class = request is None and index.values.ndim == 1 and index.values.dtype.kind != "f"
+    return parse_targets(index.values, TargetWish("class") if is_class else request, origin, name)
 
 
-def _are_lists(found: ShardIndex, wish: TargetWish | None) -> bool:
+def _are_lists(index: ShardIndex, request: TargetWish | None) -> bool:
     """Whether targets are lists of labels, and not a zero or one for each label."""
-    if len(found.lengths):
+    if len(index.lengths):
         return True
-    is_asked = wish is not None and wish.kind == "multilabel"
-    if found.values.dtype.kind == "U":
-        return is_asked or found.values.ndim == 2
-    return is_asked and not np.isin(found.values, (0, 1)).all()
+    is_multilabel = request is not None and request.kind == "multilabel"
+    if index.values.dtype.kind == "U":
+        return is_multilabel or index.values.ndim == 2
+    return is_multilabel and not np.isin(index.values, (0, 1)).all()
 
 
-def _sets(found: ShardIndex) -> list[set[object]]:
+def _label_sets(index: ShardIndex) -> list[set[object]]:
     """The labels of each record, where records have lists of them."""
-    values = found.values
+    values = index.values
     if values.dtype.kind == "f" and (values == np.floor(values)).all():
         values = values.astype(np.int64)
-    if len(found.lengths):
-        rows = np.split(values, np.cumsum(found.lengths)[:-1])
+    if len(index.lengths):
+        rows = np.split(values, np.cumsum(index.lengths)[:-1])
     else:
         rows = list(values.reshape(len(values), -1))
     return [set(row.tolist()) for row in rows]
@@ -316,9 +316,9 @@ def find_shards(path: str, pattern: str) -> tuple[list[str], list[str]]:
         for entry in os.scandir(path)
         if entry.is_dir() and (shards := _shards_in(entry.path, pattern))
     }
-    parts = parts_among(folders, path)
+    parts = find_splits(folders, path)
     if TRAIN in parts:
-        held_out, _ = held_out_parts(parts)
+        held_out, _ = choose_held_out(parts)
         check_numbered([shard for shards in folders.values() for shard in shards])
         return folders[parts[TRAIN]], folders.get(held_out or "", [])
     found = _shards_in(path, pattern)
@@ -337,11 +337,11 @@ def _by_name(path: str, shards: list[str]) -> tuple[list[str], list[str]]:
     """Shards whose names say to which part of the data they belong; all of them where they say nothing of it."""
     parts: dict[str, list[str]] = {}
     for shard in shards:
-        parts.setdefault(part_within(os.path.basename(shard)) or "", []).append(shard)
+        parts.setdefault(find_split_word(os.path.basename(shard)) or "", []).append(shard)
     if len(parts) == 1:  # the path names one part
         return shards, []
     first = os.path.basename(parts.get(TRAIN, [""])[0])
-    begins_with_part = part_within(re.split(r"[\W\d_]", first)[0]) == TRAIN
+    begins_with_part = find_split_word(re.split(r"[\W\d_]", first)[0]) == TRAIN
     if "" in parts and not begins_with_part:
         if set(parts) == {"", TRAIN}:  # that word is part of another name
             return shards, []
@@ -354,7 +354,7 @@ def _by_name(path: str, shards: list[str]) -> tuple[list[str], list[str]]:
             f"{path}: no name of a shard says train, and some say {' or '.join(sorted(parts))}; name the "
             "shards for training in data.path"
         )
-    held_out, _ = held_out_parts({part: part for part in parts if part})
+    held_out, _ = choose_held_out({part: part for part in parts if part})
     return parts[TRAIN], parts.get(held_out or "-", [])
 
 
@@ -376,10 +376,10 @@ def _expand(path: str) -> list[str]:
 def _matching(path: str) -> list[str]:
     if os.path.isfile(path):
         return [path]
-    found = glob.glob(path)
-    if not found:
+    matches = glob.glob(path)
+    if not matches:
         raise InputError(f"{path}: no such file")
-    return found
+    return matches
 
 
 _COLUMNS = (
@@ -394,13 +394,13 @@ _COLUMNS = (
 
 def load_index(shards: tuple[str, ...], form: Format) -> ShardIndex:
     """The index of some shards: the one that was kept, if it fits, or a new one, which is kept."""
-    names = hashlib.sha256(encoded("\n".join(map(os.path.basename, shards)))).hexdigest()[:16]
+    names = hashlib.sha256(encode_name("\n".join(map(os.path.basename, shards)))).hexdigest()[:16]
     path = os.path.join(os.path.dirname(shards[0]), f".index-{names}.npz")
     identity = _identity(shards, form)
-    index = _kept(path, shards, identity)
+    index = _load_saved(path, shards, identity)
     if index is None:
         index = _scan(shards, form)
-        _keep(index, identity, path)
+        _save_index(index, identity, path)
     return index
 
 
@@ -410,11 +410,11 @@ def _identity(shards: tuple[str, ...], form: Format) -> str:
     return json.dumps([_VERSION, repr(form), [(stat.st_size, stat.st_mtime_ns) for stat in stats]])
 
 
-def _kept(path: str, shards: tuple[str, ...], identity: str) -> ShardIndex | None:
+def _load_saved(path: str, shards: tuple[str, ...], identity: str) -> ShardIndex | None:
     try:
-        with open(path, "rb") as file, np.load(file, allow_pickle=False) as kept:
-            if str(kept["identity"]) == identity and not _is_lossy(kept["values"]):
-                return ShardIndex(shards, *(kept[name] for name in _COLUMNS))
+        with open(path, "rb") as file, np.load(file, allow_pickle=False) as saved:
+            if str(saved["identity"]) == identity and not _is_lossy(saved["values"]):
+                return ShardIndex(shards, *(saved[name] for name in _COLUMNS))
     except (OSError, ValueError, KeyError, EOFError, BadZipFile):  # there is none, or it is damaged
         pass
     return None
@@ -425,7 +425,7 @@ def _is_lossy(values: np.ndarray) -> bool:
     return values.dtype.kind == "U" and bool((np.char.find(values, "\ufffd") >= 0).any())
 
 
-def _keep(index: ShardIndex, identity: str, path: str) -> None:
+def _save_index(index: ShardIndex, identity: str, path: str) -> None:
     partial = f"{path}.partial-{os.getpid()}"
     try:
         with open(partial, "wb") as file:
@@ -439,14 +439,14 @@ def _keep(index: ShardIndex, identity: str, path: str) -> None:
 
 
 def _scan(shards: tuple[str, ...], form: Format) -> ShardIndex:
-    found = [[Record(*record) for record in form.scan(shard)] for shard in shards]
-    records = [record for shard in found for record in shard]
+    records_of_shards = [[Record(*record) for record in form.scan(shard)] for shard in shards]
+    records = [record for shard in records_of_shards for record in shard]
     if not records:
         raise InputError(
             f"{shards[0]}: no records in {'it' if len(shards) == 1 else 'these shards'}"
         )
-    starts = np.cumsum([0, *map(len, found)])
-    offsets, sizes = (np.array([record[place] for record in records]) for place in (0, 1))
+    starts = np.cumsum([0, *map(len, records_of_shards)])
+    offsets, sizes = (np.array([record[field] for record in records]) for field in (0, 1))
     weights = [record.weight for record in records if record.weight is not None]
     if weights and len(weights) < len(records):
         raise InputError(f"{shards[0]}: some records have a weight and some have none")
@@ -460,33 +460,33 @@ def _columns(shard: str, values: Sequence[Value]) -> tuple[np.ndarray, np.ndarra
     """The targets of all records, and how many numbers each has, where that differs."""
     are_lists = any(isinstance(value, tuple) for value in values)
     lists = [value if isinstance(value, tuple) else (value,) for value in values]
-    everything = [value for one in lists for value in one]
-    if len({isinstance(value, str) for value in everything}) > 1:
+    numbers = [value for numbers_of_record in lists for value in numbers_of_record]
+    if len({isinstance(value, str) for value in numbers}) > 1:
         raise InputError(
             f"{shard}: some labels are numbers and some are text; all must be of one kind"
         )
     if not are_lists:
         return np.array(values), np.empty(0, np.int64)
-    if not everything:
+    if not numbers:
         raise InputError(f"{shard}: the lists of labels of all records are empty")
     lengths = np.array(list(map(len, lists)))
     if (lengths == lengths[0]).all():
         return np.array(lists), np.empty(0, np.int64)
-    return np.array(everything), lengths
+    return np.array(numbers), lengths
 
 
-def opener(
+def open_shards(
     form: Format, path: str, buffer: int, target: TargetWish | None, masks: PixelClasses
 ) -> tuple[Shards, Shards | None]:
     """The training records at a path and, where there are some, those for validation."""
     train, held_out = find_shards(path, form.pattern)
-    found = Shards(train, form, buffer, target, masks)
+    train_shards = Shards(train, form, buffer, target, masks)
     if not held_out:
-        return found, None
-    shared = masks if found.masks is None else found.masks.classes
-    validation = Shards(held_out, form, buffer, target, shared, found.are_lists)
+        return train_shards, None
+    shared = masks if train_shards.masks is None else train_shards.masks.classes
+    validation = Shards(held_out, form, buffer, target, shared, train_shards.are_lists)
     folder, name = os.path.split(held_out[0])
     is_by_folder = folder != os.path.dirname(train[0])
-    part = os.path.basename(folder) if is_by_folder else part_within(name) or ""
-    stand_in(validation, part, ", ".join(held_out[:3]))
-    return found, validation
+    part = os.path.basename(folder) if is_by_folder else find_split_word(name) or ""
+    mark_stand_in(validation, part, ", ".join(held_out[:3]))
+    return train_shards, validation

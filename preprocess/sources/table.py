@@ -20,24 +20,24 @@ from preprocess.base import (
     UnreadableSample,
     and_more,
     counted,
+    first_duplicate,
     printable,
-    twice_in,
 )
 from preprocess.files.npz import is_npy, parse_npy
-from preprocess.files.table import Table, listed, read_table, table_files
-from preprocess.fingerprint import SampleIds, marks_of_files, of_rows
+from preprocess.files.table import Table, format_names, read_table, table_files
+from preprocess.fingerprint import SampleIds, hash_rows, identify_files
 from preprocess.sources.arrays import Opened
-from preprocess.sources.files import InOrder
+from preprocess.sources.files import SequentialOrder
 from preprocess.sources.image_folder import EXTENSIONS
 from preprocess.sources.masks import MaskFiles, PixelClasses
-from preprocess.sources.targets import Targeted, Targets, label_sets, understand
+from preprocess.sources.targets import TargetedSource, Targets, encode_label_sets, parse_targets
 from preprocess.splits import (
     TRAIN,
     check_numbered,
-    held_out_parts,
-    part_of,
-    part_within,
-    stand_in,
+    choose_held_out,
+    find_split_word,
+    mark_stand_in,
+    parse_split,
 )
 from preprocess.target import TargetWish
 from preprocess.transient_errors import read_file
@@ -78,7 +78,7 @@ class Columns:
     delimiter: str | None = None
 
     @property
-    def others(self) -> tuple[str, ...]:
+    def non_inputs(self) -> tuple[str, ...]:
         """The columns that are no inputs."""
         return (
             *self.targets,
@@ -86,7 +86,7 @@ class Columns:
         )
 
 
-class TableRows(Targeted):
+class TableRows(TargetedSource):
     """Some rows of a table.
 
     Args:
@@ -119,7 +119,7 @@ class TableRows(Targeted):
             weights = None
         else:
             weights = table.numbers(columns.weights, "a weight")[rows]
-        super().__init__(targets.some(rows), weights, len(rows))
+        super().__init__(targets.select(rows), weights, len(rows))
         for name, column in (("groups", columns.group), ("strata", columns.stratify)):
             if column is not None:
                 setattr(
@@ -151,11 +151,11 @@ class FeatureRows(TableRows):
         """The row."""
         return self._row(index)
 
-    def sample_marks(self) -> SampleIds:
+    def sample_ids(self) -> SampleIds:
         """A row is known by its features, in whatever order their columns stand; see :mod:`preprocess.fingerprint`."""
         columns = sorted(range(len(self.columns.inputs)), key=self.columns.inputs.__getitem__)
         return SampleIds(
-            of_rows(self._features[:, columns].astype(np.float32)),
+            hash_rows(self._features[:, columns].astype(np.float32)),
             unit="row",
             by_content=True,
             facts=self._header,
@@ -181,15 +181,15 @@ class FileRows(TableRows):
         """The row and the file."""
         return f"{self._row(index)}: {self._files[index]}"
 
-    def sample_marks(self) -> SampleIds:
+    def sample_ids(self) -> SampleIds:
         """A row is known by its file; see :mod:`preprocess.fingerprint`."""
         paths = [os.path.join(self.folder, file) for file in self._files]
         return replace(
-            marks_of_files(list(map(os.path.normpath, self._files)), paths), facts=self._header
+            identify_files(list(map(os.path.normpath, self._files)), paths), facts=self._header
         )
 
 
-class NewRows(InOrder):
+class NewRows(SequentialOrder):
     """The rows of a table that networks are to answer for, without targets; its columns stand in any order.
 
     Args:
@@ -204,20 +204,20 @@ class NewRows(InOrder):
 
     def __init__(self, path: str, columns: Columns, count: int) -> None:
         self._path = path
-        known = columns.inputs or tuple(map(str, range(count)))
-        table = read_table(path, columns.delimiter, known)
+        input_names = columns.inputs or tuple(map(str, range(count)))
+        table = read_table(path, columns.delimiter, input_names)
         names = columns.inputs or _by_position(table, columns, count)
         missing = [name for name in names if name not in table.columns]
         if missing:
             raise InputError(
-                f"{path}: no column{'s' if len(missing) > 1 else ''} {listed(list(map(repr, missing)))}, "
-                f"which the networks take; its columns: {listed(list(table.columns))}"
+                f"{path}: no column{'s' if len(missing) > 1 else ''} {format_names(list(map(repr, missing)))}, "
+                f"which the networks take; its columns: {format_names(list(table.columns))}"
             )
         self._features = None if columns.is_paths else _features(table, names)
         self._files: list[str] = []
         if columns.is_paths:
             folder = os.path.dirname(path)
-            files = _completed(folder, table.text(names[0], "paths"))
+            files = _complete_paths(folder, table.text(names[0], "paths"))
             self._files = [os.path.join(folder, name) for name in files]
 
     def __len__(self) -> int:
@@ -238,12 +238,12 @@ class NewRows(InOrder):
 
 def columns_of(source: Source) -> Columns | None:
     """What was where in the table that a source is, or is a part of; None of other sources."""
-    found: Source | None = source
-    while found is not None and not isinstance(found, TableRows):
-        found = getattr(found, "source", None)
-    if found is None:
+    rows: Source | None = source
+    while rows is not None and not isinstance(rows, TableRows):
+        rows = getattr(rows, "source", None)
+    if rows is None:
         return None
-    return found.columns
+    return rows.columns
 
 
 def open_table(
@@ -282,41 +282,41 @@ def open_table(
     if os.path.isdir(path):
         check_numbered(table_files(path))
     table = read_table(path, delimiter)
-    names, is_paths = _inputs(table, inputs, _several(targets), (weights, split, group, stratify))
+    names, is_paths = _inputs(table, inputs, _as_tuple(targets), (weights, split, group, stratify))
     columns = Columns(
         names,
         is_paths,
-        _several(targets),
+        _as_tuple(targets),
         weights,
         split,
         group,
         stratify,
         separator,
-        PixelClasses.told(pixels, target),
+        PixelClasses.from_options(pixels, target),
         delimiter,
     )
     if columns.is_paths:
         files = np.array(_files(table, names[0]), object)
         table = replace(table, columns={**table.columns, names[0]: files})
-    found = _targets(table, columns, target)
+    all_targets = _targets(table, columns, target)
     form = FileRows if columns.is_paths else FeatureRows
 
     def part(name: str | None) -> Source | None:
         if name is None:
             return None
-        return form(table, parts[name], columns, found)
+        return form(table, parts[name], columns, all_targets)
 
-    parts = _parts(table, split)
-    held_out, tested = held_out_parts({name: name for name in parts})
+    parts = _split_rows(table, split)
+    held_out, tested = choose_held_out({name: name for name in parts})
     train = part(TRAIN)
     validation = part(held_out)
     assert train is not None
     if validation is not None and held_out is not None:
         if split is None:
-            place = f"{held_out} in {path}"
+            location = f"{held_out} in {path}"
         else:
-            place = f"{held_out} in column {split!r}"
-        stand_in(validation, held_out, place)
+            location = f"{held_out} in column {split!r}"
+        mark_stand_in(validation, held_out, location)
     return train, validation, part(tested)
 
 
@@ -324,19 +324,19 @@ def _inputs(
     table: Table,
     inputs: str | Sequence[str] | None,
     targets: Sequence[str],
-    others: Sequence[str | None],
+    other_columns: Sequence[str | None],
 ) -> tuple[tuple[str, ...], bool]:
     """The columns of the inputs, and whether it is one of paths."""
     for column in targets:
         table.column(column, "targets")
-    taken = (*targets, *others)
+    used = (*targets, *other_columns)
     if inputs is not None:
-        names = _several(inputs)
-    elif (paths := _path_column(table, taken)) is not None:
+        names = _as_tuple(inputs)
+    elif (paths := _path_column(table, used)) is not None:
         names = (paths,)
     else:
         names = tuple(
-            name for name in table.columns if name not in taken and name not in table.index
+            name for name in table.columns if name not in used and name not in table.index
         )
     if not names:
         raise InputError(f"{table.path}: no column is left for inputs (options: inputs, targets)")
@@ -349,21 +349,21 @@ def _inputs(
     return names, len(names) == 1 and _are_paths(table, names[0])
 
 
-def _path_column(table: Table, taken: Sequence[str | None]) -> str | None:
+def _path_column(table: Table, used: Sequence[str | None]) -> str | None:
     """The column of paths of a table whose options name none; None where there is none.
 
     Raises:
         InputError: a column of that name has a different number in each row, and no files of these names.
     """
     for name in PATH_COLUMNS:
-        if name not in table.columns or name in taken:
+        if name not in table.columns or name in used:
             continue
         if _are_paths(table, name):
             return name
-        cells = table.typed(name, "inputs")
+        cells = table.typed_column(name, "inputs")
         if cells.dtype.kind in "iu" and len(cells) > 1 and len(np.unique(cells)) == len(cells):
             raise InputError(
-                f"{table.place(0, name)}: {cells[0]} is no file beside the table, and the column holds another "
+                f"{table.location(0, name)}: {cells[0]} is no file beside the table, and the column holds another "
                 "number in each row; it should hold paths, or options: inputs name the columns of features"
             )
     return None
@@ -371,28 +371,28 @@ def _path_column(table: Table, taken: Sequence[str | None]) -> str | None:
 
 def _are_paths(table: Table, column: str) -> bool:
     """Whether a column holds text, or numbers that files are called by."""
-    cells = table.typed(column, "inputs")
+    cells = table.typed_column(column, "inputs")
     if cells.dtype.kind == "O" or cells.dtype.kind not in "iu":
         return cells.dtype.kind == "O"
     few = table.text(column, "inputs")[:3]
     folder = os.path.dirname(table.path)
-    return all(os.path.isfile(os.path.join(folder, name)) for name in _completed(folder, few))
+    return all(os.path.isfile(os.path.join(folder, name)) for name in _complete_paths(folder, few))
 
 
-def _completed(folder: str, names: Sequence[str]) -> list[str]:
+def _complete_paths(folder: str, names: Sequence[str]) -> list[str]:
     """Paths with the endings of their files, where these are not given and there is a single such file."""
-    there: dict[str, dict[str, list[str]]] = {}
+    endings_of: dict[str, dict[str, list[str]]] = {}
     completed = []
     for name in names:
-        place, base = os.path.split(os.path.join(folder, name))
-        if place not in there:
-            there[place] = {}
-            for file in sorted(_names_in(place)):
-                there[place].setdefault(file, []).append("")
+        parent, base = os.path.split(os.path.join(folder, name))
+        if parent not in endings_of:
+            endings_of[parent] = {}
+            for file in sorted(_names_in(parent)):
+                endings_of[parent].setdefault(file, []).append("")
                 stem, ending = os.path.splitext(file)
                 if ending.lower() in _ENDINGS:
-                    there[place].setdefault(stem, []).append(ending)
-        endings = there[place].get(base, [])
+                    endings_of[parent].setdefault(stem, []).append(ending)
+        endings = endings_of[parent].get(base, [])
         is_plain = len(endings) != 1 or "" in endings
         completed.append(name if is_plain else name + endings[0])
     return completed
@@ -401,7 +401,7 @@ def _completed(folder: str, names: Sequence[str]) -> list[str]:
 def _by_position(table: Table, columns: Columns, count: int) -> tuple[str, ...]:
     """The inputs of a table, where their names are not known: all columns that are for nothing else."""
     names = tuple(
-        name for name in table.columns if name not in columns.others and name not in table.index
+        name for name in table.columns if name not in columns.non_inputs and name not in table.index
     )
     if len(names) != count:
         raise InputError(
@@ -416,41 +416,41 @@ def _features(table: Table, names: Sequence[str]) -> np.ndarray:
 
     Large ones, such as seconds since 1970, may differ by less than float32 can tell.
     """
-    found = np.stack([table.numbers(name, "a feature") for name in names], axis=1)
-    is_small = np.abs(found.astype(np.float64)).max(initial=0) < _SMALL
-    return found.astype(np.float32 if is_small else np.float64)
+    features = np.stack([table.numbers(name, "a feature") for name in names], axis=1)
+    is_small = np.abs(features.astype(np.float64)).max(initial=0) < _SMALL
+    return features.astype(np.float32 if is_small else np.float64)
 
 
-def _several(names: str | Sequence[str]) -> tuple[str, ...]:
-    found = (names,) if isinstance(names, str) else tuple(names)
-    twice = twice_in(found)
+def _as_tuple(names: str | Sequence[str]) -> tuple[str, ...]:
+    columns = (names,) if isinstance(names, str) else tuple(names)
+    twice = first_duplicate(columns)
     if twice is not None:
         raise InputError(f"column {twice!r} is named twice (options: inputs, targets)")
-    return found
+    return columns
 
 
 def _files(table: Table, column: str) -> list[str]:
     """The paths in a column, complete; all are there, and each is listed once: else one would judge what it taught."""
     folder = os.path.dirname(table.path)
-    names = _completed(folder, table.text(column, "paths"))
+    names = _complete_paths(folder, table.text(column, "paths"))
     seen: dict[str, int] = {}
     for row, name in enumerate(names):
         file = os.path.normpath(os.path.join(folder, name))
         first = seen.setdefault(file, row)
         if first != row:
             raise InputError(
-                f"{table.place(row, column)}: {name} stands in {table.unit} {table.lines[first]} too; "
+                f"{table.location(row, column)}: {name} stands in {table.unit} {table.lines[first]} too; "
                 "each file should be listed once (options: weights makes some count for more)"
             )
-    there = {place: _names_in(place) for place in {os.path.dirname(file) for file in seen}}
+    names_of = {parent: _names_in(parent) for parent in {os.path.dirname(file) for file in seen}}
     missing = [
         row
         for file, row in seen.items()
-        if os.path.basename(file) not in there[os.path.dirname(file)]
+        if os.path.basename(file) not in names_of[os.path.dirname(file)]
     ]
     if missing:
         raise InputError(
-            f"{table.place(missing[0], column)}: no file {names[missing[0]]}{and_more(missing)}; paths "
+            f"{table.location(missing[0], column)}: no file {names[missing[0]]}{and_more(missing)}; paths "
             "are relative to the folder of the table"
         )
     return names
@@ -463,28 +463,28 @@ def _names_in(folder: str) -> set[str]:
         return set()
 
 
-def _parts(table: Table, split: str | None) -> Mapping[str, np.ndarray]:
+def _split_rows(table: Table, split: str | None) -> Mapping[str, np.ndarray]:
     """The rows of each part."""
     if split is None:
-        return _parts_by_file(table)
-    said = table.text(split, "split")
-    part_of_text = {text: part_of(text) for text in set(said)}
-    for row, text in enumerate(said):
+        return _split_rows_by_file(table)
+    texts = table.text(split, "split")
+    part_of_text = {text: parse_split(text) for text in set(texts)}
+    for row, text in enumerate(texts):
         if part_of_text[text] is None:
             raise InputError(
-                f"{table.place(row, split)}: {text!r} is no part of the data; it should be train, "
+                f"{table.location(row, split)}: {text!r} is no part of the data; it should be train, "
                 "validation or test"
             )
-    found = np.array([part_of_text[text] for text in said])
-    parts = {name: np.flatnonzero(found == name) for name in dict.fromkeys(found.tolist())}
+    splits = np.array([part_of_text[text] for text in texts])
+    parts = {name: np.flatnonzero(splits == name) for name in dict.fromkeys(splits.tolist())}
     if TRAIN not in parts:
         raise InputError(f"{table.path}, column {split!r}: no row says train")
     return parts
 
 
-def _parts_by_file(table: Table) -> Mapping[str, np.ndarray]:
+def _split_rows_by_file(table: Table) -> Mapping[str, np.ndarray]:
     """The rows of each part, which the names of files say; all are for training where they say nothing."""
-    parts_of_files = [part_within(os.path.relpath(file, table.path)) for file in table.files]
+    parts_of_files = [find_split_word(os.path.relpath(file, table.path)) for file in table.files]
     if len(set(parts_of_files)) < 2:
         return {TRAIN: np.arange(len(table))}
     if None in parts_of_files or TRAIN not in parts_of_files:
@@ -493,15 +493,15 @@ def _parts_by_file(table: Table) -> Mapping[str, np.ndarray]:
             f"{table.files[odd]}: its name does not say to which part of the data it belongs, or none says "
             "train; the names of all files should say train, validation or test, or none"
         )
-    found = np.array(parts_of_files)[table.file_of]
-    return {str(name): np.flatnonzero(found == name) for name in dict.fromkeys(found.tolist())}
+    splits = np.array(parts_of_files)[table.file_of]
+    return {str(name): np.flatnonzero(splits == name) for name in dict.fromkeys(splits.tolist())}
 
 
-def _targets(table: Table, columns: Columns, wish: TargetWish | None) -> Targets | MaskFiles:
+def _targets(table: Table, columns: Columns, request: TargetWish | None) -> Targets | MaskFiles:
     """The targets of all rows."""
     names = columns.targets
     origin = f"{table.path}, {', '.join(map(repr, columns.targets))}"
-    kind = None if wish is None else wish.kind
+    kind = None if request is None else request.kind
     if kind == "mask":
         if len(names) > 1:
             raise InputError(f"{origin}: masks should stand in one column of paths")
@@ -517,14 +517,14 @@ def _targets(table: Table, columns: Columns, wish: TargetWish | None) -> Targets
             ]
             if names[0] in table.lists:
                 sets = [set(labels or ()) for labels in table.lists[names[0]]]
-            return label_sets(sets, wish, origin, table.place)
+            return encode_label_sets(sets, request, origin, table.location)
         if kind == "class":
             cells = table.classes(names[0])
         else:
-            cells = table.typed(names[0], "targets", codes=kind != "value")
-        return understand(cells, wish, origin, table.place)
+            cells = table.typed_column(names[0], "targets", codes=kind != "value")
+        return parse_targets(cells, request, origin, table.location)
     stacked = np.stack([table.numbers(name, "one of several targets") for name in names], axis=1)
-    return understand(stacked, wish, origin, table.place, names)
+    return parse_targets(stacked, request, origin, table.location, names)
 
 
 def _read_file(file: str, name: str) -> bytes | np.ndarray:

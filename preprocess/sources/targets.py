@@ -21,11 +21,13 @@ from functools import cached_property
 
 import numpy as np
 
-from preprocess.base import InputError, RandomAccess, and_more, counted, printable, spelled
+from preprocess.base import InputError, RandomAccess, and_more, counted, normalize_name, printable
 from preprocess.sources.masks import Masks
 from preprocess.target import Kind, TargetSpec, TargetWish
 
-_FEW = 20  # distinct integers that may well be classes, however few samples there are
+_MAX_GUESSED_CLASSES = (
+    20  # distinct integers that may well be classes, however few samples there are
+)
 
 
 @dataclass(frozen=True)
@@ -53,14 +55,14 @@ class Targets:
         except ValueError as error:
             raise InputError(str(error)) from error
 
-    def some(self, rows: np.ndarray) -> Targets:
+    def select(self, rows: np.ndarray) -> Targets:
         """Those of some samples."""
         return replace(self, values=self.values[rows])
 
 
-def understand(
+def parse_targets(
     values: np.ndarray,
-    wish: TargetWish | None,
+    request: TargetWish | None,
     origin: str,
     name: Callable[[int], str],
     names: tuple[str, ...] = (),
@@ -77,29 +79,29 @@ def understand(
     Raises:
         InputError: they cannot be what they are said to be, or it must be said what they are.
     """
-    kind = guess(values, origin) if wish is None else wish.kind
+    kind = guess_kind(values, origin) if request is None else request.kind
     if values.ndim == 2 and values.shape[1] == 1 and kind != "multilabel":
         values = values[:, 0]
-    if wish is not None and wish.names and (not names or set(names) != set(wish.names)):
-        names = wish.names
-    outputs = 0 if wish is None else len(wish.names) or wish.outputs or 0
+    if request is not None and request.names and (not names or set(names) != set(request.names)):
+        names = request.names
+    outputs = 0 if request is None else len(request.names) or request.outputs or 0
     if kind == "class" and values.ndim == 1 and values.dtype.kind == "f":
-        values = _whole(values, origin, name)
+        values = _as_integers(values, origin, name)
     if kind == "class" and outputs and values.ndim == 1:
-        found = _classes_of_names(values, wish, origin, name)
+        targets = _classes_of_names(values, request, origin, name)
     else:
-        found = {"class": _classes, "multilabel": _labels, "value": _values}[kind](
+        targets = {"class": _classes, "multilabel": _labels, "value": _values}[kind](
             values, origin, name, names
         )
-    is_open = wish is not None and not wish.names and values.dtype.kind in "USO"
-    if wish is not None and outputs and not (is_open and len(found.names) < outputs):
-        wish.check(found.spec())  # a part for validation may lack a class
-    return found
+    is_open = request is not None and not request.names and values.dtype.kind in "USO"
+    if request is not None and outputs and not (is_open and len(targets.names) < outputs):
+        request.check(targets.spec())  # a part for validation may lack a class
+    return targets
 
 
-def label_sets(
+def encode_label_sets(
     sets: Sequence[Set[object]],
-    wish: TargetWish | None,
+    request: TargetWish | None,
     origin: str,
     name: Callable[[int], str],
 ) -> Targets:
@@ -112,19 +114,19 @@ def label_sets(
         InputError: a label is none of those that ``wish`` names.
     """
     distinct = set().union(*sets)
-    if len(set(map(_spelled, distinct))) < len(distinct):
-        sets = [set(map(_spelled, members)) for members in sets]
+    if len(set(map(_normalize_label, distinct))) < len(distinct):
+        sets = [set(map(_normalize_label, members)) for members in sets]
     names = sorted(set().union(*sets))  # type: ignore[type-var]
     labels = tuple(printable(str(label)) for label in names)
     columns = dict(zip(names, range(len(names)), strict=True))
-    if wish is not None and (wish.names or wish.outputs):
-        labels, columns = _places(names, wish)
+    if request is not None and (request.names or request.outputs):
+        labels, columns = _places(names, request)
         for row, members in enumerate(sets):
             unknown = sorted(map(str, members - columns.keys()))
             if unknown:
                 raise InputError(
                     f"{origin}: {name(row)} has the label {unknown[0]!r}, which is none of "
-                    f"{_shown(labels)} (data.target)"
+                    f"{_format_names(labels)} (data.target)"
                 )
     values = np.zeros((len(sets), len(labels)), np.uint8)
     for row, members in enumerate(sets):
@@ -132,7 +134,7 @@ def label_sets(
     return Targets("multilabel", values, labels)
 
 
-def named(found: Targets, wish: TargetWish | None, origin: str) -> Targets:
+def with_names(targets: Targets, request: TargetWish | None, origin: str) -> Targets:
     """Check the names that a file has for its classes or labels against those that ``wish`` names.
 
     Returns:
@@ -141,66 +143,66 @@ def named(found: Targets, wish: TargetWish | None, origin: str) -> Targets:
     Raises:
         InputError: the file has a name that is none of those of ``wish``.
     """
-    if wish is None or not wish.names or set(found.names) == set(wish.names):
-        return found
-    unknown = [name for name in found.names if name not in wish.names]
+    if request is None or not request.names or set(targets.names) == set(request.names):
+        return targets
+    unknown = [name for name in targets.names if name not in request.names]
     if unknown:
         raise InputError(
-            f"{origin}: {unknown[0]!r}{and_more(unknown)} is none of {_shown(wish.names)} "
+            f"{origin}: {unknown[0]!r}{and_more(unknown)} is none of {_format_names(request.names)} "
             "(data.target: names); the names should be those of the data"
         )
-    return relabeled(found, tuple(sorted(wish.names)))
+    return relabel(targets, tuple(sorted(request.names)))
 
 
-def relabeled(found: Targets, names: tuple[str, ...]) -> Targets:
+def relabel(targets: Targets, names: tuple[str, ...]) -> Targets:
     """The same classes or labels, as places in names that hold all of theirs."""
-    places = np.array([names.index(name) for name in found.names], np.int64)
-    if found.kind == "class":
-        return Targets("class", places[found.values], names)
-    values = np.zeros((len(found.values), len(names)), found.values.dtype)
-    values[:, places] = found.values
-    return replace(found, values=values, names=names)
+    places = np.array([names.index(name) for name in targets.names], np.int64)
+    if targets.kind == "class":
+        return Targets("class", places[targets.values], names)
+    values = np.zeros((len(targets.values), len(names)), targets.values.dtype)
+    values[:, places] = targets.values
+    return replace(targets, values=values, names=names)
 
 
 def _classes_of_names(
-    values: np.ndarray, wish: TargetWish | None, origin: str, name: Callable[[int], str]
+    values: np.ndarray, request: TargetWish | None, origin: str, name: Callable[[int], str]
 ) -> Targets:
     """Classes of which the spec says the names, or how many there are."""
-    assert wish is not None
-    if values.dtype.kind in "iub" and not _are_numbers(wish.names):
-        names = wish.names or tuple(map(str, range(wish.outputs or 0)))
-        return numbered(values, names, origin, name)
-    found = _classes(values, origin, name, ())
-    if not wish.names:
-        return found
-    for row, label in enumerate(found.values.tolist()):
-        if found.names[label] not in wish.names:
+    assert request is not None
+    if values.dtype.kind in "iub" and not _are_numbers(request.names):
+        names = request.names or tuple(map(str, range(request.outputs or 0)))
+        return class_targets(values, names, origin, name)
+    targets = _classes(values, origin, name, ())
+    if not request.names:
+        return targets
+    for row, label in enumerate(targets.values.tolist()):
+        if targets.names[label] not in request.names:
             raise InputError(
-                f"{origin}: {name(row)} has the class {found.names[label]!r}, which is none of "
-                f"{_shown(wish.names)} (data.target: names)"
+                f"{origin}: {name(row)} has the class {targets.names[label]!r}, which is none of "
+                f"{_format_names(request.names)} (data.target: names)"
             )
-    if len(found.names) == len(wish.names):
-        return found
-    if _are_numbers(wish.names):
-        ascending = sorted(wish.names, key=int)
+    if len(targets.names) == len(request.names):
+        return targets
+    if _are_numbers(request.names):
+        ascending = sorted(request.names, key=int)
     else:
-        ascending = sorted(wish.names)
-    return relabeled(found, tuple(ascending))
+        ascending = sorted(request.names)
+    return relabel(targets, tuple(ascending))
 
 
-def _places(labels: Sequence[object], wish: TargetWish) -> tuple[tuple[str, ...], dict]:
+def _places(labels: Sequence[object], request: TargetWish) -> tuple[tuple[str, ...], dict]:
     """The names of all labels, and the column of each label: a text is a name, a number its place in the names."""
     is_text = any(isinstance(label, str) for label in labels)
-    if wish.names and (is_text or _are_numbers(wish.names)):
-        names = tuple(sorted(wish.names)) if is_text else wish.names
+    if request.names and (is_text or _are_numbers(request.names)):
+        names = tuple(sorted(request.names)) if is_text else request.names
         keys: Sequence[object] = names if is_text else [int(name) for name in names]
         return names, dict(zip(keys, range(len(names)), strict=True))
     if is_text:  # how many there are is known, and checked later
         return tuple(printable(str(label)) for label in labels), dict(
             zip(labels, range(len(labels)), strict=True)
         )
-    count = len(wish.names) or wish.outputs or 0
-    return wish.names or tuple(map(str, range(count))), dict(
+    count = len(request.names) or request.outputs or 0
+    return request.names or tuple(map(str, range(count))), dict(
         zip(range(count), range(count), strict=True)
     )
 
@@ -209,24 +211,24 @@ def _are_numbers(names: Sequence[str]) -> bool:
     return bool(names) and all(name.lstrip("-").isdecimal() for name in names)
 
 
-def _shown(names: Sequence[str]) -> str:
+def _format_names(names: Sequence[str]) -> str:
     return f"{', '.join(map(repr, names[:10]))}{' ...' if len(names) > 10 else ''}"
 
 
-def _spelled(label: object) -> object:
+def _normalize_label(label: object) -> object:
     if isinstance(label, str):
-        return spelled(label)
+        return normalize_name(label)
     return label
 
 
-def flat(numbers: np.ndarray) -> np.ndarray:
+def flatten_column(numbers: np.ndarray) -> np.ndarray:
     """Numbers of samples, where each may stand in a row of its own."""
     if numbers.ndim == 2 and numbers.shape[1] == 1:
         return numbers[:, 0]
     return numbers
 
 
-def guess(values: np.ndarray, origin: str) -> Kind:
+def guess_kind(values: np.ndarray, origin: str) -> Kind:
     """What targets are whose source does not say it; see the module.
 
     Raises:
@@ -245,12 +247,12 @@ def guess(values: np.ndarray, origin: str) -> Kind:
         return "mask"
     if values.ndim != 2 or not is_whole:
         raise InputError(
-            f"{origin}: targets are {_described(values)}; they should be (n,) classes, (n, labels) zeros "
+            f"{origin}: targets are {_describe(values)}; they should be (n,) classes, (n, labels) zeros "
             "and ones, (n,) or (n, values) floats, or (n, height, width) integers"
         )
     if not np.isin(values, (0, 1)).all():
         raise InputError(
-            f"{origin}: targets are {_described(values)}, and not all of them 0 or 1; say data.target: "
+            f"{origin}: targets are {_describe(values)}, and not all of them 0 or 1; say data.target: "
             "value, if they are numbers to be predicted"
         )
     if len(values) and (values.sum(axis=1) == 1).all():
@@ -266,24 +268,24 @@ def _check_not_flags(values: np.ndarray, origin: str) -> None:
     if values.size and np.isin(values, (0, 1)).all() and len(np.unique(values)) == 2:
         columns = 1 if values.ndim == 1 else values.shape[1]
         is_class = columns == 1 or (values.sum(axis=1) == 1).all()
-        other = "class" if is_class else "multilabel"
+        alternative = "class" if is_class else "multilabel"
         raise InputError(
             f"{origin}: these targets are floats and all of them 0 or 1, so they may be "
-            f"{'classes' if is_class else 'labels'} or values; say data.target: {other} or data.target: value"
+            f"{'classes' if is_class else 'labels'} or values; say data.target: {alternative} or data.target: value"
         )
 
 
 def _check_few(values: np.ndarray, origin: str) -> None:
     """Refuse integers that are hardly classes, as long as nobody says that they are."""
     distinct = len(np.unique(values))
-    if distinct > max(_FEW, len(values) // 2):
+    if distinct > max(_MAX_GUESSED_CLASSES, len(values) // 2):
         raise InputError(
             f"{origin}: there are {distinct} different integers in {counted(len(values), 'target')}, so "
             "they may be classes or values; say data.target: class or data.target: value"
         )
 
 
-def numbered(
+def class_targets(
     values: np.ndarray, names: tuple[str, ...], origin: str, name: Callable[[int], str]
 ) -> Targets:
     """Classes whose numbers go from 0 on."""
@@ -311,10 +313,10 @@ def _classes(
         return Targets("class", values.argmax(axis=1).astype(np.int64), columns)
     if values.ndim != 1 or values.dtype.kind not in "iubfUSO":
         raise InputError(
-            f"{origin}: targets are {_described(values)}; classes should be (n,) integers or text"
+            f"{origin}: targets are {_describe(values)}; classes should be (n,) integers or text"
         )
     if values.dtype.kind == "f":
-        values = _whole(values, origin, name)
+        values = _as_integers(values, origin, name)
     if values.dtype.kind in "SO":
         values = np.array(
             [
@@ -332,14 +334,14 @@ def _classes(
                 f"{origin}: {name(int(empty[0]))} has no class{and_more(empty)}: an empty text"
             )
     distinct, labels = np.unique(values, return_inverse=True)
-    if values.dtype.kind == "U" and len(set(map(spelled, distinct))) < len(distinct):
-        values = np.array([spelled(text) for text in values])
+    if values.dtype.kind == "U" and len(set(map(normalize_name, distinct))) < len(distinct):
+        values = np.array([normalize_name(text) for text in values])
         distinct, labels = np.unique(values, return_inverse=True)
     classes = tuple(printable(str(name)) for name in distinct)
     return Targets("class", labels.astype(np.int64).reshape(len(values)), classes)
 
 
-def _whole(values: np.ndarray, origin: str, name: Callable[[int], str]) -> np.ndarray:
+def _as_integers(values: np.ndarray, origin: str, name: Callable[[int], str]) -> np.ndarray:
     """Floats that are whole numbers, as integers."""
     wrong = np.flatnonzero(~(np.isfinite(values) & (values == np.floor(values))))
     if len(wrong):
@@ -355,7 +357,7 @@ def _labels(
 ) -> Targets:
     if values.ndim != 2 or values.dtype.kind not in "iubf":
         raise InputError(
-            f"{origin}: targets are {_described(values)}; labels should be (n, labels) zeros and ones"
+            f"{origin}: targets are {_describe(values)}; labels should be (n, labels) zeros and ones"
         )
     return Targets("multilabel", values, names)
 
@@ -365,18 +367,18 @@ def _values(
 ) -> Targets:
     if values.ndim not in (1, 2) or values.dtype.kind not in "iubf":
         raise InputError(
-            f"{origin}: targets are {_described(values)}; values should be (n,) or (n, values) numbers"
+            f"{origin}: targets are {_describe(values)}; values should be (n,) or (n, values) numbers"
         )
     return Targets("value", values.reshape(len(values), -1), names)
 
 
-def _described(values: np.ndarray) -> str:
+def _describe(values: np.ndarray) -> str:
     """The shape and the type of an array."""
     kind = "text" if values.dtype.kind in "US" else str(values.dtype)
     return f"an array {values.shape} of {kind}"
 
 
-class Targeted(RandomAccess):
+class TargetedSource(RandomAccess):
     """A source of one kind of targets or another.
 
     Args:

@@ -18,10 +18,10 @@ from typing import NamedTuple
 import numpy as np
 
 from preprocess.base import InputError, UnreadableImage
-from preprocess.files.crc32c import crc32c, masked
+from preprocess.files.crc32c import crc32c, mask_crc
 from preprocess.files.npz import is_npy, parse_npy
 from preprocess.sources.masks import PixelClasses
-from preprocess.sources.shards import BUFFER, Record, Shards, Value, opener
+from preprocess.sources.shards import BUFFER, Record, Shards, Value, open_shards
 from preprocess.target import TargetWish
 
 # the field numbers of Feature
@@ -88,24 +88,24 @@ class TFRecord:
     def image(self, record: bytes) -> bytes | np.ndarray:
         """The image file in a record, or its array, after its checksum was compared."""
         message = memoryview(record)[:-4]
-        if masked(crc32c(message)).to_bytes(4, "little") != record[-4:]:
+        if mask_crc(crc32c(message)).to_bytes(4, "little") != record[-4:]:
             raise UnreadableImage("its checksum is wrong: the record is damaged")
         feature = dict(_features(message, 0, len(message))).get(self.image_key.encode())
-        found = feature and _value(message, *feature)
-        if isinstance(found, Place):
-            data = bytes(message[found.start : found.end])
+        content = feature and _value(message, *feature)
+        if isinstance(content, ByteRange):
+            data = bytes(message[content.start : content.end])
             if self.dtype is None:
                 if is_npy(data):
                     return self._shaped(parse_npy(data))
                 return data
-            whole = len(data) - len(data) % np.dtype(self.dtype).itemsize
-            return self._shaped(np.frombuffer(data[:whole], self.dtype).copy())
-        if not isinstance(found, list) or not found:
+            complete = len(data) - len(data) % np.dtype(self.dtype).itemsize
+            return self._shaped(np.frombuffer(data[:complete], self.dtype).copy())
+        if not isinstance(content, list) or not content:
             raise UnreadableImage(
                 f"no feature {self.image_key!r} with bytes or numbers in the record"
             )
         return self._shaped(
-            np.array(found, np.float32 if isinstance(found[0], float) else np.int64)
+            np.array(content, np.float32 if isinstance(content[0], float) else np.int64)
         )
 
     def _shaped(self, array: np.ndarray) -> np.ndarray:
@@ -125,8 +125,8 @@ class TFRecord:
         try:
             features = dict(_features(content, offset, offset + length))
             target, weight = (
-                None if place is None else _value(content, *place)
-                for place in (
+                None if field is None else _value(content, *field)
+                for field in (
                     features.get(key.encode()) if key else None
                     for key in (self.label_key, self.weight_key)
                 )
@@ -146,20 +146,20 @@ class TFRecord:
             ),
         ):
             if not is_there:
-                there = (
+                available = (
                     ", ".join(sorted(key.decode(errors="replace") for key in features)) or "none"
                 )
                 raise InputError(
-                    f"{name}: no feature {key!r} that can be used; its features: {there} "
+                    f"{name}: no feature {key!r} that can be used; its features: {available} "
                     "(options: image_key, label_key, weight_key)"
                 )
-        found = self._as_target(name, content, target)
-        if self.is_multilabel and isinstance(target, Place):
-            found = tuple(_texts(content, *features[self.label_key.encode()]))
-        return found, float(weight[0]) if isinstance(weight, list) else None
+        parsed = self._as_target(name, content, target)
+        if self.is_multilabel and isinstance(target, ByteRange):
+            parsed = tuple(_texts(content, *features[self.label_key.encode()]))
+        return parsed, float(weight[0]) if isinstance(weight, list) else None
 
-    def _as_target(self, name: str, content: _Content, value: Place | list | None) -> Value:
-        if isinstance(value, Place):
+    def _as_target(self, name: str, content: _Content, value: ByteRange | list | None) -> Value:
+        if isinstance(value, ByteRange):
             if self.is_mask:
                 return value.start, value.end - value.start
             return _text(content, value)
@@ -219,7 +219,7 @@ def open_tfrecord(
         is_class=target is None or target.kind == "class",
         is_multilabel=target is not None and target.kind == "multilabel",
     )
-    return opener(form, path, buffer, target, PixelClasses.told(pixels, target))
+    return open_shards(form, path, buffer, target, PixelClasses.from_options(pixels, target))
 
 
 def _records(shard: str, content: mmap.mmap) -> Iterator[tuple[int, int]]:
@@ -233,7 +233,7 @@ def _records(shard: str, content: mmap.mmap) -> Iterator[tuple[int, int]]:
                 f"{shard}: ends inside the record at byte {position}; the file is not complete"
             )
         length, checksum = struct.unpack("<QI", header)
-        if masked(crc32c(header[:8])) != checksum:
+        if mask_crc(crc32c(header[:8])) != checksum:
             raise InputError(
                 f"{shard}: no TFRecord at byte {position}: the checksum of its length is wrong"
             )
@@ -255,37 +255,37 @@ def _features(content: _Content, start: int, end: int) -> Iterator[tuple[bytes, 
                 yield bytes(content[key[0] : key[1]]), value
 
 
-class Place(NamedTuple):
+class ByteRange(NamedTuple):
     """Where some bytes are."""
 
     start: int
     end: int
 
 
-def _value(content: _Content, start: int, end: int) -> Place | list[int] | list[float] | None:
+def _value(content: _Content, start: int, end: int) -> ByteRange | list[int] | list[float] | None:
     """What a Feature holds: the place of its first bytes, or all of its numbers; None for anything else."""
-    for kind, _, place in _fields(content, start, end):
-        if kind == _BYTES and isinstance(place, tuple):
-            found = next(_delimited(content, *place, 1), None)
-            if found is None:
+    for kind, _, span in _fields(content, start, end):
+        if kind == _BYTES and isinstance(span, tuple):
+            first = next(_delimited(content, *span, 1), None)
+            if first is None:
                 return None
-            return Place(*found)
-        if kind == _INT64 and isinstance(place, tuple):
-            return list(_integers(content, *place))
-        if kind == _FLOAT and isinstance(place, tuple):
-            return list(_floats(content, *place))
+            return ByteRange(*first)
+        if kind == _INT64 and isinstance(span, tuple):
+            return list(_integers(content, *span))
+        if kind == _FLOAT and isinstance(span, tuple):
+            return list(_floats(content, *span))
     return None
 
 
-def _text(content: _Content, place: tuple[int, int]) -> str:
-    return bytes(content[place[0] : place[1]]).decode(errors="backslashreplace")
+def _text(content: _Content, span: tuple[int, int]) -> str:
+    return bytes(content[span[0] : span[1]]).decode(errors="backslashreplace")
 
 
 def _texts(content: _Content, start: int, end: int) -> Iterator[str]:
     """The values of a bytes_list, as text."""
-    for kind, _, place in _fields(content, start, end):
-        if kind == _BYTES and isinstance(place, tuple):
-            yield from (_text(content, found) for found in _delimited(content, *place, 1))
+    for kind, _, span in _fields(content, start, end):
+        if kind == _BYTES and isinstance(span, tuple):
+            yield from (_text(content, item) for item in _delimited(content, *span, 1))
 
 
 def _integers(content: _Content, start: int, end: int) -> Iterator[int]:
@@ -296,8 +296,8 @@ def _integers(content: _Content, start: int, end: int) -> Iterator[int]:
         elif number == 1 and isinstance(value, tuple):
             at, last = value
             while at < last:
-                found, at = _varint(content, at)
-                yield _signed(found)
+                number_read, at = _varint(content, at)
+                yield _signed(number_read)
 
 
 def _signed(value: int) -> int:
@@ -308,18 +308,16 @@ def _signed(value: int) -> int:
 
 def _floats(content: _Content, start: int, end: int) -> Iterator[float]:
     """The values of a float_list, packed or not."""
-    for number, _, place in _fields(content, start, end):
-        if not isinstance(place, tuple) or (place[1] - place[0]) % 4:
+    for number, _, span in _fields(content, start, end):
+        if not isinstance(span, tuple) or (span[1] - span[0]) % 4:
             raise ValueError("a list of floats holds something else")
         if number == 1:
-            yield from struct.unpack(
-                f"<{(place[1] - place[0]) // 4}f", content[place[0] : place[1]]
-            )
+            yield from struct.unpack(f"<{(span[1] - span[0]) // 4}f", content[span[0] : span[1]])
 
 
-def _delimited(content: _Content, start: int, end: int, wanted: int) -> Iterator[tuple[int, int]]:
+def _delimited(content: _Content, start: int, end: int, field: int) -> Iterator[tuple[int, int]]:
     for number, _, value in _fields(content, start, end):
-        if number == wanted and isinstance(value, tuple):
+        if number == field and isinstance(value, tuple):
             yield value
 
 

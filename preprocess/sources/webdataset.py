@@ -19,7 +19,7 @@ import numpy as np
 from preprocess.base import InputError, UnreadableImage
 from preprocess.files.npz import is_npy, parse_npy
 from preprocess.sources.masks import PixelClasses
-from preprocess.sources.shards import BUFFER, Record, Shards, Value, opener
+from preprocess.sources.shards import BUFFER, Record, Shards, Value, open_shards
 from preprocess.target import TargetWish
 
 
@@ -54,8 +54,8 @@ class WebDataset:
         """
         try:
             with open(shard, "rb") as file, tarfile.open(fileobj=file, mode="r:") as tar:
-                for key, found in groupby(_members(tar), lambda member: member[0]):
-                    for members in _samples((extension, place) for _, extension, place in found):
+                for key, group in groupby(_members(tar), lambda member: member[0]):
+                    for members in _samples((extension, span) for _, extension, span in group):
                         yield self._sample(f"{shard}[{key}]", file.fileno(), members)
         except tarfile.TarError as error:
             raise InputError(f"{shard}: not a whole and uncompressed tar file: {error}") from None
@@ -95,7 +95,7 @@ class WebDataset:
             raise InputError(f"{name}: its {self.label_key} is no target: {error}") from error
         if self.is_text and not _is_whole(text):
             return text
-        return _parsed(text)
+        return _parse_text(text)
 
     def _weight(self, name: str, file: int, members: dict[str, tuple[int, int]]) -> float | None:
         if self.weight_key is None:
@@ -142,7 +142,7 @@ def open_webdataset(
         is_text=target is not None and target.kind == "class",
         is_multilabel=target is not None and target.kind == "multilabel",
     )
-    return opener(form, path, buffer, target, PixelClasses.told(pixels, target))
+    return open_shards(form, path, buffer, target, PixelClasses.from_options(pixels, target))
 
 
 _IMAGES = (
@@ -158,20 +158,20 @@ def _is_whole(text: str) -> bool:
     return text.lstrip("-").isdecimal()
 
 
-def _parsed(text: str) -> Value:
+def _parse_text(text: str) -> Value:
     """A whole number, a number with a fraction, several numbers with spaces or commas between them; or text."""
     if _is_whole(text):
         return int(text)
     numbers = text.replace(",", " ").split()
     try:
-        found = tuple(int(number) if _is_whole(number) else float(number) for number in numbers)
+        parsed = tuple(int(number) if _is_whole(number) else float(number) for number in numbers)
     except ValueError:
         return text
-    if not found:
+    if not parsed:
         return text
-    if len(found) > 1:
-        return found
-    return found[0]
+    if len(parsed) > 1:
+        return parsed
+    return parsed[0]
 
 
 def _value(value: object) -> Value:
@@ -194,11 +194,11 @@ def _samples(
 ) -> Iterator[dict[str, tuple[int, int]]]:
     """The samples among members of one name: an extension that comes again begins another sample."""
     sample: dict[str, tuple[int, int]] = {}
-    for extension, place in members:
+    for extension, span in members:
         if extension in sample:
             yield sample
             sample = {}
-        sample[extension] = place
+        sample[extension] = span
     yield sample
 
 

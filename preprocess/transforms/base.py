@@ -155,10 +155,10 @@ class DrawsWindow:
         Returns:
             (top, left, height, width), or None where none has fitted.
         """
-        least, most = self.scale
+        smallest, largest = self.scale
         log_low, log_high = np.log(self.ratio)
         for _ in range(10):
-            pixels = height * width * (least + (most - least) * rng.random())
+            pixels = height * width * (smallest + (largest - smallest) * rng.random())
             aspect = np.exp(log_low + (log_high - log_low) * rng.random())
             h = round(np.sqrt(pixels / aspect))
             w = round(np.sqrt(pixels * aspect))

@@ -14,7 +14,7 @@ from pydantic.dataclasses import dataclass
 
 from preprocess.base import InputError, counted
 from preprocess.decode import to_array
-from preprocess.sample import LOSES, Affine
+from preprocess.sample import FLOAT32_LIMIT, Affine
 from preprocess.transforms import base
 
 Shift = Annotated[float, Field(strict=True, ge=-0.5, le=0.5)]
@@ -54,10 +54,10 @@ class ColorJitter(base.LeavesPixels):
         if not training:
             return image
         picture = base.as_image(image, self)
-        wanted = self.changes()
-        keys = [rng.random() for _ in wanted] if len(wanted) > 1 else [0.0]
-        for place in np.argsort(keys):
-            change, low, high = wanted[place]
+        changes = self.changes()
+        keys = [rng.random() for _ in changes] if len(changes) > 1 else [0.0]
+        for position in np.argsort(keys):
+            change, low, high = changes[position]
             picture = _CHANGES[change](picture, low + (high - low) * rng.random())
         return to_array(picture)
 
@@ -182,7 +182,7 @@ class Scale(base.LeavesPixels):
     def affine(self) -> Affine:
         """The same as one multiplication and one addition."""
         found = Affine(self.mean, self.std)
-        return replace(found, precise=found.precision > LOSES)
+        return replace(found, precise=found.precision > FLOAT32_LIMIT)
 
     def apply(self, image: np.ndarray, rng: np.random.Generator, training: bool) -> np.ndarray:
         """The numbers."""

@@ -10,7 +10,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from preprocess.base import InputError
-from preprocess.decode import Enough, Mode, decode, reduction, to_array
+from preprocess.decode import MinSize, Mode, decode, reduction, to_array
 from preprocess.transforms.base import FORBID, LeavesPixels, Transform, as_image
 from preprocess.transforms.geometry import RandomResizedCrop, Resize
 
@@ -41,7 +41,7 @@ class Decode(LeavesPixels):
         image: bytes | np.ndarray,
         rng: np.random.Generator | None = None,
         training: bool = True,
-        at_least: Enough | None = None,
+        at_least: MinSize | None = None,
     ) -> np.ndarray:
         """Decode it, at a smaller size where ``at_least`` (height, width) is enough."""
         if isinstance(image, bytes):
@@ -83,19 +83,19 @@ class DecodeSmaller(Decode):
         image: bytes | np.ndarray,
         rng: np.random.Generator | None = None,
         training: bool = True,
-        at_least: Enough | None = None,
+        at_least: MinSize | None = None,
     ) -> np.ndarray:
         """Decode it, at a smaller size where that is enough for what follows."""
-        return super().apply(image, at_least=self.following.enough)
+        return super().apply(image, at_least=self.following.min_size)
 
     def reduction(self, image: bytes | np.ndarray) -> int:
         """See :meth:`Decode.reduction`."""
         if isinstance(image, bytes):
-            return reduction(image, self.following.enough)
+            return reduction(image, self.following.min_size)
         return 1
 
 
-def decoded_for_what_follows(transforms: Sequence[Transform]) -> tuple[Transform, ...]:
+def with_reduced_decoding(transforms: Sequence[Transform]) -> tuple[Transform, ...]:
     """A whole list of transforms whose images are decoded no larger than the second one of it needs them."""
     match transforms:
         case [Decode(mode, bits), Resize() | RandomResizedCrop() as following, *_]:
@@ -103,7 +103,7 @@ def decoded_for_what_follows(transforms: Sequence[Transform]) -> tuple[Transform
     return tuple(transforms)
 
 
-def decoded_whole(transforms: Sequence[Transform]) -> tuple[Transform, ...]:
+def with_full_decoding(transforms: Sequence[Transform]) -> tuple[Transform, ...]:
     """The same transforms for images that have masks, which are as large as the image."""
     match transforms:
         case [DecodeSmaller(mode, bits), *_]:

@@ -12,7 +12,7 @@ from pydantic.dataclasses import dataclass
 
 from preprocess.base import UnreadableImage
 from preprocess.decode import to_array
-from preprocess.deferred_augmentation import window
+from preprocess.deferred_augmentation import cut_window
 from preprocess.transforms import base
 
 
@@ -28,7 +28,7 @@ class Resize(base.MovesPixels):
 
     is_random: ClassVar[bool] = False
 
-    def enough(self, height: int, width: int) -> tuple[int, int]:
+    def min_size(self, height: int, width: int) -> tuple[int, int]:
         """(height, width) below which an image would have to be enlarged."""
         if isinstance(self.size, tuple):
             return self.size
@@ -37,7 +37,7 @@ class Resize(base.MovesPixels):
     def apply(self, image: np.ndarray, rng: np.random.Generator, training: bool) -> np.ndarray:
         """The image at its new size."""
         base.channels(image, self)
-        height, width = self.target(*image.shape[:2])
+        height, width = self.output_size(*image.shape[:2])
         if (height, width) == image.shape[:2]:
             return image
         how = Image.Resampling[self.filter.upper()]
@@ -46,12 +46,12 @@ class Resize(base.MovesPixels):
     def move(self, mask: base.Mask, rng: np.random.Generator, training: bool) -> np.ndarray:
         """The mask at its new size: each pixel that of the old one which is nearest."""
         height, width = mask.pixels.shape
-        to_height, to_width = self.target(height, width)
+        to_height, to_width = self.output_size(height, width)
         rows = nearest(height, to_height)
         columns = nearest(width, to_width)
         return mask.pixels[rows[:, None], columns]
 
-    def target(self, height: int, width: int) -> tuple[int, int]:
+    def output_size(self, height: int, width: int) -> tuple[int, int]:
         """(height, width) that it makes of an image of this size."""
         if isinstance(self.size, tuple):
             return self.size
@@ -60,7 +60,7 @@ class Resize(base.MovesPixels):
 
 
 class _Crop(base.MovesPixels):
-    """For transforms of a ``size`` that say at which ``place`` they cut a window out."""
+    """For transforms of a ``size`` that say at which ``position`` they cut a window out."""
 
     def apply(self, image: np.ndarray, rng: np.random.Generator, training: bool) -> np.ndarray:
         """The window."""
@@ -74,8 +74,8 @@ class _Crop(base.MovesPixels):
     def _cut(
         self: Any, image: np.ndarray, rng: np.random.Generator, training: bool, outside: int = 0
     ) -> np.ndarray:
-        top, left = self.place(image.shape[0], image.shape[1], rng if training else None)
-        return window(image, top, left, self.size, outside)
+        top, left = self.position(image.shape[0], image.shape[1], rng if training else None)
+        return cut_window(image, top, left, self.size, outside)
 
 
 @dataclass(frozen=True, config=base.FORBID)
@@ -94,7 +94,7 @@ class RandomCrop(_Crop):
 
     is_random: ClassVar[bool] = True
 
-    def place(self, height: int, width: int, rng: np.random.Generator | None) -> tuple[int, int]:
+    def position(self, height: int, width: int, rng: np.random.Generator | None) -> tuple[int, int]:
         """(top, left) of the window in an image of this size; it may begin outside of it.
 
         Raises:
@@ -135,12 +135,12 @@ class RandomResizedCrop(base.DrawsWindow, base.MovesPixels):
     def apply(self, image: np.ndarray, rng: np.random.Generator, training: bool) -> np.ndarray:
         """The window, resized."""
         base.channels(image, self)
-        height, width = self.to_size
+        height, width = self.output_size
         top, left, h, w = self.window(image.shape[0], image.shape[1], rng if training else None)
         picture = base.as_image(image[top : top + h, left : left + w], self)
         return to_array(picture.resize((width, height), Image.Resampling[self.filter.upper()]))
 
-    def enough(self, height: int, width: int) -> tuple[int, int]:
+    def min_size(self, height: int, width: int) -> tuple[int, int]:
         """(height, width) of an image of these proportions below which its smallest window would have to be enlarged.
 
         A sample is decoded in one way for all windows that epochs show of it, and for evaluation.
@@ -152,15 +152,15 @@ class RandomResizedCrop(base.DrawsWindow, base.MovesPixels):
                 math.floor(math.sqrt(area * self.ratio[0])),
             ),
             self.window(height, width, None)[2:],
-            self.without_luck(height, width)[2:],
+            self.fallback_window(height, width)[2:],
         ]
         h, w = map(min, zip(*windows, strict=True))
-        share = max(self.to_size[0] / max(h, 1), self.to_size[1] / max(w, 1))
+        share = max(self.output_size[0] / max(h, 1), self.output_size[1] / max(w, 1))
         return math.ceil(share * height), math.ceil(share * width)
 
     def move(self, mask: base.Mask, rng: np.random.Generator, training: bool) -> np.ndarray:
         """The same window of the mask, each pixel that of the window which is nearest."""
-        height, width = self.to_size
+        height, width = self.output_size
         top, left, h, w = self.window(
             mask.pixels.shape[0], mask.pixels.shape[1], rng if training else None
         )
@@ -169,7 +169,7 @@ class RandomResizedCrop(base.DrawsWindow, base.MovesPixels):
         return mask.pixels[rows[:, None], columns]
 
     @property
-    def to_size(self) -> tuple[int, int]:
+    def output_size(self) -> tuple[int, int]:
         """(height, width) that it makes."""
         if isinstance(self.size, tuple):
             return self.size
@@ -182,9 +182,9 @@ class RandomResizedCrop(base.DrawsWindow, base.MovesPixels):
         if rng is None:
             ratio = self.size[1] / self.size[0] if isinstance(self.size, tuple) else 1.0
             return _largest(height, width, ratio, self.evaluation)
-        return self.draw_window(height, width, rng) or self.without_luck(height, width)
+        return self.draw_window(height, width, rng) or self.fallback_window(height, width)
 
-    def without_luck(self, height: int, width: int) -> tuple[int, int, int, int]:
+    def fallback_window(self, height: int, width: int) -> tuple[int, int, int, int]:
         """Where no window that is drawn fits, as torchvision: the largest one whose proportions are allowed."""
         return _largest(height, width, min(max(width / height, self.ratio[0]), self.ratio[1]), 1.0)
 
@@ -197,7 +197,7 @@ class CenterCrop(_Crop):
 
     is_random: ClassVar[bool] = False
 
-    def place(
+    def position(
         self, height: int, width: int, rng: np.random.Generator | None = None
     ) -> tuple[int, int]:
         """As of :class:`RandomCrop`; nothing is drawn."""
@@ -227,9 +227,9 @@ class Flip(base.MovesPixels):
         if not training:
             return image
         base.channels(image, self)
-        mirror, upside = self.draw(rng)
-        image = _mirror(image) if mirror else image
-        if upside:
+        flip_x, flip_y = self.draw(rng)
+        image = _mirror(image) if flip_x else image
+        if flip_y:
             return image[::-1]
         return image
 

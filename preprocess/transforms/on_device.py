@@ -9,7 +9,7 @@ from typing import ClassVar
 import numpy as np
 
 from preprocess.base import UnreadableImage
-from preprocess.deferred_augmentation import packed
+from preprocess.deferred_augmentation import pack_rows
 from preprocess.sample import ImageSpec, wire_dtype
 from preprocess.transforms.base import Mask, MovesPixels, Transform, channels
 from preprocess.transforms.color import Scale, Standardize
@@ -35,22 +35,22 @@ class OnDevice(MovesPixels):
     def apply(self, image: np.ndarray, rng: np.random.Generator, training: bool) -> np.ndarray:
         """The row of an image, (bytes,)."""
         channels(image, self)
-        if not self.takes(image.shape, image.dtype):
+        if not self.accepts(image.shape, image.dtype):
             raise UnreadableImage(f"is {ImageSpec.of(image)}; the others are {self.image}")
         (height, width), (to_height, to_width) = image.shape[:2], self.size(*image.shape[:2])
         top = left = 0
-        upside = mirror = False
+        flip_y = flip_x = False
         for transform in self.transforms:
             if not isinstance(transform, Flip):
-                top, left = transform.place(height, width, rng if training else None)
+                top, left = transform.position(height, width, rng if training else None)
                 # In an image that was mirrored, places are counted from the other end.
-                top = height - to_height - top if upside else top
-                left = width - to_width - left if mirror else left
+                top = height - to_height - top if flip_y else top
+                left = width - to_width - left if flip_x else left
             elif training:
-                is_mirror, is_upside = transform.draw(rng)
-                upside = upside ^ is_upside
-                mirror = mirror ^ is_mirror
-        return packed(image[None], np.array([[top, left, upside, mirror]]))[0]
+                is_flipped_x, is_flipped_y = transform.draw(rng)
+                flip_y = flip_y ^ is_flipped_y
+                flip_x = flip_x ^ is_flipped_x
+        return pack_rows(image[None], np.array([[top, left, flip_y, flip_x]]))[0]
 
     def move(self, mask: Mask, rng: np.random.Generator, training: bool) -> np.ndarray:
         """The mask, moved by the same random numbers."""
@@ -58,7 +58,7 @@ class OnDevice(MovesPixels):
             mask = replace(mask, pixels=transform.move(mask, rng, training))
         return mask.pixels
 
-    def takes(self, shape: tuple[int, ...], dtype: np.dtype) -> bool:
+    def accepts(self, shape: tuple[int, ...], dtype: np.dtype) -> bool:
         """Whether such images are what the others are."""
         return self.image in (None, ImageSpec(shape, str(wire_dtype(dtype))))
 
@@ -70,48 +70,56 @@ class OnDevice(MovesPixels):
         """
         for transform in self.transforms:
             if not isinstance(transform, Flip):
-                transform.place(height, width, None)
+                transform.position(height, width, None)
                 return transform.size
         return height, width
 
 
-def leave_to_device(transforms: Sequence[Transform]) -> tuple[Transform, ...]:
+def defer_to_device(transforms: Sequence[Transform]) -> tuple[Transform, ...]:
     """The same transforms, with as many of the last ones left to the device as it can do: a crop and flips.
 
     What is the same in every epoch stays, and so does what scales at the end, which trainers do anyway.
     """
     end = len(transforms) - (bool(transforms) and isinstance(transforms[-1], Scale | Standardize))
-    first = next((place for place, one in enumerate(transforms[:end]) if one.is_random), end)
+    first = next(
+        (position for position, transform in enumerate(transforms[:end]) if transform.is_random),
+        end,
+    )
     begin = end
     crops = 0
     while begin > first and isinstance(
-        before := transforms[begin - 1], RandomCrop | CenterCrop | Flip
+        previous := transforms[begin - 1], RandomCrop | CenterCrop | Flip
     ):
-        crops += not isinstance(before, Flip)
+        crops += not isinstance(previous, Flip)
         if crops > 1:
             break
         begin -= 1
-    left = (OnDevice(tuple(transforms[begin:end])),) if begin < end else ()  # type: ignore[arg-type] # as was seen
-    return *transforms[:begin], *left, *transforms[end:]
+    deferred = (OnDevice(tuple(transforms[begin:end])),) if begin < end else ()  # type: ignore[arg-type] # as was seen
+    return *transforms[:begin], *deferred, *transforms[end:]
 
 
-def expecting(transforms: Sequence[Transform], image: ImageSpec | None) -> tuple[Transform, ...]:
+def set_device_input(
+    transforms: Sequence[Transform], image: ImageSpec | None
+) -> tuple[Transform, ...]:
     """The same transforms, once it is known what samples are before what is left to the device."""
     return tuple(
-        replace(one, image=image) if isinstance(one, OnDevice) else one for one in transforms
+        replace(transform, image=image) if isinstance(transform, OnDevice) else transform
+        for transform in transforms
     )
 
 
-def finished_on_host(transforms: Sequence[Transform]) -> tuple[Transform, ...]:
-    """What :func:`leave_to_device` was given."""
+def inline_device_transforms(transforms: Sequence[Transform]) -> tuple[Transform, ...]:
+    """What :func:`defer_to_device` was given."""
     return tuple(
-        each
-        for one in transforms
-        for each in (one.transforms if isinstance(one, OnDevice) else (one,))
+        inner
+        for transform in transforms
+        for inner in (transform.transforms if isinstance(transform, OnDevice) else (transform,))
     )
 
 
 def split_device(transforms: Sequence[Transform]) -> tuple[tuple[Transform, ...], OnDevice | None]:
     """What hosts do, or trainers in any case, and what is left to the device."""
-    left = next((one for one in transforms if isinstance(one, OnDevice)), None)
-    return tuple(one for one in transforms if one is not left), left
+    deferred = next(
+        (transform for transform in transforms if isinstance(transform, OnDevice)), None
+    )
+    return tuple(transform for transform in transforms if transform is not deferred), deferred

@@ -68,24 +68,24 @@ class PackedVariants(LeavesPixels):
         """
         rng = rng or np.random.default_rng(0)
         decoded = dict[tuple[str, int, int], np.ndarray]()
-        made = []
-        for (first, *others), shape in zip(self.lists, self.shapes, strict=True):
+        variants = []
+        for (first, *further), shape in zip(self.lists, self.shapes, strict=True):
             assert isinstance(first, Decode)
             how = first.mode, first.bits, first.reduction(image)
             if how not in decoded:
                 decoded[how] = first.apply(image)
             part = decoded[how]
-            for transform in others:
+            for transform in further:
                 part = transform.apply(part, rng, training)
             if part.shape != shape:
                 raise UnreadableImage(
                     f"is {' x '.join(map(str, part.shape))} before the first random transform; the others "
                     f"are {' x '.join(map(str, shape))}"
                 )
-            made.append(part.ravel())
-        return np.concatenate(made)
+            variants.append(part.ravel())
+        return np.concatenate(variants)
 
-    def pieces(self) -> tuple[PackedSlice, ...]:
+    def slices(self) -> tuple[PackedSlice, ...]:
         """Where in a row what each list makes is."""
         ends = accumulate(map(math.prod, self.shapes), initial=0)
         return tuple(map(PackedSlice, ends, self.shapes))

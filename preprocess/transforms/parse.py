@@ -17,7 +17,7 @@ from preprocess.transforms.color import (
     Scale,
     Standardize,
 )
-from preprocess.transforms.decoding import Decode, decoded_for_what_follows
+from preprocess.transforms.decoding import Decode, with_reduced_decoding
 from preprocess.transforms.geometry import (
     CenterCrop,
     Flip,
@@ -62,14 +62,16 @@ def parse_transform(item: object) -> Transform:
         transform.check()  # what is wrong is reported now, not at the first sample
         return transform
     if name not in TRANSFORMS:
-        known = ", ".join(signature(known) for known in TRANSFORMS)
+        transform_name = ", ".join(signature(transform_name) for transform_name in TRANSFORMS)
         raise InputError(
-            f"unknown transform {name!r}; there are {known}, or an import path module:function"
+            f"unknown transform {name!r}; there are {transform_name}, or an import path module:function"
         )
     try:
         return TypeAdapter(TRANSFORMS[name]).validate_python(parameters)
     except ValidationError as error:
-        wrong = dict.fromkeys(_complaint(name, parameters, one) for one in error.errors())
+        wrong = dict.fromkeys(
+            _describe_error(name, parameters, problem) for problem in error.errors()
+        )
         raise InputError(f"{name}: {'; '.join(wrong)}; it takes {_parameters(name)}") from None
 
 
@@ -100,7 +102,7 @@ def parse_transforms(items: object) -> tuple[Transform, ...]:
         transforms.append(transform)
     if wrong:
         raise InputError("\n".join(wrong))
-    return decoded_for_what_follows(transforms)
+    return with_reduced_decoding(transforms)
 
 
 def signature(name: str) -> str:
@@ -167,16 +169,16 @@ def _name_and_parameters(item: object) -> tuple[str, dict[str, Any]]:
     )
 
 
-def _complaint(name: str, parameters: dict[str, Any], error: Any) -> str:
+def _describe_error(name: str, parameters: dict[str, Any], error: Any) -> str:
     if error["type"] == "value_error":  # of a __post_init__
         return str(error["ctx"]["error"])
     parameter = error["loc"][0]
     if error["type"] == "unexpected_keyword_argument":
         return f"unknown parameter {parameter!r}"
-    wanted = _schema(name)["properties"][parameter]["description"]
+    expected = _schema(name)["properties"][parameter]["description"]
     if error["type"] == "missing":
-        return f"{parameter!r} is missing: {wanted}"
-    return f"{parameter!r} is {parameters[parameter]!r}; it should be {wanted}"
+        return f"{parameter!r} is missing: {expected}"
+    return f"{parameter!r} is {parameters[parameter]!r}; it should be {expected}"
 
 
 def _schema(name: str) -> dict[str, Any]:

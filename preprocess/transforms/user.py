@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from preprocess.base import InputError, UnreadableImage, array_of, import_function
+from preprocess.base import InputError, UnreadableImage, as_array, import_function
 from preprocess.transforms.base import Mask
 from preprocess.user_code import UserCode, seed_generators
 
@@ -58,7 +58,7 @@ class UserTransform:
 
     @cached_property
     def _code(self) -> UserCode:
-        return UserCode(keeps_draws=False)
+        return UserCode(keeps_rng_state=False)
 
     def __getstate__(self) -> dict[str, Any]:
         """Without the function: its module is imported on each rank as here."""
@@ -81,22 +81,25 @@ class UserTransform:
                 f"transform {self.path}: samples have masks, and it takes none; it should have a "
                 "parameter mask, (height, width) integers, and return both: (image, mask)"
             )
-        found = self._call(image, rng, training, mask=np.array(mask.pixels))
-        if not (isinstance(found, tuple) and len(found) == 2):
+        result = self._call(image, rng, training, mask=np.array(mask.pixels))
+        if not (isinstance(result, tuple) and len(result) == 2):
             raise InputError(
                 f"transform {self.path}: it should return (image, mask) where samples have masks, not "
-                f"{type(found).__name__}"
+                f"{type(result).__name__}"
             )
-        return self._array(found[0]), dataclasses.replace(mask, pixels=self._array(found[1]))
+        return self._array(result[0]), dataclasses.replace(mask, pixels=self._array(result[1]))
 
-    def _array(self, given: Any) -> np.ndarray:
-        return array_of(given, f"transform {self.path}", "a NumPy array")
+    def _array(self, value: Any) -> np.ndarray:
+        return as_array(value, f"transform {self.path}", "a NumPy array")
 
     @cached_property
     def _takes_masks(self) -> bool:
         kinds = inspect.Parameter
         parameters = inspect.signature(self.function).parameters.values()
-        return any(one.name == "mask" or one.kind is kinds.VAR_KEYWORD for one in parameters)
+        return any(
+            parameter.name == "mask" or parameter.kind is kinds.VAR_KEYWORD
+            for parameter in parameters
+        )
 
     def _call(
         self, image: np.ndarray, rng: np.random.Generator, training: bool, **mask: np.ndarray
@@ -119,7 +122,7 @@ def _seed_of(rng: np.random.Generator) -> int:
     """A seed that follows from what a generator would draw next, which it still does."""
     state: Any = rng.bit_generator.state["state"]
     parts = [
-        one.tobytes() if isinstance(one, np.ndarray) else repr(one).encode()
-        for one in state.values()
+        value.tobytes() if isinstance(value, np.ndarray) else repr(value).encode()
+        for value in state.values()
     ]
     return zlib.crc32(b"".join(parts))

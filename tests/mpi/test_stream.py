@@ -34,7 +34,7 @@ def check(run, records, content):
     """Each epoch of each network's history was the whole data set, in order, as one preprocessor would give it."""
     data = content["data"]
     source, _ = numbered(data["path"])
-    alone = Pipeline.probed(source, parse_transforms(data["transforms"]), content["seed"])
+    alone = Pipeline.from_source(source, parse_transforms(data["transforms"]), content["seed"])
     order = (
         RingOrder(alone, -(-len(source) // data["shards"]), content["seed"])
         if data.get("order") == "ring"

@@ -8,9 +8,9 @@ from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
 from preprocess.base import InputError, UnreadableImage
-from preprocess.lazy_numba import LOADING, LazyNumba
+from preprocess.lazy_numba import NUMBA, LazyNumba
 from preprocess.pipeline import Pipeline
-from preprocess.probe import probe
+from preprocess.probe import infer_sample_spec
 from preprocess.target import TargetSpec
 from preprocess.transforms import parse_transforms
 from tests.examples import examples
@@ -20,9 +20,9 @@ from tests.preprocess.samples import Memory, Samples, pattern
 @pytest.fixture(scope="module")
 def kernels():
     pytest.importorskip("numba")
-    assert LOADING.now()
-    yield LOADING.kernels
-    LOADING.kernels = None
+    assert NUMBA.load()
+    yield NUMBA.kernels
+    NUMBA.kernels = None
 
 
 def brighter(image, rng, training):
@@ -35,7 +35,7 @@ def brighter(image, rng, training):
 def made(source, transforms, seed):
     """A pipeline that keeps samples."""
     parsed = parse_transforms(transforms)
-    return Pipeline(source, parsed, seed, probe(source, parsed, seed, keep=True))
+    return Pipeline(source, parsed, seed, infer_sample_spec(source, parsed, seed, keep=True))
 
 
 def made_or_not(source, transforms, seed):
@@ -48,12 +48,12 @@ def made_or_not(source, transforms, seed):
 
 def both(pipeline, kernels, indices, epoch, training=True):
     """Everything that comes out, as it is kept and as it is loaded, one by one and at once."""
-    kept = pipeline.empty_kept(len(indices))
-    pipeline.keep(indices, *kept)
+    kept = pipeline.empty_stored(len(indices))
+    pipeline.load_stored(indices, *kept)
     found = []
-    for LOADING.kernels in (None, kernels):
+    for NUMBA.kernels in (None, kernels):
         for way in (
-            lambda *into: pipeline.finish_kept(*kept, np.array(indices), epoch, *into, training),
+            lambda *into: pipeline.augment_stored(*kept, np.array(indices), epoch, *into, training),
             lambda *into: pipeline.load(indices, epoch, *into, training),
         ):
             images, targets = pipeline.empty(len(indices))

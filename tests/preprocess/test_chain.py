@@ -5,9 +5,9 @@ import threading
 import numpy as np
 
 from preprocess.base import AUGMENT
-from preprocess.chain import Chain, _Generators, common_part
+from preprocess.chain import Chain, _Generators, count_common
 from preprocess.transforms import parse_transforms
-from preprocess.transforms.decoding import decoded_whole
+from preprocess.transforms.decoding import with_full_decoding
 from tests.preprocess.samples import Memory, pattern
 
 
@@ -81,11 +81,11 @@ def test_lists_that_decode_in_different_ways_have_nothing_in_common():
         )
     )
     assert (
-        common_part([small, tiny])
-        == common_part([small, plain])
-        == common_part([tiny, plain[:1]])
+        count_common([small, tiny])
+        == count_common([small, plain])
+        == count_common([tiny, plain[:1]])
         == 0
     )
-    assert common_part([small, small]) == common_part([small, (*small, *plain[1:])]) == 2
-    assert common_part([plain, plain[:1]]) == 1
-    assert common_part([decoded_whole(small), decoded_whole(tiny)]) == 1
+    assert count_common([small, small]) == count_common([small, (*small, *plain[1:])]) == 2
+    assert count_common([plain, plain[:1]]) == 1
+    assert count_common([with_full_decoding(small), with_full_decoding(tiny)]) == 1

@@ -9,7 +9,7 @@ import pytest
 from preprocess.base import DataSet, InputError, UnreadableSample, row_numbers
 from preprocess.decoded_copy import decode_once
 from preprocess.pipeline import Pipeline
-from preprocess.probe import probe
+from preprocess.probe import infer_sample_spec
 from preprocess.source import open_data
 from preprocess.transforms import parse_transforms
 from tests.preprocess.samples import Memory, encode, foreign, pattern, smooth, write
@@ -27,13 +27,14 @@ TRANSFORMS = parse_transforms(
 
 def copied(data, transforms, path, *progress):
     samples = {
-        name: probe(source, transforms, 7, keep=True) for name, source in data.parts().items()
+        name: infer_sample_spec(source, transforms, 7, keep=True)
+        for name, source in data.splits().items()
     }
     return decode_once(data, transforms, samples, path, *progress)
 
 
 def batch(data, transforms, epoch=3):
-    pipe = Pipeline.probed(data.train, transforms, seed=7)
+    pipe = Pipeline.from_source(data.train, transforms, seed=7)
     images, labels = pipe.empty(pipe.samples)
     bad = pipe.load(range(pipe.samples), epoch, images, labels)
     return images, bad, pipe.sample.affine
@@ -94,8 +95,8 @@ def test_the_copy_is_made_once_and_anew_when_it_would_differ(data, path, folder)
 def test_the_copy_holds_the_test_data_too(folder, path):
     data = open_data("image_folder", str(folder), 0.4, seed=7, test=0.25)
     copy = copied(data, TRANSFORMS, path).data
-    assert {name: source.labels.tolist() for name, source in copy.parts().items()} == {
-        name: source.labels.tolist() for name, source in data.parts().items()
+    assert {name: source.labels.tolist() for name, source in copy.splits().items()} == {
+        name: source.labels.tolist() for name, source in data.splits().items()
     }
 
 
@@ -127,7 +128,10 @@ def test_the_parts_may_be_of_different_sizes_before_the_first_random_transform(p
     data = DataSet(Memory([pattern(6, 6)] * 3), Memory([pattern(8, 7)] * 2), ("a", "b"))
     transforms = parse_transforms(["decode", {"random_crop": {"size": [4, 4]}}])
     copy = copied(data, transforms, path)
-    assert [source.read(1).shape for source in copy.data.parts().values()] == [(6, 6, 3), (8, 7, 3)]
+    assert [source.read(1).shape for source in copy.data.splits().values()] == [
+        (6, 6, 3),
+        (8, 7, 3),
+    ]
     assert copy.left_out == []
 
 
@@ -140,7 +144,7 @@ def test_making_the_copy_reads_each_sample_once(path):
     read = []
     data = DataSet(Counting([pattern(6, 6)] * 20), None, ("a", "b"))
     transforms = parse_transforms(["decode", {"random_crop": {"size": [4, 4]}}])
-    sample = probe(data.train, transforms, 7, keep=True)
+    sample = infer_sample_spec(data.train, transforms, 7, keep=True)
     read.clear()
     decode_once(data, transforms, {"train": sample}, path)
     assert read == list(range(20))

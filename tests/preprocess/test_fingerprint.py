@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from preprocess import fingerprint
 from preprocess import fingerprint as fp
 from preprocess.base import InputError, RandomAccess
-from preprocess.source import fold_of, open_each, split
+from preprocess.source import assign_folds, open_per_target, split
 from tests.preprocess.records import labelled, write_records, write_tar
 
 
@@ -33,7 +33,7 @@ class Listed(RandomAccess):
     def name(self, index):
         return self.names[index]
 
-    def sample_marks(self):
+    def sample_ids(self):
         return fp.SampleIds(fp.hashed(self.names), by_content=self._by_content)
 
 
@@ -43,7 +43,7 @@ def listed(path, by_content=False, groups=False):
 
 def opened(samples, before, validation=0.2, test=None, **options):
     Listed.samples = samples
-    (data,), found = open_each(
+    (data,), found = open_per_target(
         f"{__name__}:listed", "x", validation, 3, options, test, (None,), "as ever", before
     )
     return data, found
@@ -72,13 +72,13 @@ def test_no_sample_changes_sides_whatever_comes_and_goes(names, draw, by_content
     except InputError as error:  # all groups that were held out have gone, say
         assert "start over with --fresh" in str(error)  # noqa: PT017
         return
-    for part, other in ((one, two) for one in new.parts() for two in new.parts() if one != two):
-        assert named(old.parts()[part]).isdisjoint(named(new.parts()[other]))
+    for part, other in ((one, two) for one in new.splits() for two in new.splits() if one != two):
+        assert named(old.splits()[part]).isdisjoint(named(new.splits()[other]))
     if groups:
         assert {*new.train.groups}.isdisjoint(new.validation.groups)
     again, _ = opened(now, after, **options)
-    assert {part: named(source) for part, source in again.parts().items()} == {
-        part: named(source) for part, source in new.parts().items()
+    assert {part: named(source) for part, source in again.splits().items()} == {
+        part: named(source) for part, source in new.splits().items()
     }
 
 
@@ -98,14 +98,14 @@ def test_a_sample_stays_in_its_fold_and_new_ones_make_folds_even(names, folds):
     source = listed("")
     known = np.full(len(samples), -1)
     Listed.samples = samples[:40]
-    known[:40] = fold_of(listed(""), folds, 1)
-    found = fold_of(source, folds, 1, known)
+    known[:40] = assign_folds(listed(""), folds, 1)
+    found = assign_folds(source, folds, 1, known)
     assert found[:40].tolist() == known[:40].tolist()
     sizes = np.bincount(found, minlength=folds)
     assert sizes.max() - sizes.min() <= 2
     assert (
-        fold_of(source, folds, 1, np.full(len(samples), -1)).tolist()
-        == fold_of(source, folds, 1).tolist()
+        assign_folds(source, folds, 1, np.full(len(samples), -1)).tolist()
+        == assign_folds(source, folds, 1).tolist()
     )
 
 
@@ -122,7 +122,7 @@ def test_other_settings_divide_anew():
     samples = [(f"{number}", number % 3) for number in range(30)]
     Listed.samples = samples
     _, before = opened(samples, None)
-    (data,), _ = open_each(
+    (data,), _ = open_per_target(
         f"{__name__}:listed", "x", 0.5, 4, {}, None, (None,), "otherwise", before
     )
     expected, _ = split(listed(""), 0.5, 4)
@@ -254,7 +254,7 @@ SOURCES = [write_npz, write_npy, write_hdf5, write_shard, write_tfrecord, write_
 def taken(write, folder, images=IMAGES, labels=LABELS):
     folder.mkdir()
     source, path = write(folder, images, labels)
-    return open_each(source, str(path), None, 0, {}, None, (None,), "", None)[1]
+    return open_per_target(source, str(path), None, 0, {}, None, (None,), "", None)[1]
 
 
 @pytest.mark.parametrize("is_large", [False, True], ids=["small", "large"])
@@ -292,9 +292,9 @@ def test_masks_are_looked_at(tmp_path):
 
 
 def test_of_many_files_some_are_looked_at_and_these_stay_the_same(tmp_path, monkeypatch):
-    monkeypatch.setattr(fingerprint, "FILES", 0)
-    monkeypatch.setattr(fingerprint, "LOOKED_AT", 5)
-    monkeypatch.setattr(fingerprint, "SIZED", 8)
+    monkeypatch.setattr(fingerprint, "FULL_READ_FILES", 0)
+    monkeypatch.setattr(fingerprint, "CONTENT_SAMPLES", 5)
+    monkeypatch.setattr(fingerprint, "SIZED_FILES", 8)
     paths = [tmp_path / f"{number}" for number in range(20)]
     for path in paths:
         path.write_bytes(b"abc")
@@ -336,7 +336,7 @@ def own(path):
 
 def test_a_source_of_ones_own_may_say_what_it_is_known_by(monkeypatch):
     def now(path="x"):
-        return open_each(f"{__name__}:own", path, None, 0, {}, None, (None,), "", None)[1]
+        return open_per_target(f"{__name__}:own", path, None, 0, {}, None, (None,), "", None)[1]
 
     before = now()
     monkeypatch.setattr(Own, "version", 2)

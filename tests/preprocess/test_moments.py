@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from preprocess.base import InputError
-from preprocess.moments import Moments, standardized
+from preprocess.moments import Moments, compute_standardization
 from preprocess.pipeline import Pipeline
-from preprocess.probe import probe
+from preprocess.probe import infer_sample_spec
 from preprocess.source import open_data
 from preprocess.transforms import parse_transforms
 from preprocess.transforms.color import Standardize
@@ -15,7 +15,9 @@ from tests.preprocess.samples import Memory, pattern
 
 def found(samples, item="standardize", folds=None, before=()):
     transforms = parse_transforms([*before, item])
-    return standardized("", Pipeline.probed(Memory(samples), transforms, 7), transforms[-1], folds)
+    return compute_standardization(
+        "", Pipeline.from_source(Memory(samples), transforms, 7), transforms[-1], folds
+    )
 
 
 def table(rows=2500):
@@ -102,9 +104,9 @@ def test_large_numbers_are_standardized_in_float64(tmp_path, kind):
         np.savez(tmp_path / "a.npz", x=x, y=np.arange(8) % 2)
         source = open_data("npz", str(tmp_path / "a.npz"), None, 0).train
     transforms = parse_transforms(["standardize"])
-    sample = probe(source, transforms, 0).precise()
+    sample = infer_sample_spec(source, transforms, 0).as_float64()
     pipeline = Pipeline(source, transforms, 0, sample)
-    affine = standardized("", pipeline, Standardize()).affine
+    affine = compute_standardization("", pipeline, Standardize()).affine
     inputs, targets = pipeline.empty(8)
     assert not pipeline.load(range(8), 0, inputs, targets)
     expected = (seconds - seconds.mean()) / seconds.std()

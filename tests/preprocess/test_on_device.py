@@ -7,16 +7,16 @@ from hypothesis import strategies as st
 
 from preprocess.base import InputError
 from preprocess.deferred_augmentation import finished
-from preprocess.lazy_numba import LOADING
+from preprocess.lazy_numba import NUMBA
 from preprocess.pipeline import Pipeline
-from preprocess.probe import look, probe
+from preprocess.probe import infer_sample_spec, probe_samples
 from preprocess.sample import ImageSpec
 from preprocess.target import TargetSpec
 from preprocess.transforms import parse_transforms
 from preprocess.transforms.on_device import (
     OnDevice,
-    finished_on_host,
-    leave_to_device,
+    defer_to_device,
+    inline_device_transforms,
     split_device,
 )
 from tests.examples import examples
@@ -36,9 +36,9 @@ def kernels(request):
     """With the compiled loops, and without them."""
     if request.param:
         pytest.importorskip("numba")
-        assert LOADING.now()
+        assert NUMBA.load()
     yield
-    LOADING.kernels = None
+    NUMBA.kernels = None
 
 
 def made(source, transforms, seed):
@@ -46,8 +46,8 @@ def made(source, transforms, seed):
     parsed = parse_transforms(transforms)
     try:
         return [
-            Pipeline(source, each, seed, probe(source, each, seed, keep=True))
-            for each in (parsed, leave_to_device(parsed))
+            Pipeline(source, each, seed, infer_sample_spec(source, each, seed, keep=True))
+            for each in (parsed, defer_to_device(parsed))
         ]
     except InputError:
         return reject()
@@ -56,10 +56,10 @@ def made(source, transforms, seed):
 def all_of(pipeline, epoch, training):
     """Samples by way of what is kept of them, and as they are loaded: inputs, targets, and those that are bad."""
     rows = np.arange(pipeline.samples)[::-1]
-    kept = pipeline.empty_kept(len(rows))
-    pipeline.keep(rows, *kept)
+    kept = pipeline.empty_stored(len(rows))
+    pipeline.load_stored(rows, *kept)
     for way in (
-        lambda *into: pipeline.finish_kept(*kept, rows, epoch, *into, training),
+        lambda *into: pipeline.augment_stored(*kept, rows, epoch, *into, training),
         lambda *into: pipeline.load(rows, epoch, *into, training),
     ):
         images, targets = pipeline.empty(len(rows))
@@ -134,7 +134,7 @@ def test_arrays_of_all_types_have_the_bits_of_the_host(kernels, dtype, shape, tr
         ],
         3,
     )
-    assert device.sample.wire == ImageSpec((device.sample.unfinished.nbytes + 16,), "uint8")
+    assert device.sample.wire == ImageSpec((device.sample.deferred_input.nbytes + 16,), "uint8")
     assert list(all_of(host, 9, training)) == list(all_of(device, 9, training))
 
 
@@ -177,9 +177,9 @@ def test_masks_are_moved_on_the_host_as_their_images_are_on_the_device(
 )
 def test_the_last_crop_and_the_flips_about_it_are_left(transforms, left):
     parsed = parse_transforms(transforms)
-    given = leave_to_device(parsed)
+    given = defer_to_device(parsed)
     host, device = split_device(given)
-    assert finished_on_host(given) == parsed
+    assert inline_device_transforms(given) == parsed
     assert (0 if device is None else len(device.transforms)) == left
     assert len(host) + left == len(parsed)
 
@@ -198,7 +198,7 @@ def test_what_the_device_cannot_take_is_said():
         ),
     ):
         with pytest.raises(InputError, match=words):
-            look(source, leave_to_device(parse_transforms([CROP])), 0)
+            probe_samples(source, defer_to_device(parse_transforms([CROP])), 0)
 
 
 def test_a_sample_of_another_size_is_left_out_alone(kernels):
@@ -210,7 +210,7 @@ def test_a_sample_of_another_size_is_left_out_alone(kernels):
     assert [(one.position, one.reason) for one in bad] == [
         (1, "is 6 x 8 x 3 uint8; the others are 8 x 6 x 3 uint8")
     ]
-    assert device.sample.target.usable(targets).tolist() == [True, False, True]
+    assert device.sample.target.is_usable(targets).tolist() == [True, False, True]
 
 
 def test_batches_are_drawn_and_written_at_once(monkeypatch):
@@ -219,9 +219,9 @@ def test_batches_are_drawn_and_written_at_once(monkeypatch):
         Memory([pattern(8, 6, seed=number) for number in range(9)]), [JITTER, FLIP, CROP], 0
     )
     wanted = list(all_of(device, 3, True))
-    assert LOADING.now()
+    assert NUMBA.load()
     monkeypatch.setattr(OnDevice, "apply", None)
     try:
         assert list(all_of(device, 3, True)) == wanted
     finally:
-        LOADING.kernels = None
+        NUMBA.kernels = None

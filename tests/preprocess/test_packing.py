@@ -18,8 +18,8 @@ from tests.preprocess.samples import pattern, write
 
 def decoded(data, transforms):
     return {
-        name: Pipeline.probed(source, parse_transforms(transforms), 0)
-        for name, source in data.parts().items()
+        name: Pipeline.from_source(source, parse_transforms(transforms), 0)
+        for name, source in data.splits().items()
     }
 
 
@@ -45,7 +45,7 @@ def test_what_cannot_be_decoded_is_left_out_without_a_gap(data, path, folder):
 
 def test_progress_is_told_of_every_sample(data, path):
     steps = []
-    write_hdf5(data.parts(), path, steps.append)
+    write_hdf5(data.splits(), path, steps.append)
     assert sum(steps) == 8
 
 
@@ -66,7 +66,7 @@ def test_only_what_is_the_same_in_every_epoch_can_be_done_beforehand(
 
 
 def test_an_interrupted_write_leaves_the_old_file_and_no_other(data, path, tmp_path):
-    write_hdf5(data.parts(), path)
+    write_hdf5(data.splits(), path)
 
     def interrupt(count):
         raise KeyboardInterrupt
@@ -79,13 +79,13 @@ def test_an_interrupted_write_leaves_the_old_file_and_no_other(data, path, tmp_p
 
 def test_what_a_killed_write_has_left_is_swept_away(data, path, tmp_path):
     (tmp_path / ".packed.h5.1.tmp").touch()
-    write_hdf5(data.parts(), path)
+    write_hdf5(data.splits(), path)
     assert [file.name for file in tmp_path.iterdir() if file.is_file()] == ["packed.h5"]
 
 
 def test_a_place_that_does_not_exist_is_named(data, tmp_path):
     with pytest.raises(InputError, match="cannot write .*nowhere/x.h5: No such file"):
-        write_hdf5(data.parts(), tmp_path / "nowhere/x.h5")
+        write_hdf5(data.splits(), tmp_path / "nowhere/x.h5")
 
 
 class FullDisk(io.FileIO):
@@ -104,7 +104,7 @@ class FullDisk(io.FileIO):
 def test_a_full_disk_is_no_wrong_input_and_leaves_the_old_file_and_no_other(
     data, path, tmp_path, monkeypatch, left
 ):
-    write_hdf5(data.parts(), path)
+    write_hdf5(data.splits(), path)
     monkeypatch.setattr(FullDisk, "left", left)
     monkeypatch.setattr("builtins.open", lambda name, mode, **options: FullDisk(name, mode))
     with pytest.raises(CannotWrite, match="No space left"):
@@ -125,7 +125,7 @@ def test_a_full_disk_is_told_of_even_where_hdf5_stumbles_over_what_is_not_there(
     monkeypatch.setattr("preprocess.files.deferred_errors.DeferredErrorFile.readinto", garbage)
     monkeypatch.setattr("builtins.open", lambda name, mode, **options: FullDisk(name, mode))
     with pytest.raises(CannotWrite, match="No space left"):
-        write_hdf5(data.parts(), path)
+        write_hdf5(data.splits(), path)
 
 
 def test_a_file_of_nothing_is_not_written(data, path):
@@ -135,7 +135,7 @@ def test_a_file_of_nothing_is_not_written(data, path):
     with pytest.raises(
         InputError, match="none of the 5 samples can be used; the first: .* cannot be read"
     ):
-        write_hdf5(data.parts(), path)
+        write_hdf5(data.splits(), path)
     assert not os.path.exists(path)
 
 
@@ -143,7 +143,7 @@ def test_a_broken_link_in_the_source_is_left_out_of_an_encoded_file_too(folder, 
     write(folder / "dog/x.png", pattern(4, 6))
     data = open_data("image_folder", str(folder), None, seed=0)
     (folder / "dog/x.png").unlink()
-    assert [bad.name for bad in write_hdf5(data.parts(), path)] == [str(folder / "dog/x.png")]
+    assert [bad.name for bad in write_hdf5(data.splits(), path)] == [str(folder / "dog/x.png")]
 
 
 def test_names_of_any_bytes_are_packed(folder, path):
@@ -154,7 +154,7 @@ def test_names_of_any_bytes_are_packed(folder, path):
             file.write(b"content")
     data = open_data("image_folder", str(folder), None, 0)
     os.unlink(place + b"/gone.png")
-    [bad] = write_hdf5(data.parts(), path)
+    [bad] = write_hdf5(data.splits(), path)
     assert bad.name == f"{folder}/na\\xefve/gone.png"
     train, _, _ = open_hdf5(path)
     assert train.classes == ("cat", "dog", "na\\xefve")

@@ -84,7 +84,7 @@ def test_masks_of_decoded_images_go_through_the_same_transforms(path):
         masks=np.kron(MASKS, np.ones((1, 2, 2), int))[:, :6, :6],
     )
     transforms = parse_transforms([{"center_crop": {"size": [2, 4]}}])
-    write_hdf5({"train": Pipeline.probed(source, transforms, 0)}, path)
+    write_hdf5({"train": Pipeline.from_source(source, transforms, 0)}, path)
     found, _, _ = open_hdf5(path)
     assert np.array_equal(found.read(1), source.inputs[1][2:4, 1:5])
     assert np.array_equal(found.read_target(1), source.masks[1][2:4, 1:5])

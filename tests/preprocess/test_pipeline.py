@@ -24,7 +24,7 @@ IMAGES = [pattern(6, 6, seed=number) for number in range(12)]
 
 
 def pipeline(samples=IMAGES, transforms=RANDOM, seed=7):
-    return Pipeline.probed(Memory(samples), parse_transforms(transforms), seed)
+    return Pipeline.from_source(Memory(samples), parse_transforms(transforms), seed)
 
 
 def load(pipe, indices, epoch=0, training=True):
@@ -81,7 +81,9 @@ def test_what_comes_before_the_first_random_transform_can_be_kept():
     fixed, varying = split_transforms(transforms)
     assert (len(fixed), len(varying)) == (2, len(RANDOM) + 1)
     pipe = pipeline()
-    assert np.array_equal(pipe.finish(pipe.prepare(3), 3, epoch=5).image, load(pipe, [3], 5)[0][0])
+    assert np.array_equal(
+        pipe.augment_checked(pipe.prepare(3), 3, epoch=5).image, load(pipe, [3], 5)[0][0]
+    )
 
 
 def test_the_order_of_an_epoch_is_the_sources():
@@ -241,7 +243,7 @@ def test_double_precision_becomes_single_on_the_wire():
 def test_numbers_travel_in_the_byte_order_of_the_machine(tmp_path, dtype):
     np.savez(tmp_path / "a.npz", x=np.array([[1, 300]] * 4, dtype), y=np.array([0, 1] * 2, ">i8"))
     source = open_data("npz", str(tmp_path / "a.npz"), None, 0).train
-    pipeline = Pipeline.probed(source, (), 0)
+    pipeline = Pipeline.from_source(source, (), 0)
     inputs, targets = pipeline.empty(4)
     assert not pipeline.load(range(4), 0, inputs, targets)
     assert inputs.dtype.isnative

@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from preprocess.base import InputError
-from preprocess.probe import PROBES, look, probe
+from preprocess.probe import PROBES, infer_sample_spec, probe_samples
 from preprocess.sample import Affine, ImageSpec, SampleSpec
 from preprocess.transforms import parse_transforms
 from preprocess.transforms.user import UserTransform
@@ -17,7 +17,7 @@ IMAGES = [pattern(6, 6, seed=number) for number in range(12)]
 
 
 def looked_at(samples, transforms, keep=False):
-    return probe(Memory(samples), parse_transforms(transforms), 7, keep)
+    return infer_sample_spec(Memory(samples), parse_transforms(transforms), 7, keep)
 
 
 def test_what_a_sample_is_after_its_transforms():
@@ -29,7 +29,7 @@ def test_what_a_sample_is_after_its_transforms():
     sample = looked_at(IMAGES, transforms)
     assert sample == SampleSpec(ImageSpec((4, 5, 3), "uint8"), 2, Affine(0.5, 1.0))
     assert looked_at(IMAGES, transforms, keep=True) == replace(
-        sample, kept=ImageSpec((6, 6, 3), "uint8")
+        sample, stored=ImageSpec((6, 6, 3), "uint8")
     )
 
 
@@ -40,7 +40,7 @@ def test_each_of_a_few_samples_is_read_once():
             return super().read(index)
 
     read = []
-    probe(
+    infer_sample_spec(
         Counting([IMAGES[0]] * 71),
         parse_transforms(["decode", {"flip": {"horizontal": True}}]),
         7,
@@ -118,15 +118,15 @@ def text(image, rng, training):
 
 
 def test_inputs_may_be_of_any_rank():
-    assert probe(Memory(IMAGES), [UserTransform(f"{__name__}:flat")], 7).image == ImageSpec(
-        (6, 6), "float32"
-    )
+    assert infer_sample_spec(
+        Memory(IMAGES), [UserTransform(f"{__name__}:flat")], 7
+    ).image == ImageSpec((6, 6), "float32")
     assert looked_at([np.arange(5)] * 3, ["decode"]).image == ImageSpec((5,), "int64")
 
 
 def test_a_users_transform_must_give_numbers():
     with pytest.raises(InputError, match="transforms must give numbers"):
-        probe(Memory(IMAGES), [UserTransform(f"{__name__}:text")], 7)
+        infer_sample_spec(Memory(IMAGES), [UserTransform(f"{__name__}:text")], 7)
 
 
 def of_16_bits(most):
@@ -144,7 +144,7 @@ def of_16_bits(most):
 )
 def test_images_of_few_of_16_bits_are_told_of(samples, decode, said):
     transforms = parse_transforms([decode, {"resize": {"size": [4, 4]}}])
-    line = look(Memory(samples), transforms, 7).remark
+    line = probe_samples(Memory(samples), transforms, 7).remark
     assert said in line
     assert bool(said) == bool(line)
 

@@ -35,6 +35,6 @@ def test_an_affine_fits_its_number_of_channels():
     ],
 )
 def test_made_up_inputs_are_of_the_data_and_small_where_tokens_may_be(image, most):
-    made = image.made_up(np.random.default_rng(0), 5)
+    made = image.random_inputs(np.random.default_rng(0), 5)
     assert (made.shape, str(made.dtype)) == ((5, *image.shape), image.dtype)
     assert 0 <= made.min() < made.max() <= most

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from preprocess.lazy_numba import LOADING
+from preprocess.lazy_numba import NUMBA
 from preprocess.scaling import scale_into
 from tests.preprocess.samples import pattern
 
@@ -40,7 +40,7 @@ def test_small_images_scale_as_the_formula_says(shape, few):
 def _loops(request, monkeypatch):
     if request.param:
         pytest.importorskip("numba")
-        monkeypatch.setattr(LOADING, "kernels", import_module("preprocess.kernels"))
+        monkeypatch.setattr(NUMBA, "kernels", import_module("preprocess.kernels"))
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from preprocess.base import InputError, Source
-from preprocess.source import SOURCES, View, open_data, open_each, split
+from preprocess.source import SOURCES, View, open_data, open_per_target, split
 from tests.preprocess.samples import Memory, pattern, write
 
 
@@ -93,7 +93,7 @@ def test_a_share_for_the_test_is_set_aside_before_one_for_validation(folder):
     data = open_data("image_folder", str(folder), 0.4, seed=7, test=0.25)
     names = {
         part: {source.name(index) for index in range(len(source))}
-        for part, source in data.parts().items()
+        for part, source in data.splits().items()
     }
     assert {part: len(found) for part, found in names.items()} == {
         "train": 3,
@@ -124,7 +124,7 @@ def test_a_part_may_be_another_path_and_lack_classes_but_not_have_others(folder,
     write(folder.parent / "more/dog/9.png", pattern(4, 6))
     asked = {"validation": None, "seed": 7, part: str(folder.parent / "more")}
     data = open_data("image_folder", str(folder), **asked)
-    assert (len(data.train), data.parts()[part].labels.tolist(), data.classes) == (
+    assert (len(data.train), data.splits()[part].labels.tolist(), data.classes) == (
         8,
         [1],
         ("cat", "dog"),
@@ -225,13 +225,13 @@ def test_a_share_of_many_small_classes_is_told_of(tmp_path):
     assert "10 of 20 samples are held out (50%), not 10%" in data.remark
 
 
-@pytest.mark.parametrize(("name", "stands_in"), [("eval", False), ("Holdout", True)])
-def test_eval_validates_and_holdout_is_test_data(folder, name, stands_in):
+@pytest.mark.parametrize(("name", "stand_in_path"), [("eval", False), ("Holdout", True)])
+def test_eval_validates_and_holdout_is_test_data(folder, name, stand_in_path):
     shutil.copytree(folder, folder.parent / "all" / "train")
     write(folder.parent / "all" / name / "dog/9.png", pattern(4, 6, seed=99))
     data = open_data("image_folder", str(folder.parent / "all"), 0.5, 0)
     assert (len(data.train), len(data.validation)) == (8, 1)
-    assert ("is taken for validation" in data.remark) == stands_in
+    assert ("is taken for validation" in data.remark) == stand_in_path
 
 
 @pytest.mark.parametrize("place", [".", "../pets", "cat/.."])
@@ -245,10 +245,10 @@ def test_a_copy_of_training_data_is_told_of(folder, part):
     more = folder.parent / "more"
     shutil.copytree(folder, more)
     asked = {"validation": None, "test": None, part: str(more)}
-    [data], _ = open_each("image_folder", str(folder), **asked, seed=0, division="")
+    [data], _ = open_per_target("image_folder", str(folder), **asked, seed=0, division="")
     assert f"data.{part}: {more} is a copy of the training data" in data.remark
     write(more / "dog/9.png", pattern(4, 6, seed=99))
-    [data], _ = open_each("image_folder", str(folder), **asked, seed=0, division="")
+    [data], _ = open_per_target("image_folder", str(folder), **asked, seed=0, division="")
     assert f"8 of 9 {part} samples are training samples too" in data.remark
 
 
@@ -257,9 +257,9 @@ def test_copies_of_training_rows_are_told_of(tmp_path):
     for name, some in (("a", rows), ("b", rows[::-1]), ("c", rows[3:9])):
         (tmp_path / f"{name}.csv").write_text("\n".join(["x,target", *some]) + "\n")
     path, whole, some = (str(tmp_path / f"{name}.csv") for name in "abc")
-    [data], _ = open_each("table", path, whole, 0, division="")
+    [data], _ = open_per_target("table", path, whole, 0, division="")
     assert "b.csv is a copy of the training data" in data.remark
-    [data], _ = open_each("table", path, some, 0, division="")
+    [data], _ = open_per_target("table", path, some, 0, division="")
     assert "6 of 6 validation samples are training samples too" in data.remark
 
 
@@ -267,7 +267,9 @@ def test_rows_of_few_values_may_be_alike(tmp_path):
     for name, count in (("a", 40), ("b", 10)):
         rows = [f"{number % 2},{number % 3},{number % 2}" for number in range(count)]
         (tmp_path / f"{name}.csv").write_text("\n".join(["x,y,target", *rows]) + "\n")
-    [data], _ = open_each("table", *[str(tmp_path / f"{n}.csv") for n in "ab"], 0, division="")
+    [data], _ = open_per_target(
+        "table", *[str(tmp_path / f"{n}.csv") for n in "ab"], 0, division=""
+    )
     assert data.remark == ""
 
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from preprocess.base import SPLIT, InputError, rng_for
-from preprocess.source import View, fold_of, split, told
+from preprocess.source import View, assign_folds, split, with_requested_targets
 from preprocess.target import TargetWish
 from tests.preprocess.samples import Memory
 
@@ -76,9 +76,9 @@ def test_samples_of_one_group_cannot_be_divided():
 def test_folds_are_of_one_size_and_have_each_class_alike(labels, folds, seed):
     if len(labels) < folds:
         with pytest.raises(InputError, match=f"data.folds: {folds} folds of {len(labels)} samples"):
-            fold_of(source(labels), folds, seed)
+            assign_folds(source(labels), folds, seed)
         return
-    fold = fold_of(source(labels), folds, seed)
+    fold = assign_folds(source(labels), folds, seed)
     sizes = np.bincount(fold, minlength=folds)
     assert sizes.max() - sizes.min() <= 1
     for label in set(labels):
@@ -93,15 +93,15 @@ def test_folds_are_of_one_size_and_have_each_class_alike(labels, folds, seed):
     st.integers(0, 9),
 )
 def test_a_group_is_in_one_fold_and_each_fold_has_a_group(groups, seed):
-    fold = fold_of(source([0] * len(groups), groups=np.array(groups)), 4, seed)
+    fold = assign_folds(source([0] * len(groups), groups=np.array(groups)), 4, seed)
     assert all(len(set(fold[np.array(groups) == group])) == 1 for group in set(groups))
     assert set(fold) == {0, 1, 2, 3}
 
 
 def test_folds_follow_from_the_seed_and_are_others_than_a_split():
     samples = source([0, 1] * 20)
-    assert np.array_equal(fold_of(samples, 5, 1), fold_of(samples, 5, 1))
-    assert not np.array_equal(fold_of(samples, 5, 1), fold_of(samples, 5, 2))
+    assert np.array_equal(assign_folds(samples, 5, 1), assign_folds(samples, 5, 1))
+    assert not np.array_equal(assign_folds(samples, 5, 1), assign_folds(samples, 5, 2))
 
 
 def test_a_part_of_a_source_keeps_its_groups_and_strata():
@@ -112,7 +112,7 @@ def test_a_part_of_a_source_keeps_its_groups_and_strata():
 
 
 def test_a_source_that_is_told_what_its_targets_are_keeps_its_groups_and_strata():
-    one = told(
+    one = with_requested_targets(
         source([0, 1, 0, 1], groups=np.arange(4), strata=np.arange(4) + 4), TargetWish("value")
     )
     assert (one.groups.tolist(), one.strata.tolist()) == ([0, 1, 2, 3], [4, 5, 6, 7])

@@ -5,7 +5,7 @@ import pytest
 
 from preprocess.base import InputError, UnreadableSample
 from preprocess.pipeline import Pipeline
-from preprocess.probe import probe
+from preprocess.probe import infer_sample_spec
 from preprocess.source import open_data
 from preprocess.target import TargetSpec, TargetWish, class_target, read_mask
 from preprocess.transforms import parse_transforms
@@ -24,7 +24,7 @@ def opened(validation=None, wish=None, **said):
 
 
 def loaded(source, transforms=(), training=True, epoch=0):
-    pipeline = Pipeline.probed(source, parse_transforms(transforms), 3)
+    pipeline = Pipeline.from_source(source, parse_transforms(transforms), 3)
     images, targets = pipeline.empty(len(source))
     bad = pipeline.load(range(len(source)), epoch, images, targets, training)
     return pipeline, images, targets, bad
@@ -79,7 +79,7 @@ def test_a_sample_that_cannot_be_used_is_marked_whatever_its_target_is():
         {"target": TargetSpec("value", 1), "targets": np.ones(10)},
     ):
         pipeline, rows, targets, bad = loaded(Broken(ROWS, **said))
-        assert pipeline.sample.target.usable(targets).tolist() == [
+        assert pipeline.sample.target.is_usable(targets).tolist() == [
             index != 4 for index in range(10)
         ]
         assert not rows[4].any()
@@ -253,16 +253,16 @@ def test_colours_leave_a_mask_alone():
 
 def test_masks_that_are_kept_have_the_size_of_their_images():
     source, transforms = masked(), ["decode", {"random_crop": {"size": [4, 4]}}]
-    sample = probe(source, parse_transforms(transforms), 3, keep=True)
-    assert (sample.target.size, sample.kept_target.size) == ((4, 4), (8, 10))
+    sample = infer_sample_spec(source, parse_transforms(transforms), 3, keep=True)
+    assert (sample.target.size, sample.stored_target.size) == ((4, 4), (8, 10))
     pipeline = Pipeline(source, parse_transforms(transforms), 3, sample)
     kept, kept_targets = (
-        np.empty((6, *sample.kept.shape), np.uint8),
-        np.empty(6, sample.kept_target.wire),
+        np.empty((6, *sample.stored.shape), np.uint8),
+        np.empty(6, sample.stored_target.wire),
     )
-    assert not pipeline.keep(range(6), kept, kept_targets)
+    assert not pipeline.load_stored(range(6), kept, kept_targets)
     images, targets = pipeline.empty(6)
-    assert not pipeline.finish_kept(kept, kept_targets, np.arange(6), 2, images, targets)
+    assert not pipeline.augment_stored(kept, kept_targets, np.arange(6), 2, images, targets)
     _, whole, whole_targets, _ = loaded(source, transforms, epoch=2)
     np.testing.assert_array_equal(images, whole)
     np.testing.assert_array_equal(targets["target"], whole_targets["target"])
@@ -305,12 +305,12 @@ def blind(image, rng, training):
 
 def test_a_transform_of_ones_own_takes_and_gives_the_mask():
     source = masked(count=2)
-    pipeline = Pipeline.probed(source, [UserTransform(f"{__name__}:cut_out")], 0)
+    pipeline = Pipeline.from_source(source, [UserTransform(f"{__name__}:cut_out")], 0)
     images, targets = pipeline.empty(2)
     assert not pipeline.load(range(2), 0, images, targets)
     np.testing.assert_array_equal(targets["target"], images[:, :, :, 0])
     with pytest.raises(InputError, match="it should have a parameter mask"):
-        probe(source, [UserTransform(f"{__name__}:blind")], 0)
+        infer_sample_spec(source, [UserTransform(f"{__name__}:blind")], 0)
 
 
 def test_a_target_knows_its_shape_and_type():
@@ -325,9 +325,9 @@ def test_a_target_knows_its_shape_and_type():
     ):
         made = spec.made_up(np.random.default_rng(0), 5)
         assert (made.dtype, made.shape) == (spec.wire, (5,))
-        assert spec.usable(made).all()
-        spec.mark(made, 2)
-        assert spec.usable(made).tolist() == [True, True, False, True, True]
+        assert spec.is_usable(made).all()
+        spec.mark_unusable(made, 2)
+        assert spec.is_usable(made).tolist() == [True, True, False, True, True]
 
 
 def test_two_classes_of_one_name_are_refused():

@@ -16,7 +16,7 @@ from preprocess.packing import write_hdf5
 from preprocess.sources.hdf5 import open_hdf5
 from preprocess.sources.image_folder import ImageFolder
 from preprocess.sources.tfrecord import open_tfrecord
-from preprocess.transient_errors import may_pass, may_pass_for_writer, read_patiently
+from preprocess.transient_errors import is_transient, is_transient_for_writer, read_with_retries
 from tests.preprocess.records import labelled, write_records
 from tests.preprocess.samples import encode, pattern
 
@@ -41,20 +41,20 @@ class Failing:
 
 def test_what_passes_is_read_again():
     tried = []
-    assert read_patiently(Failing(3), lambda: "a", again=lambda: tried.append(1)) == b"x"
+    assert read_with_retries(Failing(3), lambda: "a", again=lambda: tried.append(1)) == b"x"
     assert len(tried) == 3
 
 
 def test_what_does_not_pass_in_time_is_no_bad_sample():
     with pytest.raises(OSError, match="Stale file handle: 'a'") as caught:
-        read_patiently(Failing(4), lambda: "a")
-    assert may_pass(caught.value)
+        read_with_retries(Failing(4), lambda: "a")
+    assert is_transient(caught.value)
 
 
 def test_what_will_never_pass_is_a_bad_sample_at_once():
     failing = Failing(2, errno.EACCES)
     with pytest.raises(UnreadableSample, match="a: cannot be read: Permission denied"):
-        read_patiently(failing, lambda: "a")
+        read_with_retries(failing, lambda: "a")
     assert failing.left == 1
 
 
@@ -80,7 +80,7 @@ def test_a_shard_whose_handle_is_stale_is_opened_again(tmp_path, monkeypatch):
 
 
 def test_an_hdf5_file_whose_handle_is_stale_is_opened_again(folder, tmp_path):
-    write_hdf5(DataSet(ImageFolder(folder), None, ("cat", "dog")).parts(), tmp_path / "a.h5")
+    write_hdf5(DataSet(ImageFolder(folder), None, ("cat", "dog")).splits(), tmp_path / "a.h5")
     source, _, _ = open_hdf5(str(tmp_path / "a.h5"))
     expected = source.read(0)
 
@@ -124,7 +124,7 @@ def after(cause, error=None):
     ],
 )
 def test_what_file_systems_and_networks_do_in_a_bad_moment_may_pass(error):
-    assert may_pass(error)
+    assert is_transient(error)
 
 
 @pytest.mark.parametrize(
@@ -145,10 +145,10 @@ def test_what_file_systems_and_networks_do_in_a_bad_moment_may_pass(error):
     ],
 )
 def test_what_is_wrong_with_a_network_or_a_name_will_not_pass(error):
-    assert not may_pass(error)
+    assert not is_transient(error)
 
 
 def test_whoever_read_what_is_written_does_not_come_back():
-    assert may_pass_for_writer(OSError(errno.EIO, ""))
-    assert may_pass_for_writer(OSError(errno.ENOSPC, ""))
-    assert not may_pass_for_writer(BrokenPipeError(errno.EPIPE, ""))
+    assert is_transient_for_writer(OSError(errno.EIO, ""))
+    assert is_transient_for_writer(OSError(errno.ENOSPC, ""))
+    assert not is_transient_for_writer(BrokenPipeError(errno.EPIPE, ""))

@@ -18,8 +18,8 @@ from preprocess.user_code import (
     UserCode,
     abandon,
     import_user_module,
-    process_kept,
     register,
+    restoring_process,
 )
 
 CHANGES = {
@@ -128,7 +128,7 @@ def test_an_import_is_the_same_whoever_makes_it(tmp_path, monkeypatch):
 
 def test_a_process_is_kept_around_several_calls():
     before = os.getcwd()
-    with process_kept():
+    with restoring_process():
         os.chdir("/")
         with UserCode().running():
             assert os.getcwd() == before

@@ -93,7 +93,7 @@ class KerasEngine:
     def _build(self, network: NetworkSpec, group: Group, code: UserCode | None) -> KerasNetwork:
         # What a network does to its inputs first is a part of its graph.
         key = _graph_key(
-            network, group, network.fold if self._sample.of(network.feed).folds else None
+            network, group, network.fold if self._sample.for_pipeline(network.feed).folds else None
         )
         kept = self._cached
         self._cached = None
@@ -101,7 +101,7 @@ class KerasEngine:
             kept = None
         keras.backend.clear_session()  # names and memory of the network before this one
         train = network.train
-        sample = self._sample.of(network.feed, network.fold)
+        sample = self._sample.for_pipeline(network.feed, network.fold)
         policy = keras.config.dtype_policy()
         keras.config.set_dtype_policy(train.precision)
         try:

@@ -108,7 +108,7 @@ def outputs_agree(model: keras.Model, written: keras.Model, sample: SampleSpec) 
     """
     random = np.random.default_rng(0)
     shape = (2, *sample.image.shape)
-    images = sample.image.made_up(random, 2).astype(np.float32)
+    images = sample.image.random_inputs(random, 2).astype(np.float32)
     affine = sample.affine
     if affine is not None and affine.precise:
         images = affine.unit * (np.array(affine.mean) + affine.std * random.normal(size=shape))
@@ -131,7 +131,7 @@ def _with_scaling(model: keras.Model, sample: SampleSpec, call: Any) -> keras.Mo
     if affine is not None and affine.precise:
         raw = keras.Input(sample.image.shape, name="raw_image", dtype="float64")
         # Keras keeps the parameters of layers in float32.
-        shift, affine = affine.in_two()
+        shift, affine = affine.split_shift()
         shifted = keras.layers.Rescaling(1.0, (-shift).tolist(), dtype="float64")(raw)
         scaled = keras.ops.cast(shifted, "float32")
     else:

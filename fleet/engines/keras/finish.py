@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from preprocess.sample import PLACE_BYTES, SampleSpec
+from preprocess.sample import CROP_BYTES, SampleSpec
 
 
 def augment_deferred(rows: tf.Tensor, sample: SampleSpec) -> tf.Tensor:
     """Samples as networks are fed with them, (n, ...) of the type in which they are scaled, of what travels."""
-    if sample.unfinished is None:
+    if sample.deferred_input is None:
         precise = sample.affine is not None and sample.affine.precise
         return tf.cast(rows, tf.float64 if precise else tf.float32)
-    (height, width, channels), kind = sample.unfinished.shape, tf.as_dtype(sample.unfinished.dtype)
+    (height, width, channels), kind = (
+        sample.deferred_input.shape,
+        tf.as_dtype(sample.deferred_input.dtype),
+    )
     to_height, to_width = sample.image.shape[:2]
     shape = (-1, height * width, channels)
-    pixels, places = tf.split(rows, [sample.unfinished.nbytes, PLACE_BYTES], axis=1)
+    pixels, places = tf.split(rows, [sample.deferred_input.nbytes, CROP_BYTES], axis=1)
     if kind.size > 1:
         pixels = tf.bitcast(tf.reshape(pixels, (*shape, kind.size)), kind)
     else:

@@ -228,7 +228,7 @@ def _make_mean_metric(function: Callable[..., Any], name: str) -> keras.metrics.
 def _check_adds_up(metric: _Metric, target: TargetSpec, name: str) -> None:
     """See on made-up samples that a metric can be computed, and that its state adds up."""
     random = np.random.default_rng(0)
-    targets = tf.constant(target.split(target.made_up(random, _PROBES))[0])
+    targets = tf.constant(target.split(target.random_targets(random, _PROBES))[0])
     outputs = tf.constant(
         random.uniform(0.1, 2, (_PROBES, *_output_shape(target))), tf.float32
     )  # logs are taken

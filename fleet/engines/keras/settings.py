@@ -42,7 +42,7 @@ def _put_names(counts: Mapping[str, int]) -> None:
 _UIDS = "object_name_uids"
 
 
-register("names of layers", _names, _put_names, is_kept=True, at_import={})
+register("names of layers", _names, _put_names, is_persistent=True, at_import={})
 register("Keras' float", keras.config.floatx, keras.config.set_floatx)
 register("Keras' epsilon", keras.config.epsilon, keras.config.set_epsilon)
 register(

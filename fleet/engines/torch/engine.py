@@ -69,7 +69,7 @@ class TorchEngine:
 
     def _build(self, network: NetworkSpec, group: Group, code: UserCode | None) -> TorchNetwork:
         train = network.train
-        sample = self._sample.of(network.feed, network.fold)
+        sample = self._sample.for_pipeline(network.feed, network.fold)
         module, dtype, differentiates = build_module(
             network.architecture,
             sample.image,

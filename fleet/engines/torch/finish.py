@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from preprocess.sample import PLACE_BYTES, SampleSpec
+from preprocess.sample import CROP_BYTES, SampleSpec
 
 _MOVED_AS = {
     1: torch.uint8,
@@ -17,13 +17,13 @@ _MOVED_AS = {
 
 def augment_deferred(rows: Tensor, sample: SampleSpec) -> Tensor:
     """Samples as networks are fed with them, (n, height, width, channels), of what travels."""
-    if sample.unfinished is None:
+    if sample.deferred_input is None:
         return rows
     (height, width, channels), kind = (
-        sample.unfinished.shape,
-        getattr(torch, sample.unfinished.dtype),
+        sample.deferred_input.shape,
+        getattr(torch, sample.deferred_input.dtype),
     )
-    pixels, places = rows.split([sample.unfinished.nbytes, PLACE_BYTES], dim=1)
+    pixels, places = rows.split([sample.deferred_input.nbytes, CROP_BYTES], dim=1)
     # Copied, also where one row is contiguous: behind an odd number of bytes they are no integers yet.
     top, left, upside, mirror = (
         places.clone(memory_format=torch.contiguous_format).view(torch.int32).long().unbind(1)

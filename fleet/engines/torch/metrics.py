@@ -115,7 +115,7 @@ def _make_metric(asked: Measure, target: TargetSpec) -> _Metric:
 def _check_computable(metric: _Metric, target: TargetSpec) -> None:
     """Compute a metric of made-up samples."""
     random = np.random.default_rng(0)
-    targets = torch.from_numpy(np.array(target.split(target.made_up(random, 4))[0]))
+    targets = torch.from_numpy(np.array(target.split(target.random_targets(random, 4))[0]))
     if target.kind == "mask":
         shape = (4, *target.shape, target.outputs)
     else:

@@ -277,8 +277,8 @@ class TorchNetwork:
         self.export(self.state(), path)
         loaded, note = load(path)
         images = self._sample_images
-        if images is None or self._sample.unfinished is not None:
-            images = self._sample.image.made_up(np.random.default_rng(0), 2)
+        if images is None or self._sample.deferred_input is not None:
+            images = self._sample.image.random_inputs(np.random.default_rng(0), 2)
         with self.evaluation_mode():
             mine, again = (_compute_seeded(lambda: self._outputs(images).cpu()) for _ in range(2))
             theirs = _compute_seeded(lambda: loaded(torch.from_numpy(images)))

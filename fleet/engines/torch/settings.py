@@ -9,7 +9,7 @@ import torch
 from torch._tensor_str import PRINT_OPTS
 from torch.backends import cuda, cudnn
 
-from preprocess.user_code import attribute, register
+from preprocess.user_code import attribute_accessors, register
 
 
 def _determinism() -> tuple[bool, bool, bool]:
@@ -75,5 +75,5 @@ for _owner, _name in (
     (cuda.matmul, "allow_fp16_reduced_precision_reduction"),
     (cuda.matmul, "allow_bf16_reduced_precision_reduction"),
 ):
-    register(f"{_name} of {_owner.__class__.__name__}", *attribute(_owner, _name))
-register("PyTorch's generators", _generators, _put_generators, False, is_drawn=True)
+    register(f"{_name} of {_owner.__class__.__name__}", *attribute_accessors(_owner, _name))
+register("PyTorch's generators", _generators, _put_generators, False, is_rng_state=True)

@@ -10,7 +10,7 @@ from fleet.comm.protocols import Group
 from fleet.engines.base import PeerFailed, PeersFailed
 from fleet.engines.failure_reason import describe_failure, is_out_of_memory
 from fleet.errors import InfrastructureError, ModelError
-from preprocess.transient_errors import may_pass
+from preprocess.transient_errors import is_transient
 
 T = TypeVar("T")
 
@@ -81,6 +81,6 @@ def _said(error: Exception | SystemExit) -> tuple[str, str, bool, bool]:
     return (
         describe_failure(error),
         "".join(traceback.format_exception(error)),
-        may_pass(error),
+        is_transient(error),
         is_out_of_memory(error),
     )

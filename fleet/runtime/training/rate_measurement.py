@@ -14,7 +14,7 @@ from fleet.runtime.training.agreement import TrainingFailed
 from fleet.runtime.training.clocks import StepClock
 from fleet.runtime.training.network import Training
 from fleet.spec import Profile
-from preprocess.deferred_augmentation import packed
+from preprocess.deferred_augmentation import pack_rows
 from preprocess.sample import SampleSpec
 
 log = logging.getLogger("fleet.runtime.training.rate_measurement")
@@ -84,9 +84,9 @@ def _is_sure(rate: StepRate, spread: float) -> bool:
 
 def made_up(sample: SampleSpec, rows: int) -> tuple[np.ndarray, np.ndarray]:
     """Samples of no meaning, as they travel: inputs (rows, ...) and targets (rows,)."""
-    image = sample.unfinished or sample.image
+    image = sample.deferred_input or sample.image
     random = np.random.default_rng(0)
-    images = image.made_up(random, rows)
-    if sample.unfinished is not None:
-        images = packed(images, np.zeros((rows, 4)))
-    return images, sample.target.made_up(random, rows)
+    images = image.random_inputs(random, rows)
+    if sample.deferred_input is not None:
+        images = pack_rows(images, np.zeros((rows, 4)))
+    return images, sample.target.random_targets(random, rows)

@@ -116,7 +116,7 @@ def _of_feed(
     test = feed.pipeline("test", seed) if launch.is_tested else None
     tested = None if test is None else Validation(test, judging, keeps=False)
     lies = {
-        part: row_numbers(source) for part, source in feed.data.parts().items() if part in PARTS
+        part: row_numbers(source) for part, source in feed.data.splits().items() if part in PARTS
     }
 
     def read(fold: int | None) -> Source:

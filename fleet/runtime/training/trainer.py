@@ -46,7 +46,7 @@ from fleet.storage.writer import CheckpointWriter
 from fleet.stream.stall import Stalled
 from fleet.stream.tenants import Tenants
 from preprocess.sample import SampleSpec
-from preprocess.user_code import process_kept
+from preprocess.user_code import restoring_process
 from scheduler.base import StepTime
 
 log = logging.getLogger("fleet.runtime.training.trainer")
@@ -145,7 +145,9 @@ class Trainer:
         network = order.network
         self._writer.set_fence(network.name, order.fence)
         self._sources.join(order.stream_epoch)
-        training = Training(network, order.stream_epoch, self._sample.of(network.feed).target)
+        training = Training(
+            network, order.stream_epoch, self._sample.for_pipeline(network.feed).target
+        )
         with self._leaving(training):
             training.group = group = self._world.group(order.ranks, order.group)
             group.meet()  # all its ranks have joined the stream
@@ -179,9 +181,9 @@ class Trainer:
         """Train a network that is in training elsewhere; its group goes on until the network is built here."""
         network = order.network
         self._writer.set_fence(network.name, order.fence)
-        training = Training(network, 0, self._sample.of(network.feed).target)
+        training = Training(network, 0, self._sample.for_pipeline(network.feed).target)
         training.group = self._world.group((self._world.rank,), order.group)
-        with self._leaving(training), process_kept(), ExitStack() as held:
+        with self._leaving(training), restoring_process(), ExitStack() as held:
             failure: Exception | None = None
             try:
                 training.trainable = held.enter_context(
@@ -236,7 +238,7 @@ class Trainer:
     @contextmanager
     def _built(self, network: NetworkSpec, group: Group) -> Iterator[Trainable]:
         with (
-            process_kept(),
+            restoring_process(),
             closing(all_or_none(group, lambda: self._build(network, group))) as trainable,
         ):
             if group.is_master:
@@ -325,13 +327,13 @@ class Trainer:
         reason = ""
         passing = False
         parameters = 0
-        training = Training(network, 0, self._sample.of(network.feed).target)
+        training = Training(network, 0, self._sample.for_pipeline(network.feed).target)
         try:
             training.group = group = self._world.group(order.ranks, order.group)
             with self._built(network, group) as training.trainable:
                 batches = order.batches or (network.global_batch(group.size),)
                 rates = time_batches(
-                    training, self._sample.of(network.feed), self._spec.profile, batches
+                    training, self._sample.for_pipeline(network.feed), self._spec.profile, batches
                 )
                 if order.batches and isinstance(training.trainable, SupportsInspection):
                     parameters = training.trainable.count_parameters()

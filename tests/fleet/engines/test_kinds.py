@@ -37,14 +37,14 @@ def batch(kind, rows=7, bad=()):
     random, target = np.random.default_rng(1), TARGETS[kind]
     inputs, made = (
         random.normal(size=(rows, 2, 3, 2)).astype(np.float32),
-        target.made_up(random, rows),
+        target.random_targets(random, rows),
     )
     if not target.is_plain:
         made["weight"] = random.uniform(0.5, 2, rows)
     if kind == "mask":
         made["target"][0, 0, :] = target.void
     for row in bad:
-        target.mark(made, row)
+        target.mark_unusable(made, row)
     values, weights = target.split(made)
     return (inputs, values) if weights is None else (inputs, values, weights)
 

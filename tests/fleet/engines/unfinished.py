@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from preprocess.deferred_augmentation import packed
+from preprocess.deferred_augmentation import pack_rows
 from preprocess.sample import Affine, ImageSpec, SampleSpec
 
 DTYPES = ["uint8", "int16", "uint16", "int32", "int64", "float32"]
@@ -23,6 +23,6 @@ def unfinished(dtype="uint8", shape=(9, 12, 3), to=(8, 8), count=12, seed=0, aff
         ImageSpec((*to, shape[2]), dtype),
         3,
         affine or Affine((0.5, 0.4, 0.3), 0.5),
-        unfinished=ImageSpec(shape, dtype),
+        deferred_input=ImageSpec(shape, dtype),
     )
-    return packed(images, places), sample
+    return pack_rows(images, places), sample

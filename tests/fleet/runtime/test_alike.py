@@ -82,12 +82,12 @@ def fed(path, epoch=2):
             if feed is stream or feed.is_carried:
                 continue
             if asked.data.cache == "memory" and is_training:
-                kept = shared.empty_kept(len(rows))
-                assert not shared.keep(rows, *kept)
+                kept = shared.empty_stored(len(rows))
+                assert not shared.load_stored(rows, *kept)
             else:
                 kept = _loaded(shared, rows, epoch, is_training)
             finished = mine.empty(len(rows))
-            assert not mine.finish_kept(*kept, rows, epoch, *finished, is_training)
+            assert not mine.augment_stored(*kept, rows, epoch, *finished, is_training)
             assert np.array_equal(finished[0], images)
             assert np.array_equal(finished[1], targets)
     return found

@@ -46,8 +46,10 @@ def chosen(means=HANDS, before=None, fixed_s=1e-4, varying_s=1e-5, kept=(4, 4, 3
             look,
             fixed_s=fixed_s,
             varying_s=varying_s,
-            kept=kept and ImageSpec(kept, "uint8"),
-            unkept="" if kept else "a is 6 x 6 and b 4 x 4 before the first random transform",
+            stored=kept and ImageSpec(kept, "uint8"),
+            not_stored_reason=""
+            if kept
+            else "a is 6 x 6 and b 4 x 4 before the first random transform",
         )
         for name, look in opened.looks.items()
     }
@@ -262,11 +264,11 @@ def weighed(path):
 
 def test_what_is_kept_is_said_of_the_parts_that_are_kept():
     opened = open_inputs(spec())
-    assert {name: one.kept for name, one in opened.keeping("memory").samples.items()} == {
+    assert {name: one.stored for name, one in opened.keeping("memory").samples.items()} == {
         "train": ImageSpec((4, 4, 3), "uint8"),
         "validation": None,
     }
-    assert None not in [one.kept for one in opened.keeping("file").samples.values()]
-    torn = dataclasses.replace(opened.looks["train"], kept=None, unkept="they differ")
+    assert None not in [one.stored for one in opened.keeping("file").samples.values()]
+    torn = dataclasses.replace(opened.looks["train"], stored=None, not_stored_reason="they differ")
     with pytest.raises(InputError, match="they differ"):
         dataclasses.replace(opened, looks={"train": torn}).keeping("memory")

@@ -322,7 +322,7 @@ def test_decoded_samples_of_other_data_are_made_anew(pictured):
     def repainted_ones(prepared):
         return sum(
             source.read(index).sum() in (1, 3)
-            for source in prepared.inputs.data.parts().values()
+            for source in prepared.inputs.data.splits().values()
             for index in range(len(source))
         )
 

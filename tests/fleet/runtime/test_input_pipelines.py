@@ -115,13 +115,18 @@ def test_networks_that_share_the_decoded_sample_come_to_what_each_comes_to_alone
     names = list(NETWORKS)
     status, prepared = launch(write(tmp_path / "all", names, {"cache": cache}), 3)
     assert status is ExitStatus.OK
-    assert {prepared.sample.of(network.feed).image.shape for network in prepared.spec.networks} == {
+    assert {
+        prepared.sample.for_pipeline(network.feed).image.shape for network in prepared.spec.networks
+    } == {
         (8, 8, 1),
         (6, 6, 1),
         (4, 4, 1),
     }
     for network in prepared.spec.networks:  # as `fleet predict` reads it
-        kept, sample = read_sample(prepared.paths, network.feed), prepared.sample.of(network.feed)
+        kept, sample = (
+            read_sample(prepared.paths, network.feed),
+            prepared.sample.for_pipeline(network.feed),
+        )
         assert (kept.image, kept.target.outputs) == (sample.image, sample.classes)
     for name in names:
         assert history(prepared, name)[-1].samples == 49
@@ -221,7 +226,7 @@ def test_both_targets_are_divided_in_the_same_way(tmp_path):
         {"validation": 0.2, "source": f"{__name__}:whole", "test": 0.1},
     )
     opened = open_inputs(load(path))
-    plain, value = (feed.data.parts() for feed in opened.feeds.values())
+    plain, value = (feed.data.splits() for feed in opened.feeds.values())
     for part in ("train", "validation", "test"):
         names = [
             [source.name(index) for index in range(len(source))]

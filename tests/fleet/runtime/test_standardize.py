@@ -80,12 +80,12 @@ def test_each_fold_has_the_means_of_what_it_trains_on(tmp_path):
     folds, source = prepared.folds, prepared.inputs.data.train
     rows = np.stack([source.read(index) for index in range(len(source))]).astype(np.float64)
     for network in prepared.spec.networks:
-        affine = prepared.sample.of(network.feed, network.fold).affine
+        affine = prepared.sample.for_pipeline(network.feed, network.fold).affine
         np.testing.assert_allclose(
             affine.mean, rows[folds != network.fold].mean(axis=0), rtol=1e-12
         )
         assert history(prepared, network.name)[-1][1] < 0.02
-    assert len({prepared.sample.of("", fold).affine for fold in range(3)}) == 3
+    assert len({prepared.sample.for_pipeline("", fold).affine for fold in range(3)}) == 3
 
 
 def test_entries_may_standardize_or_not_and_share_what_comes_before(tmp_path):
@@ -102,7 +102,8 @@ def test_entries_may_standardize_or_not_and_share_what_comes_before(tmp_path):
     status, prepared = launch(write(tmp_path / "both", 2, models), 2)
     assert status is ExitStatus.OK
     assert [
-        prepared.sample.of(network.feed).affine is None for network in prepared.spec.networks
+        prepared.sample.for_pipeline(network.feed).affine is None
+        for network in prepared.spec.networks
     ] == [False, True]
     _, alone = launch(write(tmp_path / "alone", 2), 2)
     assert history(prepared) == history(alone)

@@ -25,7 +25,7 @@ LAYOUT = Layout(
 
 def pipeline(samples):
     """Samples that are different in every epoch."""
-    return Pipeline.probed(
+    return Pipeline.from_source(
         Numbered(samples, seed=1), parse_transforms(["tests.sources:noise"]), SEED
     )
 

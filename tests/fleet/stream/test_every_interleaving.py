@@ -217,7 +217,7 @@ def test_samples_that_are_kept_are_decoded_once_and_finished_by_whoever_reads_th
     transforms = parse_transforms(["tests.sources:noise"] if is_random else [])
     source = Counting(samples, seed=1)
     kept = [set_of(samples, 4) for _ in range(nodes)]
-    alone = Pipeline.probed(Numbered(samples, seed=1), transforms, SEED)
+    alone = Pipeline.from_source(Numbered(samples, seed=1), transforms, SEED)
 
     def rank_main(world):
         mine, prepared = (

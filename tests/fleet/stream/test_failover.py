@@ -61,7 +61,7 @@ def test_the_rest_of_an_epoch_is_prepared_by_the_trainer_when_the_writer_has_die
 def test_kept_samples_that_will_not_come_are_decoded_by_the_trainer():
     alone, kept = pipeline(SAMPLES), set_of(SAMPLES, 5)
     first = alone.order(0)[:5]
-    alone.keep(first, kept.images[:5], kept.targets[:5])
+    alone.load_stored(first, kept.images[:5], kept.targets[:5])
     kept.publish(0)
 
     def use(world):

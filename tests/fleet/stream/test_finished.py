@@ -8,7 +8,7 @@ import pytest
 
 from fleet.stream.augment import FinishedEpochs, NodeEpochs
 from preprocess.pipeline import Pipeline
-from preprocess.probe import probe
+from preprocess.probe import infer_sample_spec
 from preprocess.sample import ImageSpec
 from preprocess.transforms import parse_transforms
 from tests.preprocess.samples import Memory, pattern
@@ -62,14 +62,14 @@ def test_samples_are_finished_once_for_two_trainers_to_the_same_bits(name, monke
     transforms = parse_transforms(
         [{"random_crop": {"size": [4, 4]}}, {"flip": {"horizontal": True}}]
     )
-    pipeline = Pipeline(source, transforms, 3, probe(source, transforms, 3, keep=True))
-    kept = pipeline.empty_kept(12)
-    pipeline.keep(range(12), *kept)
+    pipeline = Pipeline(source, transforms, 3, infer_sample_spec(source, transforms, 3, keep=True))
+    kept = pipeline.empty_stored(12)
+    pipeline.load_stored(range(12), *kept)
     counted = []
-    plain = pipeline.finish_kept
+    plain = pipeline.augment_stored
     monkeypatch.setattr(
         pipeline,
-        "finish_kept",
+        "augment_stored",
         lambda *arguments: counted.extend(arguments[2].tolist()) or plain(*arguments),
     )
     takes = mapped(name, 2, pipeline.sample.image, samples=12)

@@ -16,7 +16,7 @@ from fleet.stream.stall import Waiting
 from fleet.stream.store import Files
 from preprocess.base import UnreadableSample
 from preprocess.pipeline import Pipeline
-from preprocess.probe import probe
+from preprocess.probe import infer_sample_spec
 from preprocess.transforms import parse_transforms
 from tests.examples import examples
 from tests.fleet.one_process import Launch
@@ -78,7 +78,7 @@ def test_samples_that_cannot_be_read_are_told_and_marked():
     told = []
 
     def use(world):
-        stream = own_stream(Pipeline.probed(source, [], SEED), world, told.append)
+        stream = own_stream(Pipeline.from_source(source, [], SEED), world, told.append)
         return [
             label for batch in stream.batches(Epoch(0), 0, 7, Alone()) for label in batch.targets
         ]
@@ -92,10 +92,10 @@ def test_samples_that_cannot_be_read_are_told_and_marked():
 class Counting(Pipeline):
     """Counts how often each sample of each epoch is finished."""
 
-    def finish_kept(self, kept, kept_targets, indices, epoch, *arguments, **more):
+    def augment_stored(self, kept, kept_targets, indices, epoch, *arguments, **more):
         self.finished = getattr(self, "finished", Counter())
         self.finished.update((epoch, index) for index in indices.tolist())
-        return super().finish_kept(kept, kept_targets, indices, epoch, *arguments, **more)
+        return super().augment_stored(kept, kept_targets, indices, epoch, *arguments, **more)
 
 
 @settings(max_examples=examples(40), deadline=None)
@@ -113,10 +113,10 @@ def test_networks_of_a_rank_have_samples_of_one_epoch_finished_once_where_there_
     alone = pipeline(10)
     transforms = parse_transforms(["tests.sources:noise"])
     counting = Counting(
-        alone.source, transforms, SEED, probe(alone.source, transforms, SEED, keep=True)
+        alone.source, transforms, SEED, infer_sample_spec(alone.source, transforms, SEED, keep=True)
     )
-    kept, kept_targets = counting.empty_kept(10)
-    counting.keep(range(10), kept, kept_targets)
+    kept, kept_targets = counting.empty_stored(10)
+    counting.load_stored(range(10), kept, kept_targets)
     images, targets = counting.empty(10)
     finished = FinishedEpochs(counting, limit=room * (images.nbytes + targets.nbytes + 10))
     for epoch, chosen in asked:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from preprocess.files.crc32c import crc32c, masked
+from preprocess.files.crc32c import crc32c, mask_crc
 from tests.preprocess.records import crc32c_bit_by_bit
 
 
@@ -35,5 +35,5 @@ def test_messages_of_several_blocks_agree_with_the_definition(length):
 
 
 def test_the_mask_is_undone_by_the_inverse_that_readers_use():
-    unmasked = (masked(0x12345678) - 0xA282EAD8) & 0xFFFFFFFF
+    unmasked = (mask_crc(0x12345678) - 0xA282EAD8) & 0xFFFFFFFF
     assert (unmasked << 15 | unmasked >> 17) & 0xFFFFFFFF == 0x12345678

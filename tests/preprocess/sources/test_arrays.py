@@ -288,7 +288,7 @@ def test_test_arrays_that_validate_are_told_of_or_named(saved):
     assert (len(data.validation), data.test) == (3, None)
     assert f"{path}:x_test is taken for validation" in data.remark
     data = open_data("npz", path, 0.5, 0, test=path)
-    assert ([len(part) for part in data.parts().values()], data.remark) == ([3, 3, 3], "")
+    assert ([len(part) for part in data.splits().values()], data.remark) == ([3, 3, 3], "")
 
 
 def test_classes_of_any_bytes_stay_apart(saved):

@@ -17,7 +17,7 @@ from tests.preprocess.samples import foreign, pattern
 
 
 def test_encoded_files_come_back_byte_for_byte(data, path):
-    assert write_hdf5(data.parts(), path) == []
+    assert write_hdf5(data.splits(), path) == []
     back = open_data("hdf5", path, None, seed=0)
     assert back.classes == data.classes
     for source, packed in ((data.train, back.train), (data.validation, back.validation)):
@@ -28,10 +28,10 @@ def test_encoded_files_come_back_byte_for_byte(data, path):
 
 
 def test_another_file_may_be_the_test_data_and_the_same_one_may_not(data, path, tmp_path):
-    write_hdf5(data.parts(), path)
+    write_hdf5(data.splits(), path)
     write_hdf5({"train": data.validation}, tmp_path / "test.h5")
     opened = open_data("hdf5", path, None, 0, test=str(tmp_path / "test.h5"))
-    assert [len(part) for part in opened.parts().values()] == [
+    assert [len(part) for part in opened.splits().values()] == [
         len(data.train),
         *2 * [len(data.validation)],
     ]
@@ -40,14 +40,14 @@ def test_another_file_may_be_the_test_data_and_the_same_one_may_not(data, path, 
 
 
 def test_a_source_that_has_been_read_can_be_sent_to_another_process(data, path):
-    write_hdf5(data.parts(), path)
+    write_hdf5(data.splits(), path)
     train, _, _ = open_hdf5(path)
     first = train.read(0)
     assert pickle.loads(pickle.dumps(train)).read(0) == first
 
 
 def test_a_sample_keeps_the_name_of_its_file(data, path):
-    write_hdf5(data.parts(), path)
+    write_hdf5(data.splits(), path)
     assert open_hdf5(path)[0].name(0) == f"{path}:/train[{data.train.name(0)}]"
 
 
@@ -293,7 +293,7 @@ def test_hdf5_test_data_never_validates(path):
             file[f"{part}/images"] = np.zeros((count, 4, 4, 3), np.uint8)
             file[f"{part}/labels"] = np.arange(count) % 2
     data = open_data("hdf5", str(path), 0.25, 0)
-    assert [len(part) for part in data.parts().values()] == [6, 2, 2]
+    assert [len(part) for part in data.splits().values()] == [6, 2, 2]
 
 
 def test_hdf5_text_may_be_no_utf8(path):

@@ -50,10 +50,10 @@ def test_images_with_classes_and_splits(tmp_path):
         test=(7,),
     )
     data = opened(path, validation=0.1)
-    assert [len(part) for part in data.parts().values()] == [5, 2, 1]
+    assert [len(part) for part in data.splits().values()] == [5, 2, 1]
     assert (data.classes, data.train.labels.tolist()) == (("cat", "dog"), [0, 1, 0, 1, 0])
     assert data.test.name(0) == f"{path}:test[0]"
-    pipeline = Pipeline.probed(data.validation, parse_transforms(["decode"]), 0)
+    pipeline = Pipeline.from_source(data.validation, parse_transforms(["decode"]), 0)
     images, labels = pipeline.empty(2)
     assert not pipeline.load(range(2), 0, images, labels)
     assert np.array_equal(images, IMAGES[5:7])
@@ -168,7 +168,7 @@ def test_hugging_face_splits_have_their_usual_names(tmp_path, name):
     columns = {"x": [[float(row)] for row in range(6)], "label": [0, 1] * 3}
     splits = {"Train": range(3), name: (3, 4), "test": (5,)}
     data = opened(saved(tmp_path / "data", columns, **splits), validation=0.1)
-    assert [len(part) for part in data.parts().values()] == [3, 2, 1]
+    assert [len(part) for part in data.splits().values()] == [3, 2, 1]
 
 
 def test_test_splits_that_validate_are_told_of(tmp_path):

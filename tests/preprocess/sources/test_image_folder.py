@@ -9,7 +9,7 @@ from preprocess.base import InputError, UnreadableSample
 from preprocess.decode import decode
 from preprocess.source import open_data
 from preprocess.sources.files import NamedFiles
-from preprocess.sources.image_folder import ImageFolder, on_unread, open_image_folder
+from preprocess.sources.image_folder import ImageFolder, describe_unread, open_image_folder
 from tests.preprocess.samples import encode, pattern, write
 
 
@@ -281,7 +281,7 @@ def test_files_of_other_endings_are_counted(folder):
         f"data: {folder}: 4 files are not read, by the endings of their names: "
         "2 .heic, 1 without one, 1 .txt"
     )
-    assert on_unread(NamedFiles([folder])).startswith("4 files are not read")
+    assert describe_unread(NamedFiles([folder])).startswith("4 files are not read")
     (folder / "eel").mkdir()
     (folder / "eel/a.heic").write_text("no image")
     with pytest.raises(InputError, match=r"eel: no images in this class .*\), but 1 \.heic$"):

@@ -67,11 +67,11 @@ def test_each_number_that_is_in_any_mask_is_a_class_unless_one_counts_for_nothin
 def test_an_option_says_which_number_is_which_class(tmp_path):
     masks = MaskFiles(
         [saved(tmp_path / "0.png", MASK)],
-        PixelClasses.told({"sky": 255, "sea": 0, "ship": 7}, None),
+        PixelClasses.from_options({"sky": 255, "sea": 0, "ship": 7}, None),
     )
     assert (masks.read(0).tolist(), masks.spec.names) == ([[1, 2], [0, 2]], ("sky", "sea", "ship"))
     masks = MaskFiles(
-        [saved(tmp_path / "0.png", MASK)], PixelClasses.told({"sea": 0, "ship": 8}, None)
+        [saved(tmp_path / "0.png", MASK)], PixelClasses.from_options({"sea": 0, "ship": 8}, None)
     )
     with pytest.raises(
         UnreadableSample,
@@ -82,7 +82,7 @@ def test_an_option_says_which_number_is_which_class(tmp_path):
 
 def test_the_spec_may_name_the_classes(tmp_path):
     wish = TargetWish("mask", names=("sea", "ship"), ignore=255)
-    masks = MaskFiles([saved(tmp_path / "0.png", MASK % 2)], PixelClasses.told(None, wish))
+    masks = MaskFiles([saved(tmp_path / "0.png", MASK % 2)], PixelClasses.from_options(None, wish))
     assert masks.spec == TargetSpec("mask", 2, ("sea", "ship"), ignore=255)
 
 
@@ -99,7 +99,7 @@ def test_options_that_cannot_be_are_refused(tmp_path, pixels, ignore, complaint)
     with pytest.raises(InputError, match=complaint):
         MaskFiles(
             [saved(tmp_path / "0.png", MASK)],
-            PixelClasses.told(pixels, TargetWish("mask", ignore=ignore)),
+            PixelClasses.from_options(pixels, TargetWish("mask", ignore=ignore)),
         )
 
 
@@ -177,13 +177,13 @@ def test_colors_that_differ_are_refused(tmp_path, told):
 def test_numbers_of_classes_mean_nothing_where_palettes_differ(tmp_path):
     files = [saved(tmp_path / "0.gif", painted(BLACK, WHITE)), saved(tmp_path / "1.gif", INVERTED)]
     with pytest.raises(InputError, match="1.gif: the palettes of masks differ"):
-        MaskFiles(files, PixelClasses.told(None, TargetWish("mask", names=("a", "b"))))
+        MaskFiles(files, PixelClasses.from_options(None, TargetWish("mask", names=("a", "b"))))
 
 
 @pytest.mark.parametrize("images", [[painted(BLACK, WHITE)], [painted(BLACK, WHITE), INVERTED]])
 def test_values_of_classes_may_be_the_grey_levels_of_a_palette(tmp_path, images):
     files = [saved(tmp_path / f"{number}.gif", image) for number, image in enumerate(images)]
-    masks = MaskFiles(files, PixelClasses.told({"sea": 0, "ship": 255}, None))
+    masks = MaskFiles(files, PixelClasses.from_options({"sea": 0, "ship": 255}, None))
     assert [masks.read(number).tolist() for number in range(len(files))] == [SIGN.tolist()] * len(
         files
     )

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from preprocess.base import InputError, Source, UnreadableSample
 from preprocess.sources import shards as module
 from preprocess.sources.masks import PixelClasses
-from preprocess.sources.shards import Shards, find_shards, load_index, opener, shuffle
+from preprocess.sources.shards import Shards, find_shards, load_index, open_shards, shuffle
 
 # ---- the shuffle buffer -----------------------------------------------------------------------
 
@@ -105,8 +105,8 @@ def test_no_shards_is_an_error_that_names_the_place(touch, path):
 def test_test_shards_that_validate_are_told_of(tmp_path):
     for place in ("x-train-0.txt", "x-test-0.txt"):
         (tmp_path / place).write_text("ab")
-    train, validation = opener(Letters(), str(tmp_path), 1, None, PixelClasses())
-    assert (len(train), validation.stands_in) == (2, str(tmp_path / "x-test-0.txt"))
+    train, validation = open_shards(Letters(), str(tmp_path), 1, None, PixelClasses())
+    assert (len(train), validation.stand_in_path) == (2, str(tmp_path / "x-test-0.txt"))
 
 
 # ---- reading ----------------------------------------------------------------------------------

@@ -303,7 +303,7 @@ def test_test_rows_that_validate_are_told_of(table):
     rows = [[number, number % 2, "training"] for number in range(6)]
     path = table(["a", "target", "part"], *rows, [9, 0, "Testing"], [8, 1, "Testing"])
     data = open_data("table", path, 0.5, 0, {"split": "part"})
-    assert [len(part) for part in data.parts().values()] == [6, 2]
+    assert [len(part) for part in data.splits().values()] == [6, 2]
     assert "test in column 'part' is taken for validation" in data.remark
 
 

@@ -54,7 +54,9 @@ def test_they_go_through_the_pipeline_as_files_do(tmp_path):
         tmp_path / "a.tfrecord",
         *(rec.labelled(encode(image), i % 2) for i, image in enumerate(images)),
     )
-    pipe = Pipeline.probed(opened(tmp_path / "a.tfrecord"), parse_transforms(["decode"]), seed=0)
+    pipe = Pipeline.from_source(
+        opened(tmp_path / "a.tfrecord"), parse_transforms(["decode"]), seed=0
+    )
     batch, labels = pipe.empty(6)
     order = pipe.order(0)
     assert pipe.load(order, 0, batch, labels) == []

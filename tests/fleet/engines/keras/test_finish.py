@@ -49,7 +49,10 @@ def trained(train):
     rows, sample = unfinished()
     labels = np.arange(12) % 3
     labels[[2, 7]] = -1  # could not be read
-    for images, fed in ((finished(rows, sample), replace(sample, unfinished=None)), (rows, sample)):
+    for images, fed in (
+        (finished(rows, sample), replace(sample, deferred_input=None)),
+        (rows, sample),
+    ):
         network = of(fed, **train)
         sums = [network.step(images[:size], labels[:size], size) for size in (12, 5, 12)]
         if network.can_stride():

@@ -46,7 +46,7 @@ def build(kind, model=None, **train):
 
 def batch(kind, rows=12):
     random, target = np.random.default_rng(2), TARGETS[kind]
-    made = target.made_up(random, rows)
+    made = target.random_targets(random, rows)
     made["weight"] = random.uniform(0.5, 2, rows)
     return (random.normal(size=(rows, 4, 4, 1)).astype(np.float32), *target.split(made))
 

@@ -11,7 +11,7 @@ from fleet.errors import SettingError
 from fleet.spec import parse
 from fleet.spec.measures import unfit
 from fleet.vocabulary.measures import METRICS, canonical_name
-from preprocess.probe import probe
+from preprocess.probe import infer_sample_spec
 from preprocess.target import TargetSpec
 from tests.preprocess.samples import Memory
 
@@ -247,7 +247,7 @@ def test_values_are_looked_at_for_where_they_lie():
         TargetSpec("value", 2),
         np.array([[2000, 1], [2002, 3]], np.float32),
     )
-    assert probe(source, [], 0).target.center == (2001, 2)
+    assert infer_sample_spec(source, [], 0).target.center == (2001, 2)
 
 
 def test_correlations_are_across_the_values_of_a_sample_and_of_one_value_there_is_none():

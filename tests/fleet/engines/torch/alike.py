@@ -197,7 +197,7 @@ def batches_of(kind):
     rng = np.random.default_rng(3)
     images = rng.integers(0, 256, (2 * ROWS, *SHAPE)).astype(np.uint8)
     target = target_of(kind)
-    made = target.made_up(rng, 2 * ROWS)
+    made = target.random_targets(rng, 2 * ROWS)
     if not target.is_plain:
         made["weight"] = rng.uniform(0.5, 1.5, 2 * ROWS)
     if kind == "mask":

@@ -38,7 +38,10 @@ def test_a_network_comes_to_the_bits_of_one_that_is_fed_by_the_host(train):
     labels = np.arange(12) % 3
     labels[[2, 7]] = -1  # could not be read
     found = []
-    for images, fed in ((rows, sample), (finished(rows, sample), replace(sample, unfinished=None))):
+    for images, fed in (
+        (rows, sample),
+        (finished(rows, sample), replace(sample, deferred_input=None)),
+    ):
         network = built(sample=fed, **train)
         sums = [network.step(images, labels, 12), *network.stride(images, labels, [4, 8])]
         judged, outputs = network.predict(images, labels)
@@ -56,7 +59,7 @@ def test_a_network_comes_to_the_bits_of_one_that_is_fed_by_the_host(train):
 
 def test_an_export_is_tried_on_images(tmp_path):
     _, sample = unfinished(shape=(9, 12, 1), to=(8, 8))
-    sample = replace(sample, affine=None, unfinished=ImageSpec((9, 12, 1), "uint8"))
+    sample = replace(sample, affine=None, deferred_input=ImageSpec((9, 12, 1), "uint8"))
     network = built({"build": f"{MODULES}:dense"}, sample)
     network.try_export(tmp_path)
     assert (tmp_path / "best.safetensors").exists()

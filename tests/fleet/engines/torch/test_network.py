@@ -354,7 +354,7 @@ def test_every_kind_of_target_is_learned_with_its_measures(case, family):
     assert trainable.count_parameters() == count_parameters(spec.networks[0], spec, sample)
     rng = np.random.default_rng(0)
     images = rng.integers(0, 255, (10, 8, 8, 1)).astype(np.uint8)
-    values, weights = target.split(target.made_up(rng, 10))
+    values, weights = target.split(target.random_targets(rng, 10))
     trainable.check_learns(images, values)
     losses = [trainable.step(images, values, 10, weights=weights).loss for _ in range(20)]
     assert losses[-1] < losses[0]

@@ -29,7 +29,7 @@ def test_a_share_is_set_aside_for_the_test_before_any_other_and_is_never_trained
     assert runner.launch() is ExitStatus.OK
     parts = {
         name: {source.name(index) for index in range(len(source))}
-        for name, source in runner.prepared.inputs.data.parts().items()
+        for name, source in runner.prepared.inputs.data.splits().items()
     }
     assert {name: len(found) for name, found in parts.items()} == {
         "train": 24,
