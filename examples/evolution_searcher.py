@@ -1,16 +1,21 @@
-"""Architecture search by aging evolution (Real et al., AAAI 2019): the best of a few parents is mutated, the oldest go.
+"""Architecture search by aging evolution (Real et al., AAAI 2019).
 
-models:
-  - family: cnn
-    space: {"filters.0": [16, 32, 64], "filters.1": [32, 64, 128], kernel: [3, 5]}
-    search: {sampler: evolution_searcher:Searcher, max_trials: 100, options: {population: 20, sample: 5}}
+The best of a few random parents is mutated, and the oldest members are removed.
+
+    models:
+      - family: cnn
+        space: {"filters.0": [16, 32, 64], "filters.1": [32, 64, 128], kernel: [3, 5]}
+        search:
+          sampler: evolution_searcher:Searcher
+          max_trials: 100
+          options: {population: 20, sample: 5}
 """
 
 import random
 
 
 class Searcher:
-    """Mutates one value of a good network at a time."""
+    """Mutate one value of a good network at a time."""
 
     def __init__(self, space, seed, mode, population=20, sample=5):
         self.space, self.random, self.sign = (
@@ -53,7 +58,7 @@ class Searcher:
         return member
 
     def known(self, number, values):
-        """A network of an earlier run, or of another searcher of this one."""
+        """Add a network of an earlier run, or of another searcher of this run."""
         self.members[number] = values
 
     def report(self, number, epoch, value):

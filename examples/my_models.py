@@ -1,7 +1,7 @@
-"""A network of one's own for a spec: `build: my_models:tiny_vit`, with this file beside the spec.
+"""A user-defined network: `build: my_models:tiny_vit`, with this file beside the spec.
 
-FLEET calls the function with `input_shape` (height, width, channels) and `classes`, and with what the spec's
-`args` say; it returns a keras.Model that ends in one number a class, best without a softmax.
+FLEET calls the function with `input_shape` (height, width, channels), `classes`, and the `args` of
+the spec. It returns a keras.Model with one output per class, preferably without a softmax.
 """
 
 import keras
@@ -9,7 +9,7 @@ from keras import layers
 
 
 def tiny_vit(input_shape, classes, depth=4, width=64, heads=4, patch=8):
-    """A small vision transformer: patches as words, `depth` layers of attention."""
+    """Build a small vision transformer: patches as tokens, `depth` layers of attention."""
     image = keras.Input(input_shape)
     words = layers.Conv2D(width, patch, strides=patch)(image)
     words = layers.Reshape((-1, width))(words)

@@ -1,9 +1,9 @@
-"""An Optuna study over a run that is going on: each trial is a network that is added, judged, and stopped or told.
+"""An Optuna study over a running launch: each trial adds a network, which it may stop.
 
     python examples/optuna_loop.py SPEC RANKS TRIALS
 
-The spec has no networks of its own, and `keep_open: 1min`, so that the run waits for the next. Here Optuna is in charge;
-examples/optuna_searcher.py is for a run that is.
+The spec has no networks of its own, and `keep_open: 1min`, so that the run waits for the next. Here
+Optuna is in charge; in examples/optuna_searcher.py the run is.
 """
 
 import sys

@@ -1,16 +1,14 @@
 """Any sampler and pruner of Optuna as a searcher, in memory: the log of the run is its storage.
 
     models:
-      - family: cnn
-        space: {train.optimizer.learning_rate: {low: 1.0e-5, high: 0.1, log: true}}
+      - family: cnn space: {train.optimizer.learning_rate: {low: 1.0e-5, high: 0.1, log: true}}
         search:
-          ask: optuna_searcher:Searcher
-          most: 50
-          options: {sampler: tpe, n_startup_trials: 5, pruner: median, pruner_options: {n_warmup_steps: 2}}
+          ask: optuna_searcher:Searcher most: 50 options: {sampler: tpe, n_startup_trials: 5,
+              pruner: median, pruner_options: {n_warmup_steps: 2}}
 
-`pruner_options` go to the pruner, all options of another name to the sampler: those that Optuna gives each of them.
-With several `objectives` the samplers nsgaii and tpe look for their Pareto front. Optuna prunes by none of them then;
-the rules of FLEET prune by the first.
+`pruner_options` go to the pruner, all options of another name to the sampler: those that Optuna
+gives each of them. With several `objectives` the samplers nsgaii and tpe look for their Pareto
+front. Optuna prunes by none of them then; the rules of FLEET prune by the first.
 """
 
 import math
@@ -36,7 +34,7 @@ PRUNERS = {
 
 
 def distribution(values):
-    """What Optuna calls a range of FLEET, or a list of choices."""
+    """Convert a range of FLEET, or a list of choices, to an Optuna distribution."""
     if isinstance(values, tuple):
         return CategoricalDistribution(values)
     return (IntDistribution if values.integer else FloatDistribution)(
@@ -45,7 +43,7 @@ def distribution(values):
 
 
 class Searcher:
-    """Asks an Optuna study, and tells it."""
+    """Propose trials from an Optuna study and report their results to it."""
 
     def __init__(
         self, space, seed, mode, sampler="tpe", pruner="none", pruner_options=None, **options
@@ -71,7 +69,7 @@ class Searcher:
         return None
 
     def known(self, number, values):
-        """A network of an earlier run, or of another searcher of this one."""
+        """Add a network of an earlier run, or of another searcher of this run."""
         self.study.enqueue_trial(values)
         self.trials[number] = self.study.ask(self.space)
         self.asked.append(repr(self.trials[number].params))

@@ -1,19 +1,24 @@
-"""Population based training (Jaderberg et al., arXiv:1711.09846): bad networks give way to children of good ones.
+"""Population based training (Jaderberg et al., arXiv:1711.09846).
 
     models:
       - family: cnn
         space: {train.optimizer.learning_rate: {low: 1.0e-4, high: 0.1, log: true}}
-        search: {sampler: pbt_searcher:Searcher, max_trials: 100, max_concurrent: 8, options: {every: 3}}
+        search:
+          sampler: pbt_searcher:Searcher
+          max_trials: 100
+          max_concurrent: 8
+          options: {every: 3}
 
-Every few epochs a network is compared with the others at the same age. One of the worst quarter stops; the next network
-that is asked for starts from the weights and the optimizer of one of the best quarter, with values a little off.
+Every few epochs a network is compared with the others at the same age. Networks in the worst
+quarter stop; the next proposed network starts from the weights and optimizer of one in the best
+quarter, with slightly changed values.
 """
 
 import random
 
 
 class Searcher:
-    """A child is as old as its parent was when it was asked for."""
+    """Give each child the age that its parent had when the child was proposed."""
 
     def __init__(self, space, seed, mode, population=8, every=3, quarter=0.25, factors=(0.8, 1.25)):
         self.space, self.random, self.sign = (
@@ -62,7 +67,7 @@ class Searcher:
         return "stop"
 
     def tell(self, number, outcome, value):
-        """How it ended with a network changes nothing."""
+        """Do nothing: the outcome of a network is not used."""
 
     def draw(self, values):
         return (

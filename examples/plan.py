@@ -1,4 +1,4 @@
-"""Which networks would train together, and on which GPUs: the scheduler alone, without MPI or TensorFlow.
+"""Plan which networks train together on which GPUs: the scheduler alone, without MPI.
 
 python examples/plan.py
 """

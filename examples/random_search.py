@@ -12,7 +12,7 @@ from fleet.api import ExitStatus, read_results, run, write_spec
 
 
 def make_spec(networks: int, engine: str, output: str) -> dict:
-    """A spec as Python data: the same keys as in YAML."""
+    """Return a spec as Python data: the same keys as in YAML."""
     space = {"train.optimizer.learning_rate": {"low": 0.01, "high": 0.1, "log": True}}
     if engine == "keras":
         space |= {"filters": [[8], [8, 16], [16, 32]], "dense": [[32], [64]]}

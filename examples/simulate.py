@@ -1,4 +1,4 @@
-"""How long an ensemble would take under each policy, and how long it must take at least.
+"""Simulate how long an ensemble takes under each policy, and the lower bound.
 
 python examples/simulate.py
 """

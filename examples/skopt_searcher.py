@@ -1,9 +1,12 @@
 """Bayesian optimization by scikit-optimize as a searcher: a Gaussian process by default.
 
-models:
-  - family: cnn
-    space: {train.optimizer.learning_rate: {low: 1.0e-5, high: 0.1, log: true}}
-    search: {sampler: skopt_searcher:Searcher, max_trials: 50, options: {base_estimator: ET, n_initial_points: 8}}
+    models:
+      - family: cnn
+        space: {train.optimizer.learning_rate: {low: 1.0e-5, high: 0.1, log: true}}
+        search:
+          sampler: skopt_searcher:Searcher
+          max_trials: 50
+          options: {base_estimator: ET, n_initial_points: 8}
 """
 
 from skopt import Optimizer
@@ -11,7 +14,7 @@ from skopt.space import Categorical, Integer, Real
 
 
 def dimension(values):
-    """What scikit-optimize calls a range of FLEET; of a list of choices it is given the places."""
+    """Convert a range of FLEET to scikit-optimize; choices become their indices."""
     if isinstance(values, tuple):
         return Categorical(range(len(values)))
     return (Integer if values.integer else Real)(
@@ -20,7 +23,7 @@ def dimension(values):
 
 
 class Searcher:
-    """Asks an optimizer that is told all that is known; those that still train count as the worst so far."""
+    """Propose points from an optimizer; networks still training count as the worst so far."""
 
     def __init__(self, space, seed, mode, **options):
         self.space, self.seed, self.options = space, seed, options
@@ -55,7 +58,7 @@ class Searcher:
         }
 
     def known(self, number, values):
-        """A network of an earlier run, or of another searcher of this one."""
+        """Add a network of an earlier run, or of another searcher of this run."""
         self.asked[number] = [
             list(map(repr, choices)).index(repr(values[name]))  # 1, 1.0 and True are three choices
             if isinstance(choices, tuple)

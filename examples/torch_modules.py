@@ -1,8 +1,8 @@
-"""Modules of one's own for a spec: `build: torch_modules:net`, with this file beside the spec.
+"""User-defined modules: `build: torch_modules:net`, with this file beside the spec.
 
-FLEET calls the function with `input_shape` (height, width, channels) and `classes`, and with what the spec's `args`
-say. It returns a torch.nn.Module, which is called with float32 (N, C, H, W) and ends in one number a class, without a
-softmax.
+FLEET calls the function with `input_shape` (height, width, channels), `classes`, and the `args` of
+the spec. It returns a torch.nn.Module, which is called with float32 (N, C, H, W) and returns one
+output per class, without a softmax.
 """
 
 import torch
@@ -10,7 +10,7 @@ from torch import nn
 
 
 def net(input_shape, classes, width=16, depth=2, dropout=0.0):
-    """A small convolutional network: `depth` stages, each of which halves the image."""
+    """Build a small convolutional network: `depth` stages, each of which halves the image."""
     channels, layers = input_shape[2], []
     for stage in range(depth):
         layers += [

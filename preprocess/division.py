@@ -68,11 +68,11 @@ def draw_held_out(
         if groups is not None:
             reason = "all samples are in one group"
         elif isinstance(source, ClassSource):
-            reason = "no class has two"
+            reason = "no class has two samples"
         else:
-            reason = "there is only one"
+            reason = "there is only one sample"
         raise InputError(
-            f"{split}: {fraction} of {counted(len(source), 'sample')} is none, because {reason}"
+            f"{split}: {fraction} of {counted(len(source), 'sample')} holds out no sample, because {reason}"
         )
     return is_held_out
 
@@ -95,11 +95,9 @@ def _draw_from_new(
         fits = np.cumsum(np.bincount(unit)[order]) <= count
         is_held_out[new[np.isin(unit, order[fits])]] = True
     if is_held_out.all() or not is_held_out.any():
-        side = "trained on" if is_held_out.all() else f"left for {split}"
+        role = "used for training" if is_held_out.all() else f"held out for {split}"
         raise InputError(
-            f"{split}: of the samples that there are now none is {side}: all that were have gone; "
-            f"start "
-            "over with --fresh"
+            f"{split}: every sample that was {role} has been removed; start over with --fresh"
         )
     return is_held_out
 
@@ -128,9 +126,7 @@ def assign_folds(
     units = len(source) if groups is None else len(np.unique(groups))
     if units < folds:
         available = counted(units, "sample" if groups is None else "group")
-        raise InputError(
-            f"data.folds: {folds} folds of {available}; there should be at least one for each"
-        )
+        raise InputError(f"data.folds: {folds} folds of {available}; each fold needs at least one")
     if previous is None:
         fold = np.full(len(source), -1)
     else:
@@ -148,7 +144,7 @@ def assign_folds(
     empty = np.setdiff1d(np.arange(folds), fold)
     if empty.size:
         raise InputError(
-            f"data.folds: all samples of fold {empty[0]} have gone; start over with --fresh"
+            f"data.folds: every sample of fold {empty[0]} has been removed; start over with --fresh"
         )
     return fold
 

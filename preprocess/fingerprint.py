@@ -1,8 +1,9 @@
-"""What data is known by: so that data which has changed is noticed, and each sample found again under its name.
+"""The identity of data, by which a run notices changes and finds each sample again.
 
-A source says what its samples are known by in a method ``sample_ids()``; of any other, names and targets are taken,
-and what its method ``fingerprint()`` says, where it has one. What is looked at has a bound, however large the data is:
-of up to ``WHOLE`` bytes all content, of more a fixed sample. Where data lies, and when it was written, do not count.
+A source may return the ids of its samples by a method ``sample_ids()``. Of any other source, the
+names and targets are hashed, and what its method ``fingerprint()`` returns, if it has one. The work
+is bounded, however large the data is: up to ``FULL_READ_BYTES`` all content is read, above that a
+fixed selection. Where data lies, and when it was written, does not matter.
 """
 
 from __future__ import annotations
@@ -54,18 +55,18 @@ _KINDS_OF_CHANGE = {
 
 @dataclass(frozen=True)
 class SampleIds:
-    """What the samples of a part of the data are known by.
+    """The ids of the samples of a split.
 
     Attributes:
-        names: (n,) uint64: of what they are called, relative to where the data lies; or of their inputs, where rows
+        names: (n,) uint64, hashes of their names relative to the data; or of their inputs, if rows
             have no names.
-        hashes: by the names of ``_WORDS``: (n,) uint64, ``UNSEEN`` where that was not looked at.
-        unit: what a sample is called: file, row, ...
-        by_content: whether ``names`` are of their inputs.
+        hashes: by the keys of ``_KINDS_OF_CHANGE``: (n,) uint64, ``NOT_READ`` if not inspected.
+        unit: the noun for a sample: file, row, and so on.
+        by_content: True if ``names`` are hashes of inputs.
         facts: about all samples, in words.
-        classes: whose numbers are ``labels``; empty where targets are none.
-        labels: (n,) int32; empty where targets are no classes.
-        requested_target: what a spec asks for as their targets; empty where it takes what the source says.
+        classes: the names of ``labels``; empty if targets are not classes.
+        labels: (n,) int32; empty if targets are not classes.
+        requested_target: the ``data.target`` of the spec; empty if the source says its targets.
     """
 
     names: np.ndarray
@@ -78,7 +79,7 @@ class SampleIds:
     requested_target: str = ""
 
     def select(self, rows: np.ndarray) -> SampleIds:
-        """Those of some samples."""
+        """Return the ids of the samples ``rows``, (m,) integers."""
         return replace(
             self,
             names=self.names[rows],
@@ -88,7 +89,7 @@ class SampleIds:
 
     @property
     def digest(self) -> str:
-        """Of all of it."""
+        """A hash of all of it."""
         found = hashlib.sha256(
             json.dumps([self.unit, self.by_content, dict(self.facts), self.classes]).encode()
         )
@@ -103,15 +104,15 @@ class SampleIds:
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """What a data set is known by, and how a run has divided it.
+    """The identity of a data set, and how a run has divided it.
 
     Attributes:
-        splits: the samples of each: ``train`` before any are taken from it, ``validation`` and ``test`` where they are
-            others; behind a colon the number of further targets of the same samples.
-        division: how samples were divided, as settings say it.
-        sides: (samples of ``train``,) int8: 0 is trained on, 1 validates, 2 tests, -1 nobody knows.
-        folds: (samples of ``train``,) int16: the fold of each, -1 of none; empty without folds.
-        test_path: where test data of its own is asked for; empty where there is none, or a share.
+        splits: the samples of each: ``train`` before any are held out; ``validation`` and ``test``
+            if they are other data. ``train:1`` and so on are further targets of the same samples.
+        division: the settings by which samples were divided.
+        sides: (samples of ``train``,) int8: 0 training, 1 validation, 2 test, -1 unknown.
+        folds: (samples of ``train``,) int16: the fold of each, -1 for none; empty without folds.
+        test_path: the path of separate test data; empty if there is none, or a share.
     """
 
     splits: Mapping[str, SampleIds]
@@ -122,7 +123,7 @@ class Fingerprint:
 
     @property
     def digest(self) -> str:
-        """Of the data, however it is divided."""
+        """A hash of the data, however it is divided."""
         return hashlib.sha256(
             "".join(
                 f"{name}\0{part.digest}\n" for name, part in sorted(self.splits.items())
@@ -132,12 +133,15 @@ class Fingerprint:
     def find_previous(
         self, train: SampleIds, division: str, has_groups: bool = False
     ) -> PreviousDivision:
-        """Where samples were, found by their names; nothing where they are to be divided otherwise now.
+        """Return the earlier side and fold of each sample, matched by name.
+
+        Nothing is returned if samples are now divided by other settings.
 
         Args:
-            train: the samples that there are now.
-            has_groups: whether some of them stay together; a new row then belongs with its group, and stands for none
-                that has gone.
+            train: the current samples.
+            division: the current settings.
+            has_groups: True if some samples stay together; a new row then belongs with its group
+                and replaces no removed one.
         """
         if division != self.division or "train" not in self.splits:
             return PreviousDivision()
@@ -156,10 +160,11 @@ class Fingerprint:
 
 @dataclass(frozen=True)
 class PreviousDivision:
-    """Where the samples of ``train`` were, each -1 that is new; None where nothing is known.
+    """The earlier side and fold of each sample of ``train``; None if unknown.
 
     Attributes:
-        sides, folds: as of :class:`Fingerprint`.
+        sides: (n,) as in :class:`Fingerprint`, -1 if new.
+        folds: (n,) as in :class:`Fingerprint`, -1 if new.
     """
 
     sides: np.ndarray | None = None
@@ -170,10 +175,14 @@ class PreviousDivision:
 
 
 def identify_samples(source: Source, path: str = "") -> SampleIds:
-    """What the samples of a source are known by, without their targets.
+    """Return the ids of a source's samples, without their targets.
 
     Args:
-        path: where the data lies, which is no part of any name.
+        source: the samples.
+        path: of the data, which is removed from names.
+
+    Raises:
+        InputError: the user's source raises.
     """
     method: Callable[[], SampleIds] | None = getattr(source, "sample_ids", None)
     if method is not None:
@@ -193,7 +202,7 @@ def identify_samples(source: Source, path: str = "") -> SampleIds:
             )
     except Exception as error:  # the user's class may raise anything
         raise InputError(
-            f"{type(source).__name__}: its samples cannot be told apart: {format_exception(error)}"
+            f"{type(source).__name__}: its samples cannot be identified: {format_exception(error)}"
         ) from error
     return SampleIds(names, facts=facts)
 
@@ -205,11 +214,12 @@ def _strip_path(name: str, places: Iterable[str]) -> str:
 def add_target_ids(
     marks: SampleIds, source: Source, requested_target: TargetWish | None
 ) -> SampleIds:
-    """What the samples are known by, with their targets and weights.
+    """Add targets and weights to the ids of samples.
 
     Args:
+        marks: the ids without targets.
         source: has been checked (:mod:`preprocess.target_checks`).
-        wish: what a spec asks for as its targets.
+        requested_target: the ``data.target`` of the spec.
     """
     marks = replace(
         marks, requested_target="" if requested_target is None else str(requested_target)
@@ -243,18 +253,18 @@ def add_target_ids(
 
 
 class HashableMasks(Protocol):
-    """Masks that say what they are known by."""
+    """Masks that can hash themselves."""
 
     def hashes(self, keys: np.ndarray) -> dict[str, np.ndarray]:
-        """As :func:`hash_files`.
+        """Hash masks, as :func:`hash_files` does files.
 
         Args:
-            keys: (n,) the names of the samples.
+            keys: (n,) uint64, the names of the samples.
         """
 
 
 def hash64(content: bytes | np.ndarray | str) -> int:
-    """A number for some content, which other content hardly has.
+    """Return a 64-bit hash of some content, never 0.
 
     >>> of("a") == of(b"a") != of("b")
     True
@@ -267,12 +277,12 @@ def hash64(content: bytes | np.ndarray | str) -> int:
 
 
 def hash_each(contents: Iterable[bytes | np.ndarray | str]) -> np.ndarray:
-    """(n,) uint64; see :func:`hash64`."""
+    """Hash each content, (n,) uint64; see :func:`hash64`."""
     return np.fromiter(map(hash64, contents), np.uint64)
 
 
 def hash_rows(rows: np.ndarray) -> np.ndarray:
-    """A number for each row of an array, (n,) uint64."""
+    """Hash each row of an array (n, ...), (n,) uint64."""
     if rows.dtype.kind == "O":
         return hash_each(map(str, rows.tolist()))
     rows = np.ascontiguousarray(rows)
@@ -280,12 +290,12 @@ def hash_rows(rows: np.ndarray) -> np.ndarray:
 
 
 def number_samples(count: int) -> np.ndarray:
-    """Names of samples that are known by their places alone."""
+    """Return ids for samples that have only positions, (n,) uint64."""
     return np.arange(1, count + 1, dtype=np.uint64)
 
 
 def select_rows(count: int, limit: int = CONTENT_SAMPLES) -> np.ndarray:
-    """The samples that are looked at where not all are: they stay the same when a few are added at the end.
+    """Select rows to inspect, (m,) int64; a few rows added at the end change none.
 
     >>> looked_at(3), looked_at(5, most=2)
     (array([0, 1, 2]), array([0, 4]))
@@ -296,12 +306,14 @@ def select_rows(count: int, limit: int = CONTENT_SAMPLES) -> np.ndarray:
 def identify_by_content(
     source: Source, nbytes: int, unit: str, names: np.ndarray | None = None
 ) -> SampleIds:
-    """What samples without files of their own are known by: their inputs, or, if these are large, some of them.
+    """Return the ids of samples that are not files: from all inputs, or some of large ones.
 
     Args:
+        source: the samples.
         nbytes: of all inputs.
-        unit: what a sample is called.
-        names: where samples have some; otherwise small ones are known by their inputs, and large ones by their places.
+        unit: the noun for a sample.
+        names: (n,) uint64, hashes of their names. Without names, small inputs identify samples, and
+            positions identify large ones.
     """
     count = len(source)
     if nbytes <= FULL_READ_BYTES:
@@ -316,7 +328,7 @@ def identify_by_content(
 
 
 def describe_rows(rows: Any) -> str:
-    """Of what shape and type the rows of an array are."""
+    """Format the shape and dtype of an array's rows."""
     return f"{tuple(rows.shape[1:])} {rows.dtype}"
 
 
@@ -328,10 +340,10 @@ def _input(source: Source, index: int) -> bytes | np.ndarray:
 
 
 def identify_files(names: Sequence[str], paths: Sequence[str]) -> SampleIds:
-    """What samples are known by that are a file each.
+    """Return the ids of samples that are files.
 
     Args:
-        names: of the samples, relative to where the data lies.
+        names: of the samples, relative to the data.
         paths: of their files.
     """
     keys = hash_each(names)
@@ -339,9 +351,16 @@ def identify_files(names: Sequence[str], paths: Sequence[str]) -> SampleIds:
 
 
 def hash_files(keys: np.ndarray, paths: Sequence[str]) -> dict[str, np.ndarray]:
-    """Sizes and contents of files: of few and small ones of all, otherwise of those whose names hash lowest.
+    """Hash sizes and contents of files: of all small sets, else of the lowest name hashes.
 
-    So the same files are looked at when others are added.
+    So the same files are inspected when others are added.
+
+    Args:
+        keys: (n,) uint64, the hashes of their names.
+        paths: of the files.
+
+    Returns:
+        ``size`` and ``content``, each (n,) uint64.
     """
     count = len(paths)
     size = np.full(count, NOT_READ, np.uint64)
@@ -358,7 +377,7 @@ def hash_files(keys: np.ndarray, paths: Sequence[str]) -> dict[str, np.ndarray]:
 
 
 def _map_files(function: Callable[[str], int], paths: Sequence[str]) -> np.ndarray:
-    """What a function says of each file; file servers answer several questions at a time."""
+    """Apply a function to each file in threads: file servers answer requests in parallel."""
     pieces = [paths[start : start + 64] for start in range(0, len(paths), 64)]
     with ThreadPoolExecutor(8) as pool:
         results = pool.map(lambda piece: list(map(function, piece)), pieces)
@@ -366,7 +385,7 @@ def _map_files(function: Callable[[str], int], paths: Sequence[str]) -> np.ndarr
 
 
 def _file_size(path: str) -> int:
-    """One more than the bytes of a file; ``UNSEEN`` of one that is not there."""
+    """Return one more than the bytes of a file; ``NOT_READ`` if it is missing."""
     try:
         return os.stat(path).st_size + 1
     except OSError:
@@ -392,17 +411,19 @@ def _hash_edges(path: str) -> int:
 
 
 def match_samples(before: SampleIds, now: SampleIds, with_edited: bool = True) -> np.ndarray:
-    """Which sample of before each one is now.
+    """Match current samples to earlier ones.
 
-    Samples of one name are told apart by their order. Where rows are known by their inputs, as many as have gone from
-    between two others, and as many as have come there, are taken for the same rows with other inputs; and a new row
-    that is like one of before stands for that.
+    Samples of one name are told apart by their order. If rows are identified by their inputs, a gap
+    between two matched rows that has as many removed as added rows is taken for edited rows; and a
+    new row equal to an earlier one matches it.
 
     Args:
-        with_edited: whether to look for rows with other inputs.
+        before: the earlier samples.
+        now: the current samples.
+        with_edited: True to also match edited rows.
 
     Returns:
-        (samples now,) places among those of before, -1 of a new one.
+        (samples now,) int64, indices into ``before``, -1 for a new one.
     """
     old, new = (
         {key: row for row, key in enumerate(_number_duplicates(marks.names))}
@@ -436,7 +457,7 @@ def _number_duplicates(names: np.ndarray) -> Iterator[tuple[int, int]]:
 
 
 def compare_fingerprints(before: Fingerprint, now: Fingerprint) -> dict[str, list[str]]:
-    """What has changed, in words, by the names of the parts; nothing of those that are as they were."""
+    """Describe what has changed, by split; unchanged splits are omitted."""
     changes = {}
     for name in dict.fromkeys([*before.splits, *now.splits]):
         part, _, further = name.partition(":")
@@ -448,7 +469,7 @@ def compare_fingerprints(before: Fingerprint, now: Fingerprint) -> dict[str, lis
         new = now.splits.get(name)
         if one is None or new is None:
             changes[name] = [
-                f"there is no {part} data any more" if new is None else f"the {part} data is new"
+                f"the {part} data has been removed" if new is None else f"the {part} data is new"
             ]
         elif one.requested_target == new.requested_target:
             changes[name] = _compare_splits(one, new)
@@ -467,7 +488,7 @@ def compare_fingerprints(before: Fingerprint, now: Fingerprint) -> dict[str, lis
 
 
 def _training_ids_by_target(fingerprint: Fingerprint) -> dict[str, tuple[str, SampleIds]]:
-    """The targets of the training samples, by what a spec asks for, each with the name of its part."""
+    """Return the targets of training samples by requested target, with their split's key."""
     return {
         marks.requested_target: (name, marks)
         for name, marks in fingerprint.splits.items()
@@ -476,7 +497,7 @@ def _training_ids_by_target(fingerprint: Fingerprint) -> dict[str, tuple[str, Sa
 
 
 def _select_facts(marks: SampleIds, is_of_targets: bool) -> SampleIds:
-    """What of the marks is about targets, or all else."""
+    """Return what ids say about targets, or everything else."""
     chosen = {
         name for name in (*marks.hashes, *marks.facts) if _is_of_targets(name) == is_of_targets
     }
@@ -491,7 +512,7 @@ def _select_facts(marks: SampleIds, is_of_targets: bool) -> SampleIds:
 
 
 def _is_of_targets(name: str) -> bool:
-    """Whether what is seen of samples, or a fact about all of them, is about their targets."""
+    """Return True if a hash or fact is about targets."""
     return _KINDS_OF_CHANGE.get(name) in ("targets", "masks") or name in {
         f"{kind}s" for kind in get_args(Kind)
     }
@@ -542,7 +563,7 @@ def _compare_splits(before: SampleIds, now: SampleIds, is_further: bool = False)
 
 
 def _count_changes(before: SampleIds, now: SampleIds, matches: np.ndarray) -> list[str]:
-    """How many samples have come and gone, by class where they have one."""
+    """Describe how many samples were added and removed, by class if they have one."""
     added = np.ones(len(matches), bool)
     removed = np.ones(len(before.names), bool)
     added[_first_matches(matches)] = False  # a second one of the same content is new
@@ -564,7 +585,7 @@ def _count_changes(before: SampleIds, now: SampleIds, matches: np.ndarray) -> li
 
 
 def _first_matches(matches: np.ndarray) -> np.ndarray:
-    """The samples now that are the first to stand for one of before, in their order."""
+    """Return the current samples that match an earlier one first, in their order, (m,)."""
     matched = np.flatnonzero(matches >= 0)
     return np.sort(matched[np.unique(matches[matched], return_index=True)[1]])
 
@@ -579,7 +600,7 @@ def _format_change(more: int, fewer: int, unit: str) -> str:
 
 
 def write_fingerprint(file: IO[bytes], fingerprint: Fingerprint) -> None:
-    """Write it as an ``.npz`` file."""
+    """Write a fingerprint as an ``.npz`` file."""
     arrays: dict[str, np.ndarray] = {"sides": fingerprint.sides, "folds": fingerprint.folds}
     metadata: dict[str, Any] = {
         "version": 1,
@@ -611,7 +632,7 @@ def write_fingerprint(file: IO[bytes], fingerprint: Fingerprint) -> None:
 
 
 def read_fingerprint(path: Path) -> Fingerprint | None:
-    """Read what :func:`write_fingerprint` wrote; None where it is not there, or is damaged."""
+    """Read what :func:`write_fingerprint` wrote; None if it is missing or damaged."""
     try:
         with open(path, "rb") as content, np.load(content, allow_pickle=False) as file:
             metadata = json.loads(str(file["said"]))

@@ -1,4 +1,4 @@
-"""Writing a data set into one HDF5 file, which :mod:`preprocess.sources.hdf5` reads; its layout is described there."""
+"""Write a data set into one HDF5 file, in the layout of :mod:`preprocess.sources.hdf5`."""
 
 from __future__ import annotations
 
@@ -40,22 +40,22 @@ def write_hdf5(
     progress: Progress = lambda count: None,
     made_from: str = "",
 ) -> list[UnreadableSample]:
-    """Write a data set to an HDF5 file, which appears whole or not at all.
+    """Write a data set to an HDF5 file, which appears complete or not at all.
 
     Args:
-        parts: ``train``, perhaps ``validation`` and ``test``: a source, whose files and arrays are kept as they are; or
-            a pipeline, which does to each sample what is done before it is written.
+        parts: ``train``, and possibly ``validation`` and ``test``: a source, whose files and arrays
+            are written unchanged; or a pipeline, whose fixed transforms are applied first.
         path: of the file.
-        progress: called with the number of samples that have just been done.
-        made_from: is kept in the file, to tell later what it holds.
+        progress: called with the number of samples just done.
+        made_from: an identity, stored in the file to recognize its content later.
 
     Returns:
-        The samples that could not be used and are left out.
+        The samples that could not be used and were left out.
 
     Raises:
-        InputError: a pipeline is random, or does not end in uint8; samples differ in shape or type; or the file has no
-            place there.
-        CannotWrite: the disk is full, ...
+        InputError: a pipeline is random or does not end in uint8; samples differ in shape or type;
+            or the file cannot be created there.
+        CannotWrite: the disk is full, and so on.
     """
     target_path = Path(path)
     if not target_path.name or target_path.is_dir():
@@ -105,7 +105,7 @@ def _create(partial: Path, path: Path) -> IO[bytes]:
 
 @contextmanager
 def _writing(path: Path) -> Iterator[None]:
-    """Tell errors of writing from those of reading samples."""
+    """Turn errors of writing into CannotWrite, so that they differ from errors of reading."""
     try:
         yield
     except OSError as error:
@@ -115,10 +115,10 @@ def _writing(path: Path) -> Iterator[None]:
 def _write_split(
     group: h5py.Group, split: Source | Pipeline, progress: Progress, is_copy: bool
 ) -> list[UnreadableSample]:
-    """Write one part; samples that cannot be used leave no gap.
+    """Write one split, without gaps for unusable samples; return these.
 
     Args:
-        is_copy: whether samples go by their numbers in the source, so that these must be known of what is left out.
+        is_copy: True to also store the indices of samples left out, which a copy needs.
     """
     source = split.source if isinstance(split, Pipeline) else split
     target = target_of(source)
@@ -163,7 +163,7 @@ def _write_split(
 def _sample(
     part: Source | Pipeline, index: int, target: TargetSpec
 ) -> tuple[bytes | np.ndarray, np.ndarray | None]:
-    """A sample as it is to be written, and its mask where it has one."""
+    """Return a sample as it is to be written, and its mask if it has one."""
     if isinstance(part, Pipeline):
         return part.augment_checked(part.prepare(index), index, epoch=0)
     content = read_input(part, index)
@@ -176,7 +176,7 @@ def _sample(
 def _create_inputs(
     group: h5py.Group, part: Source | Pipeline, first: bytes | np.ndarray
 ) -> h5py.Dataset:
-    """The data set for the inputs: all like the first."""
+    """Create the data set of the inputs, all like the first."""
     if isinstance(part, Pipeline):
         if part.is_random or part.sample.affine or part.sample.image.dtype != "uint8":
             raise InputError(
@@ -198,17 +198,17 @@ def _create_inputs(
 
 
 def _create_files(group: h5py.Group, name: str, count: int) -> h5py.Dataset:
-    """A data set for so many files."""
+    """Create a data set for ``count`` encoded files."""
     return group.create_dataset(
         name, (count,), h5py.vlen_dtype(np.uint8), maxshape=(None,), chunks=(min(count, 64),)
     )
 
 
 def _as_row(content: bytes | np.ndarray, inputs: h5py.Dataset, name: str) -> np.ndarray:
-    """A sample as a row of the data set.
+    """Return a sample as a row of the data set.
 
     Raises:
-        InputError: it is not like the first: a file and not an array, or of another shape or type.
+        InputError: it differs from the first: a file instead of an array, another shape or type.
     """
     is_file = h5py.check_vlen_dtype(inputs.dtype) is not None
     if isinstance(content, bytes) and is_file:
@@ -232,7 +232,7 @@ def _as_row(content: bytes | np.ndarray, inputs: h5py.Dataset, name: str) -> np.
 def _write_targets(
     group: h5py.Group, source: Source, target: TargetSpec, written: Sequence[int]
 ) -> None:
-    """Targets, weights and what samples belong to; masks are written one by one before."""
+    """Write targets, weights, groups and strata; masks were written one by one before."""
     if target.kind == "mask":
         group["targets"].attrs["ignore"] = _ignored_value(target)
     else:
@@ -256,7 +256,7 @@ def _write_targets(
 
 
 def _encode(mask: np.ndarray | None, target: TargetSpec) -> np.ndarray:
-    """A mask as a PNG file, which takes little room and loses nothing."""
+    """Encode a mask (height, width) losslessly as a PNG file, (bytes,) uint8."""
     assert mask is not None
     pixels = np.where(mask == target.void, _ignored_value(target), mask).astype(
         target.dtype if target.dtype == np.uint8 else np.uint16
@@ -267,7 +267,7 @@ def _encode(mask: np.ndarray | None, target: TargetSpec) -> np.ndarray:
 
 
 def _ignored_value(target: TargetSpec) -> int:
-    """The value of the pixels of a mask that count for nothing, in the file."""
+    """Return the value, in the file, of mask pixels that are ignored."""
     if target.dtype == np.uint8:
         return 255
     return 65535

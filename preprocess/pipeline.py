@@ -26,32 +26,36 @@ _BLOCK = 64  # samples of a batch, which are in memory as they were before their
 
 
 class _BatchBuffer(threading.local):
-    """Memory for samples of a batch as they are before their random transforms.
+    """Reusable memory for the samples of a batch before their random transforms.
 
-    It is used again and again: to have fresh memory costs more than to cut and mirror a large image.
+    Allocating fresh memory costs more than cropping and flipping a large image.
     """
 
     def __init__(self) -> None:
         self._arrays = dict[tuple[tuple[int, ...], np.dtype], np.ndarray]()
 
     def of(self, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-        """Room for samples of a shape and type, (k, ...); only the newest is kept."""
+        """Return memory for samples of a shape and dtype, (k, ...); only the newest is kept."""
         if (shape, dtype) not in self._arrays:
             self._arrays = {(shape, dtype): np.empty((_BLOCK, *shape), dtype)}
         return self._arrays[shape, dtype]
 
 
 class Pipeline(Chain):
-    """Prepares the samples of a source, into arrays. Nothing is read until the first is asked for.
+    """Prepares the samples of a source as arrays; reads nothing before it is asked to.
+
+    :meth:`load` reads and transforms samples. With a stored sample set, :meth:`load_stored` applies
+    the fixed transforms once, and :meth:`augment_stored` the others in each epoch.
 
     Args:
-        source: where they come from.
-        transforms: what is done to them, in order. A scale at the end is left to the trainers.
+        source: of the samples.
+        transforms: in order. A scale at the end is left to the trainers.
         seed: of the random transforms.
-        sample: what comes out, as :func:`preprocess.probe.infer_sample_spec` has found it.
-        fixed: how many transforms :meth:`load_stored` does; None for those before the first random one.
-        carried: the target of samples that :meth:`augment_stored` is given, if another pipeline has left them.
-        piece: where in such samples that is of which this one makes something.
+        sample: what comes out, as :func:`preprocess.probe.infer_sample_spec` returned it.
+        fixed: how many transforms :meth:`load_stored` applies; None for those before the first
+            random one.
+        carried: the target of stored samples, if another pipeline stored them.
+        piece: the slice of such samples that this pipeline uses.
     """
 
     def __init__(
@@ -76,24 +80,24 @@ class Pipeline(Chain):
 
     @classmethod
     def from_source(cls, source: Source, transforms: Sequence[Transform], seed: int) -> Pipeline:
-        """The same, of samples that have not been looked at yet; see :func:`preprocess.probe.infer_sample_spec`."""
+        """Create a pipeline after probing the source for its sample spec."""
         return cls(source, transforms, seed, infer_sample_spec(source, transforms, seed))
 
     @property
     def samples(self) -> int:
-        """How many the source has."""
+        """The number of samples in the source."""
         return len(self.source)
 
     def order(self, epoch: int) -> np.ndarray:
-        """The permutation of the samples in one epoch of the stream."""
+        """Return the permutation of the samples in one epoch of the stream, (n,) int64."""
         return self.source.order(self._seed, epoch)
 
     def empty(self, samples: int) -> tuple[np.ndarray, np.ndarray]:
-        """Room for so many samples: inputs (samples, ...), and targets (samples,) of the target's type ``wire``."""
+        """Allocate inputs (samples, ...) and targets (samples,) of dtype ``target.wire``."""
         return np.empty((samples, *self._shape), self._dtype), np.empty(samples, self._target.wire)
 
     def empty_stored(self, samples: int) -> tuple[np.ndarray, np.ndarray]:
-        """Room for so many samples as :meth:`load_stored` leaves them."""
+        """Allocate inputs and targets as :meth:`load_stored` writes them."""
         stored = self.sample.stored
         assert stored is not None
         return np.empty((samples, *stored.shape), stored.dtype), np.empty(
@@ -103,10 +107,11 @@ class Pipeline(Chain):
     def augment_checked(
         self, part: PreparedSample, index: int, epoch: int, training: bool = True
     ) -> PreparedSample:
-        """Do to a prepared sample what differs from epoch to epoch, and check its shape.
+        """Apply the varying transforms to a prepared sample, and check its shape.
 
         Raises:
-            BadSample: a transform cannot be applied to it, or it has another shape or type than the others.
+            UnreadableSample: a transform cannot be applied, or its shape or type differs from the
+                others.
         """
         return self._check(self.augment(part, index, epoch, training), index)
 
@@ -128,17 +133,18 @@ class Pipeline(Chain):
         targets: np.ndarray,
         training: bool = True,
     ) -> list[UnreadableSample]:
-        """Prepare samples into arrays that are there already.
+        """Read and transform samples into existing arrays.
 
         Args:
             indices: k samples of the source.
             epoch: of the stream.
-            images: (k, ...) of the input's shape and type, is overwritten.
-            targets: (k,) of the target's type ``wire``, is overwritten.
-            training: false for evaluation: no randomness, centre crops.
+            images: (k, ...) of the input's shape and dtype, overwritten.
+            targets: (k,) of the target's dtype ``wire``, overwritten.
+            training: False for evaluation: no randomness, center crops.
 
         Returns:
-            The samples that cannot be used, each with its position; their images are 0 and their targets marked.
+            The unusable samples, each with its position; their inputs are 0 and their targets
+            marked.
         """
         if not self.is_random or self._kernels is None:
             return self._load_each(
@@ -182,7 +188,7 @@ class Pipeline(Chain):
 
     @property
     def _kernels(self) -> Any:
-        """The compiled loops, which know no float64; None where there are none."""
+        """The compiled loops, which have no float64; None if they cannot be used."""
         if self.is_precise:
             return None
         return NUMBA.kernels
@@ -199,12 +205,15 @@ class Pipeline(Chain):
     def load_stored(
         self, indices: Iterable[int], images: np.ndarray, targets: np.ndarray
     ) -> list[UnreadableSample]:
-        """Do the part that is worth keeping: the same as :meth:`load`, up to the first random transform.
+        """Read samples and apply the fixed transforms: what a stored sample set holds.
 
         Args:
             indices: k samples of the source.
-            images: (k, ...) of the kept shape and type; is overwritten.
-            targets: (k,) of the kept target's type ``wire``, is overwritten.
+            images: (k, ...) of the stored shape and dtype, overwritten.
+            targets: (k,) of the stored target's dtype ``wire``, overwritten.
+
+        Returns:
+            The unusable samples, each with its position.
         """
         return self._load_each(indices, self.prepare, images, targets, self.sample.stored_target)
 
@@ -218,12 +227,21 @@ class Pipeline(Chain):
         targets: np.ndarray,
         training: bool = True,
     ) -> list[UnreadableSample]:
-        """Do the rest to samples that :meth:`load_stored` has left; what it could not use stays marked, and is not told again.
+        """Apply the varying transforms to stored samples.
+
+        Samples that :meth:`load_stored` could not use stay marked and are not returned again.
 
         Args:
-            kept, kept_targets: (k, ...) and (k,), as it has left them.
-            indices: (k,) of the source.
-            epoch, images, targets, training: as in :meth:`load`.
+            stored: (k, ...), as :meth:`load_stored` wrote them.
+            stored_targets: (k,), as :meth:`load_stored` wrote them.
+            indices: (k,) integers, the samples.
+            epoch: as for :meth:`load`.
+            images: as for :meth:`load`.
+            targets: as for :meth:`load`.
+            training: as for :meth:`load`.
+
+        Returns:
+            The samples that have become unusable, each with its position.
         """
         stored = self.select_slice(stored)
         if not self.is_random:
@@ -256,10 +274,12 @@ class Pipeline(Chain):
         targets: np.ndarray,
         training: bool,
     ) -> list[UnreadableSample]:
-        """Do to prepared samples of one shape what differs from epoch to epoch: all at once as far as that goes.
+        """Apply the varying transforms to samples of one shape, batched as far as possible.
 
         Args:
-            parts, masks: of the samples ``indices[positions]``, which go to these positions of images and targets.
+            parts: (m, ...), the prepared samples ``indices[positions]``.
+            masks: (m, height, width); None without masks.
+            positions: (m,) integers, where they go in ``images`` and ``targets``.
         """
         kernels = self._kernels
         began = time.perf_counter()
@@ -301,7 +321,7 @@ class Pipeline(Chain):
         images: np.ndarray,
         targets: np.ndarray,
     ) -> bool:
-        """Put samples that are done to their positions; False where they are not what they should be."""
+        """Write a finished batch to its positions; return False if its form is wrong."""
         if work.output_form != (self._shape, self._dtype) or (
             work.masks is not None
             and (work.size, work.masks.dtype) != (self._target.shape, self._target.dtype)
@@ -315,17 +335,20 @@ class Pipeline(Chain):
         return True
 
     def select_slice(self, stored: np.ndarray) -> np.ndarray:
-        """What is of use here of samples that another pipeline has left: (k, ...)."""
+        """Return the part of stored samples (k, ...) that this pipeline uses."""
         if self._piece is None:
             return stored
         return self._piece.apply(stored)
 
     def convert_targets(self, stored_targets: np.ndarray, indices: np.ndarray) -> np.ndarray:
-        """The targets of samples that need nothing else any more: (k,) of the target's type ``wire``.
+        """Convert targets of stored samples that need no transform any more.
 
         Args:
-            kept_targets: (k,) as another pipeline has left them; masks are taken from there.
-            indices: (k,) of the source.
+            stored_targets: (k,), as another pipeline wrote them; masks are taken from there.
+            indices: (k,) integers, the samples.
+
+        Returns:
+            (k,) of this pipeline's target dtype ``wire``.
         """
         if self._carried == self._target:
             return stored_targets
@@ -378,7 +401,7 @@ class Pipeline(Chain):
         targets: np.ndarray,
         spec: TargetSpec,
     ) -> UnreadableSample:
-        """Mark a sample that cannot be used."""
+        """Zero and mark a sample that cannot be used."""
         error.position = position
         images[position] = 0
         spec.mark_unusable(targets, position)

@@ -1,6 +1,6 @@
-"""The first look at a data set: what its samples are after their transforms, judged by a few of them.
+"""Probe a data set: learn from a few samples what they are after their transforms.
 
-This is the one place that reads samples in order to learn what they are like. All others are told, by a
+Only this module reads samples to learn their shapes and types. All others are given a
 :class:`~preprocess.sample.SampleSpec`.
 """
 
@@ -32,7 +32,7 @@ _FEW_BITS = 14  # images of 16 bits that use no more lose most of their grey lev
 
 @dataclass(frozen=True)
 class _ProbedSample:
-    """One sample that was looked at."""
+    """One probed sample."""
 
     name: str
     stored: np.ndarray  # up to the first random transform
@@ -44,16 +44,16 @@ class _ProbedSample:
 
 @dataclass(frozen=True)
 class SampleProbe:
-    """What a few samples of a source have shown.
+    """The result of probing a few samples of a source.
 
     Attributes:
-        sample: what they are; what is kept of them is left open.
-        stored: a sample up to the first random transform; None where samples are not alike there.
-        not_stored_reason: then why no sample can be kept.
-        is_raw: whether nothing is done, up to there, to what the source gives.
-        fixed_s, varying_s: seconds that a sample takes up to the first random transform, reading included, and from
-            there on; medians.
-        remark: what their owner should know of them; empty if there is nothing.
+        sample: their spec, without what is stored of them.
+        stored: the spec up to the first random transform; None if samples differ there.
+        not_stored_reason: then why samples cannot be stored.
+        is_raw: True if nothing is done to a sample up to there.
+        fixed_s: median seconds per sample up to the first random transform, with reading.
+        varying_s: median seconds per sample from there on.
+        remark: a warning for the user; empty if there is none.
     """
 
     sample: SampleSpec
@@ -65,10 +65,10 @@ class SampleProbe:
     remark: str = ""
 
     def with_stored(self) -> SampleSpec:
-        """The samples, with what is kept of them.
+        """Return the sample's spec with what is stored of it.
 
         Raises:
-            InputError: they are not alike before the first random transform.
+            InputError: samples differ before the first random transform.
         """
         if self.stored is None:
             raise InputError(self.not_stored_reason)
@@ -82,14 +82,18 @@ def infer_sample_spec(
     keep: bool = False,
     fixed: int | None = None,
 ) -> SampleSpec:
-    """Find out what the samples of a source are; see :func:`probe_samples`.
+    """Infer the spec of a source's samples; see :func:`probe_samples`.
 
     Args:
-        keep: whether samples are to be kept decoded: then they must be alike before the first random transform too.
+        source: the samples.
+        transforms: of a pipeline, in order.
+        seed: of the random transforms.
+        keep: True if samples are to be stored: then they must agree before the first random
+            transform too.
         fixed: as for :class:`~preprocess.chain.Chain`.
 
     Raises:
-        InputError: no sample can be used, samples that differ in shape, or transforms that do not fit them.
+        InputError: no sample can be used, samples differ in shape, or transforms do not fit them.
     """
     result = probe_samples(source, transforms, seed, fixed)
     if keep:
@@ -100,7 +104,7 @@ def infer_sample_spec(
 def probe_samples(
     source: Source, transforms: Sequence[Transform], seed: int, fixed: int | None = None
 ) -> SampleProbe:
-    """Look at some samples of a source; reads each of ``PROBES`` samples once.
+    """Read and transform ``PROBES`` samples of a source, each once.
 
     Args:
         source: the samples.
@@ -109,7 +113,7 @@ def probe_samples(
         fixed: as for :class:`~preprocess.chain.Chain`.
 
     Raises:
-        InputError: no sample can be used, samples that differ in shape, or transforms that do not fit them.
+        InputError: no sample can be used, samples differ in shape, or transforms do not fit them.
     """
     transforms, deferred = split_device(transforms)
     counting = _BitCountingSource(source)
@@ -119,8 +123,9 @@ def probe_samples(
     is_picture = image.dtype == "uint8" and len(image.shape) == 3
     if is_picture and transforms and isinstance(transforms[-1], Standardize):
         raise InputError(
-            f"transforms: standardize is for tables and arrays of other numbers, and samples are {image}, "
-            "images; it should be scale"
+            f"transforms: standardize is for tables and arrays of other numbers, and samples are "
+            f"{image}, "
+            "images; use scale instead"
         )
     if chain.affine is not None:
         chain.affine.check(image.shape[-1] if image.shape else 1)
@@ -149,10 +154,10 @@ def probe_samples(
 
 
 class _BitCountingSource:
-    """A source of which it is noted how many bits its images of 16 bits use.
+    """Wrapper of a source that records how many bits its 16-bit images use.
 
     Attributes:
-        bits: of each sample that was read; 0 of those that are no such images.
+        bits: of each sample that was read; 0 for other samples.
     """
 
     def __init__(self, source: Source) -> None:
@@ -166,17 +171,18 @@ class _BitCountingSource:
         return getattr(self._source, name)
 
     def read(self, index: int) -> bytes | np.ndarray:
-        """See :class:`~preprocess.base.Source`."""
+        """Read a sample; see :class:`~preprocess.base.Source`."""
         content = self._source.read(index)
         self.bits.append(count_bits_used(content) if isinstance(content, bytes) else 0)
         return content
 
 
 def _depth_warning(bits: Sequence[int], transforms: Sequence[Transform]) -> str:
-    """Say in a line that images of 16 bits use fewer of them; nothing where they do not, or a spec says so.
+    """Return a warning if 16-bit images use fewer bits than ``decode`` assumes; else "".
 
     Args:
         bits: that a few samples use.
+        transforms: of the pipeline.
     """
     if not transforms:
         return ""
@@ -191,20 +197,21 @@ def _depth_warning(bits: Sequence[int], transforms: Sequence[Transform]) -> str:
     used = max(8, *bits)
     return (
         f"data: images have 16 bits, of which those looked at use {used}, so decode keeps about "
-        f"{2 ** (used - 8)} of 256 grey levels; decode: {{bits: {used}}} keeps all of greyscale images, and "
+        f"{2 ** (used - 8)} of 256 grey levels; decode: {{bits: {used}}} keeps all of greyscale "
+        f"images, and "
         "images in color should be converted to 8 bits"
     )
 
 
 def _spread_indices(count: int) -> list[int]:
-    """A few samples, spread over the source."""
+    """Choose a few indices, spread over the source."""
     if count:
         return np.unique(np.linspace(0, count - 1, PROBES).astype(int)).tolist()
     return []
 
 
 def _probe_usable(chain: Chain) -> list[_ProbedSample]:
-    """A few samples, spread over the source; the first that can be used, where none of these can."""
+    """Probe a few spread samples; if none can be used, the first that can."""
     source, count = chain.source, len(chain.source)
     if not count:
         raise InputError("the data set is empty")
@@ -244,14 +251,15 @@ def _common_image_spec(probed: Sequence[_ProbedSample]) -> ImageSpec:
     for sample in probed[1:]:
         if ImageSpec.of(sample.image) != image:
             raise InputError(
-                f"transforms: samples must end in one shape, but {name} is {image} and {sample.name} is "
+                f"transforms: samples must end in one shape, but {name} is {image} and "
+                f"{sample.name} is "
                 f"{ImageSpec.of(sample.image)}; add a resize or a crop"
             )
     return image
 
 
 def _with_device_augmentation(sample: SampleSpec, deferred: OnDevice, name: str) -> SampleSpec:
-    """What a sample is when the device has done the rest to it."""
+    """Return the spec of a sample after the device's augmentation."""
     image = sample.image
     if len(image.shape) != 3:
         raise InputError(
@@ -274,12 +282,13 @@ def _with_device_augmentation(sample: SampleSpec, deferred: OnDevice, name: str)
 
 
 def _common_mask_size(probed: Sequence[_ProbedSample]) -> tuple[int, int]:
-    """The size of the masks after all transforms, which is that of their images."""
+    """Return the (height, width) of the masks after all transforms."""
     for sample in probed:
         assert sample.mask is not None
         if sample.mask.shape != sample.image.shape[:2]:  # of a transform of the user's own
             raise InputError(
-                f"{sample.name} becomes {ImageSpec.of(sample.image)} and its mask {ImageSpec.of(sample.mask)}; "
+                f"{sample.name} becomes {ImageSpec.of(sample.image)} and its mask "
+                f"{ImageSpec.of(sample.mask)}; "
                 "transforms must leave both the same height and width"
             )
     height, width = probed[0].image.shape[:2]
@@ -289,18 +298,20 @@ def _common_mask_size(probed: Sequence[_ProbedSample]) -> tuple[int, int]:
 def _common_stored_spec(
     probed: Sequence[_ProbedSample], chain: Chain
 ) -> tuple[ImageSpec | None, str]:
-    """A sample up to the first random transform; or why there is no such thing."""
+    """Return the spec up to the first random transform; or None and the reason."""
     name = probed[0].name
     image = ImageSpec.of(probed[0].stored)
     for sample in probed:
         if chain.has_early_scale and sample.stored.dtype != np.uint8:
             return None, (
-                f"{sample.name} is {ImageSpec.of(sample.stored)} before the first random transform; only uint8 "
+                f"{sample.name} is {ImageSpec.of(sample.stored)} before the first random "
+                f"transform; only uint8 "
                 "is kept"
             )
         if ImageSpec.of(sample.stored) != image:
             return None, (
-                f"{name} is {image} and {sample.name} {ImageSpec.of(sample.stored)} before the first random "
+                f"{name} is {image} and {sample.name} {ImageSpec.of(sample.stored)} before the "
+                f"first random "
                 "transform; add a resize or a crop before it"
             )
     return image, ""

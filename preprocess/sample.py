@@ -1,6 +1,6 @@
-"""What one sample is, to everything behind the transforms: the stream, the engines, the checkpoints.
+"""The spec of one sample, for the stream, the engines and the checkpoints.
 
-Rank 0 finds it out once (:mod:`preprocess.probe`) and sends it to all ranks.
+Rank 0 infers it once (:mod:`preprocess.probe`) and sends it to all ranks.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ CROP_BYTES = 16  # of where the pixels of a sample go, of which something is lef
 
 
 def wire_dtype(dtype: np.dtype) -> np.dtype:
-    """The type with which numbers travel: those with a fraction as float32, truth values as uint8.
+    """Return the dtype in which numbers travel: floats as float32, booleans as uint8.
 
     It is always in the byte order of this machine.
     """
@@ -37,11 +37,11 @@ def wire_dtype(dtype: np.dtype) -> np.dtype:
 
 @dataclass(frozen=True)
 class ImageSpec:
-    """The shape and the type of the input of a sample: an image, or any other array of numbers.
+    """The shape and dtype of a sample's input: an image, or any other array of numbers.
 
     Attributes:
-        shape: (height, width, channels) of an image; of other inputs any.
-        dtype: a numpy type name.
+        shape: (height, width, channels) of an image; any shape of other inputs.
+        dtype: the name of a NumPy dtype.
     """
 
     shape: tuple[int, ...]
@@ -49,29 +49,33 @@ class ImageSpec:
 
     @classmethod
     def of(cls, image: np.ndarray) -> ImageSpec:
-        """An array as it travels: numbers with a fraction as float32."""
+        """Return the spec of an array as it travels: floats as float32."""
         return cls(image.shape, str(wire_dtype(image.dtype)))
 
     def as_float64(self) -> ImageSpec:
-        """The same with numbers that have a fraction as float64."""
+        """Return the same spec with float64 instead of float32."""
         if self.dtype == "float32":
             return replace(self, dtype="float64")
         return self
 
     @property
     def size(self) -> int:
-        """Numbers in it."""
+        """The number of elements."""
         return math.prod(self.shape)
 
     @property
     def nbytes(self) -> int:
-        """Bytes that it takes."""
+        """The size in bytes."""
         return self.size * np.dtype(self.dtype).itemsize
 
     def random_inputs(self, random: np.random.Generator, rows: int) -> np.ndarray:
-        """Make up inputs that networks of such data take: (rows, ...) of this type.
+        """Draw random inputs that networks of such data accept.
 
-        Whole numbers that are no image may be those of tokens or categories, of which there are two at least.
+        Integers of inputs that are not images may be tokens or categories, so only 0 and 1 are
+        drawn.
+
+        Returns:
+            (rows, ...) of this dtype.
         """
         shape = (rows, *self.shape)
         if np.issubdtype(self.dtype, np.integer):
@@ -88,7 +92,10 @@ class Affine:
     """(x / unit - mean) / std as ``x * multiplier + offset``, one rounding each, on any engine.
 
     Attributes:
-        precise: whether it is computed in float64, because float32 cannot tell the numbers apart.
+        mean: one number, or one per channel.
+        std: one number, or one per channel.
+        unit: that numbers are divided by first; 255 for images of bytes.
+        precise: True to compute in float64, because float32 cannot tell the numbers apart.
 
     >>> Affine(mean=0.5, std=0.5).apply(np.array([[[0], [255]]], np.uint8)).ravel()
     array([-1.,  1.], dtype=float32)
@@ -101,28 +108,32 @@ class Affine:
 
     @property
     def dtype(self) -> np.dtype:
-        """The type in which it is computed; what comes out is float32."""
+        """The dtype of the computation; the result is float32."""
         return np.dtype(np.float64 if self.precise else np.float32)
 
     @property
     def precision(self) -> float:
-        """How many times the deviation lies between the mean and 0, at most: what float32 loses of it."""
+        """The largest ratio of mean to standard deviation, which float32 loses."""
         return float(np.max(np.abs(np.asarray(self.mean) / np.asarray(self.std)), initial=0.0))
 
     @cached_property
     def multiplier(self) -> np.ndarray:
-        """A scalar or one number for each channel, of the type :attr:`dtype`."""
+        """A scalar or (channels,), of :attr:`dtype`."""
         return (1 / (self.unit * np.asarray(self.std, np.float64))).astype(self.dtype)
 
     @cached_property
     def offset(self) -> np.ndarray:
-        """A scalar or one number for each channel, of the type :attr:`dtype`."""
+        """A scalar or (channels,), of :attr:`dtype`."""
         return (-np.asarray(self.mean, np.float64) / np.asarray(self.std, np.float64)).astype(
             self.dtype
         )
 
     def split_shift(self) -> tuple[np.ndarray, Affine]:
-        """Split it into a shift that float32 holds, to be subtracted in float64, and the rest, for float32."""
+        """Split into a shift, to subtract in float64, and the rest, for float32.
+
+        Returns:
+            The shift, a scalar or (channels,) float64 that float32 holds exactly; and the rest.
+        """
         mean = np.asarray(self.mean, np.float64)
         shift = (mean * self.unit).astype(np.float32).astype(np.float64)
         remainder = (mean - shift / self.unit).tolist()
@@ -131,23 +142,29 @@ class Affine:
         )
 
     def check(self, channels: int) -> None:
-        """See that it fits images of so many channels.
+        """Check that it fits inputs with ``channels`` channels.
 
         Raises:
-            InputError: it has numbers for another number of them.
+            InputError: it has numbers for another number of channels.
         """
         numbers = np.broadcast(self.multiplier, self.offset).size
         if numbers not in (1, channels):
             raise InputError(
-                f"scale: {numbers} numbers, one for each channel, but samples have {channels} channels"
+                f"scale: {numbers} numbers, one for each channel, but samples have {channels} "
+                f"channels"
             )
 
     def along_row(self, width: int) -> tuple[np.ndarray, np.ndarray]:
-        """Multiplier and offset of a whole row of so many pixels; see :func:`preprocess.scaling.along_row`."""
+        """Repeat multiplier and offset for ``width`` pixels; see :mod:`preprocess.scaling`."""
         return along_row(self.multiplier, self.offset, width)
 
     def apply(self, images: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
-        """Scale images (..., height, width, channels) to float32; into ``out`` where it is given."""
+        """Scale inputs to float32.
+
+        Args:
+            images: (..., height, width, channels), or another shape with the channels last.
+            out: of the same shape, float32, to write into; None for a new array.
+        """
         scaled = np.empty(images.shape, np.float32) if out is None else out
         if self.precise:
             np.copyto(scaled, images * self.multiplier + self.offset, casting="same_kind")
@@ -158,17 +175,17 @@ class Affine:
 
 @dataclass(frozen=True)
 class SampleSpec:
-    """What networks are fed with, and what they are to answer.
+    """The spec of what networks take and of their targets.
 
     Attributes:
-        image: an input after the transforms, as networks take it; most often an image.
-        classes: the number of classes; of other targets that of labels or values. A network has so many outputs.
+        image: an input after the transforms, as networks take it.
+        classes: the number of classes, labels or values: the outputs of a network.
         affine: what the engine does to an input first; None for nothing.
-        stored: an input up to the first random transform, where samples are decoded once and kept so.
-        target: what a sample's target is; a class unless it is given.
-        folds: what the engine does first to an input of a network of each fold, where that differs.
-        per_pipeline: what networks are fed with for which more is done to it, or something else, by the key of their feed.
-        deferred_input: an input as it is before what is left to the device; None where nothing is.
+        stored: an input up to the first random transform, in a stored sample set.
+        target: of a sample; a class by default.
+        folds: the affine of each fold's networks, if they differ.
+        per_pipeline: the specs of input pipelines that differ, by their keys.
+        deferred_input: an input before deferred augmentation; None without.
     """
 
     image: ImageSpec
@@ -185,34 +202,39 @@ class SampleSpec:
             object.__setattr__(self, "target", class_target(self.classes))
 
     def for_pipeline(self, pipeline: str, fold: int | None = None) -> SampleSpec:
-        """What the networks of a feed are fed with, or those of a fold of it: this, where no other is known."""
+        """Return the spec for networks of an input pipeline, or of one fold of it.
+
+        Args:
+            pipeline: its key.
+            fold: the fold of the network; None without folds.
+        """
         spec = self.per_pipeline.get(pipeline, self)
         if fold is not None and spec.folds:
             return replace(spec, affine=spec.folds[fold], folds=())
         return spec
 
     def as_float64(self) -> SampleSpec:
-        """The same sample, whose numbers travel as float64 where they have a fraction."""
+        """Return the same spec with float64 instead of float32."""
         stored = None if self.stored is None else self.stored.as_float64()
         return replace(self, image=self.image.as_float64(), stored=stored)
 
     @property
     def wire(self) -> ImageSpec:
-        """An input as it travels to the trainers: a row of bytes, where something is left to the device."""
+        """The spec of an input as it travels to trainers: a row of bytes if deferred."""
         if self.deferred_input is None:
             return self.image
         return ImageSpec((self.deferred_input.nbytes + CROP_BYTES,), "uint8")
 
     @property
     def stored_target(self) -> TargetSpec:
-        """The target of a sample that is kept: a mask then has the size of its image."""
+        """The target of a stored sample: a mask then has the size of its image."""
         if self.target.kind != "mask" or self.stored is None:
             return self.target
         height, width = self.stored.shape[:2]
         return replace(self.target, size=(height, width))
 
     def identity(self) -> dict[str, Any]:
-        """All of it that a network depends on, in the form that fingerprints of checkpoints are made from."""
+        """Return all that a network depends on, as fingerprints of checkpoints use it."""
         affine: dict[str, Any] | None = None
         if self.affine is not None:
             unit = {} if self.affine.unit == 255 else {"unit": self.affine.unit}

@@ -1,7 +1,7 @@
-"""Bytes to numbers, ``x * multiplier + offset`` with one rounding each, as fast as a core can.
+"""Scale bytes to numbers, ``x * multiplier + offset`` with one rounding each, at full speed.
 
-NumPy goes over the pixels twice, and takes operands of a few numbers element by element. The compiled loop goes over
-them once, and gives the same bits.
+NumPy passes over the pixels twice and broadcasts short operands slowly. The compiled loop passes
+once and gives the same bits.
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ from preprocess.lazy_numba import NUMBA
 def along_row(
     multiplier: np.ndarray, offset: np.ndarray, width: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Numbers for each channel, repeated for each pixel of a row; scalars stay as they are.
+    """Repeat numbers per channel for each pixel of a row; scalars stay scalars.
 
     Args:
-        multiplier, offset: float32, scalars or (channels,).
-        width: of an image, in pixels.
+        multiplier: a scalar or (channels,), float32.
+        offset: a scalar or (channels,), float32.
+        width: of the image, in pixels.
 
     Returns:
-        Two arrays (width x channels,), or the two scalars.
+        Two arrays (width * channels,), or the two scalars.
     """
     if not (multiplier.ndim or offset.ndim):
         return multiplier, offset
@@ -34,12 +35,13 @@ def along_row(
 def scale_into(
     out: np.ndarray, images: np.ndarray, multiplier: np.ndarray, offset: np.ndarray
 ) -> None:
-    """Scale images, or other arrays, whose last axis is then taken for the channels.
+    """Scale images, or other arrays with the channels last.
 
     Args:
-        out: (..., height, width, channels) float32, is overwritten.
+        out: (..., height, width, channels) float32, overwritten.
         images: of the same shape.
-        multiplier, offset: float32, scalars or (channels,).
+        multiplier: a scalar or (channels,), float32.
+        offset: a scalar or (channels,), float32.
     """
     if (
         not out.flags.c_contiguous or out.ndim < 3

@@ -1,8 +1,8 @@
-"""Where samples come from: ``open_data`` turns a spec's ``data`` into training, validation and test sources.
+"""Open a spec's ``data`` as training, validation and test sources.
 
-A source is anything with the methods of :class:`~preprocess.base.Source`. Validation samples are the data of
-a path of their own, the validation part of the training data, or a fraction of it; test samples are the data of a path
-of their own, or a fraction.
+A source is any object with the methods of :class:`~preprocess.base.Source`. Validation samples come
+from a separate path, from the validation split of the data, or are a fraction of the training data;
+test samples come from a separate path, from the test split, or are a fraction.
 """
 
 from __future__ import annotations
@@ -60,7 +60,8 @@ __all__ = [
     "with_requested_targets",
 ]
 
-# name -> module:function, which takes (path, **options) and returns training samples, those for validation or None, and
+# name -> module:function, which takes (path, **options) and returns training samples, those for
+# validation or None, and
 # perhaps those for testing or None; it can do without a path where that has a default
 SOURCES: dict[str, str] = {
     "image_folder": "preprocess.sources.image_folder:open_image_folder",
@@ -80,11 +81,11 @@ Opener = Callable[..., Opened]
 
 
 class View:
-    """Some samples of a source, in the source's order, with their targets and weights.
+    """A subset of a source's samples, in the source's order, with their targets and weights.
 
     Args:
-        source: whose samples.
-        indices: of the samples, ascending.
+        source: the full source.
+        indices: (n,) integers, ascending.
     """
 
     strata: np.ndarray
@@ -117,25 +118,25 @@ class View:
         return len(self.indices)
 
     def read(self, index: int) -> bytes | np.ndarray:
-        """See :class:`~preprocess.base.Source`."""
+        """Read an input; see :class:`~preprocess.base.Source`."""
         return self.source.read(int(self.indices[index]))
 
     def read_target(self, index: int) -> np.ndarray:
-        """See :mod:`preprocess.target`; for masks only."""
+        """Read a mask, (height, width) integers; see :mod:`preprocess.target`."""
         return self.source.read_target(int(self.indices[index]))  # type: ignore[attr-defined]
 
     def name(self, index: int) -> str:
-        """See :class:`~preprocess.base.Source`."""
+        """Return a sample's name; see :class:`~preprocess.base.Source`."""
         return self.source.name(int(self.indices[index]))
 
     def order(self, seed: int, epoch: int) -> np.ndarray:
-        """The source's order without the samples that are not here."""
+        """Return the source's order without the samples outside of the view, (n,) int64."""
         positions = self._positions[self.source.order(seed, epoch)]
         return positions[positions >= 0]
 
 
 class _LazyTargets:
-    """The targets of some samples of a source, looked up when they are asked for: an array may be memory-mapped."""
+    """The targets of a view, looked up on demand because arrays may be memory-mapped."""
 
     def __init__(self, source: Source, indices: np.ndarray) -> None:
         self._source = source
@@ -155,7 +156,8 @@ class Relabeled(View):
     """All samples of a source of classes, with other labels.
 
     Args:
-        labels: (n,) of all samples.
+        source: the samples.
+        labels: (n,) integers, of all samples.
         classes: the names of the labels.
     """
 
@@ -166,11 +168,11 @@ class Relabeled(View):
 
 
 class WithTargets(View):
-    """All samples of a source, with targets of the kind that a spec's ``data.target`` says.
+    """All samples of a source, with targets of the kind in ``data.target``.
 
     Args:
-        source: has them as its ``targets`` or ``labels``, or gives them by ``read_target(index)``.
-        target: of all its samples.
+        source: has ``targets`` or ``labels``, or a method ``read_target(index)``.
+        target: of its samples.
     """
 
     def __init__(self, source: Source, target: TargetSpec) -> None:
@@ -179,18 +181,19 @@ class WithTargets(View):
         super().__init__(source, np.arange(len(source)))
 
     def _take_targets(self, source: Source) -> None:
-        """Nothing: they are looked up in the source."""
+        """Do nothing: targets are looked up in the source."""
 
     @property
     def targets(self) -> Any:
-        """The array that the source has."""
+        """The source's array, (n, ...)."""
         return find_targets(self.source)
 
 
 class WithLabels(View):
-    """All samples of a source of many labels, as places in a longer list of labels.
+    """All samples of a multilabel source, with columns for a longer list of labels.
 
     Args:
+        source: the samples.
         target: has all labels of the source, and more.
     """
 
@@ -215,23 +218,22 @@ def open_data(
     """Open the data of a spec.
 
     Args:
-        source: a name in ``SOURCES``, or an import path ``module:function``; the function takes (path,
-            ``**options``) and returns a :class:`~preprocess.base.Source`, or two: training and validation, or three:
-            the last one for testing.
+        source: a name in ``SOURCES``, or an import path ``module:function``. The function takes
+            (path, ``**options``) and returns a :class:`~preprocess.base.Source`, or a tuple of two
+            (training, validation) or three (also test).
         path: what the source reads.
-        validation: a path with the validation data. Or, for data without a validation part of its own, the
-            fraction of the samples of each class that is taken for it, chosen by ``seed``. Or None.
-        seed: the seed of the run.
-        options: further arguments of the source, by name.
-        test: a path with the test data. Or the fraction of the training samples of each class that is taken for it,
-            chosen by ``seed``, before any are taken for validation. Or None: then the data's own test part, where
-            it has one beside its validation part. If the data's own validation part lies at that path, it is test data
-            only.
-        target: what the targets are, where the source cannot tell. A function with a parameter ``target`` is given it;
-            the sources of others are taken to have such targets (:class:`WithTargets`).
+        validation: the path of validation data; or, for data without a validation split, the
+            fraction of each class to hold out, chosen by ``seed``; or None.
+        seed: of the run.
+        options: further keyword arguments of the source.
+        test: the path of test data; or the fraction of each class to hold out, chosen by ``seed``,
+            before validation; or None for the data's own test split, if it also has a validation
+            split. If the data's own validation split lies at that path, it is test data only.
+        target: the targets, if the source cannot tell. A function with a parameter ``target``
+            receives it; other sources are wrapped (:class:`WithTargets`).
 
     Raises:
-        InputError: what is wrong with the source, path, options, targets, validation data or test data.
+        InputError: the source, path, options, targets, validation or test data are wrong.
     """
     return open_per_target(source, path, validation, seed, options, test, (target,))[0][0]
 
@@ -248,27 +250,30 @@ def open_per_target(
     before: Fingerprint | None = None,
     features: Sequence[str] = (),
 ) -> tuple[tuple[DataSet, ...], Fingerprint]:
-    """The same samples with each of some targets, all divided as the first; see :func:`open_data`.
+    """Open the data once per target, all divided as the first; see :func:`open_data`.
 
     Args:
-        division: how samples are divided, as settings say it, where it is to be found out what they are known by: those
-            that were known then stay where they were.
-        before: what the data was known by, and how it was divided.
-        features: the columns of a table, in the order in which networks have learned them; it stays, wherever they
-            stand now.
+        targets: one per result; None for the source's own.
+        division: the settings by which samples are divided. If given, the data is fingerprinted,
+            and known samples keep their side.
+        before: the fingerprint of an earlier launch.
+        features: the columns of a table in the order that networks have learned, wherever they are
+            now.
 
     Returns:
-        The data, and its fingerprint: the folds in it are those that were known. It is empty without a ``division``.
+        The data sets, and the fingerprint, whose folds are the earlier ones. It is empty without a
+        ``division``.
 
     Raises:
-        InputError: as there; they are not the same samples; or all samples of a side have gone.
+        InputError: as for :func:`open_data`; the targets have different samples; or one side would
+            be empty.
     """
     for part, location in (("validation", validation), ("test", test)):
         if source.startswith("builtin:") and isinstance(
             location, str
         ):  # it would give its training data again
             raise InputError(
-                f"data.{part}: {location}: {source} has no data elsewhere; give a share, like 10%"
+                f"data.{part}: {location}: {source} has no other data; give a share, like 10%"
             )
     data_sets: list[DataSet] = []
     first: Source | None = None
@@ -338,7 +343,7 @@ def _open_with_features(
     target: TargetWish | None,
     features: Sequence[str],
 ) -> tuple[Opener, Opened]:
-    """What lies at a path, and what opens further parts of it: in tables, features are found by their names."""
+    """Open a path; return the opener of further paths, with a table's features by name."""
     opener: Opener = partial(_open_at, source, copy.deepcopy(dict(options)), target)
     opened = opener(path)
     columns = columns_of(opened[0])
@@ -359,7 +364,7 @@ def _training_ids(
     target: TargetWish | None,
     marks: Mapping[str, SampleIds],
 ) -> dict[str, SampleIds]:
-    """What the samples are known by, before any are taken from them; of further targets of the same, these alone."""
+    """Return the ids of training samples before any are held out; of further targets, these alone."""
     if not number:
         return {"train": add_target_ids(_ids_of(train, path), train, target)}
     first = marks["train"]
@@ -368,14 +373,14 @@ def _training_ids(
 
 
 def _ids_of(source: Source, path: str | None) -> SampleIds:
-    """What the samples of a source are known by, without their targets."""
+    """Return the ids of a source's samples, without their targets."""
     if isinstance(source, View):
         return _ids_of(source.source, path).select(source.indices)
     return identify_samples(source, path or "")
 
 
 def _rows_in(subset: Source, source: Source) -> np.ndarray | None:
-    """The places that samples of a part have in a source; None if they are none of its samples."""
+    """Return the indices of a subset's samples in a source, (n,); None if it is not a subset."""
     if subset is source:
         return np.arange(len(source))
     rows = _rows_in(subset.source, source) if isinstance(subset, View) else None
@@ -385,14 +390,14 @@ def _rows_in(subset: Source, source: Source) -> np.ndarray | None:
 
 
 def _with_strata_of(first: Source, source: Source, location: str) -> View:
-    """The samples of one source, to be divided as those of another, which have other targets."""
+    """Return a view of another target's samples that is divided as the first target's."""
     count = len(first)
     if len(source) != count or any(
         first.name(index) != source.name(index) for index in {0, count // 2, count - 1}
     ):
         raise InputError(
-            f"{location}: data.target of an entry: the source has other samples, or another order of them, "
-            "for these targets, so they cannot be shared"
+            f"{location}: data.target of an entry: the source has other samples, or another order, "
+            f"for these targets, so they cannot be shared"
         )
     view = View(source, np.arange(count))
     strata = np.zeros(count, np.int64)
@@ -412,10 +417,10 @@ def _divide(
     test: float | str | None,
     previous: np.ndarray | None,
 ) -> DataSet:
-    """Training, validation and test samples, of what a source has and what a spec says.
+    """Divide what a source returned into the splits of a spec.
 
     Args:
-        known: as of :class:`preprocess.fingerprint.PreviousDivision`.
+        previous: as in :class:`preprocess.fingerprint.PreviousDivision`.
     """
     train, held_out, tested = opened
     tested = None if tested is None else _with_labels_of(tested, train, source, "test")
@@ -454,7 +459,7 @@ def _divide(
 
 
 def _is_test_split_of_path(held_out: Source | None, test: str, path: str | None) -> bool:
-    """Whether a spec names, as test data, the place whose test part would stand in for validation data."""
+    """Return True if the spec names as test data the data's own test split."""
     return (
         hasattr(held_out, "stand_in_path")
         and path is not None
@@ -463,7 +468,7 @@ def _is_test_split_of_path(held_out: Source | None, test: str, path: str | None)
 
 
 def _was_on_side(sides: np.ndarray | None, side: int) -> np.ndarray | None:
-    """Whether samples were on a side: 1, 0, or -1 of new ones."""
+    """Return which samples were on a side, (n,): 1, 0, or -1 if new."""
     if sides is None:
         return None
     return np.where(sides < 0, -1, sides == side)
@@ -476,17 +481,17 @@ def split(
     split_name: str = "validation",
     previous: np.ndarray | None = None,
 ) -> tuple[View, View]:
-    """Divide a source into two; see :func:`preprocess.division.draw_held_out`.
+    """Split a source into two views; see :func:`preprocess.division.draw_held_out`.
 
     Returns:
-        What is left, and the fraction.
+        The remaining samples, and the held-out ones.
     """
     is_held_out = draw_held_out(source, fraction, seed, split_name, previous)
     return View(source, np.flatnonzero(~is_held_out)), View(source, np.flatnonzero(is_held_out))
 
 
 def _overlap(first: Source, second: Source) -> bool:
-    """Whether two sources lie in the same folder or file, as far as they say where they lie (``places``)."""
+    """Return True if two sources lie in the same folder or file, judged by their ``places``."""
     first_paths, second_paths = (
         [os.path.realpath(path) for path in getattr(source, "places", ())]
         for source in (first, second)
@@ -499,37 +504,39 @@ def _overlap(first: Source, second: Source) -> bool:
 
 
 def _check_apart(path: str, data: Source, sources: Mapping[str, Source | None], part: str) -> None:
-    """Refuse data of a path of its own that is other data too."""
-    purpose = "chooses nothing" if part == "test" else "nobody trains on"
+    """Refuse data of a separate path that is also data of another split."""
+    purpose = "is not used for selection" if part == "test" else "is not trained on"
     for role, source in sources.items():
         if source is not None and _overlap(data, source):
             raise InputError(
-                f"data.{part}: {path}: this is {role} data too; it should be data that {purpose}, and "
-                "lie elsewhere"
+                f"data.{part}: {path}: this is also {role} data; name "
+                f"separate data, which {purpose}"
             )
 
 
 def _warn_of_share(held_out: Source, train: Source, share: float) -> str:
-    """A word about many more samples held out than asked for; nothing of others."""
+    """Return a warning if far more samples are held out than requested; else ""."""
     count = len(held_out)
     expected = share * len(train)
     if count < 1.5 * expected or count - expected < 3:
         return ""
     reason = "samples of one group stay together"
     if groups_of(train) is None:
-        reason = "each class of two samples or more has one at least on either side"
+        reason = "each class of two or more samples needs at least one on either side"
     return (
-        f"data.validation: {count} of {len(train)} samples are held out ({count / len(train):.0%}), not "
-        f"{share:.0%}, because {reason}; give the path of validation data, or use data.folds, to train on more"
+        f"data.validation: {count} of {len(train)} samples are held out "
+        f"({count / len(train):.0%}), not "
+        f"{share:.0%}, because {reason}; give the path of validation data, or use data.folds, to "
+        f"train on more"
     )
 
 
 def _warn_of_copies(
     marks: Mapping[str, SampleIds], part: str, source: Source, path: float | str | None
 ) -> str:
-    """A word about samples of a part that are copies of training samples; empty where there are none.
+    """Return a warning if held-out samples are copies of training samples; else "".
 
-    Nothing is said of data many of whose training samples are alike, such as rows of a few small numbers.
+    Data with many equal training samples, such as rows of a few small numbers, gets no warning.
     """
     train_hashes, held_out_hashes = (_content_hashes(marks[name]) for name in ("train", part))
     seen = train_hashes[train_hashes != NOT_READ]
@@ -543,45 +550,47 @@ def _warn_of_copies(
         np.unique(held_out_hashes), np.unique(train_hashes)
     ):
         return (
-            f"data.{part}: {path} is a copy of the training data; results on it say nothing of new "
-            "samples, so name other data"
+            f"data.{part}: {path} is a copy of the training data; scores on it say nothing about "
+            "new samples, so name other data"
         )
     return (
-        f"data: {len(copies)} of {len(source)} {part} samples are training samples too, with the same "
-        f"content, such as {first}"
+        f"data: {len(copies)} of {len(source)} {part} samples have the same content "
+        f"as training samples, such as {first}"
     )
 
 
 def _content_hashes(marks: SampleIds) -> np.ndarray:
-    """A number for the content of each sample, ``UNSEEN`` where that was not looked at."""
+    """Return the hash of each sample's content, (n,) uint64; ``NOT_READ`` if unknown."""
     if marks.by_content:
         return marks.names
     return marks.hashes.get("content", np.empty(0, np.uint64))
 
 
 def _warn_of_test_as_validation(held_out: Source, path: str | None) -> str:
-    """A word about data whose test part stands in for validation data; nothing of other data."""
+    """Return a warning if test data is used as validation data; else ""."""
     location = getattr(held_out, "stand_in_path", None)
     if location is None:
         return ""
     return (
-        f"data: {location} is taken for validation, so networks are chosen by it, because {path} has no "
-        f"validation part; name {'it' if os.path.exists(location) else path} in data.test if it should choose "
+        f"data: {location} is taken for validation, so networks are chosen by it, because {path} "
+        f"has no "
+        f"validation part; name {'it' if os.path.exists(location) else path} in data.test if it "
+        f"should choose "
         "nothing"
     )
 
 
 def _warn_of_unread(opened: Opened) -> list[str]:
-    """Words about files that are not read, by their names."""
+    """Return warnings about files that are not read, by extension."""
     return [f"data: {line}" for line in map(describe_unread, opened) if line]
 
 
 def _open_at(
     source: str, options: Mapping[str, Any], target: TargetWish | None, path: str | None
 ) -> Opened:
-    """What lies at a path, looked at: targets of one kind, each of which is one, and weights from 0.
+    """Open a path and check targets and weights of all its splits.
 
-    Targets are of the kind that is asked for, where the sources do not say themselves what they have.
+    Targets get the requested kind if the sources do not say what they have.
     """
     is_builtin = source in SOURCES
     code = UserCode()
@@ -600,7 +609,8 @@ def _open_at(
         if is_builtin:
             raise
         raise InputError(
-            f"{source} failed for path {path!r} and options {dict(options)}: {format_exception(error)}"
+            f"{source} failed for path {path!r} and options {dict(options)}: "
+            f"{format_exception(error)}"
         ) from error
     parts = (
         *(result if isinstance(result, tuple) and len(result) in (2, 3) else (result,)),
@@ -611,8 +621,8 @@ def _open_at(
         if not (_is_source(part, target) or (part is None and part is not parts[0])):
             raise InputError(
                 f"{source} returned {type(part).__name__}, not a source, which has len(), "
-                "labels, classes, read(index), name(index) and order(seed, epoch); or, for targets of "
-                "another kind, target and targets instead of labels and classes"
+                "labels, classes, read(index), name(index) and order(seed, epoch); or, for targets of another kind, target "
+                "and targets instead of labels and classes"
             )
     if target is not None and not extra:
         parts = tuple(
@@ -633,7 +643,7 @@ def _open_at(
 
 
 def _find_opener(source: str, options: Mapping[str, Any], path: str | None) -> Callable[..., Any]:
-    """The function that opens a source, if that can do with these arguments."""
+    """Return the function that opens a source, after checking its arguments."""
     if source not in SOURCES:
         if ":" not in source:
             raise InputError(
@@ -665,10 +675,10 @@ def _wants_target(function: Callable[..., Any]) -> bool:
 
 
 def with_requested_targets(source: Source, request: TargetWish) -> Source:
-    """A source with targets of the kind that is asked for.
+    """Return a source with targets of the requested kind.
 
     Raises:
-        InputError: it says itself that it has others, or has none of that kind.
+        InputError: its own targets are of another kind, or it has none of that kind.
     """
     own_target: TargetSpec | None = getattr(source, "target", None)
     if own_target is not None:
@@ -680,10 +690,10 @@ def with_requested_targets(source: Source, request: TargetWish) -> Source:
 
 
 def _with_names(source: ClassSource, request: TargetWish) -> Source:
-    """A source of classes, some of which it may lack, by the names that a spec has for them.
+    """Return a source of classes relabeled by the names in the spec.
 
     Raises:
-        InputError: it has a class that is none of these.
+        InputError: it has a class that is not among them.
     """
     classes = tuple(map(str, source.classes))
     if not request.names or set(request.names) == set(classes):
@@ -693,8 +703,9 @@ def _with_names(source: ClassSource, request: TargetWish) -> Source:
     unknown = [name for name in classes if name not in request.names]
     if unknown:
         raise InputError(
-            f"data.target: names: the source has the class {unknown[0]!r}{and_more(unknown)}, which is "
-            f"none of {', '.join(request.names[:10])}; the names should be those of the data"
+            f"data.target: names: the source has the class {unknown[0]!r}{and_more(unknown)}, "
+            f"which is not among {', '.join(request.names[:10])}; "
+            f"the names must be those of the data"
         )
     names = tuple(sorted(request.names))
     places = np.array([names.index(name) for name in classes], np.int64)
@@ -702,7 +713,7 @@ def _with_names(source: ClassSource, request: TargetWish) -> Source:
 
 
 def _check_source(source: Source, origin: str) -> Source:
-    """The source itself, or a view of it where its labels were no array or its classes no text."""
+    """Check classes and labels; return the source, or a view that normalizes them."""
     if checked_target(source, origin) is not None:
         return source
     classified = cast(ClassSource, source)
@@ -711,15 +722,13 @@ def _check_source(source: Source, origin: str) -> Source:
         raise InputError(f"{origin}: no classes; at least two are needed")
     twice = first_duplicate(classes)
     if twice:
-        raise InputError(
-            f"{origin}: two classes are named {twice!r}; each should have a name of its own"
-        )
+        raise InputError(f"{origin}: two classes are named {twice!r}; names must differ")
     twice = first_duplicate(tuple(map(normalize_name, classes)))
     if twice:
         alike = [name for name in classes if normalize_name(name) == twice]
         raise InputError(
-            f"{origin}: the classes {alike[0]!a} and {alike[1]!a} are one name in two spellings "
-            "(a space around it, or an accent as a letter of its own); make them one class"
+            f"{origin}: the classes {alike[0]!a} and {alike[1]!a} are one name in two spellings (spaces around it, "
+            "or a decomposed accent); merge them into one class"
         )
     labels = checked_labels(classified, origin)
     if labels is classified.labels and classes == classified.classes:
@@ -728,7 +737,7 @@ def _check_source(source: Source, origin: str) -> Source:
 
 
 def _is_source(part: Any, target: TargetWish | None) -> bool:
-    """Whether it can be read, and says its targets, or need not because a spec does."""
+    """Return True if an object is a source whose targets are known."""
     return isinstance(part, Source) and (
         isinstance(part, ClassSource) or hasattr(part, "target") or target is not None
     )
@@ -737,7 +746,7 @@ def _is_source(part: Any, target: TargetWish | None) -> bool:
 def _with_labels_of(
     source: Source, train: Source, location: str | None, part: str = "validation"
 ) -> Source:
-    """Validation or test samples with the labels that the training samples have.
+    """Return validation or test samples with the labels of the training samples.
 
     Raises:
         InputError: they have other targets.
@@ -752,8 +761,10 @@ def _with_labels_of(
         return WithLabels(source, train_target)
     if replace(own_target, weighted=train_target.weighted) != train_target:
         raise InputError(
-            f"{location}: the {part} data has other targets than the training data: {own_target.kind} "
-            f"({own_target}{_format_names(own_target)}), not {train_target.kind} ({train_target}{_format_names(train_target)})"
+            f"{location}: the {part} data has other targets than the training data: "
+            f"{own_target.kind} "
+            f"({own_target}{_format_names(own_target)}), not {train_target.kind} "
+            f"({train_target}{_format_names(train_target)})"
         )
     return source
 

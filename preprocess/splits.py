@@ -1,4 +1,4 @@
-"""The parts of a data set by their usual names: training, validation and test data mean the same in every source."""
+"""The splits of a data set by their usual names, which mean the same in every source."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _WORD = {part: re.compile(words, re.IGNORECASE) for part, words in _WORDS.items(
 
 
 def parse_split(name: str) -> str | None:
-    """Say which part of the data a name stands for, in any case; None where it is no usual name of one.
+    """Return the split that a name stands for, in any case; None if it is not a usual name.
 
     >>> [part_of(name) for name in ("Training", "valid", "eval_set", "Holdout", "trains", "cat")]
     ['train', 'validation', 'validation', 'test', None, None]
@@ -33,7 +33,7 @@ def parse_split(name: str) -> str | None:
 
 
 def find_split_word(name: str) -> str | None:
-    """Say which part the first word of a name stands for that stands for one.
+    """Return the split that the first such word of a name stands for; None without one.
 
     >>> [part_within(name) for name in ("mnist-train.tfrecord-00000-of-00001", "bird_VAL-0.tar", "a.tar")]
     ['train', 'validation', None]
@@ -46,13 +46,14 @@ def find_split_word(name: str) -> str | None:
 
 
 def find_splits(names: Collection[str], location: str) -> dict[str, str]:
-    """Find the parts among some names.
+    """Find the splits among some names.
 
     Args:
-        place: where the names are, for messages.
+        names: of folders, files, arrays, groups and so on.
+        location: where the names are, for messages.
 
     Returns:
-        The name of each part that is there: the plainest where several stand for one, as ``test`` beside ``test2``.
+        The name of each split: the plainest if several stand for one, as ``test`` beside ``test2``.
 
     Raises:
         InputError: two names stand for training or validation data, and neither is plainer.
@@ -65,14 +66,15 @@ def find_splits(names: Collection[str], location: str) -> dict[str, str]:
             parts[part] = (plain or matches)[0]
         elif matches and part != TEST:
             raise InputError(
-                f"{location}: {' and '.join(matches)} are all {part} data; keep one of them here, and move or "
+                f"{location}: {' and '.join(matches)} are all {part} data; keep one of them here, "
+                f"and move or "
                 "rename the others"
             )
     return parts
 
 
 def choose_held_out(parts: Mapping[str, str]) -> tuple[str | None, str | None]:
-    """Choose the names of the validation and the test data; test data validates where nothing else can.
+    """Return the names of validation and test data; test data validates if it must.
 
     >>> held_out_parts({"train": "train", "validation": "val", "test": "test"})
     ('val', 'test')
@@ -85,11 +87,12 @@ def choose_held_out(parts: Mapping[str, str]) -> tuple[str | None, str | None]:
 
 
 def mark_stand_in(validation: Source, name: str, location: str) -> None:
-    """Mark validation data that is test data by its name, so that its owner is told.
+    """Mark validation data that is test data by its name, so that the user is warned.
 
     Args:
-        name: of its part.
-        place: where it lies, for the message.
+        validation: the source.
+        name: of its split.
+        location: of the data, for the warning.
     """
     if parse_split(name) == TEST:
         validation.stand_in_path = location  # type: ignore[attr-defined]
@@ -99,7 +102,7 @@ _NUMBERED = re.compile(r"^(.*?)(\d+)-of-(\d+)(.*)$")
 
 
 def check_numbered(paths: Sequence[str]) -> None:
-    """See that no file of a numbered set, such as ``train-00001-of-00003``, is missing among some paths.
+    """Check that no file of a numbered set, such as ``train-00001-of-00003``, is missing.
 
     Raises:
         InputError: one is missing.
@@ -115,7 +118,8 @@ def check_numbered(paths: Sequence[str]) -> None:
         missing = sorted(set(range(first, first + int(total))) - numbers)
         if missing:
             raise InputError(
-                f"{begin}{missing[0]:0{len(total)}}-of-{total}{end}: no such file{and_more(missing)}, "
-                f"and {counted(len(numbers), 'file')} of {int(total)} beside it; copy what is missing, or "
-                "name the files in data.path as FILE-{00000..00001}-of-... to do without it"
+                f"{begin}{missing[0]:0{len(total)}}-of-{total}{end}: file not found"
+                f"{and_more(missing)}, but {counted(len(numbers), 'file')} of {int(total)} beside it; "
+                "copy what is missing, or name the files in data.path as "
+                "FILE-{00000..00001}-of-... to do without it"
             )

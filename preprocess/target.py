@@ -1,28 +1,32 @@
-"""What a sample is to be answered with: its target, which travels beside its input, with its weight.
+"""The target of a sample, which travels beside its input, with its weight.
 
 ============== ======================================= ========================= ==================================
-kind           one sample's target                     outputs are               a network gives
+kind           one sample's target                     outputs are               a network returns
 ============== ======================================= ========================= ==================================
 ``class``      () int64: one class                     classes                   a logit for each class
 ``multilabel`` (labels,) uint8: 1 where a label holds  labels                    a logit for each label
 ``value``      (values,) float32                       values                    the values
-``mask``       (height, width): a class a pixel        classes                   a logit for each class and pixel
+``mask``       (height, width): a class per pixel      classes                   a logit for each class and pixel
 ============== ======================================= ========================= ==================================
 
-A source (:class:`preprocess.base.Source`) says its targets so:
+A source (:class:`preprocess.base.Source`) describes its targets so:
 
-- Classes need no more than ``labels`` and ``classes``.
-- Any other kind is an attribute ``target``, a :class:`TargetSpec`; then ``labels`` and ``classes`` are not asked for.
-  The targets of all samples are an array ``targets``, which may be memory-mapped: (n, labels) of 0 and 1, (n, values)
-  or (n,) numbers. Masks are given one at a time instead, by ``read_target(index)``: (height, width) integers, as large
-  as the image that ``read(index)`` gives; it may raise :class:`preprocess.base.UnreadableSample`.
-- Where a source has an array of targets and cannot tell of which kind, a spec says it in ``data.target``. A function
-  that opens a source is given that as its argument ``target``, a :class:`TargetWish`, if it has such a parameter.
-- A source of any kind may have ``weights``, (n,) numbers from 0: how much each sample counts in the loss.
+- Classes need only ``labels`` and ``classes``.
+- Any other kind is an attribute ``target``, a :class:`TargetSpec`; ``labels`` and ``classes`` are
+  then not used. The targets of all samples are an array ``targets``, which may be memory-mapped:
+  (n, labels) of 0 and 1, (n, values) or (n,) numbers. Masks are read one at a time instead, by
+  ``read_target(index)``: (height, width) integers, as large as the image that ``read(index)``
+  returns; it may raise :class:`preprocess.base.UnreadableSample`.
+- If a source has an array of targets but cannot tell their kind, the spec says it in
+  ``data.target``. A function that opens a source receives it as its argument ``target``, a
+  :class:`TargetWish`, if it has such a parameter.
+- A source of any kind may have ``weights``, (n,) numbers from 0: how much each sample counts in the
+  loss.
 
-Between ranks the targets of some samples are one array, of the type :attr:`TargetSpec.wire`. Classes without weights
-are plain int64, and -1 marks a sample that cannot be used. All else is records of a target and a weight, and a weight
-below 0 is that mark. Only :class:`TargetSpec` and :class:`TargetReader` know which it is.
+Between ranks, targets are one array of dtype :attr:`TargetSpec.wire`. Classes without weights are
+plain int64, and -1 marks an unusable sample. Everything else is records of a target and a weight,
+and a weight below 0 is that mark. Only :class:`TargetSpec` and :class:`TargetReader` depend on
+this.
 """
 
 from __future__ import annotations
@@ -55,12 +59,13 @@ class TargetSpec:
 
     Attributes:
         kind: class, multilabel, value or mask.
-        outputs: how many classes, labels or values there are: what a network has an output for.
+        outputs: the number of classes, labels or values: the outputs of a network.
         names: of the classes, labels or values; may be empty.
-        size: of a mask that is ready for a network, (height, width) in pixels; None where it is not known yet.
-        weighted: whether the source weighs its samples.
-        ignore: the value of a mask's pixels that count for nothing, where there are such; it may be any integer.
-        center: of values, about where each lies: sums of squares are taken about it; empty where that is not known.
+        size: of a mask that is ready for a network, (height, width) in pixels; None if not known
+            yet.
+        weighted: True if the source weights its samples.
+        ignore: the value of mask pixels that are ignored, any integer; None if there are none.
+        center: of values, the mean of each, about which sums of squares are computed; may be empty.
 
     >>> TargetSpec("value", 2).wire
     dtype([('target', '<f4', (2,)), ('weight', '<f4')], align=True)
@@ -88,24 +93,22 @@ class TargetSpec:
             )
         twice = first_duplicate(self.names)
         if twice:
-            raise ValueError(
-                f"target: two outputs are named {twice!r}; each should have a name of its own"
-            )
+            raise ValueError(f"target: two outputs are named {twice!r}; names must differ")
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of one sample's target."""
+        """The shape of one sample's target."""
         if self.kind == "class":
             return ()
         if self.kind == "mask":
             if self.size is None:
-                raise ValueError("the size of a mask is known once samples have been looked at")
+                raise ValueError("the size of masks is not known before samples are probed")
             return self.size
         return (self.outputs,)
 
     @property
     def dtype(self) -> np.dtype:
-        """Of one sample's target as it travels."""
+        """The dtype of one sample's target as it travels."""
         small = np.uint8 if self.outputs < 256 else np.int32
         return np.dtype(
             {"class": np.int64, "multilabel": np.uint8, "value": np.float32, "mask": small}[
@@ -115,7 +118,7 @@ class TargetSpec:
 
     @property
     def void(self) -> int:
-        """What marks the pixels of a mask that count for nothing, such as those that a crop adds to an image.
+        """The value of ignored mask pixels, such as those that a crop adds to an image.
 
         >>> TargetSpec("mask", 3).void, TargetSpec("mask", 1000).void
         (255, -1)
@@ -126,43 +129,56 @@ class TargetSpec:
 
     @property
     def is_plain(self) -> bool:
-        """Whether targets travel as labels alone."""
+        """True if targets travel as labels alone."""
         return self.kind == "class" and not self.weighted
 
     @cached_property
     def wire(self) -> np.dtype:
-        """The type of the array in which targets travel: int64, or records of ``target`` and ``weight``."""
+        """The dtype in which targets travel: int64, or records of ``target`` and ``weight``."""
         if self.is_plain:
             return np.dtype(np.int64)
         return np.dtype([("target", self.dtype, self.shape), ("weight", np.float32)], align=True)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of one sample's target as it travels."""
+        """The size of one sample's target as it travels, in bytes."""
         return self.wire.itemsize
 
     def is_usable(self, targets: np.ndarray) -> np.ndarray:
-        """Which of some samples, (n,) of the type :attr:`wire`, can be used: (n,) bool."""
+        """Return which samples can be used, (n,) bool.
+
+        Args:
+            targets: (n,) of dtype :attr:`wire`.
+        """
         return (targets if self.is_plain else targets["weight"]) >= 0
 
     def mark_unusable(self, targets: np.ndarray, position: int) -> None:
-        """Say of one of some samples that it cannot be used."""
+        """Mark one sample as unusable.
+
+        Args:
+            targets: (n,) of dtype :attr:`wire`, modified.
+            position: of the sample.
+        """
         targets[position] = np.zeros((), self.wire)
         (targets if self.is_plain else targets["weight"])[position] = UNUSABLE
 
     def split(self, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
-        """What networks are given of some samples, (n,) of the type :attr:`wire`; views of it.
+        """Split travelling targets into what networks take; both are views.
+
+        Args:
+            targets: (n,) of dtype :attr:`wire`.
 
         Returns:
-            The targets (n, ...) by themselves, and their weights (n,) float32; None for classes without weights. Of a
-            sample that cannot be used the weight is below 0, or the label where there is none.
+            The targets (n, ...), and their weights (n,) float32; None for classes without weights.
+            For an
+            unusable sample the weight is below 0, or the label if there are no weights.
         """
         if self.is_plain:
             return (targets, None)
         return (targets["target"], targets["weight"])
 
     def random_targets(self, random: np.random.Generator, rows: int) -> np.ndarray:
-        """Targets of no meaning that a source might have: (rows,) of the type :attr:`wire`."""
+        """Draw random targets, (rows,) of dtype :attr:`wire`."""
         if self.kind == "value":
             values: np.ndarray = random.random((rows, self.outputs), np.float32)
         else:
@@ -176,7 +192,7 @@ class TargetSpec:
         return targets
 
     def identity(self) -> dict[str, Any]:
-        """What a network depends on, beside :attr:`outputs`; nothing of classes without weights."""
+        """Return what a network depends on beside :attr:`outputs`; {} for plain classes."""
         if self.is_plain:
             return {}
         if self.kind != "mask":
@@ -196,7 +212,7 @@ class TargetSpec:
 
 
 def class_target(classes: int | Sequence[str], weighted: bool = False) -> TargetSpec:
-    """One class for each sample: so many, or of these names.
+    """Return the spec of one class per sample, from the number or names of the classes.
 
     >>> str(class_target(("cat", "dog")))
     '2 classes'
@@ -208,13 +224,13 @@ def class_target(classes: int | Sequence[str], weighted: bool = False) -> Target
 
 @dataclass(frozen=True)
 class TargetWish:
-    """What a spec's ``data.target`` says of the targets of a source that cannot say it.
+    """The ``data.target`` of a spec: targets of a source that cannot tell their kind.
 
     Attributes:
         kind: class, multilabel, value or mask.
-        outputs: how many classes, labels or values; None for as many as the targets show.
-        names: of them.
-        ignore: the value of a mask's pixels that count for nothing.
+        outputs: the number of classes, labels or values; None to infer it from the targets.
+        names: of the classes, labels or values; may be empty.
+        ignore: the value of mask pixels that are ignored.
     """
 
     kind: Kind
@@ -223,28 +239,28 @@ class TargetWish:
     ignore: int | None = None
 
     def check(self, target: TargetSpec) -> None:
-        """See that a source has what is asked for.
+        """Check that a source's own target is what was requested.
 
         Raises:
-            InputError: it does not.
+            InputError: it is not.
         """
         outputs = len(self.names) or self.outputs
         if target.kind != self.kind or outputs not in (None, target.outputs):
             raise InputError(
-                f"data.target: {self.kind}{'' if outputs is None else f' with {outputs}'}, but the source "
-                f"has targets of the kind {target.kind}: {target}; leave it out, or ask for these"
+                f"data.target: {self.kind}{'' if outputs is None else f' with {outputs}'}, but the source has targets of kind {target.kind}: "
+                f"{target}; remove it, or request these"
             )
 
     def spec_of(self, source: Source) -> TargetSpec:
-        """The targets of a source, told by its array ``targets``, or ``labels``.
+        """Return the spec of a source's ``targets``, or ``labels``.
 
         Raises:
-            InputError: it has no such targets, or they do not show how many outputs there are.
+            InputError: it has no such targets, or they do not show the number of outputs.
         """
         outputs = len(self.names) or self.outputs or self._infer_outputs(source)
         if outputs is None:
             raise InputError(
-                f"data.target: {self.kind}: nothing shows how many classes there are; it should be "
+                f"data.target: {self.kind}: the number of classes is unknown; it should be "
                 f"{{kind: {self.kind}, outputs: NUMBER}}"
             )
         try:
@@ -264,7 +280,7 @@ class TargetWish:
 
 
 def find_targets(source: Source) -> Any:
-    """The array of a source's targets, by the name that it has for them.
+    """Return the array of a source's targets, whatever its name.
 
     Raises:
         InputError: it has none.
@@ -279,7 +295,7 @@ def find_targets(source: Source) -> Any:
 
 
 def target_of(source: Source) -> TargetSpec:
-    """What a source says of its targets; the size of masks may still be open."""
+    """Return the spec of a source's targets; the size of masks may still be None."""
     target: TargetSpec | None = getattr(source, "target", None)
     weighted = getattr(source, "weights", None) is not None
     if target is None:
@@ -288,13 +304,13 @@ def target_of(source: Source) -> TargetSpec:
 
 
 def is_mask(source: Source) -> bool:
-    """Whether the targets of a source are masks, which go through the transforms with their images."""
+    """Return True if a source's targets are masks, which are transformed with their images."""
     target: TargetSpec | None = getattr(source, "target", None)
     return target is not None and target.kind == "mask"
 
 
 def plain_targets(source: Source) -> Any:
-    """The targets of all samples as the source has them, an array; None of masks, which are read one at a time."""
+    """Return the targets of all samples, (n, ...), as the source has them; None for masks."""
     target: TargetSpec | None = getattr(source, "target", None)
     if target is None:
         return cast(ClassSource, source).labels
@@ -304,7 +320,7 @@ def plain_targets(source: Source) -> Any:
 
 
 class TargetReader:
-    """The targets of a source's samples, as they travel.
+    """Writes the targets of a source's samples as they travel.
 
     Args:
         source: has been checked (:mod:`preprocess.target_checks`).
@@ -320,14 +336,16 @@ class TargetReader:
     def write(
         self, targets: np.ndarray, position: int, index: int, mask: np.ndarray | None = None
     ) -> None:
-        """Write a sample's target, and its weight, into an array of the type :attr:`TargetSpec.wire`.
+        """Write a sample's target and weight.
 
         Args:
+            targets: (k,) of dtype :attr:`TargetSpec.wire`, modified.
+            position: in ``targets``.
             index: of the sample.
-            mask: what the transforms have made of its mask, where it has one.
+            mask: (height, width), the transformed mask; None for other targets.
 
         Raises:
-            BadSample: the mask has another size than the others, or a pixel of no class.
+            UnreadableSample: the mask has another size than the others, or a pixel of no class.
         """
         if self.spec.is_plain:
             targets[position] = self._values[index]
@@ -344,7 +362,14 @@ class TargetReader:
         indices: np.ndarray,
         masks: np.ndarray | None = None,
     ) -> None:
-        """Write the targets of some samples; see :meth:`write`."""
+        """Write the targets of several samples; see :meth:`write`.
+
+        Args:
+            targets: (k,) of dtype :attr:`TargetSpec.wire`, modified.
+            positions: (m,) integers, in ``targets``.
+            indices: (m,) integers, the samples.
+            masks: (m, height, width); None for other targets.
+        """
         if self.spec.is_plain and isinstance(self._values, np.ndarray):
             targets[positions] = self._values[indices]
             return
@@ -357,7 +382,8 @@ class TargetReader:
         if mask.shape != self.spec.shape:
             raise UnreadableSample(
                 self._source.name(index),
-                f"its mask is {_format_size(mask.shape)}; the others are {_format_size(self.spec.shape)}",
+                f"its mask is {_format_size(mask.shape)}; the others are "
+                f"{_format_size(self.spec.shape)}",
             )
         if mask.dtype != self.spec.dtype:  # of a transform of the user's own
             _check_classes(mask, self._source.name(index), self.spec, self.spec.void)
@@ -365,10 +391,14 @@ class TargetReader:
 
 
 def read_mask(source: Source, index: int, spec: TargetSpec) -> np.ndarray:
-    """The mask of a sample, of the type in which it travels; pixels that count for nothing are :attr:`TargetSpec.void`.
+    """Read the mask of a sample; ignored pixels become ``spec.void``.
+
+    Returns:
+        (height, width) of ``spec.dtype``.
 
     Raises:
-        BadSample: it cannot be read, is no array (height, width) of integers, or has a pixel of no class.
+        UnreadableSample: it cannot be read, is not (height, width) integers, or has a pixel of no
+            class.
     """
     pixels = np.asarray(source.read_target(index))  # type: ignore[attr-defined]
     if pixels.ndim == 3 and pixels.shape[2] == 1:

@@ -1,7 +1,7 @@
-"""Targets, labels and weights as a source gives them, looked at by rank 0 before any rank waits for one.
+"""Check the targets, labels and weights of a source, on rank 0 before other ranks start.
 
-A source of the user's own may bring anything. What is wrong is said of the first sample that it is wrong with. Masks
-are files, or made when they are asked for; each is checked when it is read (:func:`preprocess.target.read_mask`).
+A user's source may return anything. Errors name the first wrong sample. Masks are files, or made on
+demand, so each is checked when it is read (:func:`preprocess.target.read_mask`).
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ _BLOCK = 2**16  # samples that are looked at together: targets may be larger tha
 
 
 def checked_target(source: Source, origin: str) -> TargetSpec | None:
-    """What a source says of its targets, with each of them checked; None where it has classes alone.
+    """Return the target spec of a source after checking all targets; None for plain classes.
 
     Args:
+        source: may be a user's.
         origin: of the source, for messages.
 
     Raises:
-        InputError: what it says is no :class:`TargetSpec`, or its targets are of another shape or type; a label is not
-            0 or 1, a value no number, a weight below 0.
+        InputError: it is not a :class:`TargetSpec`; targets have the wrong shape or type; a label
+            is not 0 or 1, a value not finite, or a weight negative.
     """
     _check_weights(source, origin)
     target = getattr(source, "target", None)
@@ -33,7 +34,8 @@ def checked_target(source: Source, origin: str) -> TargetSpec | None:
         return None
     if not isinstance(target, TargetSpec):
         raise InputError(
-            f"{origin}: its target is {type(target).__name__}; it should be a preprocess.target.TargetSpec, "
+            f"{origin}: its target is {type(target).__name__}; it should be a "
+            f"preprocess.target.TargetSpec, "
             f"of the kind {', '.join(KINDS)}"
         )
     if target.kind == "mask":
@@ -84,7 +86,8 @@ def _check_weights(source: Source, origin: str) -> None:
     weights = _array(source, "weights", origin)
     if weights.shape != (len(source),) or weights.dtype.kind not in "iufb":
         raise InputError(
-            f"{origin}: its weights are an array of shape {weights.shape} of {weights.dtype}; it should "
+            f"{origin}: its weights are an array of shape {weights.shape} of {weights.dtype}; it "
+            f"should "
             f"be {counted(len(source), 'number')} from 0, one for each sample"
         )
     _check_each(
@@ -96,7 +99,7 @@ def _check_weights(source: Source, origin: str) -> None:
         "a number from 0",
     )
     if len(weights) and not weights.any():
-        raise InputError(f"{origin}: all its weights are 0, so that nothing would be learned")
+        raise InputError(f"{origin}: all its weights are 0, so nothing would be learned")
 
 
 def _array(source: Source, name: str, origin: str) -> np.ndarray:
@@ -104,7 +107,7 @@ def _array(source: Source, name: str, origin: str) -> np.ndarray:
         return np.asanyarray(getattr(source, name))
     except Exception as error:  # the user's class may hold anything
         raise InputError(
-            f"{origin}: its {name} are no array of numbers: {format_exception(error)}"
+            f"{origin}: its {name} are not an array of numbers: {format_exception(error)}"
         ) from error
 
 
@@ -116,7 +119,7 @@ def _check_each(
     role: str,
     expected: str,
 ) -> None:
-    """Name the first sample of which a value is wrong, and how many more there are."""
+    """Refuse values for which ``is_wrong`` holds; name the first sample and count the others."""
     first = -1
     count = 0
     for begin in range(0, len(values), _BLOCK):
@@ -139,19 +142,21 @@ def _check_each(
 
 
 def checked_labels(source: ClassSource, origin: str) -> np.ndarray:
-    """The labels of a source, if each is one of its classes.
+    """Return the labels of a source after checking that each is one of its classes.
 
-    A list of integers is as good as an array. Nothing is rounded: numbers with a fraction are targets of another kind.
+    A list of integers is as good as an array. Nothing is rounded: fractions are targets of another
+    kind.
 
     Args:
         source: has at least one class.
         origin: of the source, for messages.
 
     Returns:
-        (len(source),) of an integer type, 0 <= label < len(source.classes); the source's own array where it has one.
+        (n,) integers, 0 <= label < len(source.classes); the source's own array if it has one.
 
     Raises:
-        InputError: the labels are of another shape or type, or one is no class; names the first such sample.
+        InputError: the labels have the wrong shape or type, or one is not a class; the message
+            names the first such sample.
     """
     try:
         labels = np.asarray(source.labels)
@@ -163,11 +168,12 @@ def checked_labels(source: ClassSource, origin: str) -> np.ndarray:
     if labels.shape != (count,):
         advice = ""
         if labels.shape == (count, 1):
-            advice = "; labels[:, 0] is that"
+            advice = "; use labels[:, 0]"
         elif labels.ndim == 2:
-            advice = "; labels.argmax(axis=1) makes that of rows with a 1 in each"
+            advice = "; use labels.argmax(axis=1) for one-hot rows"
         raise InputError(
-            f"{origin}: its labels are an array of shape {labels.shape} for {counted(count, 'sample')}; "
+            f"{origin}: its labels are an array of shape {labels.shape} for "
+            f"{counted(count, 'sample')}; "
             f"{_expected_labels(source)}{advice}"
         )
     if len(labels) and labels.dtype.kind not in "iub":
@@ -177,14 +183,16 @@ def checked_labels(source: ClassSource, origin: str) -> np.ndarray:
         else:
             index = 0
         raise InputError(
-            f"{origin}: {source.name(index)} has the label {labels[index]}, of type {labels.dtype}; "
+            f"{origin}: {source.name(index)} has the label {labels[index]}, of type "
+            f"{labels.dtype}; "
             f"{_expected_labels(source)}"
         )
     outside = np.flatnonzero((labels < 0) | (labels >= len(source.classes)))
     if len(outside):
         raise InputError(
             f"{origin}: {source.name(int(outside[0]))} has the label "
-            f"{labels[outside[0]]}{and_more(outside)}, not one of the {len(source.classes)} classes; "
+            f"{labels[outside[0]]}{and_more(outside)}, not one of the {len(source.classes)} "
+            f"classes; "
             f"{_expected_labels(source)}"
         )
     if labels.dtype.kind == "b" or not len(labels):
@@ -194,6 +202,7 @@ def checked_labels(source: ClassSource, origin: str) -> np.ndarray:
 
 def _expected_labels(source: ClassSource) -> str:
     return (
-        f"labels should be {counted(len(source), 'integer')} from 0 to {len(source.classes) - 1}, one class for "
+        f"labels should be {counted(len(source), 'integer')} from 0 to {len(source.classes) - 1}, "
+        f"one class for "
         "each sample"
     )

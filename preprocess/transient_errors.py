@@ -1,4 +1,4 @@
-"""What file systems and networks say in a bad moment: it may pass when one tries again."""
+"""Errors of file systems and networks that may go away when a read or write is tried again."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from preprocess.base import UnreadableSample
 
 T = TypeVar("T")
 
-# What they say of a name (no such file), or of what somebody may do, stays as it is until somebody changes it.
+# Errors about names or permissions are not transient: they stay until somebody
+# changes it.
 _TRANSIENT = {
     errno.EIO,
     errno.ESTALE,
@@ -41,23 +42,25 @@ PAUSES_S = (0.1, 0.5, 2.0)  # between the tries to read a sample
 
 
 def is_transient_for_writer(error: OSError) -> bool:
-    """Whether writing a file again may help: there may be room by then, or the file system may be back."""
-    # Whoever read our end of a pipe has gone for good: the launcher was killed, or `| head` has seen enough.
+    """Return True if writing a file again may succeed."""
+    # Whoever read our end of a pipe has gone for good: the launcher was killed, or `| head` has
+    # seen enough.
     return error.errno != errno.EPIPE and (is_out_of_space(error) or is_transient(error))
 
 
 def is_out_of_space(error: OSError) -> bool:
-    """Whether there was no room for a file, or nobody to take it: no fault of what was to be written."""
+    """Return True if there was no space for a file, or its file system was shut down."""
     return error.errno in _OUT_OF_SPACE
 
 
 def is_transient(error: BaseException | None) -> bool:
-    """Whether trying again may help: something between us and our files went wrong, and nothing in a network.
+    """Return True if trying again may help: a file system or network failed.
 
-    A network that is out of memory, whose loss is no number or whose model function is wrong will be so again.
+    A network that is out of memory, whose loss is NaN or whose model function is wrong will fail
+    again, so such errors are not transient.
 
     Args:
-        error: with what it came from, for libraries put errors of their own around those of the system.
+        error: with its causes, because libraries wrap errors of the system in their own.
     """
     while error is not None:
         cause = getattr(error, "reason", None)  # where urllib's errors keep what they came from
@@ -71,7 +74,7 @@ def is_transient(error: BaseException | None) -> bool:
 
 
 def read_file(file: str, name: Callable[[], str]) -> bytes:
-    """The bytes of a sample that is a file, or a part of one; see :func:`read_with_retries`."""
+    """Read the bytes of a sample that is a file; see :func:`read_with_retries`."""
     return read_with_retries(lambda: _content(file), name)
 
 
@@ -83,16 +86,16 @@ def _content(file: str) -> bytes:
 def read_with_retries(
     read: Callable[[], T], name: Callable[[], str], again: Callable[[], object] = lambda: None
 ) -> T:
-    """Read a sample, a few times where an error may pass.
+    """Read a sample; retry transient errors.
 
     Args:
-        read: does it once.
-        name: of the sample.
-        again: called before another try; what was open may be stale.
+        read: reads it once.
+        name: returns its name.
+        again: called before each retry, because what was open may be stale.
 
     Raises:
-        BadSample: it cannot be read, and never will.
-        OSError: what may pass has not: that says nothing of the sample, so nobody should do without it.
+        UnreadableSample: it cannot be read, and retrying would not help.
+        OSError: a transient error persists. The sample may be fine, so it must not be skipped.
     """
     for pause_s in (*PAUSES_S, None):
         try:

@@ -1,13 +1,14 @@
-"""Code of users, called in a process that is as the launch found it.
+"""Call user code and restore what it changes in the process.
 
-A user's function may change what belongs to the whole process: the working folder, the environment, Python's and
-NumPy's generators of random numbers, how numbers are printed, the type of new tensors. Others of the process should
-not see that. So each part of the user's code has an :class:`UserCode`, and is called inside of :meth:`UserCode.running`.
-It finds the process as the launch has, and what it changes is undone when it returns. What its later calls need is put
-back for them: the generators, the environment, the folders of modules and the recursion limit as it left them.
+A user's function may change process-wide settings: the working directory, the environment, Python's
+and NumPy's random generators, print options, the default dtype of tensors. The rest of the process
+must not see that. So each piece of user code has a :class:`UserCode` and is called inside
+:meth:`UserCode.running`. It finds the settings of the launch, and its changes are undone when it
+returns. What its later calls need is put back for them: the generators, the environment,
+``sys.path`` and the recursion limit as it left them.
 
-What a module changes while it is imported is noted once (:func:`importing`), and belongs to each part of the user's
-code that takes something of that module.
+What a module changes while it is imported is recorded once (:func:`import_user_module`) and applies
+to all user code from that module.
 """
 
 from __future__ import annotations
@@ -38,15 +39,15 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Setting:
-    """Something that a whole process has.
+    """A process-wide setting.
 
     Attributes:
-        get: gives it as a value that can be compared with another.
+        get: returns it as a comparable value.
         set: sets it to such a value.
-        is_quick: whether to look at it costs next to nothing.
-        is_rng_state: whether it is the state of a generator of random numbers.
-        is_persistent: whether later calls of the code that has changed it find it so.
-        at_import: what each module finds that is imported; None for what there is.
+        is_quick: True if reading it is almost free.
+        is_rng_state: True if it is the state of a random generator.
+        is_persistent: True if later calls of the same code find it as that code left it.
+        at_import: the value that every imported module finds; None for the current one.
     """
 
     get: Callable[[], Any]
@@ -69,13 +70,23 @@ def register(
     is_persistent: bool = False,
     at_import: Any = None,
 ) -> None:
-    """Add a setting to those that are put back; a library's are added when its engine is imported."""
+    """Add a setting to those that are restored; an engine adds those of its library.
+
+    Args:
+        name: of the setting.
+        get: as for :class:`Setting`.
+        put: sets it, as ``set`` of :class:`Setting`.
+        is_quick: as for :class:`Setting`.
+        is_rng_state: as for :class:`Setting`.
+        is_persistent: as for :class:`Setting`.
+        at_import: as for :class:`Setting`.
+    """
     SETTINGS[name] = Setting(get, put, is_quick, is_rng_state, is_persistent, at_import)
     _watched.cache_clear()
 
 
 def seed_generators(seed: int) -> None:
-    """Seed the generators that the whole process shares: Python's, NumPy's, PyTorch's where it is loaded.
+    """Seed the global generators: Python's, NumPy's, and PyTorch's if it is loaded.
 
     Args:
         seed: below 2**64.
@@ -87,7 +98,9 @@ def seed_generators(seed: int) -> None:
 
 
 def seed_host_generators(seed: int) -> None:
-    """Seed Python's and NumPy's generators; PyTorch's take a hundred times as long where CUDA is not in use.
+    """Seed Python's and NumPy's global generators.
+
+    PyTorch's take a hundred times as long if CUDA is not in use.
 
     Args:
         seed: below 2**64.
@@ -97,12 +110,12 @@ def seed_host_generators(seed: int) -> None:
 
 
 class UserCode:
-    """A part of the user's code, with what it has changed in the process and finds again.
+    """A piece of user code, with the settings that it has changed.
 
     Args:
-        module: where it is from; empty where it is imported inside of :meth:`running`.
-        keeps_rng_state: whether its next call goes on with the random numbers of the last; otherwise whoever calls it
-            seeds the generators, and nobody else draws from them.
+        module: it is from; empty if it is imported inside :meth:`running`.
+        keeps_rng_state: True if its next call continues with the random numbers of the last. If
+            False, the caller seeds the generators, and no other code draws from them.
     """
 
     def __init__(self, module: str = "", keeps_rng_state: bool = True) -> None:
@@ -116,12 +129,13 @@ class UserCode:
 
     @contextmanager
     def running(self, quick: bool = False) -> Iterator[None]:
-        """A context in which this code is called.
+        """Return a context in which this code is called.
 
-        Inside of another such context of the thread, it puts back what later calls of the code do not find either.
+        Nested inside another such context of the thread, it restores what later calls do not find
+        either.
 
         Args:
-            quick: look only at what costs next to nothing: for calls that take less than a millisecond.
+            quick: True to restore only settings that are almost free to read, for calls below 1 ms.
         """
         if _ACTIVE.code is not None:
             with _restoring():
@@ -161,7 +175,7 @@ def _restoring() -> Iterator[None]:
 
 @contextmanager
 def restoring_process() -> Iterator[None]:
-    """A context after which the process is as before, but for its generators of random numbers."""
+    """Return a context that restores the process, except its random generators."""
     watched = _watched(False, False)
     before = _enter(watched)
     try:
@@ -171,7 +185,7 @@ def restoring_process() -> Iterator[None]:
 
 
 class _ActiveCode(threading.local):
-    """The user's code that this thread is inside of."""
+    """The user code that this thread is running."""
 
     code: UserCode | None = None
 
@@ -185,9 +199,10 @@ _CONTEXTS: Counter[int] = (
 
 
 def abandon(thread: threading.Thread) -> None:
-    """Stop waiting for a thread whose call of the user's code does not return.
+    """Stop waiting for a thread whose call of user code does not return.
 
-    Other threads then note the settings of the process anew, and the thread restores none if it ever comes back.
+    Other threads then record the settings anew, and the thread restores none if it returns after
+    all.
     """
     with _LOCK:
         _CONTEXTS.pop(thread.ident or 0, None)
@@ -195,7 +210,7 @@ def abandon(thread: threading.Thread) -> None:
 
 @lru_cache
 def _watched(quick: bool, draws: bool) -> dict[str, Callable[[], Any]]:
-    """How to look at each setting that is put back."""
+    """Return the getters of the settings to restore."""
     return {
         name: setting.get
         for name, setting in SETTINGS.items()
@@ -204,7 +219,7 @@ def _watched(quick: bool, draws: bool) -> dict[str, Callable[[], Any]]:
 
 
 def _enter(watched: Mapping[str, Callable[[], Any]]) -> dict[str, Any]:
-    """Note what settings are, as they were before any thread has come in here."""
+    """Record the settings as they were before any thread entered."""
     with _LOCK:
         are_others = bool(_CONTEXTS)
         if not are_others:
@@ -223,7 +238,7 @@ def _enter(watched: Mapping[str, Callable[[], Any]]) -> dict[str, Any]:
 
 
 def _leave(before: Mapping[str, Any]) -> dict[str, Any]:
-    """Restore settings; return those that had changed, with the values that they had."""
+    """Restore settings; return the changed ones with the values that they had."""
     thread = threading.get_ident()
     if thread not in _CONTEXTS:
         return {}  # it was abandoned
@@ -237,20 +252,20 @@ def _leave(before: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _changed(before: Mapping[str, Any]) -> dict[str, Any]:
-    """What the process has now, of all that is not as it was."""
+    """Return the current values of settings that differ from ``before``."""
     now = {name: SETTINGS[name].get() for name in before}
     return {name: value for name, value in now.items() if value != before[name]}
 
 
 def _restore(before: Mapping[str, Any]) -> dict[str, Any]:
-    """Restore settings; return those that had changed, with the values that they had."""
+    """Restore settings; return the changed ones with the values that they had."""
     changed = _changed(before)
     _apply({name: before[name] for name in changed})
     return changed
 
 
 def _persistent(changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of some changes that later calls of the same code find."""
+    """Return the changes that later calls of the same code find."""
     return {
         name: value
         for name, value in changes.items()
@@ -269,10 +284,10 @@ _BY_IMPORT: dict[str, dict[str, Any]] = {}  # module -> what it has changed when
 
 
 def import_user_module(name: str) -> ModuleType:
-    """Import a module of the user's, and change the process as its first import did.
+    """Import a user's module, and change the process as its first import did.
 
-    What the module draws is the same in each process, and the generators of random numbers are left as they were: so
-    nothing depends on who imports it first.
+    The module draws the same random numbers in each process, and the generators are restored
+    afterwards, so nothing depends on which code imports it first.
     """
     if name in _BY_IMPORT and name in sys.modules:
         _apply(_BY_IMPORT[name])
@@ -297,7 +312,7 @@ def import_user_module(name: str) -> ModuleType:
 
 
 def forget(names: Iterable[str]) -> None:
-    """Have modules imported anew when they are next asked for."""
+    """Forget modules, so that they are imported again when next used."""
     for name in names:
         sys.modules.pop(name, None)
         _BY_IMPORT.pop(name, None)
@@ -307,7 +322,7 @@ def forget(names: Iterable[str]) -> None:
 
 
 def _handlers() -> dict[int, Any]:
-    """What signals do; only the main thread can change that."""
+    """Return the signal handlers; only the main thread can change them."""
     if threading.current_thread() is not threading.main_thread():
         return {}
     return {number: signal.getsignal(number) for number in _SIGNALS}
@@ -335,7 +350,8 @@ def _go_to(folder: str) -> None:
 
 
 def _environment() -> dict[bytes, bytes]:
-    return dict(os.environ._data)  # type: ignore[attr-defined]  # fifty times as fast as the mapping
+    # fifty times as fast as the mapping
+    return dict(os.environ._data)  # type: ignore[attr-defined]
 
 
 def _put_environment(values: Mapping[bytes, bytes]) -> None:
@@ -418,7 +434,7 @@ def _put_numpy_state(state: tuple) -> None:
 
 
 def attribute_accessors(owner: Any, name: str) -> tuple[Callable[[], Any], Callable[[Any], None]]:
-    """How an attribute is looked up and set."""
+    """Return the getter and setter of an attribute."""
     return partial(getattr, owner, name), partial(setattr, owner, name)
 
 

@@ -1,4 +1,4 @@
-"""A batch system of one's own: Grid Engine, where a parallel environment `mpi` gives whole nodes."""
+"""A custom batch system: Grid Engine, where a parallel environment `mpi` allocates whole nodes."""
 
 from launch.systems import System
 

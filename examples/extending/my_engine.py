@@ -1,4 +1,4 @@
-"""An engine of one's own: for each class a logistic regression, trained by gradient descent in NumPy."""
+"""A custom engine: logistic regression for each class, by gradient descent in NumPy."""
 
 import numpy as np
 
@@ -43,7 +43,7 @@ class Logistic:
         return self._judge(images, labels)[1]
 
     def _judge(self, images, labels):
-        """The gradient of the summed loss, and the sums, of the samples that could be read."""
+        """Return the gradient of the summed loss, and the totals, of the readable samples."""
         images, labels = images[labels >= 0], labels[labels >= 0]
         if self.sample.affine is not None:  # a scale that the stream leaves to the engine
             images = self.sample.affine.apply(images)
@@ -70,13 +70,13 @@ class Logistic:
         self.group = group
 
     def average_statistics(self):
-        """Nothing but the weights is learned."""
+        """Do nothing: there are no statistics beside the weights."""
 
     def export(self, arrays, path):
-        """The record says that there is nothing to export."""
+        """Do nothing: the engine's record says that there is nothing to export."""
 
     def close(self):
-        """Nothing is held."""
+        """Do nothing: no resources are open."""
 
 
 ENGINE = EngineInfo(

@@ -1,4 +1,7 @@
-"""A policy of one's own: each network on its fewest GPUs, the slowest first, so that it does not begin last."""
+"""A custom policy: each network on its fewest GPUs, the slowest first.
+
+So the slowest network does not begin last.
+"""
 
 from scheduler.base import Member, Round
 from scheduler.ensemble.costs import Costs

@@ -1,4 +1,4 @@
-"""A rule of pruning of one's own: who falls too far behind the best one is dropped."""
+"""A custom pruning rule: stop networks that are too far behind the best one."""
 
 from fleet.search.pruning import NoPruning
 from fleet.search.searcher import Verdict

@@ -1,4 +1,4 @@
-"""A source of one's own with values for targets: waves, and how often they swing.
+"""A custom source with values for targets: waves and their frequencies.
 
 A spec names it with `source: my_signals:waves` and `options: {count: 300}`.
 """
@@ -10,7 +10,9 @@ from preprocess.target import TargetSpec
 
 
 class Waves(RandomAccess):
-    """Signals of one channel, made when they are read; nothing but the numbers below is sent to other ranks."""
+    """Signals of one channel, made when they are read; nothing but the numbers below is sent to other
+    ranks.
+    """
 
     target = TargetSpec("value", 1, ("swings",))
 
@@ -33,5 +35,5 @@ class Waves(RandomAccess):
 
 
 def waves(path, count):
-    """Opens the source; it reads no path."""
+    """Open the source; it reads no path."""
     return Waves(count)

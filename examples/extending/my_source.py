@@ -1,6 +1,6 @@
-"""A source of one's own: arrays in a folder, images.npy and labels.npy.
+"""A custom source: arrays in a folder, images.npy and labels.npy.
 
-python my_source.py squares        makes such a folder, with images to try things on
+python my_source.py squares        makes such a folder with example images
 """
 
 import sys
@@ -13,7 +13,9 @@ from preprocess.base import RandomAccess
 
 
 class Arrays(RandomAccess):
-    """Samples in arrays. Every rank is sent a copy of this object, so it keeps their place and not the images."""
+    """Samples in arrays. Every rank is sent a copy of this object, so it keeps their place and not the
+    images.
+    """
 
     def __init__(self, folder, classes):
         self.folder, self.classes = folder, classes

@@ -1,4 +1,4 @@
-"""A transform of one's own: a square of each image is covered, so that no network relies on one place."""
+"""A custom transform: cover a random square, so that no network relies on one position."""
 
 
 def cover(image, rng, training, size=2):

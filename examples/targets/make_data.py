@@ -1,7 +1,7 @@
-"""Writes the data of the specs beside it: `python make_data.py` takes a second.
+"""Write the data of the specs in this folder: `python make_data.py` takes a second.
 
-wine.csv              178 wines: thirteen features, and which of three cultivars they are of
-diabetes.csv          442 patients: ten features, the progress of their disease after a year, and a made-up clinic
+wine.csv              178 wines: thirteen features, and the cultivar of each
+diabetes.csv          442 patients: ten features, disease progression after a year, and a made-up clinic
 shapes/               200 images with squares and discs, and a mask for each
 signs.npz             images with any of three signs, and which of them each has
 """
@@ -39,7 +39,7 @@ def write_diabetes():
 
 
 def shapes_of(rng):
-    """A square and a disc at random places, each (SIZE, SIZE) bool."""
+    """Draw a square and a disc at random positions, each (SIZE, SIZE) bool."""
     y, x = np.mgrid[:SIZE, :SIZE]
     radius, (top, left), (row, column) = (
         rng.integers(4, 8),

@@ -1,1 +1,1 @@
-"""File formats without a library of their own; imports ``preprocess.base``."""
+"""File formats that need no library of their own; imports ``preprocess.base``."""

@@ -1,8 +1,8 @@
-"""CRC-32C (Castagnoli), the checksum of TFRecord files, without a compiler.
+"""CRC-32C (Castagnoli), the checksum of TFRecord files, in NumPy.
 
-The polynomial is that of RFC 3720, section 12.1, bits reversed: 0x82F63B78. A CRC without its inversions is
-linear in the message, so it is the exclusive or of one table entry a byte, with a table for each distance to
-the end of a block; NumPy looks up a whole message at once (3 ns a byte).
+The polynomial is that of RFC 3720, section 12.1, bits reversed: 0x82F63B78. Without its inversions,
+a CRC is linear in the message, so it is the exclusive or of one table entry per byte, with a table
+for each distance to the end of a block; NumPy looks up a whole message at once (3 ns per byte).
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ _BLOCK = 1024  # bytes
 
 
 def crc32c(data: bytes | memoryview) -> int:
-    """The checksum of some bytes.
+    """Compute the checksum of some bytes.
 
     >>> hex(crc32c(b"123456789"))
     '0xe3069283'
     """
     if len(data) < 16:
         return _bytewise(data)
-    # Zeros in front of a message do not change a CRC that begins with 0, so fill up to whole blocks there.
+    # Zeros in front of a message do not change a CRC that begins with 0, so fill up to whole blocks
+    # there.
     # To begin with 0xFFFFFFFF is the same as to invert the first four bytes.
     padded = np.zeros(-(-len(data) // _BLOCK) * _BLOCK, np.uint8)
     padded[-len(data) :] = np.frombuffer(data, np.uint8)
@@ -44,7 +45,7 @@ def crc32c(data: bytes | memoryview) -> int:
 
 
 def mask_crc(crc: int) -> int:
-    """As TFRecord stores a checksum: rotated right by 15 bits, and a constant added."""
+    """Mask a checksum as TFRecord stores it: rotate right by 15 bits, and add a constant."""
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
@@ -63,7 +64,7 @@ def _byte_list() -> list[int]:
 
 @cache
 def _byte_table() -> np.ndarray:
-    """(256,): the CRC of a single byte."""
+    """Return the CRC of every single byte, (256,) uint32."""
     table = np.arange(256, dtype=np.uint32)
     for _ in range(8):
         table = np.where(table & 1, table >> 1 ^ np.uint32(_POLYNOMIAL), table >> 1)
@@ -72,7 +73,7 @@ def _byte_table() -> np.ndarray:
 
 @cache
 def _tables() -> tuple[np.ndarray, np.ndarray]:
-    """At 256 * place + b the CRC of a block of zeros but for byte b at that place; and 256 * place."""
+    """Return the CRC of byte b at each position of a block of zeros, and the offsets to index it."""
     byte = _byte_table()
     rows = [byte]
     for _ in range(_BLOCK - 1):  # one more zero behind
@@ -82,7 +83,7 @@ def _tables() -> tuple[np.ndarray, np.ndarray]:
 
 @cache
 def _shift_tables() -> list[list[int]]:
-    """What becomes of each of the four bytes of a CRC when _BLOCK zeros follow."""
+    """Return what each of the four bytes of a CRC becomes after _BLOCK zeros."""
     byte = _byte_table()
     tables = []
     for position in range(4):

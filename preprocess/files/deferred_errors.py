@@ -1,4 +1,4 @@
-"""A file for HDF5's library to write into, which crashes when it is told of a full disk."""
+"""A file for the HDF5 library, which may crash if it sees that the disk is full."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from preprocess.base import CannotWrite
 
 
 class DeferredErrorFile:
-    """A file that keeps to itself why it cannot be written.
+    """A file object that reports write errors later.
 
-    HDF5's library, told in the middle of a file that the disk is full, may crash when it closes that file. It may also
-    crash when it reads back something else than it wrote. Here it writes on into memory, and :meth:`check` raises the
-    error where no library stands in between.
+    If the HDF5 library sees in the middle of a file that the disk is full, it may crash when it
+    closes the file. It may also crash when it reads back something else than it wrote. Here it goes
+    on writing into memory, and :meth:`check` raises the error outside of the library.
 
     Args:
         file: to write into.
-        path: what to call it in an error.
+        path: its name in errors.
     """
 
     def __init__(self, file: IO[bytes], path: Path) -> None:
@@ -35,17 +35,20 @@ class DeferredErrorFile:
         self._unwritten: list[tuple[int, bytes]] = []  # where what is not in the file should be
 
     def check(self) -> None:
-        """Raise CannotWrite, if there was an error."""
+        """Raise CannotWrite if there was an error."""
         error = self._error
         if error is not None:
             raise CannotWrite(error.errno, error.strerror or str(error), str(self._path)) from error
 
     @contextmanager
     def hdf5(self, **options: Any) -> Iterator[h5py.File]:
-        """An HDF5 file in it, which is whole at the end; ``options`` are those of ``h5py.File``.
+        """Open an HDF5 file in it, which is complete when the context ends.
+
+        Args:
+            options: those of ``h5py.File``.
 
         Raises:
-            CannotWrite: it cannot be written. HDF5, reading back what is not there, would say something else.
+            CannotWrite: it cannot be written. HDF5 itself would report something else.
         """
         try:
             with h5py.File(self, "w", **options) as file:
@@ -56,7 +59,7 @@ class DeferredErrorFile:
         self.check()
 
     def write(self, data: memoryview | bytes) -> int:
-        """Write all of it, or note why not."""
+        """Write all bytes, or record why not."""
         remaining = memoryview(data).cast("B")
         try:
             while remaining and self._error is None:
@@ -68,7 +71,7 @@ class DeferredErrorFile:
         return memoryview(data).nbytes
 
     def truncate(self, size: int) -> int:
-        """Set the size, or note why not."""
+        """Set the size, or record why not."""
         try:
             self._file.truncate(size)
         except OSError as error:
@@ -76,7 +79,7 @@ class DeferredErrorFile:
         return size
 
     def readinto(self, buffer: memoryview) -> int:
-        """Read what was written, to the file or not."""
+        """Read what was written, from the file or from memory."""
         start = self._file.tell()
         view = memoryview(buffer).cast("B")
         count: int = self._file.readinto(view)  # type: ignore[attr-defined]
@@ -90,4 +93,4 @@ class DeferredErrorFile:
         return count
 
     def flush(self) -> None:
-        """Nothing is held back."""
+        """Do nothing: no bytes are buffered."""

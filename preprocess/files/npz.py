@@ -1,4 +1,4 @@
-"""Arrays in ``.npy`` and ``.npz`` files, memory mapped: a sample is read alone, wherever it lies."""
+"""Memory-mapped arrays in ``.npy`` and ``.npz`` files."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LOCAL_HEADER = struct.Struct(
 
 @dataclass(frozen=True)
 class ArrayPlace:
-    """Where an array lies: a ``.npy`` file, or a member of an ``.npz`` file."""
+    """The location of an array: a ``.npy`` file, or a member of an ``.npz`` file."""
 
     path: str
     member: str | None = None
@@ -33,10 +33,10 @@ class ArrayPlace:
         return f"{self.path}:{self.member}"
 
     def open(self) -> np.ndarray:
-        """The array: memory mapped, but for a member that is compressed, which is unpacked into memory.
+        """Memory-map the array; a compressed member is unpacked into memory.
 
         Raises:
-            InputError: it cannot be read, is not complete, or holds Python objects.
+            InputError: it cannot be read, is incomplete, or holds Python objects.
         """
         try:
             if self.member is None:
@@ -47,7 +47,8 @@ class ArrayPlace:
         except (ValueError, KeyError, EOFError, RuntimeError, zipfile.BadZipFile) as error:
             if "allow_pickle" in str(error) or "Object arrays" in str(error):
                 because: object = (
-                    "it holds Python objects, which are not read: they could run anything; save it as numbers or "
+                    "it holds Python objects, which are not read: they could run anything; save "
+                    "it as numbers or "
                     "text"
                 )
             else:
@@ -73,15 +74,15 @@ class ArrayPlace:
 
 
 def is_npy(data: bytes) -> bool:
-    """Whether some bytes are those of a ``.npy`` file."""
+    """Return True if the bytes are those of a ``.npy`` file."""
     return data[:6] == npy.MAGIC_PREFIX
 
 
 def parse_npy(data: bytes) -> np.ndarray:
-    """The array of a ``.npy`` file.
+    """Parse the array of a ``.npy`` file.
 
     Raises:
-        BadImage: it is damaged, or holds Python objects.
+        UnreadableImage: it is damaged, or holds Python objects.
     """
     try:
         return np.load(io.BytesIO(data), allow_pickle=False)
@@ -90,10 +91,10 @@ def parse_npy(data: bytes) -> np.ndarray:
 
 
 def member_names(path: str | Path) -> list[str]:
-    """The names of the arrays in an ``.npz`` file.
+    """List the names of the arrays in an ``.npz`` file.
 
     Raises:
-        InputError: it is no such file.
+        InputError: it is not such a file.
     """
     try:
         with zipfile.ZipFile(path) as archive:

@@ -1,4 +1,4 @@
-"""Tables of samples: CSV files by the standard library, Parquet files by pyarrow where it is installed."""
+"""Tables of samples: CSV files, and Parquet files if pyarrow is installed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ MISSING = frozenset(
 )  # what stands among numbers for one that is missing
 _DELIMITERS = ",;\t|"  # of these the one that comes most often in the header, unless it is said
 _TRUTH = {"true": 1, "false": 0}
-# Whole numbers that are codes, such as postal codes: as numbers they would lose their zeros, or their last digits.
+# Whole numbers that are codes, such as postal codes: as numbers they would lose their zeros, or
+# their last digits.
 _CODE = re.compile(r"[+-]?0\d+|[+-]?\d{19,}")
 _COMMA = re.compile(r"[+-]?(\d{1,3}(,\d{3})+(\.\d+)?|\d+,\d+)")  # 1,234.5 or 1,5
 _INDEX = re.compile(r"Unnamed: 0(\.\d+)?|__index_level_\d+__")  # what pandas calls an index
@@ -43,14 +44,14 @@ class Table:
 
     Attributes:
         path: of the file.
-        columns: name -> (rows,) text as objects, or numbers where the file has types.
-        missing: name -> (rows,) whether there is no number; of text, an empty one says so.
-        lines: (rows,) where each row stands: the line of a CSV file, the row of a Parquet file from 0.
-        unit: what a number of ``lines`` is called.
-        index: columns that are pandas' index: features only where somebody asks for them.
-        lists: name -> the lists of a column that holds such, which are labels.
-        files: the paths of the files of a table that has several.
-        file_of: (rows,) the place in ``files`` of each row; empty of a table in one file.
+        columns: name -> (rows,) text as objects, or numbers if the file has types.
+        missing: name -> (rows,) bool, True without a number; of text, empty cells are missing.
+        lines: (rows,) integers: the line of a CSV file, or the row of a Parquet file from 0.
+        unit: the noun for a number of ``lines``.
+        index: pandas' index columns, which are features only on request.
+        lists: name -> the lists of a column of lists, which are labels.
+        files: the paths of a table in several files.
+        file_of: (rows,) integers, the index in ``files`` of each row; empty for one file.
     """
 
     path: str
@@ -67,7 +68,7 @@ class Table:
         return len(self.lines)
 
     def location(self, row: int, column: str | None = None) -> str:
-        """Where a row, or a cell, stands."""
+        """Format where a row, or a cell, is."""
         path = self.files[self.file_of[row]] if self.files else self.path
         line = f"{path} {self.unit} {self.lines[row]}"
         if column is None:
@@ -75,13 +76,14 @@ class Table:
         return f"{line}, column {column!r}"
 
     def column(self, column: str, role: str) -> np.ndarray:
-        """A column as it is, perhaps with cells without a value.
+        """Return a column as it is, possibly with missing values.
 
         Args:
-            what: it is wanted as, for the message.
+            column: its name.
+            role: of the column, for the message.
 
         Raises:
-            InputError: there is no such column.
+            InputError: the column does not exist.
         """
         if column not in self.columns:
             near = difflib.get_close_matches(str(column), self.columns, n=1)
@@ -93,16 +95,18 @@ class Table:
         return self.columns[column]
 
     def complete_column(self, column: str, role: str) -> np.ndarray:
-        """A column that is complete; see :meth:`column`.
+        """Return a column that has no missing value; see :meth:`column`.
 
         Raises:
-            InputError: there is no such column, or a cell without a value.
+            InputError: the column does not exist, or a cell has no value.
         """
         cells = self.column(column, role)
         if column in self.lists:
             raise InputError(
-                f"{self.path}: column {column!r} holds lists or records, and {role} should be a number or "
-                "a text; give each number a column of its own (lists of labels are read with data.target: "
+                f"{self.path}: column {column!r} holds lists or records, and {role} should be a "
+                f"number or "
+                "a text; give each number a column of its own (lists of labels are read with "
+                "data.target: "
                 "multilabel)"
             )
         if cells.dtype.kind == "O":
@@ -113,13 +117,15 @@ class Table:
         return cells
 
     def typed_column(self, column: str, role: str, codes: bool = False) -> np.ndarray:
-        """A complete column as whole numbers (int64), numbers (float64), booleans or text: what all of its cells are.
+        """Return a complete column as int64, float64, bool or text, whichever fits all cells.
 
         Args:
-            codes: whether whole numbers that begin with zeros, or have too many digits, make the column text.
+            column: its name.
+            role: of the column, for messages.
+            codes: True if integers with leading zeros or too many digits make the column text.
 
         Raises:
-            InputError: some cells are numbers and others text, or two of them differ as text alone.
+            InputError: some cells are numbers and others text, or two differ only as text.
         """
         cells = self.complete_column(column, role)
         if cells.dtype.kind != "O":
@@ -139,7 +145,8 @@ class Table:
             usual = int(np.flatnonzero(is_number != is_number[odd])[0])
             raise InputError(
                 f"{self.location(odd, column)}: {cells[odd]!r} is "
-                f"{'a number' if is_number[odd] else 'no number'}, unlike {cells[usual]!r} in {self.unit} "
+                f"{'a number' if is_number[odd] else 'not a number'}, unlike {cells[usual]!r} in "
+                f"{self.unit} "
                 f"{self.lines[usual]}; a column should hold values of one kind"
             )
         if codes and _are_codes(cells):
@@ -152,12 +159,13 @@ class Table:
     def _check_commas(self, column: str, cells: np.ndarray) -> None:
         if all(_COMMA.fullmatch(cell.strip()) for cell in cells):
             raise InputError(
-                f"{self.location(0, column)}: {cells[0]!r} is a number with a comma; write decimals with a "
-                "point and thousands without a comma, or say data.target: class if it names a class"
+                f"{self.location(0, column)}: {cells[0]!r} is a number with a comma; write "
+                f"decimals with a "
+                "point and thousands without a comma, or set data.target: class if it names a class"
             )
 
     def _check_merged(self, column: str, cells: np.ndarray, numbers: np.ndarray) -> None:
-        """Refuse codes that would be the same number."""
+        """Refuse codes that would become the same number."""
         seen: dict[object, int] = {}
         for row, number in enumerate(numbers.tolist()):
             first = seen.setdefault(number, row)
@@ -165,12 +173,13 @@ class Table:
             if texts[0] != texts[1] and any(map(_CODE.fullmatch, texts)):
                 raise InputError(
                     f"{self.location(row, column)}: {texts[1]!r} and {texts[0]!r} in {self.unit} "
-                    f"{self.lines[first]} would be the same number; if they are codes, encode them, or leave "
+                    f"{self.lines[first]} would be the same number; if they are codes, encode "
+                    f"them, or leave "
                     "the column out; if they are numbers, write them alike"
                 )
 
     def classes(self, column: str) -> np.ndarray:
-        """A complete column of what names classes: whole numbers where all are, so that 10 comes after 9; or text."""
+        """Return a complete column of class names: integers if all are, so 10 sorts after 9."""
         cells = self.text(column, "classes")
         self._check_complete(
             column, np.array([cell.strip().lower() in _NO_VALUE for cell in cells])
@@ -180,16 +189,16 @@ class Table:
         return np.array(cells)
 
     def numbers(self, column: str, role: str) -> np.ndarray:
-        """A complete column of numbers, all of them finite.
+        """Return a complete column of finite numbers, (rows,).
 
         Raises:
-            InputError: a cell is none.
+            InputError: a cell is not a finite number.
         """
         cells = self.typed_column(column, role)
         if cells.dtype.kind == "O":
             raise InputError(
-                f"{self.location(0, column)}: {cells[0]!r} is no number, as {role} should be; encode it, or "
-                "leave the column out"
+                f"{self.location(0, column)}: {cells[0]!r} is not a number, but {role} must be; "
+                f"encode it, or leave the column out"
             )
         wrong = np.flatnonzero(~np.isfinite(cells))
         if len(wrong):
@@ -199,43 +208,45 @@ class Table:
         return cells
 
     def text(self, column: str, role: str) -> list[str]:
-        """A complete column as text, however its file holds it."""
+        """Return a complete column as text, whatever its type."""
         return [str(cell) for cell in self.complete_column(column, role)]
 
     def _check_complete(self, column: str, missing: np.ndarray) -> None:
         empty = np.flatnonzero(missing)
         if len(empty):
             raise InputError(
-                f"{self.location(int(empty[0]), column)}: no value{and_more(empty)}; fill it, or leave the "
+                f"{self.location(int(empty[0]), column)}: no value{and_more(empty)}; fill it, or "
+                f"leave the "
                 "row out"
             )
 
 
 def read_table(path: str, delimiter: str | None = None, names: Sequence[str] = ()) -> Table:
-    """Read a table; a file that ends in ``.parquet`` or ``.pq`` is one of Parquet, any other one of CSV.
+    """Read a table: Parquet if the file ends in ``.parquet`` or ``.pq``, else CSV.
 
     Args:
-        path: of the file, or of a folder of files of the same columns. CSV may be compressed (``.gz``, ``.bz2``, ``.xz``).
-        delimiter: between the cells of a CSV file; found in its first line where it is not given.
-        names: of the columns of a CSV file without a header, which has numbers in its first line. Without them, a
-            header must be there.
+        path: of the file, or of a folder of files with the same columns. CSV may be compressed
+            (``.gz``, ``.bz2``, ``.xz``).
+        delimiter: between the cells of a CSV file; detected in its first line by default.
+        names: of the columns of a CSV file without a header, whose first line holds numbers.
+            Without names, a header is required.
 
     Raises:
-        InputError: no such file, no header, a row of another length, ...
+        InputError: the file is missing, has no header, a row of another length, and so on.
     """
     if os.path.isdir(path):
         return _concatenate(
             path, [read_table(file, delimiter, names) for file in table_files(path)]
         )
     if not os.path.isfile(path):
-        raise InputError(f"{path}: no such file")
+        raise InputError(f"{path}: file not found")
     if path.lower().endswith(PARQUET):
         return _read_parquet(path)
     return _read_csv(path, delimiter, names)
 
 
 def table_files(folder: str) -> list[str]:
-    """List the files of a table that is a folder: Parquet files, or else CSV files, without hidden ones.
+    """List the files of a table in a folder: Parquet files, or else CSV files, not hidden.
 
     Raises:
         InputError: there are none.
@@ -258,13 +269,14 @@ def table_files(folder: str) -> list[str]:
 
 
 def _concatenate(folder: str, tables: Sequence[Table]) -> Table:
-    """The rows of several tables, one after another, which have the same columns."""
+    """Concatenate tables that have the same columns."""
     first = tables[0]
     for table in tables:
         differs = sorted(set(table.columns) ^ set(first.columns))
         if differs:
             raise InputError(
-                f"{table.path}: column {differs[0]!r} is not in both this file and {first.path}; all files "
+                f"{table.path}: column {differs[0]!r} is not in both this file and {first.path}; "
+                f"all files "
                 "of a table should have the same columns"
             )
     columns = {}
@@ -274,7 +286,8 @@ def _concatenate(folder: str, tables: Sequence[Table]) -> Table:
         if any(is_text) and not all(is_text):
             odd = tables[is_text.index(not is_text[0])]
             raise InputError(
-                f"{odd.path}: column {name!r} has another type than in {first.path}; it should be the same"
+                f"{odd.path}: column {name!r} has another type than in {first.path}; it should be "
+                f"the same"
             )
         columns[name] = np.concatenate(cells)
     return Table(
@@ -324,19 +337,23 @@ def _read_csv(path: str, delimiter: str | None, names: Sequence[str]) -> Table:
                     continue
                 if len(cells) != len(header):
                     raise InputError(
-                        f"{path} line {reader.line_num}: {counted(len(cells), 'cell')} in a table of "
+                        f"{path} line {reader.line_num}: {counted(len(cells), 'cell')} in a table "
+                        f"of "
                         f"{counted(len(header), 'column')}"
                     )
                 rows.append(cells)
                 lines.append(reader.line_num)
     except UnicodeDecodeError as error:
-        raise InputError(f"{path}: not text in UTF-8 at byte {error.start}; save it so") from error
+        raise InputError(
+            f"{path}: not text in UTF-8 at byte {error.start}; save it as UTF-8"
+        ) from error
     except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
         reason = getattr(error, "strerror", None) or error
         raise InputError(f"{path}: cannot be read: {reason}") from error
     except csv.Error as error:
         raise InputError(
-            f"{path} line {began}: not a CSV file: {error}; perhaps a quote in this line is not closed"
+            f"{path} line {began}: not a CSV file: {error}; perhaps a quote in this line is not "
+            f"closed"
         ) from error
     if not rows:
         raise InputError(f"{path}: no rows below the header")
@@ -348,13 +365,13 @@ def _read_csv(path: str, delimiter: str | None, names: Sequence[str]) -> Table:
     table = Table(path, columns, {}, np.array(lines), "line", index)
     if is_unnamed and (len(rows) < 2 or len(set(columns[header[0]].tolist())) < len(rows)):
         raise InputError(
-            f"{path} line 1: column 1 has no name, and is no index, which differs from row to row"
+            f"{path} line 1: column 1 has no name and is not an index, which differs from row to row"
         )
     return table
 
 
 class _RecordedLines:
-    """The lines of a file, which are remembered as they are read."""
+    """The lines of a file, recorded as they are read."""
 
     def __init__(self, file: IO[str]) -> None:
         self._file = file
@@ -374,11 +391,11 @@ def _check_quotes(
     rows: Sequence[Sequence[str]],
     cells: Sequence[str],
 ) -> None:
-    """Refuse a row of several lines that has swallowed others: its quote was not closed.
+    """Refuse a row of several lines that swallowed others because a quote was not closed.
 
     Args:
         line: where the row begins.
-        lines: that it is made of.
+        lines: of the row.
         rows: before it.
         cells: of the row.
     """
@@ -386,7 +403,8 @@ def _check_quotes(
         list(csv.reader(lines, delimiter=delimiter, strict=True))
     except csv.Error as error:
         raise InputError(
-            f"{path} line {line}: a quote is opened in this row and not closed ({error}); close it, or "
+            f"{path} line {line}: a quote is opened in this row and not closed ({error}); close "
+            f"it, or "
             "remove it"
         ) from error
     like = [_is_number(cell) for cell in (rows[0] if rows else cells)]
@@ -395,23 +413,26 @@ def _check_quotes(
         is_row = len(row) == len(like) > 1
         if is_row and [_is_number(cell.strip('"')) for cell in row] == like:
             raise InputError(
-                f"{path} line {line}: a quote is opened in this row and not closed in it, so that line "
-                f"{line + offset}, which looks like a row, is a part of a cell; close it, or remove it"
+                f"{path} line {line}: a quote is opened in this row and not closed in it, so that "
+                f"line "
+                f"{line + offset}, which looks like a row, is a part of a cell; close it, or "
+                f"remove it"
             )
 
 
 def _default_header(path: str, names: Sequence[str], first: Sequence[str]) -> list[str]:
-    """The names of the columns of a file without a header."""
+    """Return the column names of a file without a header."""
     if len(first) != len(names):
         raise InputError(
-            f"{path} line 1: {counted(len(first), 'number')} and no header; without the names of its "
+            f"{path} line 1: {counted(len(first), 'number')} and no header; without the names of "
+            f"its "
             f"columns a table should have exactly {len(names)}: {format_names(names)}"
         )
     return list(names)
 
 
 def format_names(names: Sequence[str]) -> str:
-    """Some names in a line: the first of many."""
+    """Format names in one line, the first of many."""
     return ", ".join(names[:20]) + (f" and {len(names) - 20} more" if len(names) > 20 else "")
 
 
@@ -425,11 +446,13 @@ def _check_header(path: str, header: Sequence[str], names: Sequence[str]) -> Non
             raise InputError(f"{path} line 1: column {position + 1} has no name")
         if name in header[:position]:
             raise InputError(
-                f"{path} line 1: two columns are named {name!r}: {header.index(name) + 1} and {position + 1}"
+                f"{path} line 1: two columns are named {name!r}: {header.index(name) + 1} and "
+                f"{position + 1}"
             )
     if all(map(_is_number, header)) and not names:
         raise InputError(
-            f"{path} line 1: {', '.join(header[:3])} are numbers; the first line should hold the names of "
+            f"{path} line 1: {', '.join(header[:3])} are numbers; the first line should hold the "
+            f"names of "
             "the columns"
         )
 
@@ -440,7 +463,8 @@ def _read_parquet(path: str) -> Table:
         from pyarrow import parquet
     except ImportError:
         raise InputError(
-            f"{path}: Parquet files are read by pyarrow, which is not installed; pip install pyarrow, or "
+            f"{path}: Parquet files are read by pyarrow, which is not installed; pip install "
+            f"pyarrow, or "
             "save the table as CSV"
         ) from None
     try:
@@ -471,7 +495,7 @@ def _read_parquet(path: str) -> Table:
 
 
 def _index_of_pandas(metadata: Mapping[bytes, bytes], names: Sequence[str]) -> list[str]:
-    """The columns that are the index of a data frame."""
+    """Return the columns that are the index of a data frame."""
     try:
         index_columns = json.loads(metadata.get(b"pandas", b"{}")).get("index_columns", [])
     except (ValueError, AttributeError):
@@ -480,7 +504,7 @@ def _index_of_pandas(metadata: Mapping[bytes, bytes], names: Sequence[str]) -> l
 
 
 def _from_arrow(column: Any, pyarrow: Any) -> tuple[np.ndarray, np.ndarray]:
-    """A column as NumPy has it, and where it has no value; one of a type that is no number becomes text."""
+    """Convert a column to NumPy; return its cells and where values are missing, (rows,) each."""
     types = pyarrow.types
     if types.is_dictionary(column.type):
         column = column.dictionary_decode()
@@ -500,7 +524,7 @@ def _from_arrow(column: Any, pyarrow: Any) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _are_codes(cells: Iterable[str]) -> bool:
-    """Whether cells are all whole numbers, and some of them codes."""
+    """Return True if all cells are integers and some of them codes."""
     texts = [cell.strip() for cell in cells]
     return any(map(_CODE.fullmatch, texts)) and all(map(_is_whole, texts))
 

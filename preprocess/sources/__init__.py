@@ -1,3 +1,1 @@
-"""Where samples come from, one module for each kind; imports the modules of ``preprocess`` but
-``preprocess.source``.
-"""
+"""Sources of samples, one module for each kind; imports every module but ``preprocess.source``."""

@@ -1,10 +1,11 @@
-"""Samples in arrays: an ``.npz`` file with the arrays ``x``, ``y`` and perhaps ``w``, or ``.npy`` files of these names.
+"""Samples in arrays: an ``.npz`` file with ``x``, ``y`` and optionally ``w``, or ``.npy`` files.
 
-The arrays of a part of the data may have the name of the part behind theirs, as in ``x_train`` and ``x_test``, or lie
-in a file or folder of its name: ``train.npz`` beside ``validation.npz``, ``train/x.npy`` beside ``validation/x.npy``.
+Arrays of a split may have its name appended, as in ``x_train`` and ``x_test``, or lie in a file or
+folder of its name: ``train.npz`` beside ``validation.npz``, ``train/x.npy`` beside
+``validation/x.npy``.
 
-Inputs are memory mapped: a rank reads the samples that it wants. Only those of a compressed ``.npz`` file are unpacked
-into the memory of each rank that reads.
+Inputs are memory-mapped: a rank reads only the samples that it needs. Only compressed ``.npz``
+files are unpacked into the memory of each rank that reads.
 """
 
 from __future__ import annotations
@@ -36,10 +37,13 @@ Opened = tuple[Source, Source | None, Source | None]  # training, validation and
 
 @dataclass(frozen=True)
 class ArrayNames:
-    """What the arrays are called.
+    """The names of the arrays.
 
     Attributes:
-        must_weigh: whether there must be one of weights.
+        inputs: of the inputs.
+        targets: of the targets.
+        weights: of the weights.
+        must_weigh: True if weights are required.
     """
 
     inputs: str = "x"
@@ -49,11 +53,11 @@ class ArrayNames:
 
     @classmethod
     def from_options(cls, inputs: str, targets: str, weights: str | None) -> ArrayNames:
-        """As options say it: None for weights that are called ``w``, where there are such."""
+        """Create names from options; None for optional weights named ``w``."""
         return cls(inputs, targets, weights or cls.weights, weights is not None)
 
     def of_part(self, part: str) -> ArrayNames:
-        """The names with that of a part behind them, where it has one."""
+        """Return the names with a split's name appended, if there is one."""
         if not part:
             return self
         return ArrayNames(
@@ -68,14 +72,14 @@ class Arrays(TargetedSource):
     """The samples of two arrays, one row each.
 
     Args:
-        places: of arrays, by name.
-        names: of those that are wanted.
-        target: what the targets are, where the spec says it.
-        masks: which number in them is which class.
+        places: the locations of arrays, by name.
+        names: of the arrays to use.
+        target: the ``data.target`` of the spec.
+        masks: the classes of mask pixels.
         origin: of all arrays, for messages.
 
     Raises:
-        InputError: an array is missing, of another length than the others, or does not hold what it should.
+        InputError: an array is missing, has another length than the others, or the wrong type.
     """
 
     def __init__(
@@ -102,7 +106,8 @@ class Arrays(TargetedSource):
         if values.shape[:1] != (count,):
             raise InputError(
                 f"{origin}: {names.inputs} has {count} rows and {names.targets} "
-                f"{values.shape[0] if values.shape else 'none'}; there should be a target for each input"
+                f"{values.shape[0] if values.shape else 'none'}; each input "
+                f"needs a target"
             )
         kind = guess_kind(values, origin_of_targets) if target is None else target.kind
         if kind == "mask":
@@ -116,15 +121,15 @@ class Arrays(TargetedSource):
         super().__init__(targets, weights, count)
 
     def read(self, index: int) -> np.ndarray:
-        """The row of a sample; a single number as an array of one."""
+        """Return the row of a sample, (...); a single number as (1,)."""
         return np.array(self._inputs[index], ndmin=1)
 
     def name(self, index: int) -> str:
-        """The array and the row."""
+        """Return the array and the row."""
         return printable(f"{self._inputs_at}[{index}]")
 
     def sample_ids(self) -> SampleIds:
-        """See :mod:`preprocess.fingerprint`."""
+        """Return the ids of the samples; see :mod:`preprocess.fingerprint`."""
         return replace(
             identify_by_content(self, self._inputs.nbytes, "row"),
             facts={"inputs": describe_rows(self._inputs)},
@@ -139,7 +144,7 @@ class Arrays(TargetedSource):
         return self._targets_at.open()
 
     def _mask(self, index: int) -> np.ndarray:
-        """One of masks (n, height, width) of integers."""
+        """Return one mask, (height, width) integers."""
         return np.array(self._targets[index])
 
     def _name_of_mask(self, index: int) -> str:
@@ -155,16 +160,19 @@ def open_npz(
     *,
     target: TargetWish | None = None,
 ) -> Opened:
-    """The samples of an ``.npz`` file, or of a folder with ``train.npz``, perhaps ``validation.npz`` and ``test.npz``.
+    """Open an ``.npz`` file, or a folder with ``train.npz`` and optional other splits.
 
     Args:
         path: of the file or folder.
-        inputs, targets, weights: names of arrays.
-        pixels: the number that each class has in masks; see :class:`preprocess.sources.masks.PixelClasses`.
-        target: what the targets are, where the spec says it.
+        inputs: the name of the inputs' array.
+        targets: the name of the targets' array.
+        weights: the name of the weights' array.
+        pixels: the number of each class in masks; see
+            :class:`preprocess.sources.masks.PixelClasses`.
+        target: the ``data.target`` of the spec.
 
     Raises:
-        InputError: no such file, or arrays that do not fit.
+        InputError: the file is missing, or arrays do not fit.
     """
     names = ArrayNames.from_options(inputs, targets, weights)
     masks = PixelClasses.from_options(pixels, target)
@@ -173,12 +181,12 @@ def open_npz(
         parts = find_splits(files, path)
         if TRAIN not in parts:
             raise InputError(
-                f"{path}: no train.npz in this folder; it should be there, or the path be that of a file"
+                f"{path}: no train.npz in this folder; add it, or give the path of a file"
             )
         places = {name: _members(files[name]) for name in parts.values()}
         return _open_split_files(places, names, target, masks, files, parts)
     if not os.path.isfile(path):
-        raise InputError(f"{path}: no such file")
+        raise InputError(f"{path}: file not found")
     return _open_split_arrays(_members(path), names, target, masks, path)
 
 
@@ -191,16 +199,20 @@ def open_npy(
     *,
     target: TargetWish | None = None,
 ) -> Opened:
-    """The samples of a folder with ``x.npy``, ``y.npy`` and perhaps ``w.npy``.
+    """Open a folder with ``x.npy``, ``y.npy`` and optionally ``w.npy``.
 
     Args:
-        path: of the folder; it may hold folders ``train`` and ``validation`` (or val, or test) with such files.
-        inputs, targets, weights: names of files, with or without ``.npy``.
-        pixels: the number that each class has in masks; see :class:`preprocess.sources.masks.PixelClasses`.
-        target: what the targets are, where the spec says it.
+        path: of the folder; it may hold folders ``train``, ``validation`` and ``test`` with such
+            files.
+        inputs: the name of the inputs' file, with or without ``.npy``.
+        targets: the name of the targets' file.
+        weights: the name of the weights' file.
+        pixels: the number of each class in masks; see
+            :class:`preprocess.sources.masks.PixelClasses`.
+        target: the ``data.target`` of the spec.
 
     Raises:
-        InputError: no such folder, or arrays that do not fit.
+        InputError: the folder is missing, or arrays do not fit.
     """
     names = ArrayNames.from_options(
         inputs.removesuffix(".npy"),
@@ -209,10 +221,11 @@ def open_npy(
     )
     if os.path.isfile(path):
         raise InputError(
-            f"{path} is a file; it must be the folder with {names.inputs}.npy and {names.targets}.npy"
+            f"{path} is a file; it must be the folder with {names.inputs}.npy and "
+            f"{names.targets}.npy"
         )
     if not os.path.isdir(path):
-        raise InputError(f"{path}: no such folder")
+        raise InputError(f"{path}: folder not found")
     masks = PixelClasses.from_options(pixels, target)
     folders = {entry.name: entry.path for entry in os.scandir(path) if entry.is_dir()}
     places = {name: files for name, folder in folders.items() if (files := _files(folder))}
@@ -238,7 +251,7 @@ def _open_split_files(
     origins: Mapping[str, str],
     parts: Mapping[str, str],
 ) -> Opened:
-    """Parts that have files or folders of their own."""
+    """Open splits that have their own files or folders."""
     return open_splits(
         lambda name, masks: Arrays(places[name], names, target, masks, origins[name]),
         parts[TRAIN],
@@ -254,7 +267,7 @@ def _open_split_arrays(
     masks: PixelClasses,
     origin: str,
 ) -> Opened:
-    """Parts whose arrays have the name of the part behind theirs."""
+    """Open splits whose arrays have the split's name appended."""
     begin = f"{names.inputs}_"
     parts = find_splits(
         [name.removeprefix(begin) for name in places if name.startswith(begin)], origin
@@ -274,12 +287,13 @@ def open_splits(
     held_out: Sequence[str | None],
     masks: PixelClasses,
 ) -> Opened:
-    """The parts of a data set; the masks of all have the classes of those for training.
+    """Open the splits of a data set; masks of all have the classes of the training masks.
 
     Args:
-        opened: opens a part, whose masks are coded so.
-        train, held_out: the names of the parts; None of one that there is not.
-        masks: how they are coded.
+        opened: opens a split, given its name and mask classes.
+        train: the name of the training split.
+        held_out: the names of validation and test splits; None if missing.
+        masks: the classes of mask pixels.
     """
     first = opened(train, masks)
     shared = masks if first.masks is None else first.masks.classes
@@ -293,6 +307,4 @@ def _check_inputs(inputs: np.ndarray, location: ArrayPlace) -> None:
     if inputs.dtype.kind not in "uifb":
         raise InputError(f"{location}: inputs are of type {inputs.dtype}; they should be numbers")
     if not inputs.shape or not inputs.size:
-        raise InputError(
-            f"{location}: inputs are an array {inputs.shape}; there should be one row for each sample"
-        )
+        raise InputError(f"{location}: inputs are an array {inputs.shape}; each sample needs a row")

@@ -1,7 +1,8 @@
-"""The embedded data set: scikit-learn's 1,797 handwritten digits as a PNG image folder.
+"""The built-in data set: scikit-learn's 1,797 handwritten digits as a PNG image folder.
 
-Each digit is 8 x 8 pixels of 17 greys. They are written at 32 x 32, enlarged bilinearly: with nearest
-neighbours every 3 x 3 window of a convolution would lie in blocks of one value.
+Each digit has 8 x 8 pixels of 17 gray levels. They are written at 32 x 32 pixels, enlarged
+bilinearly: with nearest neighbors every 3 x 3 window of a convolution would lie in blocks of one
+value.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ SIZE = 32
 
 
 def open_digits(path: str | None = None) -> tuple[Source, Source | None]:
-    """The digits at ``path``, written there first if they are not yet."""
+    """Open the digits at ``path``, writing them there first if needed."""
     folder = Path(path or FOLDER)
     write_digits(folder)
     train, validation = open_image_folder(str(folder))
@@ -36,14 +37,15 @@ def open_digits(path: str | None = None) -> tuple[Source, Source | None]:
 
 
 def write_digits(folder: str | Path) -> None:
-    """Write the digits to ``folder/{train,validation}/<class>/``, unless the folder is there.
+    """Write the digits to ``folder/{train,validation}/<class>/`` unless the folder exists.
 
-    Every fifth sample of a class, in scikit-learn's order, goes to validation. The folder appears whole or
-    not at all: it is written under another name beside its place. Several processes may do so at once.
-    Nothing is forced to the disk (that takes ten times as long): it can be made again.
+    Every fifth sample of a class, in scikit-learn's order, goes to validation. The folder appears
+    complete or not at all: it is written under a temporary name beside its place. Several processes
+    may do so at once. The files are not synced to disk (that takes ten times as long), because they
+    can be made again.
 
     Raises:
-        InputError: scikit-learn is not installed, or the place cannot be written to.
+        InputError: scikit-learn is not installed, or the folder cannot be written.
     """
     folder = Path(folder)
     if folder.exists():

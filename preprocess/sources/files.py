@@ -1,4 +1,4 @@
-"""Inputs that are named one by one, without targets: image files, those below a folder, or an array."""
+"""Unlabeled inputs for prediction: image files, folders of them, or an array."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from preprocess.sources.image_folder import EXTENSIONS, FilePerSample, find_imag
 
 
 class SequentialOrder:
-    """For sources of which nobody learns, so that their samples need no other order."""
+    """Mixin for sources that are not trained on: samples keep their order."""
 
     def order(self: Sized, seed: int, epoch: int) -> np.ndarray:
-        """As they are named, or stand there."""
+        """Return 0, 1, ..., n - 1."""
         return np.arange(len(self))
 
 
 class NamedFiles(FilePerSample, SequentialOrder):
-    """Image files, in the order in which they are named.
+    """Image files, in the given order.
 
     Args:
-        paths: of files; of a folder all images below it are taken, in alphabetical order.
+        paths: of files; of a folder, all images below it are used, in alphabetical order.
 
     Raises:
-        InputError: one of them is not there, or a folder holds no images.
+        InputError: a path is missing, or a folder holds no images.
     """
 
     def __init__(self, paths: Sequence[str | Path]) -> None:
@@ -37,7 +37,7 @@ class NamedFiles(FilePerSample, SequentialOrder):
         self.unread = Counter[str]()
         for path in map(str, paths):
             if not os.path.exists(path):
-                raise InputError(f"{path}: no such file or folder")
+                raise InputError(f"{path}: file or folder not found")
             if not os.path.isdir(path):
                 files = [path]
             else:
@@ -70,9 +70,9 @@ class NamedRows(SequentialOrder):
         return len(self._rows)
 
     def read(self, index: int) -> np.ndarray:
-        """The row; see :class:`~preprocess.base.Source`."""
+        """Return a row, (...); see :class:`~preprocess.base.Source`."""
         return np.array(self._rows[index])
 
     def name(self, index: int) -> str:
-        """The file and the number of the row, from 0."""
+        """Return the file and the number of the row, from 0."""
         return printable(f"{self._path}[{index}]")

@@ -1,17 +1,18 @@
-"""Samples in one HDF5 file: fewer files for a parallel file system, and images that are decoded already.
+"""Samples in one HDF5 file: one file for a parallel file system, images possibly decoded.
 
-    /train/images       (n,) of variable-length uint8: encoded files; or (n, ...) numbers, such as (n, height, width,
-                        channels) uint8
-    /train/labels       (n,) integers: the class of each sample; or text, or an enumerated type: its name
-    /train/classes      (c,) str: what the labels, or the pixels of masks, mean; without it, the numbers themselves
-    /train/names        (n,) str: where each sample came from; may be missing
-    /train/targets      in place of labels: (n, labels) or (n, values); or masks, (n, height, width) integers, or (n,)
-                        of variable-length uint8: image files. Its attribute ``kind`` may say what they are
-    /train/target_names str: of the labels or values; may be missing
-    /train/weights      (n,) numbers from 0; may be missing
-    /train/groups, /train/strata    (n,) integers: what stays together, and of what the same share is held out; may be
-                        missing
-    /validation/..., /test/...      the same, where there is such data
+    /train/images       (n,) variable-length uint8: encoded files; or (n, ...) numbers, such as
+                        (n, height, width, channels) uint8
+    /train/labels       (n,) integers: the class of each sample; or text, or an enumerated type
+    /train/classes      (c,) str: the names of labels or mask pixels; by default, the numbers
+    /train/names        (n,) str: where each sample came from; optional
+    /train/targets      instead of labels: (n, labels) or (n, values); or masks, (n, height, width)
+                        integers, or (n,) variable-length uint8: image files. Its attribute ``kind``
+                        may say what they are
+    /train/target_names  str: of the labels or values; optional
+    /train/weights      (n,) numbers from 0; optional
+    /train/groups, /train/strata  (n,) integers: what stays together, and what is divided evenly;
+                        optional
+    /validation/..., /test/...    the same, if there is such data
 
 A file with ``images`` and ``labels`` at its root is read too.
 """
@@ -50,13 +51,15 @@ class HDF5(TargetedSource):
 
     Args:
         path: of the file.
-        group: where ``images`` and ``labels``, or ``targets``, are.
-        inputs, targets, weights: other names for them.
-        masks: how they are coded.
-        target: what the targets are, where the spec says it.
+        group: that holds ``images`` and ``labels``, or ``targets``.
+        inputs: another name of ``images``.
+        targets: another name of ``labels`` or ``targets``.
+        weights: another name of ``weights``.
+        masks: the classes of mask pixels.
+        target: the ``data.target`` of the spec.
 
     Raises:
-        InputError: something else is there.
+        InputError: the group does not hold such data.
     """
 
     def __init__(
@@ -97,21 +100,21 @@ class HDF5(TargetedSource):
                     setattr(self, name, column[:].astype(np.int64))
 
     def read(self, index: int) -> bytes | np.ndarray:
-        """The encoded file or the array; see :class:`~preprocess.base.Source`."""
+        """Read the encoded file or the array; see :class:`~preprocess.base.Source`."""
         image = self._row(self._inputs, index)
         if self._is_encoded:
             return image.tobytes()
         return np.array(image, ndmin=1)
 
     def mask(self, index: int) -> bytes | np.ndarray:
-        """A mask as it lies there: a file, or numbers."""
+        """Read a mask as it is stored: a file, or (height, width) integers."""
         content = np.asarray(self._row(self._column, index))
         if self._masks_are_files:
             return content.tobytes()
         return content
 
     def name(self, index: int) -> str:
-        """The name that was kept, or the number."""
+        """Return the stored name, or the number of the row."""
         if "names" in self._part:
             label: object = decode_text(self._part["names"][index : index + 1])[0]
         else:
@@ -119,7 +122,7 @@ class HDF5(TargetedSource):
         return printable(f"{self.path}:{self.group}[{label}]")
 
     def sample_ids(self) -> SampleIds:
-        """See :mod:`preprocess.fingerprint`."""
+        """Return the ids of the samples; see :mod:`preprocess.fingerprint`."""
         if "names" in self._part:
             names = hash_each(decode_text(self._part["names"][:]))
         else:
@@ -128,7 +131,7 @@ class HDF5(TargetedSource):
         return replace(ids, facts={"inputs": describe_rows(self._part[self._inputs])})
 
     def unreadable(self) -> list[UnreadableSample]:
-        """What could not be used when the file was made, each with its place among all samples that there were."""
+        """Return the samples left out when the file was made, with their original indices."""
         part = self._part
         if "left_out_at" not in part:
             return []
@@ -162,29 +165,33 @@ class HDF5(TargetedSource):
         for name in (self._inputs, self._column):
             column = find_member(part, name)
             if not isinstance(column, h5py.Dataset) or not column.shape:
-                raise InputError(f"{self.path}: it has no data set {group}/{name}")
+                raise InputError(f"{self.path}: there is no data set {group}/{name}")
         images = part[self._inputs]
         targets = part[self._column]
         if not (_is_encoded(images) or (images.ndim >= 1 and images.dtype.kind in "uifb")):
             raise InputError(
-                f"{self.path}: {group}/{self._inputs} is {images.shape} of {images.dtype}; it must be (n, "
-                "...) numbers, such as (n, height, width, channels) uint8, or (n,) encoded images of "
+                f"{self.path}: {group}/{self._inputs} is {images.shape} of {images.dtype}; it "
+                f"must be (n, "
+                "...) numbers, such as (n, height, width, channels) uint8, or (n,) encoded images "
+                "of "
                 "variable-length uint8"
             )
         if targets.shape[:1] != images.shape[:1]:
             raise InputError(
-                f"{self.path}: {group}/{self._column} is {targets.shape} of {targets.dtype}; it must be "
+                f"{self.path}: {group}/{self._column} is {targets.shape} of {targets.dtype}; it "
+                f"must be "
                 f"{images.shape[:1]} integers, or {images.shape[0]} targets, one for each image"
             )
 
     def _target_request(
         self, column: h5py.Dataset, request: TargetWish | None
     ) -> TargetWish | None:
-        """What the targets are: as the spec says it, or the file, or what can be nothing else."""
+        """Return the kind of the targets: from the spec, the file, or their type."""
         kind = column.attrs.get("kind")
         if kind is not None and kind not in KINDS:
             raise InputError(
-                f"{self.path}: {column.name} says that its kind is {kind!r}; there are {', '.join(KINDS)}"
+                f"{self.path}: {column.name} has the kind {kind!r}; it must be one of "
+                f"{', '.join(KINDS)}"
             )
         if kind is None and (
             _is_encoded(column) or (column.ndim in (3, 4) and column.dtype.kind in "iu")
@@ -223,7 +230,7 @@ class HDF5(TargetedSource):
         return parse_targets(values, request, origin, self.name, _names(part, "target_names"))
 
     def _labelled(self, part: h5py.Group, request: TargetWish | None, origin: str) -> Targets:
-        """Labels that are places in a list of classes, or names of classes."""
+        """Parse labels that are indices into a list of classes, or names of classes."""
         column = part["labels"]
         classes = _names(part, "classes")
         if _is_text(column):
@@ -235,14 +242,17 @@ class HDF5(TargetedSource):
             if unknown:
                 raise InputError(
                     f"{origin}: {self.name(unknown[0])} has the class {texts[unknown[0]]!r}"
-                    f"{and_more(unknown)}, which is none of those in classes: {', '.join(classes[:10])}"
+                    f"{and_more(unknown)}, which is not among the classes: "
+                    f"{', '.join(classes[:10])}"
                 )
             labels = np.array([places[text] for text in texts], np.int64)
             return with_names(Targets("class", labels, classes), request, origin)
         if column.dtype.kind not in "iu":
             raise InputError(
-                f"{origin} is {column.shape} of {column.dtype}; it must be {column.shape} integers, or names "
-                "of classes, one for each image; say data.target: value, if they are numbers to be predicted"
+                f"{origin} is {column.shape} of {column.dtype}; it must be {column.shape} "
+                f"integers, or names "
+                "of classes, one for each image; set data.target: value "
+                "to predict numbers"
             )
         labels = column[:].astype(np.int64)
         if classes:
@@ -253,26 +263,27 @@ class HDF5(TargetedSource):
         return class_targets(labels, names, origin, self.name)
 
     def _members(self, values: np.ndarray, members: Mapping[str, int], origin: str) -> Targets:
-        """Labels of an enumerated type, whose members are the classes, in ascending order."""
+        """Parse labels of an enumerated type, whose members are the classes, ascending."""
         names = tuple(sorted(members, key=members.__getitem__))
         numbers = np.array([members[name] for name in names])
         places = np.searchsorted(numbers, values).clip(max=len(numbers) - 1)
         wrong = np.flatnonzero(numbers[places] != values)
         if len(wrong):
             raise InputError(
-                f"{origin}: {self.name(int(wrong[0]))} has the target {values[wrong[0]]}{and_more(wrong)}, "
-                f"which is no member of the type: {', '.join(names[:10])}"
+                f"{origin}: {self.name(int(wrong[0]))} has the target "
+                f"{values[wrong[0]]}{and_more(wrong)}, "
+                f"which is not a member of the type: {', '.join(names[:10])}"
             )
         return Targets("class", places.astype(np.int64), names)
 
 
 def _is_text(column: h5py.Dataset) -> bool:
-    """Whether a data set holds text, of fixed or of variable length."""
+    """Return True if a data set holds text."""
     return h5py.check_string_dtype(column.dtype) is not None
 
 
 def _names(part: h5py.Group, name: str) -> tuple[str, ...]:
-    """The names in a data set; none where there is no such data set."""
+    """Return the names in a data set; () if there is no such data set."""
     column = find_member(part, name)
     if column is None:
         return ()
@@ -280,7 +291,7 @@ def _names(part: h5py.Group, name: str) -> tuple[str, ...]:
 
 
 def _is_encoded(column: h5py.Dataset) -> bool:
-    """Whether a data set holds files."""
+    """Return True if a data set holds files."""
     return column.ndim == 1 and h5py.check_vlen_dtype(column.dtype) == np.uint8
 
 
@@ -293,19 +304,22 @@ def open_hdf5(
     *,
     target: TargetWish | None = None,
 ) -> Opened:
-    """The training samples of a file and, where it has some, those for validation and for testing.
+    """Open the training samples of a file and, if it has some, validation and test samples.
 
     Args:
         path: of the file.
-        inputs, targets, weights: names of data sets; ``targets`` is ``labels`` or ``targets`` unless said.
-        pixels: the number that each class has in masks; see :class:`preprocess.sources.masks.PixelClasses`.
-        target: what the targets are, where the spec says it.
+        inputs: the name of the inputs' data set.
+        targets: the name of the targets' data set; ``labels`` or ``targets`` by default.
+        weights: the name of the weights' data set.
+        pixels: the number of each class in masks; see
+            :class:`preprocess.sources.masks.PixelClasses`.
+        target: the ``data.target`` of the spec.
 
     Raises:
-        InputError: not such a file.
+        InputError: it is not such a file.
     """
     if not os.path.isfile(path):
-        raise InputError(f"{path}: no such file")
+        raise InputError(f"{path}: file not found")
     if not h5py.is_hdf5(path):
         raise InputError(f"{path} is not an HDF5 file")
     with wrapping_errors(path), open_file(path) as file:

@@ -1,4 +1,4 @@
-"""HDF5 files as people have them: text in any of its forms, and data that lies in other files."""
+"""HDF5 files in practice: text in any of its forms, and data that lies in other files."""
 
 from __future__ import annotations
 
@@ -18,23 +18,26 @@ from preprocess.transient_errors import is_transient
 # What HDF5 says of a file, and what its owner can do.
 _ADVICE = {
     "truncated file": "the file is not complete; copy or write it again",
-    "already open for write": "the program that wrote it has not closed it; close it there, or run h5clear -s on it",
-    "is not registered": "install the filter that it was compressed with, or write it again without",
+    "already open for write": "the program that wrote it has not closed it; close it, or run h5clear -s",
+    "is not registered": "install its compression filter, or write it again without",
 }
 
 
 def open_file(path: str | Path) -> h5py.File:
-    """Open for reading, without a lock, which parallel file systems may not have: files are replaced, never changed."""
+    """Open a file for reading, without a lock.
+
+    Parallel file systems may not support locks; files are replaced, never changed.
+    """
     return h5py.File(path, "r", locking=False)
 
 
 @contextmanager
 def wrapping_errors(path: str | Path) -> Iterator[None]:
-    """Turn what HDF5 raises about a file into an InputError that names the file.
+    """Wrap errors of HDF5 in an InputError that names the file.
 
     Raises:
-        InputError: the file is truncated, still open in its writer, damaged, ...
-        OSError: of what may pass; see :mod:`preprocess.transient_errors`.
+        InputError: the file is truncated, still open in its writer, damaged, and so on.
+        OSError: a transient error; see :mod:`preprocess.transient_errors`.
     """
     try:
         yield
@@ -52,10 +55,10 @@ def _reason_of(error: Exception) -> str:
 
 
 def find_member(group: h5py.Group, name: str) -> h5py.Group | h5py.Dataset | None:
-    """Look up a member of a group; None if there is none.
+    """Look up a member of a group; None if it does not exist.
 
     Raises:
-        InputError: it is a link that leads nowhere, or data of it lies in a file that is missing or too small.
+        InputError: it is a broken link, or its data lies in a file that is missing or too small.
     """
     if name not in group:
         return None
@@ -68,8 +71,8 @@ def find_member(group: h5py.Group, name: str) -> h5py.Group | h5py.Dataset | Non
         if isinstance(link, h5py.ExternalLink):  # not all versions of HDF5 name the file
             target = f"{link.filename}:{target}"
         raise InputError(
-            f"{group.file.filename}: the link {group.name.rstrip('/')}/{name} leads nowhere, "
-            f"to {target}: {reason}"
+            f"{group.file.filename}: the link {group.name.rstrip('/')}/{name} is broken: it "
+            f"leads to {target}: {reason}"
         ) from error
     if isinstance(object_, h5py.Dataset):
         _check_external(object_)
@@ -78,7 +81,7 @@ def find_member(group: h5py.Group, name: str) -> h5py.Group | h5py.Dataset | Non
 
 
 def decode_text(values: np.ndarray) -> list[str]:
-    """Decode text of fixed or variable length; bytes that are no UTF-8 become escapes, so that texts stay different."""
+    """Decode text; bytes that are not UTF-8 become escapes, so that texts stay different."""
     return [
         value.decode(errors="backslashreplace") if isinstance(value, bytes) else str(value)
         for value in values.tolist()
@@ -86,7 +89,7 @@ def decode_text(values: np.ndarray) -> list[str]:
 
 
 def _check_external(dataset: h5py.Dataset) -> None:
-    """Refuse data in raw files that are missing, or shorter than they should be: HDF5 reads zeros there."""
+    """Refuse data in raw files that are missing or too short: HDF5 would read zeros."""
     remaining = dataset.size * dataset.dtype.itemsize if dataset.external else 0
     for name, offset, size in dataset.external or ():
         folder = os.environ.get("HDF5_EXTFILE_PREFIX", "").replace("${ORIGIN}", _folder(dataset))
@@ -94,8 +97,8 @@ def _check_external(dataset: h5py.Dataset) -> None:
         origin = f"{_describe(dataset)} lies in the file {os.path.abspath(file)}"
         if not os.path.isfile(file):
             raise InputError(
-                f"{origin}, which is not there (HDF5 looks for such a file in the working directory, "
-                "or where HDF5_EXTFILE_PREFIX says)"
+                f"{origin}, which is missing (HDF5 searches the "
+                f"working directory, or HDF5_EXTFILE_PREFIX)"
             )
         needed = offset + min(size, remaining)
         if os.path.getsize(file) < needed:
@@ -106,9 +109,9 @@ def _check_external(dataset: h5py.Dataset) -> None:
 
 
 def _check_virtual(dataset: h5py.Dataset, above: frozenset[tuple[str, str]]) -> None:
-    """Refuse a virtual data set whose sources are missing or too small, or that has rows of no source.
+    """Refuse a virtual data set with missing or too small sources, or rows without one.
 
-    HDF5 reads its fill value there, most often zero.
+    HDF5 would read its fill value there, usually zero.
 
     Args:
         above: files and names of the virtual data sets that this one is a source of.
@@ -140,7 +143,7 @@ def _check_source(
     source: Any,
     above: frozenset[tuple[str, str]],
 ) -> None:
-    """Refuse one source of a virtual data set."""
+    """Refuse a missing or too small source of a virtual data set."""
     origin = f"{_describe(dataset)} is virtual, and its source"
     path = _find_file(dataset, file)
     if path is None:
@@ -160,16 +163,17 @@ def _check_source(
             )
         if is_small:
             raise InputError(
-                f"{origin} {path}: {source_dataset.name} {source_dataset.shape} is smaller than it was"
+                f"{origin} {path}: {source_dataset.name} {source_dataset.shape} is smaller than "
+                f"it was"
             )
         _check_external(source_dataset)
         _check_virtual(source_dataset, above)
 
 
 def _sources_of(dataset: h5py.Dataset, file: str, name: str) -> Iterator[tuple[str, str]]:
-    """The sources that a name stands for: in ``part-%b.h5``, ``%b`` is 0, 1, ... until a file is missing.
+    """Yield the sources that a name stands for: ``%b`` in ``part-%b.h5`` is 0, 1, ...
 
-    Where a few numbers are missing before another file, the first one of these is given, too.
+    If a few numbers are missing before another file, the first missing one is yielded too.
     """
     if "%b" not in file:
         yield file, name
@@ -186,7 +190,7 @@ def _sources_of(dataset: h5py.Dataset, file: str, name: str) -> Iterator[tuple[s
 
 
 def _bounds(space: h5py.h5s.SpaceID) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """The first and the last place of a selection; None of one that takes all, or has no end."""
+    """Return the first and last index of a selection; None if it is unbounded or takes all."""
     try:
         return space.get_select_bounds()
     except (RuntimeError, ValueError):
@@ -202,7 +206,7 @@ def _folder(dataset: h5py.Dataset) -> str:
 
 
 def _find_file(dataset: h5py.Dataset, file: str) -> str | None:
-    """Where HDF5 finds a source: as it is named, beside the file, or in the working directory."""
+    """Find a source as HDF5 does: as named, beside the file, or in the working directory."""
     if file == ".":
         return dataset.file.filename
     folder = _folder(dataset)

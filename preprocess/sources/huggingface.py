@@ -1,6 +1,6 @@
-"""Data sets of Hugging Face's ``datasets``, as ``save_to_disk`` has written them: Arrow files, memory mapped.
+"""Data sets saved by ``save_to_disk`` of Hugging Face's ``datasets``: memory-mapped Arrow files.
 
-The library is needed for nothing else, and imported only here.
+The library is used for nothing else and imported only here.
 """
 
 from __future__ import annotations
@@ -49,15 +49,15 @@ class Rows(TargetedSource):
 
     Args:
         path: of the folder.
-        split: None where the folder holds a single data set.
-        inputs: a column, or several columns of numbers.
+        split: None if the folder holds a single data set.
+        inputs: one column, or several columns of numbers.
         targets: a column.
         weights: a column, or None.
-        masks: how they are coded.
-        target: what the targets are, where the spec says it.
+        masks: the classes of mask pixels.
+        target: the ``data.target`` of the spec.
 
     Raises:
-        InputError: a column is missing, or does not hold what it should.
+        InputError: a column is missing, or has the wrong type.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class Rows(TargetedSource):
         )
 
     def read(self, index: int) -> bytes | np.ndarray:
-        """The encoded image, or the array of the columns."""
+        """Return the encoded image, or the array of the columns, (columns,) or (...)."""
         row = self._row(index)
         if len(self._inputs) > 1:
             values = np.array([row[column] for column in self._inputs], np.float64)
@@ -116,11 +116,11 @@ class Rows(TargetedSource):
 
     @property
     def is_of_columns(self) -> bool:
-        """Whether an input is made of several columns of numbers."""
+        """True if an input is made of several columns of numbers."""
         return len(self._inputs) > 1
 
     def mask(self, index: int) -> bytes:
-        """The encoded image in the column of the targets."""
+        """Return the encoded image in the targets' column."""
         return _image_bytes(self._row(index)[self._column], self.name(index))
 
     def _row(self, index: int) -> Any:
@@ -131,11 +131,11 @@ class Rows(TargetedSource):
         )
 
     def name(self, index: int) -> str:
-        """The split and the row."""
+        """Return the split and the row."""
         return f"{self._path}{f':{self._split}' if self._split else ''}[{index}]"
 
     def sample_ids(self) -> SampleIds:
-        """See :mod:`preprocess.fingerprint`."""
+        """Return the ids of the samples; see :mod:`preprocess.fingerprint`."""
         nbytes = sum(
             file.stat().st_size for file in Path(self._path, self._split or "").glob("*.arrow")
         )
@@ -154,7 +154,7 @@ class Rows(TargetedSource):
 
 
 class _ComparableRows(RandomAccess):
-    """Rows as they are known: those of several columns as float32."""
+    """Rows as they are fingerprinted: those of several columns as float32."""
 
     def __init__(self, rows: Rows) -> None:
         self._rows = rows
@@ -181,18 +181,20 @@ def open_huggingface(
     *,
     target: TargetWish | None = None,
 ) -> Opened:
-    """A data set that ``save_to_disk`` has written, or its splits for training, validation and testing.
+    """Open a data set that ``save_to_disk`` wrote, or its splits.
 
     Args:
         path: of the folder.
-        inputs: a column of images or arrays, or a list of columns of numbers; the first of ``INPUTS`` that is there.
-        targets: a column; the first of ``TARGETS`` that is there.
+        inputs: a column of images or arrays, or a list of columns of numbers; by default the first
+            existing one of ``INPUTS``.
+        targets: a column; by default the first existing one of ``TARGETS``.
         weights: a column with the weight of each row.
-        pixels: the number that each class has in masks; see :class:`preprocess.sources.masks.PixelClasses`.
-        target: what the targets are, where the spec says it.
+        pixels: the number of each class in masks; see
+            :class:`preprocess.sources.masks.PixelClasses`.
+        target: the ``data.target`` of the spec.
 
     Raises:
-        InputError: the library is not installed, there is no such folder, or its columns are others.
+        InputError: the library is not installed, or the folder or a column is missing.
     """
     loaded = _load(path)
     splits = dict(loaded) if isinstance(loaded, dict) else {}
@@ -227,7 +229,7 @@ def _library() -> Any:
 
 def _load(path: str) -> Any:
     if not os.path.isdir(path):
-        raise InputError(f"{path}: no such folder; it should be one that save_to_disk has written")
+        raise InputError(f"{path}: folder not found; it must be one that save_to_disk has written")
     try:
         return _library().load_from_disk(path)
     except InputError:
@@ -242,8 +244,8 @@ def _find_column(columns: Sequence[str], names: Sequence[str], option: str, path
     column = next((name for name in names if name in columns), None)
     if column is None:
         raise InputError(
-            f"{path}: none of its columns is called {', '.join(names)}; say which one (options: "
-            f"{option}); its columns: {', '.join(columns)}"
+            f"{path}: no column is named {', '.join(names)}; "
+            f"set options: {option}; its columns: {', '.join(columns)}"
         )
     return column
 
@@ -260,7 +262,7 @@ def _is_image(feature: object) -> bool:
 
 
 def _image_bytes(value: Any, name: str) -> bytes:
-    """The bytes of an image that is in a row, or lies where the row says."""
+    """Return the bytes of an image that is in a row, or in the file that the row names."""
     record: dict[str, Any] = value if isinstance(value, dict) else {}
     if record.get("bytes") is not None:
         return record["bytes"]
@@ -272,7 +274,7 @@ def _image_bytes(value: Any, name: str) -> bytes:
 def _parse_targets(
     rows: Any, column: str, request: TargetWish | None, origin: str, name: Any
 ) -> Targets:
-    """The targets of a column, whose features may say what they are."""
+    """Parse the targets of a column, whose features may say what they are."""
     feature = rows.features[column]
     values = rows[column][:]
     missing = next((row for row, value in enumerate(values) if value is None), None)

@@ -1,4 +1,4 @@
-"""Image files in one folder per class, or beside their masks."""
+"""Image files in one folder per class, or with masks."""
 
 from __future__ import annotations
 
@@ -28,18 +28,19 @@ from preprocess.transient_errors import is_transient, read_file
 
 # How the names of images end, in whatever case.
 EXTENSIONS = frozenset(
-    ".apng .bmp .dib .gif .j2k .jfif .jp2 .jpe .jpeg .jpg .pbm .pcx .pgm .png .pnm .ppm .tga .tif .tiff "
+    ".apng .bmp .dib .gif .j2k .jfif .jp2 .jpe .jpeg .jpg .pbm .pcx .pgm .png .pnm .ppm .tga .tif "
+    ".tiff "
     ".webp".split()
 )
 _NOT_OURS = "__MACOSX"  # a folder that a Mac leaves in archives
 
 
 class FilePerSample:
-    """For sources whose samples are a file each.
+    """Mixin for sources whose samples are files.
 
     Attributes:
-        folder: in which all of them are.
-        unread: how many files beside them are not read, by the endings of their names.
+        folder: that holds them all.
+        unread: the number of other files, by extension.
     """
 
     folder = ""
@@ -47,35 +48,36 @@ class FilePerSample:
     _files: list[str]  # their paths in it
 
     def read(self, index: int) -> bytes:
-        """The bytes of the file; see :class:`~preprocess.base.Source`."""
+        """Read the bytes of the file; see :class:`~preprocess.base.Source`."""
         return read_file(self.path(index), lambda: self.name(index))
 
     def path(self, index: int) -> str:
-        """Give the path of the file, as the system has it."""
+        """Return the path of the file, as the system has it."""
         return os.path.join(self.folder, self._files[index])
 
     def name(self, index: int) -> str:
-        """The path of the file, printable."""
+        """Return the path of the file, printable."""
         return printable(self.path(index))
 
     def sample_ids(self) -> SampleIds:
-        """See :mod:`preprocess.fingerprint`."""
+        """Return the ids of the samples; see :mod:`preprocess.fingerprint`."""
         return identify_files(
             self._files, [os.path.join(self.folder, file) for file in self._files]
         )
 
 
 class ImageFolder(FilePerSample, RandomAccess):
-    """The images of ``folder/<class>/``, also in folders below; classes and files in alphabetical order.
+    """The images of ``folder/<class>/`` and its subfolders, in alphabetical order.
 
-    Hidden files and folders, and files with other extensions than ``EXTENSIONS``, are left out. Links to folders are
-    followed, but for those that lead back to a folder that they are in.
+    Hidden files and folders, and files with other extensions than ``EXTENSIONS``, are ignored.
+    Links to folders are followed, except those that form a cycle.
 
     Args:
         folder: holds one folder for each class.
 
     Raises:
-        InputError: no such folder, no class in it, a class without images, or a link that leads nowhere.
+        InputError: the folder is missing, holds no class or a class without images, or a link is
+            broken.
     """
 
     def __init__(self, folder: str | Path) -> None:
@@ -83,9 +85,7 @@ class ImageFolder(FilePerSample, RandomAccess):
         self.places = (self.folder,)
         folders = class_folders(folder)
         if not folders:
-            raise InputError(
-                f"{folder}: it has no folders; it must have one folder of images for each class"
-            )
+            raise InputError(f"{folder}: no folders here; each class needs a folder of images")
         self.classes = tuple(map(printable, folders))
         unread = {name: Counter[str]() for name in folders}
         files = [_images(os.path.join(self.folder, name), unread[name]) for name in folders]
@@ -94,7 +94,8 @@ class ImageFolder(FilePerSample, RandomAccess):
             if not images:
                 raise InputError(
                     f"{os.path.join(self.folder, name)}: no images in this class "
-                    f"(files that end in {', '.join(sorted(EXTENSIONS))}){_format_unread(unread[name])}"
+                    f"(files that end in "
+                    f"{', '.join(sorted(EXTENSIONS))}){_format_unread(unread[name])}"
                 )
         self._files = [
             os.path.join(name, file)
@@ -105,16 +106,18 @@ class ImageFolder(FilePerSample, RandomAccess):
 
 
 class MaskedImages(FilePerSample, TargetedSource):
-    """The images of a folder, and the mask of each in another folder, under the same name but for the extension.
+    """Images, and the mask of each in another folder under the same name without extension.
 
-    ``_mask`` at the end of a mask's name is left out of account. Masks are images too, or ``.npy`` files.
+    A trailing ``_mask`` in a mask's name is ignored. Masks are images too, or ``.npy`` files.
 
     Args:
-        images, masks: the folders.
-        coding: of the masks.
+        images: the folder of images.
+        masks: the folder of masks.
+        coding: the classes of mask pixels.
 
     Raises:
-        InputError: no images, an image without a mask, a mask without an image, two of one name, ...
+        InputError: there are no images, an image without a mask, a mask without an image, or two of
+            one name.
     """
 
     def __init__(self, images: str, masks: str, coding: PixelClasses) -> None:
@@ -151,21 +154,23 @@ def open_image_folder(
     *,
     target: TargetWish | None = None,
 ) -> tuple[Source, Source | None]:
-    """``path/<class>/``, or ``path/train/<class>/`` beside a folder for validation or testing.
+    """Open ``path/<class>/``, or ``path/train/<class>/`` beside other splits.
 
-    Parts are known by their usual names, in any case; see :mod:`preprocess.splits`.
+    Splits are found by their usual names, in any case; see :mod:`preprocess.splits`.
 
-    Images with masks lie in ``path/images`` and ``path/masks``, each perhaps in folders for training and validation, or
-    these in such folders.
+    Images with masks lie in ``path/images`` and ``path/masks``, each possibly in folders by split,
+    or these inside such folders.
 
     Args:
         path: of the folder.
-        images, masks: names of the folders with images and masks, where they are not these.
-        pixels: the number that each class has in masks; see :class:`preprocess.sources.masks.PixelClasses`.
-        target: what the targets are, where the spec says it.
+        images: the name of the folder of images.
+        masks: the name of the folder of masks.
+        pixels: the number of each class in masks; see
+            :class:`preprocess.sources.masks.PixelClasses`.
+        target: the ``data.target`` of the spec.
 
     Returns:
-        The training images and, where there is a folder for them, those for validation.
+        The training images and, if there is a folder for them, those for validation.
 
     Raises:
         InputError: the path is missing or holds neither.
@@ -181,7 +186,7 @@ def open_image_folder(
         )
     if pixels is not None:
         raise InputError(
-            f"{path}: pixels are an option of masks, and there is no folder masks (options: masks)"
+            f"{path}: pixels is an option for masks, and there is no folder masks (options: masks)"
         )
     folders = class_folders(path)
     if not _has_splits(path, folders):
@@ -208,7 +213,7 @@ def open_image_folder(
 
 
 def _has_splits(path: str, folders: list[str]) -> bool:
-    """Whether the folders in a folder are parts of the data, and not classes."""
+    """Return True if subfolders are splits of the data, not classes."""
     parts = {parse_split(name) for name in folders}
     if TRAIN in parts and any(
         class_folders(os.path.join(path, name)) for name in folders if parse_split(name) == TRAIN
@@ -218,10 +223,10 @@ def _has_splits(path: str, folders: list[str]) -> bool:
 
 
 def _check_classes(path: str, folders: list[str]) -> None:
-    """Refuse folders that are taken for classes and are hardly any.
+    """Refuse folders that would be classes but are probably splits.
 
     Raises:
-        InputError: they are parts of the data under other names, or each of them is divided into parts.
+        InputError: they are splits under other names, or each of them is divided into splits.
     """
     inside = {name: class_folders(os.path.join(path, name)) for name in folders}
     if not folders or not all(inside.values()):
@@ -229,22 +234,22 @@ def _check_classes(path: str, folders: list[str]) -> None:
     words = {find_split_word(name) for name in folders}
     if {TRAIN, TEST} <= words or (TRAIN in words and None not in words and len(words) > 1):
         raise InputError(
-            f"{path}: {', '.join(map(printable, folders[:5]))} look like parts of the data, not like "
-            "classes; name the folders train, validation and test, or say each in data.path, "
-            "data.validation and data.test"
+            f"{path}: {', '.join(map(printable, folders[:5]))} look like splits of the data, not like classes; name the folders train, "
+            f"validation and test, or set data.path, data.validation and data.test"
         )
     for name in folders:
         parts = {parse_split(below) for below in inside[name]}
         if None in parts or len(parts) < 2:
             return
     raise InputError(
-        f"{os.path.join(path, folders[0])}: it has the folders {', '.join(inside[folders[0]])}, which "
-        "are parts of the data; these should lie above the classes, as train/<class>"
+        f"{os.path.join(path, folders[0])}: it has the folders {', '.join(inside[folders[0]])}, "
+        f"which "
+        "are splits of the data; these must lie above the classes, as train/<class>"
     )
 
 
 def _has_masks(path: str, images: str, masks: str) -> bool:
-    """Whether a folder, or that for training in it, holds a folder of images, one of masks, and no other."""
+    """Return True if a folder, or its training split, holds just images and masks."""
     return any(
         set(class_folders(os.path.join(path, name))) == {images, masks}
         for name in ("", *(name for name in class_folders(path) if parse_split(name) == TRAIN))
@@ -273,7 +278,7 @@ def _open_masked(
 
 
 def _find_mask_folders(path: str, images: str, masks: str) -> dict[str, tuple[str, str]]:
-    """The folders of images and masks of each part: ``part/images`` and ``part/masks``, or ``images/part`` ..."""
+    """Find the folders of images and masks by split: ``split/images``, ``images/split``."""
     folders_of_split: dict[str, tuple[str, str]] = {}
     for part, name in find_splits(class_folders(path), path).items():
         pair = os.path.join(path, name, images), os.path.join(path, name, masks)
@@ -281,7 +286,7 @@ def _find_mask_folders(path: str, images: str, masks: str) -> dict[str, tuple[st
             folders_of_split[part] = pair
         elif part != TEST and any(map(os.path.isdir, pair)):
             missing = next(folder for folder in pair if not os.path.isdir(folder))
-            raise InputError(f"{missing}: no such folder; each image should have a mask")
+            raise InputError(f"{missing}: folder not found; each image needs a mask")
     if TRAIN in folders_of_split:
         return folders_of_split
     folders = os.path.join(path, images), os.path.join(path, masks)
@@ -296,51 +301,51 @@ def _find_mask_folders(path: str, images: str, masks: str) -> dict[str, tuple[st
 
 
 def _by_stem(folder: str, extensions: frozenset[str], unread: Counter[str]) -> dict[str, str]:
-    """The files below a folder by their names in it, without extension."""
+    """List the files below a folder by their relative names without extension."""
     files: dict[str, str] = {}
     for path in find_images(folder, (), unread, extensions):
         stem = os.path.splitext(os.path.relpath(path, folder))[0].removesuffix("_mask")
         first = files.setdefault(stem, path)
         if first != path:
-            raise InputError(
-                f"{path}: {first} has the same name; one of them must go, or be renamed"
-            )
+            raise InputError(f"{path}: {first} has the same name; remove or rename one of them")
     return files
 
 
 def check_folder(path: str) -> None:
-    """Complain of a path that is no folder."""
+    """Refuse a path that is not a folder."""
     if not os.path.exists(path):
-        raise InputError(f"{path}: no such folder")
+        raise InputError(f"{path}: folder not found")
     if not os.path.isdir(path):
         raise InputError(f"{path} is a file; it must be a folder")
 
 
 def class_folders(folder: str | Path) -> list[str]:
-    """The names of the folders in a folder that are not hidden, in alphabetical order.
+    """List the visible subfolders of a folder, in alphabetical order.
 
     Raises:
-        InputError: a link leads nowhere.
+        InputError: a link is broken.
     """
     return _scan(str(folder), inside=(os.path.realpath(folder),))[0]
 
 
 def _images(folder: str, unread: Counter[str]) -> list[str]:
-    """Paths of the images below a class's folder, relative to it, sorted."""
+    """List the images below a class's folder by relative path, sorted."""
     above = os.path.realpath(os.path.dirname(folder))
     return sorted(os.path.relpath(path, folder) for path in find_images(folder, (above,), unread))
 
 
 def describe_unread(source: object) -> str:
-    """Say in a line how many files beside those of a source are not read; nothing where there are none."""
+    """Describe how many files beside those of a source are not read; "" if none."""
     unread: Counter[str] | None = getattr(source, "unread", None)
     if not unread:
         return ""
     folder = printable(getattr(source, "folder", ""))
     count = unread.total()
     return (
-        f"{folder + ': ' if folder else ''}{counted(count, 'file')} {'is' if count == 1 else 'are'} not read, by the "
-        f"ending{'' if len(unread) == 1 else 's'} of {'its name' if count == 1 else 'their names'}: {_endings(unread)}"
+        f"{folder + ': ' if folder else ''}{counted(count, 'file')} "
+        f"{'is' if count == 1 else 'are'} not read, by the "
+        f"ending{'' if len(unread) == 1 else 's'} of "
+        f"{'its name' if count == 1 else 'their names'}: {_endings(unread)}"
     )
 
 
@@ -362,12 +367,13 @@ def find_images(
     unread: Counter[str],
     extensions: frozenset[str] = EXTENSIONS,
 ) -> Iterator[str]:
-    """The images in a folder and in those below it.
+    """Yield the paths of images in a folder and its subfolders.
 
     Args:
-        inside: the folders that the way has led through, by their paths without links.
-        unread: other files are counted in it, by the endings of their names.
-        extensions: the endings of images.
+        folder: to search.
+        inside: the real paths of the folders above it.
+        unread: counts other files, by extension.
+        extensions: of images.
     """
     inside = (*inside, os.path.realpath(folder))
     folders, files = _scan(folder, inside)
@@ -382,10 +388,10 @@ def find_images(
 
 
 def _scan(folder: str, inside: tuple[str, ...]) -> tuple[list[str], list[str]]:
-    """The folders in a folder, sorted, and its files; without hidden ones, and links that lead back to where they are.
+    """List the subfolders (sorted) and files of a folder, without hidden ones and cycles.
 
     Raises:
-        InputError: the folder cannot be read, or a link leads nowhere.
+        InputError: the folder cannot be read, or a link is broken.
     """
     folders = []
     files = []
@@ -415,12 +421,10 @@ def _leads_to_a_folder(link: str) -> bool:
             1
         ]:  # meant for a file: that an image is missing shows when it is read
             return False
-        raise InputError(
-            f"{link}: this link leads nowhere ({error.strerror}); mend it or remove it"
-        ) from error
+        raise InputError(f"{link}: broken link ({error.strerror}); repair or remove it") from error
 
 
 def _leads_back(link: str, inside: tuple[str, ...]) -> bool:
-    """Whether a link leads to a folder that holds one of those that it is inside of: a loop."""
+    """Return True if a link leads to a folder that contains it: a cycle."""
     target = os.path.join(os.path.realpath(link), "")
     return any(os.path.join(folder, "").startswith(target) for folder in inside)

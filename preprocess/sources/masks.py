@@ -1,4 +1,4 @@
-"""Masks in files of their own: images of one number a pixel, which is the pixel's class, or ``.npy`` arrays."""
+"""Masks: images of one number per pixel, the pixel's class, or ``.npy`` arrays."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ _LOSSY_IN_TIFF = ("jpeg", "tiff_jpeg", "webp")  # the same of compressions
 
 
 class UnfitMask(UnreadableImage):
-    """A mask that is not damaged, and yet its numbers mean nothing, or not what they mean in others."""
+    """A mask that is not damaged, but whose numbers have no meaning shared with other masks."""
 
 
 class DecodedMask(NamedTuple):
-    """What is in the file of a mask.
+    """The content of a mask's file.
 
     Attributes:
-        numbers: (height, width) integers; those of a palette are places in it.
-        palette: (colors, 3) uint8; None where there is none. Images of one bit have black and white.
-        is_grey: whether the numbers are grey levels of 8 bits.
+        numbers: (height, width) integers; those of a palette image are indices into it.
+        palette: (colors, 3) uint8; None without one. Images of one bit have black and white.
+        is_grey: True if the numbers are 8-bit gray levels.
     """
 
     numbers: np.ndarray
@@ -44,7 +44,7 @@ class DecodedMask(NamedTuple):
     is_grey: bool = False
 
     def colors(self) -> dict[int, Color]:
-        """The color of each number that occurs; none without a palette."""
+        """Return the color of each number that occurs; {} without a palette."""
         if self.palette is None:
             return {}
         used = [number for number in np.unique(self.numbers).tolist() if number < len(self.palette)]
@@ -52,13 +52,13 @@ class DecodedMask(NamedTuple):
 
 
 def decode_mask(data: bytes) -> DecodedMask:
-    """Decode a mask, turned as its EXIF orientation says, as its image is.
+    """Decode a mask and apply its EXIF orientation, as for its image.
 
     Args:
-        data: an image file, or a ``.npy`` file.
+        data: the bytes of an image file or a ``.npy`` file.
 
     Raises:
-        BadImage: it is damaged, or has several numbers for each pixel.
+        UnreadableImage: it is damaged, or has several numbers for each pixel.
         UnfitMask: its format changes numbers.
     """
     if is_npy(data):
@@ -103,16 +103,17 @@ def _color(palette: np.ndarray, number: int) -> Color:
 
 
 def plain_mask(pixels: np.ndarray) -> np.ndarray:
-    """A mask as (height, width) of an integer type.
+    """Return a mask as (height, width) of an integer dtype.
 
     Raises:
-        BadImage: it is something else.
+        UnreadableImage: it is something else.
     """
     if pixels.ndim == 3 and pixels.shape[2] == 1:
         pixels = pixels[:, :, 0]
     if pixels.ndim != 2 or pixels.dtype.kind not in "iub":
         raise UnreadableImage(
-            f"its mask is {pixels.shape} of {pixels.dtype}; it should have one whole number for each pixel, "
+            f"its mask is {pixels.shape} of {pixels.dtype}; it should have one whole number for "
+            f"each pixel, "
             "its class: a greyscale or palette image, or an array (height, width) of integers"
         )
     if pixels.dtype.kind == "b":
@@ -121,17 +122,17 @@ def plain_mask(pixels: np.ndarray) -> np.ndarray:
 
 
 class PixelClasses:
-    """Which number in a mask is which class.
+    """The mapping from numbers in a mask to classes.
 
     Args:
-        values: the number of each class, ascending or not; none where each number that is in any mask is a class.
+        values: the number of each class, in any order; empty if each number in any mask is a class.
         names: of the classes.
-        ignore: the number of pixels that count for nothing; None where there are none.
-        colors: the color that each number has in palettes, as far as that is known.
-        by_grey: whether the grey level of a color is its number, and not its place in the palette.
+        ignore: the number of ignored pixels; None if there are none.
+        colors: the color that each number has in palettes, if known.
+        by_grey: True if a color's gray level is its number, not its index in the palette.
 
     Raises:
-        InputError: that number is one of a class.
+        InputError: ``ignore`` is the number of a class.
     """
 
     def __init__(
@@ -144,8 +145,9 @@ class PixelClasses:
     ) -> None:
         if ignore is not None and ignore in values:
             raise InputError(
-                f"data.target: ignore: {ignore} is the value of the class {names[values.index(ignore)]}; "
-                "it should be that of pixels of no class"
+                f"data.target: ignore: {ignore} is the value of the class "
+                f"{names[values.index(ignore)]}; "
+                "it must be the value of pixels of no class"
             )
         self.names = tuple(names)
         self.ignore = ignore
@@ -159,14 +161,14 @@ class PixelClasses:
     def from_options(
         cls, pixels: Mapping[str, int] | None, target: TargetWish | None
     ) -> PixelClasses:
-        """As a spec says it.
+        """Create the mapping from a spec.
 
         Args:
-            pixels: the option of this name: the number that each class has in the masks, by the name of the class.
-            target: its ``data.target``, whose classes have numbers from 0 on where there are no ``pixels``.
+            pixels: the option of this name: the number of each class in masks.
+            target: the ``data.target``, whose classes have numbers from 0 without ``pixels``.
 
         Raises:
-            InputError: the pixels are no numbers of their own.
+            InputError: the pixels are not distinct integers from 0.
         """
         request = target or TargetWish("mask")
         if pixels is None:
@@ -174,7 +176,8 @@ class PixelClasses:
             return cls(range(count), request.names or list(map(str, range(count))), request.ignore)
         if not isinstance(pixels, Mapping) or len(pixels) < 2:
             raise InputError(
-                f"pixels: {pixels} should give each class a pixel value, like {{sky: 0, cloud: 255}}"
+                f"pixels: {pixels} should give each class a pixel value, like "
+                f"{{sky: 0, cloud: 255}}"
             )
         values = list(pixels.values())
         is_wrong = any(
@@ -182,12 +185,12 @@ class PixelClasses:
         )
         if is_wrong or len(set(values)) < len(values):
             raise InputError(
-                f"pixels: {dict(pixels)} should give each class a whole number of its own, from 0"
+                f"pixels: {dict(pixels)} should give each class a different integer from 0"
             )
         return cls(values, list(map(str, pixels)), request.ignore)
 
     def of_palettes(self, colors: Mapping[int, Color], by_grey: bool) -> PixelClasses:
-        """The same for masks whose palettes are known."""
+        """Return the same classes for masks whose palettes are known."""
         values = self._values.tolist()
         return PixelClasses(values, self.names, self.ignore, colors, by_grey)
 
@@ -197,10 +200,10 @@ class PixelClasses:
         return tuple(self._values.tolist())
 
     def numbers(self, mask: DecodedMask) -> np.ndarray:
-        """The numbers of a mask, which mean the same in all masks.
+        """Return the numbers of a mask, (height, width), with the same meaning in all masks.
 
         Raises:
-            UnfitMask: a number has another color in its palette than in that of others, or a color is not grey.
+            UnfitMask: a number has another color than in other masks, or a color is not gray.
         """
         if mask.palette is None:
             return mask.numbers
@@ -208,7 +211,8 @@ class PixelClasses:
             wrong = {number: one for number, one in mask.colors().items() if len({*one}) > 1}
             if wrong:
                 raise UnfitMask(
-                    "the palettes of masks differ, so grey levels are the numbers, and its mask has the color "
+                    "the palettes of masks differ, so grey levels are the numbers, and its mask "
+                    "has the color "
                     f"{next(iter(wrong.values()))}"
                 )
             return mask.palette[:, 0][mask.numbers.clip(max=len(mask.palette) - 1)]
@@ -218,22 +222,29 @@ class PixelClasses:
             if (mask.numbers == number).any():
                 raise UnfitMask(
                     f"the palettes of masks differ: the value {number} has the color "
-                    f"{_color(mask.palette, number)} in this one and {color} in others; save all masks with one "
+                    f"{_color(mask.palette, number)} in this one and {color} in others; save all "
+                    f"masks with one "
                     "palette, or as greyscale images of the values"
                 )
         return mask.numbers
 
     @property
     def spec(self) -> TargetSpec:
-        """The description of such masks."""
+        """The target spec of such masks."""
         ignore = self.ignore if self._is_plain or self.ignore is None else _IGNORED
         return TargetSpec("mask", len(self.names), self.names, ignore=ignore)
 
     def apply(self, mask: np.ndarray) -> np.ndarray:
-        """The classes of the pixels; where the numbers are the classes, whoever reads the mask checks them.
+        """Map numbers to classes; plain numbers are checked when the mask is read.
+
+        Args:
+            mask: (height, width) integers.
+
+        Returns:
+            (height, width) integers, the classes.
 
         Raises:
-            BadImage: a pixel has a number that is no class.
+            UnreadableImage: a pixel has a number of no class.
         """
         if self._is_plain:
             return mask
@@ -255,26 +266,27 @@ class PixelClasses:
             " ..." if len(self._values) > 5 else ""
         )
         return UnreadableImage(
-            f"its mask has the value {mask[row, column]} at row {row}, column {column}; the values of the "
+            f"its mask has the value {mask[row, column]} at row {row}, column {column}; the "
+            f"values of the "
             f"{len(self.names)} classes are {listed_values}"
         )
 
 
 class Masks:
-    """The masks of a source, encoded.
+    """The encoded masks of a source.
 
     Args:
-        count: how many.
-        classes: as they are said, or those that the masks for training have; without any, all are looked at.
-        name: what to call a mask, by its number.
-        content: a mask as it lies there: the bytes of an image file or a ``.npy`` file, or numbers. Raises BadSample
-            where it cannot be read.
+        count: number of masks.
+        classes: from the options, or those of the training masks; if empty, all masks are read.
+        name: returns the name of a mask, by index.
+        content: returns a mask as it is stored: the bytes of an image or ``.npy`` file, or numbers.
+            Raises UnreadableSample.
 
     Attributes:
-        classes: which number is which class.
+        classes: the classes of mask pixels.
 
     Raises:
-        InputError: one cannot be read, where all are looked at.
+        InputError: all masks are read, and one cannot be.
     """
 
     def __init__(
@@ -293,14 +305,14 @@ class Masks:
 
     @property
     def spec(self) -> TargetSpec:
-        """The description of the masks."""
+        """The target spec of the masks."""
         return self.classes.spec
 
     def read(self, index: int) -> np.ndarray:
-        """The classes of the pixels of a mask, (height, width).
+        """Read the classes of a mask's pixels, (height, width) integers.
 
         Raises:
-            BadSample: it cannot be read, or has a pixel of no class.
+            UnreadableSample: it cannot be read, or has a pixel of no class.
         """
         mask = self.read_numbers(index)
         try:
@@ -309,7 +321,7 @@ class Masks:
             raise UnreadableSample(self.name(index), str(error)) from error
 
     def hashes(self, keys: np.ndarray) -> dict[str, np.ndarray]:
-        """What some of the masks are known by; see :mod:`preprocess.fingerprint`."""
+        """Hash some of the masks; see :mod:`preprocess.fingerprint`."""
         content = np.full(len(keys), NOT_READ, np.uint64)
         rows = select_rows(len(keys))
         for row in rows.tolist():
@@ -318,10 +330,10 @@ class Masks:
         return {"content": content}
 
     def read_numbers(self, index: int) -> np.ndarray:
-        """The numbers of a mask.
+        """Read the numbers of a mask, (height, width) integers.
 
         Raises:
-            BadSample: it cannot be read, or is none.
+            UnreadableSample: it cannot be read, or is not a mask.
         """
         try:
             return self.classes.numbers(self._decoded(index))
@@ -335,10 +347,10 @@ class Masks:
         return decode_mask(content)
 
     def _check_palettes(self, count: int, classes: PixelClasses) -> PixelClasses:
-        """The classes that are told, once a few masks have been compared.
+        """Compare the palettes of a few masks; return the classes with what was learned.
 
         Raises:
-            InputError: their palettes differ, or their format changes numbers.
+            InputError: palettes differ, or their format changes numbers.
         """
         palettes = _Palettes(classes.colors, classes.ignore)
         for index in select_rows(count, _PALETTES).tolist():
@@ -364,7 +376,7 @@ class Masks:
         return classes.of_palettes({} if by_grey else palettes.colors, by_grey)
 
     def _find_classes(self, count: int, requested: PixelClasses) -> PixelClasses:
-        """The numbers that are in any mask."""
+        """Find the numbers that occur in any mask."""
         values: set[int] = set()
         palettes = _Palettes({}, requested.ignore)
         for index in range(count):
@@ -378,16 +390,17 @@ class Masks:
                 else:
                     named = f"{self.name(index)}: {error}"
                 raise InputError(
-                    f"{named} (all masks are read, to find the classes, unless data.target or "
-                    "options: pixels says them)"
+                    f"{named} (all masks are read to find the classes unless "
+                    "data.target or options: pixels gives them)"
                 ) from error
             palettes.add(mask, self.name(index))
             if mask.palette is None:
                 values.update(np.unique(mask.numbers).tolist())
             if len(values | {*palettes.colors}) > _MAX_CLASSES:
                 raise InputError(
-                    f"{self.name(index)}: with this mask there are more than {_MAX_CLASSES} values of pixels; "
-                    "are they classes? say so in data.target, or in options: pixels"
+                    f"{self.name(index)}: with this mask there are more than {_MAX_CLASSES} "
+                    f"values of pixels; "
+                    "if they are classes, set data.target or options: pixels"
                 )
         by_grey = bool(palettes.difference)
         levels = palettes.grey_levels()
@@ -397,8 +410,8 @@ class Masks:
         values -= {requested.ignore}
         if len(values) < 2:
             raise InputError(
-                f"{self.name(0)}: all pixels of all masks have the value {', '.join(map(str, values))}; "
-                "at least two classes are needed"
+                f"{self.name(0)}: all pixels of all masks have the value "
+                f"{', '.join(map(str, values))}; at least two classes are required"
             )
         colors = {} if by_grey else palettes.colors
         names = [str(value) for value in sorted(values)]
@@ -406,16 +419,16 @@ class Masks:
 
 
 class _Palettes:
-    """Compares the palettes of masks, as far as their colors are used.
+    """Comparison of the palettes of masks, for the colors that are used.
 
     Args:
-        colors: that numbers are known to have.
-        ignore: the number of pixels that count for nothing.
+        colors: known colors of numbers.
+        ignore: the number of ignored pixels.
 
     Attributes:
-        colors: the color of each number that occurs in masks with a palette.
-        difference: where palettes differ, in words; empty where they do not.
-        is_ambiguous: whether a number that is a color in some masks may be the number or its grey level in others.
+        colors: the color of each number that occurs in palette masks.
+        difference: how palettes differ; empty if they do not.
+        is_ambiguous: True if a number may be an index in some masks and a gray level in others.
     """
 
     def __init__(self, colors: Mapping[int, Color], ignore: int | None) -> None:
@@ -446,14 +459,15 @@ class _Palettes:
                 self._differ(origin, number, (level, level, level), first_mask)
 
     def grey_levels(self) -> set[int] | None:
-        """The grey levels of all colors that occur; None where some are not grey."""
+        """Return the gray levels of all colors that occur; None if some are not gray."""
         if any(len({*color}) > 1 for color in self._used):
             return None
         return {color[0] for color in self._used}
 
     def _differ(self, name: str, number: int, color: Color, contrast: str) -> None:
         self.difference = self.difference or (
-            f"{name}: the palettes of masks differ: the value {number} is the color {color} here, and {contrast}; "
+            f"{name}: the palettes of masks differ: the value {number} is the color {color} here, "
+            f"and {contrast}; "
             "save all masks with one palette, or as greyscale images of the values"
         )
 
@@ -471,7 +485,7 @@ class MaskFiles(Masks):
         super().__init__(len(files), classes, self._files.__getitem__, self._read)
 
     def select(self, rows: np.ndarray) -> MaskFiles:
-        """Those of some samples."""
+        """Return the masks of the samples ``rows``, (m,) integers."""
         return MaskFiles([self._files[row] for row in rows.tolist()], self.classes)
 
     def hashes(self, keys: np.ndarray) -> dict[str, np.ndarray]:  # noqa: D102 - Masks says it

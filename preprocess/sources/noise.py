@@ -1,4 +1,4 @@
-"""A data set that is made up: small images of noise, for runs whose networks are emulated."""
+"""Synthetic data: small images of noise, for runs whose networks are emulated."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ class Noise(RandomAccess):
     """Images of noise, whose classes take turns.
 
     Args:
-        samples: how many.
-        classes: how many.
-        size: pixels of a side.
+        samples: their number.
+        classes: their number.
+        size: of a side, in pixels.
     """
 
     def __init__(self, samples: int, classes: int, size: int) -> None:
@@ -24,11 +24,11 @@ class Noise(RandomAccess):
         self._images = np.random.default_rng(0).integers(0, 256, (_IMAGES, size, size, 1), np.uint8)
 
     def read(self, index: int) -> np.ndarray:
-        """See :class:`~preprocess.base.Source`."""
+        """Return an image, (size, size, 1) uint8; see :class:`~preprocess.base.Source`."""
         return self._images[index % _IMAGES]
 
     def name(self, index: int) -> str:
-        """See :class:`~preprocess.base.Source`."""
+        """Return a sample's name; see :class:`~preprocess.base.Source`."""
         return f"noise {index}"
 
 
@@ -39,10 +39,10 @@ def open_noise(
     classes: int = 10,
     size: int = 8,
 ) -> tuple[Noise, Noise | None]:
-    """So many samples for training, and for validation.
+    """Open ``samples`` training and ``validation`` validation samples.
 
     Raises:
-        InputError: a number is no whole one, or too small.
+        InputError: a number is not an integer, or too small.
     """
     for name, value, minimum in (
         ("samples", samples, 1),

@@ -1,8 +1,8 @@
-"""Data sets in a few large files (shards) of many records, each read from front to back.
+"""Data sets in a few large files (shards) of many records, read sequentially.
 
-A shard is scanned once for where its records lie and what their labels are; the result is kept in a hidden
-file beside the shards where that folder can be written to, and is used while names, sizes and times are the
-same. After that a record is read by its offset, so a position in an epoch is a number and not the state of a
+A shard is scanned once for the offsets and targets of its records. The index is stored in a hidden
+file beside the shards if that folder is writable, and used as long as names, sizes and times are
+the same. Records are then read by offset, so a position in an epoch is a number, not the state of a
 reader.
 """
 
@@ -58,9 +58,10 @@ class Record(NamedTuple):
     """A record of a shard.
 
     Attributes:
-        offset, size: of it in the shard, in bytes.
-        value: its target as it is in the file; of a mask, offset and size of its image in the shard.
-        weight: None where it has none.
+        offset: in the shard, in bytes.
+        size: in bytes.
+        value: its target as in the file; of a mask, offset and size of its image in the shard.
+        weight: None if it has none.
     """
 
     offset: int
@@ -75,13 +76,13 @@ class ShardIndex:
 
     Attributes:
         shards: the paths.
-        starts: (shards + 1,): records ``starts[i]`` to ``starts[i + 1]`` are in shard i.
+        starts: (shards + 1,) integers: records ``starts[i]`` to ``starts[i + 1]`` are in shard i.
         offsets: (records,) in bytes.
         sizes: (records,) in bytes.
-        values: (records,) the targets as they are in the file, integers, floats or text; (records, numbers) where each
-            has several; where they have differently many, one after another.
-        lengths: (records,) how many numbers of ``values`` belong to each record; empty where all have as many.
-        weights: (records,) float64; empty where they have none.
+        values: (records,) targets as in the file: integers, floats or text; (records, numbers) if
+            each has several; concatenated if their lengths differ.
+        lengths: (records,) how many of ``values`` belong to each record; empty if all have as many.
+        weights: (records,) float64; empty if there are none.
     """
 
     shards: tuple[str, ...]
@@ -94,38 +95,38 @@ class ShardIndex:
 
 
 class Format(Protocol):
-    """What is particular to one kind of shard."""
+    """The interface of one kind of shard."""
 
     pattern: str  # of the names of the files, a regular expression
 
     def scan(self, shard: str) -> Iterable[Record]:
-        """The records of a shard, in order.
+        """Yield the records of a shard, in order.
 
         Raises:
             InputError: the shard is damaged, or a record has no target.
         """
 
     def image(self, record: bytes) -> bytes | np.ndarray:
-        """The image file in a record, or its array.
+        """Return the image file in a record, or its array.
 
         Raises:
-            BadImage: the record is damaged or has none.
+            UnreadableImage: the record is damaged or has none.
         """
 
 
 class Shards(TargetedSource):
-    """The records of some shards; a class is a distinct label, in ascending order.
+    """The records of some shards; classes are the distinct labels, ascending.
 
     Args:
         shards: the paths, in order.
-        form: how to read them; its ``repr`` tells its options.
-        buffer: records among which the next one of an epoch is drawn.
-        target: what the targets are, where the spec says it.
-        masks: how they are coded.
-        are_lists: whether targets are lists of labels, even where all lists are equally long.
+        form: how to read them; its ``repr`` identifies its options.
+        buffer: size of the shuffle buffer, in records.
+        target: the ``data.target`` of the spec.
+        masks: the classes of mask pixels.
+        are_lists: True if targets are lists of labels, even if all lists are equally long.
 
     Attributes:
-        are_lists: whether targets are lists of labels.
+        are_lists: True if targets are lists of labels.
     """
 
     def __init__(
@@ -156,7 +157,7 @@ class Shards(TargetedSource):
         super().__init__(targets, weights, count)
 
     def read(self, index: int) -> bytes | np.ndarray:
-        """The image file of a record, or its array; see :class:`~preprocess.base.Source`."""
+        """Read the image file of a record, or its array; see :class:`~preprocess.base.Source`."""
         record = self._piece(index, int(self._index.offsets[index]), int(self._index.sizes[index]))
         try:
             return self._form.image(record)
@@ -164,14 +165,17 @@ class Shards(TargetedSource):
             raise UnreadableSample(self.name(index), str(error)) from None
 
     def name(self, index: int) -> str:
-        """The shard and the number of the record in it, from 0."""
+        """Return the shard and the number of the record in it, from 0."""
         shard = self._shard(index)
         return printable(f"{self._index.shards[shard]}[{index - self._index.starts[shard]}]")
 
     def order(self, seed: int, epoch: int) -> np.ndarray:
-        """Shards in random order, each from front to back, through a shuffle buffer.
+        """Return shards in random order, each front to back, through a shuffle buffer.
 
-        So reading stays within the length of the buffer of a front that moves through each shard once.
+        So reading stays within the buffer's length of a front that passes through each shard once.
+
+        Returns:
+            (n,) int64.
         """
         rng = rng_for(seed, ORDER, epoch)
         starts = self._index.starts
@@ -182,7 +186,7 @@ class Shards(TargetedSource):
         return shuffle(np.concatenate(front), self._buffer, rng)
 
     def sample_ids(self) -> SampleIds:
-        """Large records are known by their shards and places; see :mod:`preprocess.fingerprint`."""
+        """Return the ids of the samples; shard and position identify large records."""
         sizes = self._index.sizes
         names = None
         if sizes.sum() > FULL_READ_BYTES:
@@ -199,14 +203,14 @@ class Shards(TargetedSource):
 
     @cached_property
     def _open(self) -> OrderedDict[int, int]:
-        """The files that are open: in another process their descriptors mean other files, or none."""
+        """The open file descriptors, which other processes do not share."""
         return OrderedDict()
 
     def _shard(self, index: int) -> int:
         return int(np.searchsorted(self._index.starts, index, side="right")) - 1
 
     def mask(self, index: int) -> bytes:
-        """The file that a record has for a target: where it lies is the target's value."""
+        """Read the file of a record's mask, whose location is the target's value."""
         return self._piece(index, *self._index.values[index].tolist())
 
     def _piece(self, index: int, offset: int, size: int) -> bytes:
@@ -222,7 +226,7 @@ class Shards(TargetedSource):
                 os.close(self._open.pop(shard))
 
     def _file(self, shard: int) -> int:
-        """A descriptor of the shard; those used longest ago are closed."""
+        """Return a descriptor of the shard; the least recently used one is closed."""
         if shard not in self._open:
             self._open[shard] = os.open(self._index.shards[shard], os.O_RDONLY)
             if len(self._open) > OPEN_FILES:
@@ -238,7 +242,7 @@ def _parse_targets(
     name: Callable[[int], str],
     are_lists: bool,
 ) -> Targets:
-    """The targets of an index: a single integer or text is a class, unless the spec says otherwise."""
+    """Parse the targets of an index; single integers or text are classes by default."""
     if are_lists:
         if request is not None and request.kind != "multilabel":
             raise InputError(
@@ -250,7 +254,7 @@ def _parse_targets(
 
 
 def _are_lists(index: ShardIndex, request: TargetWish | None) -> bool:
-    """Whether targets are lists of labels, and not a zero or one for each label."""
+    """Return True if targets are lists of labels, not a zero or one per label."""
     if len(index.lengths):
         return True
     is_multilabel = request is not None and request.kind == "multilabel"
@@ -260,7 +264,7 @@ def _are_lists(index: ShardIndex, request: TargetWish | None) -> bool:
 
 
 def _label_sets(index: ShardIndex) -> list[set[object]]:
-    """The labels of each record, where records have lists of them."""
+    """Return the labels of each record, if records have lists of them."""
     values = index.values
     if values.dtype.kind == "f" and (values == np.floor(values)).all():
         values = values.astype(np.int64)
@@ -272,10 +276,10 @@ def _label_sets(index: ShardIndex) -> list[set[object]]:
 
 
 def shuffle(sequence: np.ndarray, buffer: int, rng: np.random.Generator) -> np.ndarray:
-    """What leaves a buffer that a sequence runs through, when a random occupant makes room for the next.
+    """Pass a sequence through a shuffle buffer: each step draws one item and adds the next.
 
-    An item at place i leaves at place i - buffer + 1 or later. A buffer of 1 changes nothing, one as large as
-    the sequence gives a uniformly random permutation.
+    An item at index i leaves at index i - buffer + 1 or later. A buffer of 1 changes nothing; one
+    as long as the sequence gives a uniformly random permutation.
 
     >>> shuffle(np.arange(5), 1, np.random.default_rng(0)).tolist()
     [0, 1, 2, 3, 4]
@@ -296,15 +300,17 @@ def shuffle(sequence: np.ndarray, buffer: int, rng: np.random.Generator) -> np.n
 
 
 def find_shards(path: str, pattern: str) -> tuple[list[str], list[str]]:
-    """The shards for training and for validation that a path means.
+    """Find the training and validation shards at a path.
 
     Args:
-        path: a shard; or a pattern of shards, with ``*`` or ``{000..127}``; or a folder of shards. They may be in
-            folders for the parts of the data, or have the names of these in theirs; see :mod:`preprocess.splits`.
-        pattern: of the file names, a regular expression that is looked for.
+        path: a shard; or a pattern of shards, with ``*`` or ``{000..127}``; or a folder of shards,
+            which may be in folders by split, or have the split in their names; see
+            :mod:`preprocess.splits`.
+        pattern: a regular expression for file names.
 
     Raises:
-        InputError: there are none, some of a numbered set are missing, or their names leave open which are for training.
+        InputError: there are none, a numbered one is missing, or names do not show which are for
+            training.
     """
     if not os.path.isdir(path):
         found = sorted(found for name in _expand(path) for found in _matching(name))
@@ -334,7 +340,7 @@ def _shards_in(folder: str, pattern: str) -> list[str]:
 
 
 def _by_name(path: str, shards: list[str]) -> tuple[list[str], list[str]]:
-    """Shards whose names say to which part of the data they belong; all of them where they say nothing of it."""
+    """Divide shards by the split in their names; all are for training if none has one."""
     parts: dict[str, list[str]] = {}
     for shard in shards:
         parts.setdefault(find_split_word(os.path.basename(shard)) or "", []).append(shard)
@@ -347,11 +353,13 @@ def _by_name(path: str, shards: list[str]) -> tuple[list[str], list[str]]:
             return shards, []
         raise InputError(
             f"{path}: the names of some shards say {' or '.join(sorted(filter(None, parts)))}, and "
-            f"{os.path.basename(parts[''][0])} says nothing; all should say train, validation or test"
+            f"{os.path.basename(parts[''][0])} says nothing; all must contain train, "
+            f"validation or test"
         )
     if TRAIN not in parts:
         raise InputError(
-            f"{path}: no name of a shard says train, and some say {' or '.join(sorted(parts))}; name the "
+            f"{path}: no name of a shard says train, and some say {' or '.join(sorted(parts))}; "
+            f"name the "
             "shards for training in data.path"
         )
     held_out, _ = choose_held_out({part: part for part in parts if part})
@@ -359,7 +367,7 @@ def _by_name(path: str, shards: list[str]) -> tuple[list[str], list[str]]:
 
 
 def _expand(path: str) -> list[str]:
-    """``a{08..10}`` as webdataset writes it: a08, a09, a10."""
+    """Expand ``a{08..10}`` as webdataset writes it: a08, a09, a10."""
     braces = re.search(r"\{(\d+)\.\.(\d+)\}", path)
     if braces is None:
         return [path]
@@ -378,7 +386,7 @@ def _matching(path: str) -> list[str]:
         return [path]
     matches = glob.glob(path)
     if not matches:
-        raise InputError(f"{path}: no such file")
+        raise InputError(f"{path}: file not found")
     return matches
 
 
@@ -393,7 +401,7 @@ _COLUMNS = (
 
 
 def load_index(shards: tuple[str, ...], form: Format) -> ShardIndex:
-    """The index of some shards: the one that was kept, if it fits, or a new one, which is kept."""
+    """Load the stored index of some shards if it fits; else scan them and store it."""
     names = hashlib.sha256(encode_name("\n".join(map(os.path.basename, shards)))).hexdigest()[:16]
     path = os.path.join(os.path.dirname(shards[0]), f".index-{names}.npz")
     identity = _identity(shards, form)
@@ -405,7 +413,7 @@ def load_index(shards: tuple[str, ...], form: Format) -> ShardIndex:
 
 
 def _identity(shards: tuple[str, ...], form: Format) -> str:
-    """What the index depends on: it is made anew when any of it has changed."""
+    """Return what the index depends on; it is rebuilt when this changes."""
     stats = [os.stat(shard) for shard in shards]
     return json.dumps([_VERSION, repr(form), [(stat.st_size, stat.st_mtime_ns) for stat in stats]])
 
@@ -421,7 +429,7 @@ def _load_saved(path: str, shards: tuple[str, ...], identity: str) -> ShardIndex
 
 
 def _is_lossy(values: np.ndarray) -> bool:
-    """Whether text may have lost what was no UTF-8, so that labels look the same that are not."""
+    """Return True if text may have lost bytes that are not UTF-8, so that labels look equal."""
     return values.dtype.kind == "U" and bool((np.char.find(values, "\ufffd") >= 0).any())
 
 
@@ -457,13 +465,13 @@ def _scan(shards: tuple[str, ...], form: Format) -> ShardIndex:
 
 
 def _columns(shard: str, values: Sequence[Value]) -> tuple[np.ndarray, np.ndarray]:
-    """The targets of all records, and how many numbers each has, where that differs."""
+    """Return the targets of all records, and the length of each if they differ."""
     are_lists = any(isinstance(value, tuple) for value in values)
     lists = [value if isinstance(value, tuple) else (value,) for value in values]
     numbers = [value for numbers_of_record in lists for value in numbers_of_record]
     if len({isinstance(value, str) for value in numbers}) > 1:
         raise InputError(
-            f"{shard}: some labels are numbers and some are text; all must be of one kind"
+            f"{shard}: labels are partly numbers and partly text; all must be of one kind"
         )
     if not are_lists:
         return np.array(values), np.empty(0, np.int64)
@@ -478,7 +486,7 @@ def _columns(shard: str, values: Sequence[Value]) -> tuple[np.ndarray, np.ndarra
 def open_shards(
     form: Format, path: str, buffer: int, target: TargetWish | None, masks: PixelClasses
 ) -> tuple[Shards, Shards | None]:
-    """The training records at a path and, where there are some, those for validation."""
+    """Open the training records at a path and, if there are some, validation records."""
     train, held_out = find_shards(path, form.pattern)
     train_shards = Shards(train, form, buffer, target, masks)
     if not held_out:

@@ -1,8 +1,8 @@
-"""Samples that a table lists: rows of features, or files whose paths stand in a column.
+"""Samples listed in a table: rows of features, or files whose paths are in a column.
 
-The table is a CSV or a Parquet file. Paths are relative to its folder. Columns may also say to which part of the data
-a row belongs, which rows must stay together when some are held out, and of what there should be the same share in all
-parts.
+The table is a CSV or a Parquet file. Paths are relative to its folder. Columns may also give the
+split of a row, a group whose rows stay together when some are held out, and a stratum whose rows
+are divided evenly.
 """
 
 from __future__ import annotations
@@ -54,16 +54,19 @@ _SMALL = 256  # numbers below it are kept as float32
 
 @dataclass(frozen=True)
 class Columns:
-    """What the columns of a table are for.
+    """The roles of a table's columns.
 
     Attributes:
         inputs: the column of paths, or those of the features.
-        is_paths: which of the two it is.
+        is_paths: True if it is a column of paths.
         targets: one column or more.
-        weights, split, group, stratify: a column each, or None.
-        separator: between the labels of a single column of many labels.
-        masks: what the options say of masks.
-        delimiter: between the cells of a CSV file, where the options say it.
+        weights: a column, or None.
+        split: a column, or None.
+        group: a column, or None.
+        stratify: a column, or None.
+        separator: between the labels of a single multilabel column.
+        masks: the classes of mask pixels.
+        delimiter: between the cells of a CSV file, if given in the options.
     """
 
     inputs: tuple[str, ...]
@@ -79,7 +82,7 @@ class Columns:
 
     @property
     def non_inputs(self) -> tuple[str, ...]:
-        """The columns that are no inputs."""
+        """The columns that are not inputs."""
         return (
             *self.targets,
             *(name for name in (self.weights, self.split, self.group, self.stratify) if name),
@@ -91,15 +94,15 @@ class TableRows(TargetedSource):
 
     Args:
         table: all rows.
-        rows: those of this part of the data.
-        columns: what is where.
+        rows: (n,) integers, those of this split.
+        columns: the roles of the columns.
         targets: of all rows.
 
     Attributes:
-        columns: what is where.
-        row_numbers: (samples,) of the rows in the table, from 0.
-        groups: (samples,) of integers; samples of one group stay together. Only with a column for it.
-        strata: (samples,) of integers; each is split by itself. Only with a column for it.
+        columns: the roles of the columns.
+        row_numbers: (n,) integers, the rows in the table, from 0.
+        groups: (n,) integers; samples of one group stay together. Only with a column for it.
+        strata: (n,) integers; each is split separately. Only with a column for it.
     """
 
     def __init__(
@@ -135,7 +138,7 @@ class TableRows(TargetedSource):
 
 
 class FeatureRows(TableRows):
-    """Rows whose inputs stand in the table: (features,) float32 each, or float64 where numbers are large."""
+    """Rows of features, (features,) float32 each, or float64 if numbers are large."""
 
     def __init__(
         self, table: Table, rows: np.ndarray, columns: Columns, targets: Targets | MaskFiles
@@ -144,15 +147,15 @@ class FeatureRows(TableRows):
         self._features = _features(table, columns.inputs)[rows]
 
     def read(self, index: int) -> np.ndarray:
-        """The features of a row."""
+        """Return the features of a row, (features,)."""
         return self._features[index].copy()
 
     def name(self, index: int) -> str:
-        """The row."""
+        """Return the row."""
         return self._row(index)
 
     def sample_ids(self) -> SampleIds:
-        """A row is known by its features, in whatever order their columns stand; see :mod:`preprocess.fingerprint`."""
+        """Return the ids of the samples, hashes of their features in any column order."""
         columns = sorted(range(len(self.columns.inputs)), key=self.columns.inputs.__getitem__)
         return SampleIds(
             hash_rows(self._features[:, columns].astype(np.float32)),
@@ -174,15 +177,15 @@ class FileRows(TableRows):
         self._files = [names[row] for row in rows]
 
     def read(self, index: int) -> bytes | np.ndarray:
-        """The bytes of the file, or its array."""
+        """Read the bytes of the file, or its array."""
         return _read_file(os.path.join(self.folder, self._files[index]), self.name(index))
 
     def name(self, index: int) -> str:
-        """The row and the file."""
+        """Return the row and the file."""
         return f"{self._row(index)}: {self._files[index]}"
 
     def sample_ids(self) -> SampleIds:
-        """A row is known by its file; see :mod:`preprocess.fingerprint`."""
+        """Return the ids of the samples, from their files."""
         paths = [os.path.join(self.folder, file) for file in self._files]
         return replace(
             identify_files(list(map(os.path.normpath, self._files)), paths), facts=self._header
@@ -190,16 +193,16 @@ class FileRows(TableRows):
 
 
 class NewRows(SequentialOrder):
-    """The rows of a table that networks are to answer for, without targets; its columns stand in any order.
+    """The rows of a table to predict, without targets; columns may be in any order.
 
     Args:
-        path: of the table. One of numbers without a header has the inputs and nothing else, in their order.
-        columns: what was where in the table that networks have learned from; without names of inputs where these are
-            not known, and all columns but those for something else are inputs, in their order.
-        count: of inputs.
+        path: of the table. One of numbers without a header has only the inputs, in their order.
+        columns: the roles of the training table's columns. If it has no names of inputs, all
+            columns without another role are inputs, in their order.
+        count: number of inputs.
 
     Raises:
-        InputError: columns are missing, or a cell is no number.
+        InputError: columns are missing, or a cell is not a number.
     """
 
     def __init__(self, path: str, columns: Columns, count: int) -> None:
@@ -210,7 +213,8 @@ class NewRows(SequentialOrder):
         missing = [name for name in names if name not in table.columns]
         if missing:
             raise InputError(
-                f"{path}: no column{'s' if len(missing) > 1 else ''} {format_names(list(map(repr, missing)))}, "
+                f"{path}: no column{'s' if len(missing) > 1 else ''} "
+                f"{format_names(list(map(repr, missing)))}, "
                 f"which the networks take; its columns: {format_names(list(table.columns))}"
             )
         self._features = None if columns.is_paths else _features(table, names)
@@ -224,20 +228,20 @@ class NewRows(SequentialOrder):
         return len(self._files if self._features is None else self._features)
 
     def read(self, index: int) -> bytes | np.ndarray:
-        """The features of a row, or the file that it names; see :class:`~preprocess.base.Source`."""
+        """Return the features of a row, or its file; see :class:`~preprocess.base.Source`."""
         if self._features is None:
             return _read_file(self._files[index], self.name(index))
         return self._features[index].copy()
 
     def name(self, index: int) -> str:
-        """The table and the number of the row, from 0."""
+        """Return the table and the number of the row, from 0."""
         return printable(
             f"{self._path}[{index}]" + (f": {self._files[index]}" if self._files else "")
         )
 
 
 def columns_of(source: Source) -> Columns | None:
-    """What was where in the table that a source is, or is a part of; None of other sources."""
+    """Return the roles of columns if a source is a table or a view of one; else None."""
     rows: Source | None = source
     while rows is not None and not isinstance(rows, TableRows):
         rows = getattr(rows, "source", None)
@@ -260,24 +264,26 @@ def open_table(
     *,
     target: TargetWish | None = None,
 ) -> Opened:
-    """The rows of a CSV or Parquet file.
+    """Open the rows of a CSV or Parquet file.
 
     Args:
-        path: of the file, or of a folder of files with the same columns, whose names may say train, validation and test.
-        inputs: a column of paths, or a list of columns of numbers: the features. Without it, the first column of
-            ``PATH_COLUMNS`` that is there, or else all columns that are for nothing else.
+        path: of the file, or of a folder of files with the same columns, whose names may contain
+            train, validation and test.
+        inputs: a column of paths, or a list of columns of features. By default, the first existing
+            column of ``PATH_COLUMNS``, or else all columns without another role.
         targets: a column, or a list of them.
         weights: a column with the weight of each row.
-        split: a column that says train, validation or test.
+        split: a column of train, validation or test.
         group: a column; rows with the same value stay together when some are held out.
-        stratify: a column; of each of its values the same share is held out.
-        separator: between the labels of a row, where one column holds them all.
+        stratify: a column; the same share of each of its values is held out.
+        separator: between the labels of a row in a single column.
         delimiter: between the cells of a CSV file.
-        pixels: the number that each class has in masks; see :class:`preprocess.sources.masks.PixelClasses`.
-        target: what the targets are, where the spec says it.
+        pixels: the number of each class in masks; see
+            :class:`preprocess.sources.masks.PixelClasses`.
+        target: the ``data.target`` of the spec.
 
     Raises:
-        InputError: what is wrong with the table, with its row and column.
+        InputError: the table is wrong; the message names row and column.
     """
     if os.path.isdir(path):
         check_numbered(table_files(path))
@@ -326,7 +332,7 @@ def _inputs(
     targets: Sequence[str],
     other_columns: Sequence[str | None],
 ) -> tuple[tuple[str, ...], bool]:
-    """The columns of the inputs, and whether it is one of paths."""
+    """Return the columns of the inputs, and True if it is one of paths."""
     for column in targets:
         table.column(column, "targets")
     used = (*targets, *other_columns)
@@ -343,17 +349,18 @@ def _inputs(
     both = [name for name in names if name in targets]
     if both:
         raise InputError(
-            f"{table.path}: column {both[0]!r} is among the inputs and the targets: there would be "
-            "nothing to learn"
+            f"{table.path}: column {both[0]!r} is among the inputs and the targets: nothing would be "
+            "left to learn"
         )
     return names, len(names) == 1 and _are_paths(table, names[0])
 
 
 def _path_column(table: Table, used: Sequence[str | None]) -> str | None:
-    """The column of paths of a table whose options name none; None where there is none.
+    """Find the column of paths of a table whose options name none; None without one.
 
     Raises:
-        InputError: a column of that name has a different number in each row, and no files of these names.
+        InputError: a column of that name has a different number in each row, and no such files
+            exist.
     """
     for name in PATH_COLUMNS:
         if name not in table.columns or name in used:
@@ -363,14 +370,16 @@ def _path_column(table: Table, used: Sequence[str | None]) -> str | None:
         cells = table.typed_column(name, "inputs")
         if cells.dtype.kind in "iu" and len(cells) > 1 and len(np.unique(cells)) == len(cells):
             raise InputError(
-                f"{table.location(0, name)}: {cells[0]} is no file beside the table, and the column holds another "
-                "number in each row; it should hold paths, or options: inputs name the columns of features"
+                f"{table.location(0, name)}: {cells[0]} is no file beside the table, and the "
+                f"column holds another "
+                "number in each row; it should hold paths, or options: inputs name the columns of "
+                "features"
             )
     return None
 
 
 def _are_paths(table: Table, column: str) -> bool:
-    """Whether a column holds text, or numbers that files are called by."""
+    """Return True if a column holds text, or numbers that are names of files."""
     cells = table.typed_column(column, "inputs")
     if cells.dtype.kind == "O" or cells.dtype.kind not in "iu":
         return cells.dtype.kind == "O"
@@ -380,7 +389,7 @@ def _are_paths(table: Table, column: str) -> bool:
 
 
 def _complete_paths(folder: str, names: Sequence[str]) -> list[str]:
-    """Paths with the endings of their files, where these are not given and there is a single such file."""
+    """Add missing extensions to paths if exactly one file matches."""
     endings_of: dict[str, dict[str, list[str]]] = {}
     completed = []
     for name in names:
@@ -399,22 +408,23 @@ def _complete_paths(folder: str, names: Sequence[str]) -> list[str]:
 
 
 def _by_position(table: Table, columns: Columns, count: int) -> tuple[str, ...]:
-    """The inputs of a table, where their names are not known: all columns that are for nothing else."""
+    """Return the inputs of a table without names: all columns without another role."""
     names = tuple(
         name for name in table.columns if name not in columns.non_inputs and name not in table.index
     )
     if len(names) != count:
         raise InputError(
-            f"{table.path}: {counted(len(names), 'column')}; the networks take {count}, whose names are "
-            "not known, so a table should have these alone, in their order"
+            f"{table.path}: {counted(len(names), 'column')}; the networks take {count}, whose "
+            f"names are "
+            "not known, so the table must have exactly these, in order"
         )
     return names
 
 
 def _features(table: Table, names: Sequence[str]) -> np.ndarray:
-    """Columns of numbers as features, (rows, columns): float32, or float64 where numbers are large.
+    """Stack columns of numbers, (rows, columns): float32, or float64 if numbers are large.
 
-    Large ones, such as seconds since 1970, may differ by less than float32 can tell.
+    Large ones, such as seconds since 1970, may differ by less than float32 resolves.
     """
     features = np.stack([table.numbers(name, "a feature") for name in names], axis=1)
     is_small = np.abs(features.astype(np.float64)).max(initial=0) < _SMALL
@@ -430,7 +440,7 @@ def _as_tuple(names: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def _files(table: Table, column: str) -> list[str]:
-    """The paths in a column, complete; all are there, and each is listed once: else one would judge what it taught."""
+    """Return the complete paths in a column; each file must exist and be listed once."""
     folder = os.path.dirname(table.path)
     names = _complete_paths(folder, table.text(column, "paths"))
     seen: dict[str, int] = {}
@@ -439,8 +449,9 @@ def _files(table: Table, column: str) -> list[str]:
         first = seen.setdefault(file, row)
         if first != row:
             raise InputError(
-                f"{table.location(row, column)}: {name} stands in {table.unit} {table.lines[first]} too; "
-                "each file should be listed once (options: weights makes some count for more)"
+                f"{table.location(row, column)}: {name} stands in {table.unit} "
+                f"{table.lines[first]} too; "
+                "each file must be listed once (options: weights can make it count for more)"
             )
     names_of = {parent: _names_in(parent) for parent in {os.path.dirname(file) for file in seen}}
     missing = [
@@ -450,7 +461,8 @@ def _files(table: Table, column: str) -> list[str]:
     ]
     if missing:
         raise InputError(
-            f"{table.location(missing[0], column)}: no file {names[missing[0]]}{and_more(missing)}; paths "
+            f"{table.location(missing[0], column)}: no file "
+            f"{names[missing[0]]}{and_more(missing)}; paths "
             "are relative to the folder of the table"
         )
     return names
@@ -464,7 +476,7 @@ def _names_in(folder: str) -> set[str]:
 
 
 def _split_rows(table: Table, split: str | None) -> Mapping[str, np.ndarray]:
-    """The rows of each part."""
+    """Return the rows of each split, from a column or from file names."""
     if split is None:
         return _split_rows_by_file(table)
     texts = table.text(split, "split")
@@ -472,8 +484,8 @@ def _split_rows(table: Table, split: str | None) -> Mapping[str, np.ndarray]:
     for row, text in enumerate(texts):
         if part_of_text[text] is None:
             raise InputError(
-                f"{table.location(row, split)}: {text!r} is no part of the data; it should be train, "
-                "validation or test"
+                f"{table.location(row, split)}: {text!r} is not a split of the data; it "
+                f"must be train, validation or test"
             )
     splits = np.array([part_of_text[text] for text in texts])
     parts = {name: np.flatnonzero(splits == name) for name in dict.fromkeys(splits.tolist())}
@@ -483,22 +495,22 @@ def _split_rows(table: Table, split: str | None) -> Mapping[str, np.ndarray]:
 
 
 def _split_rows_by_file(table: Table) -> Mapping[str, np.ndarray]:
-    """The rows of each part, which the names of files say; all are for training where they say nothing."""
+    """Return the rows of each split by file names; all are training rows by default."""
     parts_of_files = [find_split_word(os.path.relpath(file, table.path)) for file in table.files]
     if len(set(parts_of_files)) < 2:
         return {TRAIN: np.arange(len(table))}
     if None in parts_of_files or TRAIN not in parts_of_files:
         odd = parts_of_files.index(None) if None in parts_of_files else 0
         raise InputError(
-            f"{table.files[odd]}: its name does not say to which part of the data it belongs, or none says "
-            "train; the names of all files should say train, validation or test, or none"
+            f"{table.files[odd]}: its name does not contain its split, or no name contains train; the "
+            f"names of all files must contain train, validation or test, or none"
         )
     splits = np.array(parts_of_files)[table.file_of]
     return {str(name): np.flatnonzero(splits == name) for name in dict.fromkeys(splits.tolist())}
 
 
 def _targets(table: Table, columns: Columns, request: TargetWish | None) -> Targets | MaskFiles:
-    """The targets of all rows."""
+    """Parse the targets of all rows."""
     names = columns.targets
     origin = f"{table.path}, {', '.join(map(repr, columns.targets))}"
     kind = None if request is None else request.kind
@@ -528,10 +540,10 @@ def _targets(table: Table, columns: Columns, request: TargetWish | None) -> Targ
 
 
 def _read_file(file: str, name: str) -> bytes | np.ndarray:
-    """The bytes of a file, or its array.
+    """Read the bytes of a file, or its array.
 
     Raises:
-        BadSample: it cannot be read.
+        UnreadableSample: it cannot be read.
     """
     content = read_file(file, lambda: name)
     try:

@@ -1,14 +1,13 @@
-"""What an array of targets means: classes, many labels, values or masks.
+"""Infer what an array of targets means: classes, labels, values or masks.
 
-A source knows the type and the shape of what lies there; where that has two readings, ``data.target`` of the spec says
-which one is meant:
+A source knows dtype and shape; if these are ambiguous, ``data.target`` of the spec decides:
 
 ====================================  =============================================================================
-(n,) text or integers                 ``class``: each distinct one is a class, in ascending order
-(n,) floats                           ``value``; if all are 0 or 1, say which: ``class`` or ``value``
-(n, k) floats                         ``value``, k of them; if all are 0 or 1, say which, as below
-(n, k) zeros and ones                 ``multilabel``; with a single 1 in each row it may also be ``class``: say which
-(n, k) other integers                 only as ``value``, where the spec says so
+(n,) text or integers                 ``class``: each distinct one is a class, ascending
+(n,) floats                           ``value``; if all are 0 or 1, ambiguous: ``class`` or ``value``
+(n, k) floats                         ``value``, k of them; if all are 0 or 1, ambiguous, as below
+(n, k) zeros and ones                 ``multilabel``; with a single 1 in each row ambiguous: maybe ``class``
+(n, k) other integers                 only as ``value``, if the spec says so
 (n, height, width) integers           ``mask``
 ====================================  =============================================================================
 """
@@ -32,12 +31,12 @@ _MAX_GUESSED_CLASSES = (
 
 @dataclass(frozen=True)
 class Targets:
-    """The targets of a source, understood.
+    """The parsed targets of a source.
 
     Attributes:
-        kind: what they are.
-        values: (n,) int64 classes; (n, labels) or (n, values) numbers as they lie there, which are checked later.
-        names: of the classes, labels or values; of values and labels they may be missing.
+        kind: of the targets.
+        values: (n,) int64 classes; (n, labels) or (n, values) unchecked numbers.
+        names: of the classes, labels or values; for labels and values they may be missing.
     """
 
     kind: Kind
@@ -45,7 +44,7 @@ class Targets:
     names: tuple[str, ...] = ()
 
     def spec(self) -> TargetSpec:
-        """The description that goes with them."""
+        """Return the spec of the targets."""
         try:
             return TargetSpec(
                 self.kind,
@@ -56,7 +55,7 @@ class Targets:
             raise InputError(str(error)) from error
 
     def select(self, rows: np.ndarray) -> Targets:
-        """Those of some samples."""
+        """Return the targets of the samples ``rows``, (m,) integers."""
         return replace(self, values=self.values[rows])
 
 
@@ -67,17 +66,17 @@ def parse_targets(
     name: Callable[[int], str],
     names: tuple[str, ...] = (),
 ) -> Targets:
-    """What an array of targets means, but for masks; see the module.
+    """Parse an array of targets other than masks; see the module.
 
     Args:
-        values: (n, ...) as they lie.
-        wish: what ``data.target`` says of them; None where it says nothing.
+        values: (n, ...) as they are stored.
+        request: the ``data.target``; None to infer the kind.
         origin: of the array, for messages.
-        name: of a sample, for messages.
-        names: of labels or values, where they are known.
+        name: returns the name of a sample, for messages.
+        names: of labels or values, if known.
 
     Raises:
-        InputError: they cannot be what they are said to be, or it must be said what they are.
+        InputError: they do not fit the request, or are ambiguous without one.
     """
     kind = guess_kind(values, origin) if request is None else request.kind
     if values.ndim == 2 and values.shape[1] == 1 and kind != "multilabel":
@@ -105,13 +104,22 @@ def encode_label_sets(
     origin: str,
     name: Callable[[int], str],
 ) -> Targets:
-    """Encode the labels of each sample, given as sets of texts or numbers, as zeros and ones.
+    """Encode the labels of each sample, given as sets, as zeros and ones.
 
-    Labels are in ascending order. Names in ``wish`` keep a place for labels that no sample has; numbers are then
-    places in these names.
+    Labels are in ascending order. Names in ``request`` keep a column for labels that no sample has;
+    numbers are then indices into these names.
+
+    Args:
+        sets: n sets of texts or numbers.
+        request: the ``data.target``; None without one.
+        origin: of the data, for messages.
+        name: returns the name of a sample, for messages.
+
+    Returns:
+        Targets of (n, labels) uint8.
 
     Raises:
-        InputError: a label is none of those that ``wish`` names.
+        InputError: a label is not among those that ``request`` names.
     """
     distinct = set().union(*sets)
     if len(set(map(_normalize_label, distinct))) < len(distinct):
@@ -125,7 +133,7 @@ def encode_label_sets(
             unknown = sorted(map(str, members - columns.keys()))
             if unknown:
                 raise InputError(
-                    f"{origin}: {name(row)} has the label {unknown[0]!r}, which is none of "
+                    f"{origin}: {name(row)} has the label {unknown[0]!r}, which is not among "
                     f"{_format_names(labels)} (data.target)"
                 )
     values = np.zeros((len(sets), len(labels)), np.uint8)
@@ -135,27 +143,32 @@ def encode_label_sets(
 
 
 def with_names(targets: Targets, request: TargetWish | None, origin: str) -> Targets:
-    """Check the names that a file has for its classes or labels against those that ``wish`` names.
+    """Check the names of a file's classes or labels against those of the request.
+
+    Args:
+        targets: of the file.
+        request: the ``data.target``; None without one.
+        origin: of the data, for messages.
 
     Returns:
-        The targets; with a place for each name of ``wish``, where the file lacks some.
+        The targets, with a place for each requested name.
 
     Raises:
-        InputError: the file has a name that is none of those of ``wish``.
+        InputError: the file has a name that is not requested.
     """
     if request is None or not request.names or set(targets.names) == set(request.names):
         return targets
     unknown = [name for name in targets.names if name not in request.names]
     if unknown:
         raise InputError(
-            f"{origin}: {unknown[0]!r}{and_more(unknown)} is none of {_format_names(request.names)} "
-            "(data.target: names); the names should be those of the data"
+            f"{origin}: {unknown[0]!r}{and_more(unknown)} is not among {_format_names(request.names)} "
+            f"(data.target: names); the names must be those of the data"
         )
     return relabel(targets, tuple(sorted(request.names)))
 
 
 def relabel(targets: Targets, names: tuple[str, ...]) -> Targets:
-    """The same classes or labels, as places in names that hold all of theirs."""
+    """Return the same classes or labels, indexed by ``names``, which contain all of theirs."""
     places = np.array([names.index(name) for name in targets.names], np.int64)
     if targets.kind == "class":
         return Targets("class", places[targets.values], names)
@@ -167,7 +180,7 @@ def relabel(targets: Targets, names: tuple[str, ...]) -> Targets:
 def _classes_of_names(
     values: np.ndarray, request: TargetWish | None, origin: str, name: Callable[[int], str]
 ) -> Targets:
-    """Classes of which the spec says the names, or how many there are."""
+    """Parse classes whose names, or number, the spec gives."""
     assert request is not None
     if values.dtype.kind in "iub" and not _are_numbers(request.names):
         names = request.names or tuple(map(str, range(request.outputs or 0)))
@@ -178,8 +191,8 @@ def _classes_of_names(
     for row, label in enumerate(targets.values.tolist()):
         if targets.names[label] not in request.names:
             raise InputError(
-                f"{origin}: {name(row)} has the class {targets.names[label]!r}, which is none of "
-                f"{_format_names(request.names)} (data.target: names)"
+                f"{origin}: {name(row)} has the class {targets.names[label]!r}, which is not among {_format_names(request.names)} "
+                f"(data.target: names)"
             )
     if len(targets.names) == len(request.names):
         return targets
@@ -191,7 +204,7 @@ def _classes_of_names(
 
 
 def _places(labels: Sequence[object], request: TargetWish) -> tuple[tuple[str, ...], dict]:
-    """The names of all labels, and the column of each label: a text is a name, a number its place in the names."""
+    """Return the names of all labels, and the column of each: by name for text, else by index."""
     is_text = any(isinstance(label, str) for label in labels)
     if request.names and (is_text or _are_numbers(request.names)):
         names = tuple(sorted(request.names)) if is_text else request.names
@@ -222,17 +235,17 @@ def _normalize_label(label: object) -> object:
 
 
 def flatten_column(numbers: np.ndarray) -> np.ndarray:
-    """Numbers of samples, where each may stand in a row of its own."""
+    """Return numbers (n,) or (n, 1) as (n,)."""
     if numbers.ndim == 2 and numbers.shape[1] == 1:
         return numbers[:, 0]
     return numbers
 
 
 def guess_kind(values: np.ndarray, origin: str) -> Kind:
-    """What targets are whose source does not say it; see the module.
+    """Infer the kind of targets; see the module.
 
     Raises:
-        InputError: it must be said.
+        InputError: it is ambiguous.
     """
     type_ = values.dtype.kind
     is_whole = type_ in "iub"
@@ -247,52 +260,56 @@ def guess_kind(values: np.ndarray, origin: str) -> Kind:
         return "mask"
     if values.ndim != 2 or not is_whole:
         raise InputError(
-            f"{origin}: targets are {_describe(values)}; they should be (n,) classes, (n, labels) zeros "
+            f"{origin}: targets are {_describe(values)}; they should be (n,) classes, (n, labels) "
+            f"zeros "
             "and ones, (n,) or (n, values) floats, or (n, height, width) integers"
         )
     if not np.isin(values, (0, 1)).all():
         raise InputError(
-            f"{origin}: targets are {_describe(values)}, and not all of them 0 or 1; say data.target: "
-            "value, if they are numbers to be predicted"
+            f"{origin}: targets are {_describe(values)}, and not all of them 0 or 1; set "
+            f"data.target: value to predict numbers"
         )
     if len(values) and (values.sum(axis=1) == 1).all():
         raise InputError(
-            f"{origin}: each row of these targets has a single 1, so they may be classes or labels; say "
-            "data.target: class or data.target: multilabel"
+            f"{origin}: each row of these targets has a single 1, so they may be classes or labels; set "
+            f"data.target: class or data.target: multilabel"
         )
     return "multilabel"
 
 
 def _check_not_flags(values: np.ndarray, origin: str) -> None:
-    """Refuse floats that are all 0 or 1, as long as nobody says that they are numbers to be predicted."""
+    """Refuse floats that are all 0 or 1 unless the spec gives their kind."""
     if values.size and np.isin(values, (0, 1)).all() and len(np.unique(values)) == 2:
         columns = 1 if values.ndim == 1 else values.shape[1]
         is_class = columns == 1 or (values.sum(axis=1) == 1).all()
         alternative = "class" if is_class else "multilabel"
         raise InputError(
             f"{origin}: these targets are floats and all of them 0 or 1, so they may be "
-            f"{'classes' if is_class else 'labels'} or values; say data.target: {alternative} or data.target: value"
+            f"{'classes' if is_class else 'labels'} or values; set data.target: "
+            f"{alternative} or data.target: value"
         )
 
 
 def _check_few(values: np.ndarray, origin: str) -> None:
-    """Refuse integers that are hardly classes, as long as nobody says that they are."""
+    """Refuse integers with too many distinct values for classes unless the spec says so."""
     distinct = len(np.unique(values))
     if distinct > max(_MAX_GUESSED_CLASSES, len(values) // 2):
         raise InputError(
-            f"{origin}: there are {distinct} different integers in {counted(len(values), 'target')}, so "
-            "they may be classes or values; say data.target: class or data.target: value"
+            f"{origin}: there are {distinct} different integers in "
+            f"{counted(len(values), 'target')}, so they may be classes or values; set "
+            "data.target: class or data.target: value"
         )
 
 
 def class_targets(
     values: np.ndarray, names: tuple[str, ...], origin: str, name: Callable[[int], str]
 ) -> Targets:
-    """Classes whose numbers go from 0 on."""
+    """Return targets of classes numbered from 0, after checking the numbers (n,)."""
     wrong = np.flatnonzero((values < 0) | (values >= len(names)))
     if len(wrong):
         raise InputError(
-            f"{origin}: {name(int(wrong[0]))} has the target {values[wrong[0]]}{and_more(wrong)}, not one "
+            f"{origin}: {name(int(wrong[0]))} has the target {values[wrong[0]]}{and_more(wrong)}, "
+            f"not one "
             f"of the {len(names)} classes, 0 to {len(names) - 1}"
         )
     return Targets("class", values.astype(np.int64), names)
@@ -306,7 +323,8 @@ def _classes(
         if len(wrong):
             raise InputError(
                 f"{origin}: {name(int(wrong[0]))} has the target "
-                f"{values[wrong[0]].tolist()}{and_more(wrong)}, not a single 1 among zeros; a class "
+                f"{values[wrong[0]].tolist()}{and_more(wrong)}, not a single 1 among zeros; a "
+                f"class "
                 "should be a number, a text, or such a row"
             )
         columns = names or tuple(map(str, range(values.shape[1])))
@@ -342,12 +360,13 @@ def _classes(
 
 
 def _as_integers(values: np.ndarray, origin: str, name: Callable[[int], str]) -> np.ndarray:
-    """Floats that are whole numbers, as integers."""
+    """Convert floats (n,) that are integers to int64; refuse fractions."""
     wrong = np.flatnonzero(~(np.isfinite(values) & (values == np.floor(values))))
     if len(wrong):
         raise InputError(
-            f"{origin}: {name(int(wrong[0]))} has the target {values[wrong[0]]}{and_more(wrong)}, which "
-            "is no class: nothing is rounded; say data.target: value, if it is a number to be predicted"
+            f"{origin}: {name(int(wrong[0]))} has the target {values[wrong[0]]}{and_more(wrong)}, "
+            f"which is not a class: nothing is rounded; "
+            "set data.target: value to predict numbers"
         )
     return values.astype(np.int64)
 
@@ -357,7 +376,8 @@ def _labels(
 ) -> Targets:
     if values.ndim != 2 or values.dtype.kind not in "iubf":
         raise InputError(
-            f"{origin}: targets are {_describe(values)}; labels should be (n, labels) zeros and ones"
+            f"{origin}: targets are {_describe(values)}; labels should be (n, labels) zeros and "
+            f"ones"
         )
     return Targets("multilabel", values, names)
 
@@ -367,27 +387,28 @@ def _values(
 ) -> Targets:
     if values.ndim not in (1, 2) or values.dtype.kind not in "iubf":
         raise InputError(
-            f"{origin}: targets are {_describe(values)}; values should be (n,) or (n, values) numbers"
+            f"{origin}: targets are {_describe(values)}; values should be (n,) or (n, values) "
+            f"numbers"
         )
     return Targets("value", values.reshape(len(values), -1), names)
 
 
 def _describe(values: np.ndarray) -> str:
-    """The shape and the type of an array."""
+    """Format the shape and dtype of an array."""
     kind = "text" if values.dtype.kind in "US" else str(values.dtype)
     return f"an array {values.shape} of {kind}"
 
 
 class TargetedSource(RandomAccess):
-    """A source of one kind of targets or another.
+    """Base of the built-in sources: a source of any kind of targets.
 
     Args:
-        targets: of its samples. Masks are read one at a time instead; ``masks`` is then what reads them.
-        weights: (n,) numbers; None where all samples weigh the same.
-        count: of samples.
+        targets: of its samples. Masks are read one at a time instead, through ``masks``.
+        weights: (n,) numbers; None if all samples weigh the same.
+        count: number of samples.
 
     Attributes:
-        classes: the names of classes, labels or values, where they have such.
+        classes: the names of classes, labels or values, if they have some.
         places: where the samples lie.
     """
 
@@ -412,7 +433,7 @@ class TargetedSource(RandomAccess):
         return self._count
 
     def __getstate__(self) -> dict[str, object]:
-        """Without what is open, which is a cached property: other ranks open it themselves."""
+        """Omit cached properties, such as open files, which other ranks open themselves."""
         return {
             name: value
             for name, value in vars(self).items()
@@ -420,15 +441,15 @@ class TargetedSource(RandomAccess):
         }
 
     def read(self, index: int) -> bytes | np.ndarray:
-        """The input of a sample; see :class:`~preprocess.base.Source`."""
+        """Read the input of a sample; see :class:`~preprocess.base.Source`."""
         raise NotImplementedError
 
     def name(self, index: int) -> str:
-        """What to call a sample; see :class:`~preprocess.base.Source`."""
+        """Return a sample's name; see :class:`~preprocess.base.Source`."""
         raise NotImplementedError
 
     def read_target(self, index: int) -> np.ndarray:
-        """The mask of a sample, (height, width) of integers."""
+        """Read the mask of a sample, (height, width) integers."""
         if self.masks is None:
             raise TypeError("only masks are read")
         return self.masks.read(index)

@@ -1,10 +1,11 @@
 """TFRecord files of ``tf.train.Example`` messages, read without TensorFlow.
 
-A file is a sequence of records: length (8 bytes, little-endian), masked CRC-32C of these bytes, the message,
-masked CRC-32C of the message. An Example is a protocol buffer; three nested fields lead to a value:
+A file is a sequence of records: length (8 bytes, little-endian), masked CRC-32C of these bytes, the
+message, masked CRC-32C of the message. An Example is a protocol buffer; three nested fields lead to
+a value:
 
-    Example.features (1) -> Features.feature (1, a map: key 1, value 2)
-    Feature: bytes_list (1) | float_list (2) | int64_list (3) -> value (1)
+    Example.features (1) -> Features.feature (1, a map: key 1, value 2) Feature: bytes_list (1) |
+    float_list (2) | int64_list (3) -> value (1)
 """
 
 from __future__ import annotations
@@ -42,15 +43,15 @@ class TFRecord:
     """The format: which features of an Example are the image and its target.
 
     Args:
-        image_key: a bytes feature, an encoded image file or a ``.npy`` file; or a feature of numbers.
-        label_key: an int64 feature: a class, or labels or values where the spec says so; a float feature: values; or a
-            bytes feature: the class's name or the image of a mask.
+        image_key: a bytes feature, an encoded image or ``.npy`` file; or a feature of numbers.
+        label_key: an int64 feature: a class, or labels or values if the spec says so; a float
+            feature: values; or a bytes feature: the class's name or the image of a mask.
         weight_key: a float or int64 feature; None for none.
-        shape: of an array, whose numbers stand one after another; None for those of a feature of numbers in a row.
-        dtype: of an array that is in a bytes feature without any header; None for other ones.
-        is_mask: whether targets are masks.
-        is_class: whether the first integer of an int64 feature is the target, a class, whatever follows it.
-        is_multilabel: whether targets are lists of labels, numbers or texts, which may be empty.
+        shape: of an array; None for the shape of the feature.
+        dtype: of an array in a bytes feature without header; None otherwise.
+        is_mask: True if targets are masks.
+        is_class: True if the first integer of an int64 feature is the class, whatever follows it.
+        is_multilabel: True if targets are lists of labels, numbers or texts, possibly empty.
     """
 
     image_key: str = "image/encoded"
@@ -66,9 +67,9 @@ class TFRecord:
     pattern = r"\.tfrec(ords?)?(-\d+-of-\d+)?$|-\d+-of-\d+$"
 
     def scan(self, shard: str) -> Iterator[Record]:
-        """Offset, size with checksum, target and weight of each record.
+        """Yield offset, size with checksum, target and weight of each record.
 
-        Only the pages that hold lengths, keys and labels are read, not the images between them.
+        Only the pages with lengths, keys and labels are read, not the images between them.
 
         Raises:
             InputError: the file is damaged, compressed, or lacks the features.
@@ -86,7 +87,7 @@ class TFRecord:
                     yield Record(offset, length + 4, value, weight)
 
     def image(self, record: bytes) -> bytes | np.ndarray:
-        """The image file in a record, or its array, after its checksum was compared."""
+        """Return the image file in a record, or its array, after comparing its checksum."""
         message = memoryview(record)[:-4]
         if mask_crc(crc32c(message)).to_bytes(4, "little") != record[-4:]:
             raise UnreadableImage("its checksum is wrong: the record is damaged")
@@ -115,13 +116,14 @@ class TFRecord:
             return array.reshape(self.shape)
         except ValueError:
             raise UnreadableImage(
-                f"it has {array.size} numbers, not those of shape {self.shape} (options: shape, dtype)"
+                f"it has {array.size} numbers, not those of shape {self.shape} (options: shape, "
+                f"dtype)"
             ) from None
 
     def _target(
         self, name: str, content: _Content, offset: int, length: int
     ) -> tuple[Value, float | None]:
-        """The target and the weight of a record."""
+        """Parse the target and weight of a record."""
         try:
             features = dict(_features(content, offset, offset + length))
             target, weight = (
@@ -168,7 +170,8 @@ class TFRecord:
         assert value is not None
         if self.is_mask:
             raise InputError(
-                f"{name}: the feature {self.label_key!r} holds numbers; a mask should be an encoded image"
+                f"{name}: the feature {self.label_key!r} holds numbers; a mask should be an "
+                f"encoded image"
             )
         if len(value) == 1 or (self.is_class and isinstance(value[0], int)):
             return value[0]
@@ -187,18 +190,22 @@ def open_tfrecord(
     *,
     target: TargetWish | None = None,
 ) -> tuple[Shards, Shards | None]:
-    """The records at a path; see :func:`preprocess.sources.shards.find_shards`.
+    """Open the records at a path; see :func:`preprocess.sources.shards.find_shards`.
 
     Args:
         path: a file, a pattern or a folder.
-        image_key, weight_key, shape, dtype: see :class:`TFRecord`.
-        label_key: see :class:`TFRecord`; ``image/segmentation/class/encoded`` for masks.
-        pixels: the number that each class has in masks; see :class:`preprocess.sources.masks.PixelClasses`.
-        buffer: records of the shuffle buffer.
-        target: what the targets are, where the spec says it.
+        image_key: see :class:`TFRecord`.
+        label_key: see :class:`TFRecord`; ``image/segmentation/class/encoded`` by default for masks.
+        weight_key: see :class:`TFRecord`.
+        shape: see :class:`TFRecord`.
+        dtype: see :class:`TFRecord`.
+        pixels: the number of each class in masks; see
+            :class:`preprocess.sources.masks.PixelClasses`.
+        buffer: size of the shuffle buffer, in records.
+        target: the ``data.target`` of the spec.
 
     Raises:
-        InputError: no such files, other features, or options that say nothing.
+        InputError: files or features are missing, or options have no meaning.
     """
     if dtype is not None:
         try:
@@ -223,7 +230,7 @@ def open_tfrecord(
 
 
 def _records(shard: str, content: mmap.mmap) -> Iterator[tuple[int, int]]:
-    """Where each message begins and how long it is."""
+    """Yield where each message begins and how long it is, in bytes."""
     position = 0
     end = len(content)
     while position < end:
@@ -235,7 +242,7 @@ def _records(shard: str, content: mmap.mmap) -> Iterator[tuple[int, int]]:
         length, checksum = struct.unpack("<QI", header)
         if mask_crc(crc32c(header[:8])) != checksum:
             raise InputError(
-                f"{shard}: no TFRecord at byte {position}: the checksum of its length is wrong"
+                f"{shard}: not a TFRecord at byte {position}: the checksum of its length is wrong"
             )
         if position + length + 16 > end:
             raise InputError(
@@ -246,7 +253,7 @@ def _records(shard: str, content: mmap.mmap) -> Iterator[tuple[int, int]]:
 
 
 def _features(content: _Content, start: int, end: int) -> Iterator[tuple[bytes, tuple[int, int]]]:
-    """The key and the place of each Feature of an Example."""
+    """Yield the key and the byte range of each Feature of an Example."""
     for features in _delimited(content, start, end, 1):
         for entry in _delimited(content, *features, 1):
             key = next(_delimited(content, *entry, 1), None)
@@ -256,14 +263,14 @@ def _features(content: _Content, start: int, end: int) -> Iterator[tuple[bytes, 
 
 
 class ByteRange(NamedTuple):
-    """Where some bytes are."""
+    """A range of bytes."""
 
     start: int
     end: int
 
 
 def _value(content: _Content, start: int, end: int) -> ByteRange | list[int] | list[float] | None:
-    """What a Feature holds: the place of its first bytes, or all of its numbers; None for anything else."""
+    """Parse a Feature: the range of its first bytes, or all its numbers; None for anything else."""
     for kind, _, span in _fields(content, start, end):
         if kind == _BYTES and isinstance(span, tuple):
             first = next(_delimited(content, *span, 1), None)
@@ -282,14 +289,14 @@ def _text(content: _Content, span: tuple[int, int]) -> str:
 
 
 def _texts(content: _Content, start: int, end: int) -> Iterator[str]:
-    """The values of a bytes_list, as text."""
+    """Yield the values of a bytes_list, as text."""
     for kind, _, span in _fields(content, start, end):
         if kind == _BYTES and isinstance(span, tuple):
             yield from (_text(content, item) for item in _delimited(content, *span, 1))
 
 
 def _integers(content: _Content, start: int, end: int) -> Iterator[int]:
-    """The values of an int64_list, packed or not."""
+    """Yield the values of an int64_list, packed or not."""
     for number, wire, value in _fields(content, start, end):
         if number == 1 and wire == _VARINT and isinstance(value, int):
             yield _signed(value)
@@ -307,7 +314,7 @@ def _signed(value: int) -> int:
 
 
 def _floats(content: _Content, start: int, end: int) -> Iterator[float]:
-    """The values of a float_list, packed or not."""
+    """Yield the values of a float_list, packed or not."""
     for number, _, span in _fields(content, start, end):
         if not isinstance(span, tuple) or (span[1] - span[0]) % 4:
             raise ValueError("a list of floats holds something else")
@@ -324,7 +331,7 @@ def _delimited(content: _Content, start: int, end: int, field: int) -> Iterator[
 def _fields(
     content: _Content, start: int, end: int
 ) -> Iterator[tuple[int, int, int | tuple[int, int]]]:
-    """Number, wire type and value of each field of a message; of all but varints the place of the value."""
+    """Yield number, wire type and value of each field; the byte range of all but varints."""
     while start < end:
         tag, start = _varint(content, start)
         number = tag >> 3
@@ -348,7 +355,7 @@ def _fields(
 
 
 def _varint(content: _Content, start: int) -> tuple[int, int]:
-    """An integer of 7 bits a byte, low ones first, and where it ends."""
+    """Parse an integer of 7 bits per byte, low ones first; return it and where it ends."""
     value = shift = 0
     while True:
         byte = content[start]

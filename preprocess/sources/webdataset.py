@@ -1,8 +1,8 @@
 """Tar shards as webdataset writes them: ``000017.jpg`` and ``000017.cls`` are one sample.
 
-A target is text (a number, the name of a class, or several numbers), JSON, an array, or the image of a mask.
-
-The members of a sample follow one another; their names are the same up to the first dot of the last part.
+A target is text (a number, a class name, or several numbers), JSON, an array, or a mask's image.
+The members of a sample are consecutive; their names are equal up to the first dot of the last
+component.
 """
 
 from __future__ import annotations
@@ -28,13 +28,14 @@ class WebDataset:
     """The format: which members of a sample are the image and its target.
 
     Args:
-        image_key: extensions, separated by semicolons; the first that is there is the image, or the array.
-        label_key: extension of the member with the target: a number, the class's name or several numbers as text, the
-            same as ``json``, an array as ``npy``, or the image of a mask.
-        weight_key: extension of the member with the weight, a number as text; None for none.
-        is_mask: whether targets are masks.
-        is_text: whether targets are names of classes, even where they look like numbers with a fraction.
-        is_multilabel: whether a sample may have no label, or several.
+        image_key: extensions, separated by semicolons; the first existing one is the image or
+            array.
+        label_key: extension of the target's member: a number, class name or several numbers as
+            text, the same as ``json``, an array as ``npy``, or the image of a mask.
+        weight_key: extension of the weight's member, a number as text; None for none.
+        is_mask: True if targets are masks.
+        is_text: True if targets are class names, even if they look like fractions.
+        is_multilabel: True if a sample may have no label, or several.
     """
 
     image_key: str = "jpg;jpeg;png;webp;npy;jpe;jfif;bmp;tif;tiff;gif;ppm;pgm;pnm;jp2"
@@ -47,10 +48,11 @@ class WebDataset:
     pattern = r"\.tar$"
 
     def scan(self, shard: str) -> Iterator[Record]:
-        """Offset, size, target and weight of each image.
+        """Yield offset, size, target and weight of each image.
 
         Raises:
-            InputError: no tar file, a damaged or compressed one, or a sample without image or target.
+            InputError: it is not a tar file, is damaged or compressed, or a sample lacks image or
+                target.
         """
         try:
             with open(shard, "rb") as file, tarfile.open(fileobj=file, mode="r:") as tar:
@@ -61,7 +63,7 @@ class WebDataset:
             raise InputError(f"{shard}: not a whole and uncompressed tar file: {error}") from None
 
     def image(self, record: bytes) -> bytes | np.ndarray:
-        """The record is the image file, or that of an array."""
+        """Return the record, which is an image file, or parse its array."""
         if is_npy(record):
             return parse_npy(record)
         return record
@@ -82,7 +84,7 @@ class WebDataset:
         return Record(*image, value, self._weight(name, file, members))
 
     def _target(self, name: str, content: bytes) -> Value:
-        """The target in a member."""
+        """Parse the target in a member."""
         try:
             if is_npy(content):
                 return _value(parse_npy(content).tolist())
@@ -92,7 +94,7 @@ class WebDataset:
             if self.label_key.endswith("json"):
                 return _value(json.loads(text))
         except (UnreadableImage, ValueError, TypeError) as error:
-            raise InputError(f"{name}: its {self.label_key} is no target: {error}") from error
+            raise InputError(f"{name}: its {self.label_key} is not a target: {error}") from error
         if self.is_text and not _is_whole(text):
             return text
         return _parse_text(text)
@@ -105,7 +107,8 @@ class WebDataset:
             return float(os.pread(file, size, offset))
         except (KeyError, ValueError):
             raise InputError(
-                f"{name}: no weight: its member {self.weight_key} should be a number (options: weight_key)"
+                f"{name}: no weight: its member {self.weight_key} should be a number (options: "
+                f"weight_key)"
             ) from None
 
 
@@ -119,16 +122,17 @@ def open_webdataset(
     *,
     target: TargetWish | None = None,
 ) -> tuple[Shards, Shards | None]:
-    """The samples of the shards at a path; see :func:`preprocess.sources.shards.find_shards`.
+    """Open the shards at a path; see :func:`preprocess.sources.shards.find_shards`.
 
     Args:
         path: a file, a pattern or a folder.
         image_key: see :class:`WebDataset`.
-        label_key: see :class:`WebDataset`; ``mask.png`` for masks, and ``cls`` for all else.
+        label_key: see :class:`WebDataset`; by default ``mask.png`` for masks, else ``cls``.
         weight_key: see :class:`WebDataset`.
-        pixels: the number that each class has in masks; see :class:`preprocess.sources.masks.PixelClasses`.
-        buffer: samples of the shuffle buffer.
-        target: what the targets are, where the spec says it.
+        pixels: the number of each class in masks; see
+            :class:`preprocess.sources.masks.PixelClasses`.
+        buffer: size of the shuffle buffer, in samples.
+        target: the ``data.target`` of the spec.
     """
     if target is None and label_key is not None and label_key.endswith(_IMAGES):
         target = TargetWish("mask")
@@ -159,7 +163,7 @@ def _is_whole(text: str) -> bool:
 
 
 def _parse_text(text: str) -> Value:
-    """A whole number, a number with a fraction, several numbers with spaces or commas between them; or text."""
+    """Parse an integer, a fraction, or several numbers separated by spaces or commas; else text."""
     if _is_whole(text):
         return int(text)
     numbers = text.replace(",", " ").split()
@@ -175,10 +179,10 @@ def _parse_text(text: str) -> Value:
 
 
 def _value(value: object) -> Value:
-    """What JSON, or an array, holds as a target.
+    """Return a target from JSON or an array.
 
     Raises:
-        TypeError: it is none.
+        TypeError: it is not a target.
     """
     if isinstance(value, bool):
         return int(value)
@@ -192,7 +196,7 @@ def _value(value: object) -> Value:
 def _samples(
     members: Iterable[tuple[str, tuple[int, int]]],
 ) -> Iterator[dict[str, tuple[int, int]]]:
-    """The samples among members of one name: an extension that comes again begins another sample."""
+    """Yield the samples among members of one name: a repeated extension begins another one."""
     sample: dict[str, tuple[int, int]] = {}
     for extension, span in members:
         if extension in sample:
@@ -203,7 +207,7 @@ def _samples(
 
 
 def _members(tar: tarfile.TarFile) -> Iterator[tuple[str, str, tuple[int, int]]]:
-    """Key, extension and place of each file."""
+    """Yield key, extension, and (offset, size) of each file."""
     while (member := tar.next()) is not None:
         tar.members = []  # type: ignore[attr-defined]  # it would keep them all
         folder, _, name = member.name.rpartition("/")

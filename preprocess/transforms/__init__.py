@@ -1,13 +1,12 @@
-"""What is done to a sample between its file and the network.
+"""Transforms: what is done to a sample between its file and the network.
 
-A transform is a frozen dataclass whose fields are the parameters of a spec. Its ``apply`` takes an image
-(height, width, channels), a random generator and whether the image is for training, and gives the new image.
-When it is not for training nothing is random: a random crop is the centre crop; flips, rotation and jitter do
-nothing.
-Images stay uint8 until a scale.
+A transform is a frozen dataclass whose fields are its parameters in a spec. Its ``apply`` takes an
+image (height, width, channels), a random generator, and True for training, and returns the new
+image. In evaluation nothing is random: a random crop is a center crop; flips, rotation and jitter
+do nothing. Images stay uint8 until a scale.
 
-In a spec a transform is a bare name, or a mapping of one name to its parameters; a name with a colon is the
-import path of a function ``f(image, rng, training, **parameters) -> image``:
+In a spec a transform is a bare name, or a mapping of one name to its parameters; a name with a
+colon is the import path of a function ``f(image, rng, training, **parameters) -> image``:
 
     transforms:
       - decode
@@ -15,8 +14,9 @@ import path of a function ``f(image, rng, training, **parameters) -> image``:
       - my_transforms:cutout: {size: 8}
       - scale: {mean: 0.5, std: 0.25}
 
-A new transform is a class in one of these modules, or a module of its own, and a row of the table in
-``preprocess.transforms.parse``. This folder imports ``preprocess.base``, ``decode`` and ``sample``.
+A new transform is a class in one of these modules, or in a new one, and a row of the table in
+``preprocess.transforms.parse``. This package imports ``preprocess.base``, ``decode`` and
+``sample``.
 """
 
 from preprocess.transforms.base import Transform

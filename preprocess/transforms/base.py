@@ -1,4 +1,4 @@
-"""What all transforms share: their protocol, the types of their parameters, and Pillow's images."""
+"""The protocol of transforms, the types of their parameters, and helpers for Pillow images."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ Factor = Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)]
 Jitter = Annotated[
     Factor | tuple[Factor, Factor],
     Field(
-        description="x of the factors 1 - x to 1 + x, a number not below 0; or [lowest, highest] factor"
+        description="x of the factors 1 - x to 1 + x, a number not below 0; or [lowest, highest] "
+        "factor"
     ),
 ]
 Probability = Annotated[
@@ -46,19 +47,33 @@ FORBID = ConfigDict(extra="forbid")
 
 
 class Transform(Protocol):
-    """An image to an image."""
+    """A function from an image to an image."""
 
     @property
     def is_random(self) -> bool:
-        """Whether the result depends on the generator or on ``training``."""
+        """True if the result depends on the generator or on ``training``."""
 
     def apply(self, image: np.ndarray, rng: np.random.Generator, training: bool) -> np.ndarray:
-        """The image, transformed."""
+        """Transform an image.
+
+        Args:
+            image: (height, width, channels), or an array of another shape if the transform takes
+                it.
+            rng: the sample's generator.
+            training: False for evaluation.
+        """
 
     def apply_with_mask(
         self, image: np.ndarray, mask: Mask, rng: np.random.Generator, training: bool
     ) -> tuple[np.ndarray, Mask]:
-        """The same image as of :meth:`apply`, and its mask, whose pixels stay with those of the image."""
+        """Transform an image as :meth:`apply` does, and move its mask with it.
+
+        Args:
+            image: (height, width, channels).
+            mask: of the image.
+            rng: the sample's generator.
+            training: False for evaluation.
+        """
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,7 +82,7 @@ class Mask:
 
     Attributes:
         pixels: (height, width) integers.
-        void: the value of pixels that count for nothing, such as those that come from outside of the image.
+        void: the value of ignored pixels, such as those from outside of the image.
     """
 
     pixels: np.ndarray
@@ -75,26 +90,26 @@ class Mask:
 
 
 class LeavesPixels:
-    """For transforms that leave every pixel where it is: the mask stays as it is."""
+    """Mixin for transforms that leave every pixel where it is: the mask is unchanged."""
 
     def apply_with_mask(
         self: Transform, image: np.ndarray, mask: Mask, rng: np.random.Generator, training: bool
     ) -> tuple[np.ndarray, Mask]:
-        """The image, transformed, and its mask."""
+        """Transform the image; return it with its mask."""
         return self.apply(image, rng, training), mask
 
 
 class MovesPixels:
-    """For transforms that move pixels: the mask goes with its image, by the same random numbers."""
+    """Mixin for transforms that move pixels: the mask moves by the same random numbers."""
 
     def move(self, mask: Mask, rng: np.random.Generator, training: bool) -> np.ndarray:
-        """The pixels of a mask, moved as :meth:`Transform.apply` moves those of its image, and never mixed."""
+        """Move the mask's pixels as those of its image, unmixed, (height, width) integers."""
         raise NotImplementedError
 
     def apply_with_mask(
         self: Any, image: np.ndarray, mask: Mask, rng: np.random.Generator, training: bool
     ) -> tuple[np.ndarray, Mask]:
-        """The image, transformed, and its mask."""
+        """Transform the image and its mask."""
         before = rng.bit_generator.state
         moved = self.apply(image, rng, training)
         rng.bit_generator.state = before
@@ -102,7 +117,7 @@ class MovesPixels:
 
 
 def name_of(transform: object) -> str:
-    """Find the name that a transform has in a spec.
+    """Return the name that a transform has in a spec.
 
     >>> from preprocess.transforms.geometry import RandomCrop
     >>> name_of(RandomCrop((2, 2)))
@@ -113,10 +128,14 @@ def name_of(transform: object) -> str:
 
 
 def as_image(image: np.ndarray, transform: object) -> Image.Image:
-    """For transforms that Pillow carries out.
+    """Convert an image to a Pillow image.
+
+    Args:
+        image: (height, width, 1 or 3) uint8.
+        transform: that needs it, for the message.
 
     Raises:
-        InputError: not an image that Pillow has.
+        InputError: Pillow has no such images.
     """
     channels(image, transform)
     if image.dtype != np.uint8 or image.shape[2] not in (1, 3):
@@ -129,17 +148,17 @@ def as_image(image: np.ndarray, transform: object) -> Image.Image:
 
 
 def check_range(name: str, pair: tuple[float, float]) -> None:
-    """See that a range begins below its end; the error is one of a parameter.
+    """Check that a range begins below its end.
 
     Raises:
-        ValueError: it does not.
+        ValueError: it does not; pydantic reports it as an error of the parameter.
     """
     if pair[0] > pair[1]:
         raise ValueError(f"{name} is {list(pair)}; the first number should be the smaller")
 
 
 class DrawsWindow:
-    """For transforms that draw a window of an image: ``scale`` is its share of the area, ``ratio`` width to height."""
+    """Mixin for transforms that draw a window by `scale` (area) and `ratio` (width to height)."""
 
     def __post_init__(self: Any) -> None:
         check_range("scale", self.scale)
@@ -148,12 +167,12 @@ class DrawsWindow:
     def draw_window(
         self: Any, height: int, width: int, rng: np.random.Generator
     ) -> tuple[int, int, int, int] | None:
-        """A random window whose share of the area is uniform, and the logarithm of whose ratio is.
+        """Draw a random window, uniform in area and in the logarithm of its ratio.
 
-        Ten times it is drawn until one fits, as torchvision does.
+        It is drawn up to ten times until it fits, as in torchvision.
 
         Returns:
-            (top, left, height, width), or None where none has fitted.
+            (top, left, height, width), or None if none fits.
         """
         smallest, largest = self.scale
         log_low, log_high = np.log(self.ratio)
@@ -173,10 +192,14 @@ class DrawsWindow:
 
 
 def channels(image: np.ndarray, transform: object) -> int:
-    """How many channels an image has.
+    """Return the number of channels of an image.
+
+    Args:
+        image: (height, width, channels).
+        transform: that needs it, for the message.
 
     Raises:
-        InputError: it is none, but an array of another rank.
+        InputError: the array has another rank.
     """
     if image.ndim != 3:
         shape = " x ".join(map(str, image.shape))

@@ -24,10 +24,10 @@ Pixel = Annotated[int, Field(strict=True, ge=0, le=255)]
 
 @dataclass(frozen=True, config=base.FORBID)
 class ColorJitter(base.LeavesPixels):
-    """Change brightness, contrast, saturation and hue by random amounts, in random order: torchvision's `ColorJitter`.
+    """Change brightness, contrast, saturation and hue at random: torchvision's `ColorJitter`.
 
-    A parameter x means a factor uniform in [max(0, 1 - x), 1 + x]; 0 leaves the property alone. The hue is shifted
-    instead, by a share of the colour circle.
+    They change in random order. A parameter x means a factor uniform in [max(0, 1 - x), 1 + x]; 0
+    leaves the property unchanged. The hue is shifted instead, by a share of the color circle.
     """
 
     brightness: base.Jitter = 0.0
@@ -36,7 +36,8 @@ class ColorJitter(base.LeavesPixels):
     hue: Annotated[
         Hue | tuple[Shift, Shift],
         Field(
-            description="x of the shifts -x to x, from 0 to 0.5; or [lowest, highest] shift, from -0.5 to 0.5"
+            description="x of the shifts -x to x, from 0 to 0.5; or [lowest, highest] shift, from "
+            "-0.5 to 0.5"
         ),
     ] = 0.0
 
@@ -50,7 +51,7 @@ class ColorJitter(base.LeavesPixels):
                 base.check_range(name, amount)
 
     def apply(self, image: np.ndarray, rng: np.random.Generator, training: bool) -> np.ndarray:
-        """The image, its colours changed."""
+        """Change the colors of an image."""
         if not training:
             return image
         picture = base.as_image(image, self)
@@ -62,7 +63,7 @@ class ColorJitter(base.LeavesPixels):
         return to_array(picture)
 
     def changes(self) -> list[tuple[int, float, float]]:
-        """What is to be changed, 0 brightness, 1 contrast, 2 saturation, 3 hue, by at least and at most how much."""
+        """Return (0 brightness, 1 contrast, 2 saturation or 3 hue; lowest; highest) each."""
         hue = self.hue if isinstance(self.hue, tuple) else (-self.hue, self.hue)
         ranges = *map(_factors, (self.brightness, self.contrast, self.saturation)), hue
         amounts = self.brightness, self.contrast, self.saturation, self.hue
@@ -76,7 +77,7 @@ def _factors(amount: float | tuple[float, float]) -> tuple[float, float]:
 
 
 def _hue(picture: Image.Image, shift: float) -> Image.Image:
-    """Turn the colour circle by a share of it; grey stays grey."""
+    """Shift the hue by a share of the color circle; gray stays gray."""
     if picture.mode == "L":
         return picture
     hue, saturation, value = picture.convert("HSV").split()
@@ -95,14 +96,14 @@ _CHANGES: tuple[Callable[[Image.Image, float], Image.Image], ...] = (
 
 @dataclass(frozen=True, config=base.FORBID)
 class RandomGrayscale(base.LeavesPixels):
-    """Take the colours out of some of the images; all channels stay: torchvision's `RandomGrayscale`."""
+    """Remove the colors of some images; all channels stay: torchvision's `RandomGrayscale`."""
 
     p: base.Probability = 0.1
 
     is_random: ClassVar[bool] = True
 
     def apply(self, image: np.ndarray, rng: np.random.Generator, training: bool) -> np.ndarray:
-        """The image, perhaps grey."""
+        """Return the image, possibly gray."""
         if not training or rng.random() >= self.p:
             return image
         return np.repeat(to_array(base.as_image(image, self).convert("L")), image.shape[2], axis=2)
@@ -110,7 +111,7 @@ class RandomGrayscale(base.LeavesPixels):
 
 @dataclass(frozen=True, config=base.FORBID)
 class RandomErasing(base.DrawsWindow, base.LeavesPixels):
-    """Paint over a random window of some of the images: torchvision's `RandomErasing`, on pixels of 0 to 255."""
+    """Erase a random window of some images: torchvision's `RandomErasing`, for pixels 0-255."""
 
     p: base.Probability = 0.5
     scale: base.Area = (0.02, 0.33)
@@ -123,7 +124,7 @@ class RandomErasing(base.DrawsWindow, base.LeavesPixels):
     is_random: ClassVar[bool] = True
 
     def apply(self, image: np.ndarray, rng: np.random.Generator, training: bool) -> np.ndarray:
-        """The image, perhaps with a window painted over."""
+        """Return the image, possibly with a window erased."""
         if not training or rng.random() >= self.p:
             return image
         base.channels(image, self)
@@ -133,7 +134,8 @@ class RandomErasing(base.DrawsWindow, base.LeavesPixels):
             )
         if isinstance(self.value, tuple) and len(self.value) != image.shape[2]:
             raise InputError(
-                f"random_erasing: {counted(len(self.value), 'number')} of value, one for each channel, "
+                f"random_erasing: {counted(len(self.value), 'number')} of value, one for each "
+                f"channel, "
                 f"but samples have {image.shape[2]} channels"
             )
         window = self.draw_window(image.shape[0], image.shape[1], rng)
@@ -151,9 +153,9 @@ class RandomErasing(base.DrawsWindow, base.LeavesPixels):
 
 @dataclass(frozen=True, config=base.FORBID)
 class Scale(base.LeavesPixels):
-    """Pixels 0..255 to numbers that networks like: (x / 255 - mean) / std, float32.
+    """Scale pixels 0..255 to numbers that suit networks: (x / 255 - mean) / std, float32.
 
-    Where it is the last transform the trainers do it, so that images travel as uint8.
+    If it is the last transform, trainers apply it, so that images travel as uint8.
     """
 
     mean: Annotated[
@@ -174,7 +176,8 @@ class Scale(base.LeavesPixels):
             and len(self.mean) != len(self.std)
         ):
             raise ValueError(
-                f"{counted(len(self.mean), 'mean')} and {counted(len(self.std), 'standard deviation')}; "
+                f"{counted(len(self.mean), 'mean')} and "
+                f"{counted(len(self.std), 'standard deviation')}; "
                 "each channel needs one of each"
             )
 
@@ -185,22 +188,24 @@ class Scale(base.LeavesPixels):
         return replace(found, precise=found.precision > FLOAT32_LIMIT)
 
     def apply(self, image: np.ndarray, rng: np.random.Generator, training: bool) -> np.ndarray:
-        """The numbers."""
+        """Scale an image, (..., channels), to float32."""
         self.affine.check(image.shape[-1] if image.ndim else 1)
         return self.affine.apply(image)
 
 
 @dataclass(frozen=True, config=base.FORBID)
 class Standardize(base.LeavesPixels):
-    """Numbers to numbers of mean 0 and standard deviation 1 over the training samples: (x - mean) / deviation, float32.
+    """Standardize numbers to mean 0 and deviation 1 over the training samples, float32.
 
-    Always the last transform; for tables and arrays. Networks do it themselves, so it is exported with them.
+    It must be the last transform, and is for tables and arrays. Networks apply it themselves, so it
+    is exported with them.
     """
 
     per: Annotated[
         Literal["feature", "array"],
         Field(
-            description="feature: a mean and a deviation for each place in the last axis of a sample, such as a column of "
+            description="feature: a mean and a deviation for each place in the last axis of a "
+            "sample, such as a column of "
             "a table; array: one of each for all numbers"
         ),
     ] = "feature"
@@ -208,11 +213,11 @@ class Standardize(base.LeavesPixels):
     is_random: ClassVar[bool] = False
 
     def apply(self, image: np.ndarray, rng: np.random.Generator, training: bool) -> np.ndarray:
-        """Nothing: whoever knows the training samples takes it from the end of a list."""
+        """Refuse: the pipeline takes it from the end of the list."""
         raise InputError("standardize must come last")
 
     def features(self, shape: Sequence[int]) -> int:
-        """How many means there are of samples of a shape."""
+        """Return how many means samples of a shape have."""
         if self.per == "feature" and shape:
             return shape[-1]
         return 1

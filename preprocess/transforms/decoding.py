@@ -1,4 +1,4 @@
-"""From the bytes of an image file to an array."""
+"""Transforms from the bytes of an image file to an array."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from preprocess.transforms.geometry import RandomResizedCrop, Resize
 
 @dataclass(frozen=True, config=FORBID)
 class Decode(LeavesPixels):
-    """The bytes of an image file to an array; always the first transform.
+    """Decode the bytes of an image file to an array; must be the first transform.
 
-    Sources that hold arrays need no decoding. There it brings the channels of images to its mode, and leaves arrays of
-    another rank or type as they are.
+    Arrays need no decoding: channels of uint8 images are converted to the mode, and other arrays
+    are unchanged.
     """
 
     mode: Annotated[Mode, Field(description="RGB, or L for greyscale with one channel")] = "RGB"
@@ -30,7 +30,8 @@ class Decode(LeavesPixels):
             strict=True,
             ge=8,
             le=16,
-            description="how many bits greyscale files of 16 bits use, from 8 to 16; larger numbers become white",
+            description="how many bits greyscale files of 16 bits use, from 8 to 16; larger "
+            "numbers become white",
         ),
     ] = 16
 
@@ -43,13 +44,20 @@ class Decode(LeavesPixels):
         training: bool = True,
         at_least: MinSize | None = None,
     ) -> np.ndarray:
-        """Decode it, at a smaller size where ``at_least`` (height, width) is enough."""
+        """Decode an image to (height, width, channels) uint8.
+
+        Args:
+            image: the bytes of a file, or an array.
+            rng: unused.
+            training: unused.
+            at_least: the minimum (height, width), if a smaller size than the image's is enough.
+        """
         if isinstance(image, bytes):
             return decode(image, self.mode, at_least, self.bits)
         return self._of_mode(image)
 
     def reduction(self, image: bytes | np.ndarray) -> int:
-        """By how much it makes an image smaller: 1, 2, 4 or 8."""
+        """Return by how much it shrinks an image: 1, 2, 4 or 8."""
         return 1
 
     def _of_mode(self, image: np.ndarray) -> np.ndarray:
@@ -58,22 +66,24 @@ class Decode(LeavesPixels):
             return image
         if image.shape[2] not in (1, 3):
             raise InputError(
-                f"decode makes {self.mode} of arrays with 1 or 3 channels, and samples have {image.shape[2]}; leave "
-                "decode out, or drop channels beforehand, such as the transparency of RGBA"
+                f"decode makes {self.mode} of arrays with 1 or 3 channels, and samples have "
+                f"{image.shape[2]}; leave "
+                "decode out, or remove channels first, such as the transparency of RGBA"
             )
         return to_array(as_image(image, self).convert(self.mode))
 
 
 @dataclass(frozen=True, config=FORBID)
 class DecodeSmaller(Decode):
-    """The same where a transform follows at once that makes the image smaller, whatever it shows of it.
+    """Decode at a reduced size if the next transform shrinks the image anyway.
 
-    A JPEG is decoded at a fraction of its size that is enough for that transform. The fraction depends on the image and
-    on that one transform, and on nothing else: so a network comes to the same numbers alone and beside others, and from
-    a copy that was decoded once.
+    A JPEG is decoded at a fraction of its size that is enough for that transform. The fraction
+    depends on the image and on that one transform only, so a network gets the same numbers alone
+    and beside others, and from a copy that was decoded once.
 
     Attributes:
-        following: what follows. A crop is none of these: from an image at half its size it would show twice as much.
+        following: the next transform. It cannot be a crop, which would show twice as much of an
+            image at half its size.
     """
 
     following: Resize | RandomResizedCrop = Field(kw_only=True)
@@ -85,18 +95,18 @@ class DecodeSmaller(Decode):
         training: bool = True,
         at_least: MinSize | None = None,
     ) -> np.ndarray:
-        """Decode it, at a smaller size where that is enough for what follows."""
+        """Decode an image, at a reduced size if that is enough for the next transform."""
         return super().apply(image, at_least=self.following.min_size)
 
     def reduction(self, image: bytes | np.ndarray) -> int:
-        """See :meth:`Decode.reduction`."""
+        """Return by how much it shrinks an image; see :meth:`Decode.reduction`."""
         if isinstance(image, bytes):
             return reduction(image, self.following.min_size)
         return 1
 
 
 def with_reduced_decoding(transforms: Sequence[Transform]) -> tuple[Transform, ...]:
-    """A whole list of transforms whose images are decoded no larger than the second one of it needs them."""
+    """Let a list of transforms decode no larger than its second one needs."""
     match transforms:
         case [Decode(mode, bits), Resize() | RandomResizedCrop() as following, *_]:
             return DecodeSmaller(mode, bits, following=following), *transforms[1:]
@@ -104,7 +114,7 @@ def with_reduced_decoding(transforms: Sequence[Transform]) -> tuple[Transform, .
 
 
 def with_full_decoding(transforms: Sequence[Transform]) -> tuple[Transform, ...]:
-    """The same transforms for images that have masks, which are as large as the image."""
+    """Let a list of transforms decode at full size, as masks need."""
     match transforms:
         case [DecodeSmaller(mode, bits), *_]:
             return Decode(mode, bits), *transforms[1:]

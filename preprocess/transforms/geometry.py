@@ -1,4 +1,4 @@
-"""Transforms of an image's size, place and direction."""
+"""Transforms of the size, position and orientation of an image."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from preprocess.transforms import base
 
 @dataclass(frozen=True, config=base.FORBID)
 class Resize(base.MovesPixels):
-    """Change the size of the image, with antialiasing; one number keeps its proportions."""
+    """Resize the image with antialiasing; one number keeps its aspect ratio."""
 
     size: Annotated[
         base.Pixels | tuple[base.Pixels, base.Pixels],
@@ -29,13 +29,13 @@ class Resize(base.MovesPixels):
     is_random: ClassVar[bool] = False
 
     def min_size(self, height: int, width: int) -> tuple[int, int]:
-        """(height, width) below which an image would have to be enlarged."""
+        """Return (height, width) below which an image would have to be enlarged."""
         if isinstance(self.size, tuple):
             return self.size
         return (self.size, self.size)
 
     def apply(self, image: np.ndarray, rng: np.random.Generator, training: bool) -> np.ndarray:
-        """The image at its new size."""
+        """Resize an image, (height, width, 1 or 3) uint8."""
         base.channels(image, self)
         height, width = self.output_size(*image.shape[:2])
         if (height, width) == image.shape[:2]:
@@ -44,7 +44,7 @@ class Resize(base.MovesPixels):
         return to_array(base.as_image(image, self).resize((width, height), how))
 
     def move(self, mask: base.Mask, rng: np.random.Generator, training: bool) -> np.ndarray:
-        """The mask at its new size: each pixel that of the old one which is nearest."""
+        """Resize a mask by nearest neighbors."""
         height, width = mask.pixels.shape
         to_height, to_width = self.output_size(height, width)
         rows = nearest(height, to_height)
@@ -52,7 +52,7 @@ class Resize(base.MovesPixels):
         return mask.pixels[rows[:, None], columns]
 
     def output_size(self, height: int, width: int) -> tuple[int, int]:
-        """(height, width) that it makes of an image of this size."""
+        """Return the resized (height, width) of an image of this size."""
         if isinstance(self.size, tuple):
             return self.size
         shorter = min(height, width)
@@ -60,15 +60,15 @@ class Resize(base.MovesPixels):
 
 
 class _Crop(base.MovesPixels):
-    """For transforms of a ``size`` that say at which ``position`` they cut a window out."""
+    """Mixin for transforms of a ``size`` that crop at their ``position``."""
 
     def apply(self, image: np.ndarray, rng: np.random.Generator, training: bool) -> np.ndarray:
-        """The window."""
+        """Crop an image, (height, width, channels)."""
         base.channels(image, self)
         return self._cut(image, rng, training)
 
     def move(self, mask: base.Mask, rng: np.random.Generator, training: bool) -> np.ndarray:
-        """The same window of the mask; what was added counts for nothing."""
+        """Crop a mask; padding is ignored."""
         return self._cut(mask.pixels, rng, training, mask.void)
 
     def _cut(
@@ -80,7 +80,7 @@ class _Crop(base.MovesPixels):
 
 @dataclass(frozen=True, config=base.FORBID)
 class RandomCrop(_Crop):
-    """Cut out a window at a uniformly random place; in evaluation at the centre."""
+    """Crop at a uniformly random position; in evaluation at the center."""
 
     size: base.Size
     padding: Annotated[
@@ -95,10 +95,15 @@ class RandomCrop(_Crop):
     is_random: ClassVar[bool] = True
 
     def position(self, height: int, width: int, rng: np.random.Generator | None) -> tuple[int, int]:
-        """(top, left) of the window in an image of this size; it may begin outside of it.
+        """Return (top, left) of the crop, which may begin outside of the image.
+
+        Args:
+            height: of the image.
+            width: of the image.
+            rng: the sample's generator; None for the center.
 
         Raises:
-            BadImage: it is too small.
+            UnreadableImage: the image is too small.
         """
         room_y, room_x = _room(height, width, self.size, self.padding)
         top, left = (
@@ -111,9 +116,9 @@ class RandomCrop(_Crop):
 
 @dataclass(frozen=True, config=base.FORBID)
 class RandomResizedCrop(base.DrawsWindow, base.MovesPixels):
-    """Cut out a window of random area and proportions, and resize it: torchvision's `RandomResizedCrop`.
+    """Crop a random area and aspect ratio, and resize it: torchvision's `RandomResizedCrop`.
 
-    In evaluation it is the largest window of the wanted proportions at the centre, less its edges.
+    In evaluation it takes the largest centered window of the output's ratio, without its edges.
     """
 
     size: Annotated[
@@ -126,14 +131,15 @@ class RandomResizedCrop(base.DrawsWindow, base.MovesPixels):
     evaluation: Annotated[
         base.Share,
         Field(
-            description="share of the largest centred window's sides that evaluation takes, above 0, at most 1"
+            description="share of the largest centred window's sides that evaluation takes, above "
+            "0, at most 1"
         ),
     ] = 0.875
 
     is_random: ClassVar[bool] = True
 
     def apply(self, image: np.ndarray, rng: np.random.Generator, training: bool) -> np.ndarray:
-        """The window, resized."""
+        """Crop and resize an image, (height, width, 1 or 3) uint8."""
         base.channels(image, self)
         height, width = self.output_size
         top, left, h, w = self.window(image.shape[0], image.shape[1], rng if training else None)
@@ -141,9 +147,9 @@ class RandomResizedCrop(base.DrawsWindow, base.MovesPixels):
         return to_array(picture.resize((width, height), Image.Resampling[self.filter.upper()]))
 
     def min_size(self, height: int, width: int) -> tuple[int, int]:
-        """(height, width) of an image of these proportions below which its smallest window would have to be enlarged.
+        """Return (height, width) below which the smallest window would have to be enlarged.
 
-        A sample is decoded in one way for all windows that epochs show of it, and for evaluation.
+        A sample is decoded in one way for the windows of all epochs, and for evaluation.
         """
         area = self.scale[0] * height * width
         windows = [
@@ -159,7 +165,7 @@ class RandomResizedCrop(base.DrawsWindow, base.MovesPixels):
         return math.ceil(share * height), math.ceil(share * width)
 
     def move(self, mask: base.Mask, rng: np.random.Generator, training: bool) -> np.ndarray:
-        """The same window of the mask, each pixel that of the window which is nearest."""
+        """Crop and resize a mask by nearest neighbors."""
         height, width = self.output_size
         top, left, h, w = self.window(
             mask.pixels.shape[0], mask.pixels.shape[1], rng if training else None
@@ -170,7 +176,7 @@ class RandomResizedCrop(base.DrawsWindow, base.MovesPixels):
 
     @property
     def output_size(self) -> tuple[int, int]:
-        """(height, width) that it makes."""
+        """The resized (height, width)."""
         if isinstance(self.size, tuple):
             return self.size
         return (self.size, self.size)
@@ -178,20 +184,20 @@ class RandomResizedCrop(base.DrawsWindow, base.MovesPixels):
     def window(
         self, height: int, width: int, rng: np.random.Generator | None
     ) -> tuple[int, int, int, int]:
-        """(top, left, height, width) of what is shown of an image."""
+        """Return (top, left, height, width) of the crop; centered if ``rng`` is None."""
         if rng is None:
             ratio = self.size[1] / self.size[0] if isinstance(self.size, tuple) else 1.0
             return _largest(height, width, ratio, self.evaluation)
         return self.draw_window(height, width, rng) or self.fallback_window(height, width)
 
     def fallback_window(self, height: int, width: int) -> tuple[int, int, int, int]:
-        """Where no window that is drawn fits, as torchvision: the largest one whose proportions are allowed."""
+        """Return the largest window of an allowed ratio, used if no draw fits."""
         return _largest(height, width, min(max(width / height, self.ratio[0]), self.ratio[1]), 1.0)
 
 
 @dataclass(frozen=True, config=base.FORBID)
 class CenterCrop(_Crop):
-    """Cut out the window at the centre."""
+    """Crop at the center."""
 
     size: base.Size
 
@@ -200,14 +206,14 @@ class CenterCrop(_Crop):
     def position(
         self, height: int, width: int, rng: np.random.Generator | None = None
     ) -> tuple[int, int]:
-        """As of :class:`RandomCrop`; nothing is drawn."""
+        """Return (top, left) of the crop; see :meth:`RandomCrop.position`."""
         room_y, room_x = _room(height, width, self.size, 0)
         return room_y // 2, room_x // 2
 
 
 @dataclass(frozen=True, config=base.FORBID)
 class Flip(base.MovesPixels):
-    """Mirror the image with probability one half, in each of the directions asked for."""
+    """Flip the image with probability one half, in each of the chosen directions."""
 
     horizontal: Annotated[
         base.Switch, Field(description="true if left and right may be swapped, or false")
@@ -223,7 +229,7 @@ class Flip(base.MovesPixels):
             raise ValueError("needs horizontal: true, vertical: true, or both")
 
     def apply(self, image: np.ndarray, rng: np.random.Generator, training: bool) -> np.ndarray:
-        """The image, perhaps mirrored."""
+        """Flip an image, (height, width, channels), possibly."""
         if not training:
             return image
         base.channels(image, self)
@@ -234,17 +240,17 @@ class Flip(base.MovesPixels):
         return image
 
     def draw(self, rng: np.random.Generator) -> tuple[bool, bool]:
-        """Whether left and right change places, and top and bottom."""
+        """Draw two booleans: swap left and right, swap top and bottom."""
         return self.horizontal and rng.random() < 0.5, self.vertical and rng.random() < 0.5
 
     def move(self, mask: base.Mask, rng: np.random.Generator, training: bool) -> np.ndarray:
-        """The mask, mirrored with its image."""
+        """Flip a mask with its image."""
         return self.apply(mask.pixels[:, :, None], rng, training)[:, :, 0]
 
 
 @dataclass(frozen=True, config=base.FORBID)
 class Rotate(base.MovesPixels):
-    """Turn the image about its centre by a uniformly random angle; the corners that come in are black."""
+    """Rotate the image about its center by a uniformly random angle; new corners are black."""
 
     degrees: Annotated[
         float, Field(strict=True, gt=0, le=180, description="largest angle, above 0, at most 180")
@@ -253,13 +259,13 @@ class Rotate(base.MovesPixels):
     is_random: ClassVar[bool] = True
 
     def apply(self, image: np.ndarray, rng: np.random.Generator, training: bool) -> np.ndarray:
-        """The image, turned by a random angle."""
+        """Rotate an image, (height, width, 1 or 3) uint8."""
         if training:
             return self.turn(image, self._angle(rng))
         return image
 
     def move(self, mask: base.Mask, rng: np.random.Generator, training: bool) -> np.ndarray:
-        """The mask, turned with its image; the corners that come in count for nothing."""
+        """Rotate a mask with its image; new corners are ignored."""
         if not training:
             return mask.pixels
         # int32 is a type that Pillow turns whole, whatever the classes are.
@@ -272,12 +278,12 @@ class Rotate(base.MovesPixels):
         return (2 * rng.random() - 1) * self.degrees
 
     def turn(self, image: np.ndarray, degrees: float) -> np.ndarray:
-        """Turn by this angle, counter-clockwise."""
+        """Rotate an image by an angle, counter-clockwise."""
         return to_array(base.as_image(image, self).rotate(degrees, Image.Resampling.BILINEAR))
 
 
 def _room(height: int, width: int, size: tuple[int, int], padding: int) -> tuple[int, int]:
-    """How far a window can move, down and to the right."""
+    """Return how far a window can move down and to the right, in pixels."""
     room = height + 2 * padding - size[0], width + 2 * padding - size[1]
     if min(room) < 0:
         raise UnreadableImage(
@@ -288,7 +294,7 @@ def _room(height: int, width: int, size: tuple[int, int], padding: int) -> tuple
 
 
 def _largest(height: int, width: int, ratio: float, share: float) -> tuple[int, int, int, int]:
-    """(top, left, height, width) of the largest centred window of a ratio of width to height, a share of its sides."""
+    """Return (top, left, height, width) of the largest centered window of a ratio, times a share."""
     h = min(height, width / ratio) * share
     w = min(width, height * ratio) * share
     rows = max(1, round(h))
@@ -297,7 +303,7 @@ def _largest(height: int, width: int, ratio: float, share: float) -> tuple[int, 
 
 
 def _mirror(image: np.ndarray) -> np.ndarray:
-    """Left for right; channel by channel, which NumPy copies four times as fast as pixel by pixel."""
+    """Swap left and right channel by channel, which NumPy copies four times as fast."""
     mirrored = np.empty(image.shape, image.dtype)
     for channel in range(image.shape[2]):
         mirrored[:, :, channel] = image[:, ::-1, channel]
@@ -305,5 +311,5 @@ def _mirror(image: np.ndarray) -> np.ndarray:
 
 
 def nearest(size: int | np.ndarray, to: int) -> np.ndarray:
-    """For each of ``to`` pixels that cover as many as ``size``, the one that lies under its middle."""
+    """Return the nearest of ``size`` input pixels for each of ``to``, (..., to) int64."""
     return np.minimum((np.arange(to) + 0.5) * size / to, size - 1).astype(np.int64)

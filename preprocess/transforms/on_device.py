@@ -1,4 +1,4 @@
-"""A crop and mirror images that are left to the device that trains."""
+"""A crop and flips that are deferred to the training device."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ from preprocess.transforms.geometry import CenterCrop, Flip, RandomCrop
 
 @dataclass(frozen=True)
 class OnDevice(MovesPixels):
-    """Draws where pixels go as some transforms do, and leaves it to the device to move them.
+    """Draw where pixels go as some transforms do, and defer moving them to the device.
 
-    A sample becomes a row of bytes (:mod:`preprocess.deferred_augmentation`). Its mask is moved here.
+    A sample becomes a row of bytes (:mod:`preprocess.deferred_augmentation`). Its mask is moved
+    here.
 
     Attributes:
         transforms: one crop at most, and flips.
-        image: what all samples are before; None where that is not known yet.
+        image: the spec of all samples before; None if not known yet.
     """
 
     transforms: tuple[RandomCrop | CenterCrop | Flip, ...]
@@ -33,7 +34,7 @@ class OnDevice(MovesPixels):
     is_random: ClassVar[bool] = True
 
     def apply(self, image: np.ndarray, rng: np.random.Generator, training: bool) -> np.ndarray:
-        """The row of an image, (bytes,)."""
+        """Return the row of an image, (bytes,) uint8."""
         channels(image, self)
         if not self.accepts(image.shape, image.dtype):
             raise UnreadableImage(f"is {ImageSpec.of(image)}; the others are {self.image}")
@@ -53,20 +54,20 @@ class OnDevice(MovesPixels):
         return pack_rows(image[None], np.array([[top, left, flip_y, flip_x]]))[0]
 
     def move(self, mask: Mask, rng: np.random.Generator, training: bool) -> np.ndarray:
-        """The mask, moved by the same random numbers."""
+        """Move the mask by the same random numbers."""
         for transform in self.transforms:
             mask = replace(mask, pixels=transform.move(mask, rng, training))
         return mask.pixels
 
     def accepts(self, shape: tuple[int, ...], dtype: np.dtype) -> bool:
-        """Whether such images are what the others are."""
+        """Return True if an image of this shape and dtype is like the others."""
         return self.image in (None, ImageSpec(shape, str(wire_dtype(dtype))))
 
     def size(self, height: int, width: int) -> tuple[int, int]:
-        """(height, width) of what the device makes of an image of this size.
+        """Return the (height, width) of the device's result for an image of this size.
 
         Raises:
-            BadImage: it is too small for the crop.
+            UnreadableImage: it is too small for the crop.
         """
         for transform in self.transforms:
             if not isinstance(transform, Flip):
@@ -76,9 +77,9 @@ class OnDevice(MovesPixels):
 
 
 def defer_to_device(transforms: Sequence[Transform]) -> tuple[Transform, ...]:
-    """The same transforms, with as many of the last ones left to the device as it can do: a crop and flips.
+    """Defer as many of the last transforms to the device as it supports: a crop and flips.
 
-    What is the same in every epoch stays, and so does what scales at the end, which trainers do anyway.
+    Fixed transforms stay, and so does a scale at the end, which trainers apply anyway.
     """
     end = len(transforms) - (bool(transforms) and isinstance(transforms[-1], Scale | Standardize))
     first = next(
@@ -101,7 +102,7 @@ def defer_to_device(transforms: Sequence[Transform]) -> tuple[Transform, ...]:
 def set_device_input(
     transforms: Sequence[Transform], image: ImageSpec | None
 ) -> tuple[Transform, ...]:
-    """The same transforms, once it is known what samples are before what is left to the device."""
+    """Set the spec of samples before the deferred transforms."""
     return tuple(
         replace(transform, image=image) if isinstance(transform, OnDevice) else transform
         for transform in transforms
@@ -109,7 +110,7 @@ def set_device_input(
 
 
 def inline_device_transforms(transforms: Sequence[Transform]) -> tuple[Transform, ...]:
-    """What :func:`defer_to_device` was given."""
+    """Undo :func:`defer_to_device`."""
     return tuple(
         inner
         for transform in transforms
@@ -118,7 +119,7 @@ def inline_device_transforms(transforms: Sequence[Transform]) -> tuple[Transform
 
 
 def split_device(transforms: Sequence[Transform]) -> tuple[tuple[Transform, ...], OnDevice | None]:
-    """What hosts do, or trainers in any case, and what is left to the device."""
+    """Split transforms into those of hosts and trainers, and the deferred one."""
     deferred = next(
         (transform for transform in transforms if isinstance(transform, OnDevice)), None
     )

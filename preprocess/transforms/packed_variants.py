@@ -1,8 +1,8 @@
-"""What several lists of transforms make of one file, side by side in one row.
+"""The results of several lists of transforms for one file, packed into one row.
 
-Networks that have no transform in common can share the reading of a file all the same, and the decoding as far as it is
-to the same size. Memory that is shared has one row for each sample: it holds what each list has come to before its
-first random transform.
+Networks that share no transform can still share reading a file, and decoding it to one size. Shared
+memory has one row for each sample: it holds the result of each list before its first random
+transform.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from preprocess.transforms.decoding import Decode
 
 @dataclasses.dataclass(frozen=True)
 class PackedSlice(LeavesPixels):
-    """Takes from a row what one list has made.
+    """The part of a row that belongs to one list.
 
     Args:
-        start: where it begins.
-        shape: of it.
+        start: its first number.
+        shape: of the result.
     """
 
     start: int
@@ -36,18 +36,18 @@ class PackedSlice(LeavesPixels):
     def apply(
         self, image: np.ndarray, rng: np.random.Generator | None = None, training: bool = True
     ) -> np.ndarray:
-        """The piece of a row, or of each of some rows (..., numbers)."""
+        """Take the slice of a row, or of several (..., numbers); return (..., *shape)."""
         piece = image[..., self.start : self.start + math.prod(self.shape)]
         return piece.reshape(*image.shape[:-1], *self.shape)
 
 
 @dataclasses.dataclass(frozen=True)
 class PackedVariants(LeavesPixels):
-    """Makes a row of the bytes of an image file, or of an array.
+    """Apply several lists of transforms to the bytes of an image file, or to an array.
 
     Args:
         lists: of transforms, none of them random, the first of each a :class:`Decode`.
-        shapes: of what each makes.
+        shapes: of their results.
     """
 
     lists: tuple[tuple[Transform, ...], ...]
@@ -61,10 +61,11 @@ class PackedVariants(LeavesPixels):
         rng: np.random.Generator | None = None,
         training: bool = True,
     ) -> np.ndarray:
-        """(numbers,); an image is decoded once for all that want it alike.
+        """Return the row of a sample, (numbers,); each size is decoded once.
 
         Raises:
-            BadImage: it cannot be decoded, or has another size than the others where that matters.
+            UnreadableImage: it cannot be decoded, or has another size than the others if that
+                matters.
         """
         rng = rng or np.random.default_rng(0)
         decoded = dict[tuple[str, int, int], np.ndarray]()
@@ -79,13 +80,14 @@ class PackedVariants(LeavesPixels):
                 part = transform.apply(part, rng, training)
             if part.shape != shape:
                 raise UnreadableImage(
-                    f"is {' x '.join(map(str, part.shape))} before the first random transform; the others "
+                    f"is {' x '.join(map(str, part.shape))} before the first random transform; "
+                    f"the others "
                     f"are {' x '.join(map(str, shape))}"
                 )
             variants.append(part.ravel())
         return np.concatenate(variants)
 
     def slices(self) -> tuple[PackedSlice, ...]:
-        """Where in a row what each list makes is."""
+        """Return where in a row each list's result is."""
         ends = accumulate(map(math.prod, self.shapes), initial=0)
         return tuple(map(PackedSlice, ends, self.shapes))

@@ -1,4 +1,4 @@
-"""A spec's list of transforms: the table of their names, what is wrong with an item, and the schema."""
+"""Parse a spec's list of transforms: their names, errors and JSON Schema."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ TRANSFORMS: dict[str, type] = {
 
 
 def parse_transform(item: object) -> Transform:
-    """One item of a spec's list of transforms.
+    """Parse one item of a spec's list of transforms.
 
     >>> parse_transform({"random_crop": {"size": [32, 32], "padding": 4}})
     RandomCrop(size=(32, 32), padding=4)
@@ -54,7 +54,8 @@ def parse_transform(item: object) -> Transform:
     preprocess.base.InputError: rotate: 'degrees' is 200; it should be largest angle, above 0, at most 180; ...
 
     Raises:
-        InputError: no such transform, or parameters that it does not take; the message lists what there is.
+        InputError: the transform does not exist, or does not take these parameters; the message
+            lists what exists.
     """
     name, parameters = _name_and_parameters(item)
     if ":" in name:
@@ -64,7 +65,8 @@ def parse_transform(item: object) -> Transform:
     if name not in TRANSFORMS:
         transform_name = ", ".join(signature(transform_name) for transform_name in TRANSFORMS)
         raise InputError(
-            f"unknown transform {name!r}; there are {transform_name}, or an import path module:function"
+            f"unknown transform {name!r}; there are {transform_name}, or an import path "
+            f"module:function"
         )
     try:
         return TypeAdapter(TRANSFORMS[name]).validate_python(parameters)
@@ -76,10 +78,10 @@ def parse_transform(item: object) -> Transform:
 
 
 def parse_transforms(items: object) -> tuple[Transform, ...]:
-    """A spec's list of transforms.
+    """Parse a spec's list of transforms.
 
     Raises:
-        InputError: names every item that is wrong, one line each.
+        InputError: names every wrong item, one line each.
     """
     if not isinstance(items, Sequence) or isinstance(items, str):
         raise InputError(f"transforms: it must be a list of transforms, not {items!r}")
@@ -92,12 +94,11 @@ def parse_transforms(items: object) -> tuple[Transform, ...]:
             wrong.append(f"transforms[{index}]: {error}")
             continue
         if isinstance(transform, Decode) and index > 0:
-            wrong.append(
-                f"transforms[{index}]: decode must come first; later there is nothing to decode"
-            )
+            wrong.append(f"transforms[{index}]: decode must come first; nothing is encoded later")
         if isinstance(transform, Standardize) and index + 1 < len(items):
             wrong.append(
-                f"transforms[{index}]: standardize must come last; networks do it to what they are given"
+                f"transforms[{index}]: standardize must come last; networks apply it "
+                f"to their inputs"
             )
         transforms.append(transform)
     if wrong:
@@ -106,7 +107,7 @@ def parse_transforms(items: object) -> tuple[Transform, ...]:
 
 
 def signature(name: str) -> str:
-    """A transform with its parameters and their defaults, as messages show it.
+    """Format a transform with its parameters and their defaults, for messages.
 
     >>> signature("random_crop")
     'random_crop(size, padding=0)'
@@ -115,7 +116,7 @@ def signature(name: str) -> str:
 
 
 def item_schema() -> dict[str, Any]:
-    """The JSON Schema of one item of a spec's list of transforms, by which editors complete it."""
+    """Return the JSON Schema of one item of the list, for completion in editors."""
     return {
         "anyOf": [
             {"enum": [name for name in TRANSFORMS if _may_be_bare(name)]},

@@ -1,4 +1,4 @@
-"""Functions of the user's own as transforms."""
+"""User-defined functions as transforms."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ from preprocess.user_code import UserCode, seed_generators
 
 @dataclasses.dataclass(frozen=True)
 class UserTransform:
-    """A function of the user's, named by its import path.
+    """A user-defined function, named by its import path.
 
-    Where samples have masks, only the function knows whether it moves pixels. So it is called with the mask,
-    ``mask=(height, width) integers``, too, and gives the image and the mask; one that has no such parameter is refused.
+    If samples have masks, only the function knows whether it moves pixels. So it also receives
+    ``mask``, (height, width) integers, and returns image and mask; a function without this
+    parameter is refused.
 
     Args:
         path: ``module:function``; the function takes (image, rng, training) and ``parameters``.
@@ -30,16 +31,16 @@ class UserTransform:
     path: str
     parameters: dict[str, Any] = dataclasses.field(default_factory=dict)
 
-    is_random: ClassVar[bool] = True  # nobody knows
+    is_random: ClassVar[bool] = True  # unknown, so assumed
 
     @cached_property
     def function(self) -> Any:
-        """The function itself."""
+        """The imported function."""
         with self._code.running():
             return import_function(self.path, "transform")
 
     def check(self) -> None:
-        """See that the function can be called with what it is given.
+        """Check that the function accepts its arguments.
 
         Raises:
             InputError: it takes other parameters.
@@ -50,10 +51,11 @@ class UserTransform:
             inspect.signature(function).bind(None, None, None, **mask, **self.parameters)
         except TypeError as error:
             raise InputError(
-                f"transform {self.path}: {error}; it should take (image, rng, training), and by name what "
+                f"transform {self.path}: {error}; it should take (image, rng, training), and by "
+                f"name what "
                 "the spec gives it"
             ) from None
-        except ValueError:  # a function of C, whose parameters nobody knows
+        except ValueError:  # a C function without a signature
             pass
 
     @cached_property
@@ -61,30 +63,31 @@ class UserTransform:
         return UserCode(keeps_rng_state=False)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without the function: its module is imported on each rank as here."""
+        """Omit the function: each rank imports its module itself."""
         return {"path": self.path, "parameters": self.parameters}
 
     def apply(self, image: np.ndarray, rng: np.random.Generator, training: bool) -> np.ndarray:
-        """What the user's function makes of it."""
+        """Call the function on an image, (height, width, channels) or (...)."""
         return self._array(self._call(image, rng, training))
 
     def apply_with_mask(
         self, image: np.ndarray, mask: Mask, rng: np.random.Generator, training: bool
     ) -> tuple[np.ndarray, Mask]:
-        """What the user's function makes of an image and its mask.
+        """Call the function on an image and its mask.
 
         Raises:
-            InputError: it takes no mask, or does not give one back.
+            InputError: it takes no mask, or does not return one.
         """
         if not self._takes_masks:
             raise InputError(
-                f"transform {self.path}: samples have masks, and it takes none; it should have a "
-                "parameter mask, (height, width) integers, and return both: (image, mask)"
+                f"transform {self.path}: samples have masks, and it takes none; it should have a parameter "
+                "mask, (height, width) integers, and return (image, mask)"
             )
         result = self._call(image, rng, training, mask=np.array(mask.pixels))
         if not (isinstance(result, tuple) and len(result) == 2):
             raise InputError(
-                f"transform {self.path}: it should return (image, mask) where samples have masks, not "
+                f"transform {self.path}: it should return (image, mask) where samples have masks, "
+                f"not "
                 f"{type(result).__name__}"
             )
         return self._array(result[0]), dataclasses.replace(mask, pixels=self._array(result[1]))
@@ -119,7 +122,7 @@ class UserTransform:
 
 
 def _seed_of(rng: np.random.Generator) -> int:
-    """A seed that follows from what a generator would draw next, which it still does."""
+    """Derive a seed from a generator's state without drawing from it."""
     state: Any = rng.bit_generator.state["state"]
     parts = [
         value.tobytes() if isinstance(value, np.ndarray) else repr(value).encode()

@@ -197,9 +197,9 @@ def test_the_loops_are_loaded_once_it_is_worth_it(has_numba, monkeypatch):
     loading, loaded = LazyNumba(), []
     monkeypatch.setattr(loading, "now", lambda: loaded.append(LazyNumba.now(loading)))
     monkeypatch.setattr("threading.Thread.start", lambda thread: thread.run())
-    loading.spent(0.9)
+    loading.add_slow_time(0.9)
     assert loaded == []
     for _ in range(3):
-        loading.spent(0.2)
+        loading.add_slow_time(0.2)
     assert loaded == [has_numba]
     assert (loading.kernels is not None) == has_numba

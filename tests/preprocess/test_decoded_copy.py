@@ -106,7 +106,9 @@ def test_what_the_copy_leaves_out_is_known_each_time(data, path):
         file.write(b"no image")
     for _ in range(2):
         copy = copied(data, TRANSFORMS, path)
-        assert [(bad.name, "not an image" in bad.reason) for bad in copy.left_out] == [(name, True)]
+        assert [(bad.name, "not an image" in bad.reason) for bad in copy.unreadable] == [
+            (name, True)
+        ]
         train = copy.data.train
         assert [train.name(index) for index in range(5)] == [
             data.train.name(index) for index in range(5)
@@ -132,7 +134,7 @@ def test_the_parts_may_be_of_different_sizes_before_the_first_random_transform(p
         (6, 6, 3),
         (8, 7, 3),
     ]
-    assert copy.left_out == []
+    assert copy.unreadable == []
 
 
 def test_making_the_copy_reads_each_sample_once(path):

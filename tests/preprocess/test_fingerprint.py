@@ -34,7 +34,7 @@ class Listed(RandomAccess):
         return self.names[index]
 
     def sample_ids(self):
-        return fp.SampleIds(fp.hashed(self.names), by_content=self._by_content)
+        return fp.SampleIds(fp.hash_each(self.names), by_content=self._by_content)
 
 
 def listed(path, by_content=False, groups=False):
@@ -113,7 +113,8 @@ def test_all_samples_of_a_side_may_not_go():
     samples = [(f"{number}", 0) for number in range(10)]
     old, before = opened(samples, None)
     with pytest.raises(
-        InputError, match="none is left for validation: all that were have gone; start over with"
+        InputError,
+        match="every sample that was held out for validation has been removed; start over with",
     ):
         opened([sample for sample in samples if sample[0] not in named(old.validation)], before)
 
@@ -130,7 +131,7 @@ def test_other_settings_divide_anew():
 
 
 def marks(*names, **more):
-    return fp.SampleIds(fp.hashed(names), by_content=True, unit="row", **more)
+    return fp.SampleIds(fp.hash_each(names), by_content=True, unit="row", **more)
 
 
 @pytest.mark.parametrize(
@@ -148,11 +149,11 @@ def marks(*names, **more):
 )
 def test_rows_that_are_known_by_their_inputs_are_found_again(now, place):
     """An edited one stands where it stood, and a second one like it belongs with the first."""
-    assert fp.found_again(marks(*"abcd"), marks(*now)).tolist() == place
+    assert fp.match_samples(marks(*"abcd"), marks(*now)).tolist() == place
 
 
 def test_a_second_row_that_is_like_one_of_before_is_one_more():
-    words = fp.differences(
+    words = fp.compare_fingerprints(
         fp.Fingerprint({"train": marks(*"abc")}), fp.Fingerprint({"train": marks(*"abca")})
     )
     assert words == {"train": ["1 row more"]}
@@ -169,7 +170,7 @@ def test_a_fingerprint_is_read_as_it_was_written(tmp_path):
         "as ever",
         found.sides.tolist(),
     )
-    assert fp.differences(found, again) == {}
+    assert fp.compare_fingerprints(found, again) == {}
     (tmp_path / "data.npz").write_bytes((tmp_path / "data.npz").read_bytes()[:-30])
     assert fp.read_fingerprint(tmp_path / "data.npz") is None
     assert fp.read_fingerprint(tmp_path / "other.npz") is None
@@ -269,11 +270,11 @@ def test_the_same_data_elsewhere_is_the_same_and_other_data_is_not(
     assert taken(write, tmp_path / "moved").digest == before.digest
 
     def words(folder, *data):
-        return fp.differences(before, taken(write, tmp_path / folder, *data)).get("train", [])
+        return fp.compare_fingerprints(before, taken(write, tmp_path / folder, *data)).get("train", [])
 
     other = IMAGES.copy()
     other[4, 2, 2] += 1
-    (unit,) = {part.unit for part in before.parts.values()}
+    (unit,) = {part.unit for part in before.splits.values()}
     assert words("repainted", other) == [f"content of 1 of 10 {unit}s differs"]
     assert words("turned", IMAGES, 1 - LABELS) == [f"classes of 10 of 10 {unit}s differ"]
     assert words("longer", np.concatenate([IMAGES, IMAGES[:1] + 99]), np.append(LABELS, 1)) == [
@@ -288,7 +289,7 @@ def test_masks_are_looked_at(tmp_path):
     labels = LABELS.copy()
     labels[5] = 0
     after = taken(write_masks, tmp_path / "after", labels=labels)
-    assert fp.differences(before, after) == {"train": ["masks of 1 of 10 files differ"]}
+    assert fp.compare_fingerprints(before, after) == {"train": ["masks of 1 of 10 files differ"]}
 
 
 def test_of_many_files_some_are_looked_at_and_these_stay_the_same(tmp_path, monkeypatch):
@@ -299,11 +300,11 @@ def test_of_many_files_some_are_looked_at_and_these_stay_the_same(tmp_path, monk
     for path in paths:
         path.write_bytes(b"abc")
     names = [path.name for path in paths]
-    first = fingerprint.seen_of_files(fp.hashed(names), list(map(str, paths)))
-    assert [(seen != fingerprint.UNSEEN).sum() for seen in first.values()] == [8, 5]
+    first = fingerprint.hash_files(fp.hash_each(names), list(map(str, paths)))
+    assert [(seen != fingerprint.NOT_READ).sum() for seen in first.values()] == [8, 5]
     assert [
         seen.tolist()
-        for seen in fingerprint.seen_of_files(fp.hashed(names), list(map(str, paths))).values()
+        for seen in fingerprint.hash_files(fp.hash_each(names), list(map(str, paths))).values()
     ] == [seen.tolist() for seen in first.values()]
 
 
@@ -340,7 +341,7 @@ def test_a_source_of_ones_own_may_say_what_it_is_known_by(monkeypatch):
 
     before = now()
     monkeypatch.setattr(Own, "version", 2)
-    assert fp.differences(before, now()) == {"train": ["fingerprint: version 1 -> version 2"]}
+    assert fp.compare_fingerprints(before, now()) == {"train": ["fingerprint: version 1 -> version 2"]}
     monkeypatch.setattr(Own, "name", lambda self, index: f"elsewhere/{index}")
     monkeypatch.setattr(Own, "version", 1)
     assert now("elsewhere").digest == before.digest

@@ -63,7 +63,7 @@ def test_an_unknown_source_is_told_all_there_are():
 def test_a_source_of_files_wants_a_path_that_exists(source, tmp_path):
     with pytest.raises(InputError, match="it needs a path"):
         open_data(source, None, None, 0)
-    with pytest.raises(InputError, match=r"nowhere: no such (file|folder)"):
+    with pytest.raises(InputError, match=r"nowhere: (file|folder) not found"):
         open_data(source, str(tmp_path / "nowhere"), None, 0)
 
 
@@ -168,7 +168,8 @@ def test_a_test_part_that_is_named_is_no_validation_data(folder, monkeypatch):
 def test_test_data_that_chooses_something_is_refused(folder, test, what):
     place = parted(folder, "val")
     with pytest.raises(
-        InputError, match=f"data.test: .*: this is {what} data too; it should be data that chooses"
+        InputError,
+        match=f"data.test: .*: this is also {what} data; name separate data, which is not used",
     ):
         open_data("image_folder", str(place), str(place / "val"), seed=7, test=str(place / test))
 

@@ -160,7 +160,7 @@ def test_a_spec_says_what_targets_are_where_a_source_cannot():
 @pytest.mark.parametrize(
     ("wish", "said", "complaint"),
     [
-        (TargetWish("mask"), {"targets": np.ones(10)}, "nothing shows how many classes"),
+        (TargetWish("mask"), {"targets": np.ones(10)}, "the number of classes is unknown"),
         (
             TargetWish("value"),
             {"target": TargetSpec("multilabel", 2), "targets": np.eye(10, 2)},
@@ -323,7 +323,7 @@ def test_a_target_knows_its_shape_and_type():
         TargetSpec("value", 1),
         TargetSpec("mask", 3, size=(2, 2)),
     ):
-        made = spec.made_up(np.random.default_rng(0), 5)
+        made = spec.random_targets(np.random.default_rng(0), 5)
         assert (made.dtype, made.shape) == (spec.wire, (5,))
         assert spec.is_usable(made).all()
         spec.mark_unusable(made, 2)
@@ -331,7 +331,7 @@ def test_a_target_knows_its_shape_and_type():
 
 
 def test_two_classes_of_one_name_are_refused():
-    complaint = "two classes are named 'a'; each should have a name of its own"
+    complaint = "two classes are named 'a'; names must differ"
     with pytest.raises(InputError, match=complaint):
         opened(labels=np.arange(10) % 3, classes=("a", "b", "a"))
     with pytest.raises(InputError, match="two outputs are named 'a'"):

@@ -138,13 +138,13 @@ def test_a_process_is_kept_around_several_calls():
 @pytest.mark.parametrize("quick", [True, False])
 def test_a_call_looks_at_each_setting_twice(quick):
     looks, cwd = [], SETTINGS["the working folder"]
-    register("the working folder", lambda: looks.append(1), cwd.put)
+    register("the working folder", lambda: looks.append(1), cwd.set)
     try:
         with UserCode().running(quick):
             assert len(looks) == 1
         assert len(looks) == 2
     finally:
-        register("the working folder", cwd.get, cwd.put)
+        register("the working folder", cwd.get, cwd.set)
 
 
 def test_an_abandoned_thread_restores_nothing_later(monkeypatch):

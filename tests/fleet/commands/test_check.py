@@ -214,7 +214,7 @@ def test_programs_get_what_is_wrong_with_the_data_too(check):
     )
     (mistake,) = json.loads(printed.out)["mistakes"]
     assert (status, mistake["line"], mistake["key"]) == (2, 3, "data")
-    assert printed.err == "fleet check: spec.yaml:3: data: no/such/folder: no such folder\n"
+    assert printed.err == "fleet check: spec.yaml:3: data: no/such/folder: folder not found\n"
 
 
 @pytest.mark.parametrize(

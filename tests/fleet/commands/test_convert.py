@@ -46,7 +46,7 @@ def test_what_was_left_out_is_counted_and_named(folder, capsys):
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        (["nowhere", "out.h5"], "nowhere: no such folder"),
+        (["nowhere", "out.h5"], "nowhere: folder not found"),
         (["in", "nowhere/out.h5"], "cannot write"),
     ],
 )

@@ -259,7 +259,7 @@ def test_labels_and_values_are_named(tmp_path, images, fleet, monkeypatch):
         (["{run}", "{images}", "--top", "0"], "--top"),
         (["{run}", "{images}", "--top", "2", "--select", "greedy"], "not allowed with"),
         (["{run}", "{images}", "--select", "best"], "invalid choice"),
-        (["{run}", "nowhere.png"], "nowhere.png: no such file or folder"),
+        (["{run}", "nowhere.png"], "nowhere.png: file or folder not found"),
         (["{run}", "{run}/models"], "no images in this folder"),
         (["{run}", "{run}/spec.yaml"], "spec.yaml"),
         (["{run}", "{images}", "--save", "one.h5"], "its name should end in .keras"),

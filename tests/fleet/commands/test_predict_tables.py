@@ -132,7 +132,7 @@ def test_all_missing_columns_are_named_at_once(made, tmp_path, fleet):
     [
         ("", "line 3, column 'age': no value"),
         ("NA", "no value"),
-        ("old", "'old' is no number"),
+        ("old", "'old' is not a number"),
         ("inf", "is not finite"),
     ],
 )

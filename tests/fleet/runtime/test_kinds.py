@@ -339,7 +339,7 @@ def test_a_spec_says_what_the_labels_of_a_source_are(tmp_path):
     _, prepared = launch(path, 2)
     assert (prepared.sample.target.kind, prepared.sample.classes) == ("value", 1)
     with pytest.raises(
-        InputError, match="data.target: value, but the source has targets of the kind multilabel"
+        InputError, match="data.target: value, but the source has targets of kind multilabel"
     ):
         prepare(
             str(write(tmp_path / "other", "multilabel", data={"target": "value"})), [0, 0], None

@@ -114,7 +114,7 @@ def test_later_launches_and_replays_take_the_numbers_that_a_run_began_with(tmp_p
     parts = launch_in_parts(write(tmp_path / "parts"), 1, looks=20)
     assert history(parts) == history(whole)
     assert parts.paths.foreign_files() == []
-    monkeypatch.setattr("fleet.runtime.inputs.standardized", None)  # would be called
+    monkeypatch.setattr("fleet.runtime.inputs.compute_standardization", None)  # would be called
     _, again = launch(write(tmp_path / "again"), 1, replay=str(whole.paths.root), only="one")
     assert history(again) == history(whole)
     assert launch(write(tmp_path / "whole"), 1)[1].sample == whole.sample

@@ -80,11 +80,11 @@ def test_the_type_and_the_shape_say_what_targets_are(saved, y, target):
     [
         (
             np.eye(3, dtype=int)[LABELS],
-            "a single 1, so they may be classes or labels; say data.target: class or",
+            "a single 1, so they may be classes or labels; set data.target: class or",
         ),
         (
             np.full((6, 2), 7),
-            r"array \(6, 2\) of int64, and not all of them 0 or 1; say data.target: value",
+            r"array \(6, 2\) of int64, and not all of them 0 or 1; set data.target: value",
         ),
         (np.zeros((6, 2, 2)), r"an array \(6, 2, 2\) of float64; they should be \(n,\) classes,"),
         (np.zeros(6, complex), "of complex128; they should be"),
@@ -93,7 +93,7 @@ def test_the_type_and_the_shape_say_what_targets_are(saved, y, target):
             np.array(["a", "", "b", " ", "a", "b"]),
             r"a.npz:y: .*:x\[1\] has no class \(and 1 more\): an empty text",
         ),
-        (np.zeros(5), "x has 6 rows and y 5; there should be a target for each input"),
+        (np.zeros(5), "x has 6 rows and y 5; each input needs a target"),
     ],
 )
 def test_targets_that_cannot_be_or_have_two_readings_are_refused(saved, y, complaint):
@@ -136,7 +136,7 @@ def test_classes_that_the_spec_counts_keep_their_numbers(saved):
         (
             [0, 1, 0.5, 1, 0, 1],
             "class",
-            r"x\[2\] has the target 0.5, which is no class: nothing is rounded",
+            r"x\[2\] has the target 0.5, which is not a class: nothing is rounded",
         ),
         (np.eye(6) * 2, "class", r"x\[0\] has the target \[2.0, .*not a single 1 among zeros"),
         (np.zeros(6), "multilabel", r"labels should be \(n, labels\) zeros and ones"),
@@ -225,7 +225,7 @@ def test_npy_files_of_the_parts_may_lie_in_folders(tmp_path):
 
 
 def test_places_without_such_files_are_named(tmp_path, saved):
-    with pytest.raises(InputError, match="nowhere.npz: no such file"):
+    with pytest.raises(InputError, match="nowhere.npz: file not found"):
         open_npz(str(tmp_path / "nowhere.npz"))
     with pytest.raises(InputError, match="no train.npz in this folder"):
         open_npz(str(tmp_path))
@@ -299,7 +299,7 @@ def test_classes_of_any_bytes_stay_apart(saved):
 @pytest.mark.parametrize("y", [[[1.0, 0], [0, 1]], [[1.0, 1], [0, 0]], [1.0, 0.0]])
 def test_floats_that_are_all_zero_or_one_have_two_readings(saved, y):
     path = saved(x=np.zeros((2, 3)), y=np.array(y))
-    with pytest.raises(InputError, match="say data.target"):
+    with pytest.raises(InputError, match="set data.target"):
         open_npz(path)
     assert open_npz(path, target=TargetWish("value"))[0].targets.size == np.size(y)
 

@@ -144,7 +144,7 @@ def test_texts_are_classes_and_whole_numbers_are_what_the_spec_says(tmp_path):
         (
             {"a": [[1.0]], "label": [0]},
             {},
-            "none of its columns is called image, .*its columns: a, label",
+            "no column is named image, .*its columns: a, label",
         ),
         ({"x": [[1.0], [2.0]], "y": [1.5, None]}, {}, r"column 'y': .*\[1\] has no value"),
     ],

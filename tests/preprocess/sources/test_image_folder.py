@@ -97,7 +97,7 @@ def test_links_of_two_folders_to_each_other_end(folder, elsewhere):
 @pytest.mark.parametrize("target", ["nowhere", "{itself}"])
 def test_a_link_that_leads_nowhere_is_named(folder, place, target):
     (folder / place).symlink_to(target.format(itself=folder / place))
-    with pytest.raises(InputError, match=f"{place}: this link leads nowhere"):
+    with pytest.raises(InputError, match=f"{place}: broken link"):
         ImageFolder(folder)
 
 
@@ -153,7 +153,7 @@ def test_a_missing_folder_a_file_and_an_empty_folder_are_told_apart(tmp_path):
     (tmp_path / "file").write_bytes(encode(pattern(2, 2)))
     (tmp_path / "empty").mkdir()
     for name, complaint in [
-        ("nowhere", "no such folder"),
+        ("nowhere", "folder not found"),
         ("file", "is a file; it must be a folder"),
         ("empty", "it must have one folder of images for each class"),
     ]:

@@ -53,7 +53,7 @@ def test_several_numbers_a_pixel_or_fractions_are_no_mask(tmp_path, image):
         UnreadableSample,
         match="0.(png|npy): its mask is .*it should have one whole number for each pixel",
     ):
-        MaskFiles([file], PixelClasses(range(2), "01")).decoded(0)
+        MaskFiles([file], PixelClasses(range(2), "01")).read_numbers(0)
 
 
 def test_each_number_that_is_in_any_mask_is_a_class_unless_one_counts_for_nothing(tmp_path):
@@ -90,8 +90,8 @@ def test_the_spec_may_name_the_classes(tmp_path):
     ("pixels", "ignore", "complaint"),
     [
         ({"a": 0}, None, "pixels: {'a': 0} should give each class a pixel value"),
-        ({"a": 0, "b": -1}, None, "a whole number of its own, from 0"),
-        ({"a": 1, "b": 1}, None, "a whole number of its own, from 0"),
+        ({"a": 0, "b": -1}, None, "a different integer from 0"),
+        ({"a": 1, "b": 1}, None, "a different integer from 0"),
         ({"a": 1, "b": 2}, 2, "ignore: 2 is the value of the class b"),
     ],
 )

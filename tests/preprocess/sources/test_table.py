@@ -119,7 +119,7 @@ def test_without_pyarrow_a_parquet_file_says_what_to_install(tmp_path, monkeypat
         ((["a", "target"], [1, 2.5], [2, "NA"]), "line 3, column 'target': no value"),
         (
             (["a", "target"], [1, 2.5], [2, 3.5], ["3x", 1.5]),
-            "line 4, column 'a': '3x' is no number, unlike '1' in line 2",
+            "line 4, column 'a': '3x' is not a number, unlike '1' in line 2",
         ),
         (
             (["a", "target"], [1, "x"], [2, "y"], [3, 7]),
@@ -127,7 +127,7 @@ def test_without_pyarrow_a_parquet_file_says_what_to_install(tmp_path, monkeypat
         ),
         (
             (["a", "target"], ["red", 1.5], ["blue", 2.5]),
-            "no column is left|'a': 'red' is no number|no file red",
+            "no column is left|'a': 'red' is not a number|no file red",
         ),
         ((["a", "target"], ["inf", 1.5]), "line 2, column 'a': inf is not finite"),
         ((["a", "b"], [1, 2]), "no column 'target' for targets; its columns: a, b"),
@@ -146,7 +146,7 @@ def test_mistakes_are_named_by_their_row_and_column(table, rows, complaint):
 def test_columns_of_text_among_several_features_are_refused(table):
     with pytest.raises(
         InputError,
-        match="line 2, column 'b': 'red' is no number, as a feature should be; encode it",
+        match="line 2, column 'b': 'red' is not a number, but a feature must be; encode it",
     ):
         open_table(table(["a", "b", "target"], [1, "red", 1.5], [2, "blue", 2.5]))
 
@@ -455,5 +455,5 @@ def test_the_files_of_a_folder_may_be_parts_and_all_are_there(tmp_path):
     train, validation, test = open_table(str(tmp_path))
     assert [len(train), len(validation), test] == [4, 2, None]
     (tmp_path / "train-00001-of-00002.parquet").unlink()
-    with pytest.raises(InputError, match="train-00001-of-00002.parquet: no such file"):
+    with pytest.raises(InputError, match="train-00001-of-00002.parquet: file not found"):
         open_table(str(tmp_path))

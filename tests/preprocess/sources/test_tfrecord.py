@@ -232,7 +232,7 @@ def test_a_damaged_image_is_a_bad_sample_and_the_others_are_not(damaged):
 
 
 def test_a_damaged_length_is_an_error_at_the_start(damaged):
-    with pytest.raises(InputError, match="no TFRecord at byte 0"):
+    with pytest.raises(InputError, match="not a TFRecord at byte 0"):
         damaged(position=0)
 
 
@@ -294,7 +294,7 @@ def test_labels_of_any_bytes_stay_apart(tmp_path):
 def test_a_missing_numbered_file_is_refused(tmp_path):
     for name in ("train-00000-of-00003", "train-00002-of-00003"):
         rec.write_records(tmp_path / name, rec.labelled(b"x", 0), rec.labelled(b"y", 1))
-    with pytest.raises(InputError, match="train-00001-of-00003: no such file"):
+    with pytest.raises(InputError, match="train-00001-of-00003: file not found"):
         opened(tmp_path)
     assert len(opened(tmp_path / "train-{00002..00002}-of-00003")) == 2
 

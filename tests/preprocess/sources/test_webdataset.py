@@ -111,10 +111,10 @@ def test_targets_are_text_json_or_arrays_with_weights(
         (
             "json",
             b"{}",
-            r"a.tar\[/0\]: its json is no target: {} is neither a number, nor a text, nor a list",
+            r"a.tar\[/0\]: its json is not a target: {} is neither a number, nor a text, nor a list",
         ),
-        ("json", b"[1,", "its json is no target"),
-        ("npy", array(np.zeros(2))[:90], "its npy is no target"),
+        ("json", b"[1,", "its json is not a target"),
+        ("npy", array(np.zeros(2))[:90], "its npy is not a target"),
     ],
 )
 def test_a_target_that_cannot_be_read_is_named(tmp_path, extension, content, complaint):
