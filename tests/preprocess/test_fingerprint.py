@@ -264,13 +264,18 @@ def test_the_same_data_elsewhere_is_the_same_and_other_data_is_not(
     tmp_path, monkeypatch, write, is_large
 ):
     if is_large:
-        for module in (fingerprint, __import__("preprocess.sources.shards", fromlist=["WHOLE"])):
-            monkeypatch.setattr(module, "WHOLE", 0)
+        for module in (
+            fingerprint,
+            __import__("preprocess.sources.shards", fromlist=["FULL_READ_BYTES"]),
+        ):
+            monkeypatch.setattr(module, "FULL_READ_BYTES", 0)
     before = taken(write, tmp_path / "before")
     assert taken(write, tmp_path / "moved").digest == before.digest
 
     def words(folder, *data):
-        return fp.compare_fingerprints(before, taken(write, tmp_path / folder, *data)).get("train", [])
+        return fp.compare_fingerprints(before, taken(write, tmp_path / folder, *data)).get(
+            "train", []
+        )
 
     other = IMAGES.copy()
     other[4, 2, 2] += 1
@@ -341,7 +346,9 @@ def test_a_source_of_ones_own_may_say_what_it_is_known_by(monkeypatch):
 
     before = now()
     monkeypatch.setattr(Own, "version", 2)
-    assert fp.compare_fingerprints(before, now()) == {"train": ["fingerprint: version 1 -> version 2"]}
+    assert fp.compare_fingerprints(before, now()) == {
+        "train": ["fingerprint: version 1 -> version 2"]
+    }
     monkeypatch.setattr(Own, "name", lambda self, index: f"elsewhere/{index}")
     monkeypatch.setattr(Own, "version", 1)
     assert now("elsewhere").digest == before.digest

@@ -71,7 +71,7 @@ def test_a_source_of_files_wants_a_path_that_exists(source, tmp_path):
 @pytest.mark.parametrize("source", sorted(name for name in SOURCES if name.startswith("builtin:")))
 def test_built_in_data_is_not_taken_again_for_a_part_at_a_path(source, part, tmp_path):
     with pytest.raises(
-        InputError, match=f"data.{part}: .*nowhere: {source} has no data elsewhere; give a share"
+        InputError, match=f"data.{part}: .*nowhere: {source} has no other data; give a share"
     ):
         open_data(source, None, **{"validation": None, "seed": 0, part: str(tmp_path / "nowhere")})
     assert not list(tmp_path.iterdir())
@@ -237,7 +237,7 @@ def test_eval_validates_and_holdout_is_test_data(folder, name, stand_in_path):
 
 @pytest.mark.parametrize("place", [".", "../pets", "cat/.."])
 def test_training_data_named_as_validation_is_refused(folder, place):
-    with pytest.raises(InputError, match="data.validation: .*: this is training data too"):
+    with pytest.raises(InputError, match="data.validation: .*: this is also training data"):
         open_data("image_folder", str(folder), str(folder / place), 0)
 
 
@@ -250,7 +250,7 @@ def test_a_copy_of_training_data_is_told_of(folder, part):
     assert f"data.{part}: {more} is a copy of the training data" in data.remark
     write(more / "dog/9.png", pattern(4, 6, seed=99))
     [data], _ = open_per_target("image_folder", str(folder), **asked, seed=0, division="")
-    assert f"8 of 9 {part} samples are training samples too" in data.remark
+    assert f"8 of 9 {part} samples have the same content as training samples" in data.remark
 
 
 def test_copies_of_training_rows_are_told_of(tmp_path):
@@ -261,7 +261,7 @@ def test_copies_of_training_rows_are_told_of(tmp_path):
     [data], _ = open_per_target("table", path, whole, 0, division="")
     assert "b.csv is a copy of the training data" in data.remark
     [data], _ = open_per_target("table", path, some, 0, division="")
-    assert "6 of 6 validation samples are training samples too" in data.remark
+    assert "6 of 6 validation samples have the same content as training samples" in data.remark
 
 
 def test_rows_of_few_values_may_be_alike(tmp_path):

@@ -60,7 +60,7 @@ def test_strata_are_divided_in_place_of_classes():
 
 
 def test_samples_that_are_each_alone_in_their_class_cannot_be_divided():
-    with pytest.raises(InputError, match="is none"):
+    with pytest.raises(InputError, match="holds out no sample"):
         split(source([0, 1, 2]), 0.5, 0)
 
 

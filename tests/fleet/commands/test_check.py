@@ -220,7 +220,7 @@ def test_programs_get_what_is_wrong_with_the_data_too(check):
 @pytest.mark.parametrize(
     ("data", "key", "wrong"),
     [
-        ({"test": "elsewhere"}, "data.test", "elsewhere: builtin:digits has no data elsewhere"),
+        ({"test": "elsewhere"}, "data.test", "elsewhere: builtin:digits has no other data"),
         (
             {"transforms": [{"decode": {"mode": "L"}}, {"random_crop": {"size": [90, 90]}}]},
             "data",

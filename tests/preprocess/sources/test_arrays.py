@@ -323,5 +323,5 @@ def test_told_names_are_those_of_the_classes(saved, y, names, labels):
 
 @pytest.mark.parametrize(("y", "names"), [(["dog", "cow"], ("cat", "dog")), ([0, 1], ("1", "2"))])
 def test_classes_that_are_none_of_the_told_names_are_refused(saved, y, names):
-    with pytest.raises(InputError, match="none of"):
+    with pytest.raises(InputError, match="not among"):
         open_npz(saved(x=np.zeros((2, 3)), y=np.array(y)), target=TargetWish("class", names=names))

@@ -35,7 +35,7 @@ def test_another_file_may_be_the_test_data_and_the_same_one_may_not(data, path, 
         len(data.train),
         *2 * [len(data.validation)],
     ]
-    with pytest.raises(InputError, match="this is training data too"):
+    with pytest.raises(InputError, match="this is also training data"):
         open_data("hdf5", path, None, 0, test=path)
 
 
@@ -259,7 +259,7 @@ def test_missing_or_short_external_storage_is_refused(tmp_path, path):
     with pytest.raises(InputError, match="lies in the file .*pixels.raw, which has 100 bytes; it "):
         open_hdf5(path)
     raw.unlink()
-    with pytest.raises(InputError, match="lies in the file .*pixels.raw, which is not there"):
+    with pytest.raises(InputError, match="lies in the file .*pixels.raw, which is missing"):
         open_hdf5(path)
 
 

@@ -155,7 +155,7 @@ def test_a_missing_folder_a_file_and_an_empty_folder_are_told_apart(tmp_path):
     for name, complaint in [
         ("nowhere", "folder not found"),
         ("file", "is a file; it must be a folder"),
-        ("empty", "it must have one folder of images for each class"),
+        ("empty", "each class needs a folder of images"),
     ]:
         with pytest.raises(InputError, match=complaint):
             open_image_folder(str(tmp_path / name))

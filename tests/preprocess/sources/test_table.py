@@ -246,7 +246,7 @@ def test_a_column_says_which_part_a_row_belongs_to(table):
         [[3]],
     ]
     with pytest.raises(
-        InputError, match="line 3, column 'part': 'second fold' is no part of the data"
+        InputError, match="line 3, column 'part': 'second fold' is not a split of the data"
     ):
         open_table(
             table(["a", "target", "part"], [1, 1.5, "train"], [2, 2.5, "second fold"]), split="part"

@@ -178,7 +178,7 @@ def test_a_sample_without_image_or_label_is_named_with_what_it_has(tmp_path, con
 
 def test_labels_are_all_numbers_or_all_names(tmp_path):
     write_tar(tmp_path / "a.tar", members(("0", b"x", b"dog"), ("1", b"x", b"1")))
-    with pytest.raises(InputError, match="some labels are numbers and some are text"):
+    with pytest.raises(InputError, match="labels are partly numbers and partly text"):
         opened(tmp_path)
 
 
