@@ -1,14 +1,20 @@
 """Any sampler and pruner of Optuna as a searcher, in memory: the log of the run is its storage.
 
     models:
-      - family: cnn space: {train.optimizer.learning_rate: {low: 1.0e-5, high: 0.1, log: true}}
+      - family: cnn
+        space: {train.optimizer.learning_rate: {low: 1.0e-5, high: 0.1, log: true}}
         search:
-          ask: optuna_searcher:Searcher most: 50 options: {sampler: tpe, n_startup_trials: 5,
-              pruner: median, pruner_options: {n_warmup_steps: 2}}
+          sampler: optuna_searcher:Searcher
+          max_trials: 50
+          options:
+            sampler: tpe
+            n_startup_trials: 5
+            pruner: median
+            pruner_options: {n_warmup_steps: 2}
 
-`pruner_options` go to the pruner, all options of another name to the sampler: those that Optuna
-gives each of them. With several `objectives` the samplers nsgaii and tpe look for their Pareto
-front. Optuna prunes by none of them then; the rules of FLEET prune by the first.
+`pruner_options` go to the pruner, all other options to the sampler; their names are Optuna's. With
+several `objectives` the samplers nsgaii and tpe search for the Pareto front. Optuna's pruners then
+do nothing; the pruning rules of FLEET use the first objective.
 """
 
 import math

@@ -1,12 +1,12 @@
 """Bayesian optimization by scikit-optimize as a searcher: a Gaussian process by default.
 
-    models:
-      - family: cnn
-        space: {train.optimizer.learning_rate: {low: 1.0e-5, high: 0.1, log: true}}
-        search:
-          sampler: skopt_searcher:Searcher
-          max_trials: 50
-          options: {base_estimator: ET, n_initial_points: 8}
+models:
+  - family: cnn
+    space: {train.optimizer.learning_rate: {low: 1.0e-5, high: 0.1, log: true}}
+    search:
+      sampler: skopt_searcher:Searcher
+      max_trials: 50
+      options: {base_estimator: ET, n_initial_points: 8}
 """
 
 from skopt import Optimizer

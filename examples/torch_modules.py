@@ -55,5 +55,5 @@ def _two_layers(width):
 
 
 def mixer(input_shape, classes, **args):
-    """The same as a function."""
+    """Build a :class:`Mixer`."""
     return Mixer(input_shape, classes, **args)

@@ -44,7 +44,7 @@ def encode_name(text: str) -> bytes:
 def normalize_name(name: str) -> str:
     r"""Normalize the name of a class for comparison: strip spaces and compose accents (NFC).
 
-    >>> spelled("cafe\u0301 ") == "café"
+    >>> normalize_name("cafe\u0301 ") == "café"
     True
     """
     return unicodedata.normalize("NFC", name).strip()

@@ -266,7 +266,7 @@ class HashableMasks(Protocol):
 def hash64(content: bytes | np.ndarray | str) -> int:
     """Return a 64-bit hash of some content, never 0.
 
-    >>> of("a") == of(b"a") != of("b")
+    >>> hash64("a") == hash64(b"a") != hash64("b")
     True
     """
     if isinstance(content, str):
@@ -297,7 +297,7 @@ def number_samples(count: int) -> np.ndarray:
 def select_rows(count: int, limit: int = CONTENT_SAMPLES) -> np.ndarray:
     """Select rows to inspect, (m,) int64; a few rows added at the end change none.
 
-    >>> looked_at(3), looked_at(5, most=2)
+    >>> select_rows(3), select_rows(5, most=2)
     (array([0, 1, 2]), array([0, 4]))
     """
     return np.arange(0, count, 1 << max(0, (-(-count // limit) - 1).bit_length()))

@@ -25,7 +25,7 @@ _WORD = {part: re.compile(words, re.IGNORECASE) for part, words in _WORDS.items(
 def parse_split(name: str) -> str | None:
     """Return the split that a name stands for, in any case; None if it is not a usual name.
 
-    >>> [part_of(name) for name in ("Training", "valid", "eval_set", "Holdout", "trains", "cat")]
+    >>> [parse_split(name) for name in ("Training", "valid", "eval_set", "Holdout", "trains", "cat")]
     ['train', 'validation', 'validation', 'test', None, None]
     """
     name = name.strip()
@@ -35,7 +35,7 @@ def parse_split(name: str) -> str | None:
 def find_split_word(name: str) -> str | None:
     """Return the split that the first such word of a name stands for; None without one.
 
-    >>> [part_within(name) for name in ("mnist-train.tfrecord-00000-of-00001", "bird_VAL-0.tar", "a.tar")]
+    >>> [find_split_word(name) for name in ("mnist-train.tfrecord-00000-of-00001", "bird_VAL-0.tar", "a.tar")]
     ['train', 'validation', None]
     """
     for word in re.findall(r"[^\W\d_]+", name):
@@ -76,9 +76,9 @@ def find_splits(names: Collection[str], location: str) -> dict[str, str]:
 def choose_held_out(parts: Mapping[str, str]) -> tuple[str | None, str | None]:
     """Return the names of validation and test data; test data validates if it must.
 
-    >>> held_out_parts({"train": "train", "validation": "val", "test": "test"})
+    >>> choose_held_out({"train": "train", "validation": "val", "test": "test"})
     ('val', 'test')
-    >>> held_out_parts({"train": "train", "test": "Testing"})
+    >>> choose_held_out({"train": "train", "test": "Testing"})
     ('Testing', None)
     """
     if VALIDATION in parts:

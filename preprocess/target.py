@@ -1,13 +1,13 @@
 """The target of a sample, which travels beside its input, with its weight.
 
-============== ======================================= ========================= ==================================
-kind           one sample's target                     outputs are               a network returns
-============== ======================================= ========================= ==================================
-``class``      () int64: one class                     classes                   a logit for each class
-``multilabel`` (labels,) uint8: 1 where a label holds  labels                    a logit for each label
-``value``      (values,) float32                       values                    the values
-``mask``       (height, width): a class per pixel      classes                   a logit for each class and pixel
-============== ======================================= ========================= ==================================
+============== ============================== ======= ===========================
+kind           one sample's target            outputs a network returns
+============== ============================== ======= ===========================
+``class``      () int64: one class            classes a logit per class
+``multilabel`` (labels,) uint8: 1 if it holds labels  a logit per label
+``value``      (values,) float32              values  the values
+``mask``       (height, width): pixel classes classes a logit per class and pixel
+============== ============================== ======= ===========================
 
 A source (:class:`preprocess.base.Source`) describes its targets so:
 

@@ -34,7 +34,7 @@ def _images(folder):
 
 
 def arrays(path, classes):
-    """Opens a source; `data.options` of a spec are its further arguments."""
+    """Open a source; `data.options` of a spec are its further arguments."""
     return Arrays(Path(path), tuple(classes))
 
 

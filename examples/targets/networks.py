@@ -12,7 +12,7 @@ def mlp(input_shape, outputs, width=32):
 
 
 def painter(input_shape, classes, width=16):
-    """A logit for each class and pixel: convolutions that see further with each layer."""
+    """Build a model with a logit per class and pixel, of increasingly dilated convolutions."""
     image = keras.Input(input_shape)
     hidden = image
     for dilation in (1, 2, 4):
@@ -23,7 +23,7 @@ def painter(input_shape, classes, width=16):
 
 
 def tagger(input_shape, outputs, width=16):
-    """A logit for each label."""
+    """Build a model with a logit per label."""
     image = keras.Input(input_shape)
     hidden = image
     for step in (1, 2, 2):

@@ -18,7 +18,8 @@ from preprocess.transient_errors import is_transient
 # What HDF5 says of a file, and what its owner can do.
 _ADVICE = {
     "truncated file": "the file is not complete; copy or write it again",
-    "already open for write": "the program that wrote it has not closed it; close it, or run h5clear -s",
+    "already open for write": "the program that wrote it has not closed it; close it, or run "
+    "h5clear -s on it",
     "is not registered": "install its compression filter, or write it again without",
 }
 

@@ -2,14 +2,14 @@
 
 A source knows dtype and shape; if these are ambiguous, ``data.target`` of the spec decides:
 
-====================================  =============================================================================
-(n,) text or integers                 ``class``: each distinct one is a class, ascending
-(n,) floats                           ``value``; if all are 0 or 1, ambiguous: ``class`` or ``value``
-(n, k) floats                         ``value``, k of them; if all are 0 or 1, ambiguous, as below
-(n, k) zeros and ones                 ``multilabel``; with a single 1 in each row ambiguous: maybe ``class``
-(n, k) other integers                 only as ``value``, if the spec says so
-(n, height, width) integers           ``mask``
-====================================  =============================================================================
+=========================== ======================================================================
+(n,) text or integers        ``class``: each distinct one is a class, ascending
+(n,) floats                  ``value``; if all are 0 or 1, ambiguous: ``class`` or ``value``
+(n, k) floats                ``value``, k of them; if all are 0 or 1, ambiguous, as below
+(n, k) zeros and ones        ``multilabel``; if each row has a single 1, ambiguous: maybe ``class``
+(n, k) other integers        only as ``value``, if the spec says so
+(n, height, width) integers ``mask``
+=========================== ======================================================================
 """
 
 from __future__ import annotations
