@@ -297,7 +297,7 @@ def number_samples(count: int) -> np.ndarray:
 def select_rows(count: int, limit: int = CONTENT_SAMPLES) -> np.ndarray:
     """Select rows to inspect, (m,) int64; a few rows added at the end change none.
 
-    >>> select_rows(3), select_rows(5, most=2)
+    >>> select_rows(3), select_rows(5, limit=2)
     (array([0, 1, 2]), array([0, 4]))
     """
     return np.arange(0, count, 1 << max(0, (-(-count // limit) - 1).bit_length()))

@@ -43,10 +43,10 @@ WRONG = [
         "sample 2 has the label -1, not one of the 2 classes; labels should be 3 integers from 0",
     ),
     (np.array([2**63], np.uint64), "sample 0 has the label 9223372036854775808"),
-    (np.zeros((3, 1), int), r"array of shape \(3, 1\) for 3 samples; .*; labels\[:, 0\] is that$"),
+    (np.zeros((3, 1), int), r"array of shape \(3, 1\) for 3 samples; .*; use labels\[:, 0\]$"),
     (
         np.eye(2, dtype=int),
-        r"array of shape \(2, 2\) for 2 samples; .*labels.argmax\(axis=1\) makes that",
+        r"array of shape \(2, 2\) for 2 samples; .*use labels.argmax\(axis=1\)",
     ),
     ([[0], [1, 0]], "its labels are not one number for each sample: ValueError: "),
     (np.array(1), r"array of shape \(\) for 1 sample"),
