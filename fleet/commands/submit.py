@@ -216,7 +216,7 @@ def _job(
         requests=requests if args.chain else (),
         image=image,
         broadcast=args.broadcast,
-        beside=() if image is None else _beside(args.spec, spec),
+        binds=() if image is None else _beside(args.spec, spec),
     )
 
 
