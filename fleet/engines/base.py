@@ -190,9 +190,9 @@ class PeersFailed(FleetError):
         said: what each rank says of that, None where it has not failed.
     """
 
-    def __init__(self, said: Sequence[Any]) -> None:
+    def __init__(self, reports: Sequence[Any]) -> None:
         super().__init__("other ranks of the group failed")
-        self.reports = said
+        self.reports = reports
 
 
 def check_peers(group: Group) -> None:
@@ -203,9 +203,9 @@ def check_peers(group: Group) -> None:
     Raises:
         PeersFailed: a rank has failed; all know of it.
     """
-    said = group.exchange(None)
-    if any(one is not None for one in said):
-        raise PeersFailed(said)
+    reports = group.exchange(None)
+    if any(report is not None for report in reports):
+        raise PeersFailed(reports)
 
 
 class Trainable(Protocol):
@@ -405,7 +405,7 @@ class SupportsAsyncGroupSteps(Protocol):
         targets: np.ndarray,
         sizes: Sequence[int],
         rows: Sequence[int],
-        asked: StepTotals,
+        local_flags: StepTotals,
         weights: np.ndarray | None = None,
     ) -> Callable[[], StepResult]:
         """Begin a step, or as many as there are sizes, as :meth:`SupportsAsyncSteps.begin`; all ranks begin as many.
@@ -503,7 +503,7 @@ def select_readable(rows: Rows) -> Rows:
     return tuple(part[valid] for part in rows)
 
 
-def check_arrays(own: Mapping[str, Sequence[int]], arrays: Arrays) -> None:
+def check_arrays(shapes: Mapping[str, Sequence[int]], arrays: Arrays) -> None:
     """See that arrays are those of a network.
 
     Args:
@@ -514,13 +514,13 @@ def check_arrays(own: Mapping[str, Sequence[int]], arrays: Arrays) -> None:
     """
     wrong = [
         name
-        for name, shape in own.items()
+        for name, shape in shapes.items()
         if name not in arrays or arrays[name].shape != tuple(shape)
     ]
-    if wrong or len(own) != len(arrays):
+    if wrong or len(shapes) != len(arrays):
         raise CheckpointError(
             "a checkpoint of another network: it differs in "
-            + ", ".join([*wrong, *(name for name in arrays if name not in own)][:5])
+            + ", ".join([*wrong, *(name for name in arrays if name not in shapes)][:5])
         )
 
 
@@ -543,16 +543,16 @@ def collect_warnings() -> Iterator[list[str]]:
 
     Warnings of other kinds are shown as ever.
     """
-    told: list[str] = []
+    messages: list[str] = []
     with warnings.catch_warnings():
         show = warnings.showwarning
 
         def note(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
             if issubclass(category, NetworkWarning):
-                told.append(" ".join(str(message).split()))
+                messages.append(" ".join(str(message).split()))
             else:
                 show(message, category, *place, **more)
 
         warnings.simplefilter("always", NetworkWarning)
         warnings.showwarning = note
-        yield told
+        yield messages

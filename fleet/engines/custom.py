@@ -54,20 +54,20 @@ def make_custom_loss(train: Train, kind: type, **always: Any) -> tuple[Any, dict
     """
     assert train.loss is not None
     name = name_of(train.loss)
-    given = parameters_of(train.loss)
+    arguments = parameters_of(train.loss)
     if train.label_smoothing:
         raise SettingError(
             "label_smoothing works with the losses that FLEET has; your own loss may do it itself",
             "train",
             "label_smoothing",
         )
-    found = load_custom(name, "loss", "loss")
-    if not callable(found):
-        raise SettingError(f"{name} is a {type(found).__name__}, not a function", "train", "loss")
-    if not (isinstance(found, type) and issubclass(found, kind)):
-        return found, given
+    loss = load_custom(name, "loss", "loss")
+    if not callable(loss):
+        raise SettingError(f"{name} is a {type(loss).__name__}, not a function", "train", "loss")
+    if not (isinstance(loss, type) and issubclass(loss, kind)):
+        return loss, arguments
     with told_as(f"{name}:", SettingError, "train", "loss"):
-        return found(**{**always, **given}), {}
+        return loss(**{**always, **arguments}), {}
 
 
 _OF_OUTPUTS = frozenset(
@@ -93,8 +93,8 @@ def takes_outputs_first(function: Any) -> bool | None:
     except (TypeError, ValueError):  # a builtin that has no signature, or fewer parameters
         return None
     outputs, targets = (
-        [bool(known.intersection(name.lower().split("_"))) for name in (first, second)]
-        for known in (_OF_OUTPUTS, _OF_TARGETS)
+        [bool(words.intersection(name.lower().split("_"))) for name in (first, second)]
+        for words in (_OF_OUTPUTS, _OF_TARGETS)
     )
     is_first = (outputs[0] and not outputs[1]) or (targets[1] and not targets[0])
     is_second = (outputs[1] and not outputs[0]) or (targets[0] and not targets[1])
@@ -109,8 +109,8 @@ def as_targets_first(function: Callable[..., Any], is_reversed: bool = False) ->
     Args:
         is_reversed: whether it takes (outputs, targets) if its names do not tell.
     """
-    found = takes_outputs_first(getattr(function, "forward", function))
-    if not (is_reversed if found is None else found):
+    outputs_first = takes_outputs_first(getattr(function, "forward", function))
+    if not (is_reversed if outputs_first is None else outputs_first):
         return function
     return lambda targets, outputs, **given: function(outputs, targets, **given)
 
@@ -128,14 +128,14 @@ def with_default_rate(optimizer: Optimizer) -> Optimizer:
     with suppress(
         TypeError, ValueError, KeyError
     ):  # a builtin that has no signature, or no function
-        taken = inspect.signature(function).parameters
-        rate = (taken.get("lr") or taken["learning_rate"]).default
+        parameters = inspect.signature(function).parameters
+        rate = (parameters.get("lr") or parameters["learning_rate"]).default
     is_rate = isinstance(rate, int | float) and rate > 0
     return replace(optimizer, learning_rate=float(rate) if is_rate else _RATE)
 
 
 def make_custom_optimizer(
-    settings: Optimizer, kind: type, what: str, make: Callable[[Any], Any]
+    settings: Optimizer, kind: type, kind_name: str, make: Callable[[Any], Any]
 ) -> Any:
     """An optimizer of the user's own.
 
@@ -148,19 +148,19 @@ def make_custom_optimizer(
     """
     function = load_custom(settings.name, "optimizer", "optimizer", "name")
     with told_as(f"{settings.name} raised", SettingError, "train", "optimizer"):
-        made = make(function)
-    if not isinstance(made, kind):
+        optimizer = make(function)
+    if not isinstance(optimizer, kind):
         raise SettingError(
-            f"{settings.name} returned a {type(made).__name__}, not a {what}",
+            f"{settings.name} returned a {type(optimizer).__name__}, not a {kind_name}",
             "train",
             "optimizer",
             "name",
         )
-    return made
+    return optimizer
 
 
 def build_custom_model(
-    architecture: Architecture, shape: tuple[int, ...], outputs: int, kind: type[T], what: str
+    architecture: Architecture, shape: tuple[int, ...], outputs: int, kind: type[T], kind_name: str
 ) -> T:
     """What a function of the user's own builds.
 
@@ -183,12 +183,12 @@ def build_custom_model(
             built = function(**keywords)
     except SystemExit as error:
         raise ModelError(
-            f"{name} returned no {what.rpartition('.')[2].lower()}: {exit_reason(error)}"
+            f"{name} returned no {kind_name.rpartition('.')[2].lower()}: {exit_reason(error)}"
         ) from error
     except Exception as error:  # the user's function may raise anything
         raise ModelError(f"{name} raised {one_line(error)}") from error
     if not isinstance(built, kind):
-        raise ModelError(f"{name} returned a {type(built).__name__}, not a {what}")
+        raise ModelError(f"{name} returned a {type(built).__name__}, not a {kind_name}")
     return built
 
 
@@ -266,7 +266,8 @@ def build_isolated(
             weights = list(weights_of(built))
             if not any(map(_is_shared, weights)):
                 _WEIGHTS.update(
-                    (id(one), weakref.ref(one, _make_finalizer(id(one)))) for one in weights
+                    (id(weight), weakref.ref(weight, _make_finalizer(id(weight))))
+                    for weight in weights
                 )
                 return built
         _forget_modules(target)
@@ -277,12 +278,12 @@ def build_isolated(
 
 
 def _is_shared(weight: Any) -> bool:
-    taken = _WEIGHTS.get(id(weight))
-    return taken is not None and taken() is weight
+    reference = _WEIGHTS.get(id(weight))
+    return reference is not None and reference() is weight
 
 
-def _make_finalizer(place: int) -> Callable[[object], object]:
-    return lambda _: _WEIGHTS.pop(place, None)
+def _make_finalizer(weight_id: int) -> Callable[[object], object]:
+    return lambda _: _WEIGHTS.pop(weight_id, None)
 
 
 def _forget_modules(target: str) -> None:
@@ -291,10 +292,10 @@ def _forget_modules(target: str) -> None:
     names = [name]
     file = getattr(sys.modules[name], "__file__", None)
     if file:
-        place = Path(file).absolute()
-        folder = place.parents[name.count(".") + (place.name == "__init__.py")]
+        path = Path(file).absolute()
+        folder = path.parents[name.count(".") + (path.name == "__init__.py")]
         modules = list(sys.modules.items())
-        names += [one for one, module in modules if _lies_in(folder, module)]
+        names += [key for key, module in modules if _lies_in(folder, module)]
     forget(names)
 
 

@@ -60,10 +60,10 @@ class EmulatedEngine:
         def step_s(gpus: int, size: int) -> float:
             if not (network.train.batch.is_elastic and size):
                 return self._time_scale * size / rate(rates, gpus)
-            found = step_rate(rates, self._comm_s, gpus, size)
-            if not found:
+            samples_per_s = step_rate(rates, self._comm_s, gpus, size)
+            if not samples_per_s:
                 raise ModelError(f"a batch of {size} does not fit on {counted(gpus, 'GPU')}")
-            return self._time_scale * size / found
+            return self._time_scale * size / samples_per_s
 
         return EmulatedNetwork(
             group,

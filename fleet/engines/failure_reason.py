@@ -24,8 +24,8 @@ _OF_AUTOGRAPH = re.compile(
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether there was too little memory, of a GPU or of the machine."""
-    said = f"{type(error).__name__}: {error}"
-    return isinstance(error, MemoryError) or any(word in said for word in _NO_MEMORY)
+    text = f"{type(error).__name__}: {error}"
+    return isinstance(error, MemoryError) or any(word in text for word in _NO_MEMORY)
 
 
 def describe_failure(error: BaseException) -> str:
@@ -45,5 +45,5 @@ def describe_failure(error: BaseException) -> str:
 
 def _without_frames(text: str) -> str:
     """An error's own words in one line: those that its library repeats from the traceback are in the log."""
-    kept = _FRAMES.sub("", COLOUR.sub("", text).partition("Arguments received by")[0])
-    return _OF_AUTOGRAPH.sub("", " ".join(kept.replace("in user code:", "").split()))
+    message = _FRAMES.sub("", COLOUR.sub("", text).partition("Arguments received by")[0])
+    return _OF_AUTOGRAPH.sub("", " ".join(message.replace("in user code:", "").split()))

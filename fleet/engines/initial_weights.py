@@ -13,7 +13,9 @@ Shapes: TypeAlias = Mapping[str, Sequence[int]]  # of weights, by name
 _SHOWN = 20  # weights of a kind that a message names
 
 
-def match_weights(file: str, own: Shapes, found: Shapes, skip: Sequence[str]) -> list[str]:
+def match_weights(
+    file: str, network_shapes: Shapes, file_shapes: Shapes, skip: Sequence[str]
+) -> list[str]:
     """The weights that a network takes from a file.
 
     Args:
@@ -27,22 +29,22 @@ def match_weights(file: str, own: Shapes, found: Shapes, skip: Sequence[str]) ->
     >>> match_weights("a.safetensors", {"body": (2, 3), "head": (3, 9)}, {"body": (2, 3), "head": (3, 10)}, ["head*"])
     ['body']
     """
-    skipped = match_patterns(skip, [*own, *found], "skip")
-    mine, theirs = (
+    skipped = match_patterns(skip, [*network_shapes, *file_shapes], "skip")
+    expected, available = (
         {name: tuple(shape) for name, shape in of.items() if name not in skipped}
-        for of in (own, found)
+        for of in (network_shapes, file_shapes)
     )
     wrong = [
-        f"{name} is {theirs[name]} in the file and {shape} in the network"
-        for name, shape in mine.items()
-        if name in theirs and theirs[name] != shape
+        f"{name} is {available[name]} in the file and {shape} in the network"
+        for name, shape in expected.items()
+        if name in available and available[name] != shape
     ]
-    for where, names in (
-        ("the file has no", mine.keys() - theirs.keys()),
-        ("the network has no", theirs.keys() - mine.keys()),
+    for problem, names in (
+        ("the file has no", expected.keys() - available.keys()),
+        ("the network has no", available.keys() - expected.keys()),
     ):
         if names:
-            wrong.append(f"{where} {_listed(sorted(names))}")
+            wrong.append(f"{problem} {_listed(sorted(names))}")
     if wrong:
         more = [f"{len(wrong) - _SHOWN} more"] if len(wrong) > _SHOWN else []
         raise SettingError(
@@ -51,7 +53,7 @@ def match_weights(file: str, own: Shapes, found: Shapes, skip: Sequence[str]) ->
             "train",
             "start",
         )
-    return list(mine)
+    return list(expected)
 
 
 def match_patterns(patterns: Iterable[str], names: Collection[str], key: str) -> set[str]:

@@ -72,8 +72,8 @@ class LinearOutputs:
             predicted = 0.5 * (1 + np.tanh(self.outputs / 2))
         else:
             predicted = self.outputs
-        found: np.ndarray = predicted - self._smoothed_targets
-        return found
+        difference: np.ndarray = predicted - self._smoothed_targets
+        return difference
 
     @cached_property
     def _log_probabilities(self) -> np.ndarray:
@@ -88,10 +88,10 @@ class LinearOutputs:
             return self.targets
         width = self.outputs.shape[1]
         if self.kind == "class":
-            wanted = np.eye(width)[self.targets]
+            dense = np.eye(width)[self.targets]
         else:
-            wanted = self.targets
-        return wanted * (1 - self.smoothing) + self.smoothing / (
+            dense = self.targets
+        return dense * (1 - self.smoothing) + self.smoothing / (
             width if self.kind == "class" else 2
         )
 
@@ -125,14 +125,14 @@ class LinearMaskOutputs:
         """What comes out for some samples of such weights."""
         counted = targets != void
         labels = targets[counted].astype(np.int64)
-        each = (weights / np.maximum(counted.sum(axis=(1, 2)), 1))[np.nonzero(counted)[0]]
+        pixel_weights = (weights / np.maximum(counted.sum(axis=(1, 2)), 1))[np.nonzero(counted)[0]]
         if class_weights is not None:
-            each = each * class_weights[labels]
+            pixel_weights = pixel_weights * class_weights[labels]
         return cls(
             outputs,
             targets,
             counted,
-            LinearOutputs("class", outputs[counted], labels, each, smoothing),
+            LinearOutputs("class", outputs[counted], labels, pixel_weights, smoothing),
         )
 
     def losses(self) -> np.ndarray:  # noqa: D102 - as of Answers
@@ -173,13 +173,15 @@ def make_measure(
     def measure(
         outputs: np.ndarray, targets: np.ndarray, weights: np.ndarray | None, training: bool
     ) -> AnyLinearOutputs:
-        own = of_classes if training else None
-        each = 1.0 if weights is None else weights.astype(np.float64)
+        class_factors = of_classes if training else None
+        sample_weights = 1.0 if weights is None else weights.astype(np.float64)
         if target.kind == "mask":
-            return LinearMaskOutputs.of(outputs, targets, each, target.void, smoothing, own)
-        if target.kind == "class" and own is not None:
-            each = own[targets] * each
-        return LinearOutputs(target.kind, outputs, targets, each, smoothing)
+            return LinearMaskOutputs.of(
+                outputs, targets, sample_weights, target.void, smoothing, class_factors
+            )
+        if target.kind == "class" and class_factors is not None:
+            sample_weights = class_factors[targets] * sample_weights
+        return LinearOutputs(target.kind, outputs, targets, sample_weights, smoothing)
 
     return measure
 
@@ -196,12 +198,12 @@ def make_metric(name: str, target: TargetSpec) -> Callable[[Any], np.ndarray]:
     Raises:
         SettingError: this engine has no such metric of such targets.
     """
-    known = _ERRORS if target.kind == "value" else {}
-    if canonical_name(name) not in known:
-        has = " and ".join(known) if known else "accuracy alone"
+    functions = _ERRORS if target.kind == "value" else {}
+    if canonical_name(name) not in functions:
+        has = " and ".join(functions) if functions else "accuracy alone"
         raise SettingError(
             f"the numpy engine has no metric {name} of {target.kind} targets; it has {has}",
             "train",
             "metrics",
         )
-    return lambda answers: known[canonical_name(name)](answers.residuals).mean(axis=1)
+    return lambda answers: functions[canonical_name(name)](answers.residuals).mean(axis=1)

@@ -83,14 +83,14 @@ class LossFunctions(NamedTuple):
         """
         order = self._say_order() if ":" in self.name else ""
         try:
-            found = slope(self.training)
+            derivative = slope(self.training)
         except SettingError:
             raise
         except Exception as error:  # of the user's own function
             raise self._mistake(
                 f"cannot be computed of {order}: {describe_failure(error)}"
             ) from error
-        if found is None or not np.any(found):
+        if derivative is None or not np.any(derivative):
             raise self._mistake(
                 "does not depend on what the network gives, so that no weight is connected to it and "
                 "nothing can be learned"
@@ -141,15 +141,15 @@ class Metrics:
 
     def scores(self, more: Sequence[float]) -> dict[str, float]:
         """What sums over samples come to."""
-        found = {}
+        values = {}
         first = 0
         for metric in self._metrics:
             with np.errstate(divide="ignore", invalid="ignore"):
-                found[metric.name] = metric.result(
+                values[metric.name] = metric.result(
                     np.array(more[first : first + metric.width], np.float64)
                 )
             first += metric.width
-        return found
+        return values
 
 
 class Measures(NamedTuple):
@@ -159,7 +159,7 @@ class Measures(NamedTuple):
     metrics: Any
 
 
-def loss_arguments(train: Train, target: TargetSpec, known: Collection[str]) -> dict[str, Any]:
+def loss_arguments(train: Train, target: TargetSpec, accepted: Collection[str]) -> dict[str, Any]:
     """With which parameters a loss of the library is called.
 
     Args:
@@ -170,27 +170,27 @@ def loss_arguments(train: Train, target: TargetSpec, known: Collection[str]) -> 
     """
     assert train.loss is not None
     name = name_of(train.loss)
-    given = parameters_of(train.loss)
-    wrong = [key for key in given if key not in known]
+    arguments = parameters_of(train.loss)
+    wrong = [key for key in arguments if key not in accepted]
     if wrong:
         raise SettingError(
-            f"{name} takes no {', '.join(wrong)}; it takes {', '.join(known) or 'no parameters'}",
+            f"{name} takes no {', '.join(wrong)}; it takes {', '.join(accepted) or 'no parameters'}",
             "train",
             "loss",
         )
     if canonical_name(name).startswith("sparse_") and target.kind not in ("class", "mask"):
         raise SettingError(f"{name} is of classes, not of {target.kind} targets", "train", "loss")
     if train.label_smoothing:
-        if "label_smoothing" not in known:
+        if "label_smoothing" not in accepted:
             raise SettingError(f"label_smoothing: {name} has none", "train", "label_smoothing")
-        given["label_smoothing"] = train.label_smoothing
-    return given
+        arguments["label_smoothing"] = train.label_smoothing
+    return arguments
 
 
-def scalar_result_error(what: str, key: str, more: str = "") -> SettingError:
+def scalar_result_error(name: str, key: str, more: str = "") -> SettingError:
     """The mistake of a loss or metric that gives a single number."""
     return SettingError(
-        f"{what} gives one number for a whole batch, which ranks cannot add up; it should give one for "
+        f"{name} gives one number for a whole batch, which ranks cannot add up; it should give one for "
         f"each sample{more}",
         "train",
         key,

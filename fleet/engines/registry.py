@@ -158,17 +158,17 @@ def find_engine_problems(
     """What would go wrong with the libraries of an engine on this node; takes as long as importing them."""
     if engine.problems is None:
         return []
-    found: list[tuple[str, str]] = _load_function(engine, engine.problems)(gpus, exchange)
-    return found
+    problems: list[tuple[str, str]] = _load_function(engine, engine.problems)(gpus, exchange)
+    return problems
 
 
-def _load_function(engine: EngineInfo, found: str | Callable[..., Any]) -> Callable[..., Any]:
+def _load_function(engine: EngineInfo, function: str | Callable[..., Any]) -> Callable[..., Any]:
     """What an engine's row names."""
-    if not isinstance(found, str):
-        return found
-    if not found.startswith("."):
-        return load_object(found, "engine")
-    module, _, name = found.partition(":")
+    if not isinstance(function, str):
+        return function
+    if not function.startswith("."):
+        return load_object(function, "engine")
+    module, _, name = function.partition(":")
     try:
         with paused_collection(), hiding_packages(*engine.unwanted):
             return getattr(import_module(module, "fleet.engines"), name)
@@ -178,9 +178,9 @@ def _load_function(engine: EngineInfo, found: str | Callable[..., Any]) -> Calla
         raise _not_installed_error(engine, str(error)) from error
 
 
-def _not_installed_error(engine: EngineInfo, said: str) -> NotInstalledError:
+def _not_installed_error(engine: EngineInfo, message: str) -> NotInstalledError:
     return NotInstalledError(
-        f"{said}; the {engine.name} engine wants what pip install "
+        f"{message}; the {engine.name} engine wants what pip install "
         f"'fleet-ensemble[{engine.extra}]' brings"
     )
 

@@ -225,7 +225,7 @@ def _try_all(request: SmokeTestRequest, pipe: Connection) -> None:
 
 def _try(trying: _SmokeTest, engine: Engine | None, row_bytes: dict[str, int | None]) -> None:
     trial = trying.trial
-    with collect_warnings() as told:
+    with collect_warnings() as messages:
         try:
             trying.run(engine, row_bytes)  # type: ignore[arg-type] # None only where it is not asked
         except SettingError as error:
@@ -233,15 +233,15 @@ def _try(trying: _SmokeTest, engine: Engine | None, row_bytes: dict[str, int | N
             trial.setting = error.setting
         except BaseException as error:  # a user's function may raise anything
             trial.problem = describe_failure(error)
-    trial.warnings = tuple(told)
+    trial.warnings = tuple(messages)
 
 
 def _step_key(network: NetworkSpec) -> str:
     """Equal for networks whose steps differ in numbers only."""
     optimizer = dataclasses.replace(network.train.optimizer, learning_rate=1.0)
-    kept = {
+    settings = {
         **dataclasses.asdict(network.train),
         "optimizer": dataclasses.asdict(optimizer),
         "stopping": None,
     }
-    return json.dumps([network.architecture.key, network.feed, kept], sort_keys=True)
+    return json.dumps([network.architecture.key, network.feed, settings], sort_keys=True)

@@ -125,18 +125,20 @@ class SoftmaxRegression:
         weights: np.ndarray | None = None,
     ) -> StepTotals:
         gradient = np.zeros_like(self._weights)
-        mine = StepTotals(stop=stop, metric_totals=self._zero_totals)
+        local_totals = StepTotals(stop=stop, metric_totals=self._zero_totals)
         error: BaseException | None = None
         try:
             answers, inputs = self._judge(images, targets, weights, training=True)
             gradient = inputs.reshape(-1, inputs.shape[-1]).T @ answers.slopes().reshape(
                 -1, gradient.shape[1]
             )
-            mine += self._sums(answers)
+            local_totals += self._sums(answers)
         except BaseException as caught:  # the other ranks wait for this one's part
             error = caught
-            mine = StepTotals(stop=stop, failed=True, metric_totals=mine.metric_totals)
-        buffer = np.concatenate([gradient.ravel(), mine.pack()])
+            local_totals = StepTotals(
+                stop=stop, failed=True, metric_totals=local_totals.metric_totals
+            )
+        buffer = np.concatenate([gradient.ravel(), local_totals.pack()])
         self._group.sum(buffer)
         gradient = buffer[: gradient.size].reshape(self._weights.shape)
         sums = StepTotals.unpack(buffer[gradient.size :])

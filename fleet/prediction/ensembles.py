@@ -70,15 +70,15 @@ def find_joinable(spec: Spec, rows: Sequence[NetworkResult]) -> tuple[str, list[
     Returns:
         The key of their feed, and the networks, the best first.
     """
-    known = {
+    feeds = {
         name: network.feed for network in spec.networks for name in (network.stem, network.name)
     }
     searched = {entry.stem: spec.document.feed_of(entry) for entry in spec.searches.values()}
 
     def feed(row: NetworkResult) -> str:
         """Of a network that is not in the spec, that of its search; what others add is fed with what all may be."""
-        if row.name in known:
-            return known[row.name]
+        if row.name in feeds:
+            return feeds[row.name]
         return searched.get(row.name.rpartition("-")[0], "")
 
     key = feed(rows[0]) if rows else ""
@@ -116,11 +116,11 @@ class Candidate:
 
 def make_candidates(rows: Sequence[NetworkResult]) -> list[Candidate]:
     """The networks of a table of results, the best first: there the row of a mean stands before those of its folds."""
-    rest = iter(rows)
-    return [Candidate(row, tuple(islice(rest, row.folds)) or (row,)) for row in rest]
+    remaining = iter(rows)
+    return [Candidate(row, tuple(islice(remaining, row.folds)) or (row,)) for row in remaining]
 
 
-def select_top(found: Sequence[Candidate], count: int) -> dict[str, int]:
+def select_top(candidates: Sequence[Candidate], count: int) -> dict[str, int]:
     """The best networks of a run that are finished, each once.
 
     Args:
@@ -129,9 +129,11 @@ def select_top(found: Sequence[Candidate], count: int) -> dict[str, int]:
     Raises:
         UserError: fewer are finished.
     """
-    finished = [one.row.name for one in found if one.is_finished]
+    finished = [candidate.row.name for candidate in candidates if candidate.is_finished]
     if count > len(finished):
-        partly = "".join(f"; {one.missing_folds}" for one in found if one.missing_folds)
+        partly = "".join(
+            f"; {candidate.missing_folds}" for candidate in candidates if candidate.missing_folds
+        )
         raise UserError(
             (
                 f"--top {count}: only {counted(len(finished), 'network')} can be joined; others have not "
@@ -145,68 +147,75 @@ def select_top(found: Sequence[Candidate], count: int) -> dict[str, int]:
     return dict.fromkeys(finished[:count], 1)
 
 
-def select_greedy(paths: RunPaths, found: Sequence[Candidate], kind: str) -> dict[str, int]:
+def select_greedy(paths: RunPaths, candidates: Sequence[Candidate], kind: str) -> dict[str, int]:
     """The networks that go together best, and how often each counts; see :func:`greedy`.
 
     Raises:
         UserError: nothing is kept by which they could be chosen.
     """
-    known = _comparable(paths, found, kind)
-    if not known:
+    predictions = _comparable(paths, candidates, kind)
+    if not predictions:
         raise UserError(
             f"{paths.root}: no network has kept what it gives for validation samples, by which networks "
             "are chosen: name how many with --top, or run it with validation data, or with folds, and "
             "with targets that are no masks"
         )
-    return _greedy(known)
+    return _greedy(predictions)
 
 
-def _comparable(paths: RunPaths, found: Sequence[Candidate], kind: str) -> dict[str, Predictions]:
+def _comparable(
+    paths: RunPaths, candidates: Sequence[Candidate], kind: str
+) -> dict[str, Predictions]:
     """What finished networks predict for the same validation samples, the best network first.
 
     Those are left out that have kept nothing, were judged by other samples than the best one, or are too many to be
     held at once.
     """
-    known: dict[str, Predictions] = {}
+    predictions: dict[str, Predictions] = {}
     numbers = 0
-    for one in found:
-        held = _read_validation(paths, one, kind) if one.is_finished else None
-        if held is None or not held.values.size:
+    for candidate in candidates:
+        predicted = _read_validation(paths, candidate, kind) if candidate.is_finished else None
+        if predicted is None or not predicted.values.size:
             continue
-        if known and not held.is_comparable(next(iter(known.values()))):
+        if predictions and not predicted.is_comparable(next(iter(predictions.values()))):
             continue
-        numbers += held.values.size
-        if known and numbers > _MOST_NUMBERS:
-            log.warning("%s: the best %d networks alone are compared", paths.root, len(known))
+        numbers += predicted.values.size
+        if predictions and numbers > _MOST_NUMBERS:
+            log.warning("%s: the best %d networks alone are compared", paths.root, len(predictions))
             break
-        known[one.row.name] = held
-    return known
+        predictions[candidate.row.name] = predicted
+    return predictions
 
 
 def _read_validation(paths: RunPaths, candidate: Candidate, kind: str) -> Predictions | None:
     """What a network predicts for the validation samples, of folds each for its own: no part has trained on them."""
-    found = [read_predictions(paths, part.name, PARTS[0], kind) for part in candidate.parts]
-    if None in found:
+    parts = [read_predictions(paths, part.name, PARTS[0], kind) for part in candidate.parts]
+    if None in parts:
         return None
-    return concatenate([one for one in found if one is not None])
+    return concatenate(
+        [part_predictions for part_predictions in parts if part_predictions is not None]
+    )
 
 
 def _read_test(paths: RunPaths, candidate: Candidate, kind: str) -> Predictions | None:
     """What a network predicts for the test samples, of folds their mean."""
     parts = [read_predictions(paths, part.name, PARTS[1], kind) for part in candidate.parts]
-    found = [one for one in parts if one is not None]
-    if len(found) < len(parts) or not all(one.is_comparable(found[0]) for one in found):
+    available = [predicted for predicted in parts if predicted is not None]
+    if len(available) < len(parts) or not all(
+        predicted.is_comparable(available[0]) for predicted in available
+    ):
         return None
     return replace(
-        found[0], values=np.mean([one.values for one in found], axis=0, dtype=np.float64)
+        available[0],
+        values=np.mean([predicted.values for predicted in available], axis=0, dtype=np.float64),
     )
 
 
-def _greedy(known: Mapping[str, Predictions]) -> dict[str, int]:
-    names = list(known)
-    truth = next(iter(known.values())).truth
-    places = greedy([found.values for found in known.values()], truth)
-    return {names[place]: places[place] for place in sorted(places)}
+def _greedy(predictions: Mapping[str, Predictions]) -> dict[str, int]:
+    names = list(predictions)
+    truth = next(iter(predictions.values())).truth
+    places = greedy([predicted.values for predicted in predictions.values()], truth)
+    return {names[index]: places[index] for index in sorted(places)}
 
 
 def greedy(predictions: Sequence[np.ndarray], truth: Truth, rounds: int = ROUNDS) -> dict[int, int]:
@@ -234,14 +243,14 @@ def greedy(predictions: Sequence[np.ndarray], truth: Truth, rounds: int = ROUNDS
     best = (0.0, np.inf)
     best_length = 0
     for length in range(1, rounds + 1):
-        found = min(
-            (_order((total + one) / length, truth), place not in path, place)
-            for place, one in enumerate(predictions)
+        best_candidate = min(
+            (_order((total + predicted) / length, truth), index not in path, index)
+            for index, predicted in enumerate(predictions)
         )
-        order = found[0]
-        place = found[2]
-        path.append(place)
-        total += predictions[place]
+        order = best_candidate[0]
+        index = best_candidate[2]
+        path.append(index)
+        total += predictions[index]
         if not best_length or order < best:
             best = order
             best_length = length
@@ -257,45 +266,48 @@ def _order(predicted: np.ndarray, truth: Truth) -> tuple[float, float]:
 # ---- how good they are --------------------------------------------------------------------------
 
 
-def score_ensembles(paths: RunPaths, found: Sequence[Candidate], kind: str) -> list[EnsembleResult]:
+def score_ensembles(
+    paths: RunPaths, candidates: Sequence[Candidate], kind: str
+) -> list[EnsembleResult]:
     """Score the best network, the best few, and those that :func:`select_greedy` names; nothing where fewer than two are kept.
 
     Args:
         found: of the table of results, the best first.
         kind: of the targets.
     """
-    known = _comparable(paths, found, kind)
-    if len(known) < 2:
+    predictions = _comparable(paths, candidates, kind)
+    if len(predictions) < 2:
         return []
-    names = list(known)
-    wanted = {"single": dict.fromkeys(names[:1], 1)}
-    wanted |= {
+    names = list(predictions)
+    ensembles = {"single": dict.fromkeys(names[:1], 1)}
+    ensembles |= {
         f"top {size}": dict.fromkeys(names[:size], 1) for size in _SIZES if size <= len(names)
     }
-    wanted[GREEDY] = _greedy(known)
+    ensembles[GREEDY] = _greedy(predictions)
     tested = {
-        one.row.name: test
-        for one in found
-        if one.row.name in known and (test := _read_test(paths, one, kind)) is not None
+        candidate.row.name: test
+        for candidate in candidates
+        if candidate.row.name in predictions
+        and (test := _read_test(paths, candidate, kind)) is not None
     }
-    truth = next(iter(known.values())).truth
+    truth = next(iter(predictions.values())).truth
     return [
         EnsembleResult(
             name,
             members,
             len(truth.targets),
-            _score(known, members),
+            _score(predictions, members),
             _score(tested, members) if members.keys() <= tested.keys() else None,
         )
-        for name, members in wanted.items()
+        for name, members in ensembles.items()
     ]
 
 
-def _score(known: Mapping[str, Predictions], members: Mapping[str, int]) -> Scores:
-    first = known[next(iter(members))]
+def _score(predictions: Mapping[str, Predictions], members: Mapping[str, int]) -> Scores:
+    first = predictions[next(iter(members))]
     total = np.zeros(first.values.shape, np.float64)
     for name, times in members.items():
-        total += times * known[name].values
+        total += times * predictions[name].values
     return score(total / sum(members.values()), first.truth)
 
 
@@ -381,19 +393,21 @@ def make_table(rows: Sequence[EnsembleResult]) -> tuple[list[str], list[list[str
         for prefix, part in (("val", "validation"), ("test", "test"))
         for header, name in _HEADERS.items()
     }
-    shown = {header: found for header, found in values.items() if not all(map(math.isnan, found))}
+    columns = {
+        header: numbers for header, numbers in values.items() if not all(map(math.isnan, numbers))
+    }
     lines = [
         [
             row.name,
             *(
-                "" if math.isnan(found[place]) else f"{found[place]:.4f}"
-                for found in shown.values()
+                "" if math.isnan(numbers[index]) else f"{numbers[index]:.4f}"
+                for numbers in columns.values()
             ),
             _listed(row.members),
         ]
-        for place, row in enumerate(rows)
+        for index, row in enumerate(rows)
     ]
-    return ["networks", *shown, "which"], lines
+    return ["networks", *columns, "which"], lines
 
 
 def _listed(members: Mapping[str, int]) -> str:

@@ -75,7 +75,7 @@ def should_save(target: TargetSpec, samples: int) -> bool:
     return target.kind != "mask" and 0 < 4 * samples * target.outputs <= MOST_BYTES
 
 
-def save_outputs(writer: CheckpointWriter, path: Path, found: Outputs, rows: np.ndarray) -> None:
+def save_outputs(writer: CheckpointWriter, path: Path, outputs: Outputs, rows: np.ndarray) -> None:
     """Keep what a network gave, where ``checkpoint.quota`` has room.
 
     Args:
@@ -84,7 +84,7 @@ def save_outputs(writer: CheckpointWriter, path: Path, found: Outputs, rows: np.
     Raises:
         StorageError: the disk is full, ...
     """
-    arrays = {**found.arrays, "rows": rows}
+    arrays = {**outputs.arrays, "rows": rows}
     # Not by its argument allow_pickle: before NumPy 2.1 savez takes it for an array. None of these holds objects.
     writer.write_optional(
         path, sum(array.nbytes for array in arrays.values()), lambda file: np.savez(file, **arrays)
@@ -123,19 +123,19 @@ def concatenate(parts: Sequence[Predictions]) -> Predictions:
     if len(parts) == 1:
         return parts[0]
     values, targets = (
-        np.concatenate([getattr(one, name) for one in of])
-        for name, of in (("values", parts), ("targets", [one.truth for one in parts]))
+        np.concatenate([getattr(part, name) for part in sources])
+        for name, sources in (("values", parts), ("targets", [part.truth for part in parts]))
     )
     first = parts[0].truth
-    weights = [one.truth.weights for one in parts]
-    rows = [one.rows for one in parts]
+    weights = [part.truth.weights for part in parts]
+    rows = [part.rows for part in parts]
     if first.weights is None:
         weighed = None
     else:
-        weighed = np.concatenate([one for one in weights if one is not None])
-    if any(one is None for one in rows):
+        weighed = np.concatenate([part for part in weights if part is not None])
+    if any(part is None for part in rows):
         return Predictions(values, Truth(first.kind, targets, weighed))
-    lie = np.concatenate([one for one in rows if one is not None])
+    lie = np.concatenate([part for part in rows if part is not None])
     order = np.argsort(lie, kind="stable")
     return Predictions(
         values[order],

@@ -32,11 +32,11 @@ class Truth:
 
     def matches(self, other: Truth) -> bool:
         """Whether predictions that are held against the one can be compared with those held against the other."""
-        mine, others = (
-            (one.targets, np.ones(()) if one.weights is None else one.weights)
-            for one in (self, other)
+        own_arrays, other_arrays = (
+            (truth.targets, np.ones(()) if truth.weights is None else truth.weights)
+            for truth in (self, other)
         )
-        return self.kind == other.kind and all(map(np.array_equal, mine, others))
+        return self.kind == other.kind and all(map(np.array_equal, own_arrays, other_arrays))
 
 
 @dataclass(frozen=True)

@@ -92,9 +92,9 @@ _GENERATION = re.compile(
 
 
 def _generation(record: bytes) -> int:
-    found = _GENERATION.search(record)
-    if found:
-        return int(found[1])
+    match = _GENERATION.search(record)
+    if match:
+        return int(match[1])
     return 0
 
 
@@ -182,9 +182,9 @@ def find_newest(paths: RunPaths, name: str, with_arrays: bool = True) -> Checkpo
 
 def _describe_extra_epochs(epochs: int, path: Path) -> str:
     """A word on the epochs that a network has trained beyond those of a checkpoint, as its table has them."""
-    told = len(read_history(path))
-    if told > epochs:
-        return f", though {counted(told, 'epoch')} had been saved"
+    trained = len(read_history(path))
+    if trained > epochs:
+        return f", though {counted(trained, 'epoch')} had been saved"
     return ""
 
 
@@ -210,14 +210,14 @@ def copy_parent(
         UserError: there is no such checkpoint, or it is of another architecture.
         StorageError: there is no room for the copy.
     """
-    found = find_newest(paths, parent)
-    if found.state is None:
+    lookup = find_newest(paths, parent)
+    if lookup.state is None:
         raise UserError(f"{parent} has no checkpoint yet from which another network could begin")
-    if found.state.architecture != architecture:
+    if lookup.state.architecture != architecture:
         raise UserError(f"{parent} has another architecture, so it cannot be the parent of {name}")
-    make_room(paths.first(name), found.state.size)
-    write_state(paths.first(name), found.state, fence=fence)
-    return found.state.epoch
+    make_room(paths.first(name), lookup.state.size)
+    write_state(paths.first(name), lookup.state, fence=fence)
+    return lookup.state.epoch
 
 
 def saved_epochs(paths: RunPaths, name: str) -> int:
@@ -229,7 +229,9 @@ def saved_epochs(paths: RunPaths, name: str) -> int:
 
 
 def merge_inherited(
-    own: Mapping[str, np.ndarray], parents: Mapping[str, np.ndarray], kept: Collection[str]
+    arrays: Mapping[str, np.ndarray],
+    parents: Mapping[str, np.ndarray],
+    own_suffixes: Collection[str],
 ) -> dict[str, np.ndarray]:
     """The arrays with which a network begins that has a parent: its parent's, but for what is said in its own spec.
 
@@ -239,16 +241,16 @@ def merge_inherited(
         kept: what the names of its own end in (:attr:`fleet.spec.engines.EngineInfo.own_arrays`).
     """
     return {
-        name: own[name] if name in own and name.rpartition("/")[2] in kept else array
+        name: arrays[name] if name in arrays and name.rpartition("/")[2] in own_suffixes else array
         for name, array in parents.items()
     }
 
 
 def _extend_history(history: tuple[EpochRecord, ...], path: Path) -> tuple[EpochRecord, ...]:
     """A history, and the epochs that a table has after it, if both begin with the same."""
-    told = read_history(path)
-    if stream_epochs(told[: len(history)]) == stream_epochs(history):
-        return told
+    table = read_history(path)
+    if stream_epochs(table[: len(history)]) == stream_epochs(history):
+        return table
     return history
 
 
@@ -261,20 +263,20 @@ def _is_unrecoverable(error: CheckpointError) -> bool:
 
 
 def promote_previous(
-    paths: RunPaths, name: str, found: CheckpointLookup, fence: Fence | None = None
+    paths: RunPaths, name: str, lookup: CheckpointLookup, fence: Fence | None = None
 ) -> None:
     """Make a network's files agree with the checkpoint that was found, because the network goes on from there."""
     write_check(fence, paths.last(name))()
     with storage_errors(paths.last(name)):
-        if found.state is None:
+        if lookup.state is None:
             for path in (paths.last(name), paths.previous(name), paths.best(name)):
                 path.unlink(missing_ok=True)
-        elif found.path == paths.best(name):
-            write_state(paths.last(name), found.state, fence=fence)
+        elif lookup.path == paths.best(name):
+            write_state(paths.last(name), lookup.state, fence=fence)
             paths.previous(name).unlink(missing_ok=True)
-        elif found.damage:
+        elif lookup.damage:
             os.replace(paths.previous(name), paths.last(name))
-    write_history(paths.history(name), () if found.state is None else found.state.history, fence)
+    write_history(paths.history(name), () if lookup.state is None else lookup.state.history, fence)
 
 
 def rewrite_states(
@@ -304,12 +306,12 @@ def find_best(paths: RunPaths, name: str, converge: Stopping, keep: str) -> Chec
     Raises:
         CheckpointError: the file system does not let it be read, or nothing whole is left.
     """
-    found = find_newest(paths, name, with_arrays=False)
-    if found.path is None:
-        raise CheckpointError(found.damage or f"{paths.last(name)} is missing")
+    lookup = find_newest(paths, name, with_arrays=False)
+    if lookup.path is None:
+        raise CheckpointError(lookup.damage or f"{paths.last(name)} is missing")
     if keep == "last":
-        return CheckpointLookup(read_state(found.path), found.damage)
-    history = found.history
+        return CheckpointLookup(read_state(lookup.path), lookup.damage)
+    history = lookup.history
     epoch = convergence(history, converge).best_epoch
     try:
         best = read_state(paths.best(name))
@@ -321,7 +323,7 @@ def find_best(paths: RunPaths, name: str, converge: Stopping, keep: str) -> Chec
         if not (_is_unrecoverable(error) or isinstance(error.__cause__, FileNotFoundError)):
             raise
         damage = str(error)
-    newest_whole = read_state(found.path)
+    newest_whole = read_state(lookup.path)
     return CheckpointLookup(
         newest_whole,
         f"{damage}; epoch {newest_whole.epoch}, the last, stands in for epoch {epoch}, the best",

@@ -42,7 +42,7 @@ class _Module:
         return self.name.rpartition(".")[0]
 
 
-def hash_sources(target: str, beside: Path = Path()) -> Code:
+def hash_sources(target: str, spec_folder: Path = Path()) -> Code:
     """The files that decide what an import path names, with hashes of their texts.
 
     These are the files of its module and of the packages around it, and of all that they import, however indirectly,
@@ -60,15 +60,19 @@ def hash_sources(target: str, beside: Path = Path()) -> Code:
     if not colon:
         return {}
     importlib.invalidate_caches()
-    root = _root(name.partition(".")[0], beside)
+    root = _root(name.partition(".")[0], spec_folder)
     if root is None:
         return {}
     is_installed = _is_installed(root)
     roots = [
         root,
-        *(other for other in (Path.cwd(), beside.absolute()) if not is_installed and other != root),
+        *(
+            other
+            for other in (Path.cwd(), spec_folder.absolute())
+            if not is_installed and other != root
+        ),
     ]
-    found: dict[str, str] = {}
+    hashes: dict[str, str] = {}
     waiting = list(_modules(name, roots))
     while waiting:
         module = waiting.pop()
@@ -76,15 +80,15 @@ def hash_sources(target: str, beside: Path = Path()) -> Code:
             text = module.file.read_bytes()
         except OSError:
             continue
-        found[module.relative_path] = hashlib.sha256(text).hexdigest()[:16]
+        hashes[module.relative_path] = hashlib.sha256(text).hexdigest()[:16]
         if not is_installed:
             waiting += [
                 other
                 for imported in _imports(text, module)
                 for other in _modules(imported, roots)
-                if other.relative_path not in found
+                if other.relative_path not in hashes
             ]
-    return dict(sorted(found.items()))
+    return dict(sorted(hashes.items()))
 
 
 def changed_files(before: Code, now: Code) -> list[str]:
@@ -96,10 +100,10 @@ def changed_files(before: Code, now: Code) -> list[str]:
     return sorted(file for file in before.keys() | now.keys() if before.get(file) != now.get(file))
 
 
-def _root(top: str, beside: Path) -> Path | None:
+def _root(top: str, spec_folder: Path) -> Path | None:
     """The folder in which Python finds a package or module that stands in no other."""
     try:
-        spec = importlib.machinery.PathFinder.find_spec(top, [*sys.path, "", str(beside)]) or (
+        spec = importlib.machinery.PathFinder.find_spec(top, [*sys.path, "", str(spec_folder)]) or (
             importlib.util.find_spec(top)
         )  # installed in a way of its own
     except Exception:  # finders of others may raise anything

@@ -103,10 +103,10 @@ def read_events(
         start: bytes to leave out: its size at some earlier time.
         kinds: that are wanted; all where none are named. Of long logs the others are passed over much faster than read.
     """
-    found = map(_logged, read_lines(path, start, [kind.word for kind in kinds]))
+    records = map(_logged, read_lines(path, start, [kind.word for kind in kinds]))
     return (
         logged
-        for logged in found
+        for logged in records
         if logged is not None and (not kinds or type(logged.event) in kinds)
     )
 
@@ -196,15 +196,15 @@ class RunTail:
         Raises:
             OSError: the file system does not answer; nothing was read, so the next look misses nothing.
         """
-        found: list[DatedEvent] = []
+        events: list[DatedEvent] = []
         for path in self._paths.event_logs():
             try:
-                found += self._new_of(path)
+                events += self._new_of(path)
             except OSError:
-                if not found:
+                if not events:
                     raise
                 break
-        return found
+        return events
 
     def _new_of(self, path: Path) -> Iterator[DatedEvent]:
         log = self._logs.setdefault(path, _ReadPosition())
@@ -234,7 +234,7 @@ def _launch_start(lines: bytes) -> float:
         for line in reversed(lines.splitlines())
         if b'"start"' in line
     )
-    logged = next((found for found in starts if found and isinstance(found.event, Started)), None)
+    logged = next((start for start in starts if start and isinstance(start.event, Started)), None)
     if logged and isinstance(logged.event, Started):
         return logged.event.date - logged.t_s
     return 0.0
@@ -280,7 +280,7 @@ def launch_status(status: int, path: Path, before: tuple[int, int]) -> int:
         new = list(read_events(path, before[1] if after[1] > before[1] else 0))
     if new and isinstance(last := new[-1].event, Ended):
         return last.status
-    said = (ExitStatus.OK, ExitStatus.NETWORK_FAILED, ExitStatus.RESUMABLE)
-    if status in said:
+    claimed = (ExitStatus.OK, ExitStatus.NETWORK_FAILED, ExitStatus.RESUMABLE)
+    if status in claimed:
         return int(ExitStatus.INFRASTRUCTURE)
     return status

@@ -117,7 +117,7 @@ _LATER: dict[str, Any] = {
 
 
 def trial_identity(
-    network: NetworkSpec, spec: Spec, sample: SampleSpec, beside: Path = Path()
+    network: NetworkSpec, spec: Spec, sample: SampleSpec, spec_folder: Path = Path()
 ) -> str:
     """A fingerprint of all that may decide whether a network fails, as far as rank 0 can see it.
 
@@ -127,14 +127,14 @@ def trial_identity(
     Args:
         beside: the folder of the spec.
     """
-    engine = hash_sources(spec.resources.engine, beside)
+    engine = hash_sources(spec.resources.engine, spec_folder)
     start = network.train.begins
     return _hash(
         {
             "identity": training_identity(network, spec, sample),
             "gpus": [network.min_gpus, network.max_gpus],
             "build_timeout": network.train.build_timeout,
-            "code": hash_sources(network.architecture.target, beside),
+            "code": hash_sources(network.architecture.target, spec_folder),
             **({"engine": engine} if engine else {}),
             # A file that is not there now may be there next time, or not be needed.
             **({"start": file_checksum(Path(start.file)) or uuid.uuid4().hex} if start else {}),
@@ -178,14 +178,14 @@ def find_changes(
     return changed + changed_files(code if state.code is None else state.code, code)
 
 
-def hash_all_sources(spec: Spec, beside: Path) -> dict[str, Code]:
+def hash_all_sources(spec: Spec, spec_folder: Path) -> dict[str, Code]:
     """Import path -> its files, of all ``build:`` functions and the engine; what is ours has none.
 
     Args:
         beside: the folder of the spec.
     """
     paths = {spec.resources.engine, *(network.architecture.target for network in spec.networks)}
-    return {path: code for path in paths if (code := hash_sources(path, beside))}
+    return {path: code for path in paths if (code := hash_sources(path, spec_folder))}
 
 
 def speed_identity(

@@ -36,20 +36,20 @@ def add_line(file: io.FileIO, path: Path, record: Any) -> None:
 
     def write() -> None:
         nonlocal line
-        with storage_errors(path, wanted=len(line)):
+        with storage_errors(path, size=len(line)):
             while line:  # a disk that has just filled up takes a part, and refuses the rest
                 line = line[file.write(line) :]
 
     with_retries(write)
 
 
-def add_dated_line(path: Path, what: Kind) -> None:
+def add_dated_line(path: Path, record: Kind) -> None:
     """Add a line with the time to a file that several processes may add to; its folder is made if need be.
 
     Raises:
         StorageError: the disk is full, ...
     """
-    line = {"time": datetime.now().astimezone().isoformat(timespec="seconds"), **to_json(what)}
+    line = {"time": datetime.now().astimezone().isoformat(timespec="seconds"), **to_json(record)}
     with storage_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with open_lines(path) as file:
@@ -59,8 +59,8 @@ def add_dated_line(path: Path, what: Kind) -> None:
 def parse_json_object(text: str | bytes) -> dict[str, Any] | None:
     """The object that a text says in JSON; None where it says something else, or is damaged."""
     with suppress(ValueError, RecursionError):
-        if isinstance(found := json.loads(text), dict):
-            return found
+        if isinstance(value := json.loads(text), dict):
+            return value
     return None
 
 
@@ -79,13 +79,13 @@ def read_lines(path: Path, start: int = 0, words: Sequence[str] = ()) -> Iterato
         start: bytes to leave out: its size at some earlier time.
         words: lines without any of these texts are passed over unread; none are where there are no words.
     """
-    said = [json.dumps(word) for word in words]
+    quoted = [json.dumps(word) for word in words]
     with (
         suppress(FileNotFoundError, NotADirectoryError),
         open(path, encoding="utf-8", errors="replace") as file,
     ):
         file.seek(start)
         for line in file:
-            is_wanted = not said or any(word in line for word in said)
+            is_wanted = not quoted or any(word in line for word in quoted)
             if is_wanted and (record := parse_json_object(line)) is not None:
                 yield record

@@ -370,17 +370,17 @@ class Lease:
 
     def __init__(
         self,
-        around: Process,
+        process: Process,
         me: Holder,
         times: Times = Times(),  # noqa: B008 - it is frozen
         say: Callable[[str], None] = _say,
-        what: str = "",
+        resource: str = "",
     ) -> None:
-        self._process = around
+        self._process = process
         self.me = me
         self.times = times
         self._say = say
-        self._resource = what
+        self._resource = resource
         self.fence: Fence | None = None
         self._error: LeaseLost | None = None
         self._ended = threading.Event()
@@ -388,9 +388,9 @@ class Lease:
         self._count = 0
         self.took_over = False
 
-    def sibling(self, what: str) -> Lease:
+    def sibling(self, resource: str) -> Lease:
         """Another lease of the same holder, which says nothing of what it waits for; see :class:`Fence`."""
-        return Lease(self._process, self.me, self.times, lambda text: None, what)
+        return Lease(self._process, self.me, self.times, lambda text: None, resource)
 
     def take(self, folder: Path, floor: int = 0) -> None:
         """Take the lease of a folder, and renew it from now on in a thread.

@@ -55,18 +55,18 @@ class NetworkLeases:
             )
             self._threads[-1].start()
 
-    def request(self, names: Sequence[str], most: int) -> None:
+    def request(self, names: Sequence[str], max_held: int) -> None:
         """Take the first of these networks that can be had, until so many are held; what was asked before is void."""
         self._names = tuple(names)
-        self._max_held = most
+        self._max_held = max_held
         self._requested.set()
 
     def pop_acquired(self) -> list[str]:
         """The networks that have been taken since this was called last."""
         with self._lock:
-            taken = self._acquired
+            acquired = self._acquired
             self._acquired = []
-        return taken
+        return acquired
 
     def lease_of(self, name: str) -> Lease:
         """The lease of a network that is held: the right to write what belongs to it."""
@@ -220,8 +220,8 @@ def reclaim_networks(paths: RunPaths, lease: Lease) -> bool:
     """
     took_over = False
     for folder in sorted(paths.network_leases.glob("*/")):
-        one = lease.sibling(f"network {folder.name}")
-        one.take(folder, floor=newest_generation(paths.lease))
-        took_over |= one.took_over
-        one.release()
+        network_lease = lease.sibling(f"network {folder.name}")
+        network_lease.take(folder, floor=newest_generation(paths.lease))
+        took_over |= network_lease.took_over
+        network_lease.release()
     return took_over

@@ -24,8 +24,8 @@ PARTS = (
 class _RunFile:
     """A file or a folder of a run, by its place in the run's folder."""
 
-    def __init__(self, place: str) -> None:
-        self._relative_path = place
+    def __init__(self, relative_path: str) -> None:
+        self._relative_path = relative_path
 
     def __get__(self, run: RunPaths, owner: type) -> Path:
         return run.root / self._relative_path
@@ -196,7 +196,7 @@ class RunPaths:
     def segment_name(self) -> str:
         """A name for shared memory that no other run has, and no other launch of this one that works at the time."""
         if self.launch:
-            whose = f"{self.root.resolve()}\0{self.launch}"
+            identity = f"{self.root.resolve()}\0{self.launch}"
         else:
-            whose = str(self.root.resolve())
-        return f"fleet-{os.getuid()}-{zlib.crc32(os.fsencode(whose)):08x}"
+            identity = str(self.root.resolve())
+        return f"fleet-{os.getuid()}-{zlib.crc32(os.fsencode(identity)):08x}"

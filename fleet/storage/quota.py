@@ -32,7 +32,7 @@ class Quota:
         self._paths = paths
         self._limit = settings.quota
 
-    def make_room(self, path: Path, wanted: int) -> None:
+    def make_room(self, path: Path, size: int) -> None:
         """Drop checkpoints from which nobody goes on, those before the newest, until a file has room.
 
         That of the file's own network goes first: it will have another one soon. What finished networks gave for
@@ -49,23 +49,25 @@ class Quota:
             return
         # A launch that died between two renames leaves no newer one.
         droppable = [
-            one for one in self._paths.all_previous() if self._paths.last(one.parent.name).exists()
+            checkpoint
+            for checkpoint in self._paths.all_previous()
+            if self._paths.last(checkpoint.parent.name).exists()
         ]
         droppable.sort(key=lambda previous: previous.parent != path.parent)
         droppable += self._paths.all_predictions()
-        while (used := self.used()) + wanted > self._limit:
+        while (used := self.used()) + size > self._limit:
             if not droppable:
                 raise StorageError(
-                    f"{path} cannot be written: with its {format_size(wanted)} the checkpoints would take "
-                    f"{format_size(used + wanted)}, and checkpoint.quota is {format_size(self._limit)}; what was saved "
+                    f"{path} cannot be written: with its {format_size(size)} the checkpoints would take "
+                    f"{format_size(used + size)}, and checkpoint.quota is {format_size(self._limit)}; what was saved "
                     "before is intact: raise the quota, or ask for `keep: last`, and the same command resumes the run"
                 )
             log.info("dropping %s for the quota", droppable[0])
             droppable.pop(0).unlink(missing_ok=True)
 
-    def has_room(self, wanted: int) -> bool:
+    def has_room(self, size: int) -> bool:
         """Whether so many bytes have room without anything being dropped."""
-        return self._limit is None or self.used() + wanted <= self._limit
+        return self._limit is None or self.used() + size <= self._limit
 
     def used(self) -> int:
         """Bytes of all that lies in the folders of the networks."""
@@ -116,10 +118,10 @@ def check_quota(spec: Spec, sample: SampleSpec) -> None:
         for network in spec.networks
         if network.architecture.kind == "family"
     ]
-    kept = 1 if spec.checkpoint.keep == "last" else 2
-    least = kept * sum(sizes) + max(sizes, default=0)
-    if least > quota:
+    copies = 1 if spec.checkpoint.keep == "last" else 2
+    min_size = copies * sum(sizes) + max(sizes, default=0)
+    if min_size > quota:
         raise UserError(
             f"checkpoint.quota: {format_size(quota)} is too small: {spec.checkpoint.keep} of "
-            f"{counted(len(sizes), 'network')}, and one being written, need at least {format_size(least)}"
+            f"{counted(len(sizes), 'network')}, and one being written, need at least {format_size(min_size)}"
         )

@@ -83,9 +83,9 @@ class RankDeaths:
         most: how many of a network make it a failed one.
     """
 
-    def __init__(self, paths: RunPaths, most: int) -> None:
+    def __init__(self, paths: RunPaths, max_deaths: int) -> None:
         self._paths = paths
-        self.max_deaths = most
+        self.max_deaths = max_deaths
         self._new: dict[str, list[str]] = defaultdict(list)  # network -> how, of those not kept yet
 
     def collect(self) -> None:

@@ -68,19 +68,19 @@ def cache_path() -> Path:
 
 def read_cache(path: Path) -> dict[str, dict[int, KnownRate]]:
     """The rates known from before; what is damaged is left out, and so are the bare numbers of 0.1.0."""
-    known: dict[str, dict[int, KnownRate]] = {}
+    known_rates: dict[str, dict[int, KnownRate]] = {}
     for key, sizes in (read_json_object(path) or {}).items():
         if isinstance(sizes, dict):
             rates = {
-                int(gpus): found
+                int(gpus): rate
                 for gpus, entry in sizes.items()
-                if gpus.isdecimal() and (found := _read(entry)) is not None
+                if gpus.isdecimal() and (rate := _read(entry)) is not None
             }
         else:
             rates = {}
         if rates:
-            known[key] = rates
-    return known
+            known_rates[key] = rates
+    return known_rates
 
 
 @cache
@@ -90,16 +90,16 @@ def _rate_adapter() -> TypeAdapter[KnownRate]:
 
 def _read(entry: object) -> KnownRate | None:
     try:
-        found = _rate_adapter().validate_python(entry)
+        rate = _rate_adapter().validate_python(entry)
     except ValidationError:
         return None
     is_sound = (
-        0 < found.rate < math.inf
-        and math.isfinite(found.spread + found.at)
-        and all(step.batch > 0 and 0 < step.seconds < math.inf for step in found.timed)
+        0 < rate.rate < math.inf
+        and math.isfinite(rate.spread + rate.at)
+        and all(step.batch > 0 and 0 < step.seconds < math.inf for step in rate.timed)
     )
     if is_sound:
-        return found
+        return rate
     return None
 
 
@@ -129,7 +129,11 @@ class RateBook:
     def correct(self, key: str, gpus: int, rate: KnownRate) -> None:
         """A rate proved wrong; so the others of its network are in doubt: only what training showed is kept."""
         self._in_doubt.add(key)
-        trained = {size: one for size, one in self._new.get(key, {}).items() if one.how == rate.how}
+        trained = {
+            size: known_rate
+            for size, known_rate in self._new.get(key, {}).items()
+            if known_rate.how == rate.how
+        }
         self._new[key] = {**trained, gpus: rate}
         self._changes += 1
 
@@ -146,10 +150,10 @@ class RateBook:
             self._changes = 0
 
     def _write(self) -> None:
-        kept = read_cache(self.path)
+        cached = read_cache(self.path)
         for key, rates in self._new.items():
-            kept[key] = {
-                **({} if self._remeasure or key in self._in_doubt else kept.get(key, {})),
+            cached[key] = {
+                **({} if self._remeasure or key in self._in_doubt else cached.get(key, {})),
                 **rates,
             }
         with suppress(StorageError):
@@ -159,7 +163,7 @@ class RateBook:
                     key: {
                         str(gpus): dataclasses.asdict(rate) for gpus, rate in sorted(rates.items())
                     }
-                    for key, rates in kept.items()
+                    for key, rates in cached.items()
                 },
             )
 
@@ -179,20 +183,20 @@ def alone_key(key: str) -> str:
     return f"alone {key}"
 
 
-def rates_of(known: KnownRates) -> dict[str, dict[int, float]]:
+def rates_of(known_rates: KnownRates) -> dict[str, dict[int, float]]:
     """The rates alone."""
     return {
-        key: {gpus: found.rate for gpus, found in rates.items()} for key, rates in known.items()
+        key: {gpus: rate.rate for gpus, rate in rates.items()} for key, rates in known_rates.items()
     }
 
 
-def timings(known: KnownRates) -> dict[str, Timed]:
+def timings(known_rates: KnownRates) -> dict[str, Timed]:
     """The steps that were timed of networks whose batch the policy chooses."""
     return {
         key: Timed(
-            {gpus: found.timed for gpus, found in rates.items() if found.timed},
-            max(found.parameters for found in rates.values()),
+            {gpus: rate.timed for gpus, rate in rates.items() if rate.timed},
+            max(rate.parameters for rate in rates.values()),
         )
-        for key, rates in known.items()
-        if any(found.timed for found in rates.values())
+        for key, rates in known_rates.items()
+        if any(rate.timed for rate in rates.values())
     }

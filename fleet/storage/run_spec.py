@@ -70,10 +70,10 @@ def _defaults_of(paths: RunPaths) -> dict[str, Any]:
     if not (paths.marker.exists() and paths.spec.is_file()):
         return {}
     try:
-        kept, _ = read_yaml(paths.spec)
+        saved, _ = read_yaml(paths.spec)
     except SpecError:  # it is damaged, and written anew by the next launch
         return {}
-    version = str(kept.get("defaults", "0.2"))
+    version = str(saved.get("defaults", "0.2"))
     if version == Document.defaults:
         return {}
     return {"defaults": version}

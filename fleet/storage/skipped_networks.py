@@ -21,8 +21,8 @@ def write_skipped(paths: RunPaths, names: Iterable[str]) -> None:
     Raises:
         StorageError: the disk is full, ...
     """
-    kept = sorted(names)
-    if kept:
-        write_json(paths.skipped, {"networks": kept})
+    skipped = sorted(names)
+    if skipped:
+        write_json(paths.skipped, {"networks": skipped})
     else:
         remove(paths.skipped)

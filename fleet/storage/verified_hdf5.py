@@ -52,18 +52,18 @@ def write_verified(
     text = json.dumps(record).encode()
     block = max(512, 1 << (_HEAD_BYTES + len(text) - 1).bit_length())  # HDF5 wants a power of two
 
-    wanted = block + sum(array.nbytes for array in arrays.values())
-    with atomic_write(path, "w+b", check, wanted, previous, buffering=0) as plain:
+    size = block + sum(array.nbytes for array in arrays.values())
+    with atomic_write(path, "w+b", check, size, previous, buffering=0) as plain:
         target = DeferredErrorFile(plain, path)
         with target.hdf5(userblock_size=block) as file:
             group = file.create_group("arrays", track_order=True)
             for name, array in arrays.items():
                 group.create_dataset(name.replace("/", "\\"), data=array)
         checksum = _sum(plain, block)
-        rest = b" %08x %010d %015d\n" % (checksum, block, plain.tell() - block)
-        rest += text.ljust(block - _HEAD_BYTES, b"\0")
+        header_rest = b" %08x %010d %015d\n" % (checksum, block, plain.tell() - block)
+        header_rest += text.ljust(block - _HEAD_BYTES, b"\0")
         target.seek(0)
-        target.write(b"FLEET checkpoint %08x" % zlib.crc32(rest) + rest)
+        target.write(b"FLEET checkpoint %08x" % zlib.crc32(header_rest) + header_rest)
         target.check()
 
 
@@ -104,9 +104,11 @@ def _read_block(path: Path, file: IO[bytes], with_the_rest: bool) -> bytes:
         raise DamagedError(f"{path} cannot be read: it is damaged, or not a checkpoint")
     block = int(head[3])
     size = int(head[4])
-    there = os.fstat(file.fileno()).st_size
-    if block + size != there:
-        raise DamagedError(f"{path} cannot be read: it has {there} bytes instead of {block + size}")
+    actual = os.fstat(file.fileno()).st_size
+    if block + size != actual:
+        raise DamagedError(
+            f"{path} cannot be read: it has {actual} bytes instead of {block + size}"
+        )
     text = file.read(block - _HEAD_BYTES)
     if b"%08x" % zlib.crc32(start[_FIRST_COVERED:] + text) != head[1]:
         raise DamagedError(f"{path} cannot be read: its record is damaged")

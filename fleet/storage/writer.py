@@ -123,17 +123,17 @@ class CheckpointWriter:
         exported = self._paths.exported(name, self._suffix)
         for part in PARTS:  # what an earlier export has given
             remove(self._paths.predictions(name, part))
-        found = find_best(self._paths, name, converge, self._settings.keep)
-        assert found.state is not None
-        if found.damage:
-            log.warning("%s: %s", name, found.damage)
-            self._quota.make_room(best, found.state.size)
-            write_state(best, found.state, fence=self.fence(name))
-        self._quota.make_room(exported, found.state.size)
+        lookup = find_best(self._paths, name, converge, self._settings.keep)
+        assert lookup.state is not None
+        if lookup.damage:
+            log.warning("%s: %s", name, lookup.damage)
+            self._quota.make_room(best, lookup.state.size)
+            write_state(best, lookup.state, fence=self.fence(name))
+        self._quota.make_room(exported, lookup.state.size)
         fresh = exported.with_name(f".{os.getpid()}.tmp.fresh{exported.suffix}")
         note = fresh.with_suffix(".json")  # which some engines write beside it
         try:
-            self._write_fresh(found.state.arrays, fresh, write)
+            self._write_fresh(lookup.state.arrays, fresh, write)
             is_written = fresh.exists()
             if note.exists():
                 atomic_write_with(
@@ -147,12 +147,12 @@ class CheckpointWriter:
                 check=write_check(self.fence(name), best),
             )
             if is_written:
-                record_export(self._paths, name, found.state, self.fence(name))
+                record_export(self._paths, name, lookup.state, self.fence(name))
         finally:
             fresh.unlink(missing_ok=True)
             note.unlink(missing_ok=True)
         remove(self._paths.previous(name))  # nobody goes on from there any more
-        return found.damage
+        return lookup.damage
 
     def _write_fresh(
         self,
@@ -173,7 +173,7 @@ class CheckpointWriter:
 
         with_retries(once)
 
-    def write_optional(self, path: Path, wanted: int, write: Callable[[IO[bytes]], None]) -> None:
+    def write_optional(self, path: Path, size: int, write: Callable[[IO[bytes]], None]) -> None:
         """Write a file that can be done without, where ``checkpoint.quota`` has room for it; in the calling thread.
 
         Args:
@@ -183,7 +183,7 @@ class CheckpointWriter:
         Raises:
             StorageError: the disk is full, ...
         """
-        if not self._quota.has_room(wanted):
+        if not self._quota.has_room(size):
             log.warning("%s is not kept: checkpoint.quota has no room for it", path)
             return
         with atomic_write(path, "wb", check=fence_check(self.fence(path.parent.name))) as file:

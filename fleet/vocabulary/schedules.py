@@ -141,10 +141,10 @@ def arguments_of(schedule: Callable[..., float]) -> dict[str, inspect.Parameter]
     return dict(list(inspect.signature(schedule).parameters.items())[1:])
 
 
-def is_schedule(found: Any) -> bool:
+def is_schedule(candidate: Any) -> bool:
     """Whether it is a function of which is known what its arguments are called."""
     try:
-        return not {one.kind for one in arguments_of(found).values()} & {
+        return not {parameter.kind for parameter in arguments_of(candidate).values()} & {
             inspect.Parameter.VAR_POSITIONAL,
             inspect.Parameter.VAR_KEYWORD,
         }
@@ -160,8 +160,8 @@ def required(schedule: Callable[..., float]) -> list[str]:
     """
     return [
         argument
-        for argument, one in arguments_of(schedule).items()
-        if one.default is inspect.Parameter.empty
+        for argument, parameter in arguments_of(schedule).items()
+        if parameter.default is inspect.Parameter.empty
     ]
 
 
@@ -171,17 +171,17 @@ def find_problems(settings: Mapping[str, Any], schedule: Callable[..., float]) -
     It need not be whole: an entry of ``models`` may give what is left.
     """
     problems = []
-    known = arguments_of(schedule)
+    accepted = arguments_of(schedule)
     name = settings["name"]
-    unknown = sorted(map(str, settings.keys() - {"name", *known}))
+    unknown = sorted(map(str, settings.keys() - {"name", *accepted}))
     if unknown:
         problems.append(
-            f"the schedule {name} takes no {', '.join(unknown)}; its arguments are {', '.join(known)}"
+            f"the schedule {name} takes no {', '.join(unknown)}; its arguments are {', '.join(accepted)}"
         )
-    for argument in (one for one in known if one in settings):
+    for argument in (argument_name for argument_name in accepted if argument_name in settings):
         value = settings[argument]
-        (kind, words) = _KINDS.get(known[argument].annotation, ("", ""))
-        if value is None and known[argument].default is not inspect.Parameter.empty:
+        (kind, words) = _KINDS.get(accepted[argument].annotation, ("", ""))
+        if value is None and accepted[argument].default is not inspect.Parameter.empty:
             continue  # None is Keras' default of those that can be None
         if kind and not _is_of_kind(value, kind):
             problems.append(f"the schedule {name} wants {words} for {argument}, not {value!r}")
@@ -239,10 +239,10 @@ def schedule_schema() -> dict[str, Any]:
                         },
                         **{
                             argument: {
-                                "type": _KINDS[one.annotation][0],
+                                "type": _KINDS[parameter.annotation][0],
                                 "description": _MEANS.get(f"{name}.{argument}") or _MEANS[argument],
                             }
-                            for argument, one in arguments_of(schedule).items()
+                            for argument, parameter in arguments_of(schedule).items()
                         },
                     },
                 }

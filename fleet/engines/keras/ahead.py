@@ -90,18 +90,18 @@ class InputBuffers:
         memories = self._memories[0]
         memories += [self._allocate(1) for _ in arrays[len(memories) :]]
         self._tensors[0] = tensors = [
-            self._copy(memories, place, array) for place, array in enumerate(arrays)
+            self._copy(memories, index, array) for index, array in enumerate(arrays)
         ]
         if self._gpu is None:
             return tensors
         with tf.device(self._gpu):
             return [tf.identity(tensor) for tensor in tensors]
 
-    def _copy(self, memories: list[mmap.mmap], place: int, array: np.ndarray) -> tf.Tensor:
-        if array.nbytes > len(memories[place]):
+    def _copy(self, memories: list[mmap.mmap], index: int, array: np.ndarray) -> tf.Tensor:
+        if array.nbytes > len(memories[index]):
             # Twice as much, for what the driver knows of stays.
-            memories[place] = self._allocate(max(array.nbytes, 2 * len(memories[place])))
-        copy = np.frombuffer(memories[place], array.dtype, array.size).reshape(array.shape)
+            memories[index] = self._allocate(max(array.nbytes, 2 * len(memories[index])))
+        copy = np.frombuffer(memories[index], array.dtype, array.size).reshape(array.shape)
         copy[...] = array
         return tf.experimental.dlpack.from_dlpack(copy.__dlpack__())
 

@@ -95,10 +95,10 @@ class KerasEngine:
         key = _graph_key(
             network, group, network.fold if self._sample.for_pipeline(network.feed).folds else None
         )
-        kept = self._cached
+        cached = self._cached
         self._cached = None
-        if kept is None or key is None or kept.key != key or not kept.network.is_closed:
-            kept = None
+        if cached is None or key is None or cached.key != key or not cached.network.is_closed:
+            cached = None
         keras.backend.clear_session()  # names and memory of the network before this one
         train = network.train
         sample = self._sample.for_pipeline(network.feed, network.fold)
@@ -127,10 +127,10 @@ class KerasEngine:
         if train.precision == "mixed_float16":
             optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
         optimizer.build(model.trainable_variables)
-        if kept is not None:
-            kept.network.reset_as(model, optimizer, rate, group)
-            self._cached = kept
-            return kept.network
+        if cached is not None:
+            cached.network.reset_as(model, optimizer, rate, group)
+            self._cached = cached
+            return cached.network
         use_kernels(model, optimizer)
         free = extract_hyperparameters(optimizer)
         measures = Measures(make_losses(train, sample.target), make_metrics(train, sample.target))

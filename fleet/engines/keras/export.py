@@ -71,12 +71,12 @@ def try_load(path: Path, model: keras.Model, sample: SampleSpec) -> str:
         ModelError: it cannot be loaded, or gives something else.
     """
     classes = {type(layer) for layer in model._flatten_layers()}
-    own = {one.__name__: one for one in classes if not _is_keras(one.__module__)}
+    custom = {kind.__name__: kind for kind in classes if not _is_keras(kind.__module__)}
     ways: list[dict[str, Any]] = [
         {},
-        {"custom_objects": own},
+        {"custom_objects": custom},
         {"safe_mode": False},
-        {"custom_objects": own, "safe_mode": False},
+        {"custom_objects": custom, "safe_mode": False},
     ]
     for way in ways:
         try:
@@ -94,7 +94,7 @@ def try_load(path: Path, model: keras.Model, sample: SampleSpec) -> str:
             f"best.keras gives other logits than the network: its description lacks something; {_ADVICE}"
         )
     takes = [f"the module {module}" for module in _modules(path)]
-    takes += [f"custom_objects with {', '.join(sorted(own))}"] if "custom_objects" in way else []
+    takes += [f"custom_objects with {', '.join(sorted(custom))}"] if "custom_objects" in way else []
     takes += ["safe_mode=False"] if "safe_mode" in way else []
     if takes:
         return f"loading best.keras takes {' and '.join(takes)}"
@@ -113,15 +113,15 @@ def outputs_agree(model: keras.Model, written: keras.Model, sample: SampleSpec) 
     if affine is not None and affine.precise:
         images = affine.unit * (np.array(affine.mean) + affine.std * random.normal(size=shape))
     scaled = images if affine is None else affine.apply(images)
-    mine, again, theirs = (
-        keras.ops.convert_to_numpy(one(batch, training=False)).astype(np.float64)
-        for one, batch in ((model, scaled), (model, scaled), (written, images))
+    outputs, again, loaded = (
+        keras.ops.convert_to_numpy(network(batch, training=False)).astype(np.float64)
+        for network, batch in ((model, scaled), (model, scaled), (written, images))
     )
     tolerance = 1e-3 if model.compute_dtype == "float32" else 5e-2
-    atol = tolerance * max(1.0, float(np.abs(mine).max()))
-    return mine.shape == theirs.shape and bool(
-        np.allclose(mine, theirs, rtol=tolerance, atol=atol)
-        or not np.allclose(mine, again, rtol=tolerance, atol=atol)
+    atol = tolerance * max(1.0, float(np.abs(outputs).max()))
+    return outputs.shape == loaded.shape and bool(
+        np.allclose(outputs, loaded, rtol=tolerance, atol=atol)
+        or not np.allclose(outputs, again, rtol=tolerance, atol=atol)
     )
 
 
@@ -150,12 +150,12 @@ def _layers_of(model: keras.Model) -> Any:
 
 def _modules(path: Path) -> list[str]:
     """The modules beside Keras that the description of a network names."""
-    found: set[str] = set()
+    names: set[str] = set()
 
     def look(part: Any) -> None:
         if isinstance(part, dict):
             if isinstance(module := part.get("module"), str) and "class_name" in part:
-                found.add(module)
+                names.add(module)
             part = list(part.values())
         if isinstance(part, list):
             for item in part:
@@ -163,7 +163,7 @@ def _modules(path: Path) -> list[str]:
 
     with zipfile.ZipFile(path) as file:
         look(json.loads(file.read("config.json")))
-    return sorted(module for module in found if not _is_keras(module) and module != "builtins")
+    return sorted(module for module in names if not _is_keras(module) and module != "builtins")
 
 
 def _is_keras(module: str) -> bool:

@@ -23,16 +23,16 @@ def augment_deferred(rows: tf.Tensor, sample: SampleSpec) -> tf.Tensor:
         pixels = tf.bitcast(tf.reshape(pixels, (*shape, kind.size)), kind)
     else:
         pixels = tf.reshape(pixels, shape)
-    top, left, upside, mirror = tf.unstack(
+    top, first_column, upside, mirror = tf.unstack(
         tf.bitcast(tf.reshape(places, (-1, 4, 4)), tf.int32), axis=1
     )
     y, is_y = _lines(top, upside, to_height, height)
-    x, is_x = _lines(left, mirror, to_width, width)
-    which = tf.reshape(y[:, :, None] * width + x[:, None, :], (-1, to_height * to_width))
+    x, is_x = _lines(first_column, mirror, to_width, width)
+    indices = tf.reshape(y[:, :, None] * width + x[:, None, :], (-1, to_height * to_width))
     # On a GPU, TensorFlow gathers no bytes.
-    found = tf.gather(tf.cast(pixels, tf.float32), which, batch_dims=1)
-    found = tf.reshape(found, (-1, to_height, to_width, channels))
-    return tf.where((is_y[:, :, None] & is_x[:, None, :])[..., None], found, 0.0)
+    images = tf.gather(tf.cast(pixels, tf.float32), indices, batch_dims=1)
+    images = tf.reshape(images, (-1, to_height, to_width, channels))
+    return tf.where((is_y[:, :, None] & is_x[:, None, :])[..., None], images, 0.0)
 
 
 def _lines(

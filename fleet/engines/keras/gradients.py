@@ -31,8 +31,8 @@ def keep_gradients_with_graphs() -> None:
         if not hasattr(graph, "fleet_gradients"):
             graph.fleet_gradients = []
         graph.fleet_gradients.append(function)
-        held = weakref.ref(function, lambda _: gradient_registry._registry.pop(name, None))
-        register(self, lambda *arguments: held()(*arguments))  # type: ignore[misc]
+        reference = weakref.ref(function, lambda _: gradient_registry._registry.pop(name, None))
+        register(self, lambda *arguments: reference()(*arguments))  # type: ignore[misc]
         return function
 
     tf.RegisterGradient.__call__ = register_with_graph

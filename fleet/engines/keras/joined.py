@@ -49,8 +49,8 @@ class EnsembleModel:
     def predict(self, images: np.ndarray) -> np.ndarray:  # noqa: D102 - ExportedEnsemble says it
         if self._is_precise:  # Keras' predict makes float32 of arrays
             parts = range(0, len(images), _BATCH)
-            found = [self._model(images[first : first + _BATCH]) for first in parts]
-            return np.concatenate(list(map(keras.ops.convert_to_numpy, found)))
+            outputs = [self._model(images[first : first + _BATCH]) for first in parts]
+            return np.concatenate(list(map(keras.ops.convert_to_numpy, outputs)))
         predicted: np.ndarray = self._model.predict(images, batch_size=_BATCH, verbose=0)
         return predicted
 
@@ -63,10 +63,10 @@ def _check_separate_weights(files: Sequence[Path], models: Sequence[keras.Model]
     owners: dict[int, Path] = {}
     for file, model in zip(files, models, strict=True):
         for variable in model.variables:
-            other = owners.setdefault(id(variable), file)
-            if other != file:
+            owner = owners.setdefault(id(variable), file)
+            if owner != file:
                 raise UserError(
-                    f"{file} cannot be joined with {other}: their code gives both the weights {variable.path}; "
+                    f"{file} cannot be joined with {owner}: their code gives both the weights {variable.path}; "
                     "make all layers inside of the model"
                 )
 

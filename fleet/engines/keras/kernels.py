@@ -92,7 +92,7 @@ def _adapt(
 ) -> None:
     """One step of Adam on one variable; AdamW decays weights before it."""
     kind = variable.dtype
-    place = optimizer._get_variable_index(variable)
+    index = optimizer._get_variable_index(variable)
     step = tf.cast(
         optimizer.iterations + 1, kind
     )  # a tensor where gradients are accumulated, else a variable
@@ -100,8 +100,8 @@ def _adapt(
     second = tf.constant(optimizer.beta_2, kind)
     tf.raw_ops.ResourceApplyAdam(
         var=variable.handle,
-        m=optimizer._momentums[place].value.handle,
-        v=optimizer._velocities[place].value.handle,
+        m=optimizer._momentums[index].value.handle,
+        v=optimizer._velocities[index].value.handle,
         beta1_power=first**step,
         beta2_power=second**step,
         lr=tf.cast(learning_rate, kind),

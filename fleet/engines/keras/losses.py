@@ -44,15 +44,15 @@ def make_losses(train: Train, target: TargetSpec) -> LossFunctions:
     Raises:
         SettingError: no such loss, or not of such targets.
     """
-    asked = LOSS_OF[target.kind] if train.loss is None else train.loss
+    measure = LOSS_OF[target.kind] if train.loss is None else train.loss
     if train.loss is None and target.kind in ("class", "mask") and not train.label_smoothing:
-        asked = "sparse_categorical_crossentropy"  # the same, without a number for each class
-    each = _make_named(replace(train, loss=asked), target)
+        measure = "sparse_categorical_crossentropy"  # the same, without a number for each class
+    loss = _make_named(replace(train, loss=measure), target)
     return LossFunctions.of(
         train,
         target,
         lambda weights: _with_class_weights(
-            each, target, None if weights is None else tf.constant(weights, tf.float32)
+            loss, target, None if weights is None else tf.constant(weights, tf.float32)
         ),
         _CORRECT[target.kind](target),
     )
@@ -69,15 +69,15 @@ def check_losses(losses: LossFunctions, outputs: tf.Tensor, targets: tf.Tensor) 
         any_outputs = tf.constant(np.random.default_rng(0).normal(size=outputs.shape), tf.float32)
         with tf.GradientTape() as tape:
             tape.watch(any_outputs)
-            found = loss(any_outputs, targets)
-        return tape.gradient(found, any_outputs)
+            losses = loss(any_outputs, targets)
+        return tape.gradient(losses, any_outputs)
 
     losses.check(
         slope, lambda: losses.evaluation(outputs, targets).numpy(), bool(np.isfinite(outputs).all())
     )
 
 
-def _with_class_weights(each: Loss, target: TargetSpec, by_class: tf.Tensor | None = None) -> Loss:
+def _with_class_weights(loss: Loss, target: TargetSpec, by_class: tf.Tensor | None = None) -> Loss:
     """From a loss of samples, or of pixels, to one of samples, where classes weigh.
 
     Args:
@@ -86,21 +86,21 @@ def _with_class_weights(each: Loss, target: TargetSpec, by_class: tf.Tensor | No
     """
     if target.kind != "mask":
         if by_class is None:
-            return each
-        return lambda outputs, targets: each(outputs, targets) * tf.gather(
+            return loss
+        return lambda outputs, targets: loss(outputs, targets) * tf.gather(
             by_class, tf.maximum(targets, 0)
         )
 
     def of_masks(outputs: tf.Tensor, targets: tf.Tensor) -> tf.Tensor:
         labels, counted = _pixels(targets, target)
-        found = each(outputs, tf.where(counted > 0, labels, -1))
-        if found.shape.rank != 3:
+        losses = loss(outputs, tf.where(counted > 0, labels, -1))
+        if losses.shape.rank != 3:
             if by_class is not None:
                 raise mask_weights_error("the loss")
-            return found
+            return losses
         if by_class is not None:
-            found *= tf.gather(by_class, labels)
-        return _mean_of_pixels(tf.where(counted > 0, found, 0.0), counted)
+            losses *= tf.gather(by_class, labels)
+        return _mean_of_pixels(tf.where(counted > 0, losses, 0.0), counted)
 
     return of_masks
 
@@ -130,23 +130,27 @@ def _make_named(train: Train, target: TargetSpec) -> Loss:
         )
     function = getattr(keras.losses, canonical_name(name))
     options = inspect.signature(function).parameters
-    given = loss_arguments(train, target, [key for key in options if key not in _NOT_SET])
+    arguments = loss_arguments(train, target, [key for key in options if key not in _NOT_SET])
     if "from_logits" in options:
-        given["from_logits"] = True
+        arguments["from_logits"] = True
     if "axis" in options and options["axis"].default is None:  # without it, of a whole batch
-        given["axis"] = [1, 2, 3] if target.kind == "mask" else [1]
-    takes_scores = "from_logits" in given or canonical_name(name) in _OF_SCORES
+        arguments["axis"] = [1, 2, 3] if target.kind == "mask" else [1]
+    takes_scores = "from_logits" in arguments or canonical_name(name) in _OF_SCORES
 
     def of_keras(outputs: tf.Tensor, targets: tf.Tensor) -> tf.Tensor:
-        found = outputs if takes_scores else probabilities(outputs, target)
+        predicted = outputs if takes_scores else probabilities(outputs, target)
         if takes_class_numbers(name):
-            return _per_sample(function(tf.maximum(targets, 0), found, **given), name, target)
-        wanted = to_dense(targets, target)
-        if target.kind == "mask" and "axis" in given:  # pixels that count for nothing have neither
+            return _per_sample(
+                function(tf.maximum(targets, 0), predicted, **arguments), name, target
+            )
+        expected = to_dense(targets, target)
+        if (
+            target.kind == "mask" and "axis" in arguments
+        ):  # pixels that count for nothing have neither
             counted = tf.cast(targets >= 0, tf.float32)[..., None]
-            wanted = wanted * counted
-            found = found * counted
-        return _per_sample(function(wanted, found, **given), name, target)
+            expected = expected * counted
+            predicted = predicted * counted
+        return _per_sample(function(expected, predicted, **arguments), name, target)
 
     return of_keras
 
@@ -181,9 +185,9 @@ def _custom_targets(targets: tf.Tensor, target: TargetSpec) -> tf.Tensor:
 
 
 def _make_custom(train: Train) -> Callable[..., Any]:
-    found, given = make_custom_loss(train, keras.losses.Loss)
-    call = found.call if isinstance(found, keras.losses.Loss) else found
-    return partial(as_targets_first(call), **given)
+    loss, arguments = make_custom_loss(train, keras.losses.Loss)
+    call = loss.call if isinstance(loss, keras.losses.Loss) else loss
+    return partial(as_targets_first(call), **arguments)
 
 
 def _per_sample(losses: Any, name: str, target: TargetSpec) -> tf.Tensor:

@@ -19,14 +19,14 @@ def activation_bytes(graph: tf.Graph) -> int | None:
     Returns:
         None where no such tensor is found.
     """
-    kept: dict[object, int] = {}
+    stored: dict[object, int] = {}
     for operation in graph.get_operations():
         if _is_backward(operation):
             for tensor in operation.inputs:
                 if not _is_backward(tensor.op) and (size := _row_bytes(tensor)):
-                    kept[tensor.ref()] = size
-    if kept:
-        return sum(kept.values()) + 2 * max(kept.values())
+                    stored[tensor.ref()] = size
+    if stored:
+        return sum(stored.values()) + 2 * max(stored.values())
     return None
 
 

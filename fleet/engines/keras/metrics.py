@@ -56,20 +56,20 @@ class _Metric:
 
     def batch_state(self, outputs: tf.Tensor, targets: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
         """What some samples add to its state, flat, float32."""
-        wanted, predicted = self.inputs_of(outputs, targets)
+        expected, predicted = self.inputs_of(outputs, targets)
         if (
             self.is_flat
         ):  # each number is one to count, so what stands for a sample stands for all of its own
-            each = tf.ones_like(predicted) * tf.reshape(
+            repeated = tf.ones_like(predicted) * tf.reshape(
                 weights, [-1, *[1] * (predicted.shape.rank - 1)]
             )
-            wanted, predicted, weights = (
-                tf.reshape(part, [-1]) for part in (wanted, predicted, each)
+            expected, predicted, weights = (
+                tf.reshape(part, [-1]) for part in (expected, predicted, repeated)
             )
         if "int" in str(self.keras.dtype):  # a table of counts
             weights = tf.cast(weights, tf.int32)
         state = self.keras.stateless_update_state(
-            self.zero_state, wanted, predicted, sample_weight=weights
+            self.zero_state, expected, predicted, sample_weight=weights
         )
         return tf.concat([tf.reshape(tf.cast(part, tf.float32), [-1]) for part in state], axis=0)
 
@@ -115,16 +115,16 @@ def make_metrics(train: Train, target: TargetSpec) -> MetricSet:
     """
     return MetricSet(
         [
-            _make_metric(one, target)
-            for one in train.metrics
-            if canonical_name(name_of(one)) != "accuracy"
+            _make_metric(measure, target)
+            for measure in train.metrics
+            if canonical_name(name_of(measure)) != "accuracy"
         ],
         target,
     )
 
 
-def _make_metric(asked: Measure, target: TargetSpec) -> _Metric:
-    name = name_of(asked)
+def _make_metric(measure: Measure, target: TargetSpec) -> _Metric:
+    name = name_of(measure)
     if canonical_name(name) in ACROSS_VALUES and target.outputs == 1:
         raise SettingError(
             f"the metric {name} means nothing for one value: it is taken across the values of each "
@@ -136,8 +136,8 @@ def _make_metric(asked: Measure, target: TargetSpec) -> _Metric:
         f"the metric {name} cannot be computed of {target}:", SettingError, "train", "metrics"
     ):
         metric = _Metric(
-            label_of(asked),
-            _make_keras_metric(name, parameters_of(asked), target),
+            label_of(measure),
+            _make_keras_metric(name, parameters_of(measure), target),
             lambda outputs, targets: _metric_inputs(outputs, targets, target, name),
         )
         _check_adds_up(metric, target, name)
@@ -169,58 +169,58 @@ def _metric_inputs(
 
 
 def _make_keras_metric(
-    name: str, said: Mapping[str, Any], target: TargetSpec
+    name: str, arguments: Mapping[str, Any], target: TargetSpec
 ) -> keras.metrics.Metric:
     if ":" in name:
-        found = load_custom(name, "metric", "metrics")
-        if isinstance(found, type) and issubclass(found, keras.metrics.Metric):
-            found = found(**said)
-        if isinstance(found, keras.metrics.Metric):
-            return found
+        metric = load_custom(name, "metric", "metrics")
+        if isinstance(metric, type) and issubclass(metric, keras.metrics.Metric):
+            metric = metric(**arguments)
+        if isinstance(metric, keras.metrics.Metric):
+            return metric
         return _make_mean_metric(
             partial(
-                as_targets_first(found),
-                **{key: value for key, value in said.items() if key != "name"},
+                as_targets_first(metric),
+                **{key: value for key, value in arguments.items() if key != "name"},
             ),
             name,
         )
     kind = next(
-        getattr(keras.metrics, one)
-        for one in dir(keras.metrics)
-        if one[0].isupper() and canonical_name(one) == canonical_name(name)
+        getattr(keras.metrics, class_name)
+        for class_name in dir(keras.metrics)
+        if class_name[0].isupper() and canonical_name(class_name) == canonical_name(name)
     )
     parameters = inspect.signature(kind).parameters
-    given: dict[str, Any] = {}
+    defaults: dict[str, Any] = {}
     if "num_classes" in parameters:
-        given["num_classes"] = target.outputs
+        defaults["num_classes"] = target.outputs
         if "sparse_y_true" in parameters:
-            given |= {"sparse_y_true": False, "sparse_y_pred": False}
+            defaults |= {"sparse_y_true": False, "sparse_y_pred": False}
     if "average" in parameters:
-        given["average"] = "macro"
+        defaults["average"] = "macro"
         if target.kind == "multilabel":  # otherwise the likeliest label alone is marked
-            given["threshold"] = 0.5
+            defaults["threshold"] = 0.5
     if kind is keras.metrics.R2Score:
-        given["dtype"] = "float64"
-    wrong = [key for key in said if key not in parameters]
+        defaults["dtype"] = "float64"
+    wrong = [key for key in arguments if key not in parameters]
     if wrong:
         raise SettingError(
             f"the metric {name} takes no {', '.join(wrong)}; it takes {', '.join(parameters)}",
             "train",
             "metrics",
         )
-    return kind(**{**given, **said})
+    return kind(**{**defaults, **arguments})
 
 
 def _make_mean_metric(function: Callable[..., Any], name: str) -> keras.metrics.Metric:
     """The mean of a function's numbers for samples."""
 
-    def checked(wanted: tf.Tensor, predicted: tf.Tensor) -> tf.Tensor:
-        found = tf.convert_to_tensor(function(wanted, predicted))
-        if found.shape.rank == 0:
+    def checked(targets: tf.Tensor, predicted: tf.Tensor) -> tf.Tensor:
+        values = tf.convert_to_tensor(function(targets, predicted))
+        if values.shape.rank == 0:
             raise scalar_result_error(
                 f"the metric {name}", "metrics", ", or be a keras.metrics.Metric"
             )
-        return tf.cast(found, tf.float32)
+        return tf.cast(values, tf.float32)
 
     return keras.metrics.MeanMetricWrapper(checked, name=label_of(name))
 
@@ -242,15 +242,15 @@ def _check_adds_up(metric: _Metric, target: TargetSpec, name: str) -> None:
         *metric.inputs_of(outputs, targets)
     )  # some make their variables only now
     parts = batch_state(0, 5) + batch_state(5, _PROBES)
-    whole = batch_state(0, _PROBES)
-    if not np.allclose(parts, whole, rtol=1e-4, atol=1e-4, equal_nan=True):
+    combined = batch_state(0, _PROBES)
+    if not np.allclose(parts, combined, rtol=1e-4, atol=1e-4, equal_nan=True):
         raise SettingError(
             f"the metric {name} is refused: its state is not the sum of what batches add to it, so that "
             "the ranks of a group cannot compute it together",
             "train",
             "metrics",
         )
-    metric.result(whole.astype(np.float64))
+    metric.result(combined.astype(np.float64))
 
 
 def _output_shape(target: TargetSpec) -> tuple[int, ...]:

@@ -73,19 +73,19 @@ def build_model(
         UserError: the description is wrong: no such function, a wrong argument, an image too small.
         ModelError: a function of one's own raised, or returned something else than such a model.
     """
-    wanted = class_target(classes) if target is None else target
+    checked_target = class_target(classes) if target is None else target
 
     def build() -> keras.Model:
         with _seeded(seed):
-            built = _build_described(model, input_shape, classes, wanted)
+            built = _build_described(model, input_shape, classes, checked_target)
             if model.kind != "import":
                 return built
-            return _logits(model.target, built, input_shape, wanted)
+            return _logits(model.target, built, input_shape, checked_target)
 
     if model.kind != "import":
         return build()
     built = build_isolated(model.target, build, lambda built: built.variables)
-    _warn_of_unused_loss(model.target, built, wanted, loss)
+    _warn_of_unused_loss(model.target, built, checked_target, loss)
     return built
 
 
@@ -152,14 +152,14 @@ def _seeded(seed: int) -> Iterator[None]:
 def _build_family(
     model: Architecture, input_shape: tuple[int, ...], classes: int, target: TargetSpec
 ) -> keras.Model:
-    found = layers_of(model.settings, input_shape, classes, target.kind == "mask")
+    descriptions = layers_of(model.settings, input_shape, classes, target.kind == "mask")
     inputs = keras.Input(input_shape, name="image")
-    return keras.Model(inputs, _apply_layers(found, inputs), name=model.target)
+    return keras.Model(inputs, _apply_layers(descriptions, inputs), name=model.target)
 
 
-def _apply_layers(found: Iterable[Layer], x: Any) -> Any:
+def _apply_layers(descriptions: Iterable[Layer], x: Any) -> Any:
     """What layers make of a tensor, one after another."""
-    for layer in found:
+    for layer in descriptions:
         if layer.pad:
             x = layers.ZeroPadding2D(layer.pad, name=f"{layer.name.removesuffix('_conv')}_pad")(x)
         match layer.kind:
@@ -209,9 +209,9 @@ def _build_application(
     args = dict(model.args)
     if "include_preprocessing" in inspect.signature(function).parameters:
         args.setdefault("include_preprocessing", False)  # the spec's transforms scale the pixels
-    where = f"keras.applications.{model.target} on {_pixels(input_shape)}:"
+    prefix = f"keras.applications.{model.target} on {_pixels(input_shape)}:"
     with told_as(
-        where, UserError, of=(ValueError, TypeError)
+        prefix, UserError, of=(ValueError, TypeError)
     ):  # as Keras refuses shapes and arguments
         return function(
             weights=None,
@@ -284,12 +284,12 @@ def _logits(
     """Check the model on two samples, and take away a softmax, or for labels a sigmoid, that it ends in."""
     values = _call_on_samples(name, model, input_shape)
     if target.kind == "mask":
-        wanted = (*target.shape, target.outputs)
+        shape = (*target.shape, target.outputs)
     else:
-        wanted = (target.outputs,)
-    if values.shape != (2, *wanted):
+        shape = (target.outputs,)
+    if values.shape != (2, *shape):
         raise ModelError(
-            f"{name} gives outputs of shape {(None, *values.shape[1:])}, not {(None, *wanted)}"
+            f"{name} gives outputs of shape {(None, *values.shape[1:])}, not {(None, *shape)}"
         )
     if target.kind == "value":
         return model
@@ -360,12 +360,12 @@ def _check_self_contained(name: str, model: keras.Model, used: Iterable[tf.Varia
     Raises:
         ModelError: Keras does not know some, such as those of a layer that a plain object holds.
     """
-    own = {id(variable.value) for variable in model.variables}
-    others = [variable for variable in used if id(variable) not in own]
-    if others:
+    known_ids = {id(variable.value) for variable in model.variables}
+    foreign = [variable for variable in used if id(variable) not in known_ids]
+    if foreign:
         raise ModelError(
             f"{name}: the model computes with weights that Keras does not know as its own "
-            f"({others[0].name}): they would not be trained, and are not saved; keep layers as attributes of "
+            f"({foreign[0].name}): they would not be trained, and are not saved; keep layers as attributes of "
             "the model or in a list of its own, single weights by add_weight"
         )
 

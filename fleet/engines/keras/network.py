@@ -157,7 +157,7 @@ class KerasNetwork:
         targets: np.ndarray,
         sizes: Sequence[int],
         rows: Sequence[int],
-        asked: StepTotals,
+        local_flags: StepTotals,
         weights: np.ndarray | None = None,
     ) -> Callable[[], StepResult]:
         with running_user_code(self.code, quick=True):
@@ -165,7 +165,7 @@ class KerasNetwork:
                 seed_host_generators(
                     self._seed
                 )  # what is drawn while a graph is made is a part of it
-            return self._begin_together(images, targets, sizes, rows, asked, weights)
+            return self._begin_together(images, targets, sizes, rows, local_flags, weights)
 
     def _begin_together(
         self,
@@ -173,23 +173,27 @@ class KerasNetwork:
         targets: np.ndarray,
         sizes: Sequence[int],
         rows: Sequence[int],
-        asked: StepTotals,
+        local_flags: StepTotals,
         weights: np.ndarray | None,
     ) -> Callable[[], StepResult]:
         more = (0.0,) * self._measures.metrics.width
-        mine = pack_rows(images, targets, weights)
-        wish = replace(asked, metric_totals=more).pack().astype(np.float32)
+        local_rows = pack_rows(images, targets, weights)
+        flags = replace(local_flags, metric_totals=more).pack().astype(np.float32)
         exchange = self._exchange
         if isinstance(exchange, MpiExchange):
-            return self._begin_on_host(exchange, select_readable(mine), np.float32(sizes[0]), wish)
+            return self._begin_on_host(
+                exchange, select_readable(local_rows), np.float32(sizes[0]), flags
+            )
         with self._failing_peers(exchange):
             if self.can_stride():
                 sums = self._begin_several(
-                    self._strides[type(exchange)], sizes, rows, tf.constant(wish), mine
+                    self._strides[type(exchange)], sizes, rows, tf.constant(flags), local_rows
                 )
             else:
                 sums = self._begin_compiled(
-                    select_readable(mine), tf.constant(sizes[0], tf.float32), tf.constant(wish)
+                    select_readable(local_rows),
+                    tf.constant(sizes[0], tf.float32),
+                    tf.constant(flags),
                 )
         return partial(self._read, exchange, self._queue.read_async(sums))
 
@@ -198,25 +202,27 @@ class KerasNetwork:
         graph: Callable[..., tf.Tensor],
         sizes: Sequence[int],
         rows: Sequence[int],
-        wish: tf.Tensor,
-        mine: Rows,
+        flags: tf.Tensor,
+        local_rows: Rows,
     ) -> tf.Tensor:
         """Steps by one graph, whatever their number is: so they come to the same, bit for bit."""
-        rows, mine = _readable_of_each(rows, mine)
+        rows, local_rows = _readable_of_each(rows, local_rows)
         return self._queue.call(
             graph,
             tf.constant(sizes, tf.float32),
             tf.constant(rows, tf.int32),
-            wish,
-            *self._queue.inputs.upload(mine),
+            flags,
+            *self._queue.inputs.upload(local_rows),
         )
 
-    def _begin_compiled(self, mine: Rows, rows: tf.Tensor, wish: tf.Tensor) -> tf.Tensor:
+    def _begin_compiled(self, local_rows: Rows, rows: tf.Tensor, flags: tf.Tensor) -> tf.Tensor:
         """A step of a rank alone; one without rows changes nothing."""
         assert self._compiled is not None
-        if len(mine[1]):
-            return self._queue.call(self._compiled, rows, wish, *self._queue.inputs.upload(mine))
-        return wish
+        if len(local_rows[1]):
+            return self._queue.call(
+                self._compiled, rows, flags, *self._queue.inputs.upload(local_rows)
+            )
+        return flags
 
     def _read(self, exchange: NoExchange, wait: Callable[[], StepResult]) -> StepResult:
         with self._failing_peers(exchange), running_user_code(self.code, quick=True):
@@ -234,25 +240,25 @@ class KerasNetwork:
             raise
 
     def _begin_on_host(
-        self, exchange: MpiExchange, mine: Rows, rows: np.float32, wish: np.ndarray
+        self, exchange: MpiExchange, local_rows: Rows, rows: np.float32, flags: np.ndarray
     ) -> Callable[[], StepResult]:
         """Begin with this rank's part of a step; it ends when the next begins, or when it is waited for."""
         if self._end_previous is not None:
             self._end_previous(True)
-        local: _Local = [], wish
+        local: _Local = [], flags
         error: BaseException | None = None
         try:
-            if len(mine[1]):
+            if len(local_rows[1]):
                 local = self._queue.call(
                     self._local,
                     tf.constant(rows),
-                    tf.constant(wish),
-                    *self._queue.inputs.upload(mine),
+                    tf.constant(flags),
+                    *self._queue.inputs.upload(local_rows),
                 )
             else:  # its sums wait for the step before, too: that reads memory of the exchange, which is written next
                 if not self._connected:
                     self._local.get_concrete_function()
-                local = self._zeros(), self._queue.call(tf.identity, tf.constant(wish))
+                local = self._zeros(), self._queue.call(tf.identity, tf.constant(flags))
         except (
             BaseException
         ) as caught:  # also one that exits: the other ranks wait for this one's part
@@ -420,7 +426,8 @@ class KerasNetwork:
             )
         check_losses(self._measures.losses, outputs, tf.constant(targets))
         if not any(
-            one is not None for one in tape.gradient(outputs, self._model.trainable_variables)
+            gradient is not None
+            for gradient in tape.gradient(outputs, self._model.trainable_variables)
         ):
             raise ModelError(
                 "no weight is connected to what the model gives, so that nothing can be learned"
@@ -500,7 +507,7 @@ class KerasNetwork:
     def _compute(
         self,
         rows: tf.Tensor,
-        wish: tf.Tensor,
+        flags: tf.Tensor,
         images: tf.Tensor,
         targets: tf.Tensor,
         weights: tf.Tensor | None = None,
@@ -536,7 +543,7 @@ class KerasNetwork:
             tf.zeros_like(variable) if gradient is None else tf.convert_to_tensor(gradient)
             for gradient, variable in zip(gradients, variables, strict=True)
         ]  # dense, also of embeddings
-        return gradients, self._sums(losses, outputs, targets, valid) + wish
+        return gradients, self._sums(losses, outputs, targets, valid) + flags
 
     def _apply(self, gradients: Sequence[tf.Tensor], correction: tf.Tensor | None = None) -> None:
         """Take a step; ``correction`` makes a mean over all rows one over those that could be read."""
@@ -555,12 +562,12 @@ class KerasNetwork:
             mean.assign(mean * momentum + now * (1.0 - momentum))
 
     def _compute_exchange_apply(
-        self, rows: tf.Tensor, wish: tf.Tensor, *mine: tf.Tensor
+        self, rows: tf.Tensor, flags: tf.Tensor, *local_rows: tf.Tensor
     ) -> tf.Tensor:
-        return self._exchange_apply(*self._compute(rows, wish, *mine), rows)
+        return self._exchange_apply(*self._compute(rows, flags, *local_rows), rows)
 
     def _take_steps(
-        self, sizes: tf.Tensor, rows: tf.Tensor, wish: tf.Tensor, *mine: tf.Tensor
+        self, sizes: tf.Tensor, rows: tf.Tensor, flags: tf.Tensor, *local_rows: tf.Tensor
     ) -> tf.Tensor:
         """One step after another.
 
@@ -577,22 +584,22 @@ class KerasNetwork:
 
         def take(step: tf.Tensor, first: tf.Tensor, sums: tf.TensorArray) -> tuple[Any, ...]:
             last = first + rows[step]
-            batch = [part[first:last] for part in mine]
-            gradients, mine_summed = tf.cond(
+            batch = [part[first:last] for part in local_rows]
+            gradients, local_sums = tf.cond(
                 last > first,
-                lambda: self._compute(sizes[step], wish, *batch),
-                lambda: (self._zeros(), wish),
+                lambda: self._compute(sizes[step], flags, *batch),
+                lambda: (self._zeros(), flags),
             )
             return (
                 step + 1,
                 last,
-                sums.write(step, self._exchange_apply(gradients, mine_summed, sizes[step])),
+                sums.write(step, self._exchange_apply(gradients, local_sums, sizes[step])),
             )
 
         *_, sums = tf.while_loop(
             lambda step, *_: step < steps,
             take,
-            (0, 0, tf.TensorArray(tf.float32, steps, element_shape=wish.shape)),
+            (0, 0, tf.TensorArray(tf.float32, steps, element_shape=flags.shape)),
             parallel_iterations=1,
         )
         return sums.stack()
@@ -662,8 +669,8 @@ def _named_variables(
     ]
     mean_of = {id(now): mean for now, mean in statistics}
     named = [
-        (f"{owner}/{place:04d}/{variable.path}", variable)
-        for place, (owner, variable) in enumerate(pairs)
+        (f"{owner}/{index:04d}/{variable.path}", variable)
+        for index, (owner, variable) in enumerate(pairs)
     ]
     return named + [
         (name.replace("model/", "statistics/", 1), mean_of[id(variable)])
@@ -681,13 +688,13 @@ def _with_means(model: keras.Model) -> list[tuple[Any, Any]]:
     ]
 
 
-def _readable_of_each(rows: Sequence[int], mine: Rows) -> tuple[Sequence[int], Rows]:
+def _readable_of_each(rows: Sequence[int], local_rows: Rows) -> tuple[Sequence[int], Rows]:
     """The rows of several batches that could be read: how many of each, and they themselves."""
-    valid = mine[-1] >= 0
+    valid = local_rows[-1] >= 0
     if valid.all():
-        return rows, mine
-    left = [int(np.count_nonzero(part)) for part in np.split(valid, np.cumsum(rows)[:-1])]
-    return left, tuple(part[valid] for part in mine)
+        return rows, local_rows
+    counts = [int(np.count_nonzero(part)) for part in np.split(valid, np.cumsum(rows)[:-1])]
+    return counts, tuple(part[valid] for part in local_rows)
 
 
 def _graph_of(function: Callable[..., Any], **options: Any) -> Any:

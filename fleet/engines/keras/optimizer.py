@@ -42,9 +42,9 @@ class ScalableRate:
         else:
             optimizer.learning_rate = self._rate * factor
 
-    def reset_as(self, other: ScalableRate) -> None:
+    def reset_as(self, new: ScalableRate) -> None:
         """Be that of another network in the same graphs: what they have in them, the factor of a schedule, stays."""
-        self._rate = other._rate
+        self._rate = new._rate
 
 
 def make_optimizer(
@@ -72,16 +72,19 @@ def make_optimizer(
     if ":" in settings.name:
         return _make_custom(settings, rate, accumulate)
     takes = OPTIMIZERS[settings.name].takes
-    given = {name: getattr(settings, name) for name in takes if getattr(settings, name) is not None}
-    given = {
-        name: list(value) if isinstance(value, tuple) else value for name, value in given.items()
+    arguments = {
+        name: getattr(settings, name) for name in takes if getattr(settings, name) is not None
+    }
+    arguments = {
+        name: list(value) if isinstance(value, tuple) else value
+        for name, value in arguments.items()
     }
     if accumulate > 1:
-        given["gradient_accumulation_steps"] = accumulate
+        arguments["gradient_accumulation_steps"] = accumulate
     with told_as(
         f"{settings.name}:", SettingError, "train", "optimizer"
     ):  # of a value that Keras refuses
-        return _class_of(settings.name)(learning_rate=rate, **given)
+        return _class_of(settings.name)(learning_rate=rate, **arguments)
 
 
 def _class_of(name: str) -> Any:
@@ -139,8 +142,8 @@ def drop_unconnected(
             for variable, is_connected in zip(variables, connected, strict=True)
             if not is_connected
         }
-        known: set[Any] = getattr(optimizer, "_exclude_from_weight_decay", set())
-        optimizer._exclude_from_weight_decay = known | idle
+        excluded: set[Any] = getattr(optimizer, "_exclude_from_weight_decay", set())
+        optimizer._exclude_from_weight_decay = excluded | idle
         return list(gradients), list(variables)
     return (
         list(itertools.compress(gradients, connected)),

@@ -31,12 +31,12 @@ def _names() -> dict[str, int]:
 
 
 def _put_names(counts: Mapping[str, int]) -> None:
-    known = global_state.get_global_attribute(_UIDS)
-    if known is None:
+    uids = global_state.get_global_attribute(_UIDS)
+    if uids is None:
         global_state.set_global_attribute(_UIDS, collections.defaultdict(int, counts))
     else:
-        known.clear()
-        known.update(counts)
+        uids.clear()
+        uids.update(counts)
 
 
 _UIDS = "object_name_uids"

@@ -40,26 +40,30 @@ class _Layer(NamedTuple):
 def load_pretrained(model: keras.Model, file: Path, skip: Sequence[str]) -> None:
     """See :meth:`fleet.engines.base.SupportsPretrained.load_pretrained`."""
     names = _names(model)
-    own = [
-        _Layer(place, name, {key: one for key, one in found.items() if id(one) in names})
-        for place, name, found in _Recorder.of(model)
+    network_layers = [
+        _Layer(
+            path,
+            name,
+            {key: variable for key, variable in content.items() if id(variable) in names},
+        )
+        for path, name, content in _Recorder.of(model)
     ]
-    own = [layer for layer in own if layer.weights]
-    with _open_weights(file) as found:
-        theirs = {layer.place: layer for layer in _layers(found)}
-        goes_by_place = all(layer.place in theirs for layer in own)
+    network_layers = [layer for layer in network_layers if layer.weights]
+    with _open_weights(file) as content:
+        file_layers = {layer.place: layer for layer in _layers(content)}
+        goes_by_place = all(layer.place in file_layers for layer in network_layers)
         if goes_by_place:
-            sources = theirs
+            sources = file_layers
         else:
-            sources = {layer.name: layer for layer in theirs.values()}
+            sources = {layer.name: layer for layer in file_layers.values()}
         variables: dict[str, Any] = {}
         values: dict[str, Any] = {}
-        for layer in own:
+        for layer in network_layers:
             source = sources.pop(layer.place if goes_by_place else layer.name, None)
-            variables |= {names[id(one)]: one for one in layer.weights.values()}
+            variables |= {names[id(variable)]: variable for variable in layer.weights.values()}
             for key, value in ({} if source is None else source.weights).items():
-                known = layer.weights.get(key)
-                values[f"{layer.name}/{key}" if known is None else names[id(known)]] = value
+                target = layer.weights.get(key)
+                values[f"{layer.name}/{key}" if target is None else names[id(target)]] = value
         values |= {
             f"{layer.name}/{key}": value
             for layer in sources.values()
@@ -67,7 +71,7 @@ def load_pretrained(model: keras.Model, file: Path, skip: Sequence[str]) -> None
         }
         for name in match_weights(
             str(file),
-            {name: one.shape for name, one in variables.items()},
+            {name: variable.shape for name, variable in variables.items()},
             {name: value.shape for name, value in values.items()},
             skip,
         ):
@@ -85,14 +89,14 @@ def freeze(model: keras.Model, patterns: Sequence[str]) -> None:
     names = _names(model)
     frozen = match_patterns(patterns, names.values(), "freeze")
     for layer in model._flatten_layers():
-        mine = {
+        selected = {
             id(one): one
             for one in (*layer._trainable_variables, *layer._non_trainable_variables)
             if names.get(id(one)) in frozen
         }
-        if any(id(one) in mine for one in layer._non_trainable_variables):
+        if any(id(one) in selected for one in layer._non_trainable_variables):
             layer.trainable = False
-        for variable in mine.values():
+        for variable in selected.values():
             variable.trainable = False
     if not model.trainable_variables:
         raise SettingError(
@@ -102,11 +106,11 @@ def freeze(model: keras.Model, patterns: Sequence[str]) -> None:
 
 def _names(model: keras.Model) -> dict[int, str]:
     """What weights are called, by the identity of their variables: the paths of Keras inside the model."""
-    found: dict[int, str] = {}
+    names: dict[int, str] = {}
     for variable in model.weights:
         name = variable.path.removeprefix(f"{model.name}/")
-        found[id(variable)] = name if name not in found.values() else f"{name}_{len(found)}"
-    return found
+        names[id(variable)] = name if name not in names.values() else f"{name}_{len(names)}"
+    return names
 
 
 class _Recorder(saving_lib.H5IOStore):
@@ -135,16 +139,16 @@ class _Recorder(saving_lib.H5IOStore):
 
 def _layers(file: h5py.File) -> list[_Layer]:
     """The layers in a file, with the weights that they have."""
-    found = []
+    layers = []
 
-    def look(place: str, group: Any) -> None:
-        parts = place.split("/")
+    def look(path: str, group: Any) -> None:
+        parts = path.split("/")
         if (
             parts[-1] == "vars"
             and len(group)
             and not any(part.startswith(_NOT_LAYERS) for part in parts[:-1])
         ):
-            found.append(
+            layers.append(
                 _Layer(
                     "/".join(parts[:-1]),
                     str(group.attrs.get("name", parts[-2] if parts[1:] else "")),
@@ -153,7 +157,7 @@ def _layers(file: h5py.File) -> list[_Layer]:
             )
 
     file.visititems(look)
-    return found
+    return layers
 
 
 @contextmanager
@@ -170,9 +174,9 @@ def _open_weights(file: Path) -> Iterator[h5py.File]:
             with (
                 zipfile.ZipFile(file) as parts,
                 parts.open("model.weights.h5") as part,
-                h5py.File(part) as found,
+                h5py.File(part) as weights,
             ):
-                yield found
+                yield weights
         else:
-            with h5py.File(file) as found:
-                yield found
+            with h5py.File(file) as weights:
+                yield weights

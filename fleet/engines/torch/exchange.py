@@ -56,15 +56,15 @@ class MpiExchange(Exchange):
         self._host: torch.Tensor | None = None
 
     def finish(self, flat: FlatParameters) -> None:  # noqa: D102 - Exchange says it
-        whole = flat.buffer
-        if whole.device.type == "cpu":
-            self.group.sum(whole.numpy())
+        buffer = flat.buffer
+        if buffer.device.type == "cpu":
+            self.group.sum(buffer.numpy())
             return
         if self._host is None:
-            self._host = torch.empty(whole.shape, pin_memory=True)
-        self._host.copy_(whole)
+            self._host = torch.empty(buffer.shape, pin_memory=True)
+        self._host.copy_(buffer)
         self.group.sum(self._host.numpy())
-        whole.copy_(self._host)
+        buffer.copy_(self._host)
 
 
 class TorchExchange(Exchange):
@@ -106,12 +106,12 @@ class TorchExchange(Exchange):
             self._final_parts = [flat.buffer]
         owners = [piece for piece, (_, _, count) in enumerate(places) for _ in range(count)]
         named = zip(reversed(flat.parameters.items()), owners, strict=True)
-        for place, ((name, one), piece) in enumerate(named):
+        for index, ((name, parameter), piece) in enumerate(named):
             if piece < len(self._pieces):
-                ready = self._make_hook(place, piece, name)
-                self._hooks.append(one.register_post_accumulate_grad_hook(ready))
+                ready = self._make_hook(index, piece, name)
+                self._hooks.append(parameter.register_post_accumulate_grad_hook(ready))
 
-    def _make_hook(self, place: int, piece: int, name: str) -> Callable[[torch.Tensor], None]:
+    def _make_hook(self, index: int, piece: int, name: str) -> Callable[[torch.Tensor], None]:
         """What is called when the gradient of a parameter is ready.
 
         Reentrant checkpointing has several backward passes in one, each of which may add to it. Whether there is such,
@@ -119,7 +119,7 @@ class TorchExchange(Exchange):
         """
 
         def ready(_: torch.Tensor) -> None:
-            if place in self._ready:
+            if index in self._ready:
                 if piece < len(self._in_flight):
                     raise ModelError(
                         f"the gradient of {name} was added to after it was sent, by another backward pass "
@@ -128,7 +128,7 @@ class TorchExchange(Exchange):
                     )
                 self._overlaps = False
                 return
-            self._ready.add(place)
+            self._ready.add(index)
             self._pending_counts[piece] -= 1
             while (
                 self._overlaps
@@ -178,19 +178,19 @@ def _backend(device: torch.device, file: str, group: Group) -> Any:
     return distributed.ProcessGroupGloo(store, group.rank, group.size, _LONGEST)
 
 
-def exchange_name(asked: str, device: torch.device) -> str:
+def exchange_name(setting: str, device: torch.device) -> str:
     """Which exchange a spec's ``resources.exchange`` comes to: ``mpi`` or ``library``.
 
     Raises:
         UserError: this engine has no such exchange.
     """
-    if asked not in NAMES:
+    if setting not in NAMES:
         raise UserError(
-            f"resources.exchange: {asked}: the torch engine does not use it; it should be "
+            f"resources.exchange: {setting}: the torch engine does not use it; it should be "
             f"{', '.join(NAMES)}"
         )
-    if asked == "auto":
+    if setting == "auto":
         if device.type == "cuda":
             return "library"
         return "mpi"
-    return asked
+    return setting

@@ -18,19 +18,19 @@ def find_problems(gpus: Sequence[str], exchange: str) -> list[tuple[str, str]]:
         import fleet.engines.torch.engine  # noqa: F401 - as much as the run itself
     except Exception as error:  # a library that does not fit raises what it likes
         return [(f"PyTorch cannot be imported: {one_line(error)[:200]}", _INSTALL)]
-    found = []
+    problems = []
     if gpus and not torch.cuda.device_count():
-        found.append(
+        problems.append(
             (
                 f"{counted(len(gpus), 'GPU')} shown, but PyTorch {torch.__version__} sees none",
                 "it needs a build for CUDA and this driver: https://pytorch.org/get-started/locally",
             )
         )
     if exchange == "horovod":
-        found.append(
+        problems.append(
             (
                 "the torch engine does not use Horovod",
                 "set resources.exchange: auto, mpi or library",
             )
         )
-    return found
+    return problems

@@ -25,15 +25,15 @@ def augment_deferred(rows: Tensor, sample: SampleSpec) -> Tensor:
     )
     pixels, places = rows.split([sample.deferred_input.nbytes, CROP_BYTES], dim=1)
     # Copied, also where one row is contiguous: behind an odd number of bytes they are no integers yet.
-    top, left, upside, mirror = (
+    top, first_column, upside, mirror = (
         places.clone(memory_format=torch.contiguous_format).view(torch.int32).long().unbind(1)
     )
     y, is_y = _lines(top, upside, sample.image.shape[0], height)
-    x, is_x = _lines(left, mirror, sample.image.shape[1], width)
-    each = torch.arange(len(rows), device=rows.device)[:, None, None]
+    x, is_x = _lines(first_column, mirror, sample.image.shape[1], width)
+    row_index = torch.arange(len(rows), device=rows.device)[:, None, None]
     images = pixels.contiguous().view(_MOVED_AS[kind.itemsize]).view(-1, height, width, channels)
-    found = images[each, y[:, :, None], x[:, None, :]]
-    return found.masked_fill_(~(is_y[:, :, None] & is_x[:, None, :])[..., None], 0).view(kind)
+    gathered = images[row_index, y[:, :, None], x[:, None, :]]
+    return gathered.masked_fill_(~(is_y[:, :, None] & is_x[:, None, :])[..., None], 0).view(kind)
 
 
 def _lines(first: Tensor, is_back: Tensor, count: int, have: int) -> tuple[Tensor, Tensor]:

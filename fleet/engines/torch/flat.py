@@ -36,12 +36,14 @@ class FlatParameters:
 
     def __init__(self, module: nn.Module, more: int) -> None:
         self.parameters = {
-            name: one for name, one in module.named_parameters() if one.requires_grad
+            name: parameter
+            for name, parameter in module.named_parameters()
+            if parameter.requires_grad
         }
         if not self.parameters:
             raise ModelError("the module has no parameter to train")
         ends = np.cumsum(
-            [-(-one.numel() // _ALIGNED) * _ALIGNED for one in self.parameters.values()]
+            [-(-parameter.numel() // _ALIGNED) * _ALIGNED for parameter in self.parameters.values()]
         ).tolist()
         self._firsts = [0, *ends[:-1]]
         device = next(iter(self.parameters.values())).device
@@ -55,26 +57,26 @@ class FlatParameters:
         # Each has a version of its own, which tells whether a backward pass has added to it.
         self.gradient_views = [view.data for view in self.split(self.gradients)]
         self.weight_views = self.split(self.weights)
-        self._pointers = [place.data_ptr() for place in self.weight_views]
+        self._pointers = [weight_view.data_ptr() for weight_view in self.weight_views]
         self._versions: list[int] = []
-        for one, place, view in zip(
+        for parameter, weight_view, view in zip(
             self.parameters.values(), self.weight_views, self.gradient_views, strict=True
         ):
-            place.copy_(one.data)
-            one.data = place
-            one.grad = view
+            weight_view.copy_(parameter.data)
+            parameter.data = weight_view
+            parameter.grad = view
 
     def split(self, vector: torch.Tensor) -> list[torch.Tensor]:
         """A view for each parameter, of its shape, of a vector as long as all weights."""
         return [
-            vector[first : first + one.numel()].view(one.shape)
-            for first, one in zip(self._firsts, self.parameters.values(), strict=True)
+            vector[first : first + parameter.numel()].view(parameter.shape)
+            for first, parameter in zip(self._firsts, self.parameters.values(), strict=True)
         ]
 
-    def slice_of(self, vector: torch.Tensor, place: int) -> torch.Tensor:
+    def slice_of(self, vector: torch.Tensor, index: int) -> torch.Tensor:
         """The numbers of one parameter in a vector as long as all weights."""
-        first = self._firsts[place]
-        return vector[first : first + self.gradient_views[place].numel()]
+        first = self._firsts[index]
+        return vector[first : first + self.gradient_views[index].numel()]
 
     def named_views(self, vector: torch.Tensor, prefix: str) -> dict[str, torch.Tensor]:
         """The same by name."""
@@ -83,29 +85,29 @@ class FlatParameters:
             for name, view in zip(self.parameters, self.split(vector), strict=True)
         }
 
-    def split_gradients(self, least: int) -> list[tuple[int, int, int]]:
+    def split_gradients(self, min_bytes: int) -> list[tuple[int, int, int]]:
         """The gradients in pieces of so many bytes or more, in the order in which a backward pass ends with them.
 
         Returns:
             First and last number of each, and how many parameters it has. All but the last end before the sums; the
             last is first in the buffer.
         """
-        found = []
+        parts = []
         last = len(self.gradients)
         count = 0
         for first in reversed(self._firsts):
             count += 1
-            if 4 * (last - first) >= least or first == 0:
-                found.append((first, last, count))
+            if 4 * (last - first) >= min_bytes or first == 0:
+                parts.append((first, last, count))
                 last = first
                 count = 0
-        return found
+        return parts
 
     def detach_gradients(self) -> None:
         """Before a backward pass that makes gradients of its own, for :meth:`gather`: to add to each costs more."""
         self.totals.zero_()
-        for one in self.parameters.values():
-            one.grad = None
+        for parameter in self.parameters.values():
+            parameter.grad = None
 
     def gather_gradients(self) -> list[int]:
         """Take over the gradients that a backward pass has made, all at once.
@@ -113,24 +115,24 @@ class FlatParameters:
         Returns:
             The places of the parameters that have none.
         """
-        made = [
-            (view, one.grad)
-            for one, view in zip(self.parameters.values(), self.gradient_views, strict=True)
+        pairs = [
+            (view, parameter.grad)
+            for parameter, view in zip(self.parameters.values(), self.gradient_views, strict=True)
         ]
-        for view, gradient in made:
+        for view, gradient in pairs:
             if gradient is None:
                 view.zero_()
-        found = [(view, gradient.to_dense()) for view, gradient in made if gradient is not None]
-        torch._foreach_copy_([view for view, _ in found], [gradient for _, gradient in found])
-        for one, view in zip(self.parameters.values(), self.gradient_views, strict=True):
-            one.grad = view
-        return [place for place, (_, gradient) in enumerate(made) if gradient is None]
+        present = [(view, gradient.to_dense()) for view, gradient in pairs if gradient is not None]
+        torch._foreach_copy_([view for view, _ in present], [gradient for _, gradient in present])
+        for parameter, view in zip(self.parameters.values(), self.gradient_views, strict=True):
+            parameter.grad = view
+        return [index for index, (_, gradient) in enumerate(pairs) if gradient is None]
 
     def untouched(self) -> list[int]:
         """The places of the parameters to whose gradients nothing was added since :meth:`clear`."""
         return [
-            place
-            for place, (view, version) in enumerate(
+            index
+            for index, (view, version) in enumerate(
                 zip(self.gradient_views, self._versions, strict=True)
             )
             if view._version == version
@@ -148,12 +150,12 @@ class FlatParameters:
 
     def restore_weights(self) -> None:
         """Take over the weights that a module has replaced, as by ``weight.data = ...``."""
-        for one, place, pointer in zip(
+        for parameter, weight_view, pointer in zip(
             self.parameters.values(), self.weight_views, self._pointers, strict=True
         ):
-            if one.data_ptr() != pointer:
-                place.copy_(one.data)
-                one.data = place
+            if parameter.data_ptr() != pointer:
+                weight_view.copy_(parameter.data)
+                parameter.data = weight_view
 
     def check_parameters(self, module: nn.Module) -> None:
         """See that the parameters are those that are trained.
@@ -162,17 +164,17 @@ class FlatParameters:
             ModelError: the module has put others in their place.
         """
         now = dict(module.named_parameters())
-        for name, one in self.parameters.items():
-            if now.get(name) is not one:
+        for name, parameter in self.parameters.items():
+            if now.get(name) is not parameter:
                 raise ModelError(
                     f"the module has put another parameter in the place of {name}, which no optimizer "
                     "trains; it should change the one that it has, under torch.no_grad()"
                 )
-        late = [name for name, one in now.items() if one.requires_grad]
-        made = set(late).difference(self.parameters)
-        if made:
+        late = [name for name, parameter in now.items() if parameter.requires_grad]
+        late_names = set(late).difference(self.parameters)
+        if late_names:
             raise ModelError(
-                f"the module has made the parameter {min(made)} in its first step, which no optimizer "
+                f"the module has made the parameter {min(late_names)} in its first step, which no optimizer "
                 "trains; it should make it in __init__"
             )
 
@@ -182,8 +184,10 @@ class FlatParameters:
         Raises:
             ModelError: the module has put others in their place.
         """
-        for (name, one), view in zip(self.parameters.items(), self.gradient_views, strict=True):
-            if one.grad is None or one.grad.data_ptr() != view.data_ptr():
+        for (name, parameter), view in zip(
+            self.parameters.items(), self.gradient_views, strict=True
+        ):
+            if parameter.grad is None or parameter.grad.data_ptr() != view.data_ptr():
                 raise ModelError(
                     f"the module has put another gradient of {name} in the place of the one that it had"
                 )
@@ -191,8 +195,8 @@ class FlatParameters:
     def zero_gradients(self) -> None:
         """Before a backward pass, which adds to the gradients."""
         self.buffer.zero_()
-        for one, view in zip(self.parameters.values(), self.gradient_views, strict=True):
-            one.grad = view  # an optimizer of the user's own may have let go of it
+        for parameter, view in zip(self.parameters.values(), self.gradient_views, strict=True):
+            parameter.grad = view  # an optimizer of the user's own may have let go of it
         self._versions = [view._version for view in self.gradient_views]
 
     def write_totals(
@@ -218,8 +222,8 @@ class FlatParameters:
         if self._counts.device.type == "cpu":  # an array of the same memory is written to sooner
             self._counts.numpy()[:] = count, stop, failed
         else:
-            for place, value in enumerate((count, stop, failed)):
-                self._counts[place].fill_(value)  # nothing waits for it, as for a copy from here
+            for index, value in enumerate((count, stop, failed)):
+                self._counts[index].fill_(value)  # nothing waits for it, as for a copy from here
 
     def read_totals(self) -> StepTotals:
         """What there is of them now."""
@@ -241,16 +245,16 @@ def to_device(array: np.ndarray, device: torch.device) -> torch.Tensor:
 
     Without a GPU it is the same memory, where that is possible.
     """
-    found = as_tensor(array)
+    tensor = as_tensor(array)
     if device.type != "cuda":
-        return found
+        return tensor
     return (
-        torch.empty(found.shape, dtype=found.dtype, pin_memory=True)
-        .copy_(found)
+        torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        .copy_(tensor)
         .to(device, non_blocking=True)
     )
 
 
 def to_arrays(tensors: Mapping[str, torch.Tensor]) -> dict[str, np.ndarray]:
     """Copies of tensors as arrays."""
-    return {name: np.array(one.detach().cpu().numpy()) for name, one in tensors.items()}
+    return {name: np.array(tensor.detach().cpu().numpy()) for name, tensor in tensors.items()}

@@ -31,10 +31,10 @@ class EnsembleModule:
     """
 
     def __init__(self, files: Sequence[Path], weights: Sequence[float], kind: str) -> None:
-        found = [load(file) for file in files]
+        loaded = [load(file) for file in files]
         self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        self._networks = nn.ModuleList([network for network, _ in found]).to(self._device).eval()
-        self._notes = [note for _, note in found]
+        self._networks = nn.ModuleList([network for network, _ in loaded]).to(self._device).eval()
+        self._notes = [note for _, note in loaded]
         self._weights = weights
         self._predicted = _PREDICTED[kind]
 
@@ -55,14 +55,14 @@ class EnsembleModule:
             self._predicted(network(samples)) * weight
             for network, weight in zip(self._networks, self._weights, strict=True)
         ]
-        found: np.ndarray = torch.stack(means).sum(0).cpu().numpy()
-        return found
+        mean: np.ndarray = torch.stack(means).sum(0).cpu().numpy()
+        return mean
 
     def save(self, path: Path) -> None:
         """Write the weights of all networks, each behind its number, and their notes."""
         state = {
-            f"{place}.{name}": array
-            for place, network in enumerate(self._networks)
+            f"{index}.{name}": array
+            for index, network in enumerate(self._networks)
             for name, array in to_arrays(network.module.state_dict()).items()
         }
         notes = [

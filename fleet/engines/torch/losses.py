@@ -46,14 +46,14 @@ def make_losses(train: Train, target: TargetSpec, device: torch.device) -> LossF
         SettingError: no such loss, or not of such targets.
     """
     if train.loss is None:
-        each = _default(target, train.label_smoothing)
+        loss = _default(target, train.label_smoothing)
     else:
-        each = _make_named(train, target)
+        loss = _make_named(train, target)
     return LossFunctions.of(
         train,
         target,
         lambda weights: _with_class_weights(
-            each,
+            loss,
             target,
             None if weights is None else torch.tensor(weights, dtype=torch.float32, device=device),
         ),
@@ -73,9 +73,9 @@ def check_losses(losses: LossFunctions, outputs: Tensor, targets: Tensor) -> Non
             outputs.device
         )
         any_outputs.requires_grad_()
-        found = loss(any_outputs, targets)
-        if found.requires_grad:
-            along = torch.autograd.grad(found.sum(), any_outputs, allow_unused=True)[0]
+        losses = loss(any_outputs, targets)
+        if losses.requires_grad:
+            along = torch.autograd.grad(losses.sum(), any_outputs, allow_unused=True)[0]
         else:
             along = None
         if along is None:
@@ -89,23 +89,23 @@ def check_losses(losses: LossFunctions, outputs: Tensor, targets: Tensor) -> Non
     )
 
 
-def _with_class_weights(each: Loss, target: TargetSpec, by_class: Tensor | None = None) -> Loss:
+def _with_class_weights(loss: Loss, target: TargetSpec, by_class: Tensor | None = None) -> Loss:
     """From a loss of samples, or pixels, to one of samples, where classes weigh."""
     if target.kind != "mask":
         if by_class is None:
-            return each
-        return lambda outputs, targets: each(outputs, targets) * by_class[targets]
+            return loss
+        return lambda outputs, targets: loss(outputs, targets) * by_class[targets]
 
     def of_masks(outputs: Tensor, targets: Tensor) -> Tensor:
         labels, counted = pixels(targets, target)
-        found = each(outputs, torch.where(counted, labels, -1))
-        if found.dim() != 3:
+        losses = loss(outputs, torch.where(counted, labels, -1))
+        if losses.dim() != 3:
             if by_class is not None:
                 raise mask_weights_error("the loss")
-            return found
+            return losses
         if by_class is not None:
-            found = found * by_class[labels]
-        return mean_of_pixels(torch.where(counted, found, 0.0), counted)
+            losses = losses * by_class[labels]
+        return mean_of_pixels(torch.where(counted, losses, 0.0), counted)
 
     return of_masks
 
@@ -138,109 +138,113 @@ def _default(target: TargetSpec, smoothing: float) -> Loss:
 # ---- losses by the names of Keras, of dense targets --------------------------------------------
 
 
-def _binary(wanted: Tensor, logits: Tensor, label_smoothing: float = 0.0) -> Tensor:
-    wanted = wanted * (1 - label_smoothing) + 0.5 * label_smoothing
-    return binary_cross_entropy_with_logits(logits, wanted, reduction="none").mean(-1)
+def _binary(expected: Tensor, logits: Tensor, label_smoothing: float = 0.0) -> Tensor:
+    expected = expected * (1 - label_smoothing) + 0.5 * label_smoothing
+    return binary_cross_entropy_with_logits(logits, expected, reduction="none").mean(-1)
 
 
-def _smoothed(wanted: Tensor, smoothing: float) -> Tensor:
+def _smoothed(expected: Tensor, smoothing: float) -> Tensor:
     if smoothing:
-        return wanted * (1 - smoothing) + smoothing / wanted.shape[-1]
-    return wanted
+        return expected * (1 - smoothing) + smoothing / expected.shape[-1]
+    return expected
 
 
-def _categorical(wanted: Tensor, logits: Tensor, label_smoothing: float = 0.0) -> Tensor:
-    return -(_smoothed(wanted, label_smoothing) * logits.log_softmax(-1)).sum(-1)
+def _categorical(expected: Tensor, logits: Tensor, label_smoothing: float = 0.0) -> Tensor:
+    return -(_smoothed(expected, label_smoothing) * logits.log_softmax(-1)).sum(-1)
 
 
 def _binary_focal(
-    wanted: Tensor,
+    expected: Tensor,
     logits: Tensor,
     apply_class_balancing: bool = False,
     alpha: float = 0.25,
     gamma: float = 2.0,
     label_smoothing: float = 0.0,
 ) -> Tensor:
-    wanted = wanted * (1 - label_smoothing) + 0.5 * label_smoothing
-    found = logits.sigmoid()
-    kept = found.clamp(_TINY, 1 - _TINY)
-    losses = -(wanted * kept.log() + (1 - wanted) * (1 - kept).log())
-    losses = (1 - (wanted * found + (1 - wanted) * (1 - found))) ** gamma * losses
+    expected = expected * (1 - label_smoothing) + 0.5 * label_smoothing
+    predicted = logits.sigmoid()
+    clamped = predicted.clamp(_TINY, 1 - _TINY)
+    losses = -(expected * clamped.log() + (1 - expected) * (1 - clamped).log())
+    losses = (1 - (expected * predicted + (1 - expected) * (1 - predicted))) ** gamma * losses
     if apply_class_balancing:
-        losses = (wanted * alpha + (1 - wanted) * (1 - alpha)) * losses
+        losses = (expected * alpha + (1 - expected) * (1 - alpha)) * losses
     return losses.mean(-1)
 
 
 def _categorical_focal(
-    wanted: Tensor,
+    expected: Tensor,
     logits: Tensor,
     alpha: float = 0.25,
     gamma: float = 2.0,
     label_smoothing: float = 0.0,
 ) -> Tensor:
-    found = logits.softmax(-1).clamp(_TINY, 1 - _TINY)
-    return (-_smoothed(wanted, label_smoothing) * found.log() * alpha * (1 - found) ** gamma).sum(
-        -1
-    )
+    predicted = logits.softmax(-1).clamp(_TINY, 1 - _TINY)
+    return (
+        -_smoothed(expected, label_smoothing) * predicted.log() * alpha * (1 - predicted) ** gamma
+    ).sum(-1)
 
 
-def _generalized(wanted: Tensor, found: Tensor, *, q: float) -> Tensor:
-    return (1 - (wanted * found).sum(-1) ** q) / q
+def _generalized(expected: Tensor, predicted: Tensor, *, q: float) -> Tensor:
+    return (1 - (expected * predicted).sum(-1) ** q) / q
 
 
-def _signs(wanted: Tensor) -> Tensor:
+def _signs(expected: Tensor) -> Tensor:
     """0 and 1 as -1 and 1, where there is nothing else."""
-    if bool(((wanted == 0) | (wanted == 1)).all()):
-        return 2 * wanted - 1
-    return wanted
+    if bool(((expected == 0) | (expected == 1)).all()):
+        return 2 * expected - 1
+    return expected
 
 
-def _hinge(wanted: Tensor, scores: Tensor) -> Tensor:
-    return (1 - _signs(wanted) * scores).clamp(min=0).mean(-1)
+def _hinge(expected: Tensor, scores: Tensor) -> Tensor:
+    return (1 - _signs(expected) * scores).clamp(min=0).mean(-1)
 
 
-def _squared_hinge(wanted: Tensor, scores: Tensor) -> Tensor:
-    return (1 - _signs(wanted) * scores).clamp(min=0).square().mean(-1)
+def _squared_hinge(expected: Tensor, scores: Tensor) -> Tensor:
+    return (1 - _signs(expected) * scores).clamp(min=0).square().mean(-1)
 
 
-def _categorical_hinge(wanted: Tensor, scores: Tensor) -> Tensor:
-    return (((1 - wanted) * scores).amax(-1) - (wanted * scores).sum(-1) + 1).clamp(min=0)
+def _categorical_hinge(expected: Tensor, scores: Tensor) -> Tensor:
+    return (((1 - expected) * scores).amax(-1) - (expected * scores).sum(-1) + 1).clamp(min=0)
 
 
-def _cosine(wanted: Tensor, found: Tensor) -> Tensor:
-    return -(normalize(wanted, dim=-1, eps=1e-6) * normalize(found, dim=-1, eps=1e-6)).sum(-1)
+def _cosine(expected: Tensor, predicted: Tensor) -> Tensor:
+    return -(normalize(expected, dim=-1, eps=1e-6) * normalize(predicted, dim=-1, eps=1e-6)).sum(-1)
 
 
-def _huber(wanted: Tensor, found: Tensor, delta: float = 1.0) -> Tensor:
-    return huber_loss(found, wanted, reduction="none", delta=delta).mean(-1)
+def _huber(expected: Tensor, predicted: Tensor, delta: float = 1.0) -> Tensor:
+    return huber_loss(predicted, expected, reduction="none", delta=delta).mean(-1)
 
 
-def _divergence(wanted: Tensor, found: Tensor) -> Tensor:
-    wanted = wanted.clamp(_TINY, 1)
-    found = found.clamp(_TINY, 1)
-    return (wanted * (wanted / found).log()).sum(-1)
+def _divergence(expected: Tensor, predicted: Tensor) -> Tensor:
+    expected = expected.clamp(_TINY, 1)
+    predicted = predicted.clamp(_TINY, 1)
+    return (expected * (expected / predicted).log()).sum(-1)
 
 
-def _log_cosh(wanted: Tensor, found: Tensor) -> Tensor:
-    error = found - wanted
+def _log_cosh(expected: Tensor, predicted: Tensor) -> Tensor:
+    error = predicted - expected
     return (error + softplus(-2 * error) - math.log(2)).mean(-1)
 
 
-def _logarithmic(wanted: Tensor, found: Tensor) -> Tensor:
-    return (found.clamp(min=_TINY).log1p() - wanted.clamp(min=_TINY).log1p()).square().mean(-1)
+def _logarithmic(expected: Tensor, predicted: Tensor) -> Tensor:
+    return (
+        (predicted.clamp(min=_TINY).log1p() - expected.clamp(min=_TINY).log1p()).square().mean(-1)
+    )
 
 
-def _dice(wanted: Tensor, found: Tensor) -> Tensor:
-    axes = tuple(range(1, wanted.dim()))
-    return 1 - 2 * (wanted * found).sum(axes) / (wanted.sum(axes) + found.sum(axes) + _TINY)
+def _dice(expected: Tensor, predicted: Tensor) -> Tensor:
+    axes = tuple(range(1, expected.dim()))
+    return 1 - 2 * (expected * predicted).sum(axes) / (
+        expected.sum(axes) + predicted.sum(axes) + _TINY
+    )
 
 
-def _tversky(wanted: Tensor, found: Tensor, alpha: float = 0.5, beta: float = 0.5) -> Tensor:
-    axes = tuple(range(1, wanted.dim()))
-    both = (wanted * found).sum(axes)
-    only_wanted = ((1 - found) * wanted).sum(axes)
-    only_found = (found * (1 - wanted)).sum(axes)
-    return 1 - both / (both + only_wanted * alpha + only_found * beta + _TINY)
+def _tversky(expected: Tensor, predicted: Tensor, alpha: float = 0.5, beta: float = 0.5) -> Tensor:
+    axes = tuple(range(1, expected.dim()))
+    both = (expected * predicted).sum(axes)
+    only_expected = ((1 - predicted) * expected).sum(axes)
+    only_predicted = (predicted * (1 - expected)).sum(axes)
+    return 1 - both / (both + only_expected * alpha + only_predicted * beta + _TINY)
 
 
 # name -> the loss of wanted and logits
@@ -296,21 +300,21 @@ def _make_named(train: Train, target: TargetSpec) -> Loss:
     short = canonical_name(name)
     takes_logits = short in OF_LOGITS
     function = OF_LOGITS[short] if takes_logits else OF_PREDICTIONS[short]
-    given = loss_arguments(train, target, list(inspect.signature(function).parameters)[2:])
+    arguments = loss_arguments(train, target, list(inspect.signature(function).parameters)[2:])
 
     def named(outputs: Tensor, targets: Tensor) -> Tensor:
-        wanted = to_dense(targets, target)
+        expected = to_dense(targets, target)
         if takes_logits:
-            found = outputs
+            predicted = outputs
         else:
-            found = probabilities(outputs, target)
+            predicted = probabilities(outputs, target)
         if (
             target.kind == "mask" and short in OF_MASKS
         ):  # pixels that count for nothing have neither
             counted = (targets >= 0)[..., None]
-            wanted = wanted * counted
-            found = found * counted
-        return function(wanted, found, **given)
+            expected = expected * counted
+            predicted = predicted * counted
+        return function(expected, predicted, **arguments)
 
     return named
 
@@ -319,15 +323,17 @@ def _make_custom(train: Train, target: TargetSpec) -> Loss:
     """A function of one's own, or a loss of ``torch.nn``; outputs are as a module gives them."""
     assert train.loss is not None
     name = name_of(train.loss)
-    function, given = make_custom_loss(train, torch.nn.Module, reduction="none")
+    function, arguments = make_custom_loss(train, torch.nn.Module, reduction="none")
     is_module = isinstance(function, torch.nn.Module)  # losses of PyTorch take outputs first
     call = as_targets_first(function, is_module)
 
-    def own(outputs: Tensor, targets: Tensor) -> Tensor:
+    def compute(outputs: Tensor, targets: Tensor) -> Tensor:
         if target.kind == "mask":
             outputs = outputs.movedim(-1, 1)
-        wanted = targets if target.kind in ("class", "mask") else targets.float()
-        losses = call(wanted.clone(), outputs.clone(), **given).float()  # it may write into them
+        expected = targets if target.kind in ("class", "mask") else targets.float()
+        losses = call(
+            expected.clone(), outputs.clone(), **arguments
+        ).float()  # it may write into them
         if losses.dim() == 0:
             raise scalar_result_error(name, "loss")
         if target.kind == "mask" and losses.shape == targets.shape:
@@ -336,7 +342,7 @@ def _make_custom(train: Train, target: TargetSpec) -> Loss:
             return losses.flatten(1).mean(1)
         return losses
 
-    return own
+    return compute
 
 
 # ---- what is right -----------------------------------------------------------------------------

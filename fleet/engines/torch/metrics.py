@@ -77,8 +77,8 @@ def _rows(outputs: Tensor, targets: Tensor, target: TargetSpec) -> Rows:
         labels, counted = pixels(targets, target)
         outputs = outputs[counted]
         targets = labels[counted]
-    shown = targets if target.kind in ("class", "mask") else targets.float()
-    return Rows(probabilities(outputs, target), to_dense(targets, target), shown)
+    custom_targets = targets if target.kind in ("class", "mask") else targets.float()
+    return Rows(probabilities(outputs, target), to_dense(targets, target), custom_targets)
 
 
 def make_metrics(train: Train, target: TargetSpec) -> MetricSet:
@@ -89,27 +89,27 @@ def make_metrics(train: Train, target: TargetSpec) -> MetricSet:
     """
     return MetricSet(
         [
-            _make_metric(one, target)
-            for one in train.metrics
-            if canonical_name(name_of(one)) != "accuracy"
+            _make_metric(measure, target)
+            for measure in train.metrics
+            if canonical_name(name_of(measure)) != "accuracy"
         ],
         target,
     )
 
 
-def _make_metric(asked: Measure, target: TargetSpec) -> _Metric:
-    name = name_of(asked)
-    given = {key: value for key, value in parameters_of(asked).items() if key != "name"}
+def _make_metric(measure: Measure, target: TargetSpec) -> _Metric:
+    name = name_of(measure)
+    arguments = {key: value for key, value in parameters_of(measure).items() if key != "name"}
     with told_as(
         f"the metric {name} cannot be computed of {target}:", SettingError, "train", "metrics"
     ):
         if ":" in name:
-            kind = _mean(_make_custom(name, given))
+            kind = _mean(_make_custom(name, arguments))
         else:
-            kind = _KINDS[canonical_name(name)](target, **given)
-        made = _Metric(label_of(asked), *kind)
-        _check_computable(made, target)
-    return made
+            kind = _KINDS[canonical_name(name)](target, **arguments)
+        metric = _Metric(label_of(measure), *kind)
+        _check_computable(metric, target)
+    return metric
 
 
 def _check_computable(metric: _Metric, target: TargetSpec) -> None:
@@ -128,27 +128,27 @@ def _check_computable(metric: _Metric, target: TargetSpec) -> None:
 _Kind = tuple[int, Callable[[Rows], Tensor], Callable[[np.ndarray], float]]  # width, added, result
 
 
-def _mean(each: Callable[[Rows], Tensor], finish: Callable[[float], float] = float) -> _Kind:
+def _mean(per_sample: Callable[[Rows], Tensor], finish: Callable[[float], float] = float) -> _Kind:
     def added(rows: Rows) -> Tensor:
-        found = each(rows).float()
-        return torch.stack((found.sum(), found.new_tensor(len(found))))
+        values = per_sample(rows).float()
+        return torch.stack((values.sum(), values.new_tensor(len(values))))
 
     return 2, added, lambda state: finish(state[0] / state[1]) if state[1] else 0.0
 
 
-def _make_custom(name: str, given: Mapping[str, Any]) -> Callable[[Rows], Tensor]:
+def _make_custom(name: str, arguments: Mapping[str, Any]) -> Callable[[Rows], Tensor]:
     function = as_targets_first(load_custom(name, "metric", "metrics"))
 
-    def each(rows: Rows) -> Tensor:
-        shown = rows.targets.clone(), rows.predicted.clone()  # it may write into them
-        found = torch.as_tensor(function(*shown, **given))
-        if found.dim() == 0:
+    def compute(rows: Rows) -> Tensor:
+        inputs = rows.targets.clone(), rows.predicted.clone()  # it may write into them
+        values = torch.as_tensor(function(*inputs, **arguments))
+        if values.dim() == 0:
             raise scalar_result_error(f"the metric {name}", "metrics")
-        if found.dim() > 1:
-            return found.flatten(1).float().mean(1)
-        return found
+        if values.dim() > 1:
+            return values.flatten(1).float().mean(1)
+        return values
 
-    return each
+    return compute
 
 
 def _of_loss(
@@ -191,11 +191,11 @@ def _categorical_accuracy(target: TargetSpec) -> _Kind:
 
 
 def _top_k(target: TargetSpec, k: int = 5) -> _Kind:
-    def each(rows: Rows) -> Tensor:
-        own = rows.predicted.gather(1, rows.dense_targets.argmax(1, keepdim=True))
-        return (rows.predicted > own).sum(1) < k
+    def is_in_top(rows: Rows) -> Tensor:
+        target_score = rows.predicted.gather(1, rows.dense_targets.argmax(1, keepdim=True))
+        return (rows.predicted > target_score).sum(1) < k
 
-    return _mean(each)
+    return _mean(is_in_top)
 
 
 def _counts(
@@ -220,26 +220,32 @@ def _counts(
         result = partial(finish, **given)
 
         def added(rows: Rows) -> Tensor:
-            found = rows.predicted
+            predicted = rows.predicted
             if limit is not None:
-                marked = found > limit
+                marked = predicted > limit
             else:
-                marked = found >= found.amax(-1, keepdim=True)
-            wanted = rows.dense_targets > 0
+                marked = predicted >= predicted.amax(-1, keepdim=True)
+            expected = rows.dense_targets > 0
             return torch.stack(
                 [
-                    (marked & wanted).sum(0),
-                    (marked & ~wanted).sum(0),
-                    (~marked & wanted).sum(0),
-                    (~marked & ~wanted).sum(0),
+                    (marked & expected).sum(0),
+                    (marked & ~expected).sum(0),
+                    (~marked & expected).sum(0),
+                    (~marked & ~expected).sum(0),
                 ]
             )
 
         def of_state(state: np.ndarray) -> float:
-            each = state.reshape(4, -1)
+            counts = state.reshape(4, -1)
             return float(
                 result(
-                    *(each if is_marked else each.sum(1) if class_id is None else each[:, class_id])
+                    *(
+                        counts
+                        if is_marked
+                        else counts.sum(1)
+                        if class_id is None
+                        else counts[:, class_id]
+                    )
                 )
             )
 
@@ -249,8 +255,8 @@ def _counts(
     return kind
 
 
-def _ratio(part: Any, whole: Any) -> Any:
-    return np.where(whole > 0, part / np.maximum(whole, _TINY), 0.0)
+def _ratio(part: Any, total: Any) -> Any:
+    return np.where(total > 0, part / np.maximum(total, _TINY), 0.0)
 
 
 def _f_score(
@@ -275,10 +281,10 @@ def _f1(
     true: np.ndarray,
     false: np.ndarray,
     missed: np.ndarray,
-    rest: np.ndarray,
+    negatives: np.ndarray,
     average: str | None = "macro",
 ) -> Any:
-    return _f_score(true, false, missed, rest, 1.0, average)
+    return _f_score(true, false, missed, negatives, 1.0, average)
 
 
 def _auc(target: TargetSpec, curve: str = "ROC", num_thresholds: int = 200) -> _Kind:

@@ -80,10 +80,10 @@ def build_module(
     """
     if architecture.kind == "family":
         with _seeded(seed):
-            found = layers_of(
+            layers = layers_of(
                 architecture.settings, image.shape, target.outputs, target.kind == "mask"
             )
-            return Built(nn.Sequential(OrderedDict(_modules(found, image.shape))), torch.float32)
+            return Built(nn.Sequential(OrderedDict(_modules(layers, image.shape))), torch.float32)
 
     def build(seed: int) -> Built:
         with _seeded(seed):
@@ -152,8 +152,11 @@ def _count_in_subprocess(count: Callable[[], int]) -> int | None:
 
 def count_module_parameters(module: nn.Module) -> int:
     """Numbers of a module that training changes: parameters, and the statistics of batch normalisation."""
-    kept = [*module.parameters(), *(one for one in module.buffers() if one.is_floating_point())]
-    return sum(one.numel() for one in kept)
+    tensors = [
+        *module.parameters(),
+        *(tensor for tensor in module.buffers() if tensor.is_floating_point()),
+    ]
+    return sum(tensor.numel() for tensor in tensors)
 
 
 def activation_bytes(module: nn.Module, shape: tuple[int, ...], dtype: torch.dtype) -> int | None:
@@ -168,27 +171,29 @@ def activation_bytes(module: nn.Module, shape: tuple[int, ...], dtype: torch.dty
     Returns:
         None where nothing is kept.
     """
-    kept: dict[int, int] = {}
-    own = {one.untyped_storage().data_ptr() for one in (*module.parameters(), *module.buffers())}
+    sizes: dict[int, int] = {}
+    own_storages = {
+        one.untyped_storage().data_ptr() for one in (*module.parameters(), *module.buffers())
+    }
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:
         storage = tensor.untyped_storage()
-        if storage.data_ptr() not in own:
-            kept[storage.data_ptr()] = storage.nbytes() // _ROWS
+        if storage.data_ptr() not in own_storages:
+            sizes[storage.data_ptr()] = storage.nbytes() // _ROWS
         return tensor.detach()  # an output that keeps itself would never be freed
 
     device = next(module.parameters()).device
     rows = torch.zeros(_ROWS, *shape, dtype=dtype, device=device)
     was_training = module.training
-    held = []
+    outputs = []
     try:
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
             module.eval()
-            held.append(module(rows))  # what is kept stays where it is: no address is used twice
+            outputs.append(module(rows))  # what is kept stays where it is: no address is used twice
     finally:
         module.train(was_training)
-    if kept:
-        return sum(kept.values()) + 2 * max(kept.values())
+    if sizes:
+        return sum(sizes.values()) + 2 * max(sizes.values())
     return None
 
 
@@ -202,17 +207,17 @@ def _seeded(seed: int) -> Iterator[None]:
 # --- families ------------------------------------------------------------------------------
 
 
-def _modules(found: Iterable[Layer], shape: Shape) -> dict[str, nn.Module]:
+def _modules(layers: Iterable[Layer], shape: Shape) -> dict[str, nn.Module]:
     """The modules of layers, by name.
 
     Args:
         shape: of what the first is given.
     """
-    made = {}
-    for layer in found:
-        made[layer.name] = _MODULES[layer.kind](layer, shape)
+    modules = {}
+    for layer in layers:
+        modules[layer.name] = _MODULES[layer.kind](layer, shape)
         shape = layer.after(shape)
-    return made
+    return modules
 
 
 class _Add(nn.Module):
@@ -226,8 +231,8 @@ class _Add(nn.Module):
         )
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = self.shortcut(images) + self.branch(images)
-        return found
+        total: torch.Tensor = self.shortcut(images) + self.branch(images)
+        return total
 
 
 class _Concat(nn.Module):
@@ -252,10 +257,10 @@ def _conv(layer: Layer, shape: Shape) -> nn.Module:
     stride = layer.stride
     outputs = layer.outputs
     pads = [
-        max((-(-one // stride) - 1) * stride + side - one, 0) for one in shape[1::-1]
+        max((-(-length // stride) - 1) * stride + side - length, 0) for length in shape[1::-1]
     ]  # of width and height
-    first = [one // 2 for one in pads] if layer.pad is None else [layer.pad] * 2
-    is_even = layer.pad is not None or not any(one % 2 for one in pads)
+    first = [length // 2 for length in pads] if layer.pad is None else [layer.pad] * 2
+    is_even = layer.pad is not None or not any(length % 2 for length in pads)
     conv = _scaled(
         nn.Conv2d(
             shape[2],
@@ -268,7 +273,9 @@ def _conv(layer: Layer, shape: Shape) -> nn.Module:
         layer.start,
     )
     more = [
-        place for one, all_ in zip(first, pads, strict=True) for place in (one, all_ - one)
+        padding
+        for length, all_ in zip(first, pads, strict=True)
+        for padding in (length, all_ - length)
     ]  # left, right, ...
     if is_even:
         return conv
@@ -329,12 +336,12 @@ def _check_module(
         name, module, image, [torch.int64, torch.float32] if is_whole else [torch.float32]
     )
     if target.kind == "mask":
-        wanted = (target.outputs, *target.shape)
+        shape = (target.outputs, *target.shape)
     else:
-        wanted = (target.outputs,)
-    if tuple(values.shape) != (2, *wanted):
+        shape = (target.outputs,)
+    if tuple(values.shape) != (2, *shape):
         raise ModelError(
-            f"{name} gives outputs of shape {(None, *values.shape[1:])}, not {(None, *wanted)}"
+            f"{name} gives outputs of shape {(None, *values.shape[1:])}, not {(None, *shape)}"
         )
     _refuse_probabilities(name, module, values, dtype, image, target)
     return Built(module, dtype, differentiates)
@@ -357,26 +364,28 @@ def _call_on_samples(
     """
     was_training = module.training
     error = Exception()
-    tried = [_samples(image.shape, dtype, value) for dtype in dtypes for value in _VALUES[dtype]]
-    for samples, with_gradients in itertools.product(tried, (False, True)):
+    candidates = [
+        _samples(image.shape, dtype, value) for dtype in dtypes for value in _VALUES[dtype]
+    ]
+    for samples, with_gradients in itertools.product(candidates, (False, True)):
         try:
             module.eval()  # a train() of the user's own may return nothing
             with torch.set_grad_enabled(with_gradients):
-                found = (call or module)(samples)
+                output = (call or module)(samples)
         except Exception as caught:
             error = caught
             continue
         finally:
             module.train(was_training)
-        if not isinstance(found, torch.Tensor):
+        if not isinstance(output, torch.Tensor):
             raise ModelError(
-                f"{name} gives a {type(found).__name__}; samples have one target, so it should give one "
+                f"{name} gives a {type(output).__name__}; samples have one target, so it should give one "
                 "tensor"
             )
-        return found.detach().float(), samples.dtype, with_gradients
-    what = "images of " if len(image.shape) == 3 else "samples of "
+        return output.detach().float(), samples.dtype, with_gradients
+    noun = "images of " if len(image.shape) == 3 else "samples of "
     raise ModelError(
-        f"{name} cannot take {what}{'x'.join(map(str, samples.shape))}: {one_line(error)}"
+        f"{name} cannot take {noun}{'x'.join(map(str, samples.shape))}: {one_line(error)}"
     ) from error
 
 
@@ -409,17 +418,24 @@ class _ForeignTensorMode(TorchDispatchMode):
     def __torch_dispatch__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        given = [one for one in tree_leaves((args, kwargs)) if isinstance(one, torch.Tensor)]
-        others = [one for one in given if _storage_id(one) not in self._storages]
-        self.tensors += others
-        made = function(*args, **(kwargs or {}))
-        self._add([*others, *(one for one in tree_leaves(made) if isinstance(one, torch.Tensor))])
-        return made
+        inputs = [
+            tensor for tensor in tree_leaves((args, kwargs)) if isinstance(tensor, torch.Tensor)
+        ]
+        foreign = [tensor for tensor in inputs if _storage_id(tensor) not in self._storages]
+        self.tensors += foreign
+        outputs = function(*args, **(kwargs or {}))
+        self._add(
+            [
+                *foreign,
+                *(tensor for tensor in tree_leaves(outputs) if isinstance(tensor, torch.Tensor)),
+            ]
+        )
+        return outputs
 
     def _add(self, tensors: Iterable[torch.Tensor]) -> None:
-        for one in tensors:
-            self._references.append(one)
-            self._storages.add(_storage_id(one))
+        for tensor in tensors:
+            self._references.append(tensor)
+            self._storages.add(_storage_id(tensor))
 
 
 def _storage_id(tensor: torch.Tensor) -> int:
@@ -453,10 +469,10 @@ def check_self_contained(
     module.eval()
     try:
         with torch.set_grad_enabled(differentiates), _seeded(0), outside:
-            wanted = module(samples.clone())  # it may write into them
+            expected = module(samples.clone())  # it may write into them
     finally:
         module.train(was_training)
-    if any(one.requires_grad for one in outside.tensors):
+    if any(tensor.requires_grad for tensor in outside.tensors):
         raise ModelError(
             f"{name}: the module computes with weights that are none of its parameters"
             f"{_describe_holder(module, outside.tensors)}: they would not be trained, and are not saved; keep layers in "
@@ -468,8 +484,8 @@ def check_self_contained(
     again.load_state_dict(module.state_dict())
     again.eval()
     with torch.set_grad_enabled(differentiates), _seeded(0):
-        found = again(samples)
-    if not torch.allclose(wanted, found, rtol=1e-3, atol=1e-3, equal_nan=True):
+        rebuilt = again(samples)
+    if not torch.allclose(expected, rebuilt, rtol=1e-3, atol=1e-3, equal_nan=True):
         raise ModelError(
             f"{name}: the module holds something that is neither a parameter nor a buffer (register_buffer)"
             f"{_describe_holder(module, outside.tensors)}, and its function does not make it again"
@@ -478,11 +494,11 @@ def check_self_contained(
 
 def _describe_holder(module: nn.Module, tensors: Sequence[torch.Tensor]) -> str:
     """Which attribute holds tensors, as `` (layers of Net)``; empty where none does."""
-    places = {_storage_id(one) for one in tensors}
+    places = {_storage_id(tensor) for tensor in tensors}
     for owner in module.modules():
         for name, value in vars(owner).items():
             if not name.startswith("_") and any(
-                _storage_id(one) in places for one in _tensors_in(value)
+                _storage_id(tensor) in places for tensor in _tensors_in(value)
             ):
                 return f" ({name} of {type(owner).__name__})"
     return ""
@@ -520,12 +536,12 @@ def _refuse_probabilities(
     if target.kind == "value" or not _are_bounded(values) or values.isnan().any():
         return
     are_shares = bool((values.sum(1) - 1).abs().max() < 1e-2)
-    found = "softmax" if are_shares and target.kind != "multilabel" else ""
-    if not found and all(map(_are_bounded, _with_other_weights(name, module, image, dtype))):
-        found = "sigmoid"
-    if found:
+    function = "softmax" if are_shares and target.kind != "multilabel" else ""
+    if not function and all(map(_are_bounded, _with_other_weights(name, module, image, dtype))):
+        function = "sigmoid"
+    if function:
         raise ModelError(
-            f"{name} gives probabilities, by a {found}; leave it out, so that the module returns logits"
+            f"{name} gives probabilities, by a {function}; leave it out, so that the module returns logits"
         )
 
 
@@ -539,6 +555,8 @@ def _with_other_weights(
     """What a module gives for two samples with noise on its weights."""
     weights = dict(module.named_parameters())
     for deviation in _NOISES:
-        noisy = {key: one + deviation * torch.randn_like(one) for key, one in weights.items()}
+        noisy = {
+            key: weight + deviation * torch.randn_like(weight) for key, weight in weights.items()
+        }
         call = partial(torch.func.functional_call, module, noisy)
         yield _call_on_samples(name, module, image, [dtype], call)[0]

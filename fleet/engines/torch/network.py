@@ -116,12 +116,12 @@ class TorchNetwork:
             return self._step_and_exchange(rows, size, stop)
 
     def _step_and_exchange(self, rows: Rows, size: int, stop: bool) -> StepTotals:
-        mine = select_readable(rows)
+        local_rows = select_readable(rows)
         unused = list[int]()
         error: BaseException | None = None
         try:
-            if len(mine[1]):
-                unused = self._compute(mine, size, stop)
+            if len(local_rows[1]):
+                unused = self._compute(local_rows, size, stop)
             else:
                 self._flat.write_empty_totals(stop, failed=False)
         except (
@@ -172,11 +172,13 @@ class TorchNetwork:
         with self.evaluation_mode():
             outputs = self._outputs(images)
             if valid.all():
-                kept = outputs
+                readable_outputs = outputs
             else:
-                kept = outputs[torch.from_numpy(valid).to(self._device)]
-            mine = select_readable(pack_rows(images, targets, weights))[1:]
-            self._write_totals(kept, mine, self._measures.losses.evaluation, False)
+                readable_outputs = outputs[torch.from_numpy(valid).to(self._device)]
+            local_rows = select_readable(pack_rows(images, targets, weights))[1:]
+            self._write_totals(
+                readable_outputs, local_rows, self._measures.losses.evaluation, False
+            )
         return self._flat.read_totals(), outputs.cpu().numpy()
 
     @runs_user_code
@@ -196,10 +198,10 @@ class TorchNetwork:
         if group.size == 1 or not buffers:
             return
         values = [one.detach().cpu().double().reshape(-1).numpy() for one in buffers]
-        whole = np.concatenate(values)
-        group.sum(whole)
+        flat = np.concatenate(values)
+        group.sum(flat)
         ends = np.cumsum([len(one) for one in values])[:-1]
-        for buffer, mean in zip(buffers, np.split(whole / group.size, ends), strict=True):
+        for buffer, mean in zip(buffers, np.split(flat / group.size, ends), strict=True):
             buffer.copy_(torch.from_numpy(mean).view(buffer.shape))
 
     @runs_user_code
@@ -233,17 +235,18 @@ class TorchNetwork:
         }
         named = self._named()
         check_arrays(
-            {**{name: one.shape for name, one in named.items()}, "optimizer/iterations": ()}, arrays
+            {**{name: tensor.shape for name, tensor in named.items()}, "optimizer/iterations": ()},
+            arrays,
         )
         with torch.no_grad():
-            for name, one in named.items():
-                one.copy_(as_tensor(arrays[name]))
+            for name, tensor in named.items():
+                tensor.copy_(as_tensor(arrays[name]))
         self._updates.steps = int(arrays["optimizer/iterations"])
 
     def _named(self) -> dict[str, Tensor]:
         return {
-            **{f"model/{name}": one for name, one in self.module.state_dict().items()},
-            **{f"optimizer/{name}": one for name, one in self._updates.tensors().items()},
+            **{f"model/{name}": tensor for name, tensor in self.module.state_dict().items()},
+            **{f"optimizer/{name}": tensor for name, tensor in self._updates.tensors().items()},
         }
 
     @runs_user_code
@@ -280,11 +283,13 @@ class TorchNetwork:
         if images is None or self._sample.deferred_input is not None:
             images = self._sample.image.random_inputs(np.random.default_rng(0), 2)
         with self.evaluation_mode():
-            mine, again = (_compute_seeded(lambda: self._outputs(images).cpu()) for _ in range(2))
-            theirs = _compute_seeded(lambda: loaded(torch.from_numpy(images)))
+            expected, again = (
+                _compute_seeded(lambda: self._outputs(images).cpu()) for _ in range(2)
+            )
+            reloaded = _compute_seeded(lambda: loaded(torch.from_numpy(images)))
         near = 5e-2 if self._is_mixed else 1e-3
         # One that draws by a generator other than PyTorch's cannot be compared.
-        if _agree(mine, again, near) and not _agree(mine, theirs, near):
+        if _agree(expected, again, near) and not _agree(expected, reloaded, near):
             raise ModelError(
                 "best.safetensors gives other outputs than the network: the module holds something that "
                 "is neither a parameter nor a buffer (register_buffer), and its function does not make it "
@@ -296,7 +301,7 @@ class TorchNetwork:
 
     @runs_user_code
     def check_learns(self, images: np.ndarray, targets: np.ndarray) -> None:  # noqa: D102 - SupportsLearningCheck says it
-        wanted = torch.from_numpy(np.array(targets)).to(self._device)
+        target_tensor = torch.from_numpy(np.array(targets)).to(self._device)
         self._flat.zero_gradients()
         self._sample_images = np.array(images[:2])
         outputs = self._outputs(images)
@@ -305,7 +310,7 @@ class TorchNetwork:
                 "the model gives what is no number (NaN or infinity) for samples of the data, before it "
                 "has learned anything"
             )
-        check_losses(self._measures.losses, outputs.detach(), wanted)
+        check_losses(self._measures.losses, outputs.detach(), target_tensor)
         if outputs.requires_grad:  # any slope will do, also of a head that begins at zero
             outputs.backward(
                 torch.randn(outputs.shape, generator=torch.Generator().manual_seed(0)).to(
@@ -346,7 +351,7 @@ class TorchNetwork:
 
     # ---- what is computed ----
 
-    def _compute(self, mine: Rows, size: int, stop: bool) -> list[int]:
+    def _compute(self, local_rows: Rows, size: int, stop: bool) -> list[int]:
         """This rank's share of the gradient of the mean loss, and of the sums.
 
         Returns:
@@ -360,9 +365,9 @@ class TorchNetwork:
         self._exchange.begin(self._flat)
         self._evaluation_calls = 0
         self._seed_generators()
-        with _single_row_statistics(self.module) if len(mine[0]) == 1 else nullcontext():
-            outputs = self._outputs(mine[0])
-        loss = self._write_totals(outputs, mine[1:], self._measures.losses.training, stop)
+        with _single_row_statistics(self.module) if len(local_rows[0]) == 1 else nullcontext():
+            outputs = self._outputs(local_rows[0])
+        loss = self._write_totals(outputs, local_rows[1:], self._measures.losses.training, stop)
         (loss / size).backward()
         if self._is_new:
             self._flat.check_parameters(self.module)
@@ -400,18 +405,22 @@ class TorchNetwork:
         return outputs
 
     def _write_totals(
-        self, outputs: Tensor, mine: Rows, loss_of: Callable[[Tensor, Tensor], Tensor], stop: bool
+        self,
+        outputs: Tensor,
+        local_rows: Rows,
+        loss_of: Callable[[Tensor, Tensor], Tensor],
+        stop: bool,
     ) -> Tensor:
         """Write the sums of some rows, all of which could be read, and give their summed loss."""
-        targets = to_device(np.ascontiguousarray(mine[0]), self._device)
+        targets = to_device(np.ascontiguousarray(local_rows[0]), self._device)
         losses = loss_of(outputs, targets)
-        if len(mine) > 1:
-            losses = losses * to_device(np.array(mine[1]), self._device)
+        if len(local_rows) > 1:
+            losses = losses * to_device(np.array(local_rows[1]), self._device)
         loss = losses.sum()
         with torch.no_grad():
             right = self._measures.losses.correct(outputs, targets).sum(dtype=torch.float32)
             more = self._measures.metrics.sums(outputs.detach(), targets)
-            self._flat.write_totals(loss.detach(), right, len(mine[0]), stop, more)
+            self._flat.write_totals(loss.detach(), right, len(local_rows[0]), stop, more)
         return loss
 
     def _precision(self) -> AbstractContextManager[object]:
@@ -434,11 +443,11 @@ class AsyncNetwork(TorchNetwork):
         if not self.can_stride():
             sums = [self.step(images, targets, sizes[0], stop, weights)]
             return lambda: StepResult(sums, time.perf_counter())
-        mine = pack_rows(images, targets, weights)
-        found = torch.zeros(
+        local_rows = pack_rows(images, targets, weights)
+        totals = torch.zeros(
             len(sizes), len(self._flat.totals), pin_memory=self._device.type == "cuda"
         )
-        for rows, size, into in zip(split_batches(mine, sizes), sizes, found, strict=True):
+        for rows, size, into in zip(split_batches(local_rows, sizes), sizes, totals, strict=True):
             self._take(select_readable(rows), size, into)
         over = torch.cuda.Event() if self._device.type == "cuda" else None
         if over is not None:
@@ -448,17 +457,17 @@ class AsyncNetwork(TorchNetwork):
             if over is not None:
                 over.synchronize()
             return StepResult(
-                [StepTotals.unpack(row) for row in found.tolist()], time.perf_counter()
+                [StepTotals.unpack(row) for row in totals.tolist()], time.perf_counter()
             )
 
         return wait
 
-    def _take(self, mine: Rows, size: int, into: torch.Tensor) -> None:
+    def _take(self, local_rows: Rows, size: int, into: torch.Tensor) -> None:
         """A step, of which nothing is waited for; a batch of which no sample could be read changes nothing."""
-        if len(mine[1]):
+        if len(local_rows[1]):
             with running_user_code(self.code, quick=True):
-                unused = self._compute(mine, size, False)
-                self._updates.step(size / len(mine[1]), unused)
+                unused = self._compute(local_rows, size, False)
+                self._updates.step(size / len(local_rows[1]), unused)
             into.copy_(self._flat.totals, non_blocking=True)
 
 
@@ -473,9 +482,9 @@ def _single_row_statistics(module: nn.Module) -> Iterator[None]:
             judging.append(norm)
 
     hooks = [
-        one.register_forward_pre_hook(look)
-        for one in module.modules()
-        if isinstance(one, _BatchNorm)
+        layer.register_forward_pre_hook(look)
+        for layer in module.modules()
+        if isinstance(layer, _BatchNorm)
     ]
     try:
         yield
@@ -502,7 +511,7 @@ def _agree(first: Tensor, second: Tensor, near: float) -> bool:
 def mix_seed(seed: int, step: int, rank: int) -> int:
     """A seed for a step on a rank, as little like those beside it as one at random (SplitMix64)."""
     mask = 2**64 - 1
-    found = (seed + step * 0x9E3779B97F4A7C15 + rank * 0xD1B54A32D192ED03) & mask
+    state = (seed + step * 0x9E3779B97F4A7C15 + rank * 0xD1B54A32D192ED03) & mask
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1)):
-        found = ((found ^ (found >> shift)) * factor) & mask
-    return found
+        state = ((state ^ (state >> shift)) * factor) & mask
+    return state

@@ -49,7 +49,7 @@ class _Rule:
         """
         raise NotImplementedError
 
-    def parameter_state(self, place: int) -> list[torch.Tensor]:
+    def parameter_state(self, index: int) -> list[torch.Tensor]:
         """What it keeps of one parameter, beside the slots."""
         return []
 
@@ -178,8 +178,8 @@ class _Custom(_Rule):
         flat.weights.copy_(before)
         self.numbers = {
             f"{key}/{name}": value
-            for name, one in flat.parameters.items()
-            for key, value in self._optimizer.state[one].items()
+            for name, parameter in flat.parameters.items()
+            for key, value in self._optimizer.state[parameter].items()
         }
         wrong = [
             *(name for name, value in self.numbers.items() if not isinstance(value, torch.Tensor)),
@@ -193,19 +193,21 @@ class _Custom(_Rule):
                 "name",
             )
         self._parts = [
-            (one, key) for one in flat.parameters.values() for key in self._optimizer.state[one]
+            (parameter, key)
+            for parameter in flat.parameters.values()
+            for key in self._optimizer.state[parameter]
         ]
         self._parameters = list(flat.parameters.values())
-        for place, one in enumerate(self._parameters):  # as before the trial
-            for key, value in self._optimizer.state[one].items():
-                if key not in self._initial_state.get(place, {}):
+        for index, parameter in enumerate(self._parameters):  # as before the trial
+            for key, value in self._optimizer.state[parameter].items():
+                if key not in self._initial_state.get(index, {}):
                     value.zero_()
 
-    def parameter_state(self, place: int) -> list[torch.Tensor]:
+    def parameter_state(self, index: int) -> list[torch.Tensor]:
         return [
             value
-            for (one, _), value in zip(self._parts, self.numbers.values(), strict=True)
-            if one is self._parameters[place]
+            for (parameter, _), value in zip(self._parts, self.numbers.values(), strict=True)
+            if parameter is self._parameters[index]
         ]
 
     def step(
@@ -215,21 +217,21 @@ class _Custom(_Rule):
             self._optimizer.load_state_dict(
                 {**self._optimizer.state_dict(), "state": self._initial_state}
             )
-        for group, own in zip(self._optimizer.param_groups, self._rates, strict=True):
-            group["lr"] = own * rate / self._rate
+        for group, base_rate in zip(self._optimizer.param_groups, self._rates, strict=True):
+            group["lr"] = base_rate * rate / self._rate
         self._optimizer.step()
         if iteration == 0:  # these are others now
             self.numbers = {
-                name: self._optimizer.state[one][key]
-                for name, (one, key) in zip(self.numbers, self._parts, strict=True)
+                name: self._optimizer.state[parameter][key]
+                for name, (parameter, key) in zip(self.numbers, self._parts, strict=True)
             }
 
 
 def _options(optimizer: torch.optim.Optimizer) -> dict[str, str]:
     """What stands in the groups of an optimizer's parameters beside these; the learning rate is given at each step."""
     return {
-        f"param_groups[{place}][{key!r}]": repr(value)
-        for place, group in enumerate(optimizer.param_groups)
+        f"param_groups[{index}][{key!r}]": repr(value)
+        for index, group in enumerate(optimizer.param_groups)
         for key, value in group.items()
         if key not in ("params", "lr")
     }
@@ -245,10 +247,10 @@ def _make_custom(settings: Optimizer, flat: FlatParameters, rate: float) -> torc
             list(flat.parameters.values()), **{word: rate}, **copy.deepcopy(settings.args or {})
         )
 
-    found: torch.optim.Optimizer = make_custom_optimizer(
+    optimizer: torch.optim.Optimizer = make_custom_optimizer(
         settings, torch.optim.Optimizer, "torch.optim.Optimizer", make
     )
-    return found
+    return optimizer
 
 
 _RULES: dict[str, Callable[[Optimizer, Callable[[], torch.Tensor]], _Rule]] = {
@@ -344,16 +346,16 @@ class FlatOptimizer:
 
     def _update_except(self, gradients: torch.Tensor, iteration: int, idle: Sequence[int]) -> None:
         """Change the weights, and what is kept of them, but for those of idle parameters."""
-        before = [one.clone() for one in self._tensors_of(idle)]
+        before = [tensor.clone() for tensor in self._tensors_of(idle)]
         self._update(gradients, iteration)
-        for one, value in zip(self._tensors_of(idle), before, strict=True):
-            one.copy_(value)
+        for tensor, value in zip(self._tensors_of(idle), before, strict=True):
+            tensor.copy_(value)
 
     def _tensors_of(self, places: Sequence[int]) -> Iterator[torch.Tensor]:
         vectors = [self._flat.weights, *self._rule.slots.values()]
-        for place in places:
-            yield from (self._flat.slice_of(vector, place) for vector in vectors)
-            yield from self._rule.parameter_state(place)
+        for index in places:
+            yield from (self._flat.slice_of(vector, index) for vector in vectors)
+            yield from self._rule.parameter_state(index)
 
     def means(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Weights and statistics, each with its running mean, where such are kept."""
@@ -433,9 +435,9 @@ def rate_at(rate: float | Mapping[str, Any], step: int) -> float:
     if not isinstance(rate, Mapping):
         return rate
     name = rate["name"]
-    given = {key: value for key, value in rate.items() if key != "name" and value is not None}
+    arguments = {key: value for key, value in rate.items() if key != "name" and value is not None}
     try:
-        found = float(SCHEDULES[name](step, **given))
+        found = float(SCHEDULES[name](step, **arguments))
     except (TypeError, ValueError, ArithmeticError) as error:
         raise SettingError(
             f"the schedule {name}: {one_line(error)[:300]}", "train", "optimizer", "learning_rate"

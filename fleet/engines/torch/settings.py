@@ -46,10 +46,10 @@ def _generators() -> list[bytes]:
 
 
 def _put_generators(states: list[bytes]) -> None:
-    first, *others = (torch.frombuffer(bytearray(state), dtype=torch.uint8) for state in states)
+    first, *gpu_states = (torch.frombuffer(bytearray(state), dtype=torch.uint8) for state in states)
     torch.set_rng_state(first)
-    if others:
-        torch.cuda.set_rng_state_all(others)
+    if gpu_states:
+        torch.cuda.set_rng_state_all(gpu_states)
 
 
 register("PyTorch's default dtype", torch.get_default_dtype, torch.set_default_dtype)

@@ -23,20 +23,24 @@ def load_pretrained(module: nn.Module, file: Path, skip: Sequence[str]) -> None:
         "train",
         "start",
     ):
-        found = load_file(file)
+        weights = load_file(file)
     state = module.state_dict()
-    places = {state[name].data_ptr() for name in state.keys() & found.keys() if state[name].numel()}
-    # What a file may lack: counts that nobody needs, and a second name of a weight, which safetensors leaves out.
-    own = {
-        name: one
-        for name, one in state.items()
-        if name in found
-        or not (name.rpartition(".")[2] == "num_batches_tracked" or one.data_ptr() in places)
+    places = {
+        state[name].data_ptr() for name in state.keys() & weights.keys() if state[name].numel()
     }
-    mine, theirs = ({name: one.shape for name, one in of.items()} for of in (own, found))
+    # What a file may lack: counts that nobody needs, and a second name of a weight, which safetensors leaves out.
+    network_weights = {
+        name: weight
+        for name, weight in state.items()
+        if name in weights
+        or not (name.rpartition(".")[2] == "num_batches_tracked" or weight.data_ptr() in places)
+    }
+    network_shapes, file_shapes = (
+        {name: weight.shape for name, weight in of.items()} for of in (network_weights, weights)
+    )
     with torch.no_grad():
-        for name in match_weights(str(file), mine, theirs, skip):
-            own[name].copy_(found[name])
+        for name in match_weights(str(file), network_shapes, file_shapes, skip):
+            network_weights[name].copy_(weights[name])
 
 
 def freeze(module: nn.Module, patterns: Sequence[str]) -> None:
@@ -48,9 +52,9 @@ def freeze(module: nn.Module, patterns: Sequence[str]) -> None:
         SettingError: a pattern meets nothing, or nothing is left to train.
     """
     frozen = match_patterns(patterns, module.state_dict(), "freeze")
-    for name, one in module.named_parameters(remove_duplicate=False):
+    for name, parameter in module.named_parameters(remove_duplicate=False):
         if name in frozen:
-            one.requires_grad_(False)
+            parameter.requires_grad_(False)
     for name in frozen:
         owner = module.get_submodule(name.rpartition(".")[0])
         if isinstance(owner, _NormBase) and name.rpartition(".")[2] in dict(
@@ -58,7 +62,7 @@ def freeze(module: nn.Module, patterns: Sequence[str]) -> None:
         ):
             owner.eval()
             owner.train = lambda mode=True, owner=owner: owner  # it stays so
-    if not any(one.requires_grad for one in module.parameters()):
+    if not any(parameter.requires_grad for parameter in module.parameters()):
         raise SettingError(
             "all weights are frozen, so that nothing is left to train", "train", "start", "freeze"
         )
