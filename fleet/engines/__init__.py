@@ -1,1 +1,1 @@
-"""What computes a training step, and the table of engines; imports comm and what comm may import."""
+"""Compute training steps; holds the table of engines. Imports comm and what comm may import."""

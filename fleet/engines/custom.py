@@ -1,4 +1,4 @@
-"""Functions of the user's own: what a spec names by an import path, for whichever library."""
+"""Load user-defined functions that a spec names by import path, for any library."""
 
 from __future__ import annotations
 
@@ -31,10 +31,15 @@ _RATE = 0.01  # of a function that has no default
 
 
 def load_custom(path: str, role: str, *key: str) -> Any:
-    """What a setting of ``train`` names by an import path.
+    """Return the object that a setting of ``train`` names by import path.
+
+    Args:
+        path: the import path, ``module:name``.
+        role: what the object is, for messages.
+        key: keys of the setting below ``train``.
 
     Raises:
-        SettingError: there is none.
+        SettingError: the object does not exist.
     """
     try:
         return load_object(path, role)
@@ -43,14 +48,15 @@ def load_custom(path: str, role: str, *key: str) -> Any:
 
 
 def make_custom_loss(train: Train, kind: type, **always: Any) -> tuple[Any, dict[str, Any]]:
-    """A loss of the user's own, and what it is called with; one of a class of the library is made.
+    """Return a user-defined loss and its arguments; a loss class of the library is instantiated.
 
     Args:
-        kind: of the library's losses.
-        always: what they are made with, unless the user says otherwise.
+        train: settings that name the loss.
+        kind: base class of the library's losses.
+        always: constructor arguments that the user may override.
 
     Raises:
-        SettingError: there is none, or it cannot be made.
+        SettingError: the loss does not exist or cannot be created.
     """
     assert train.loss is not None
     name = name_of(train.loss)
@@ -71,7 +77,8 @@ def make_custom_loss(train: Train, kind: type, **always: Any) -> tuple[Any, dict
 
 
 _OF_OUTPUTS = frozenset(
-    "out output outputs pred preds predict predicted prediction predictions ypred hat yhat logit logits score scores "
+    "out output outputs pred preds predict predicted prediction predictions ypred hat yhat logit "
+    "logits score scores "
     "prob probs probability probabilities estimate estimated estimates input inputs".split()
 )
 _OF_TARGETS = frozenset(
@@ -80,7 +87,7 @@ _OF_TARGETS = frozenset(
 
 
 def takes_outputs_first(function: Any) -> bool | None:
-    """Tell by the names of its parameters whether a loss or metric takes (outputs, targets).
+    """Tell from the parameter names whether a loss or metric takes (outputs, targets).
 
     Returns:
         False for (targets, outputs); None if the names do not tell.
@@ -104,10 +111,11 @@ def takes_outputs_first(function: Any) -> bool | None:
 
 
 def as_targets_first(function: Callable[..., Any], is_reversed: bool = False) -> Callable[..., Any]:
-    """A loss or metric of the user's own as a function of (targets, outputs).
+    """Return a user-defined loss or metric as a function of (targets, outputs).
 
     Args:
-        is_reversed: whether it takes (outputs, targets) if its names do not tell.
+        function: the loss or metric.
+        is_reversed: True if it takes (outputs, targets) unless its names tell otherwise.
     """
     outputs_first = takes_outputs_first(getattr(function, "forward", function))
     if not (is_reversed if outputs_first is None else outputs_first):
@@ -116,10 +124,10 @@ def as_targets_first(function: Callable[..., Any], is_reversed: bool = False) ->
 
 
 def with_default_rate(optimizer: Optimizer) -> Optimizer:
-    """Give an optimizer of the user's own the learning rate that its function has by default.
+    """Fill in the default learning rate of a user-defined optimizer's function.
 
     Raises:
-        SettingError: there is no such function.
+        SettingError: the function does not exist.
     """
     if optimizer.learning_rate is not None:
         return optimizer
@@ -137,14 +145,16 @@ def with_default_rate(optimizer: Optimizer) -> Optimizer:
 def make_custom_optimizer(
     settings: Optimizer, kind: type, kind_name: str, make: Callable[[Any], Any]
 ) -> Any:
-    """An optimizer of the user's own.
+    """Return a user-defined optimizer.
 
     Args:
-        kind: of the library's optimizers, and what it is called.
+        settings: settings that name the optimizer.
+        kind: base class of the library's optimizers.
+        kind_name: name of that class, for messages.
         make: calls the user's function.
 
     Raises:
-        SettingError: there is no such function, or it makes none.
+        SettingError: the function does not exist, or returns something else.
     """
     function = load_custom(settings.name, "optimizer", "optimizer", "name")
     with told_as(f"{settings.name} raised", SettingError, "train", "optimizer"):
@@ -162,14 +172,18 @@ def make_custom_optimizer(
 def build_custom_model(
     architecture: Architecture, shape: tuple[int, ...], outputs: int, kind: type[T], kind_name: str
 ) -> T:
-    """What a function of the user's own builds.
+    """Build a network with a user-defined function.
 
     Args:
-        kind: of the library's models, and what it is called.
+        architecture: names the function and its arguments.
+        shape: of an input.
+        outputs: number of outputs.
+        kind: base class of the library's models.
+        kind_name: name of that class, for messages.
 
     Raises:
-        UserError: there is no such function, or it does not take such arguments.
-        ModelError: it builds none.
+        UserError: the function does not exist or does not take such arguments.
+        ModelError: it raised, or returned something else.
     """
     name = architecture.target
     function = load_function(architecture.target)
@@ -194,7 +208,7 @@ def build_custom_model(
 
 @contextmanager
 def seeded_generators(seed: int) -> Iterator[None]:
-    """Seed Python's and NumPy's generators of random numbers, and give them back as they were."""
+    """Seed the random generators of Python and NumPy, and restore them afterwards."""
     python = random.getstate()
     numpy = np.random.get_state()
     try:
@@ -206,7 +220,7 @@ def seeded_generators(seed: int) -> Iterator[None]:
 
 
 def user_code_of(network: NetworkSpec) -> UserCode | None:
-    """The code of the user's own that computes a part of a network's steps; None where the spec names none."""
+    """Return the user code that runs in a network's steps; None if the spec names none."""
     train = network.train
     names = (train.loss or "", train.optimizer.name, *train.metrics)
     if network.architecture.kind == "import" or any(":" in name for name in names):
@@ -215,14 +229,19 @@ def user_code_of(network: NetworkSpec) -> UserCode | None:
 
 
 def running_user_code(code: UserCode | None, quick: bool = False) -> AbstractContextManager[None]:
-    """A context in which a user's code is called, where there is such; see :meth:`UserCode.running`."""
+    """Return a context for calling user code, if there is any; see :meth:`UserCode.running`.
+
+    Args:
+        code: the user code; None for none.
+        quick: True to restore only settings that are cheap to read.
+    """
     if code is None:
         return nullcontext()
     return code.running(quick)
 
 
 def runs_user_code(method: F) -> F:
-    """Decorate a method of a network that calls the user's code, which is its attribute ``code``."""
+    """Decorate a method of a network that calls the user code in its attribute ``code``."""
 
     @wraps(method)
     def called(self: Any, *arguments: Any, **keywords: Any) -> Any:
@@ -242,18 +261,19 @@ def build_isolated(
     build: Callable[[], T],
     weights_of: Callable[[T], Iterable[Any]],
 ) -> T:
-    """Build a network by a user's function, as in a process in which no other was built before.
+    """Build a network with a user function, as in a process that has built no other network.
 
-    A module may keep layers at its top level, or in a cache, and give them to each network. Then the second network
-    would begin with what the first has learned. So the user's modules are imported anew for it.
+    A module may keep layers at its top level or in a cache and use them in each network. The second
+    network would then start from what the first has learned, so the user's modules are imported
+    anew.
 
     Args:
-        target: the import path of the function.
-        build: calls the function, and makes all weights.
-        weights_of: gives the weights of what was built.
+        target: import path of the function.
+        build: calls the function and creates all weights.
+        weights_of: returns the weights of what was built.
 
     Raises:
-        ModelError: the weights are another network's all the same.
+        ModelError: the network still shares weights with another one.
     """
     for is_last in (False, True):
         load_function(target)
@@ -272,7 +292,8 @@ def build_isolated(
                 return built
         _forget_modules(target)
     raise ModelError(
-        f"{target} gives a network that has its weights in common with another network of the process, also when "
+        f"{target} gives a network that has its weights in common with another network of the "
+        "process, also when "
         "its modules are imported anew: make all layers inside of the function"
     )
 
@@ -287,7 +308,7 @@ def _make_finalizer(weight_id: int) -> Callable[[object], object]:
 
 
 def _forget_modules(target: str) -> None:
-    """Have the module of an import path imported anew, and all that lie in its folder or below and are no library's."""
+    """Reload the module of an import path, and user modules near it, at the next import."""
     name = target.partition(":")[0]
     names = [name]
     file = getattr(sys.modules[name], "__file__", None)

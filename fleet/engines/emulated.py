@@ -1,12 +1,12 @@
-"""An engine that takes the time of training without training: a run of many GPUs on a machine with none.
+"""Emulate training: take the time of training without computing anything.
 
-A step sleeps for as long as it would take at the rate that a rates file gives for the group's size (beyond
-the measured sizes by Eq. 5 of [FLEET], as everywhere), times a scale; where the batch may change, for as long as the
-file's times of steps and exchanges say ([ELASTIC] Eq. 1). Beside other networks on one emulated
-GPU it has the share of that rate that the file's ``sharing`` says. All else is real: ranks, groups, the
-stream, queues, rounds and checkpoints. A network's weights are a few kB that the group exchanges in every
-step. They count the samples it has seen, by label, so they say exactly whether it saw each once an epoch; and
-its loss is a falling function of that count alone, whatever the group, the neighbours and interruptions.
+A step sleeps for as long as it would take at the rate that a rates file gives for the group's size
+(beyond the measured sizes by Eq. 5 of [FLEET]), times a scale; if the batch may change, for as long
+as the file's step and exchange times say ([ELASTIC] Eq. 1). On a shared emulated GPU a network gets
+the share of its rate that the file's ``sharing`` gives. Everything else is real: ranks, groups,
+stream, queues, rounds and checkpoints. A network's weights are a few kB that the group exchanges in
+every step. They count the samples it has seen by label, which shows whether it saw each sample once
+per epoch. Its loss is a falling function of that count alone.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ class EmulatedEngine:
     """Builds networks that sleep.
 
     Args:
-        setup: its rates are samples/s of every network on 1, 2, ... GPUs; of a search, by the name of its entry.
+        setup: its rates are samples/s of every network on 1, 2, ... GPUs; for a search, by the name
+            of its entry.
     """
 
     exchange_name = "mpi"
@@ -75,12 +76,12 @@ class EmulatedEngine:
 
 @dataclass(frozen=True)
 class LossCurve:
-    """What a network makes of the samples it has seen: the loss halves its way down, again and again.
+    """The loss as a function of the samples seen: its distance to the final loss halves repeatedly.
 
     Attributes:
-        first, last: the loss at the start, and in the end.
-        half: samples after which half of the way is gone.
-        learning_rate: that it is said to have.
+        first, last: the initial and the final loss.
+        half: number of samples after which half of the distance is covered.
+        learning_rate: reported learning rate.
     """
 
     first: float
@@ -90,10 +91,12 @@ class LossCurve:
 
     @classmethod
     def from_seed(cls, seed: int, classes: int, samples: int) -> LossCurve:
-        """A network's own, so that there is a best one.
+        """Draw the curve of a network from its seed, so that networks differ.
 
         Args:
-            samples: of an epoch.
+            seed: of the network.
+            classes: number of classes.
+            samples: number of samples of an epoch.
         """
         random = np.random.default_rng(seed)
         return cls(
@@ -104,7 +107,7 @@ class LossCurve:
         )
 
     def loss(self, seen: float) -> float:
-        """The loss of each sample after so many."""
+        """Return the loss per sample after a number of samples."""
         return self.last + (self.first - self.last) * 0.5 ** (seen / self.half)
 
 
@@ -112,8 +115,8 @@ class EmulatedNetwork:
     """One emulated network on one rank of its group.
 
     Args:
-        step_s: seconds of a step on so many GPUs, with a global batch of such a size.
-        part: of that rate, that the network has at the moment.
+        step_s: returns the seconds of a step from the number of GPUs and the global batch.
+        part: returns the share of that rate that the network has at the moment.
     """
 
     def __init__(
@@ -151,10 +154,10 @@ class EmulatedNetwork:
         return result
 
     def _sleep(self, seconds: float) -> None:
-        """Until this step is over on the emulated GPU.
+        """Sleep until this step is over on the emulated GPU.
 
-        Its clock goes on by steps, by waits for samples and by what passes between epochs, but not by what this machine
-        is late: the steps that follow make up for that.
+        The clock of the GPU advances by steps, by waits for samples and by time between epochs, but
+        not by delays of this machine; later steps make up for these.
         """
         now = time.perf_counter()
         if self._is_between_epochs or now - self._step_ended_s > _JITTER_S:
@@ -177,7 +180,7 @@ class EmulatedNetwork:
         return StepTotals(count * loss, count * math.exp(-loss), count)
 
     def average_statistics(self) -> None:
-        """There are none. The group stands still: what comes before the next step takes its time."""
+        """Mark the end of an epoch: time until the next step counts on the emulated clock."""
         self._is_between_epochs = True
 
     def learning_rate(self) -> float:  # noqa: D102
@@ -194,17 +197,17 @@ class EmulatedNetwork:
         self._weights = np.array(arrays["weights"])
 
     def export(self, arrays: Arrays, path: Path) -> None:
-        """There is nothing that anybody could use."""
+        """Do nothing: there is no network to export."""
 
     def regroup(self, group: Group) -> None:  # noqa: D102
         self._group = group
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: no resources are held."""
 
 
 def _by_label(targets: np.ndarray, weights: np.ndarray | None) -> np.ndarray:
-    """How many samples of each label there are, of those that could be read; other targets count as one label."""
+    """Count the readable samples of each label; other targets count as one label."""
     is_label = targets.ndim == 1 and targets.dtype.kind == "i"
     labels = targets if is_label else np.zeros(len(targets), np.int64)
     usable = (labels if weights is None else weights) >= 0

@@ -1,4 +1,4 @@
-"""Why a network failed, in one line."""
+"""Describe in one line why a network failed."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _OF_AUTOGRAPH = re.compile(
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether there was too little memory, of a GPU or of the machine."""
+    """Return True if an error means that the GPU or the machine ran out of memory."""
     text = f"{type(error).__name__}: {error}"
     return isinstance(error, MemoryError) or any(word in text for word in _NO_MEMORY)
 
 
 def describe_failure(error: BaseException) -> str:
-    """What a network's code has raised, in words that its user understands."""
+    """Return a one-line reason for an error of a network's code."""
     if is_out_of_memory(error):
         return "out of memory: " + one_line(error)[:300]
     if isinstance(error, FleetError):
@@ -44,6 +44,6 @@ def describe_failure(error: BaseException) -> str:
 
 
 def _without_frames(text: str) -> str:
-    """An error's own words in one line: those that its library repeats from the traceback are in the log."""
+    """Return an error's message in one line, without traceback frames; these are in the log."""
     message = _FRAMES.sub("", COLOUR.sub("", text).partition("Arguments received by")[0])
     return _OF_AUTOGRAPH.sub("", " ".join(message.replace("in user code:", "").split()))

@@ -1,4 +1,4 @@
-"""What the answers of a linear model come to, in NumPy: losses, their slopes, how many are right, simple metrics."""
+"""Compute losses, gradients, accuracy and simple metrics of linear models in NumPy."""
 
 from __future__ import annotations
 
@@ -16,19 +16,20 @@ from preprocess.target import TargetSpec
 
 @dataclass(frozen=True)
 class LinearOutputs:
-    """What a model gives for some samples that can be used.
+    """The outputs of a linear model for some readable samples.
 
-    Softmax regression for classes, logistic regression for each of several labels, linear regression for values. A
-    sample's loss is the cross-entropy; or the mean over its labels, or of the squared errors of its values. Each kind
-    has its canonical link, so the slope is what is predicted minus what is wanted (McCullagh and Nelder, Generalized
-    Linear Models, 1989, section 2.2).
+    Softmax regression for classes, logistic regression for multiple labels, linear regression for
+    values. The loss of a sample is its cross-entropy; or the mean over its labels, or of the
+    squared errors of its values. Each kind has its canonical link, so the gradient is prediction
+    minus target (McCullagh and Nelder, Generalized Linear Models, 1989, section 2.2).
 
     Attributes:
-        kind: of the targets: class, multilabel or value.
+        kind: kind of the targets: class, multilabel or value.
         outputs: (n, outputs), logits or values.
         targets: (n,) classes, or (n, outputs).
-        weights: (n,) of the samples, or one for all.
-        smoothing: share of each class that is spread over all of them, or of each label that becomes one half.
+        weights: (n,) weights of the samples, or one for all.
+        smoothing: label smoothing: share of each class spread over all classes; a label moves
+            toward one half.
     """
 
     kind: str
@@ -38,7 +39,7 @@ class LinearOutputs:
     smoothing: float
 
     def losses(self) -> np.ndarray:
-        """(n,), each times the sample's weight."""
+        """Return the weighted loss of each sample, (n,)."""
         if self.kind == "class":
             each = -(self._smoothed_targets * self._log_probabilities).sum(axis=1)
         elif self.kind == "multilabel":
@@ -50,13 +51,13 @@ class LinearOutputs:
         return each * self.weights
 
     def slopes(self) -> np.ndarray:
-        """The derivative of the summed losses by the outputs, of their shape."""
+        """Return the derivative of the summed losses by the outputs, in their shape."""
         width = self.outputs.shape[1]
         factor = {"class": 1.0, "multilabel": 1 / width, "value": 2 / width}[self.kind]
         return self.residuals * np.multiply(self.weights, factor)[..., None]
 
     def correct(self) -> np.ndarray:
-        """(n,): 1 for what is right, or the share of labels that are; 0 for values."""
+        """Return 1 for each correct sample or its share of correct labels, (n,); 0 for values."""
         if self.kind == "class":
             return self.outputs.argmax(axis=1) == self.targets
         if self.kind == "multilabel":
@@ -65,7 +66,7 @@ class LinearOutputs:
 
     @cached_property
     def residuals(self) -> np.ndarray:
-        """(n, outputs): what is predicted minus what is wanted."""
+        """Predictions minus targets, (n, outputs)."""
         if self.kind == "class":
             return np.exp(self._log_probabilities) - self._smoothed_targets
         if self.kind == "multilabel":
@@ -77,13 +78,13 @@ class LinearOutputs:
 
     @cached_property
     def _log_probabilities(self) -> np.ndarray:
-        """(n, classes): the logarithm of the softmax."""
+        """Logarithm of the softmax, (n, classes)."""
         risen = self.outputs - self.outputs.max(axis=1, keepdims=True)
         return risen - np.log(np.exp(risen).sum(axis=1, keepdims=True))
 
     @cached_property
     def _smoothed_targets(self) -> np.ndarray:
-        """(n, outputs)."""
+        """Dense targets after label smoothing, (n, outputs)."""
         if self.kind == "value":
             return self.targets
         width = self.outputs.shape[1]
@@ -98,13 +99,13 @@ class LinearOutputs:
 
 @dataclass(frozen=True)
 class LinearMaskOutputs:
-    """Softmax regression on each pixel; a sample's loss is the mean over its pixels that count.
+    """Softmax regression on each pixel; the loss of a sample is the mean over its counted pixels.
 
     Attributes:
         outputs: (n, height, width, classes) logits.
-        targets: (n, height, width).
-        counted: (n, height, width), which pixels count.
-        pixels: all of these, one behind another.
+        targets: (n, height, width) classes.
+        counted: (n, height, width), True for pixels that count.
+        pixels: all counted pixels, concatenated.
     """
 
     outputs: np.ndarray
@@ -122,7 +123,16 @@ class LinearMaskOutputs:
         smoothing: float,
         class_weights: np.ndarray | None,
     ) -> LinearMaskOutputs:
-        """What comes out for some samples of such weights."""
+        """Return the outputs for some weighted samples.
+
+        Args:
+            outputs: (n, height, width, classes) logits.
+            targets: (n, height, width) classes.
+            weights: (n,) weights of the samples, or one for all.
+            void: class of pixels that do not count.
+            smoothing: label smoothing.
+            class_weights: (classes,), if classes have weights.
+        """
         counted = targets != void
         labels = targets[counted].astype(np.int64)
         pixel_weights = (weights / np.maximum(counted.sum(axis=(1, 2)), 1))[np.nonzero(counted)[0]]
@@ -147,7 +157,7 @@ class LinearMaskOutputs:
         return self._by_sample(self.pixels.correct()) / np.maximum(self.counted.sum(axis=(1, 2)), 1)
 
     def _by_sample(self, values: np.ndarray) -> np.ndarray:
-        """Values of pixels, added up for each sample: (n,)."""
+        """Return values of pixels summed per sample, (n,)."""
         return np.bincount(np.nonzero(self.counted)[0], values, len(self.targets))
 
 
@@ -159,11 +169,12 @@ Measure: TypeAlias = Callable[[np.ndarray, np.ndarray, "np.ndarray | None", bool
 def make_measure(
     target: TargetSpec, smoothing: float, class_weights: Mapping[str, float] | str | None
 ) -> Measure:
-    """What judges the outputs for such targets.
+    """Return a function that evaluates outputs for a kind of targets.
 
     Args:
-        smoothing: of labels.
-        class_weights: of all classes in order, which count in training alone.
+        target: of a sample.
+        smoothing: label smoothing.
+        class_weights: of all classes in order; used in training only.
     """
     if isinstance(class_weights, Mapping):
         of_classes = np.array(list(class_weights.values()))
@@ -193,10 +204,14 @@ _ERRORS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 
 
 def make_metric(name: str, target: TargetSpec) -> Callable[[Any], np.ndarray]:
-    """A metric: from :class:`LinearOutputs` to a number for each sample.
+    """Return a metric: a function from :class:`LinearOutputs` to a number per sample.
+
+    Args:
+        name: of the metric.
+        target: of a sample.
 
     Raises:
-        SettingError: this engine has no such metric of such targets.
+        SettingError: this engine does not have the metric for such targets.
     """
     functions = _ERRORS if target.kind == "value" else {}
     if canonical_name(name) not in functions:

@@ -1,4 +1,4 @@
-"""What losses and metrics are, whichever library computes them: what they are called with, and when one is none."""
+"""Describe losses and metrics of any library: arguments, order of parameters, checks."""
 
 from __future__ import annotations
 
@@ -25,8 +25,15 @@ _ROUNDED = 1e-4  # what a loss may be below its least
 
 
 class LossFunctions(NamedTuple):
-    """The loss of each sample, in training and where it is judged, and what of it is right; what it is called, and the
-    least that it can be."""
+    """The loss functions of a network.
+
+    Attributes:
+        training: loss of each sample in training.
+        evaluation: loss of each sample in evaluation.
+        correct: 1 for each correct sample, or its share of correct labels or pixels.
+        name: of the loss.
+        minimum: lower bound of the loss.
+    """
 
     training: Loss
     evaluation: Loss
@@ -42,13 +49,16 @@ class LossFunctions(NamedTuple):
         of_samples: Callable[[list[float] | None], Loss],
         correct: Loss,
     ) -> LossFunctions:
-        """Those of a network.
+        """Return the loss functions of a network.
 
         Args:
-            of_samples: makes the loss of each sample, where classes have such weights.
+            train: training settings.
+            target: of a sample.
+            of_samples: returns the loss of each sample for given class weights.
+            correct: computes what is correct of each sample.
 
         Raises:
-            SettingError: classes have weights, and the loss is of whole masks.
+            SettingError: the spec has class weights, and the loss covers whole masks.
         """
         name = LOSS_OF[target.kind] if train.loss is None else name_of(train.loss)
         judging = training = of_samples(None)
@@ -71,15 +81,16 @@ class LossFunctions(NamedTuple):
     def check(
         self, slope: Callable[[Loss], Any], judged: Callable[[], np.ndarray], is_finite: bool
     ) -> None:
-        """See on some samples that this is a loss: it depends on what a network gives, and is not below its least.
+        """Check on a few samples that the loss depends on the outputs and is not below its minimum.
 
         Args:
-            slope: of a loss along any outputs; None or 0 where it does not depend on them.
-            judged: the losses of what a network gives, (n,).
-            is_finite: whether that is all numbers.
+            slope: returns the derivative of a loss by arbitrary outputs; None or 0 if it does not
+                depend on them.
+            judged: returns the losses of the network's outputs, (n,).
+            is_finite: True if these outputs are finite.
 
         Raises:
-            SettingError: it is none.
+            SettingError: the function is not a usable loss.
         """
         order = self._say_order() if ":" in self.name else ""
         try:
@@ -92,7 +103,8 @@ class LossFunctions(NamedTuple):
             ) from error
         if derivative is None or not np.any(derivative):
             raise self._mistake(
-                "does not depend on what the network gives, so that no weight is connected to it and "
+                "does not depend on what the network gives, so that no weight is connected to it "
+                "and "
                 "nothing can be learned"
             )
         losses = judged()
@@ -102,12 +114,13 @@ class LossFunctions(NamedTuple):
             )
         if losses.min() < self.minimum - _ROUNDED:
             raise self._mistake(
-                f"is {losses.min():.4g} for samples of the data, less than it can be ({self.minimum:g}): "
+                f"is {losses.min():.4g} for samples of the data, less than it can be "
+                f"({self.minimum:g}): "
                 "it is not of such targets"
             )
 
     def _say_order(self) -> str:
-        """In which order a function of the user's own is called; warn where its user may expect the other one."""
+        """Return the order of a custom loss's arguments; warn if the user may expect another."""
         function = load_custom(self.name, "loss", "loss")
         is_class = isinstance(function, type)  # of the library, whose order is known
         is_reversed = takes_outputs_first(function)
@@ -120,7 +133,8 @@ class LossFunctions(NamedTuple):
             )
         if is_reversed is None and inspect.isfunction(function):
             warnings.warn(
-                f"the loss {self.name} is called with {order}: the names of its parameters do not say "
+                f"the loss {self.name} is called with {order}: the names of its parameters do not "
+                "say "
                 "which is which; outputs and targets would",
                 NetworkWarning,
                 stacklevel=2,
@@ -132,7 +146,7 @@ class LossFunctions(NamedTuple):
 
 
 class Metrics:
-    """The metrics of a network: states side by side, each of a metric's width, which add up."""
+    """The metrics of a network: concatenated states, one per metric, that add up."""
 
     def __init__(self, metrics: Sequence[Any], target: TargetSpec) -> None:
         self._metrics = tuple(metrics)
@@ -140,7 +154,7 @@ class Metrics:
         self.width = sum(metric.width for metric in self._metrics)
 
     def scores(self, more: Sequence[float]) -> dict[str, float]:
-        """What sums over samples come to."""
+        """Return the value of each metric from summed states."""
         values = {}
         first = 0
         for metric in self._metrics:
@@ -153,20 +167,22 @@ class Metrics:
 
 
 class Measures(NamedTuple):
-    """What judges a network's outputs: its metrics are :class:`Metrics` that take tensors of the library."""
+    """The losses and metrics of a network; metrics take tensors of the library."""
 
     losses: LossFunctions
     metrics: Any
 
 
 def loss_arguments(train: Train, target: TargetSpec, accepted: Collection[str]) -> dict[str, Any]:
-    """With which parameters a loss of the library is called.
+    """Return the keyword arguments for a loss of the library.
 
     Args:
-        known: those that it has.
+        train: settings that name the loss.
+        target: of a sample.
+        accepted: parameters that the loss takes.
 
     Raises:
-        SettingError: it has no such one, or is not of such targets.
+        SettingError: a parameter does not exist, or the loss is not for such targets.
     """
     assert train.loss is not None
     name = name_of(train.loss)
@@ -174,7 +190,8 @@ def loss_arguments(train: Train, target: TargetSpec, accepted: Collection[str]) 
     wrong = [key for key in arguments if key not in accepted]
     if wrong:
         raise SettingError(
-            f"{name} takes no {', '.join(wrong)}; it takes {', '.join(accepted) or 'no parameters'}",
+            f"{name} takes no {', '.join(wrong)}; it takes "
+            f"{', '.join(accepted) or 'no parameters'}",
             "train",
             "loss",
         )
@@ -188,9 +205,16 @@ def loss_arguments(train: Train, target: TargetSpec, accepted: Collection[str]) 
 
 
 def scalar_result_error(name: str, key: str, more: str = "") -> SettingError:
-    """The mistake of a loss or metric that gives a single number."""
+    """Return the error for a loss or metric that returns a single number.
+
+    Args:
+        name: of the loss or metric.
+        key: of the setting.
+        more: text to append.
+    """
     return SettingError(
-        f"{name} gives one number for a whole batch, which ranks cannot add up; it should give one for "
+        f"{name} gives one number for a whole batch, which ranks cannot add up; it should give one "
+        "for "
         f"each sample{more}",
         "train",
         key,
@@ -198,7 +222,7 @@ def scalar_result_error(name: str, key: str, more: str = "") -> SettingError:
 
 
 def mask_weights_error(name: str) -> SettingError:
-    """The mistake of weights of classes beside a loss of whole masks."""
+    """Return the error for class weights combined with a loss of whole masks."""
     return SettingError(
         f"class_weights: {name} gives a number for each mask, and weights are of pixels",
         "train",

@@ -1,8 +1,9 @@
-"""Trying networks out: build each, take a step, export it; in a process of its own, without MPI.
+"""Try networks in a process without MPI: build each, take a step, export it.
 
-:func:`main` gets a :class:`SmokeTestRequest` through the pipe whose number it is called with, and says there which stage it
-begins, and what came out for each network. Users' functions may exit, crash and hang here: whoever has started the
-process knows from the last that it said what it was at (:mod:`fleet.jobs.trials`).
+:func:`main` receives a :class:`SmokeTestRequest` through a pipe whose number is its argument, and
+sends back each stage that it begins and the result of each network. User functions may exit, crash
+or hang here; the parent knows from the last message which stage was running
+(:mod:`fleet.jobs.trials`).
 """
 
 from __future__ import annotations
@@ -47,14 +48,15 @@ _ROWS = 2  # of a step: a machine without GPUs takes no more than it must
 
 @dataclass(frozen=True)
 class SmokeTestRequest:
-    """What to try.
+    """The networks to try, and how.
 
     Attributes:
-        networks: their places among those of the spec.
-        rates: where the spec names some.
-        steps: whether to take a training step.
-        memory: bytes that a network may take here; one that wants more is not built.
-        samples: of each feed some of the data, inputs and targets as they travel; zeros stand for those of others.
+        networks: indices among the networks of the spec.
+        rates: training rates, if the spec names a file.
+        steps: True to take a training step.
+        memory: bytes that a network may take here; larger ones are not built.
+        samples: some inputs and targets of each input pipeline, as they travel; zeros replace
+            missing ones.
     """
 
     spec: Spec
@@ -68,16 +70,16 @@ class SmokeTestRequest:
 
 @dataclass
 class SmokeTestResult:
-    """What came out for one network, so far.
+    """The result for one network so far.
 
     Attributes:
-        network: its place among those of the spec.
-        problem: why it cannot be trained; empty where it can.
-        setting: the keys of the setting that is to blame, where it is one.
-        parameters: how many it has; None where that is not known.
-        memory: bytes on a GPU that trains it, estimated; None where that is not known.
-        notes: what its user should know.
-        warnings: what its engine warns of while it builds it (:class:`fleet.errors.NetworkWarning`).
+        network: index among the networks of the spec.
+        problem: why it cannot be trained; empty if it can.
+        setting: keys of the setting that causes the problem, if any.
+        parameters: number of parameters; None if unknown.
+        memory: estimated bytes on a GPU that trains it; None if unknown.
+        notes: remarks for the user.
+        warnings: warnings of the engine while building (:class:`fleet.errors.NetworkWarning`).
     """
 
     network: int
@@ -91,7 +93,7 @@ class SmokeTestResult:
 
 @dataclass(frozen=True)
 class _SmokeTest:
-    """One network that is tried."""
+    """The test of one network."""
 
     network: NetworkSpec
     request: SmokeTestRequest
@@ -99,11 +101,12 @@ class _SmokeTest:
     trial: SmokeTestResult
 
     def run(self, engine: Engine, row_bytes: dict[str, int | None]) -> None:
-        """Try everything.
+        """Run all stages.
 
         Args:
-            row_bytes: kind of network -> bytes that a step holds for each row, of those that were tried already; one of
-                a kind that is there takes no step.
+            engine: that builds the network.
+            row_bytes: step key -> bytes that a step holds per row; a network whose key is present
+                takes no step.
         """
         spec = self.request.spec
         network = self.network
@@ -134,7 +137,7 @@ class _SmokeTest:
         self.send(stage=stage, network=self.trial.network)
 
     def _fits_here(self) -> bool:
-        """Whether it can be built on this machine; it might be trained on a GPU all the same."""
+        """Return True if it can be built on this machine; it may still train on a GPU if not."""
         parameters = self.trial.parameters
         if parameters is None:
             return True
@@ -150,7 +153,7 @@ class _SmokeTest:
         return memory <= self.request.memory
 
     def _step(self, trainable: Trainable) -> int | None:
-        """Take a step, if that is asked for, and see that it teaches; returns the bytes that one holds for each row."""
+        """Take a step if requested, check that it can learn, and return its bytes per row."""
         self._begin("a training step")
         if self.request.steps:
             sample = self.request.sample.for_pipeline(self.network.feed)
@@ -191,7 +194,7 @@ class _SmokeTest:
 
 
 def main() -> None:
-    """See the module."""
+    """Serve one request from the parent process."""
     # With whoever has started it, this process ends too, also while it hangs (Linux).
     end_with_parent()
     faulthandler.register(signal.SIGUSR1, file=sys.stderr, all_threads=False)
@@ -237,7 +240,7 @@ def _try(trying: _SmokeTest, engine: Engine | None, row_bytes: dict[str, int | N
 
 
 def _step_key(network: NetworkSpec) -> str:
-    """Equal for networks whose steps differ in numbers only."""
+    """Return a key that is equal for networks whose steps differ in numbers only."""
     optimizer = dataclasses.replace(network.train.optimizer, learning_rate=1.0)
     settings = {
         **dataclasses.asdict(network.train),

@@ -1,9 +1,9 @@
-"""A small engine: linear models in NumPy, float64, exact gradients.
+"""Train linear models in NumPy: float64, exact gradients.
 
-It trains real networks, if plain ones, in microseconds a step. With it the whole runtime is tested:
-groups, stream, rounds, checkpoints, failures. It is also an oracle: what it computes can be written
-down by hand. For classes it is softmax regression, for several labels logistic regression, for values linear
-regression; for masks it is softmax regression on the channels of each pixel.
+A step takes microseconds, so the whole runtime is tested with this engine: groups, stream, rounds,
+checkpoints, failures. It is also an oracle, because its results can be derived by hand. It trains
+softmax regression for classes, logistic regression for multiple labels, linear regression for
+values, and softmax regression on the channels of each pixel for masks.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from preprocess.sample import SampleSpec
 class NumpyEngine:
     """Builds linear models, ``family: softmax``.
 
-    ``build: module:function`` may give the first weights instead: it is called with ``input_shape``,
-    ``classes`` and the network's arguments, and returns an array (features + 1, classes), the last row
-    being the biases.
+    ``build: module:function`` may provide the initial weights instead. The function is called with
+    ``input_shape``, ``classes`` and the network's arguments, and returns an array (features + 1,
+    classes) whose last row holds the biases.
     """
 
     exchange_name = "mpi"
@@ -66,21 +66,21 @@ class NumpyEngine:
 
 
 def _features(sample: SampleSpec) -> int:
-    """How many numbers a model looks at: those of a sample, or, for masks, the channels of a pixel."""
+    """Return the number of features: those of a sample, or for masks the channels of a pixel."""
     if sample.target.kind == "mask":
         return sample.image.shape[-1]
     return sample.image.size
 
 
 def make(setup: EngineContext) -> NumpyEngine:
-    """The engine of a trainer."""
+    """Return the engine of a trainer."""
     return NumpyEngine(setup.sample)
 
 
 def count_parameters(
     architecture: Architecture, shape: tuple[int, ...], classes: int, seed: int
 ) -> int:
-    """The weights of a regression, whatever function gives the first ones."""
+    """Return the number of weights of a regression."""
     return (math.prod(shape) + 1) * classes
 
 
@@ -88,7 +88,7 @@ class SoftmaxRegression:
     """A linear model, trained by gradient descent with momentum.
 
     Args:
-        weights: (features + 1, classes), the first ones; the last row is the biases.
+        weights: (features + 1, classes) initial weights; the last row holds the biases.
     """
 
     def __init__(
@@ -176,7 +176,7 @@ class SoftmaxRegression:
         weights: np.ndarray | None,
         training: bool = False,
     ) -> tuple[AnyLinearOutputs, np.ndarray]:
-        """What comes out for the samples that could be read, and their features."""
+        """Return the outputs for the readable samples, and their features."""
         images, targets, *weighed = select_readable(pack_rows(images, targets, weights))
         inputs = self._features(images)
         return self._answers(
@@ -194,7 +194,7 @@ class SoftmaxRegression:
         )
 
     def average_statistics(self) -> None:
-        """There are none."""
+        """Do nothing: a linear model has no statistics."""
 
     def learning_rate(self) -> float:  # noqa: D102
         return self._rate
@@ -211,28 +211,28 @@ class SoftmaxRegression:
         self._velocity = np.array(arrays["velocity"])
 
     def export(self, arrays: Arrays, path: Path) -> None:
-        """Nothing but Keras reads ``.keras`` files; the weights are in the checkpoint."""
+        """Do nothing: the weights are in the checkpoint."""
 
     def count_parameters(self) -> int:  # noqa: D102 - SupportsInspection says it
         return self._weights.size
 
     def row_bytes(self) -> int:
-        """Of the inputs, and of the logits with their gradient, all float64."""
+        """Return the bytes of the inputs and of the logits with their gradient, all float64."""
         features, classes = self._weights.shape
         return 8 * (features + 2 * classes)
 
     def try_export(self, folder: Path) -> str:
-        """There is nothing to try."""
+        """Return an empty note: nothing is exported."""
         return ""
 
     def regroup(self, group: Group) -> None:  # noqa: D102
         self._group = group
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: no resources are held."""
 
     def _features(self, images: np.ndarray) -> np.ndarray:
-        """(n, features + 1), or for masks (n, height, width, channels + 1)."""
+        """Return features: (n, features + 1), or for masks (n, height, width, channels + 1)."""
         images = finished(images, self._sample)
         if self._sample.affine is None:
             scaled = images

@@ -1,8 +1,8 @@
-"""Steps that TensorFlow computes in a thread of its own, one after another, while Python makes the next batch.
+"""Run steps in a TensorFlow thread, one after another, while Python prepares the next batch.
 
-TensorFlow passes over a batch three times before it computes anything, each time into memory that the kernel has to
-give it first. So here inputs are copied once, into memory that stays, and TensorFlow takes them from there. On a GPU
-they go to the device, while it computes the step before.
+TensorFlow copies a batch three times before it computes, each time into newly allocated memory.
+Here inputs are copied once into persistent memory that TensorFlow reads. On a GPU they go to the
+device while it computes the previous step.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from fleet.engines.base import StepResult, StepTotals
 
 
 class StepQueue:
-    """Hands the steps of one network to TensorFlow, and reads their sums as soon as they are there.
+    """Submits the steps of one network to TensorFlow, and reads their totals when available.
 
     Args:
-        inputs: of the rank; one network at a time uses it.
+        inputs: buffers of the rank; one network at a time uses them.
     """
 
     def __init__(self, inputs: InputBuffers) -> None:
@@ -36,24 +36,27 @@ class StepQueue:
         self.inputs = inputs
 
     def call(self, graph: Callable[..., Any], *arguments: Any) -> Any:
-        """Have a graph run when those before it are over; returns what it gives at once, before it is there.
+        """Run a graph after those before it; returns its results at once, before they exist.
 
         Args:
-            arguments: no arrays: to make tensors of them would wait for what runs.
+            graph: to run.
+            arguments: no arrays, because converting these would wait for what runs.
         """
         with context.executor_scope(self._executor):
             return graph(*arguments)
 
     def read_async(self, sums: tf.Tensor) -> Callable[[], StepResult]:
-        """What waits for the sums of steps: of one (6 + more,), or of several (steps, 6 + more)."""
+        """Return a function that waits for totals: (6 + metrics,), or (steps, 6 + metrics)."""
         return self._reader.submit(_read, sums).result
 
     def close(self) -> None:
-        """Wait until nothing runs; what comes of it nobody will read."""
-        # First the reader: two threads that raise errors of TensorFlow at one time may wait for each other for ever.
+        """Wait until nothing runs, and discard the results."""
+        # First the reader: two threads that raise errors of TensorFlow at one time may
+        # wait for each other for ever.
         self._reader.shutdown()
         try:
-            # TensorFlow's own wait keeps the interpreter's lock, which the end of a step needs to let go of its inputs.
+            # TensorFlow's own wait keeps the interpreter's lock, which the end of a
+            # step needs to let go of its inputs.
             self.call(tf.identity, tf.constant(0)).numpy()
         except Exception:
             self._executor.clear_error()
@@ -67,10 +70,10 @@ def _read(sums: tf.Tensor) -> StepResult:
 
 
 class InputBuffers:
-    """Copies of the arrays of two steps: of one that is computed, and of one that is handed over.
+    """Copies of the arrays of two steps: the one that is computed, and the next one.
 
     Args:
-        pin: registers memory with the driver of the GPU, for good.
+        pin: registers memory with the driver of the GPU, permanently.
     """
 
     def __init__(self, pin: Callable[[Any], object] = lambda memory: None) -> None:
@@ -84,7 +87,7 @@ class InputBuffers:
         ]  # let go here, rather than by what has computed with them
 
     def upload(self, arrays: Sequence[np.ndarray]) -> list[tf.Tensor]:
-        """Arrays where a step reads them; those of the step before last are overwritten."""
+        """Copy arrays to where a step reads them, overwriting those of the step before last."""
         self._memories.reverse()
         self._tensors.reverse()
         memories = self._memories[0]
@@ -106,7 +109,7 @@ class InputBuffers:
         return tf.experimental.dlpack.from_dlpack(copy.__dlpack__())
 
     def _allocate(self, size: int) -> mmap.mmap:
-        """Memory that begins with a page, as TensorFlow wants it."""
+        """Allocate memory that begins with a page, as TensorFlow requires."""
         memory = mmap.mmap(-1, size)
         self._pin(memory)
         return memory

@@ -1,4 +1,4 @@
-"""Keras 3 on TensorFlow: the engine that trains real networks."""
+"""Build networks with Keras 3 on TensorFlow."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ class KerasEngine:
     """Builds Keras networks on this rank's device.
 
     Args:
-        setup: of this rank; the exchange ``auto`` takes Horovod where it is installed.
+        setup: of this rank; the exchange ``auto`` uses Horovod if it is installed.
 
     Raises:
-        UserError: Horovod is asked for and is not installed.
+        UserError: the spec asks for Horovod, which is not installed.
     """
 
     def __init__(self, setup: EngineContext) -> None:
@@ -58,7 +58,8 @@ class KerasEngine:
         self._horovod, horovod = (None, "not asked for") if exchange == "mpi" else find_horovod()
         if exchange == "library":
             raise UserError(
-                "resources.exchange: library: the keras engine has none; it should be auto, horovod or mpi"
+                "resources.exchange: library: the keras engine has none; it should be auto, "
+                "horovod or mpi"
             )
         if exchange == "horovod" and self._horovod is None:
             raise UserError(
@@ -81,10 +82,14 @@ class KerasEngine:
         )
 
     def build(self, network: NetworkSpec, group: Group) -> KerasNetwork:
-        """See :meth:`fleet.engines.base.Engine.build`.
+        """Build a network; see :meth:`fleet.engines.base.Engine.build`.
 
-        The graphs of a network take longer to make than its weights. They are kept for the next network, which often
-        differs by its learning rate, momentum, weight decay or seed alone.
+        Creating the graphs of a network takes longer than its weights. They are cached for the next
+        network, which often differs only in learning rate, momentum, weight decay or seed.
+
+        Args:
+            network: to build.
+            group: that trains it.
         """
         code = user_code_of(network)
         with running_user_code(code):
@@ -156,17 +161,19 @@ class KerasEngine:
 
 @dataclass(frozen=True)
 class _CachedNetwork:
-    """The network that was built last, and what it has in common with others that could use its graphs."""
+    """The network built last, and the key of networks that can use its graphs."""
 
     key: NetworkSpec
     network: KerasNetwork
 
 
 def _graph_key(network: NetworkSpec, group: Group, fold: int | None = None) -> NetworkSpec | None:
-    """Networks with equal keys have equal graphs; None where code of the user's own may make others each time.
+    """Return a key that is equal for networks with equal graphs; None if user code varies.
 
     Args:
-        fold: of the network, where graphs of folds differ.
+        network: to build.
+        group: that trains it.
+        fold: of the network, if graphs of folds differ.
     """
     if user_code_of(network) is not None:
         return None
@@ -189,24 +196,24 @@ def configure_device(
     deterministic: bool = False,
     slot: Slot = Slot(),  # noqa: B008
 ) -> None:
-    """Use one GPU, and of its memory only what is needed; without GPUs, a fair share of the cores.
+    """Use one GPU and only the memory needed; without GPUs, a fair share of the cores.
 
-    Without GPUs graphs are run as they are traced. To rewrite them first (Grappler) is a quarter of what the first step
-    of a small network costs, and its later steps are no faster for it.
+    Without GPUs graphs run as they are traced: rewriting them first (Grappler) takes a quarter of
+    the first step of a small network and does not make later steps faster.
 
-    Where trainers share a GPU, the first takes what it needs, so that a network which is tried again alone has all that
-    there is. The others are held to an equal share, or, where nobody says how much memory there is, take what they
-    need as well. (Not tried on a GPU yet.)
+    If trainers share a GPU, the first takes what it needs, so a network that is retried alone has
+    all the memory. The others are limited to an equal share, or take what they need if the memory
+    is unknown.
 
-    Kernels cut their sums by the number of threads, so a network that is trained again in another number of them comes
-    to other numbers; which trainers share a node should not matter to one that is deterministic.
+    Kernels split their sums by the number of threads, so results depend on it; a deterministic
+    network uses one thread, so its results do not depend on which trainers share a node.
 
     Args:
-        index: the place of this trainer among those of its node. TensorFlow sees the GPUs that an
-            existing ``CUDA_VISIBLE_DEVICES`` leaves.
-        trainers: on this node.
-        deterministic: take deterministic kernels, and without GPUs one thread.
-        slot: of the GPU.
+        index: index of this trainer on its node. TensorFlow sees the GPUs that an existing
+            ``CUDA_VISIBLE_DEVICES`` allows.
+        trainers: number of trainers on this node.
+        deterministic: True for deterministic kernels and, without GPUs, one thread.
+        slot: this trainer's share of the GPU.
 
     Raises:
         UserError: the node shows fewer GPUs than it has trainers.

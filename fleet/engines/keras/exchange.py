@@ -1,8 +1,8 @@
-"""How the ranks of a group add up gradients: by Horovod, by MPI, or not at all where there is one rank.
+"""Sum gradients over the ranks of a group: by Horovod, by MPI, or not at all for one rank.
 
-There are two places to do it. Horovod has an operation for graphs, so a step is one graph, in which the first
-gradients travel while the last ones are computed; a rank alone has one graph, too. MPI is called from Python, between
-a graph that computes gradients and one that applies them.
+Horovod has an operation for graphs, so a step is one graph, in which the first gradients travel
+while the last ones are computed; a group of one rank has one graph, too. MPI is called from Python,
+between a graph that computes gradients and one that applies them.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ _ALIGNED = 16  # numbers: where TensorFlow wants tensors to begin
 
 
 def make_exchange(group: Group, horovod: Any) -> Exchange:
-    """The exchange of a group.
+    """Return the exchange of a group.
 
     Args:
+        group: of the ranks.
         horovod: its module for TensorFlow; None for MPI.
     """
     if group.size == 1:
@@ -37,7 +38,7 @@ def make_exchange(group: Group, horovod: Any) -> Exchange:
 
 
 class NoExchange:
-    """Adds up inside of a graph; here that of a rank alone, which has all gradients already."""
+    """Sums inside a graph; this one is for a group of one rank, which has all gradients."""
 
     def __init__(self, group: Group) -> None:
         self.group = group
@@ -45,11 +46,11 @@ class NoExchange:
     def sum_in_graph(
         self, gradients: Sequence[tf.Tensor], sums: tf.Tensor
     ) -> tuple[Sequence[tf.Tensor], tf.Tensor]:
-        """The gradients and sums of all ranks.
+        """Return the gradients and totals summed over all ranks.
 
         Args:
-            gradients: of this rank, a tensor of each variable's shape and type.
-            sums: (6 + more,) float32: :class:`fleet.engines.base.Sums`.
+            gradients: of this rank, with each variable's shape and type.
+            sums: (6 + metrics,) float32, :class:`fleet.engines.base.StepTotals`.
         """
         return gradients, sums
 
@@ -58,7 +59,7 @@ class NoExchange:
 
 
 class HorovodExchange(NoExchange):
-    """Horovod, whose whole world is the group for as long as the group lives."""
+    """Sums by Horovod, whose world is the group for as long as the group lives."""
 
     def __init__(self, group: Group, horovod: Any) -> None:
         super().__init__(group)
@@ -72,7 +73,8 @@ class HorovodExchange(NoExchange):
         gradients: Sequence[tf.Tensor],
         sums: tf.Tensor,
     ) -> tuple[Sequence[tf.Tensor], tf.Tensor]:
-        # Horovod matches tensors by name, which must not depend on the graph: a rank without rows has another one.
+        # Horovod matches tensors by name, which must not depend on the graph: a rank
+        # without rows has another one.
         *gradients, sums = self._horovod.grouped_allreduce(
             [*gradients, sums], op=self._horovod.Sum, name="step", ignore_name_scope=True
         )
@@ -84,7 +86,7 @@ class HorovodExchange(NoExchange):
 
 
 class MpiExchange:
-    """Adds up outside of any graph: one MPI reduction of one buffer a step, in the memory of the host."""
+    """Sums outside of graphs: one MPI reduction of one host buffer per step."""
 
     def __init__(self, group: Group) -> None:
         self.group = group
@@ -93,19 +95,19 @@ class MpiExchange:
     def sum_on_host(
         self, gradients: Sequence[tf.Tensor], sums: Any, error: BaseException | None
     ) -> tuple[list[tf.Tensor], StepTotals]:
-        """The gradients and sums of all ranks.
+        """Return the gradients and totals summed over all ranks.
 
         Args:
-            gradients: of this rank, a tensor of each variable's shape and type.
-            sums: (6 + more,) float32: :class:`fleet.engines.base.Sums`.
-            error: why this rank has none, where it has none; then zeros stand in for both.
+            gradients: of this rank, with each variable's shape and type.
+            sums: (6 + metrics,) float32, :class:`fleet.engines.base.StepTotals`.
+            error: of this rank, if it failed; zeros then replace both.
 
         Returns:
-            Gradients of the same shapes, float32, which the next call overwrites; and what the sums have added up to.
+            Gradients of the same shapes, float32, which the next call overwrites; and the totals.
 
         Raises:
             Exception: this rank's error.
-            PeerFailed: another rank has brought one.
+            PeerFailed: another rank failed.
         """
         if self._buffer is None:
             self._buffer = _Buffer([tuple(gradient.shape) for gradient in gradients], len(sums))
@@ -128,16 +130,16 @@ class MpiExchange:
 
 
 class _Buffer:
-    """Gradients one behind another, then the sums, all float32, in memory that stays: TensorFlow reads it in place.
+    """Gradients followed by totals, float32, in persistent memory that TensorFlow reads in place.
 
     Args:
         shapes: of the gradients.
-        width: of the sums.
+        width: number of totals.
 
     Attributes:
-        whole: all that is summed.
+        flat: everything that is summed.
         parts, tensors: the gradients, as arrays and as tensors of the same memory.
-        sums: (width,).
+        sums: the totals, (width,).
     """
 
     def __init__(self, shapes: Sequence[tuple[int, ...]], width: int) -> None:
@@ -160,7 +162,12 @@ Exchange: TypeAlias = NoExchange | MpiExchange
 
 
 def find_horovod() -> tuple[Any, str]:
-    """Horovod's module for TensorFlow, and ``ready``; or None, and ``missing``, or why it cannot be used with MPI."""
+    """Find Horovod's module for TensorFlow.
+
+    Returns:
+        The module and ``ready``; or None and ``missing``, or the reason why it cannot be used with
+        MPI.
+    """
     try:
         import horovod.tensorflow as horovod
     except Exception as error:  # built for another TensorFlow, it fails in many ways

@@ -1,4 +1,4 @@
-"""What is written of a network for use without FLEET: a model that plain Keras loads."""
+"""Export networks as models that plain Keras loads."""
 
 from __future__ import annotations
 
@@ -19,14 +19,18 @@ _ADVICE = "build it from layers of Keras, or give its classes a get_config"
 
 
 def export_model(model: keras.Model, sample: SampleSpec) -> keras.Model:
-    """The model to be written, which shares its weights with the network.
+    """Return the model to write, which shares its weights with the network.
 
-    It takes samples as the stream carries them, and gives logits. A subclass of ``keras.Model`` is written as the
-    layers that it calls, so that loading it takes none of its code; where its ``call`` does what only its code can do,
-    as itself.
+    It takes samples as the stream carries them and returns logits. A subclass of ``keras.Model`` is
+    written as the layers that it calls, so it can be loaded without its code; if its ``call`` needs
+    the code, it is written as itself.
+
+    Args:
+        model: the network.
+        sample: shape and type of its inputs.
 
     Raises:
-        ModelError: it cannot be written.
+        ModelError: it cannot be exported.
     """
     try:
         if _is_keras(type(model).__module__):
@@ -50,10 +54,10 @@ def export_model(model: keras.Model, sample: SampleSpec) -> keras.Model:
 
 
 def check_config(model: keras.Model) -> None:
-    """See that a model can be described in a file, before hours are spent on it.
+    """Check that a model can be described in a file, before training.
 
     Raises:
-        ModelError: it cannot.
+        ModelError: it cannot be described.
     """
     try:
         keras.saving.serialize_keras_object(model)
@@ -62,13 +66,18 @@ def check_config(model: keras.Model) -> None:
 
 
 def try_load(path: Path, model: keras.Model, sample: SampleSpec) -> str:
-    """Load a network as users would, and compare it with the one that was written.
+    """Load a network as a user would, and compare its outputs with the original.
+
+    Args:
+        path: of the export.
+        model: the network.
+        sample: shape and type of its inputs.
 
     Returns:
-        What that takes beside Keras, in a line; empty where it takes nothing.
+        What loading needs besides Keras, as one line; empty if nothing.
 
     Raises:
-        ModelError: it cannot be loaded, or gives something else.
+        ModelError: it cannot be loaded, or its outputs differ.
     """
     classes = {type(layer) for layer in model._flatten_layers()}
     custom = {kind.__name__: kind for kind in classes if not _is_keras(kind.__module__)}
@@ -91,7 +100,8 @@ def try_load(path: Path, model: keras.Model, sample: SampleSpec) -> str:
         ) from error
     if not outputs_agree(model, loaded, sample):
         raise ModelError(
-            f"best.keras gives other logits than the network: its description lacks something; {_ADVICE}"
+            "best.keras gives other logits than the network: its description lacks something; "
+            f"{_ADVICE}"
         )
     takes = [f"the module {module}" for module in _modules(path)]
     takes += [f"custom_objects with {', '.join(sorted(custom))}"] if "custom_objects" in way else []
@@ -102,9 +112,14 @@ def try_load(path: Path, model: keras.Model, sample: SampleSpec) -> str:
 
 
 def outputs_agree(model: keras.Model, written: keras.Model, sample: SampleSpec) -> bool:
-    """Whether a network and what is written of it give the same logits for made-up inputs.
+    """Return True if a network and its export return the same logits for made-up inputs.
 
-    Of a network that draws random numbers also in evaluation, only the shapes are compared.
+    If a network draws random numbers in evaluation, only the shapes are compared.
+
+    Args:
+        model: the network.
+        written: its export.
+        sample: shape and type of the inputs.
     """
     random = np.random.default_rng(0)
     shape = (2, *sample.image.shape)
@@ -126,7 +141,7 @@ def outputs_agree(model: keras.Model, written: keras.Model, sample: SampleSpec) 
 
 
 def _with_scaling(model: keras.Model, sample: SampleSpec, call: Any) -> keras.Model:
-    """A model of layers alone around what a call does; it scales first, where the stream leaves that to the network."""
+    """Return a model that scales its inputs, if the stream does not, and makes a call."""
     affine = sample.affine
     if affine is not None and affine.precise:
         raw = keras.Input(sample.image.shape, name="raw_image", dtype="float64")
@@ -142,14 +157,14 @@ def _with_scaling(model: keras.Model, sample: SampleSpec, call: Any) -> keras.Mo
 
 
 def _layers_of(model: keras.Model) -> Any:
-    """A subclass's call, without the subclass around it."""
+    """Return the call of a subclass without the subclass."""
     training = inspect.signature(model.call).parameters.get("training")
     wants_it = training is not None and training.default is inspect.Parameter.empty
     return lambda images: model.call(images, **({"training": False} if wants_it else {}))
 
 
 def _modules(path: Path) -> list[str]:
-    """The modules beside Keras that the description of a network names."""
+    """Return the modules besides Keras that the description of a network names."""
     names: set[str] = set()
 
     def look(part: Any) -> None:
@@ -177,7 +192,7 @@ def _export_error(error: Exception) -> ModelError:
 
 
 def short_error(error: Exception) -> str:
-    """An error in a line, without the page of advice that Keras adds."""
+    """Return an error in one line, without the advice that Keras appends."""
     text = one_line(error).rpartition(" Exception encountered: ")[2]
     for advice in (" Please implement", " Example:", " Make sure", " Full object config"):
         text = text.partition(advice)[0]

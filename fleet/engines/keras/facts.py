@@ -1,4 +1,4 @@
-"""What TensorFlow and Horovod say of themselves on this node, for ``fleet doctor``."""
+"""Examine TensorFlow and Horovod on this node, for ``fleet doctor``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,14 @@ _BUILD = "HOROVOD_WITH_MPI=1 pip install --no-cache-dir --no-build-isolation --f
 
 
 def find_problems(gpus: Sequence[str], exchange: str) -> list[tuple[str, str]]:
-    """What would go wrong with TensorFlow and Horovod; see :attr:`fleet.spec.engines.EngineInfo.problems`."""
+    """Return problems of TensorFlow and Horovod with their remedies.
+
+    See :attr:`fleet.spec.engines.EngineInfo.problems`.
+
+    Args:
+        gpus: names of the GPUs of this node.
+        exchange: ``resources.exchange`` of the spec.
+    """
     try:
         import tensorflow as tf
 
@@ -21,7 +28,8 @@ def find_problems(gpus: Sequence[str], exchange: str) -> list[tuple[str, str]]:
         return [
             (
                 f"TensorFlow cannot be imported: {one_line(error)[:200]}",
-                "install it on every node: pip install 'tensorflow[and-cuda]==2.18.*', or load its module",
+                "install it on every node: pip install 'tensorflow[and-cuda]==2.18.*', or load its "
+                "module",
             )
         ]
     seen = len(tf.config.list_physical_devices("GPU"))
@@ -31,17 +39,20 @@ def find_problems(gpus: Sequence[str], exchange: str) -> list[tuple[str, str]]:
 def problems_from(
     tensorflow: str, seen: int, horovod: str, gpus: Sequence[str], exchange: str
 ) -> Iterator[tuple[str, str]]:
-    """The same, of what was found.
+    """Yield the problems that follow from facts about this node.
 
     Args:
         tensorflow: its version.
-        seen: how many GPUs it sees.
+        seen: number of GPUs that it sees.
         horovod: ``ready``, ``missing``, or why it cannot be used.
+        gpus: names of the GPUs of this node.
+        exchange: ``resources.exchange`` of the spec.
     """
     if gpus and not seen:
         yield (
             f"{counted(len(gpus), 'GPU')} shown, but TensorFlow {tensorflow} sees none",
-            "it needs the CUDA libraries: pip install 'tensorflow[and-cuda]==2.18.*', or load its module",
+            "it needs the CUDA libraries: pip install 'tensorflow[and-cuda]==2.18.*', or load its "
+            "module",
         )
     elif horovod not in ("ready", "missing") and exchange != "mpi":
         yield (

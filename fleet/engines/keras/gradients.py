@@ -1,8 +1,9 @@
-"""Gradients of ``tf.custom_gradient``, kept for as long as the graphs that they belong to.
+"""Release gradients of ``tf.custom_gradient`` together with their graphs.
 
-TensorFlow registers each of them by a new name, and for good. A gradient holds the tensors of its graph, and so the
-graph of each network that a process has ever trained: every Keras optimizer adds up gradients by such a function.
-Here the graph holds the gradient, and the registry only refers to it.
+TensorFlow registers each of them permanently under a new name. A gradient holds the tensors of its
+graph, and so the graph of each network that a process has trained, because every Keras optimizer
+sums gradients with such a function. Here the graph holds the gradient, and the registry only refers
+to it.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _PREFIX = "CustomGradient-"  # of the names that tf.custom_gradient makes up
 
 @functools.cache
 def keep_gradients_with_graphs() -> None:
-    """Have each gradient of ``tf.custom_gradient`` that is registered from now on end with its graph."""
+    """Let each gradient of ``tf.custom_gradient`` registered from now on end with its graph."""
     register = tf.RegisterGradient.__call__
 
     def register_with_graph(self: Any, function: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,4 +1,4 @@
-"""Exported networks as one Keras model, made of layers of Keras alone: plain Keras loads it."""
+"""Combine exported networks into one Keras model of plain Keras layers."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ _ACTIVATIONS = {"class": "softmax", "mask": "softmax", "multilabel": "sigmoid", 
 
 
 class EnsembleModel:
-    """The weighted mean of what several models predict.
+    """The weighted mean of the predictions of several models.
 
     Args:
-        files: of models that give logits, or values; all for samples of one shape.
-        weights: of the models; they add up to 1.
-        kind: of the targets (:mod:`preprocess.target`).
+        files: exports that return logits, or values; all for samples of one shape.
+        weights: weight of each model; they sum to 1.
+        kind: kind of the targets (:mod:`preprocess.target`).
 
     Raises:
-        UserError: one of them is missing or cannot be loaded.
+        UserError: a file is missing or cannot be loaded.
     """
 
     def __init__(self, files: Sequence[Path], weights: Sequence[float], kind: str) -> None:
@@ -59,24 +59,31 @@ class EnsembleModel:
 
 
 def _check_separate_weights(files: Sequence[Path], models: Sequence[keras.Model]) -> None:
-    """Refuse models whose classes give them the same weights: each would have those that were read last."""
+    """Refuse models that share weights: each would have those that were read last."""
     owners: dict[int, Path] = {}
     for file, model in zip(files, models, strict=True):
         for variable in model.variables:
             owner = owners.setdefault(id(variable), file)
             if owner != file:
                 raise UserError(
-                    f"{file} cannot be joined with {owner}: their code gives both the weights {variable.path}; "
+                    f"{file} cannot be joined with {owner}: their code gives both the weights "
+                    f"{variable.path}; "
                     "make all layers inside of the model"
                 )
 
 
 def to_onnx(file: Path, path: Path) -> None:
-    """Write an exported network as ONNX, by Keras' own exporter; see :attr:`fleet.spec.engines.EngineInfo.to_onnx`.
+    """Write an exported network as ONNX with Keras' exporter.
+
+    See :attr:`fleet.spec.engines.EngineInfo.to_onnx`.
+
+    Args:
+        file: the export.
+        path: of the ONNX file.
 
     Raises:
-        UserError: it lacks a library.
-        Exception: of converters, for a layer that they do not know.
+        UserError: a library is missing.
+        Exception: from converters, for a layer that they do not know.
     """
     model = _load(file)
     try:

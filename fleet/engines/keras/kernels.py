@@ -1,9 +1,10 @@
-"""Layers and optimizers of Keras, computed by the kernels that TensorFlow has for the whole of them.
+"""Compute layers and optimizers of Keras with fused TensorFlow kernels.
 
-Keras 3 writes batch normalisation and the steps of optimizers as dozens of small operations, for any backend. Each is
-traced, and passes over all activations again: in small convolutional networks that is a quarter of a step, and half of
-the operations of its graph. What is computed is the same up to the order of additions. A model and its exports stay
-Keras' own: only how an object that is there computes is replaced.
+Keras 3 writes batch normalization and optimizer steps as dozens of small operations, for any
+backend. Each is traced and passes over all activations again: in small convolutional networks a
+quarter of a step, and half of the operations of its graph. Results are equal up to the order of
+additions. A model and its exports stay plain Keras: only how an existing object computes is
+replaced.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import tensorflow as tf
 
 
 def use_kernels(model: keras.Model, optimizer: keras.optimizers.Optimizer) -> None:
-    """Have a model's batch normalisation, and its optimizer, computed by TensorFlow's kernels where they fit."""
+    """Use TensorFlow's kernels for batch normalization and the optimizer where they fit."""
     for layer in model._flatten_layers():
         if type(layer) is keras.layers.BatchNormalization:
             layer.call = partial(_normalize, layer, layer.call)
@@ -30,10 +31,12 @@ def use_kernels(model: keras.Model, optimizer: keras.optimizers.Optimizer) -> No
 def _normalize(
     layer: Any, plain: Any, inputs: Any, training: bool | None = None, mask: Any = None
 ) -> Any:
-    """Batch normalisation of images in training; everything else as Keras computes it.
+    """Compute batch normalization of images in training; all else as Keras does.
 
     Args:
+        layer: to compute.
         plain: Keras' own ``call`` of the layer.
+        inputs, training, mask: arguments of ``call``.
     """
     fits = (
         training
@@ -57,7 +60,8 @@ def _normalize(
         epsilon=layer.epsilon,
         is_training=True,
     )
-    # The kernel gives the variance of the population that the batch is from; Keras keeps that of the batch.
+    # The kernel gives the variance of the population that the batch is from; Keras keeps that
+    # of the batch.
     count = tf.cast(tf.reduce_prod(tf.shape(images)[:3]), tf.float32)
     for moving, now in (
         (layer.moving_mean, mean),
@@ -70,7 +74,7 @@ def _normalize(
 def _descend(
     optimizer: Any, gradient: tf.Tensor, variable: tf.Variable, learning_rate: tf.Tensor
 ) -> None:
-    """One step of SGD on one variable."""
+    """Take one step of SGD on one variable."""
     rate = tf.cast(learning_rate, variable.dtype)
     gradient = tf.cast(gradient, variable.dtype)
     if not optimizer.momentums:
@@ -90,7 +94,7 @@ def _descend(
 def _adapt(
     optimizer: Any, gradient: tf.Tensor, variable: tf.Variable, learning_rate: tf.Tensor
 ) -> None:
-    """One step of Adam on one variable; AdamW decays weights before it."""
+    """Take one step of Adam on one variable; AdamW decays weights before it."""
     kind = variable.dtype
     index = optimizer._get_variable_index(variable)
     step = tf.cast(

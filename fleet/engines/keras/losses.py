@@ -1,6 +1,7 @@
-"""What a network's outputs cost: the loss of each sample by the kind of its target, or by a name of Keras.
+"""Compute the loss of each sample, by the kind of its target or by a Keras name.
 
-Networks give logits, so the losses of classes, labels and masks take the softmax, or the logistic function, themselves.
+Networks return logits, so the losses of classes, labels and masks apply the softmax or sigmoid
+themselves.
 """
 
 from __future__ import annotations
@@ -39,10 +40,14 @@ _NOT_SET = (
 
 
 def make_losses(train: Train, target: TargetSpec) -> LossFunctions:
-    """The losses of a network.
+    """Return the losses of a network.
+
+    Args:
+        train: training settings.
+        target: of a sample.
 
     Raises:
-        SettingError: no such loss, or not of such targets.
+        SettingError: the loss does not exist, or is not for such targets.
     """
     measure = LOSS_OF[target.kind] if train.loss is None else train.loss
     if train.loss is None and target.kind in ("class", "mask") and not train.label_smoothing:
@@ -59,10 +64,15 @@ def make_losses(train: Train, target: TargetSpec) -> LossFunctions:
 
 
 def check_losses(losses: LossFunctions, outputs: tf.Tensor, targets: tf.Tensor) -> None:
-    """See on some samples, and what a network gives for them, that these are losses.
+    """Check on some samples and the network's outputs for them that losses are usable.
+
+    Args:
+        losses: to check.
+        outputs: (n, ...) logits or values.
+        targets: (n, ...).
 
     Raises:
-        SettingError: they are none.
+        SettingError: they are not usable.
     """
 
     def slope(loss: Loss) -> tf.Tensor | None:
@@ -78,11 +88,12 @@ def check_losses(losses: LossFunctions, outputs: tf.Tensor, targets: tf.Tensor) 
 
 
 def _with_class_weights(loss: Loss, target: TargetSpec, by_class: tf.Tensor | None = None) -> Loss:
-    """From a loss of samples, or of pixels, to one of samples, where classes weigh.
+    """Turn a loss of samples, or of pixels, into one of samples with class weights.
 
     Args:
-        each: of outputs and targets; of masks, it is given -1 for pixels that count for nothing.
-        by_class: the weight of each class.
+        loss: of outputs and targets; for masks, excluded pixels have the target -1.
+        target: of a sample.
+        by_class: weight of each class.
     """
     if target.kind != "mask":
         if by_class is None:
@@ -106,13 +117,13 @@ def _with_class_weights(loss: Loss, target: TargetSpec, by_class: tf.Tensor | No
 
 
 def _pixels(targets: tf.Tensor, target: TargetSpec) -> tuple[tf.Tensor, tf.Tensor]:
-    """The class of each pixel, 0 where it does not count; and whether it counts, 1 or 0."""
+    """Return the class of each pixel, 0 if excluded, and 1 for counted pixels, else 0."""
     counted = tf.not_equal(targets, tf.constant(target.void, targets.dtype))
     return tf.where(counted, tf.cast(targets, tf.int32), 0), tf.cast(counted, tf.float32)
 
 
 def _mean_of_pixels(values: tf.Tensor, counted: tf.Tensor) -> tf.Tensor:
-    """(n, height, width) -> (n,), over the pixels that count; 0 where none does."""
+    """Return means over counted pixels, (n, height, width) -> (n,); 0 if none counts."""
     axes = (1, 2)
     return tf.reduce_sum(values * counted, axes) / tf.maximum(tf.reduce_sum(counted, axes), 1.0)
 
@@ -156,19 +167,29 @@ def _make_named(train: Train, target: TargetSpec) -> Loss:
 
 
 def takes_class_numbers(name: str) -> bool:
-    """Whether a loss or metric of Keras takes classes by their numbers."""
+    """Return True if a loss or metric of Keras takes class indices."""
     return canonical_name(name).startswith("sparse_")
 
 
 def to_dense(targets: tf.Tensor, target: TargetSpec) -> tf.Tensor:
-    """Targets as float32, one number for each output: classes, also those of pixels, are 1 at their place."""
+    """Return targets as float32 with one number per output; classes are one-hot.
+
+    Args:
+        targets: (n, ...).
+        target: of a sample.
+    """
     if target.kind in ("class", "mask"):
         return tf.one_hot(tf.maximum(targets, 0), target.outputs)
     return tf.cast(targets, tf.float32)
 
 
 def probabilities(outputs: tf.Tensor, target: TargetSpec) -> tf.Tensor:
-    """What logits stand for; values stand for themselves."""
+    """Return the probabilities of logits; values are unchanged.
+
+    Args:
+        outputs: (n, ...) logits or values.
+        target: of a sample.
+    """
     if target.kind == "value":
         return outputs
     if target.kind == "multilabel":
@@ -191,7 +212,7 @@ def _make_custom(train: Train) -> Callable[..., Any]:
 
 
 def _per_sample(losses: Any, name: str, target: TargetSpec) -> tf.Tensor:
-    """A number for each sample, or each pixel: the mean of its own, where it has more than one."""
+    """Return one number per sample or pixel: the mean, if there are several."""
     losses = tf.cast(losses, tf.float32)
     if losses.shape.rank == 0:
         raise scalar_result_error(name, "loss")

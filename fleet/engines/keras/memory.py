@@ -8,17 +8,7 @@ import tensorflow as tf
 
 
 def activation_bytes(graph: tf.Graph) -> int | None:
-    """Bytes for each row of a batch that the forward pass of a step keeps for the backward pass.
-
-    These are the tensors of the forward pass that the backward pass reads, and twice the largest of them: its gradient,
-    and the one that is computed from that. What runs inside of loops (recurrent layers) is not seen.
-
-    Args:
-        graph: of a step whose batch has a first dimension of unknown size.
-
-    Returns:
-        None where no such tensor is found.
-    """
+    """Return the bytes per row of a batch that a step keeps for its backward pass."""
     stored: dict[object, int] = {}
     for operation in graph.get_operations():
         if _is_backward(operation):

@@ -1,8 +1,9 @@
-"""Metrics of Keras, and of one's own, from sums that add up: over steps, over ranks, over groups of any size.
+"""Compute Keras and custom metrics from states that add up over steps, ranks and groups.
 
-The state of a metric is a few numbers that grow from batch to batch: a total and a count, a table of confusions, the
-hits and misses at each threshold. What a batch adds to them depends on that batch alone, so ranks add up what theirs
-have added, and AUC, F1 or IoU are exact in a group of any size. A metric of which that is not so is refused.
+The state of a metric is a few numbers that grow with each batch: a total and a count, a confusion
+matrix, the hits and misses at each threshold. What a batch adds depends on that batch alone, so
+ranks add up their states, and AUC, F1 or IoU are exact in a group of any size. Other metrics are
+refused.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ class _Metric:
 
     Attributes:
         name: its column of the results.
-        keras: what computes it; its own state is never used.
-        shown: (outputs, targets) -> what it is given: (targets, predictions).
+        keras: computes it; its own state is never used.
+        inputs_of: (outputs, targets) -> the metric's inputs (targets, predictions).
     """
 
     name: str
@@ -46,16 +47,16 @@ class _Metric:
 
     @property
     def is_flat(self) -> bool:
-        """Whether it takes numbers without rows, which Keras does not weigh by rows."""
+        """True if it takes numbers without rows, which Keras does not weight by rows."""
         return isinstance(self.keras, keras.metrics.BinaryIoU)
 
     @property
     def zero_state(self) -> list[tf.Tensor]:
-        """Its state before anything was counted."""
+        """Its initial state."""
         return [tf.zeros(variable.shape, variable.dtype) for variable in self.keras.variables]
 
     def batch_state(self, outputs: tf.Tensor, targets: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
-        """What some samples add to its state, flat, float32."""
+        """Return what some samples add to its state, flat, float32."""
         expected, predicted = self.inputs_of(outputs, targets)
         if (
             self.is_flat
@@ -75,11 +76,11 @@ class _Metric:
 
     @property
     def width(self) -> int:
-        """Numbers of its state."""
+        """Number of elements of its state."""
         return sum(int(np.prod(variable.shape)) for variable in self.keras.variables)
 
     def result(self, state: np.ndarray) -> float:
-        """What a state, flat, comes to; the mean, where that is several numbers."""
+        """Return the value of a flat state; the mean, if there are several."""
         parts = []
         first = 0
         for variable in self.keras.variables:
@@ -95,7 +96,13 @@ class MetricSet(Metrics):
     """The metrics of a network."""
 
     def sums(self, outputs: tf.Tensor, targets: tf.Tensor, valid: tf.Tensor) -> tf.Tensor:
-        """What some rows add to the states of all metrics: (width,) float32."""
+        """Return what some rows add to the states of all metrics: (width,) float32.
+
+        Args:
+            outputs: (n, ...) logits or values.
+            targets: (n, ...).
+            valid: (n,), True for readable rows.
+        """
         weights = tf.cast(valid, tf.float32)
         if self._target.kind == "mask":
             counted = tf.cast(
@@ -108,10 +115,14 @@ class MetricSet(Metrics):
 
 
 def make_metrics(train: Train, target: TargetSpec) -> MetricSet:
-    """The metrics that a spec asks for; accuracy is computed in any case.
+    """Return the metrics that a spec asks for; accuracy is always computed.
+
+    Args:
+        train: training settings.
+        target: of a sample.
 
     Raises:
-        SettingError: one cannot be computed of such targets, or not of sums that add up.
+        SettingError: a metric cannot be computed for such targets, or does not add up.
     """
     return MetricSet(
         [
@@ -212,7 +223,7 @@ def _make_keras_metric(
 
 
 def _make_mean_metric(function: Callable[..., Any], name: str) -> keras.metrics.Metric:
-    """The mean of a function's numbers for samples."""
+    """Return the mean of a function's numbers for samples as a metric."""
 
     def checked(targets: tf.Tensor, predicted: tf.Tensor) -> tf.Tensor:
         values = tf.convert_to_tensor(function(targets, predicted))
@@ -226,7 +237,7 @@ def _make_mean_metric(function: Callable[..., Any], name: str) -> keras.metrics.
 
 
 def _check_adds_up(metric: _Metric, target: TargetSpec, name: str) -> None:
-    """See on made-up samples that a metric can be computed, and that its state adds up."""
+    """Check on made-up samples that a metric can be computed and that its state adds up."""
     random = np.random.default_rng(0)
     targets = tf.constant(target.split(target.random_targets(random, _PROBES))[0])
     outputs = tf.constant(
@@ -245,7 +256,8 @@ def _check_adds_up(metric: _Metric, target: TargetSpec, name: str) -> None:
     combined = batch_state(0, _PROBES)
     if not np.allclose(parts, combined, rtol=1e-4, atol=1e-4, equal_nan=True):
         raise SettingError(
-            f"the metric {name} is refused: its state is not the sum of what batches add to it, so that "
+            f"the metric {name} is refused: its state is not the sum of what batches add to it, so "
+            "that "
             "the ranks of a group cannot compute it together",
             "train",
             "metrics",

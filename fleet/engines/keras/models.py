@@ -1,9 +1,8 @@
-"""Keras models from their descriptions: families, ``keras.applications``, functions of one's own.
+"""Build Keras models: families, ``keras.applications``, user functions.
 
-Every model gives **logits**: its last layer has no softmax. The loss takes the
-softmax itself, as log-sum-exp, which is exact where a probability would
-already have been rounded to 0 or 1; and one rule for all networks leaves one
-loss function. ``keras.ops.softmax(model(images))`` gives probabilities.
+Every model returns **logits**: its last layer has no softmax. The loss applies the softmax itself,
+as log-sum-exp, which is exact where a probability would already be rounded to 0 or 1, and one rule
+for all networks leaves one loss function. ``keras.ops.softmax(model(images))`` gives probabilities.
 """
 
 from __future__ import annotations
@@ -55,23 +54,25 @@ def build_model(
     target: TargetSpec | None = None,
     loss: Measure | None = None,
 ) -> keras.Model:
-    """Build a network that gives logits, or values.
+    """Build a network that returns logits, or values.
 
     Args:
-        model: what to build. A function of one's own is called as
-            ``function(input_shape=..., classes=..., **args)``, or with ``outputs`` instead of ``classes``.
-        input_shape: height, width (pixels) and channels of an image; of other inputs their shape.
+        model: what to build. A user function is called as ``function(input_shape=..., classes=...,
+            **args)``, or with ``outputs`` instead of ``classes``.
+        input_shape: height, width (pixels) and channels of an image; the shape of other inputs.
         classes: number of classes, labels or values.
-        target: of a sample; a class where it is not given.
-        loss: that the spec names, for a warning.
-        seed: the same seed gives the same initial weights, and the same masks of dropout.
+        seed: equal seeds give equal initial weights and dropout masks.
+        target: of a sample; a class by default.
+        loss: named by the spec, for a warning.
 
     Returns:
-        A model from (batch, ...) to (batch, classes), or for masks to (batch, height, width, classes).
+        A model from (batch, ...) to (batch, classes), or for masks to (batch, height, width,
+        classes).
 
     Raises:
-        UserError: the description is wrong: no such function, a wrong argument, an image too small.
-        ModelError: a function of one's own raised, or returned something else than such a model.
+        UserError: the description is wrong: a missing function, a wrong argument, an image too
+            small.
+        ModelError: a user function raised, or returned something else.
     """
     checked_target = class_target(classes) if target is None else target
 
@@ -92,10 +93,18 @@ def build_model(
 def count_keras_parameters(
     model: Architecture, input_shape: tuple[int, ...], classes: int, seed: int
 ) -> int:
-    """The parameters of a network, trainable or not, without taking the memory for them.
+    """Count the parameters of a network, trainable or not, without allocating them.
 
-    A function that wants values, which there are none of, is called once more, and its network built; arguments and
-    errors are those of :func:`build_model`.
+    A function that needs values is called once more and its network is built.
+
+    Args:
+        model: what to build.
+        input_shape: of a sample.
+        classes: number of classes, labels or values.
+        seed: of the network.
+
+    Raises:
+        UserError, ModelError: as :func:`build_model`.
     """
     keep_gradients_with_graphs()
 
@@ -126,7 +135,7 @@ def count_keras_parameters(
 def _build_described(
     model: Architecture, input_shape: tuple[int, ...], classes: int, target: TargetSpec
 ) -> keras.Model:
-    """A network as its description gives it, which need not have been called yet."""
+    """Build a network from its description; it need not have been called yet."""
     if model.kind == "family":
         return _build_family(model, input_shape, classes, target)
     if model.kind == "application":
@@ -136,10 +145,10 @@ def _build_described(
 
 @contextmanager
 def _seeded(seed: int) -> Iterator[None]:
-    """Make everything random deterministic, and give Python's and NumPy's generators back as they were.
+    """Make all random numbers deterministic, and restore Python's and NumPy's generators.
 
-    Layers without a seed of their own take one from Python's generator when they are made.
-    TensorFlow's global seed cannot be read, hence not restored; nothing in FLEET draws from it.
+    Layers without a seed take one from Python's generator when they are created. TensorFlow's
+    global seed cannot be read, hence is not restored; FLEET draws nothing from it.
     """
     with seeded_generators(seed):
         keras.utils.set_random_seed(seed % 2**32)
@@ -158,7 +167,7 @@ def _build_family(
 
 
 def _apply_layers(descriptions: Iterable[Layer], x: Any) -> Any:
-    """What layers make of a tensor, one after another."""
+    """Apply layers to a tensor, one after another."""
     for layer in descriptions:
         if layer.pad:
             x = layers.ZeroPadding2D(layer.pad, name=f"{layer.name.removesuffix('_conv')}_pad")(x)
@@ -237,7 +246,7 @@ def _check_application_args(model: Architecture, function: Callable[..., Any]) -
 
 
 def _pixels(input_shape: tuple[int, ...]) -> str:
-    """Samples of a shape, for messages."""
+    """Return a phrase for samples of a shape."""
     return ("images of " if len(input_shape) == 3 else "samples of ") + "x".join(
         map(str, input_shape)
     )
@@ -256,11 +265,12 @@ _USED = {
 def _warn_of_unused_loss(
     name: str, model: keras.Model, target: TargetSpec, used: Measure | None
 ) -> None:
-    """Say that a loss with which the model was compiled is not used, and which one is."""
+    """Warn that a loss given to ``compile`` is not used, and which one is."""
     loss = getattr(model, "loss", None)
     if loss is not None:
         warnings.warn(
-            f"{name} compiles its model with the loss {_loss_name(loss)}, which is not used: FLEET trains "
+            f"{name} compiles its model with the loss {_loss_name(loss)}, which is not used: FLEET "
+            "trains "
             f"every network with {used or _USED[target.kind]}, and the optimizer of the spec; "
             "leave the compile out",
             NetworkWarning,
@@ -281,7 +291,7 @@ def _loss_name(loss: Any) -> str:
 def _logits(
     name: str, model: keras.Model, input_shape: tuple[int, ...], target: TargetSpec
 ) -> keras.Model:
-    """Check the model on two samples, and take away a softmax, or for labels a sigmoid, that it ends in."""
+    """Check the model on two samples, and remove a final softmax, or sigmoid for labels."""
     values = _call_on_samples(name, model, input_shape)
     if target.kind == "mask":
         shape = (*target.shape, target.outputs)
@@ -313,7 +323,7 @@ def _are_bounded(values: np.ndarray) -> bool:
 def _with_other_weights(
     name: str, model: keras.Model, input_shape: tuple[int, ...]
 ) -> Iterator[np.ndarray]:
-    """What a model gives for two samples with noise on its weights."""
+    """Yield the outputs for two samples with noise added to the weights."""
     random = np.random.default_rng(0)
     for deviation in _NOISES:
         noisy = [
@@ -329,14 +339,15 @@ def _with_other_weights(
 
 
 def _call_on_samples(name: str, model: keras.Model, input_shape: tuple[int, ...]) -> np.ndarray:
-    """What a model gives for two samples, at random; this also builds one that is not built yet.
+    """Call a model on two random samples, which also builds it if necessary.
 
     Raises:
-        ModelError: it wants several inputs, gives several outputs, or cannot take such samples.
+        ModelError: it takes several inputs, returns several outputs, or cannot take such samples.
     """
     if len(getattr(model, "inputs", None) or ()) > 1:
         raise ModelError(
-            f"{name} takes {len(model.inputs)} inputs; samples have one, so a network should take one"
+            f"{name} takes {len(model.inputs)} inputs; samples have one, so a network should take "
+            "one"
         )
     samples = np.random.uniform(-1.0, 1.0, (2, *input_shape)).astype("float32")
     try:
@@ -350,22 +361,24 @@ def _call_on_samples(name: str, model: keras.Model, input_shape: tuple[int, ...]
     except Exception as error:
         raise ModelError(f"{name} cannot take {_pixels(input_shape)}: {one_line(error)}") from error
     raise ModelError(
-        f"{name} gives {len(outputs)} outputs; samples have one target, so a network should give one"
+        f"{name} gives {len(outputs)} outputs; samples have one target, so a network should give "
+        "one"
     )
 
 
 def _check_self_contained(name: str, model: keras.Model, used: Iterable[tf.Variable]) -> None:
-    """See that all weights with which a model computes are its own.
+    """Check that a model computes only with its own weights.
 
     Raises:
-        ModelError: Keras does not know some, such as those of a layer that a plain object holds.
+        ModelError: Keras does not track some of them, such as those of a layer in a plain object.
     """
     known_ids = {id(variable.value) for variable in model.variables}
     foreign = [variable for variable in used if id(variable) not in known_ids]
     if foreign:
         raise ModelError(
             f"{name}: the model computes with weights that Keras does not know as its own "
-            f"({foreign[0].name}): they would not be trained, and are not saved; keep layers as attributes of "
+            f"({foreign[0].name}): they would not be trained, and are not saved; keep layers as "
+            "attributes of "
             "the model or in a list of its own, single weights by add_weight"
         )
 
@@ -382,7 +395,7 @@ def _ends_in(model: keras.Model, function: str) -> bool:
 
 
 def _remove_activation(name: str, model: keras.Model, function: str) -> keras.Model:
-    """The model without the softmax, or sigmoid, at its end."""
+    """Return the model without its final softmax or sigmoid."""
     last = _last_operation(model)
     if getattr(last, "activation", None) is getattr(keras.activations, function):
         last.activation = keras.activations.linear
@@ -399,7 +412,7 @@ def _remove_activation(name: str, model: keras.Model, function: str) -> keras.Mo
 
 
 def _last_operation(model: keras.Model, inside: bool = True) -> Any:
-    """What makes a model's output, inside its last part where that is a model; None in a subclass's call."""
+    """Return the operation that creates the output; None in a subclass's call."""
     if not getattr(model, "outputs", None):
         return None
     last = model.outputs[0]._keras_history.operation

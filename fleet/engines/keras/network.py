@@ -1,11 +1,11 @@
-"""One Keras model in training on one rank of its group.
+"""Train one Keras model on one rank of its group.
 
-A step is one ``tf.function``, or two where MPI is called in between; of the one, a call takes several steps, where it
-is asked to. They run while Python makes the next batch (:mod:`fleet.engines.keras.ahead`):
-with MPI, a step ends when the next begins. Each rank sums the losses of its own rows and
-divides by the rows of the *global* batch; the exchange sums over the ranks; what could not be read is corrected for
-afterwards. Penalties are split likewise (:mod:`fleet.engines.keras.penalties`). So uneven shares are right, and a rank
-without rows takes part with zeros.
+A step is one ``tf.function``, or two if MPI is called in between; a call of the former can take
+several steps. They run while Python prepares the next batch (:mod:`fleet.engines.keras.ahead`);
+with MPI, a step ends when the next one begins. Each rank sums the losses of its own rows and
+divides by the rows of the *global* batch; the exchange sums over the ranks; unreadable rows are
+corrected for afterwards. Penalties are split likewise (:mod:`fleet.engines.keras.penalties`). So
+uneven shares are exact, and a rank without rows contributes zeros.
 """
 
 from __future__ import annotations
@@ -58,13 +58,15 @@ class KerasNetwork:
     """A Keras model in training, on one rank of its group.
 
     Args:
-        exchange_of: makes the gradient exchange of a group; a network may go from one group to another.
-        free: numbers of the optimizer that are in no graph (:func:`fleet.engines.keras.optimizer.extract_hyperparameters`).
-        code: of the user's own, that computes a part of a step: its ``if`` and ``while`` may depend on tensors. To
-            look for such in ours takes half a second in each process.
-        seed: of what that code draws from the generators of Python and NumPy.
-        rate: the learning rate, where the batch changes.
-        inputs: of this rank.
+        exchange_of: creates the gradient exchange of a group; a network may move between groups.
+        free: hyperparameters that are in no graph
+            (:func:`fleet.engines.keras.optimizer.extract_hyperparameters`).
+        code: user code that computes a part of a step; its ``if`` and ``while`` may depend on
+            tensors. Looking for such statements in FLEET's code would take half a second per
+            process.
+        seed: for what that code draws from the generators of Python and NumPy.
+        rate: the learning rate, if the batch changes.
+        inputs: input buffers of this rank.
     """
 
     def __init__(
@@ -123,7 +125,8 @@ class KerasNetwork:
             signature[1],
             *rows,
         ]
-        # The exchange is inside of these graphs, so each kind of it has its own; XLA does not know Horovod's operation.
+        # The exchange is inside of these graphs, so each kind of it has its own; XLA does
+        # not know Horovod's operation.
         self._strides: dict[type, Any] = {
             kind: graph_of(self._take_steps, input_signature=several)
             for kind in (NoExchange, HorovodExchange)
@@ -205,7 +208,7 @@ class KerasNetwork:
         flags: tf.Tensor,
         local_rows: Rows,
     ) -> tf.Tensor:
-        """Steps by one graph, whatever their number is: so they come to the same, bit for bit."""
+        """Run several steps by one graph for any number of steps, so results are bit-identical."""
         rows, local_rows = _readable_of_each(rows, local_rows)
         return self._queue.call(
             graph,
@@ -216,7 +219,7 @@ class KerasNetwork:
         )
 
     def _begin_compiled(self, local_rows: Rows, rows: tf.Tensor, flags: tf.Tensor) -> tf.Tensor:
-        """A step of a rank alone; one without rows changes nothing."""
+        """Run a step of a group of one rank; a step without rows changes nothing."""
         assert self._compiled is not None
         if len(local_rows[1]):
             return self._queue.call(
@@ -230,7 +233,7 @@ class KerasNetwork:
 
     @contextmanager
     def _failing_peers(self, exchange: NoExchange) -> Iterator[None]:
-        """Where this rank fails, the ranks that wait for it inside the exchange raise as well."""
+        """Make the ranks that wait inside the exchange fail if this rank fails."""
         try:
             yield
         except BaseException as error:
@@ -242,7 +245,7 @@ class KerasNetwork:
     def _begin_on_host(
         self, exchange: MpiExchange, local_rows: Rows, rows: np.float32, flags: np.ndarray
     ) -> Callable[[], StepResult]:
-        """Begin with this rank's part of a step; it ends when the next begins, or when it is waited for."""
+        """Begin this rank's part of a step; it ends when the next begins, or when waited for."""
         if self._end_previous is not None:
             self._end_previous(True)
         local: _Local = [], flags
@@ -282,7 +285,15 @@ class KerasNetwork:
         error: BaseException | None,
         goes_on: bool,
     ) -> StepResult:
-        """Add up what the ranks have, and take the step; where it goes on, the next part waits for that, and not we."""
+        """Sum the parts of all ranks and apply the step.
+
+        Args:
+            exchange: of the group.
+            local: gradients and totals of this rank.
+            rows: of the global batch.
+            error: of this rank, if it failed.
+            goes_on: True to let the next part wait for the update, rather than this call.
+        """
         gradients, sums = local
         try:
             sums = np.asarray(sums)  # when they are there, all is
@@ -333,9 +344,9 @@ class KerasNetwork:
         return self._measures.metrics.scores(more)
 
     def average_statistics(self) -> None:
-        """Give all ranks the mean of the floating-point variables that are not trained.
+        """Average the untrained floating-point variables across ranks.
 
-        These are the moving means and variances of batch normalisation, which each rank has gathered on
+        These are the moving means and variances of batch normalization, which each rank collects on
         its own rows.
         """
         if self._exchange.group.size == 1:
@@ -363,7 +374,8 @@ class KerasNetwork:
     @runs_user_code
     def load(self, arrays: Arrays) -> None:  # noqa: D102
         named = dict(_named_variables(self._model, self._optimizer, self._statistics))
-        # A checkpoint of FLEET 0.2 has no running means of statistics: they begin with what these are.
+        # A checkpoint of FLEET 0.2 has no running means of statistics: they begin with
+        # what these are.
         of_model = {
             name: arrays.get(name.replace("statistics/", "model/", 1))
             for name in named
@@ -385,8 +397,8 @@ class KerasNetwork:
     def export(self, arrays: Arrays, path: Path) -> None:
         """Write the network as a ``.keras`` file that plain Keras loads in safe mode.
 
-        The file takes samples as the stream carries them (images of 0 to 255, where ``scale`` is the last
-        transform) and gives logits.
+        The file takes samples as the stream carries them (images of 0 to 255 if ``scale`` is the
+        last transform) and returns logits.
         """
         self.load(arrays)
         with self._averaged_weights():
@@ -394,10 +406,10 @@ class KerasNetwork:
 
     @runs_user_code
     def check_export(self) -> None:
-        """See, without writing anything, that the network will be exported.
+        """Check, without writing anything, that the network can be exported.
 
         Raises:
-            ModelError: it cannot be.
+            ModelError: it cannot be exported.
         """
         check_config(export_model(self._model, self._sample))
 
@@ -421,7 +433,8 @@ class KerasNetwork:
             )
         if not np.isfinite(outputs).all():
             raise ModelError(
-                "the model gives what is no number (NaN or infinity) for samples of the data, before it "
+                "the model gives what is no number (NaN or infinity) for samples of the data, "
+                "before it "
                 "has learned anything"
             )
         check_losses(self._measures.losses, outputs, tf.constant(targets))
@@ -453,11 +466,12 @@ class KerasNetwork:
         rate: ScalableRate,
         group: Group,
     ) -> None:
-        """Once closed, be another network of the same architecture and settings, with the graphs that there are.
+        """Turn a closed network into another one of equal architecture, keeping the graphs.
 
         Args:
-            model, optimizer, rate: of the other one as it begins: their variables, and the numbers that are in no
-                graph.
+            model, optimizer, rate: of the other network at its start: its variables, and its
+                hyperparameters that are in no graph.
+            group: of the other network.
         """
         inner = getattr(optimizer, "inner_optimizer", optimizer)
         for name, variable in self._free.items():
@@ -471,7 +485,7 @@ class KerasNetwork:
 
     @contextmanager
     def _averaged_weights(self) -> Iterator[None]:
-        """With the running means of weights and statistics in their place, where the optimizer keeps such."""
+        """Use the running means of weights and statistics inside the context, if there are any."""
         if not self._inner.use_ema:
             yield
             return
@@ -512,15 +526,16 @@ class KerasNetwork:
         targets: tf.Tensor,
         weights: tf.Tensor | None = None,
     ) -> tuple[list[tf.Tensor], tf.Tensor]:
-        """This rank's share of the gradient of the mean loss, and of the sums.
+        """Return this rank's share of the gradient of the mean loss, and of the totals.
 
         Args:
-            rows: of the global batch.
-            wish: (6 + more,), what is added to the sums.
-            images, targets, weights: (n, ...), (n, ...) and (n,): this rank's rows; classes need no weights.
+            rows: number of rows of the global batch.
+            flags: (6 + metrics,), added to the totals.
+            images, targets, weights: (n, ...), (n, ...) and (n,), this rank's rows; classes need no
+                weights.
 
         Returns:
-            A gradient of each trainable variable's shape and type, and the sums (6 + more,).
+            A gradient of each trainable variable's shape and type, and the totals (6 + metrics,).
         """
         valid = (targets if weights is None else weights) >= 0
         with tf.GradientTape() as tape:
@@ -531,7 +546,8 @@ class KerasNetwork:
             loss = tf.reduce_sum(losses) / rows
             extra = self._model.losses
             if extra:
-                # The share of all rows, of which those that could be read are made up for afterwards.
+                # The share of all rows, of which those that could be read are
+                # made up for afterwards.
                 loss += penalty(
                     extra, self._are_sums, tf.reduce_sum(tf.cast(valid, tf.float32)) / rows
                 )
@@ -546,7 +562,7 @@ class KerasNetwork:
         return gradients, self._sums(losses, outputs, targets, valid) + flags
 
     def _apply(self, gradients: Sequence[tf.Tensor], correction: tf.Tensor | None = None) -> None:
-        """Take a step; ``correction`` makes a mean over all rows one over those that could be read."""
+        """Apply gradients; ``correction`` turns a mean over all rows into one over readable ones."""
         variables = self._model.trainable_variables
         gradients = [
             tf.cast(gradient, variable.dtype)
@@ -569,16 +585,16 @@ class KerasNetwork:
     def _take_steps(
         self, sizes: tf.Tensor, rows: tf.Tensor, flags: tf.Tensor, *local_rows: tf.Tensor
     ) -> tf.Tensor:
-        """One step after another.
+        """Take several steps one after another.
 
         Args:
             sizes: (steps,) rows of each global batch.
-            rows: (steps,) how many of them are this rank's.
-            wish: as of :meth:`_compute`.
-            mine: all of that, one batch behind the other.
+            rows: (steps,) rows of this rank in each batch.
+            flags: (6 + metrics,), added to the totals of each step.
+            local_rows: the rows of all batches, concatenated.
 
         Returns:
-            The sums of each, (steps, 6 + more).
+            The totals of each step, (steps, 6 + metrics).
         """
         steps = tf.shape(sizes)[0]
 
@@ -617,7 +633,7 @@ class KerasNetwork:
     def _evaluate(
         self, images: tf.Tensor, targets: tf.Tensor, weights: tf.Tensor | None = None
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """The sums of some rows, (6 + more,), and the outputs for them; one graph serves those who want either."""
+        """Return the totals of some rows, (6 + metrics,), and the outputs for them."""
         valid = (targets if weights is None else weights) >= 0
         outputs = tf.cast(self._model(self._inputs(images), training=False), tf.float32)
         losses = _weighted_losses(
@@ -628,7 +644,7 @@ class KerasNetwork:
     def _sums(
         self, losses: tf.Tensor, outputs: tf.Tensor, targets: tf.Tensor, valid: tf.Tensor
     ) -> tf.Tensor:
-        """:class:`fleet.engines.base.Sums` of some rows, as a tensor (6 + more,) float32."""
+        """Return the totals of some rows, (6 + metrics,) float32."""
         right = self._measures.losses.correct(outputs, targets)
         sums = tf.stack(
             [
@@ -646,7 +662,7 @@ class KerasNetwork:
     # ---- small things ----
 
     def _zeros(self) -> list[tf.Tensor]:
-        """The gradients of a rank that has no rows."""
+        """Return the gradients of a rank that has no rows."""
         return [
             tf.zeros(variable.shape, variable.value.dtype)
             for variable in self._model.trainable_variables
@@ -658,10 +674,12 @@ def _named_variables(
     optimizer: keras.optimizers.Optimizer,
     statistics: Sequence[tuple[Any, Any]] = (),
 ) -> list[tuple[str, Any]]:
-    """All variables by a name that the same network has in every process: place and path.
+    """Return all variables with names that are equal in every process: index and path.
 
     Args:
-        statistics: of the model, each with its running mean.
+        model: of the network.
+        optimizer: of the network.
+        statistics: statistics of the model, each with its running mean.
     """
     pairs = [
         *(("model", variable) for variable in model.variables),
@@ -680,7 +698,7 @@ def _named_variables(
 
 
 def _with_means(model: keras.Model) -> list[tuple[Any, Any]]:
-    """The statistics of batch normalization, each with a variable for its running mean."""
+    """Return the statistics of batch normalization, each with a variable for its mean."""
     return [
         (variable, keras.Variable(variable.numpy(), trainable=False))
         for variable in model.non_trainable_variables
@@ -689,7 +707,7 @@ def _with_means(model: keras.Model) -> list[tuple[Any, Any]]:
 
 
 def _readable_of_each(rows: Sequence[int], local_rows: Rows) -> tuple[Sequence[int], Rows]:
-    """The rows of several batches that could be read: how many of each, and they themselves."""
+    """Return the number of readable rows of each batch, and these rows."""
     valid = local_rows[-1] >= 0
     if valid.all():
         return rows, local_rows
@@ -698,16 +716,17 @@ def _readable_of_each(rows: Sequence[int], local_rows: Rows) -> tuple[Sequence[i
 
 
 def _graph_of(function: Callable[..., Any], **options: Any) -> Any:
-    """A ``tf.function`` of one network, whose tracings are counted by themselves.
+    """Return a ``tf.function`` of one network, whose tracings are counted separately.
 
-    TensorFlow warns of functions that are traced again and again, and counts by code: so a run with many networks, each
-    of which is traced once, looked to it like one that is traced many times. A partial has no code of its own to go by.
+    TensorFlow warns about functions that are traced often, and counts by code object, so many
+    networks that are each traced once looked like one function traced many times. A partial has no
+    code object.
     """
     return tf.function(partial(function), **options)
 
 
 def _weighted_losses(losses: tf.Tensor, valid: tf.Tensor, weights: tf.Tensor | None) -> tf.Tensor:
-    """The losses of samples, each times its weight, 0 for those that could not be read: (n,)."""
+    """Return the weighted losses of samples, 0 for unreadable ones: (n,)."""
     if weights is not None:
         losses *= weights
     return tf.where(valid, losses, tf.zeros_like(losses))

@@ -1,4 +1,4 @@
-"""The Keras optimizer of a spec."""
+"""Create the Keras optimizer of a spec."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _RATE = ("train", "optimizer", "learning_rate")
 
 
 class ScalableRate:
-    """The learning rate of a network whose batch changes: multiplied by a factor, without a new graph for each.
+    """The learning rate of a network whose batch changes, scaled without a new graph.
 
     Attributes:
-        scale: what :func:`make_optimizer` is given.
+        scale: passed to :func:`make_optimizer`.
     """
 
     def __init__(self, settings: Optimizer) -> None:
@@ -36,28 +36,35 @@ class ScalableRate:
         )
 
     def set(self, optimizer: keras.optimizers.Optimizer, factor: float) -> None:
-        """Train on with so many times the learning rate of the spec."""
+        """Train with a multiple of the learning rate of the spec from now on.
+
+        Args:
+            optimizer: to change.
+            factor: multiplies the learning rate.
+        """
         if isinstance(self._rate, dict):
             self.scale.assign(factor)
         else:
             optimizer.learning_rate = self._rate * factor
 
     def reset_as(self, new: ScalableRate) -> None:
-        """Be that of another network in the same graphs: what they have in them, the factor of a schedule, stays."""
+        """Take the rate of another network of the same graphs; a schedule's factor stays."""
         self._rate = new._rate
 
 
 def make_optimizer(
     settings: Optimizer, scale: Any, accumulate: int = 1
 ) -> keras.optimizers.Optimizer:
-    """The Keras optimizer of a spec.
+    """Return the Keras optimizer of a spec.
 
     Args:
-        scale: multiplies its learning rate; a number, or for a schedule also a variable.
-        accumulate: steps whose gradients it averages before it changes anything.
+        settings: of the optimizer.
+        scale: multiplies the learning rate; a number, or for a schedule also a variable.
+        accumulate: number of steps whose gradients are averaged before each update.
 
     Raises:
-        SettingError: Keras refuses its arguments, or those of a schedule, or makes no learning rate of them.
+        SettingError: Keras refuses its arguments or those of a schedule, or the learning rate is
+            invalid.
     """
     rate = settings.learning_rate
     assert rate is not None  # what is not given has been filled in
@@ -88,7 +95,7 @@ def make_optimizer(
 
 
 def _class_of(name: str) -> Any:
-    """The class of Keras for a name in a spec, which is in lower case."""
+    """Return the Keras class for a lower-case name in a spec."""
     return next(
         getattr(keras.optimizers, kind)
         for kind in dir(keras.optimizers)
@@ -97,13 +104,13 @@ def _class_of(name: str) -> Any:
 
 
 def extract_hyperparameters(optimizer: keras.optimizers.Optimizer) -> dict[str, tf.Variable]:
-    """Take an optimizer's momentum and weight decay out of the graphs in which it steps, as its learning rate is.
+    """Move an optimizer's momentum and weight decay out of its graphs.
 
     Args:
         optimizer: built, with the kernels of :mod:`fleet.engines.keras.kernels`.
 
     Returns:
-        What may be assigned to between two steps, by name. What is zero stays so: that is another graph.
+        Variables to assign between steps, by name. Zero stays zero: that is a different graph.
     """
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     has_kernel = type(inner) is keras.optimizers.SGD and "update_step" in vars(inner)
@@ -127,11 +134,14 @@ def drop_unconnected(
     variables: Sequence[Any],
     connected: Sequence[bool],
 ) -> tuple[list[Any], list[Any]]:
-    """Leave out the variables that the loss does not depend on: Keras changes none of them, not even by weight decay.
+    """Leave out variables that the loss does not depend on, which Keras would decay.
 
     Args:
-        optimizer: built. One that keeps running means wants all variables; then they are only kept from its decay.
-        connected: which variables the loss depends on.
+        optimizer: built. One that keeps running means needs all variables; these are then only
+            excluded from its decay.
+        gradients: of all variables.
+        variables: to train.
+        connected: True for variables that the loss depends on.
 
     Returns:
         The gradients and variables to apply.
@@ -152,7 +162,7 @@ def drop_unconnected(
 
 
 def graph_key_settings(settings: Optimizer) -> Optimizer:
-    """The settings without the numbers that :func:`extract_hyperparameters` takes out of the graphs; equal ones have equal graphs."""
+    """Return settings without hyperparameters outside of graphs; equal ones share graphs."""
     if isinstance(settings.learning_rate, dict):
         rate: float | dict[str, Any] = settings.learning_rate
     else:
@@ -167,10 +177,11 @@ def graph_key_settings(settings: Optimizer) -> Optimizer:
 
 
 def _make_custom(settings: Optimizer, rate: Any, accumulate: int) -> keras.optimizers.Optimizer:
-    """What a function of the user's own makes."""
+    """Return the optimizer of a user function."""
     if accumulate > 1:
         raise SettingError(
-            f"accumulate: {settings.name} has to do it itself (gradient_accumulation_steps of Keras)",
+            f"accumulate: {settings.name} has to do it itself (gradient_accumulation_steps of "
+            "Keras)",
             "train",
             "batch",
             "accumulate",
@@ -193,7 +204,8 @@ def _schedule(settings: Mapping[str, Any]) -> keras.optimizers.schedules.Learnin
         rates = [float(keras.ops.convert_to_numpy(schedule(step))) for step in (0, 1)]
     if not all(math.isfinite(rate) and rate >= 0 for rate in rates):
         raise SettingError(
-            f"the schedule {name} begins with the learning rates {rates}; they should be numbers from 0",
+            f"the schedule {name} begins with the learning rates {rates}; they should be numbers "
+            "from 0",
             *_RATE,
         )
     return schedule

@@ -1,10 +1,10 @@
-"""Penalties: what the layers of a model add to the loss, as parts that ranks add up to that of the whole batch.
+"""Split penalties of a model's layers so that the parts of all ranks sum to the batch's.
 
-Keras adds each penalty once to the mean loss of a batch. A function of weights, as regularizers of kernels are, is the
-same on every rank that computes it. A mean over rows, as the penalties of activities are, is that of a rank's own rows.
-Of both a rank brings the share of the batch's rows that it has: the shares add up to 1, and a rank without rows, which
-computes nothing, lacks nowhere. A sum over rows is the sum of what ranks have. Only a layer of the user's own can add
-one, by ``add_loss``, and nothing tells it from a mean; so it is found out.
+Keras adds each penalty once to the mean loss of a batch. A function of weights, such as a kernel
+regularizer, is equal on every rank. A mean over rows, such as an activity penalty, covers a rank's
+own rows. Each rank contributes both in proportion to its rows: the shares sum to 1, and a rank
+without rows computes nothing. A sum over rows is the sum over the ranks. Only a custom layer can
+add one, with ``add_loss``; because it looks like a mean, it is detected by calling the model.
 """
 
 from __future__ import annotations
@@ -28,12 +28,13 @@ _SMALL = 0.01  # what is added to weights, so that no penalty is 0 by its first 
 
 
 def sums_over_rows(model: keras.Model, shape: tuple[int, ...]) -> tuple[bool, ...]:
-    """Which of a model's losses are sums over the rows of a batch; the others are means, or of weights alone.
+    """Detect which losses of a model are sums over rows; others are means or of weights.
 
-    The model is called on made-up inputs, and on copies of them; its variables stay as they are. Where all layers are
-    of Keras, none is.
+    The model is called on made-up inputs and on copies of them; its variables do not change. Models
+    of Keras layers only have no sums.
 
     Args:
+        model: to call.
         shape: of an input.
     """
     if all(type(layer).__module__.startswith("keras.") for layer in model._flatten_layers()):
@@ -57,7 +58,8 @@ def sums_over_rows(model: keras.Model, shape: tuple[int, ...]) -> tuple[bool, ..
     from_sum = abs(often - _COPIES * once)
     if np.any(np.minimum(from_mean, from_sum) > _NOISE * abs(once)):
         warnings.warn(
-            "a layer adds a loss that is neither a mean over the rows of a batch nor a sum: it is taken for "
+            "a layer adds a loss that is neither a mean over the rows of a batch nor a sum: it is "
+            "taken for "
             "what it is nearer to, and depends on how a group splits batches",
             NetworkWarning,
             stacklevel=2,
@@ -74,12 +76,12 @@ def _losses(
 
 
 def penalty(losses: Sequence[tf.Tensor], are_sums: Sequence[bool], share: tf.Tensor) -> tf.Tensor:
-    """What a rank brings of a model's losses.
+    """Return a rank's share of a model's losses.
 
     Args:
-        losses: of the model after a call, of any shapes, whose numbers Keras adds up.
-        are_sums: which of them are sums over rows; those that it does not have are not.
-        share: of the batch's rows, that this rank has.
+        losses: of the model after a call, of any shape; Keras sums their numbers.
+        are_sums: True for losses that are sums over rows; missing ones are not.
+        share: the fraction of the batch's rows on this rank.
     """
     total = tf.constant(0.0)
     for loss, is_sum in zip(

@@ -1,6 +1,7 @@
-"""What Keras and TensorFlow keep for a whole process, which a network's code may change.
+"""Register process-wide settings of Keras and TensorFlow that user code may change.
 
-:mod:`preprocess.user_code` puts it back. TensorFlow's global seed is not among it: each network that is built sets it.
+:mod:`preprocess.user_code` restores them. TensorFlow's global seed is excluded: each network sets
+it when built.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ def _put_interactive_logging(is_on: bool) -> None:
 
 
 def _names() -> dict[str, int]:
-    """How many layers of each kind were named; it decides what the next is called, and so its weights in a file."""
+    """Return how many layers of each kind were named, which determines the next name."""
     return dict(global_state.get_global_attribute(_UIDS, {}))
 
 

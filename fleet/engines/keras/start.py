@@ -1,8 +1,9 @@
-"""Beginning with weights of a ``.weights.h5`` or ``.keras`` file, and keeping some of them as they are.
+"""Load weights from a ``.weights.h5`` or ``.keras`` file, and freeze some of them.
 
-In such a file weights go by the place of their layer in the model, and layers there have the names that they had. Where
-the file has all places of the network, these decide: layers without a name of the user's own are numbered anew in each
-process. Otherwise the names of layers decide, so that the layers of a model go into one that has others around them.
+Such a file addresses weights by the position of their layer in the model, and records layer names.
+If the file has all positions of the network, these are used, because unnamed layers are renumbered
+in each process. Otherwise layer names are used, so the layers of a model fit into one with
+different layers around them.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _NOT_LAYERS = (
 
 
 class _Layer(NamedTuple):
-    """A layer's weights, by their keys in a file."""
+    """The weights of a layer, by their keys in a file."""
 
     place: str
     name: str
@@ -38,7 +39,13 @@ class _Layer(NamedTuple):
 
 
 def load_pretrained(model: keras.Model, file: Path, skip: Sequence[str]) -> None:
-    """See :meth:`fleet.engines.base.SupportsPretrained.load_pretrained`."""
+    """Load weights; see :meth:`fleet.engines.base.SupportsPretrained.load_pretrained`.
+
+    Args:
+        model: to load into.
+        file: path of the weights.
+        skip: patterns of weight names to leave out.
+    """
     names = _names(model)
     network_layers = [
         _Layer(
@@ -79,12 +86,16 @@ def load_pretrained(model: keras.Model, file: Path, skip: Sequence[str]) -> None
 
 
 def freeze(model: keras.Model, patterns: Sequence[str]) -> None:
-    """Have training leave the weights as they are whose names patterns meet.
+    """Exclude the weights that patterns match from training.
 
-    A layer whose statistics are among them does in training what it does afterwards.
+    A layer whose statistics are among them behaves in training as in evaluation.
+
+    Args:
+        model: to change.
+        patterns: of weight names.
 
     Raises:
-        SettingError: a pattern meets nothing, or nothing is left to train.
+        SettingError: a pattern matches nothing, or no weight is left to train.
     """
     names = _names(model)
     frozen = match_patterns(patterns, names.values(), "freeze")
@@ -105,7 +116,7 @@ def freeze(model: keras.Model, patterns: Sequence[str]) -> None:
 
 
 def _names(model: keras.Model) -> dict[int, str]:
-    """What weights are called, by the identity of their variables: the paths of Keras inside the model."""
+    """Return names of weights by variable identity: paths of Keras inside the model."""
     names: dict[int, str] = {}
     for variable in model.weights:
         name = variable.path.removeprefix(f"{model.name}/")
@@ -114,7 +125,7 @@ def _names(model: keras.Model) -> dict[int, str]:
 
 
 class _Recorder(saving_lib.H5IOStore):
-    """Takes the place of a file: keeps the variables themselves that a model would write there."""
+    """A stand-in for a file that records the variables that a model would write."""
 
     def __init__(self) -> None:
         self.layers: list[_Layer] = []
@@ -131,14 +142,14 @@ class _Recorder(saving_lib.H5IOStore):
 
     @classmethod
     def of(cls, model: keras.Model) -> list[_Layer]:
-        """The layers of a model."""
+        """Return the layers of a model."""
         recorder = cls()
         saving_lib._save_state(model, recorder, None, "", set())
         return recorder.layers
 
 
 def _layers(file: h5py.File) -> list[_Layer]:
-    """The layers in a file, with the weights that they have."""
+    """Return the layers in a file with their weights."""
     layers = []
 
     def look(path: str, group: Any) -> None:
@@ -162,7 +173,7 @@ def _layers(file: h5py.File) -> list[_Layer]:
 
 @contextmanager
 def _open_weights(file: Path) -> Iterator[h5py.File]:
-    """The weights in a file."""
+    """Open the weights in a file."""
     with told_as(
         f"{file} cannot be read as .weights.h5 or .keras:",
         SettingError,

@@ -1,4 +1,4 @@
-"""PyTorch: the engine that trains plain modules."""
+"""Build and train plain PyTorch modules."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class TorchEngine:
         setup: of this rank.
 
     Raises:
-        UserError: the exchange that is asked for is none of this engine.
+        UserError: this engine does not have the exchange that the spec asks for.
     """
 
     def __init__(self, setup: EngineContext) -> None:
@@ -62,7 +62,7 @@ class TorchEngine:
         )
 
     def build(self, network: NetworkSpec, group: Group) -> TorchNetwork:
-        """See :meth:`fleet.engines.base.Engine.build`."""
+        """Build a network; see :meth:`fleet.engines.base.Engine.build`."""
         code = user_code_of(network)
         with running_user_code(code):
             return self._build(network, group, code)
@@ -125,17 +125,17 @@ def configure_device(
     deterministic: bool = False,
     slot: Slot = Slot(),  # noqa: B008
 ) -> torch.device:
-    """Use one GPU, and of its memory no more than this trainer's part; without GPUs, a fair share of the cores.
+    """Use one GPU and this trainer's share of its memory; without GPUs, a share of the cores.
 
-    Kernels cut their sums by the number of threads, so a network that is trained again in another number of them comes
-    to other numbers: one that is deterministic has one thread.
+    Kernels split their sums by the number of threads, so results depend on it; a deterministic
+    network uses one thread.
 
     Args:
-        index: the place of this trainer among those of its node. PyTorch sees the GPUs that an existing
-            ``CUDA_VISIBLE_DEVICES`` leaves.
-        trainers: on this node.
-        deterministic: take deterministic kernels, and without GPUs one thread.
-        slot: of the GPU.
+        index: index of this trainer on its node. PyTorch sees the GPUs that an existing
+            ``CUDA_VISIBLE_DEVICES`` allows.
+        trainers: number of trainers on this node.
+        deterministic: True for deterministic kernels and, without GPUs, one thread.
+        slot: this trainer's share of the GPU.
 
     Raises:
         UserError: the node shows fewer GPUs than it has trainers.

@@ -1,7 +1,7 @@
-"""How the ranks of a group add up a step: by MPI, by PyTorch's own process groups, or not at all where there is one.
+"""Sum a step over the ranks of a group: by MPI, by PyTorch's process groups, or not at all.
 
-MPI adds up the whole buffer after the backward pass. A process group of PyTorch (NCCL on GPUs, gloo without) adds it up
-in pieces, each as soon as the backward pass is done with it.
+MPI sums the whole buffer after the backward pass. A PyTorch process group (NCCL on GPUs, else gloo)
+sums it in parts, each as soon as the backward pass has finished it.
 """
 
 from __future__ import annotations
@@ -27,10 +27,11 @@ NAMES = ("auto", "mpi", "library")
 
 
 class Exchange:
-    """Adds up the gradients and sums of a group's ranks, in place; here those of a rank alone, which has everything.
+    """Sums the gradients and totals of a group in place; this one is for a single rank.
 
     Attributes:
-        in_place: whether it reads gradients while the backward pass adds to them, so that they are to stay there.
+        in_place: True if it reads gradients during the backward pass, so they must stay in the
+            buffer.
     """
 
     in_place = False
@@ -39,17 +40,17 @@ class Exchange:
         self.group = group
 
     def begin(self, flat: FlatParameters) -> None:
-        """A backward pass begins, by which gradients become ready."""
+        """Prepare for a backward pass."""
 
     def finish(self, flat: FlatParameters) -> None:
-        """All that this rank has is there; returns when that of all ranks is added up."""
+        """Return when the parts of all ranks are summed; this rank's part is complete."""
 
     def close(self) -> None:
         """Leave the group."""
 
 
 class MpiExchange(Exchange):
-    """One MPI reduction of the whole buffer a step; of a GPU, by way of the host."""
+    """One MPI reduction of the whole buffer per step; a GPU's buffer goes through the host."""
 
     def __init__(self, group: Group) -> None:
         super().__init__(group)
@@ -68,7 +69,7 @@ class MpiExchange(Exchange):
 
 
 class TorchExchange(Exchange):
-    """A process group of PyTorch, an object of its own; its ranks meet by a file in the run's folder."""
+    """A PyTorch process group of its own; ranks rendezvous through a file in the run's folder."""
 
     in_place = True
 
@@ -93,7 +94,7 @@ class TorchExchange(Exchange):
         self._ready.clear()
 
     def _watch(self, flat: FlatParameters) -> None:
-        """Be told of each gradient that is ready, where there is more than one piece."""
+        """Register hooks on gradients, if there is more than one part."""
         if self._flat is flat:
             return
         self._flat = flat
@@ -112,18 +113,20 @@ class TorchExchange(Exchange):
                 self._hooks.append(parameter.register_post_accumulate_grad_hook(ready))
 
     def _make_hook(self, index: int, piece: int, name: str) -> Callable[[torch.Tensor], None]:
-        """What is called when the gradient of a parameter is ready.
+        """Return a hook to call when the gradient of a parameter is ready.
 
-        Reentrant checkpointing has several backward passes in one, each of which may add to it. Whether there is such,
-        the first pass shows, in which nothing is sent ahead.
+        Reentrant checkpointing runs several backward passes in one, each of which may add to a
+        gradient. The first pass detects this; no part is sent early in it.
         """
 
         def ready(_: torch.Tensor) -> None:
             if index in self._ready:
                 if piece < len(self._in_flight):
                     raise ModelError(
-                        f"the gradient of {name} was added to after it was sent, by another backward pass "
-                        "inside of the step: torch.utils.checkpoint should have use_reentrant=False, or the "
+                        f"the gradient of {name} was added to after it was sent, by another "
+                        "backward pass "
+                        "inside of the step: torch.utils.checkpoint should have "
+                        "use_reentrant=False, or the "
                         "spec resources.exchange: mpi"
                     )
                 self._overlaps = False
@@ -179,10 +182,14 @@ def _backend(device: torch.device, file: str, group: Group) -> Any:
 
 
 def exchange_name(setting: str, device: torch.device) -> str:
-    """Which exchange a spec's ``resources.exchange`` comes to: ``mpi`` or ``library``.
+    """Return the exchange for a spec's ``resources.exchange``: ``mpi`` or ``library``.
+
+    Args:
+        setting: of the spec.
+        device: of this rank.
 
     Raises:
-        UserError: this engine has no such exchange.
+        UserError: this engine does not have such an exchange.
     """
     if setting not in NAMES:
         raise UserError(

@@ -1,4 +1,4 @@
-"""What PyTorch says of itself on this node, for ``fleet doctor``."""
+"""Examine PyTorch on this node, for ``fleet doctor``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,12 @@ _INSTALL = "install it on every node: pip install torch safetensors, or load its
 
 
 def find_problems(gpus: Sequence[str], exchange: str) -> list[tuple[str, str]]:
-    """What would go wrong with PyTorch; see :attr:`fleet.spec.engines.EngineInfo.problems`."""
+    """Return problems of PyTorch; see :attr:`fleet.spec.engines.EngineInfo.problems`.
+
+    Args:
+        gpus: names of the GPUs of this node.
+        exchange: ``resources.exchange`` of the spec.
+    """
     try:
         import torch
 
@@ -23,7 +28,8 @@ def find_problems(gpus: Sequence[str], exchange: str) -> list[tuple[str, str]]:
         problems.append(
             (
                 f"{counted(len(gpus), 'GPU')} shown, but PyTorch {torch.__version__} sees none",
-                "it needs a build for CUDA and this driver: https://pytorch.org/get-started/locally",
+                "it needs a build for CUDA and this driver: "
+                "https://pytorch.org/get-started/locally",
             )
         )
     if exchange == "horovod":

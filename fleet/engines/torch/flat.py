@@ -1,9 +1,9 @@
-"""The weights of a module as views of one buffer, and their gradients as views of another.
+"""Store the weights of a module as views of one buffer, and their gradients as views of another.
 
-Behind the gradients lie the sums of a step (:class:`fleet.engines.base.Sums`), and a flag for each parameter that has
-a gradient, so ranks add up all of them by one call, and an optimizer changes all weights by a few operations on whole
-buffers. Each parameter begins at a multiple of 64 bytes;
-the gaps are zero, and stay so.
+The totals of a step (:class:`fleet.engines.base.StepTotals`) and a flag per parameter that has a
+gradient follow the gradients, so ranks sum all of them in one call, and an optimizer updates all
+weights by a few operations on whole buffers. Each parameter begins at a multiple of 64 bytes; the
+gaps are zero.
 """
 
 from __future__ import annotations
@@ -21,17 +21,18 @@ _ALIGNED = 16  # numbers
 
 
 class FlatParameters:
-    """All parameters of a module that are trained.
+    """All trainable parameters of a module.
 
     Args:
-        more: numbers of the metrics' sums.
+        more: number of metric totals.
 
     Attributes:
         weights: of all parameters.
-        gradients: of the same length, followed in memory by the sums.
+        gradients: of the same length, followed in memory by the totals.
         parameters: by name.
-        whole: gradients, sums and flags, as ranks add them up.
-        tail: the sums, (6 + more,).
+        buffer: gradients, totals and flags, as ranks sum them.
+        totals: (6 + metrics,).
+        weight_views, gradient_views: views of weights and gradients, one per parameter.
     """
 
     def __init__(self, module: nn.Module, more: int) -> None:
@@ -67,30 +68,43 @@ class FlatParameters:
             parameter.grad = view
 
     def split(self, vector: torch.Tensor) -> list[torch.Tensor]:
-        """A view for each parameter, of its shape, of a vector as long as all weights."""
+        """Return a view per parameter, in its shape, of a vector as long as all weights."""
         return [
             vector[first : first + parameter.numel()].view(parameter.shape)
             for first, parameter in zip(self._firsts, self.parameters.values(), strict=True)
         ]
 
     def slice_of(self, vector: torch.Tensor, index: int) -> torch.Tensor:
-        """The numbers of one parameter in a vector as long as all weights."""
+        """Return the elements of one parameter in a vector as long as all weights.
+
+        Args:
+            vector: as long as all weights.
+            index: of the parameter.
+        """
         first = self._firsts[index]
         return vector[first : first + self.gradient_views[index].numel()]
 
     def named_views(self, vector: torch.Tensor, prefix: str) -> dict[str, torch.Tensor]:
-        """The same by name."""
+        """Return the views of :meth:`split` by name.
+
+        Args:
+            vector: as long as all weights.
+            prefix: of the names.
+        """
         return {
             f"{prefix}/{name}": view
             for name, view in zip(self.parameters, self.split(vector), strict=True)
         }
 
     def split_gradients(self, min_bytes: int) -> list[tuple[int, int, int]]:
-        """The gradients in pieces of so many bytes or more, in the order in which a backward pass ends with them.
+        """Split the gradients into parts, in the order in which a backward pass finishes them.
+
+        Args:
+            min_bytes: minimum size of a part.
 
         Returns:
-            First and last number of each, and how many parameters it has. All but the last end before the sums; the
-            last is first in the buffer.
+            First and last element and number of parameters of each part. The last part is first in
+            the buffer.
         """
         parts = []
         last = len(self.gradients)
@@ -104,16 +118,19 @@ class FlatParameters:
         return parts
 
     def detach_gradients(self) -> None:
-        """Before a backward pass that makes gradients of its own, for :meth:`gather`: to add to each costs more."""
+        """Prepare a backward pass that creates new gradients, for :meth:`gather_gradients`.
+
+        Adding to each existing gradient would cost more.
+        """
         self.totals.zero_()
         for parameter in self.parameters.values():
             parameter.grad = None
 
     def gather_gradients(self) -> list[int]:
-        """Take over the gradients that a backward pass has made, all at once.
+        """Copy the gradients that a backward pass has created, all at once.
 
         Returns:
-            The places of the parameters that have none.
+            The indices of the parameters that have none.
         """
         pairs = [
             (view, parameter.grad)
@@ -129,7 +146,7 @@ class FlatParameters:
         return [index for index, (_, gradient) in enumerate(pairs) if gradient is None]
 
     def untouched(self) -> list[int]:
-        """The places of the parameters to whose gradients nothing was added since :meth:`clear`."""
+        """Return the indices of parameters whose gradients are unchanged since they were zeroed."""
         return [
             index
             for index, (view, version) in enumerate(
@@ -145,11 +162,11 @@ class FlatParameters:
             self._flags[list(unused)] = 0.0
 
     def unused(self) -> list[int]:
-        """The places of the parameters that have no gradient on any rank, once the flags are added up."""
+        """Return the indices of parameters without a gradient on any rank, after the reduction."""
         return torch.nonzero(self._flags == 0).flatten().tolist()
 
     def restore_weights(self) -> None:
-        """Take over the weights that a module has replaced, as by ``weight.data = ...``."""
+        """Copy weights that a module has replaced, as by ``weight.data = ...``, to the buffer."""
         for parameter, weight_view, pointer in zip(
             self.parameters.values(), self.weight_views, self._pointers, strict=True
         ):
@@ -158,42 +175,45 @@ class FlatParameters:
                 parameter.data = weight_view
 
     def check_parameters(self, module: nn.Module) -> None:
-        """See that the parameters are those that are trained.
+        """Check that the module's parameters are those that are trained.
 
         Raises:
-            ModelError: the module has put others in their place.
+            ModelError: the module has replaced some.
         """
         now = dict(module.named_parameters())
         for name, parameter in self.parameters.items():
             if now.get(name) is not parameter:
                 raise ModelError(
-                    f"the module has put another parameter in the place of {name}, which no optimizer "
+                    f"the module has put another parameter in the place of {name}, which no "
+                    "optimizer "
                     "trains; it should change the one that it has, under torch.no_grad()"
                 )
         late = [name for name, parameter in now.items() if parameter.requires_grad]
         late_names = set(late).difference(self.parameters)
         if late_names:
             raise ModelError(
-                f"the module has made the parameter {min(late_names)} in its first step, which no optimizer "
+                f"the module has made the parameter {min(late_names)} in its first step, which no "
+                "optimizer "
                 "trains; it should make it in __init__"
             )
 
     def check_gradients(self) -> None:
-        """See that the gradients are where a backward pass should add to them.
+        """Check that the gradients are where a backward pass should add to them.
 
         Raises:
-            ModelError: the module has put others in their place.
+            ModelError: the module has replaced some.
         """
         for (name, parameter), view in zip(
             self.parameters.items(), self.gradient_views, strict=True
         ):
             if parameter.grad is None or parameter.grad.data_ptr() != view.data_ptr():
                 raise ModelError(
-                    f"the module has put another gradient of {name} in the place of the one that it had"
+                    f"the module has put another gradient of {name} in the place of the one that "
+                    "it had"
                 )
 
     def zero_gradients(self) -> None:
-        """Before a backward pass, which adds to the gradients."""
+        """Prepare a backward pass that adds to the gradients."""
         self.buffer.zero_()
         for parameter, view in zip(self.parameters.values(), self.gradient_views, strict=True):
             parameter.grad = view  # an optimizer of the user's own may have let go of it
@@ -207,14 +227,27 @@ class FlatParameters:
         stop: bool,
         more: torch.Tensor | None,
     ) -> None:
-        """Write the sums of this rank's rows."""
+        """Write the totals of this rank's rows.
+
+        Args:
+            loss: summed loss, a scalar.
+            right: summed correct samples, a scalar.
+            count: number of samples.
+            stop: True if this rank asks the group to stop.
+            more: (metrics,) totals of the metrics.
+        """
         torch.stack((loss, right), out=self._head)
         self._write_counts(count, stop, failed=False)
         if more is not None:
             self._metric_totals.copy_(more)
 
     def write_empty_totals(self, stop: bool, failed: bool) -> None:
-        """Nothing but zeros, of a rank without rows, or one that has failed."""
+        """Write zeros, for a rank without rows or one that has failed.
+
+        Args:
+            stop: True if this rank asks the group to stop.
+            failed: True if this rank has failed.
+        """
         self.buffer.zero_()
         self._write_counts(0, stop, failed)
 
@@ -226,24 +259,28 @@ class FlatParameters:
                 self._counts[index].fill_(value)  # nothing waits for it, as for a copy from here
 
     def read_totals(self) -> StepTotals:
-        """What there is of them now."""
+        """Return the current totals."""
         return StepTotals.unpack(self.totals.tolist())
 
     def gradient_norms(self) -> list[torch.Tensor]:
-        """Of the gradient of each parameter."""
+        """Return the norm of the gradient of each parameter."""
         return list(torch._foreach_norm(self.gradient_views))
 
 
 def as_tensor(array: np.ndarray) -> torch.Tensor:
-    """A tensor of the same memory, where that is possible."""
+    """Return a tensor that shares the memory of an array, if possible."""
     array = np.asarray(array)  # a number of a checkpoint is none
     return torch.from_numpy(array if array.flags.writeable else array.copy())
 
 
 def to_device(array: np.ndarray, device: torch.device) -> torch.Tensor:
-    """An array on a device; a GPU's copy is made while it computes, by way of memory that its driver knows of.
+    """Copy an array to a device; to a GPU asynchronously, through pinned memory.
 
-    Without a GPU it is the same memory, where that is possible.
+    Without a GPU the tensor shares the array's memory, if possible.
+
+    Args:
+        array: to copy.
+        device: to copy it to.
     """
     tensor = as_tensor(array)
     if device.type != "cuda":
@@ -256,5 +293,5 @@ def to_device(array: np.ndarray, device: torch.device) -> torch.Tensor:
 
 
 def to_arrays(tensors: Mapping[str, torch.Tensor]) -> dict[str, np.ndarray]:
-    """Copies of tensors as arrays."""
+    """Return copies of tensors as arrays."""
     return {name: np.array(tensor.detach().cpu().numpy()) for name, tensor in tensors.items()}

@@ -1,4 +1,4 @@
-"""Exported networks as one: the weighted mean of what they predict."""
+"""Average the predictions of several exported networks."""
 
 from __future__ import annotations
 
@@ -23,11 +23,12 @@ _PREDICTED: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class EnsembleModule:
-    """The weighted mean of what several exported networks predict.
+    """The weighted mean of the predictions of several exported networks.
 
     Args:
-        weights: of the networks; they add up to 1.
-        kind: of the targets (:mod:`preprocess.target`).
+        files: the exports.
+        weights: weight of each network; they sum to 1.
+        kind: kind of the targets (:mod:`preprocess.target`).
     """
 
     def __init__(self, files: Sequence[Path], weights: Sequence[float], kind: str) -> None:
@@ -59,7 +60,7 @@ class EnsembleModule:
         return mean
 
     def save(self, path: Path) -> None:
-        """Write the weights of all networks, each behind its number, and their notes."""
+        """Write the weights of all networks, prefixed by their numbers, and their notes."""
         state = {
             f"{index}.{name}": array
             for index, network in enumerate(self._networks)

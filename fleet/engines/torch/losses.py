@@ -1,7 +1,7 @@
-"""What a network's outputs cost: the loss of each sample by the kind of its target, or by a name of Keras.
+"""Compute the loss of each sample, by the kind of its target or by a Keras name.
 
-Modules give logits, so the losses of classes, labels and masks take the softmax, or the logistic function, themselves.
-Of masks a module gives (n, classes, height, width); here classes come last, as a view.
+Modules return logits, so the losses of classes, labels and masks apply the softmax or sigmoid
+themselves. A module returns masks as (n, classes, height, width); here classes are last, as a view.
 """
 
 from __future__ import annotations
@@ -40,10 +40,15 @@ _TINY = 1e-7  # what Keras adds to, or keeps away from, 0
 
 
 def make_losses(train: Train, target: TargetSpec, device: torch.device) -> LossFunctions:
-    """The losses of a network.
+    """Return the losses of a network.
+
+    Args:
+        train: training settings.
+        target: of a sample.
+        device: of class weights.
 
     Raises:
-        SettingError: no such loss, or not of such targets.
+        SettingError: the loss does not exist, or is not for such targets.
     """
     if train.loss is None:
         loss = _default(target, train.label_smoothing)
@@ -62,10 +67,15 @@ def make_losses(train: Train, target: TargetSpec, device: torch.device) -> LossF
 
 
 def check_losses(losses: LossFunctions, outputs: Tensor, targets: Tensor) -> None:
-    """See on some samples, and what a network gives for them, that these are losses.
+    """Check on some samples and the network's outputs for them that losses are usable.
+
+    Args:
+        losses: to check.
+        outputs: (n, ...) logits or values.
+        targets: (n, ...).
 
     Raises:
-        SettingError: they are none.
+        SettingError: they are not usable.
     """
 
     def slope(loss: Loss) -> np.ndarray | None:
@@ -90,7 +100,7 @@ def check_losses(losses: LossFunctions, outputs: Tensor, targets: Tensor) -> Non
 
 
 def _with_class_weights(loss: Loss, target: TargetSpec, by_class: Tensor | None = None) -> Loss:
-    """From a loss of samples, or pixels, to one of samples, where classes weigh."""
+    """Turn a loss of samples, or pixels, into one of samples with class weights."""
     if target.kind != "mask":
         if by_class is None:
             return loss
@@ -111,13 +121,23 @@ def _with_class_weights(loss: Loss, target: TargetSpec, by_class: Tensor | None 
 
 
 def pixels(targets: Tensor, target: TargetSpec) -> tuple[Tensor, Tensor]:
-    """The class of each pixel, 0 where it does not count; and whether it counts."""
+    """Return the class of each pixel, 0 if excluded, and which pixels count.
+
+    Args:
+        targets: (n, height, width).
+        target: of a sample.
+    """
     counted = targets != target.void
     return torch.where(counted, targets.long(), 0), counted
 
 
 def mean_of_pixels(values: Tensor, counted: Tensor) -> Tensor:
-    """(n, height, width) -> (n,), over the pixels that count; 0 where none does."""
+    """Return means over counted pixels, (n, height, width) -> (n,); 0 if none counts.
+
+    Args:
+        values: (n, height, width).
+        counted: (n, height, width), True for pixels that count.
+    """
     return (values * counted).sum((1, 2)) / counted.sum((1, 2)).clamp(min=1)
 
 
@@ -189,7 +209,7 @@ def _generalized(expected: Tensor, predicted: Tensor, *, q: float) -> Tensor:
 
 
 def _signs(expected: Tensor) -> Tensor:
-    """0 and 1 as -1 and 1, where there is nothing else."""
+    """Map 0 and 1 to -1 and 1, if there is nothing else."""
     if bool(((expected == 0) | (expected == 1)).all()):
         return 2 * expected - 1
     return expected
@@ -277,14 +297,24 @@ OF_PREDICTIONS: dict[str, Callable[..., Tensor]] = {
 
 
 def to_dense(targets: Tensor, target: TargetSpec) -> Tensor:
-    """Targets as float32, one number for each output: classes, also those of pixels, are 1 at their place."""
+    """Return targets as float32 with one number per output; classes are one-hot.
+
+    Args:
+        targets: (n, ...).
+        target: of a sample.
+    """
     if target.kind in ("class", "mask"):
         return one_hot(targets.clamp(min=0), target.outputs).float()
     return targets.float()
 
 
 def probabilities(outputs: Tensor, target: TargetSpec) -> Tensor:
-    """What logits stand for; values stand for themselves."""
+    """Return the probabilities of logits; values are unchanged.
+
+    Args:
+        outputs: (n, ...) logits or values.
+        target: of a sample.
+    """
     if target.kind == "value":
         return outputs
     if target.kind == "multilabel":
@@ -320,7 +350,7 @@ def _make_named(train: Train, target: TargetSpec) -> Loss:
 
 
 def _make_custom(train: Train, target: TargetSpec) -> Loss:
-    """A function of one's own, or a loss of ``torch.nn``; outputs are as a module gives them."""
+    """Return a user function, or a loss of ``torch.nn``; outputs are as the module returns them."""
     assert train.loss is not None
     name = name_of(train.loss)
     function, arguments = make_custom_loss(train, torch.nn.Module, reduction="none")

@@ -1,7 +1,8 @@
-"""Metrics by the names of Keras, and of one's own, from sums that add up: over steps, over ranks, over groups.
+"""Compute metrics by Keras names, and custom ones, from states that add up.
 
-The state of a metric is a few numbers that grow from batch to batch: a total and a count, hits and misses, a table of
-confusions. Ranks add up what theirs have added, so AUC, F1 or IoU are exact in a group of any size.
+The state of a metric is a few numbers that grow with each batch: a total and a count, hits and
+misses, a confusion matrix. Ranks add up their states, so AUC, F1 or IoU are exact in a group of any
+size.
 """
 
 from __future__ import annotations
@@ -31,12 +32,12 @@ _TINY = 1e-7
 
 @dataclass(frozen=True)
 class Rows:
-    """Some samples, or the pixels of some masks that count.
+    """Some samples, or the counted pixels of some masks.
 
     Attributes:
         predicted: (n, outputs) probabilities or values.
-        wanted: (n, outputs) float32; classes are 1 at their place.
-        targets: as functions of the user's own get them: (n,) classes, or (n, outputs) float32.
+        dense_targets: (n, outputs) float32; classes are one-hot.
+        targets: as user functions receive them: (n,) classes, or (n, outputs) float32.
     """
 
     predicted: Tensor
@@ -50,9 +51,9 @@ class _Metric:
 
     Attributes:
         name: its column of the results.
-        width: numbers of its state.
-        added: what some rows add to it: (width,).
-        result: what a state comes to.
+        width: number of elements of its state.
+        batch_state: returns what some rows add to the state: (width,).
+        result: returns the value of a state.
     """
 
     name: str
@@ -65,7 +66,12 @@ class MetricSet(Metrics):
     """The metrics of a network."""
 
     def sums(self, outputs: Tensor, targets: Tensor) -> Tensor | None:
-        """What some samples, all of which could be read, add to the states of all metrics: (width,) float32."""
+        """Return what readable samples add to the states of all metrics: (width,) float32.
+
+        Args:
+            outputs: (n, ...) logits or values.
+            targets: (n, ...).
+        """
         if not self._metrics:
             return None
         rows = _rows(outputs, targets, self._target)
@@ -82,10 +88,14 @@ def _rows(outputs: Tensor, targets: Tensor, target: TargetSpec) -> Rows:
 
 
 def make_metrics(train: Train, target: TargetSpec) -> MetricSet:
-    """The metrics that a spec asks for; accuracy is computed in any case.
+    """Return the metrics that a spec asks for; accuracy is always computed.
+
+    Args:
+        train: training settings.
+        target: of a sample.
 
     Raises:
-        SettingError: one cannot be computed of such targets.
+        SettingError: a metric cannot be computed for such targets.
     """
     return MetricSet(
         [
@@ -154,7 +164,7 @@ def _make_custom(name: str, arguments: Mapping[str, Any]) -> Callable[[Rows], Te
 def _of_loss(
     name: str, sign: float = 1.0, finish: Callable[[float], float] = float
 ) -> Callable[..., _Kind]:
-    """The mean of a loss over samples."""
+    """Return the mean of a loss over samples."""
 
     def kind(target: TargetSpec, **given: Any) -> _Kind:
         if (
@@ -201,7 +211,7 @@ def _top_k(target: TargetSpec, k: int = 5) -> _Kind:
 def _counts(
     finish: Callable[[np.ndarray, np.ndarray, np.ndarray, np.ndarray], Any], is_marked: bool = False
 ) -> Callable[..., _Kind]:
-    """From hits and misses of each output: true and false positives, false and true negatives."""
+    """Return a metric of hits and misses per output: true and false, positives and negatives."""
 
     def kind(
         target: TargetSpec,
@@ -288,7 +298,10 @@ def _f1(
 
 
 def _auc(target: TargetSpec, curve: str = "ROC", num_thresholds: int = 200) -> _Kind:
-    """The area under the curve of all outputs together, by trapezoids, or for PR as Davis and Goadrich have it."""
+    """Return the area under the curve of all outputs, by trapezoids.
+
+    For PR it is interpolated as Davis and Goadrich describe.
+    """
     if curve not in ("ROC", "PR"):
         raise SettingError(
             f"the metric AUC has no curve {curve}; it has ROC and PR", "train", "metrics"
@@ -350,7 +363,10 @@ def _mean_io_u(target: TargetSpec) -> _Kind:
 
 
 def _r2(target: TargetSpec) -> _Kind:
-    """The mean over values of 1 - residuals / variance; sums of squares are taken about where values lie."""
+    """Return the mean over values of 1 - residuals / variance.
+
+    Sums of squares are taken about the center of the values.
+    """
     center = torch.tensor(target.center or [0.0] * target.outputs, dtype=torch.float64)
 
     def added(rows: Rows) -> Tensor:

@@ -1,8 +1,8 @@
-"""One PyTorch module in training on one rank of its group.
+"""Train one PyTorch module on one rank of its group.
 
-Each rank sums the losses of its own rows and divides by the rows of the *global* batch; the exchange sums over the
-ranks; what could not be read is corrected for afterwards. So uneven shares are right, and a rank without rows takes
-part with zeros.
+Each rank sums the losses of its own rows and divides by the rows of the *global* batch; the
+exchange sums over the ranks; unreadable rows are corrected for afterwards. So uneven shares are
+exact, and a rank without rows contributes zeros.
 """
 
 from __future__ import annotations
@@ -49,13 +49,14 @@ class TorchNetwork:
 
     Args:
         flat: its parameters.
-        dtype: of what it is called with.
-        exchange_of: makes the exchange of a group; a network may go from one group to another.
-        seed: of all that is random in steps.
-        is_mixed: compute with bfloat16 where that is safe.
-        note: what stands beside its weights when it is exported.
-        code: of the user's own, that computes a part of it.
-        differentiates: whether it takes derivatives in ``forward``.
+        updates: its optimizer.
+        dtype: of its inputs.
+        exchange_of: creates the exchange of a group; a network may move between groups.
+        seed: for all random numbers in steps.
+        is_mixed: True to compute with bfloat16 where it is safe.
+        note: returns the note beside the exported weights.
+        code: user code that computes a part of it.
+        differentiates: True if ``forward`` takes derivatives.
     """
 
     def __init__(
@@ -186,9 +187,9 @@ class TorchNetwork:
         return self._measures.metrics.scores(more)
 
     def average_statistics(self) -> None:
-        """Give all ranks the mean of the floating-point buffers, which each has gathered on its own rows.
+        """Average the floating-point buffers, which each rank collects on its own rows.
 
-        These are the running means and variances of batch normalisation.
+        These are the running means and variances of batch normalization.
         """
         group = self._exchange.group
         buffers = [
@@ -213,9 +214,9 @@ class TorchNetwork:
 
     @runs_user_code
     def state(self) -> dict[str, np.ndarray]:
-        """Weights and buffers by the module's own names, and what the optimizer keeps of each.
+        """Return weights and buffers by the module's own names, and the optimizer's state.
 
-        What is random in a step follows from the seed, the number of the step and the rank, so it needs no state.
+        Random numbers in a step follow from the seed, the step and the rank, so they need no state.
         """
         return {
             **to_arrays(self._named()),
@@ -224,7 +225,8 @@ class TorchNetwork:
 
     @runs_user_code
     def load(self, arrays: Arrays) -> None:  # noqa: D102
-        # A checkpoint of FLEET 0.2 has no running means of statistics: they begin with what these are.
+        # A checkpoint of FLEET 0.2 has no running means of statistics: they begin with
+        # what these are.
         arrays = {
             **{
                 f"optimizer/average/{name}": arrays[f"model/{name}"]
@@ -255,7 +257,7 @@ class TorchNetwork:
 
     @runs_user_code
     def export(self, arrays: Arrays, path: Path) -> None:
-        """Write the weights as safetensors, by the module's own names, and a note on how it is built around them."""
+        """Write the weights as safetensors by the module's own names, and a note beside them."""
         self.load(arrays)
         with self.evaluation_mode():
             write(to_arrays(self.module.state_dict()), self._note_of(), path)
@@ -291,8 +293,10 @@ class TorchNetwork:
         # One that draws by a generator other than PyTorch's cannot be compared.
         if _agree(expected, again, near) and not _agree(expected, reloaded, near):
             raise ModelError(
-                "best.safetensors gives other outputs than the network: the module holds something that "
-                "is neither a parameter nor a buffer (register_buffer), and its function does not make it "
+                "best.safetensors gives other outputs than the network: the module holds something "
+                "that "
+                "is neither a parameter nor a buffer (register_buffer), and its function does not "
+                "make it "
                 "again"
             )
         if "build" in note:
@@ -307,7 +311,8 @@ class TorchNetwork:
         outputs = self._outputs(images)
         if not bool(outputs.isfinite().all()):
             raise ModelError(
-                "the model gives what is no number (NaN or infinity) for samples of the data, before it "
+                "the model gives what is no number (NaN or infinity) for samples of the data, "
+                "before it "
                 "has learned anything"
             )
         check_losses(self._measures.losses, outputs.detach(), target_tensor)
@@ -334,7 +339,7 @@ class TorchNetwork:
 
     @contextmanager
     def evaluation_mode(self) -> Iterator[None]:
-        """Without training, and with the running means of weights and statistics in their place, where there are such."""
+        """Evaluate inside the context: no training, and running means in place, if kept."""
         means = self._updates.means()
         before = [now.clone() for now, _ in means]
         self.module.eval()
@@ -352,10 +357,10 @@ class TorchNetwork:
     # ---- what is computed ----
 
     def _compute(self, local_rows: Rows, size: int, stop: bool) -> list[int]:
-        """This rank's share of the gradient of the mean loss, and of the sums.
+        """Compute this rank's share of the gradient of the mean loss, and of the totals.
 
         Returns:
-            The places of the parameters that have no gradient here.
+            The indices of the parameters that have no gradient here.
         """
         in_place = self._exchange.in_place or self._device.type == "cpu"
         if in_place:  # where to call costs less than memory
@@ -383,7 +388,7 @@ class TorchNetwork:
         return unused
 
     def _seed_generators(self, call: int = 0) -> None:
-        """Have what is drawn follow from the network, its step and this rank alone.
+        """Seed generators from the network, its step and this rank alone.
 
         Args:
             call: number of the call since the last step; 0 for the next step.
@@ -396,7 +401,7 @@ class TorchNetwork:
             seed_host_generators(seed)
 
     def _outputs(self, images: np.ndarray) -> Tensor:
-        """Logits or values, float32; of masks with classes last, as a view."""
+        """Return logits or values, float32; for masks with classes last, as a view."""
         samples = to_device(images, self._device)
         if samples.ndim == 2:  # an export is tried on images, whatever travels
             samples = augment_deferred(samples, self._sample)
@@ -411,7 +416,7 @@ class TorchNetwork:
         loss_of: Callable[[Tensor, Tensor], Tensor],
         stop: bool,
     ) -> Tensor:
-        """Write the sums of some rows, all of which could be read, and give their summed loss."""
+        """Write the totals of readable rows, and return their summed loss."""
         targets = to_device(np.ascontiguousarray(local_rows[0]), self._device)
         losses = loss_of(outputs, targets)
         if len(local_rows) > 1:
@@ -430,7 +435,7 @@ class TorchNetwork:
 
 
 class AsyncNetwork(TorchNetwork):
-    """A module whose steps are handed to a GPU, which takes them in order. Ranks of a group wait for each other."""
+    """A module whose steps are queued on a GPU; ranks of a group wait for each other."""
 
     def begin(  # noqa: D102
         self,
@@ -463,7 +468,7 @@ class AsyncNetwork(TorchNetwork):
         return wait
 
     def _take(self, local_rows: Rows, size: int, into: torch.Tensor) -> None:
-        """A step, of which nothing is waited for; a batch of which no sample could be read changes nothing."""
+        """Queue a step; a batch without readable samples changes nothing."""
         if len(local_rows[1]):
             with running_user_code(self.code, quick=True):
                 unused = self._compute(local_rows, size, False)
@@ -473,7 +478,7 @@ class AsyncNetwork(TorchNetwork):
 
 @contextmanager
 def _single_row_statistics(module: nn.Module) -> Iterator[None]:
-    """With the running statistics where a batch normalisation has one number a channel, of which PyTorch takes none."""
+    """Use running statistics where batch normalization sees one number per channel."""
     judging: list[nn.Module] = []
 
     def look(norm: nn.Module, inputs: tuple[Tensor, ...]) -> None:
@@ -496,20 +501,26 @@ def _single_row_statistics(module: nn.Module) -> Iterator[None]:
 
 
 def _compute_seeded(compute: Callable[[], Tensor]) -> Tensor:
-    """What a function computes, with the same random numbers each time."""
+    """Return the result of a function, with the same random numbers each time."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
         return compute()
 
 
 def _agree(first: Tensor, second: Tensor, near: float) -> bool:
-    """Whether outputs are the same up to rounding."""
+    """Return True if outputs are equal up to rounding."""
     atol = near * max(1.0, float(first.abs().max()))
     return torch.allclose(first, second, rtol=near, atol=atol, equal_nan=True)
 
 
 def mix_seed(seed: int, step: int, rank: int) -> int:
-    """A seed for a step on a rank, as little like those beside it as one at random (SplitMix64)."""
+    """Return a seed for a step on a rank, decorrelated from its neighbors (SplitMix64).
+
+    Args:
+        seed: of the network.
+        step: number of the step.
+        rank: in the group.
+    """
     mask = 2**64 - 1
     state = (seed + step * 0x9E3779B97F4A7C15 + rank * 0xD1B54A32D192ED03) & mask
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1)):

@@ -1,8 +1,8 @@
-"""The optimizers of a spec: each step a few operations on all weights at once.
+"""Update all weights at once with the optimizers of a spec.
 
-Names, parameters and numbers mean what they mean in Keras: an ``epsilon`` of 1e-7, weight decay that is decoupled and
-comes before the step, running means that begin with the first weights. With accumulation a schedule counts all steps,
-as Keras does, and an optimizer those that change weights.
+Names, parameters and numbers mean what they mean in Keras: an ``epsilon`` of 1e-7, decoupled weight
+decay before the step, running means that begin with the first weights. With accumulation a schedule
+counts all steps, as in Keras, and an optimizer counts updates.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _DECAY = 0.96  # of the momentum's schedule in nadam
 
 
 class _Rule:
-    """One way to step: it changes the weights by gradients that are ready.
+    """An update rule for weights, given gradients.
 
     Attributes:
-        slots: what it keeps of each weight, vectors as long as all of them.
-        numbers: what else it keeps.
+        slots: state per weight, vectors as long as all weights.
+        numbers: other state.
     """
 
     slots: Mapping[str, torch.Tensor] = {}
@@ -42,20 +42,23 @@ class _Rule:
     def step(
         self, weights: torch.Tensor, gradients: torch.Tensor, rate: float, iteration: int
     ) -> None:
-        """Take a step.
+        """Update the weights.
 
         Args:
-            iteration: how many were taken before.
+            weights: to change.
+            gradients: of the weights.
+            rate: learning rate.
+            iteration: number of earlier updates.
         """
         raise NotImplementedError
 
     def parameter_state(self, index: int) -> list[torch.Tensor]:
-        """What it keeps of one parameter, beside the slots."""
+        """Return the state of one parameter besides the slots."""
         return []
 
 
 class _Descent(_Rule):
-    """SGD, with momentum or without."""
+    """SGD, with or without momentum."""
 
     def __init__(self, settings: Optimizer, zeros: Callable[[], torch.Tensor]) -> None:
         self._momentum = settings.momentum or 0.0
@@ -76,7 +79,7 @@ class _Descent(_Rule):
 
 
 class _Adam(_Rule):
-    """Adam, AdamW, and Nadam, whose momentum follows a schedule."""
+    """Adam, AdamW, and the base of Nadam, whose momentum follows a schedule."""
 
     def __init__(self, settings: Optimizer, zeros: Callable[[], torch.Tensor]) -> None:
         self._betas = (_or_default(settings.beta_1, 0.9), _or_default(settings.beta_2, 0.999))
@@ -160,10 +163,11 @@ class _Rms(_Rule):
 
 
 class _Custom(_Rule):
-    """A ``torch.optim.Optimizer`` of the user's own.
+    """A user-defined ``torch.optim.Optimizer``.
 
-    Such an optimizer makes its state in its first step, and all ranks of a group have to have the same arrays before.
-    So it takes a step for trial, and the state that it began with is put back before the first real one.
+    Such an optimizer creates its state in its first step, but all ranks of a group need equal
+    arrays before it. So it takes a trial step, and its initial state is restored before the first
+    real one.
     """
 
     def __init__(self, settings: Optimizer, flat: FlatParameters, rate: float) -> None:
@@ -228,7 +232,7 @@ class _Custom(_Rule):
 
 
 def _options(optimizer: torch.optim.Optimizer) -> dict[str, str]:
-    """What stands in the groups of an optimizer's parameters beside these; the learning rate is given at each step."""
+    """Return the options of an optimizer's parameter groups except the learning rate."""
     return {
         f"param_groups[{index}][{key!r}]": repr(value)
         for index, group in enumerate(optimizer.param_groups)
@@ -263,17 +267,20 @@ _RULES: dict[str, Callable[[Optimizer, Callable[[], torch.Tensor]], _Rule]] = {
 
 
 class FlatOptimizer:
-    """What changes the weights of a network, step by step.
+    """The optimizer of a network.
 
     Args:
+        settings: of the optimizer.
         scale: multiplies the learning rate of the spec.
-        accumulate: steps whose gradients are averaged before anything is changed.
-        module: whose parameters these are.
+        accumulate: number of steps whose gradients are averaged before each update.
+        flat: the parameters.
+        module: that has the parameters.
 
     Attributes:
-        steps: that were taken, those that only accumulate too.
-        average: running means of the weights, where they are kept.
-        statistics: running means of those of batch normalization, by their names, where such are kept of the weights.
+        steps: number of steps taken, including those that only accumulate.
+        average: running means of the weights, if kept.
+        statistics: running means of the statistics of batch normalization by name, if those of
+            weights are kept.
     """
 
     def __init__(
@@ -310,11 +317,11 @@ class FlatOptimizer:
             self._rule = _RULES[settings.name](settings, zeros)
 
     def step(self, correction: float, unused: Collection[int] = ()) -> None:
-        """Change the weights by the gradients.
+        """Update the weights from the gradients.
 
         Args:
-            correction: makes a mean over all rows one over those that could be read.
-            unused: the places of the parameters that have no gradient, and so stay as they are, as in PyTorch.
+            correction: turns a mean over all rows into one over readable rows.
+            unused: indices of parameters without a gradient, which do not change, as in PyTorch.
         """
         gradients = self._flat.gradients
         iteration = self.steps // self._accumulate
@@ -345,7 +352,7 @@ class FlatOptimizer:
         self.steps += 1
 
     def _update_except(self, gradients: torch.Tensor, iteration: int, idle: Sequence[int]) -> None:
-        """Change the weights, and what is kept of them, but for those of idle parameters."""
+        """Update the weights and their state, except those of idle parameters."""
         before = [tensor.clone() for tensor in self._tensors_of(idle)]
         self._update(gradients, iteration)
         for tensor, value in zip(self._tensors_of(idle), before, strict=True):
@@ -358,7 +365,7 @@ class FlatOptimizer:
             yield from self._rule.parameter_state(index)
 
     def means(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Weights and statistics, each with its running mean, where such are kept."""
+        """Return weights and statistics, each with its running mean, if kept."""
         if self.average is None:
             return []
         return [
@@ -386,17 +393,17 @@ class FlatOptimizer:
         self._rule.step(self._flat.weights, gradients, rate, iteration)
 
     def learning_rate(self) -> float:
-        """Of the next step."""
+        """Return the learning rate of the next step."""
         rate = self._settings.learning_rate
         assert rate is not None  # what is not given has been filled in
         return rate_at(rate, self.steps) * self._scale
 
     def scale_learning_rate(self, factor: float) -> None:
-        """From now on, so many times that of the spec."""
+        """Set the learning rate to a multiple of the spec's from now on."""
         self._scale = factor
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """All that it needs to go on, beside :attr:`steps`."""
+        """Return all state that is needed to resume, besides :attr:`steps`."""
         slots = {
             **self._rule.slots,
             **({} if self._sum is None else {"gradient_accumulator": self._sum}),
@@ -411,7 +418,7 @@ class FlatOptimizer:
 
 
 def _statistics(module: nn.Module) -> dict[str, tuple[nn.Module, str]]:
-    """The running statistics of a module, by their names: whose each is, and what it is called there."""
+    """Return the running statistics of a module by name: their layer and attribute."""
     return {
         f"{prefix}.{key}" if prefix else key: (owner, key)
         for prefix, owner in module.named_modules()
@@ -427,10 +434,14 @@ def _or_default(value: float | None, default: float) -> float:
 
 
 def rate_at(rate: float | Mapping[str, Any], step: int) -> float:
-    """The learning rate of a step, the first of which is 0.
+    """Return the learning rate of a step, counted from 0.
+
+    Args:
+        rate: a number or a schedule.
+        step: counted from 0.
 
     Raises:
-        SettingError: the arguments of a schedule make no learning rate.
+        SettingError: the arguments of a schedule yield no learning rate.
     """
     if not isinstance(rate, Mapping):
         return rate

@@ -1,4 +1,7 @@
-"""What PyTorch keeps for a whole process, which a network's code may change (:mod:`preprocess.user_code`)."""
+"""Register process-wide settings of PyTorch that user code may change.
+
+:mod:`preprocess.user_code` restores them.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,7 @@ def _put_print_options(values: Mapping[str, Any]) -> None:
 
 
 def _device() -> torch.device | None:
-    """What ``set_default_device`` was given; PyTorch's own function takes a third of all these together."""
+    """Return the device given to ``set_default_device``; PyTorch's own function is slow."""
     context = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
     if context is None:
         return None
