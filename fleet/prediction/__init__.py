@@ -1,4 +1,4 @@
-"""Finished networks as one: what they gave for samples, which of them go together, and how good that is.
+"""Combine finished networks: saved predictions, choice of ensembles, and scores.
 
-It imports ``fleet.storage`` and what is below. What loads networks is above: :mod:`fleet.predictor`.
+It imports ``fleet.storage`` and lower layers. :mod:`fleet.predictor` above loads networks.
 """

@@ -1,10 +1,10 @@
-"""What networks gave when they were exported, for the validation samples and the test samples: small files beside them.
+"""Save the outputs of exported networks for validation and test samples.
 
-A file has ``outputs``, (n, outputs) float32: the logits, or the values, of all samples in their order; ``targets``
-(n, ...), ``rows`` (n,) int64, where each sample lies in the data set (:func:`preprocess.base.row_numbers`), and
-``weights`` (n,) where targets travel with them. A file of an earlier version has no ``rows``. So networks can be
-compared and joined without their data, and without TensorFlow. It is of the export beside it: that takes away an
-earlier one before it is made.
+A file has ``outputs``, (n, outputs) float32: the logits or values of all samples in order;
+``targets`` (n, ...); ``rows`` (n,) int64, the position of each sample in the data set
+(:func:`preprocess.base.row_numbers`); and ``weights`` (n,) if targets have weights. Files of
+earlier versions have no ``rows``. So networks can be compared and combined without their data and
+without TensorFlow. It belongs to the export beside it: exporting removes an earlier file first.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ MOST_BYTES = 256 << 20  # of what is kept of one network for one part of the dat
 
 @dataclass(frozen=True)
 class Outputs:
-    """What a network gave for some samples.
+    """The outputs of a network for some samples.
 
     Attributes:
         outputs: (n, outputs) float32, logits or values.
-        targets: (n, ...), as :class:`preprocess.target.TargetSpec` has them.
+        targets: (n, ...), as :class:`preprocess.target.TargetSpec` describes.
         weights: (n,) float32; None for classes without weights.
     """
 
@@ -43,19 +43,19 @@ class Outputs:
 
     @property
     def arrays(self) -> dict[str, np.ndarray]:
-        """All that there are, by name."""
+        """The existing arrays by name."""
         weights = {} if self.weights is None else {"weights": self.weights}
         return {"outputs": self.outputs, "targets": self.targets, **weights}
 
 
 @dataclass(frozen=True)
 class Predictions:
-    """What a network predicts for the samples that could be read.
+    """The predictions of a network for readable samples.
 
     Attributes:
         values: (n, outputs) float32: probabilities of classes or labels; or values.
         truth: of these samples.
-        rows: (n,) where they lie in the data set; None where an earlier version has not kept it.
+        rows: (n,) positions in the data set; None in files of earlier versions.
     """
 
     values: np.ndarray
@@ -63,7 +63,7 @@ class Predictions:
     rows: np.ndarray | None = None
 
     def is_comparable(self, other: Predictions) -> bool:
-        """Whether both are of the same samples, as far as that is known."""
+        """Return True if both cover the same samples, as far as is known."""
         is_known = self.rows is not None and other.rows is not None
         return self.truth.matches(other.truth) and not (
             is_known and np.any(self.rows != other.rows)
@@ -71,32 +71,43 @@ class Predictions:
 
 
 def should_save(target: TargetSpec, samples: int) -> bool:
-    """Whether outputs for so many samples are worth their place: not those of masks, nor what takes over 256 MiB."""
+    """Return True if outputs should be saved: no masks, and at most 256 MiB.
+
+    Args:
+        target: of a sample.
+        samples: their number.
+    """
     return target.kind != "mask" and 0 < 4 * samples * target.outputs <= MOST_BYTES
 
 
 def save_outputs(writer: CheckpointWriter, path: Path, outputs: Outputs, rows: np.ndarray) -> None:
-    """Keep what a network gave, where ``checkpoint.quota`` has room.
+    """Save the outputs of a network if ``checkpoint.quota`` has room.
 
     Args:
-        rows: (n,) where each of the samples lies in the data set.
+        writer: of checkpoints.
+        path: of the file.
+        outputs: to save.
+        rows: (n,) positions of the samples in the data set.
 
     Raises:
         StorageError: the disk is full, ...
     """
     arrays = {**outputs.arrays, "rows": rows}
-    # Not by its argument allow_pickle: before NumPy 2.1 savez takes it for an array. None of these holds objects.
+    # Not by its argument allow_pickle: before NumPy 2.1 savez takes it for an array. None of
+    # these holds objects.
     writer.write_optional(
         path, sum(array.nbytes for array in arrays.values()), lambda file: np.savez(file, **arrays)
     )
 
 
 def read_predictions(paths: RunPaths, name: str, part: str, kind: str) -> Predictions | None:
-    """What a network predicts; None where nothing was kept, or what is there is damaged.
+    """Return the predictions of a network; None if they are missing or damaged.
 
     Args:
+        paths: of the run.
+        name: of the network.
         part: ``validation`` or ``test``.
-        kind: of the targets.
+        kind: kind of the targets.
     """
     path = paths.predictions(name, part)
     try:
@@ -119,7 +130,7 @@ def read_predictions(paths: RunPaths, name: str, part: str, kind: str) -> Predic
 
 
 def concatenate(parts: Sequence[Predictions]) -> Predictions:
-    """What several networks predict, each for samples of its own, in the order of the data set where that is known."""
+    """Concatenate predictions for different samples, in the order of the data set if known."""
     if len(parts) == 1:
         return parts[0]
     values, targets = (
@@ -145,11 +156,11 @@ def concatenate(parts: Sequence[Predictions]) -> Predictions:
 
 
 def probabilities(outputs: np.ndarray, kind: str) -> np.ndarray:
-    """What logits stand for, float32; values stand for themselves.
+    """Return the probabilities of logits, float32; values are unchanged.
 
     Args:
         outputs: (..., outputs).
-        kind: of the targets.
+        kind: kind of the targets.
 
     >>> probabilities(np.array([[0.0, 0.0]]), "class").tolist()
     [[0.5, 0.5]]

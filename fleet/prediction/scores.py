@@ -1,7 +1,8 @@
-"""How good predictions are: accuracy, log loss and calibration (pure).
+"""Score predictions: accuracy, log loss and calibration.
 
-Predictions of ``class`` targets are probabilities of the classes (n, classes), those of ``multilabel`` one probability
-for each label (n, labels), those of ``value`` the values (n, values). Predictions for a mask are not kept.
+Predictions for ``class`` targets are probabilities of the classes (n, classes), for ``multilabel``
+one probability per label (n, labels), for ``value`` the values (n, values). Predictions of masks
+are not saved.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ _BINS = 15  # of confidence, as in Guo et al., ICML 2017, section 5
 
 @dataclass(frozen=True)
 class Truth:
-    """What predictions are held against.
+    """The targets against which predictions are scored.
 
     Attributes:
         kind: class, multilabel or value (:mod:`preprocess.target`).
         targets: (n,) classes, (n, labels) of 0 and 1, or (n, values).
-        weights: (n,) of the samples in the loss; None where all count the same.
+        weights: (n,) weights of the samples in the loss; None if equal.
     """
 
     kind: str
@@ -31,7 +32,7 @@ class Truth:
     weights: np.ndarray | None = None
 
     def matches(self, other: Truth) -> bool:
-        """Whether predictions that are held against the one can be compared with those held against the other."""
+        """Return True if both describe the same samples, so predictions can be compared."""
         own_arrays, other_arrays = (
             (truth.targets, np.ones(()) if truth.weights is None else truth.weights)
             for truth in (self, other)
@@ -41,13 +42,14 @@ class Truth:
 
 @dataclass(frozen=True)
 class Scores:
-    """How good predictions are.
+    """The scores of predictions.
 
     Attributes:
-        accuracy: share of the samples whose likeliest class is right; of several labels, of all labels. NaN of values.
-        log_loss: in nats, of classes by sample, of labels by label; NaN of values.
-        calibration_error: the expected calibration error, from 0 to 1; NaN of values.
-        squared_error: the mean squared error of values; NaN of all else.
+        accuracy: share of samples, or labels, that are predicted correctly; NaN for values.
+        log_loss: mean log loss in nats, per sample for classes, per label for labels; NaN for
+            values.
+        calibration_error: expected calibration error, from 0 to 1; NaN for values.
+        squared_error: mean squared error of values; otherwise NaN.
     """
 
     accuracy: float
@@ -57,10 +59,11 @@ class Scores:
 
 
 def score(predicted: np.ndarray, truth: Truth) -> Scores:
-    """Hold predictions against the truth.
+    """Score predictions against the truth.
 
     Args:
-        predicted: as the module says it.
+        predicted: as the module describes.
+        truth: of the same samples.
 
     >>> score(np.array([[0.9, 0.1], [0.4, 0.6]]), Truth("class", np.array([0, 0]))).accuracy
     0.5
@@ -72,7 +75,12 @@ def score(predicted: np.ndarray, truth: Truth) -> Scores:
 
 
 def quick_score(predicted: np.ndarray, truth: Truth) -> tuple[float, float]:
-    """Accuracy and log loss alone, as :class:`Scores` has them; of values NaN and the squared error."""
+    """Return accuracy and log loss only; for values NaN and the squared error.
+
+    Args:
+        predicted: as the module describes.
+        truth: of the same samples.
+    """
     losses = _LOSSES[truth.kind](predicted, truth.targets)
     if truth.weights is not None:
         losses = losses * truth.weights
@@ -84,14 +92,14 @@ def quick_score(predicted: np.ndarray, truth: Truth) -> tuple[float, float]:
 
 
 def calibration_error(confidence: np.ndarray, right: np.ndarray) -> float:
-    """The expected calibration error: how far confidence is from accuracy, in 15 bins of equal width.
+    """Return the expected calibration error over 15 bins of equal width.
 
-    The mean over all predictions of what lies between the mean confidence of their bin and the share of it that is
-    right (Guo et al., ICML 2017, section 2).
+    It is the mean over all predictions of the gap between the mean confidence of their bin and its
+    accuracy (Guo et al., ICML 2017, section 2).
 
     Args:
-        confidence: (n,) the probability that was given to what was predicted.
-        right: (n,) whether that was right.
+        confidence: (n,) probability of what was predicted.
+        right: (n,) True if the prediction was correct.
 
     >>> round(calibration_error(np.array([0.9, 0.9, 0.6, 0.6]), np.array([1, 1, 1, 0])), 3)
     0.1
@@ -102,7 +110,7 @@ def calibration_error(confidence: np.ndarray, right: np.ndarray) -> float:
 
 
 def _confidence(predicted: np.ndarray, truth: Truth) -> tuple[np.ndarray, np.ndarray]:
-    """Of each class or label that is predicted: how sure that is, and whether it is right; (n,) or (n * labels,)."""
+    """Return confidence and correctness of each predicted class or label; (n,) or (n * labels,)."""
     right = _right(predicted, truth)
     if truth.kind == "class":
         return predicted.max(axis=1), right

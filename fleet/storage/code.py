@@ -1,4 +1,4 @@
-"""The files whose code decides what a network is: its ``build:`` function's module, and what that imports beside it.
+"""Hash the source files that define a network: its ``build:`` function and local imports.
 
 The files are read, never run: rank 0 imports no TensorFlow.
 """
@@ -36,25 +36,26 @@ class _Module:
 
     @property
     def package(self) -> str:
-        """What its relative imports start from."""
+        """The package from which its relative imports start."""
         if self.file.name == "__init__.py":
             return self.name
         return self.name.rpartition(".")[0]
 
 
 def hash_sources(target: str, spec_folder: Path = Path()) -> Code:
-    """The files that decide what an import path names, with hashes of their texts.
+    """Return the files that define what an import path names, with hashes.
 
-    These are the files of its module and of the packages around it, and of all that they import, however indirectly,
-    from the folder of that module, the working folder and the folder of the spec. Installed packages are left out, and
-    so is what is imported under a name that only running the code would tell.
+    These are the files of its module, of the packages around it, and of everything that they
+    import, directly or not, from the folder of that module, the working folder and the folder of
+    the spec. Installed packages are left out, and so are imports whose names only running the code
+    would reveal.
 
     Args:
-        target: ``module:name``; a plain name is decided by no file.
-        beside: the folder of the spec.
+        target: ``module:name``; a plain name depends on no file.
+        spec_folder: folder of the spec.
 
     Returns:
-        Nothing if the module cannot be found or read.
+        An empty mapping if the module cannot be found or read.
     """
     name, colon, _ = target.partition(":")
     if not colon:
@@ -92,16 +93,16 @@ def hash_sources(target: str, spec_folder: Path = Path()) -> Code:
 
 
 def changed_files(before: Code, now: Code) -> list[str]:
-    """The files that are not as they were, or no longer there, or new.
+    """Return the files that have changed, disappeared, or are new.
 
-    >>> changed_files({"a.py": "1", "b.py": "1", "c.py": "1"}, {"a.py": "1", "b.py": "2", "d.py": "1"})
-    ['b.py', 'c.py', 'd.py']
+    >>> changed_files({"a.py": "1", "b.py": "1", "c.py": "1"}, {"a.py": "1", "b.py": "2"})
+    ['b.py', 'c.py']
     """
     return sorted(file for file in before.keys() | now.keys() if before.get(file) != now.get(file))
 
 
 def _root(top: str, spec_folder: Path) -> Path | None:
-    """The folder in which Python finds a package or module that stands in no other."""
+    """Return the folder in which Python finds a top-level package or module."""
     try:
         spec = importlib.machinery.PathFinder.find_spec(top, [*sys.path, "", str(spec_folder)]) or (
             importlib.util.find_spec(top)
@@ -123,7 +124,7 @@ def _is_installed(root: Path) -> bool:
 
 
 def _modules(name: str, roots: list[Path]) -> Iterator[_Module]:
-    """The files that are run when a name is imported: of the packages around it, and its own if it is a module's."""
+    """Yield the files that run when a name is imported: of its packages and its own."""
     parts = name.split(".")
     if parts[0] in _OURS or not all(parts):
         return
@@ -139,7 +140,7 @@ def _modules(name: str, roots: list[Path]) -> Iterator[_Module]:
 
 
 def _file(root: Path, parts: list[str]) -> Path | None:
-    """The file of a package or a module, by the parts of its name."""
+    """Return the file of a package or module, by the parts of its name."""
     spec = importlib.machinery.PathFinder.find_spec(
         ".".join(parts), [str(root.joinpath(*parts[:-1]))]
     )
@@ -149,7 +150,7 @@ def _file(root: Path, parts: list[str]) -> Path | None:
 
 
 def _imports(text: bytes, module: _Module) -> Iterator[str]:
-    """All names that a module may import, anywhere; some name what a module holds."""
+    """Yield all names that a module may import; some name objects inside a module."""
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError):  # compiled, or the run will say it
@@ -171,7 +172,7 @@ def _imports(text: bytes, module: _Module) -> Iterator[str]:
 
 
 def _package(module: _Module, level: int) -> str:
-    """The package from which a relative import of this many dots starts; nothing if the import is absolute."""
+    """Return the package at which a relative import starts; empty if it is absolute."""
     if level == 0:
         return ""
     parts = module.package.split(".")

@@ -1,9 +1,9 @@
-"""The event log: every decision and every epoch of a run, a JSON object a line.
+"""Write and read the event log: every decision and every epoch of a run, one JSON object per line.
 
-It is written by the coordinator alone, is only ever appended to, and says enough to replay the run in
-the simulator and to draw the report. A run that is resumed goes on in the same file. Where several launches work on a
-run at a time, each has a log of its own; :func:`read_run` reads all of them as one, and :class:`RunTail` goes on
-reading while they grow.
+Only the coordinator writes it, and only by appending. It suffices to replay the run in the
+simulator and to draw the report. A resumed run continues the same file. If several launches work on
+a run at a time, each has its own log; :func:`read_run` reads all of them as one, and
+:class:`RunTail` follows them while they grow.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class EventLog:
 
     Args:
         path: of the file.
-        clock: seconds, from any origin; a test may give its own.
+        clock: seconds from any origin.
     """
 
     def __init__(self, path: Path, clock: Any = time.monotonic) -> None:
@@ -43,7 +43,7 @@ class EventLog:
         self._start = clock()
 
     def add(self, event: Event) -> None:
-        """Append one event; ``t_s`` is seconds since this launch began; NaN becomes null.
+        """Append an event with ``t_s``, the seconds since this launch began; NaN becomes null.
 
         Raises:
             StorageError: the disk is full, ...
@@ -51,15 +51,17 @@ class EventLog:
         add_line(self._file, self._path, {"t_s": round(self.now(), 6), **to_json(event)})
 
     def close(self) -> None:
-        """The run is over."""
+        """Close the log."""
         self._file.close()
 
     def now(self) -> float:
-        """Seconds since this launch began."""
+        """Return the seconds since this launch began."""
         return self._clock() - self._start
 
     def date(self) -> float:
-        """What time it is, in seconds since 1970, by the clock of the file system: those of nodes may differ.
+        """Return the time in seconds since 1970, by the clock of the file system.
+
+        Clocks of nodes may differ.
 
         Raises:
             StorageError: the log cannot be touched.
@@ -80,9 +82,9 @@ class DatedEvent(NamedTuple):
     """An event of a launch.
 
     Attributes:
-        at: when it happened, in seconds since 1970 by the clock of the file system.
+        at: time of the event, in seconds since 1970 by the clock of the file system.
         t_s: seconds since the launch began.
-        log: in which it stands.
+        log: path of the log.
     """
 
     at: float
@@ -94,14 +96,15 @@ class DatedEvent(NamedTuple):
 def read_events(
     path: Path, start: int = 0, kinds: Collection[type[Kind]] = ()
 ) -> Iterator[LoggedEvent]:
-    """The events of a run, in order.
+    """Return the events of a log, in order.
 
-    Lines that a killed run left half written, damaged lines and unknown kinds are passed over.
+    Incomplete or damaged lines and unknown kinds are skipped.
 
     Args:
-        path: of the log; one that is not there has none.
-        start: bytes to leave out: its size at some earlier time.
-        kinds: that are wanted; all where none are named. Of long logs the others are passed over much faster than read.
+        path: of the log; a missing file has no events.
+        start: number of bytes to skip: its size at an earlier time.
+        kinds: kinds to return; empty for all. In long logs other kinds are skipped much faster than
+            parsed.
     """
     records = map(_logged, read_lines(path, start, [kind.word for kind in kinds]))
     return (
@@ -112,7 +115,7 @@ def read_events(
 
 
 def _logged(record: Any) -> LoggedEvent | None:
-    """The event that a value of JSON tells of; None where it tells of none."""
+    """Return the event in a JSON value; None if there is none."""
     event = event_from_json(record)
     if event is None or not is_finite(t_s := record.get("t_s", 0.0)):
         return None
@@ -120,13 +123,14 @@ def _logged(record: Any) -> LoggedEvent | None:
 
 
 def read_run(paths: RunPaths, kinds: Sequence[type[Kind]] = ()) -> Iterator[LoggedEvent]:
-    """The events of all launches of a run, whichever log they are in: launch by launch, in the order of their dates.
+    """Return the events of all launches of a run, launch by launch, in the order of their dates.
 
-    Launches of one log keep their order, whatever their dates are. A launch whose start has no date, as FLEET 0.1.0
-    wrote it, is as old as the one before it.
+    Launches of one log keep their order regardless of dates. A launch whose start has no date, as
+    FLEET 0.1.0 wrote it, is as old as the one before it.
 
     Args:
-        kinds: that are wanted beside starts; all where none are named.
+        paths: of the run.
+        kinds: kinds to return besides starts; empty for all.
     """
     return merge_logs(
         read_events(path, kinds=kinds and (Started, *kinds)) for path in paths.event_logs()
@@ -134,7 +138,7 @@ def read_run(paths: RunPaths, kinds: Sequence[type[Kind]] = ()) -> Iterator[Logg
 
 
 def merge_logs(logs: Iterable[Iterable[LoggedEvent]]) -> Iterator[LoggedEvent]:
-    """The events of several logs, as :func:`read_run` has them."""
+    """Return the events of several logs in the order of :func:`read_run`."""
     launches = [launch for log in logs for launch in split_launches(log)]
     return chain.from_iterable(
         events for _, events in sorted(launches, key=lambda launch: launch[0])
@@ -142,7 +146,7 @@ def merge_logs(logs: Iterable[Iterable[LoggedEvent]]) -> Iterator[LoggedEvent]:
 
 
 def split_launches(log: Iterable[LoggedEvent]) -> list[tuple[float, list[LoggedEvent]]]:
-    """The launches of a log, each with its date; what comes before the first start is one as well."""
+    """Split a log into launches with their dates; events before the first start are one, too."""
     launches: list[tuple[float, list[LoggedEvent]]] = []
     for logged in log:
         if isinstance(logged.event, Started) or not launches:
@@ -157,9 +161,9 @@ class _ReadPosition:
     """How far a log has been read.
 
     Attributes:
-        size: bytes.
-        began: when its launch began, so that its events can be dated.
-        newest: the date of its newest event.
+        size: in bytes.
+        began: when its launch began, to date its events.
+        newest: date of its newest event.
     """
 
     size: int = 0
@@ -168,14 +172,15 @@ class _ReadPosition:
 
 
 class RunTail:
-    """Reads what is new in the logs of all launches of a run, whichever they are by then.
+    """Reads new events in the logs of all launches of a run.
 
-    A look costs a listing, the size of each log, and what is new; only whole lines are read.
+    Polling costs a listing, the size of each log, and reading what is new; only complete lines are
+    read.
 
     Args:
         paths: of the run.
-        from_end: pass over what is there now.
-        starts: log -> bytes to pass over.
+        from_end: True to skip existing events.
+        starts: log -> number of bytes to skip.
     """
 
     def __init__(
@@ -191,10 +196,11 @@ class RunTail:
         }
 
     def poll(self) -> list[DatedEvent]:
-        """The events since the last look, each with its date; those of a log in their order.
+        """Return the events since the last call, each with its date, in the order of each log.
 
         Raises:
-            OSError: the file system does not answer; nothing was read, so the next look misses nothing.
+            OSError: the file system does not answer; nothing was read, so the next call returns all
+                events.
         """
         events: list[DatedEvent] = []
         for path in self._paths.event_logs():
@@ -228,7 +234,7 @@ class RunTail:
 
 
 def _launch_start(lines: bytes) -> float:
-    """When the last launch began of which some lines tell."""
+    """Return when the last launch in some lines began."""
     starts = (
         _logged(parse_json_object(line))
         for line in reversed(lines.splitlines())
@@ -241,12 +247,12 @@ def _launch_start(lines: bytes) -> float:
 
 
 def events_of(path: Path, kind: type[E]) -> list[E]:
-    """The events of one kind, in order."""
+    """Return the events of one kind, in order."""
     return [event for _, event in read_events(path, kinds=(kind,))]  # type: ignore[misc]
 
 
 def log_position(path: Path) -> tuple[int, int]:
-    """When a log was last written (nanoseconds), and its size in bytes; they differ once it is written again."""
+    """Return when a log was last written (nanoseconds), and its size in bytes."""
     if not path.exists():
         return 0, 0
     stat = path.stat()
@@ -254,7 +260,7 @@ def log_position(path: Path) -> tuple[int, int]:
 
 
 def first_line(path: Path) -> bytes:
-    """Of a log; empty where there is none. No two logs have the same: it has the date of the launch."""
+    """Return the first line of a log, which is unique because it has a date; empty if missing."""
     try:
         with open(path, "rb") as file:
             return file.readline()
@@ -263,14 +269,14 @@ def first_line(path: Path) -> bytes:
 
 
 def launch_status(status: int, path: Path, before: tuple[int, int]) -> int:
-    """How a launch ended: as it says itself in the log, and otherwise it broke off.
+    """Return the exit status of a launch: from its log, or that it ended abnormally.
 
-    The launcher's word is not enough: Open MPI's mpirun ends with 0 when it loses a node.
+    The launcher's status does not suffice: Open MPI's mpirun ends with 0 when it loses a node.
 
     Args:
         status: of the launcher.
         path: of the run's event log.
-        before: its mark from before the launch.
+        before: position of the log before the launch.
     """
     after = log_position(path)
     # A log that has become smaller is another one, of a run that was started over.

@@ -1,9 +1,10 @@
-"""Shutting out a launch that may only have been stopped: what it still writes ends in folders that nobody reads.
+"""Fence out a launch that may only have been stopped, by moving files to new folders.
 
-Between the moment at which a rank looks whether it may still write and its rename, it may be stopped for hours. A
-rename cannot be made to depend on anything. But it ends in the folder whose handle the rank opened before it looked
-(:func:`fleet.storage.files.atomic_write`). So a launch that takes a run over from one that has not let go gives each
-network a new folder under the old name, and moves the files there.
+A rank may be stopped for hours between checking its right to write and the rename, and a rename
+cannot be made conditional. But it takes effect in the folder whose handle the rank opened before
+the check (:func:`fleet.storage.files.atomic_write`). So a launch that takes a run over from one
+that has not released it gives each network a new folder under the old name, and moves the files
+there.
 """
 
 from __future__ import annotations
@@ -21,9 +22,13 @@ _ASIDE = ".aside.tmp"
 
 
 def fence_out(paths: RunPaths, name: str | None = None) -> None:
-    """Make the folders of all networks anew, or that of one, with the files that they had.
+    """Recreate the folders of all networks, or of one, with their files.
 
-    If it is killed in between, nothing is lost: the next call goes on with what was put aside.
+    If it is killed, nothing is lost: the next call continues.
+
+    Args:
+        paths: of the run.
+        name: of one network; None for all.
 
     Raises:
         StorageError: the folder cannot be written.
@@ -47,7 +52,7 @@ def _move_back(paths: RunPaths, name: str | None) -> None:
 
 
 def _move(aside: Path, folder: Path) -> None:
-    """Move files into a folder that may have some of them already: those are newer."""
+    """Move files into a folder; files that it already has are newer."""
     while aside.exists():
         for path in list(aside.iterdir()):  # a rank that is not stopped may add one
             if path.name.startswith(".") or (folder / path.name).exists():
@@ -63,5 +68,5 @@ def _move(aside: Path, folder: Path) -> None:
 
 
 def newest_written_generation(paths: RunPaths) -> int:
-    """The newest generation that has written a checkpoint; 0 if none has."""
+    """Return the newest generation that has written a checkpoint; 0 if none has."""
     return max(map_in_threads(checkpoint_generation, paths.models.glob("*/*.h5")), default=0)

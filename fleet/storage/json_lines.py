@@ -1,4 +1,4 @@
-"""Files of JSON lines that are only ever appended to."""
+"""Append to and read files of JSON lines."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fleet.storage.files import storage_errors, with_retries
 
 
 def open_lines(path: Path) -> io.FileIO:
-    """Open a file of JSON lines for appending; if a killed process left half a line at the end, it is ended."""
+    """Open a file of JSON lines for appending, and complete an unfinished last line."""
     # Without a buffer: what the disk had no room for is not tried again when the file is closed.
     file = open(path, "a+b", buffering=0)  # noqa: SIM115 - the caller closes it
     if file.tell():
@@ -28,6 +28,11 @@ def open_lines(path: Path) -> io.FileIO:
 
 def add_line(file: io.FileIO, path: Path, record: Any) -> None:
     """Add a line.
+
+    Args:
+        file: to append to.
+        path: of the file, for messages.
+        record: JSON values.
 
     Raises:
         StorageError: the disk is full, ...
@@ -44,7 +49,11 @@ def add_line(file: io.FileIO, path: Path, record: Any) -> None:
 
 
 def add_dated_line(path: Path, record: Kind) -> None:
-    """Add a line with the time to a file that several processes may add to; its folder is made if need be.
+    """Add a line with the time to a file shared by processes; creates its folder.
+
+    Args:
+        path: of the file.
+        record: to write.
 
     Raises:
         StorageError: the disk is full, ...
@@ -57,7 +66,7 @@ def add_dated_line(path: Path, record: Kind) -> None:
 
 
 def parse_json_object(text: str | bytes) -> dict[str, Any] | None:
-    """The object that a text says in JSON; None where it says something else, or is damaged."""
+    """Return the object in a JSON text; None if it is something else, or damaged."""
     with suppress(ValueError, RecursionError):
         if isinstance(value := json.loads(text), dict):
             return value
@@ -65,19 +74,19 @@ def parse_json_object(text: str | bytes) -> dict[str, Any] | None:
 
 
 def read_json_object(path: Path) -> dict[str, Any] | None:
-    """The object that a file says in JSON; None where it cannot be read, or says something else."""
+    """Return the object in a JSON file; None if it is unreadable or something else."""
     with suppress(OSError):
         return parse_json_object(path.read_bytes())
     return None
 
 
 def read_lines(path: Path, start: int = 0, words: Sequence[str] = ()) -> Iterator[dict[str, Any]]:
-    """The objects of a file, in order; half a line, left by a killed process, is passed over, and so is a damaged one.
+    """Yield the objects of a file in order, skipping incomplete and damaged lines.
 
     Args:
-        path: of the file; one that is not there has none.
-        start: bytes to leave out: its size at some earlier time.
-        words: lines without any of these texts are passed over unread; none are where there are no words.
+        path: of the file; a missing file has no lines.
+        start: number of bytes to skip: its size at an earlier time.
+        words: skip lines without any of these texts unparsed; empty to parse all.
     """
     quoted = [json.dumps(word) for word in words]
     with (

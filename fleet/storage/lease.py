@@ -1,14 +1,15 @@
-"""A lease: the right to write, of one launch at a time, by nothing but the atomic creation of files.
+"""Hold a lease: one launch's right to write, by nothing but atomic creation of files.
 
-A lease has a folder, and each of its holders a file there, whose name is a number: the generation. Whoever creates the
-file of the next generation holds the lease; a file can be created once (by a link, or by ``O_EXCL``), so it has one
-holder. Locks of the file system are not needed: on Lustre they are off unless a site turns them on, and may hold on one
-node only.
+A lease has a folder, and each of its holders a file there, named by a number: the generation.
+Whichever process creates the file of the next generation holds the lease; a file can be created
+once (by a link, or by ``O_EXCL``). File locks are not needed: on Lustre they are off by default,
+and may hold on one node only.
 
-A holder renews its file every few seconds. Others take the lease over when the holder has let it go, when its process
-is gone from this host, when it is an earlier run of this very batch job, or when the file has not changed for a time,
-by the clock of whoever looks, and the batch system no longer knows the holder's job. A holder may only have been
-stopped meanwhile. It finds that out before it writes anything that matters (:meth:`Fence.check`), and then it must end.
+A holder renews its file every few seconds. Another launch takes the lease over if the holder has
+released it, if its process on this host has died, if it is an earlier run of the same batch job, or
+if the file has not changed for some time, by the observer's clock, and the batch system no longer
+knows the holder's job. The holder may only have been stopped. It detects that before it writes
+anything important (:meth:`Fence.check`), and must then end.
 """
 
 from __future__ import annotations
@@ -42,14 +43,15 @@ _HEAD = re.compile(r"(\d{20}) (held|free)\n")
 
 @dataclass(frozen=True)
 class Times:
-    """Seconds.
+    """Durations in seconds.
 
     Attributes:
-        stale: a lease that has not changed for so long is taken over, if nothing speaks against it.
+        stale: a lease that has not changed for this long is taken over, unless something speaks
+            against it.
         renew: between two renewals.
-        patience: how long to wait for the end of a holder that is alive, or known to the batch system.
-        dying: what the ranks of a launch need to end when its first process is gone.
-        poll: between two looks.
+        patience: how long to wait for a holder that is alive, or known to the batch system.
+        dying: how long the ranks of a launch need to end after its first process has died.
+        poll: between two observations.
     """
 
     stale: float = 60.0
@@ -60,10 +62,10 @@ class Times:
 
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> Times:
-        """What ``FLEET_LEASE=5min`` says: when a lease is stale, for file servers that may not answer for long.
+        """Return the durations for ``FLEET_LEASE=5min``, the time until a lease is stale.
 
         Raises:
-            UserError: it is no duration above zero.
+            UserError: it is not a positive duration.
         """
         text = environment.get("FLEET_LEASE")
         if not text:
@@ -81,15 +83,15 @@ class Times:
 
 @dataclass(frozen=True)
 class Holder:
-    """Who holds a lease.
+    """The holder of a lease.
 
     Attributes:
-        launch: a random word that no other launch has.
-        host: its name.
-        pid, started, boot, namespace: the process, when it started (ticks since the boot), the boot, and the space that
-            the process id is counted in; empty if the machine does not say.
-        system, job, restarts: the batch system, the id of the job, and how often it has been put back into the queue;
-            empty outside of one.
+        launch: a random word, unique to the launch.
+        host: host name.
+        pid, started, boot, namespace: the process, its start (ticks since the boot), the boot, and
+            the namespace of the process id; empty if unknown.
+        system, job, restarts: the batch system, the job id, and how often it was requeued; empty
+            outside a job.
     """
 
     launch: str
@@ -108,16 +110,16 @@ class Holder:
         )
 
     def is_of_job(self, other: Holder) -> bool:
-        """Whether two holders are of one batch job."""
+        """Return True if two holders belong to one batch job."""
         return bool(self.job) and (self.system, self.job) == (other.system, other.job)
 
 
 class Process:
-    """This process, and what it sees of the machines around it; a test may give its own.
+    """This process, and what it can observe about other machines.
 
     Args:
-        ask: whether a batch system still knows a job, by their names.
-        job: the batch system, the id and the restarts of this process' job.
+        ask: returns whether a batch system still knows a job, by their names.
+        job: batch system, id and restarts of this process's job.
     """
 
     def __init__(
@@ -137,11 +139,11 @@ class Process:
         )
 
     def now(self) -> float:
-        """Seconds from any origin, which go on while the process is stopped."""
+        """Return seconds from any origin, which advance while the process is stopped."""
         return time.monotonic()
 
     def has_died(self, holder: Holder) -> bool:
-        """Whether a holder is known to have died; False if that cannot be seen from here."""
+        """Return True if a holder is known to be dead; False if that cannot be observed."""
         if not (self.me.boot and holder.boot):
             return False
         if holder.boot == self.me.boot:
@@ -150,7 +152,7 @@ class Process:
         return holder.host == self.me.host and not holder.host.startswith("localhost")
 
     def knows_job(self, holder: Holder) -> bool | None:
-        """Whether the batch system of a holder still knows its job; None if there is none that answers."""
+        """Return True if the holder's batch system still knows its job; None if unknown."""
         if holder.job:
             return self._ask(holder.system, holder.job)
         return None
@@ -175,13 +177,13 @@ def _namespace() -> str:
 
 @dataclass(frozen=True)
 class Fence:
-    """A launch's right to write, which each of its ranks can look up for itself.
+    """A launch's right to write, which each of its ranks can check.
 
     Attributes:
         folder: of the lease.
         generation: of the launch.
-        launch: its word.
-        what: the right is to; the folder around that of the lease where that is empty.
+        launch: its unique word.
+        resource: what the right covers; empty for the folder around that of the lease.
     """
 
     folder: Path
@@ -190,14 +192,15 @@ class Fence:
     resource: str = ""
 
     def check(self) -> None:
-        """Return if this launch holds the lease now.
+        """Check that this launch holds the lease now.
 
         Raises:
             LeaseLost: it does not; it must end, and write nothing more.
         """
         newest = newest_generation(self.folder)
         text = read_generation(self.folder, self.generation)
-        # The mark of who took it is looked for too: what is opened is seen as it is even where listings come late.
+        # The mark of who took it is looked for too: what is opened is seen as it is even
+        # where listings come late.
         if newest > self.generation or text is None or "\ntaken" in text or self.launch not in text:
             other = parse_lease(read_generation(self.folder, newest) or "").holder
             if newest != self.generation and other is not None:
@@ -205,14 +208,16 @@ class Fence:
             else:
                 by = ""
             raise LeaseLost(
-                f"{self.resource or self.folder.parent} has been taken over{by}, since this launch had shown "
-                "no sign of life for a while; it ends and writes nothing more, and what it had saved is "
+                f"{self.resource or self.folder.parent} has been taken over{by}, since this launch "
+                "had shown "
+                "no sign of life for a while; it ends and writes nothing more, and what it had "
+                "saved is "
                 "intact"
             )
 
 
 def fence_check(fence: Fence | None) -> Callable[[], None]:
-    """What to call before a file is replaced: :meth:`Fence.check`, or nothing where no lease is held."""
+    """Return :meth:`Fence.check`, or a function that allows everything without a lease."""
     if fence is None:
         return lambda: None
     return fence.check
@@ -227,7 +232,7 @@ class LeaseState:
 
 
 def parse_lease(text: str) -> LeaseState:
-    """Read a generation's file; one that is only half there has no holder, and is not free."""
+    """Parse a generation's file; an incomplete one has no holder, and is not free."""
     head = _HEAD.match(text)
     if head is None:
         return LeaseState(False, None)
@@ -240,7 +245,7 @@ def parse_lease(text: str) -> LeaseState:
 
 
 def newest_generation(folder: Path) -> int:
-    """The newest generation that there is; 0 if there is none."""
+    """Return the newest generation; 0 if there is none."""
     try:
         return max(map(int, _generations(folder)), default=0)
     except FileNotFoundError:
@@ -248,12 +253,12 @@ def newest_generation(folder: Path) -> int:
 
 
 def _generations(folder: Path) -> list[str]:
-    """The names of the generations' files."""
+    """Return the names of the generations' files."""
     return [name for name in os.listdir(folder) if name.isascii() and name.isdecimal()]
 
 
 def newest_state(folder: Path) -> LeaseState:
-    """What the file of the newest generation says; where there is none, that the lease is free."""
+    """Return the content of the newest generation's file; a missing one is free."""
     generation = newest_generation(folder)
     if generation:
         return parse_lease(read_generation(folder, generation) or "")
@@ -261,13 +266,18 @@ def newest_state(folder: Path) -> LeaseState:
 
 
 def is_held(folder: Path) -> bool:
-    """Whether a launch has the lease of a folder, as far as that can be seen from here."""
+    """Return True if a launch holds the lease of a folder, as far as can be observed."""
     text = newest_state(folder)
     return not text.is_free and not (text.holder is not None and Process().has_died(text.holder))
 
 
 def read_generation(folder: Path, generation: int) -> str | None:
-    """The content of a generation's file; None if there is none."""
+    """Return the content of a generation's file; None if there is none.
+
+    Args:
+        folder: of the lease.
+        generation: to read.
+    """
     try:
         file = os.open(_file(folder, generation), os.O_RDONLY)
     except FileNotFoundError:
@@ -281,10 +291,15 @@ def read_generation(folder: Path, generation: int) -> str | None:
 
 
 def create_generation(folder: Path, generation: int, holder: Holder) -> bool:
-    """Create the file of a generation, with its content; returns whether nobody else had.
+    """Create the file of a generation; return False if it already exists.
+
+    Args:
+        folder: of the lease.
+        generation: to create.
+        holder: of the generation.
 
     Raises:
-        OSError: the file system does not let it be created.
+        OSError: the file system refuses.
     """
     path = _file(folder, generation)
     temporary = folder / f".{holder.launch}.tmp"
@@ -314,14 +329,20 @@ def _create_exclusively(path: Path, content: bytes) -> bool:
 
 
 def mark_taken(folder: Path, generation: int, by: Holder) -> None:
-    """Say in a generation's file that another has followed; it need not be there any more."""
+    """Append to a generation's file, if it exists, that another one has followed.
+
+    Args:
+        folder: of the lease.
+        generation: that was followed.
+        by: the new holder.
+    """
     with suppress(OSError), open(_file(folder, generation), "r+b") as file:
         file.seek(0, os.SEEK_END)
         file.write(f"taken by {by}\n".encode())
 
 
 def _write_head(folder: Path, generation: int, count: int, word: str) -> None:
-    """Change the head of a generation's file in place: a file that another has put there is never replaced."""
+    """Change the head of a generation's file in place, so that no other file is replaced."""
     with open(_file(folder, generation), "r+b", buffering=0) as file:
         file.write(_head(count, word).encode())
         os.fsync(file.fileno())
@@ -344,7 +365,7 @@ def _say(text: str) -> None:
 
 @dataclass
 class _Observation:
-    """What has been seen of the newest generation."""
+    """What has been observed of the newest generation."""
 
     generation: int
     text: str
@@ -355,17 +376,18 @@ class _Observation:
 
 
 class Lease:
-    """The right to write below some path, of one launch at a time.
+    """The right of one launch at a time to write below a path.
 
     Args:
-        around: this process and what it sees.
-        me: what others will read of this holder.
-        say: is told once when there is something to wait for.
-        what: see :class:`Fence`.
+        process: this process.
+        me: this holder, as others read it.
+        times: durations.
+        say: called once when there is something to wait for.
+        resource: see :class:`Fence`.
 
     Attributes:
-        fence: what other ranks check; None before the lease was taken.
-        took_over: whether the holder before had not let go.
+        fence: what other ranks check; None before the lease is taken.
+        took_over: True if the previous holder had not released it.
     """
 
     def __init__(
@@ -389,15 +411,16 @@ class Lease:
         self.took_over = False
 
     def sibling(self, resource: str) -> Lease:
-        """Another lease of the same holder, which says nothing of what it waits for; see :class:`Fence`."""
+        """Return another lease of the same holder, which waits silently; see :class:`Fence`."""
         return Lease(self._process, self.me, self.times, lambda text: None, resource)
 
     def take(self, folder: Path, floor: int = 0) -> None:
-        """Take the lease of a folder, and renew it from now on in a thread.
+        """Take the lease of a folder, and renew it in a thread from now on.
 
         Args:
-            folder: of the lease alone; it is made if it does not exist.
-            floor: the generation will be above it: of what was written before the folder was deleted.
+            folder: of the lease alone; it is created if missing.
+            floor: the generation will be above it: that of files written before the folder was
+                deleted.
 
         Raises:
             UserError: another launch holds it.
@@ -412,7 +435,7 @@ class Lease:
         self._thread.start()
 
     def check(self) -> None:
-        """Return if the lease is still held.
+        """Check that the lease is still held.
 
         Raises:
             LeaseLost: another launch has taken it over.
@@ -423,11 +446,11 @@ class Lease:
             self.fence.check()
 
     def renew(self) -> None:
-        """Show a sign of life.
+        """Renew the lease.
 
         Raises:
             LeaseLost: another launch has taken the lease over.
-            OSError: the file system does not let it be written.
+            OSError: the file system refuses.
         """
         assert self.fence is not None
         self.fence.check()
@@ -435,7 +458,7 @@ class Lease:
         _write_head(self.fence.folder, self.fence.generation, self._count, "held")
 
     def release(self) -> None:
-        """Let go, so that another launch need not wait."""
+        """Release the lease, so that another launch need not wait."""
         self._ended.set()
         if self._thread is not None:
             self._thread.join()
@@ -474,9 +497,13 @@ class Lease:
     # ---- the steps of taking ----
 
     def steps(self, folder: Path, floor: int = 0) -> Iterator[float]:
-        """Take the lease step by step: seconds to wait before the next one, 0 between two looks at files.
+        """Take the lease step by step; yield the seconds to wait before the next step.
 
-        Others may do anything between two steps, for however long.
+        Other processes may do anything between two steps, for any time.
+
+        Args:
+            folder: of the lease.
+            floor: the generation will be above it.
 
         Raises:
             UserError: another launch holds it.
@@ -523,10 +550,10 @@ class Lease:
             seen.is_alive = True
 
     def _may_follow(self, seen: _Observation, text: LeaseState, began: float) -> bool:
-        """Whether the lease may be taken from its holder now.
+        """Return True if the lease may be taken from its holder now.
 
         Raises:
-            UserError: its holder is alive, or its job.
+            UserError: its holder, or its job, is alive.
         """
         holder = text.holder
         now = self._process.now()
@@ -542,7 +569,8 @@ class Lease:
         unchanged = now - seen.since
         if seen.is_alive and waited >= self.times.patience:
             raise UserError(
-                f"another launch is at work in this folder{_in_brackets(holder)}; wait for its end, or "
+                f"another launch is at work in this folder{_in_brackets(holder)}; wait for its "
+                "end, or "
                 "name another output"
             )
         if waited >= self.times.patience and not seen.is_announced:
@@ -555,16 +583,18 @@ class Lease:
         return unchanged >= self.times.stale and not self._is_known(holder)
 
     def _is_known(self, holder: Holder | None) -> bool:
-        """Whether the batch system speaks for a holder that shows no sign of life.
+        """Return False if the batch system does not know the job of an unresponsive holder.
 
         Raises:
-            UserError: it does.
+            UserError: it does know the job.
         """
         if holder is None or holder.is_of_job(self.me) or not self._process.knows_job(holder):
             return False
         raise UserError(
-            f"another launch is at work in this folder{_in_brackets(holder)}: it has shown no sign of life "
-            f"for {self.times.stale:.0f} s, but {holder.system} still knows its job; end the job, or name "
+            f"another launch is at work in this folder{_in_brackets(holder)}: it has shown no sign "
+            "of life "
+            f"for {self.times.stale:.0f} s, but {holder.system} still knows its job; end the job, "
+            "or name "
             "another output"
         )
 
@@ -576,7 +606,7 @@ def _in_brackets(holder: Holder | None) -> str:
 
 
 def _remove_old(folder: Path, generation: int) -> None:
-    """Delete the files of long ago."""
+    """Delete the files of old generations."""
     for name in _generations(folder):
         if int(name) <= generation - _KEPT:
             (folder / name).unlink(missing_ok=True)

@@ -1,12 +1,13 @@
-"""The leases of single networks, where several launches work in one run's folder at a time.
+"""Hold leases of single networks while several launches work in one run's folder.
 
-The lease of the folder itself is a door then. A launch that works there alone stays in it. One of several holds it only
-while it begins, and takes a network only while nobody is in the door: first it takes the network's lease, then it looks
-at the door, and lets go where somebody is in. A launch that is to be alone does it the other way round: it steps into
-the door, and then looks for networks that are held (:func:`reclaim_networks`). So of two that come at the same moment at
-least one sees the other.
+The lease of the folder then guards entry. A launch that works alone keeps it. One of several holds
+it only while it starts, and takes a network only while the folder's lease is free: it takes the
+network's lease, checks the folder's, and releases the network if that is held. A launch that wants
+to be alone takes the folder's lease first, and then checks for held networks
+(:func:`reclaim_networks`). So of two simultaneous launches at least one sees the other.
 
-All leases of a launch are renewed by one thread. So none is lost alone: the launch was stopped, and it ends.
+One thread renews all leases of a launch. So if one is lost, the whole launch was stopped, and it
+ends.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ from fleet.storage.paths import RunPaths
 
 
 class NetworkLeases:
-    """The networks that a launch holds, and those that it would like to.
+    """The networks that a launch holds, and those that it requests.
 
     Args:
         paths: of the run.
-        lease: of this process; each network's is one like it.
+        lease: of this process, copied for each network.
     """
 
     def __init__(self, paths: RunPaths, lease: Lease) -> None:
@@ -48,7 +49,7 @@ class NetworkLeases:
     # ---- what the coordinator says and hears ----
 
     def start(self) -> None:
-        """Look for networks, and renew the leases of those that are held, from now on in threads."""
+        """Start threads that poll for networks and renew the leases of held ones."""
         for work in (self._poll_forever, self._renew_forever):
             self._threads.append(
                 threading.Thread(target=work, name=work.__name__.strip("_"), daemon=True)
@@ -56,29 +57,36 @@ class NetworkLeases:
             self._threads[-1].start()
 
     def request(self, names: Sequence[str], max_held: int) -> None:
-        """Take the first of these networks that can be had, until so many are held; what was asked before is void."""
+        """Take the first available of these networks, up to a number of held ones.
+
+        This replaces earlier requests.
+
+        Args:
+            names: of networks, in order of preference.
+            max_held: maximum number of held networks.
+        """
         self._names = tuple(names)
         self._max_held = max_held
         self._requested.set()
 
     def pop_acquired(self) -> list[str]:
-        """The networks that have been taken since this was called last."""
+        """Return the networks acquired since the last call."""
         with self._lock:
             acquired = self._acquired
             self._acquired = []
         return acquired
 
     def lease_of(self, name: str) -> Lease:
-        """The lease of a network that is held: the right to write what belongs to it."""
+        """Return the lease of a held network: the right to write its files."""
         return self._leases[name]
 
     def release(self, name: str) -> None:
-        """Let go of a network, so that another launch need not wait."""
+        """Release a network, so that another launch need not wait."""
         with self._lock:
             self._leases.pop(name).release()
 
     def check(self) -> None:
-        """Return if all networks are still held.
+        """Check that all networks are still held.
 
         Raises:
             LeaseLost: another launch has taken one over.
@@ -90,7 +98,7 @@ class NetworkLeases:
             lease.check()
 
     def close(self) -> None:
-        """Let go of all networks."""
+        """Release all networks."""
         self._ended.set()
         self._requested.set()
         for thread in self._threads:
@@ -101,7 +109,8 @@ class NetworkLeases:
     # ---- the threads ----
 
     def _poll_forever(self) -> None:
-        # So often that a lease is found stale in time; a file server has better things to do than to be asked.
+        # So often that a lease is found stale in time; a file server has better things to
+        # do than to be asked.
         pause_s = max(self._lease.times.poll, self._lease.times.stale / 30)
         while not self._ended.is_set():
             self._requested.wait(pause_s)
@@ -117,7 +126,7 @@ class NetworkLeases:
             self.renew()
 
     def renew(self) -> None:
-        """Show a sign of life for each network that is held."""
+        """Renew the leases of all held networks."""
         with self._lock:
             for lease in self._leases.values():
                 try:
@@ -128,10 +137,10 @@ class NetworkLeases:
                     continue
 
     def poll(self) -> None:
-        """Take what can be had of what was asked for.
+        """Take the requested networks that are available.
 
         Raises:
-            StorageError: the file system does not let it be taken.
+            StorageError: the file system refuses.
         """
         for name in self._names:
             if self._ended.is_set() or len(self._leases) >= self._max_held:
@@ -140,7 +149,7 @@ class NetworkLeases:
                 return
 
     def _try(self, name: str) -> bool:
-        """Take a network if it can be had now; returns False where none can."""
+        """Try to take a network; return False if none can be taken now."""
         with storage_errors(self._paths.network_lease(name)):
             if not self._is_folder_free():
                 return False
@@ -171,7 +180,7 @@ class NetworkLeases:
             self._acquired.append(name)
 
     def _is_folder_free(self) -> bool:
-        """Whether nobody is in the door; one who has died there is shut out."""
+        """Return True if no launch holds the folder's lease; dead holders are fenced out."""
         if newest_state(self._paths.lease).is_free:
             self._attempts.pop("", None)
             return True
@@ -189,14 +198,14 @@ class NetworkLeases:
 
 
 def _is_decided(steps: Iterator[float]) -> bool:
-    """Go on taking a lease, as far as that goes now; whether that came to an end, good or bad."""
+    """Advance the acquisition of a lease; return True once it has succeeded or failed."""
     with suppress(UserError):
         return not any(steps)
     return True
 
 
 def read_holders(paths: RunPaths) -> dict[str, Holder | None]:
-    """The networks that are held, and by whom, be they alive or not; None where that cannot be read."""
+    """Return the held networks and their holders, dead or alive; None if unreadable."""
     texts = {
         folder.name: newest_state(folder) for folder in sorted(paths.network_leases.glob("*/"))
     }
@@ -204,19 +213,23 @@ def read_holders(paths: RunPaths) -> dict[str, Holder | None]:
 
 
 def find_held_lease(paths: RunPaths) -> Path | None:
-    """A lease of a run that a launch has, as far as that can be seen from here: its folder's, or a network's."""
+    """Return a lease of a run that a launch holds, as far as can be seen from here."""
     folders = (paths.lease, *sorted(paths.network_leases.glob("*/")))
     return next((folder for folder in folders if is_held(folder)), None)
 
 
 def reclaim_networks(paths: RunPaths, lease: Lease) -> bool:
-    """Take each network that has ever been held, and let go: a launch that holds the door wants to be alone.
+    """Take and release each network that was ever held, for a launch that works alone.
+
+    Args:
+        paths: of the run.
+        lease: of the folder, held by this launch.
 
     Returns:
-        Whether one was taken over from a launch that had not let go.
+        True if a network was taken over from a launch that had not released it.
 
     Raises:
-        UserError: another launch is at work on one.
+        UserError: another launch is training one.
     """
     took_over = False
     for folder in sorted(paths.network_leases.glob("*/")):

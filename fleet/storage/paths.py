@@ -1,4 +1,4 @@
-"""Where each file of a run is, and which files in its folder are not of the run."""
+"""Name the files of a run, and find files in its folder that do not belong to it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
-# All files that FLEET writes, here and for each run inside `replay`, and what a killed launch left of one (`.tmp`).
+# All files that FLEET writes, here and for each run inside `replay`, and what a killed launch
+# left of one (`.tmp`).
 _WRITTEN = re.compile(
     r"(replay/[^/]+/)?(\.fleet-run|\.fleet-lock|\.fleet-(jobs-)?lease/[^/]+|\.fleet-leases/[^/]+/[^/]+|spec\.yaml|profile\.json|events\.jsonl|results\.csv|ensembles\.csv|(sample|standardized|skipped)\.json|data\.npz"
     r"|bad_samples\.csv|report\.html|events/[^/]+\.jsonl|logs/([^/]+/)?rank-\d+\.log|decoded\.h5|models/[^/]+/(history\.csv|(first|last|previous)\.h5|best\.\w+|(export|failure|test|deaths)\.json|(validation|test)\.npz)"
@@ -22,7 +23,7 @@ PARTS = (
 
 
 class _RunFile:
-    """A file or a folder of a run, by its place in the run's folder."""
+    """A file or folder of a run, by its path relative to the run's folder."""
 
     def __init__(self, relative_path: str) -> None:
         self._relative_path = relative_path
@@ -37,7 +38,7 @@ class RunPaths:
 
     Args:
         root: the run's folder.
-        launch: the name of one of several launches that work in the folder at a time; empty for one that is alone.
+        launch: name of one of several concurrent launches; empty for a launch that works alone.
     """
 
     root: Path
@@ -73,15 +74,19 @@ class RunPaths:
         "jobs"
     )  # the folder of the batch jobs: their script, what they printed, and why each of them stopped
     job_script = _RunFile("jobs/job.sh")  # the script that was submitted to the batch system
-    # When each launch of the jobs began and stopped, why, and what came next: one JSON object per line.
+    # When each launch of the jobs began and stopped, why, and what came next: one JSON object
+    # per line.
     stops = _RunFile("jobs/stops.jsonl")
     # How several jobs share the run: which runs are harvested, and within which limits.
     harvest = _RunFile("jobs/harvest.json")
-    # Each job of the harvest that was handed in, taken back, begun or ended: one JSON object per line.
+    # Each job of the harvest that was handed in, taken back, begun or ended: one JSON object
+    # per line.
     harvest_log = _RunFile("jobs/harvest.jsonl")
-    # An empty file that is touched now and then while the run's next jobs are to wait (``fleet evict``).
+    # An empty file that is touched now and then while the run's next jobs are to wait
+    # (``fleet evict``).
     eviction_marker = _RunFile("jobs/making-room")
-    # A file that holds nothing but room, for what a job has to say in the end on a disk that stays full.
+    # A file that holds nothing but room, for what a job has to say in the end on a disk that
+    # stays full.
     reserved_space = _RunFile("jobs/.last-room")
     jobs_lease = _RunFile(
         ".fleet-jobs-lease"
@@ -91,7 +96,7 @@ class RunPaths:
     skipped = _RunFile("skipped.json")  # the names of the networks that launches leave out
 
     def network_lease(self, name: str) -> Path:
-        """The folder of the lease that lets one launch at a time train a network."""
+        """Return the folder of the lease that lets one launch at a time train a network."""
         return self.network_leases / name
 
     @property
@@ -102,89 +107,89 @@ class RunPaths:
         return self.root / "events.jsonl"
 
     def event_logs(self) -> list[Path]:
-        """The event logs of all launches that there are: of those that were alone, then of the others, by name."""
+        """Return the event logs of all launches: first of those that worked alone, then by name."""
         alone = RunPaths(self.root).events
         return [*([alone] if alone.is_file() else []), *sorted(self.root.glob("events/*.jsonl"))]
 
     @property
     def track_log(self) -> Path:
-        """What the process says that writes the run for trackers."""
+        """The log of the process that writes the run for trackers."""
         return self.root / "logs" / self.launch / "track.log"
 
     def harvest_script(self, nodes: int) -> Path:
-        """The script of a job of so many nodes, one of several that share the run."""
+        """Return the script of a harvest job with a number of nodes."""
         return self.jobs / f"harvest-{nodes}.sh"
 
     def log(self, rank: int) -> Path:
-        """The log of one rank."""
+        """Return the log of one rank."""
         return self.root / "logs" / self.launch / f"rank-{rank:03d}.log"
 
     def model(self, name: str) -> Path:
-        """The folder of one network."""
+        """Return the folder of one network."""
         return self.models / name
 
     def history(self, name: str) -> Path:
-        """The history of a network: one row per epoch."""
+        """Return the history of a network: one row per epoch."""
         return self.model(name) / "history.csv"
 
     def first(self, name: str) -> Path:
-        """The checkpoint of its parent from which a network begins; only networks that have a parent have this file."""
+        """Return the checkpoint from which a network with a parent begins."""
         return self.model(name) / "first.h5"
 
     def last(self, name: str) -> Path:
-        """The newest checkpoint."""
+        """Return the newest checkpoint."""
         return self.model(name) / "last.h5"
 
     def previous(self, name: str) -> Path:
-        """The checkpoint before the newest one; it takes the newest one's place if that is damaged."""
+        """Return the checkpoint before the newest one, which replaces it if that is damaged."""
         return self.model(name) / "previous.h5"
 
     def all_previous(self) -> list[Path]:
-        """The checkpoints before the newest ones, of all networks."""
+        """Return the previous checkpoints of all networks."""
         return list(self.models.glob("*/previous.h5"))
 
     def all_predictions(self) -> list[Path]:
-        """What finished networks gave, of all networks."""
+        """Return the saved predictions of all networks."""
         return [path for part in PARTS for path in self.models.glob(f"*/{part}.npz")]
 
     def best(self, name: str) -> Path:
-        """The checkpoint of the best epoch so far."""
+        """Return the checkpoint of the best epoch so far."""
         return self.model(name) / "best.h5"
 
     def exported(self, name: str, suffix: str) -> Path:
-        """The best epoch's network for use without FLEET, in its engine's format; written when the network is done."""
+        """Return the export of a network's best epoch, in its engine's format."""
         return self.model(name) / f"best{suffix}"
 
     def export_note(self, name: str) -> Path:
-        """Which epoch the exported network is of."""
+        """Return the file that tells which epoch was exported."""
         return self.model(name) / "export.json"
 
     def test_result(self, name: str) -> Path:
-        """What a finished network came to on the test data; only where there is such data."""
+        """Return the test result of a finished network, if there is test data."""
         return self.model(name) / "test.json"
 
     def predictions(self, name: str, part: str) -> Path:
-        """What a finished network, as it is exported, gives for the samples of a part: ``validation`` or ``test``."""
+        """Return the outputs of a finished network for a split: ``validation`` or ``test``."""
         return self.model(name) / f"{part}.npz"
 
     def failure(self, name: str) -> Path:
-        """Why a network failed; only networks that failed have this file."""
+        """Return the reason why a network failed; only failed networks have this file."""
         return self.model(name) / "failure.json"
 
     def deaths(self, name: str) -> Path:
-        """Where and how often ranks died while they trained a network; only networks where one did have this file."""
+        """Return the record of ranks that died while they trained a network."""
         return self.model(name) / "deaths.json"
 
     def tensorboard(self, name: str) -> Path:
-        """TensorBoard's folder for one network."""
+        """Return TensorBoard's folder for one network."""
         return self.root / "tensorboard" / name
 
     def replay(self, name: str) -> Path:
-        """The folder of the run that trains one network again, alone (``--replay``)."""
+        """Return the folder of the run that trains one network again, alone (``--replay``)."""
         return self.root / "replay" / name
 
     def foreign_files(self) -> list[Path]:
-        """The files in the run's folder that FLEET did not write."""
+        """Return the files in the run's folder that FLEET did not write."""
         return sorted(
             path
             for path in self.root.rglob("*")
@@ -194,7 +199,7 @@ class RunPaths:
 
     @property
     def segment_name(self) -> str:
-        """A name for shared memory that no other run has, and no other launch of this one that works at the time."""
+        """A name for shared memory, unique among runs and concurrent launches."""
         if self.launch:
             identity = f"{self.root.resolve()}\0{self.launch}"
         else:

@@ -1,7 +1,7 @@
-"""How much of the disk the checkpoints of a run will take, and may take: ``checkpoint.quota`` of a spec.
+"""Limit the disk space of a run's checkpoints: ``checkpoint.quota`` of a spec.
 
-All that lies in the run's ``models/`` counts: checkpoints, exports, and what is being written. The rank that
-writes looks before it does; ranks that write at the same moment may pass the quota by what they write.
+Everything in the run's ``models/`` counts: checkpoints, exports, and files being written. The
+writing rank checks before it writes, so simultaneous writes may exceed the quota.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ log = logging.getLogger("fleet.storage.quota")
 
 
 class Quota:
-    """Makes room for a file, or refuses it.
+    """Makes room for files within the quota, or refuses them.
 
     Args:
+        paths: of the run.
         settings: of the spec.
     """
 
@@ -33,17 +34,17 @@ class Quota:
         self._limit = settings.quota
 
     def make_room(self, path: Path, size: int) -> None:
-        """Drop checkpoints from which nobody goes on, those before the newest, until a file has room.
+        """Delete previous checkpoints until a file has room.
 
-        That of the file's own network goes first: it will have another one soon. What finished networks gave for
-        samples goes last.
+        The one of the file's own network is deleted first, because it will soon be replaced. Saved
+        predictions of finished networks are deleted last.
 
         Args:
             path: of the file, in the folder of a network.
-            wanted: its bytes.
+            size: in bytes.
 
         Raises:
-            StorageError: there is no room; no newest checkpoint, and no best one, was touched.
+            StorageError: there is no room; no newest and no best checkpoint was deleted.
         """
         if self._limit is None:
             return
@@ -58,19 +59,22 @@ class Quota:
         while (used := self.used()) + size > self._limit:
             if not droppable:
                 raise StorageError(
-                    f"{path} cannot be written: with its {format_size(size)} the checkpoints would take "
-                    f"{format_size(used + size)}, and checkpoint.quota is {format_size(self._limit)}; what was saved "
-                    "before is intact: raise the quota, or ask for `keep: last`, and the same command resumes the run"
+                    f"{path} cannot be written: with its {format_size(size)} the checkpoints would "
+                    "take "
+                    f"{format_size(used + size)}, and checkpoint.quota is "
+                    f"{format_size(self._limit)}; what was saved "
+                    "before is intact: raise the quota, or ask for `keep: last`, and the same "
+                    "command resumes the run"
                 )
             log.info("dropping %s for the quota", droppable[0])
             droppable.pop(0).unlink(missing_ok=True)
 
     def has_room(self, size: int) -> bool:
-        """Whether so many bytes have room without anything being dropped."""
+        """Return True if a number of bytes fits without deleting anything."""
         return self._limit is None or self.used() + size <= self._limit
 
     def used(self) -> int:
-        """Bytes of all that lies in the folders of the networks."""
+        """Return the bytes of all files in the folders of the networks."""
         total = 0
         for folder, _, files in os.walk(self._paths.models):
             for name in files:
@@ -85,26 +89,42 @@ class Quota:
 
 
 def checkpoint_bytes(parameters: int, network: NetworkSpec, spec: Spec) -> int:
-    """Bytes of one checkpoint's arrays: the weights, so many, and what the optimizer keeps of each."""
+    """Return the bytes of a checkpoint's arrays: weights and optimizer state.
+
+    Args:
+        parameters: number of weights.
+        network: that has them.
+        spec: of the run.
+    """
     return spec.engine.checkpoint_bytes(
         parameters, optimizer_slots(network.train.optimizer, spec.engine)
     )
 
 
 def folder_bytes(parameters: int, network: NetworkSpec, spec: Spec) -> int:
-    """Bytes of all that a network may have on disk at once.
+    """Return the maximum bytes of a network's files at a time.
 
-    These are the last checkpoint, the one before, one that is being written, the best, and the export in float32.
+    These are the last checkpoint, the previous one, one being written, the best, and the export in
+    float32.
+
+    Args:
+        parameters: number of weights.
+        network: that has them.
+        spec: of the run.
     """
     copies = 3 if spec.checkpoint.keep == "last" else 4
     return copies * checkpoint_bytes(parameters, network, spec) + 4 * parameters
 
 
 def check_quota(spec: Spec, sample: SampleSpec) -> None:
-    """Refuse a quota that cannot be enough, as far as parameters can be counted without building networks.
+    """Refuse a quota that is certainly too small, by parameters known without building.
+
+    Args:
+        spec: of the run.
+        sample: shape and type of the inputs.
 
     Raises:
-        UserError: it is less than what is kept of each network, and one checkpoint that is being written.
+        UserError: the quota is less than the checkpoints of each network and one being written.
     """
     quota = spec.checkpoint.quota
     if quota is None or not spec.engine.learns:
@@ -123,5 +143,6 @@ def check_quota(spec: Spec, sample: SampleSpec) -> None:
     if min_size > quota:
         raise UserError(
             f"checkpoint.quota: {format_size(quota)} is too small: {spec.checkpoint.keep} of "
-            f"{counted(len(sizes), 'network')}, and one being written, need at least {format_size(min_size)}"
+            f"{counted(len(sizes), 'network')}, and one being written, need at least "
+            f"{format_size(min_size)}"
         )

@@ -1,14 +1,15 @@
-"""Where ranks die: which network each rank trains is in the run's folder, so that a death can be laid to it.
+"""Record which network each rank trains, so that a rank's death can be attributed.
 
-A rank that begins with a network leaves a mark, a small file in ``training/``, and takes it away when it is done with
-the network, when it ends by itself, and when a signal tells it that the launch ends. So a mark that is left is of a rank
-that vanished without a word: the kernel killed it, or code of the network's did. Ranks of the same node that outlive it
-for a moment (:mod:`fleet.runtime.witness`) rename its mark, and then nobody else is to blame. Where no rank could, as
-when all of a launch are killed at once, a death counts only if all marks of the launch are of one network: of several
-nobody knows which it was, and most likely none.
+A rank that starts a network writes a marker, a small file in ``training/``, and removes it when it
+is done with the network, when it exits, and when a signal ends the launch. So a marker that remains
+belongs to a rank that was killed, by the kernel or by code of the network. Surviving ranks of the
+same node (:mod:`fleet.runtime.witness`) rename its marker, and then no other network is blamed. If
+no rank could, as when all of a launch are killed at once, a death counts only if all markers of the
+launch name one network.
 
-``deaths.json`` in the folder of a network has the deaths that count. Each names how many epochs the network had finished;
-once it has finished another one, a death counts no longer: such a network goes forward, and the machine may be at fault.
+``deaths.json`` in the folder of a network has the deaths that count. Each records how many epochs
+the network had finished; once it finishes another one, the death no longer counts, because the
+machine may be at fault.
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ _DIED = ".died.json"
 
 
 class RankMarker:
-    """Says in the run's folder which network a rank is at.
+    """Marks in the run's folder which network a rank trains.
 
-    A file system that does not answer is no reason to end the training: then a death is not laid to anybody.
+    Training continues if the file system does not answer; then a death is attributed to no network.
     """
 
     def __init__(self, paths: RunPaths, rank: int, host: str) -> None:
@@ -42,7 +43,7 @@ class RankMarker:
         self._is_closed = False
 
     def set(self, network: str) -> None:
-        """This rank begins with a network: it builds, measures or trains it."""
+        """Mark a network that this rank builds, measures or trains."""
         if self._is_closed:
             return
         with suppress(OSError):
@@ -52,20 +53,25 @@ class RankMarker:
             )
 
     def clear(self) -> None:
-        """This rank is done with the network."""
+        """Remove the marker."""
         with suppress(OSError):
             self._path.unlink(missing_ok=True)
 
     def close(self) -> None:
-        """This rank ends, or is told to: what becomes of it from now on is not the network's fault."""
+        """Stop marking: this rank ends, and its network is not at fault."""
         self._is_closed = True
         self.clear()
 
 
 def claim_death(paths: RunPaths, rank: int) -> str:
-    """Say that a rank of this launch has died; returns what it trained.
+    """Mark a rank of this launch as dead; return the network that it trained.
 
-    Of the ranks that notice it one is told; the others, and all where it trained nothing, get an empty text.
+    Only one of the ranks that notice it gets the name; others, and all if it trained nothing, get
+    an empty string.
+
+    Args:
+        paths: of the run.
+        rank: that has died.
     """
     path = _marker_path(paths, rank)
     network = _network_at(path)
@@ -77,10 +83,11 @@ def claim_death(paths: RunPaths, rank: int) -> str:
 
 
 class RankDeaths:
-    """The deaths of a run.
+    """The deaths of ranks in a run.
 
     Args:
-        most: how many of a network make it a failed one.
+        paths: of the run.
+        max_deaths: number of deaths that fail a network.
     """
 
     def __init__(self, paths: RunPaths, max_deaths: int) -> None:
@@ -89,22 +96,22 @@ class RankDeaths:
         self._new: dict[str, list[str]] = defaultdict(list)  # network -> how, of those not kept yet
 
     def collect(self) -> None:
-        """Find out from the marks that dead launches have left where ranks died, and take the marks away.
+        """Attribute deaths by the markers of dead launches, and remove the markers.
 
-        Only for a launch that is alone in the folder: the marks of others are those of the living.
+        Only for a launch that works alone: other markers belong to living ranks.
         """
         marks = list(self._markers())
         for launch in dict.fromkeys(map(_launch_of, marks)):
             self._attribute([path for path in marks if _launch_of(path) == launch])
 
     def collect_for(self, name: str) -> None:
-        """The same where other launches are at work, and the lease of a network has come to this one."""
+        """Attribute deaths of one network whose lease this launch has acquired."""
         marks = [path for path in self._markers() if _launch_of(path) != _prefix(self._paths)]
         for launch in {_launch_of(path) for path in marks if _network_at(path) == name}:
             self._attribute([path for path in marks if _launch_of(path) == launch], name)
 
     def _attribute(self, marks: Collection[Path], only: str = "") -> None:
-        """Lay what happened to one launch to the networks that are to blame; a launch counts once for each."""
+        """Attribute deaths in one launch to networks; each counts once per network."""
         network_at = {path: _network_at(path) for path in marks}
         died = [path for path in marks if path.name.endswith(_DIED)]
         blamed = died or (marks if len(set(network_at.values())) == 1 else [])
@@ -120,7 +127,11 @@ class RankDeaths:
                 remove(path)
 
     def record(self, name: str, death: Death) -> None:
-        """Keep that a rank has died, or does not come back, which trains a network.
+        """Record the death of a rank that trained a network.
+
+        Args:
+            name: of the network.
+            death: of the rank.
 
         Raises:
             StorageError: the disk is full, ...
@@ -128,10 +139,11 @@ class RankDeaths:
         self._write(name, [*self._read(name), death])
 
     def deaths_of(self, name: str, epochs: int) -> list[Death]:
-        """The deaths of a network that count.
+        """Return the deaths of a network that count.
 
         Args:
-            epochs: that it has finished.
+            name: of the network.
+            epochs: number of epochs that it has finished.
 
         Raises:
             StorageError: the disk is full, ...
@@ -144,17 +156,17 @@ class RankDeaths:
         return [death for death in deaths if death.epochs >= epochs]
 
     def reason(self, deaths: Collection[Death]) -> str:
-        """Why a network has failed with which so many ranks died; nothing where they are too few for that."""
+        """Return why a network fails after these deaths; empty if they are too few."""
         return reason_of_deaths(deaths, self.max_deaths)
 
     def remove_markers(self, rank: int) -> None:
-        """A rank of this launch has died, and the launch goes on and knows what it trained."""
+        """Remove the markers of a dead rank of this launch."""
         for path in (_marker_path(self._paths, rank), _death_path(_marker_path(self._paths, rank))):
             with suppress(StorageError):
                 remove(path)
 
     def reset(self, name: str) -> None:
-        """Count anew."""
+        """Forget the deaths of a network."""
         remove(self._paths.deaths(name))
 
     def _read(self, name: str) -> list[Death]:

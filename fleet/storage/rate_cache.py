@@ -1,7 +1,8 @@
-"""Rates that were measured before, kept for later runs: a file of the user's, for all runs on all machines.
+"""Cache measured rates for later runs: one file per user, for all runs and machines.
 
 ``$XDG_CACHE_HOME/fleet/rates.json``, or ``~/.cache/fleet/rates.json``, is one object: for each key
-(:func:`fleet.storage.identity.speed_identity`) the group sizes, and for each of these a :class:`KnownRate`.
+(:func:`fleet.storage.identity.speed_identity`) the group sizes, and for each of these a
+:class:`KnownRate`.
 """
 
 from __future__ import annotations
@@ -27,18 +28,18 @@ from scheduler.elastic.analyzer import Timed
 
 @dataclass(frozen=True)
 class KnownRate:
-    """A rate, and where it comes from.
+    """A rate and its origin.
 
     Attributes:
         rate: samples/s of the whole group.
-        spread: standard deviation of the durations of steps, as a share of their mean.
-        steps: that were timed.
-        at: when, in seconds since the epoch of Unix.
-        machine: where: the name of the host, and its hardware.
-        how: ``measured`` before a run on samples made up, or ``trained`` by a run.
+        spread: standard deviation of step times, as a fraction of their mean.
+        steps: number of timed steps.
+        at: when it was measured, in seconds since 1970.
+        machine: host name and hardware.
+        how: ``measured`` before a run on made-up samples, or ``trained`` during a run.
         network: whose rate it was; others of the same key have the same.
-        timed: steps of several global batches, where the policy chooses the batch.
-        parameters: of the network, beside these.
+        timed: steps of several global batches, if the policy chooses the batch.
+        parameters: number of parameters of the network, besides these.
     """
 
     rate: float
@@ -61,13 +62,13 @@ SHARING = (
 
 
 def cache_path() -> Path:
-    """Where measured rates are kept between runs."""
+    """Return where measured rates are kept between runs."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "fleet" / "rates.json"
 
 
 def read_cache(path: Path) -> dict[str, dict[int, KnownRate]]:
-    """The rates known from before; what is damaged is left out, and so are the bare numbers of 0.1.0."""
+    """Return the cached rates, without damaged entries and the bare numbers of 0.1.0."""
     known_rates: dict[str, dict[int, KnownRate]] = {}
     for key, sizes in (read_json_object(path) or {}).items():
         if isinstance(sizes, dict):
@@ -104,11 +105,11 @@ def _read(entry: object) -> KnownRate | None:
 
 
 class RateBook:
-    """The rates that a launch knows from before, and those that it finds out.
+    """The cached rates, and those that this launch measures.
 
     Args:
         path: of the cache.
-        remeasure: start from nothing, and replace what the cache has of the networks that are measured.
+        remeasure: True to ignore the cache, and replace its rates of measured networks.
     """
 
     def __init__(self, path: Path, remeasure: bool = False) -> None:
@@ -122,12 +123,24 @@ class RateBook:
         self._changes = 0
 
     def add(self, key: str, gpus: int, rate: KnownRate) -> None:
-        """A rate was measured, or learned."""
+        """Add a rate that was measured or learned.
+
+        Args:
+            key: of the network.
+            gpus: size of the group.
+            rate: to add.
+        """
         self._new.setdefault(key, {})[gpus] = rate
         self._changes += 1
 
     def correct(self, key: str, gpus: int, rate: KnownRate) -> None:
-        """A rate proved wrong; so the others of its network are in doubt: only what training showed is kept."""
+        """Replace a wrong rate, and drop untrained rates of the same key.
+
+        Args:
+            key: of the network.
+            gpus: size of the group.
+            rate: the right one.
+        """
         self._in_doubt.add(key)
         trained = {
             size: known_rate
@@ -138,12 +151,12 @@ class RateBook:
         self._changes += 1
 
     def write_if_due(self) -> None:
-        """Keep what was found out, if that has waited long enough: it may be the rates of thousands of networks."""
+        """Write new rates if enough time has passed: there may be thousands of networks."""
         if self._pacing.is_due(self._changes):
             self.write()
 
     def write(self) -> None:
-        """Keep what was found out for later runs, beside what others have kept meanwhile; a cache may fail silently."""
+        """Write new rates beside those of other runs; errors of the file system are ignored."""
         if self._changes:
             with self._pacing.writing():
                 self._write()
@@ -169,29 +182,41 @@ class RateBook:
 
 
 def sharing_key(engine: str, hardware: str) -> str:
-    """The key of what networks train together that share a GPU, as times of one: by their number, not by GPUs."""
+    """Return the key of measurements on a shared GPU, by number of networks.
+
+    Args:
+        engine: name of the engine.
+        hardware: of the node.
+    """
     return f"{SHARING} {engine} {hardware}"
 
 
 def beside_steps_key(engine: str, hardware: str) -> str:
-    """The key of what the newest launch took beside steps, in seconds: 1 to begin, 2 to form a group, 3 an epoch."""
+    """Return the key of the overheads of the newest launch, in seconds.
+
+    They are 1 the start, 2 forming a group, 3 an epoch.
+
+    Args:
+        engine: name of the engine.
+        hardware: of the node.
+    """
     return f"beside steps {engine} {hardware}"
 
 
 def alone_key(key: str) -> str:
-    """The key under which it is kept that a network has run out of memory beside others on a GPU."""
+    """Return the key that records that a network ran out of memory on a shared GPU."""
     return f"alone {key}"
 
 
 def rates_of(known_rates: KnownRates) -> dict[str, dict[int, float]]:
-    """The rates alone."""
+    """Return the bare rates."""
     return {
         key: {gpus: rate.rate for gpus, rate in rates.items()} for key, rates in known_rates.items()
     }
 
 
 def timings(known_rates: KnownRates) -> dict[str, Timed]:
-    """The steps that were timed of networks whose batch the policy chooses."""
+    """Return the timed steps of networks whose batch the policy chooses."""
     return {
         key: Timed(
             {gpus: rate.timed for gpus, rate in rates.items() if rate.timed},

@@ -1,4 +1,4 @@
-"""The spec of a run, as its folder keeps it."""
+"""Read the spec of a run from its folder."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from fleet.storage.paths import RunPaths
 
 
 def load_run_spec(paths: RunPaths) -> Spec:
-    """The spec of a run; modules that it names are found where its launches found them, too.
+    """Return the spec of a run; modules that it names are also found where its launches found them.
 
     Raises:
-        UserError: the folder is no run's, or the spec cannot be read.
+        UserError: the folder holds no run, or the spec cannot be read.
     """
     if not paths.spec.is_file():
         raise UserError(f"{paths.root} has no {paths.spec.name}: it is no run, or has not begun")
@@ -34,14 +34,15 @@ def load_run_spec(paths: RunPaths) -> Spec:
 def spec_for_run(
     path: str | Path, run: RunPaths | None = None, is_fresh: bool = False
 ) -> tuple[Spec, str]:
-    """Read a spec file, with the defaults of the version of FLEET with which its run began.
+    """Read a spec file, with the defaults of the FLEET version that began its run.
 
     Args:
-        run: whose networks it is for; that of its ``output`` if None.
-        is_fresh: whether the run starts over.
+        path: of the spec.
+        run: that it is for; by default the one of its ``output``.
+        is_fresh: True if the run starts over.
 
     Returns:
-        The spec, and a line on what a default is in this run that is another one today; empty where none is.
+        The spec, and a line on defaults that differ from today's; empty if none does.
 
     Raises:
         SpecError: with every mistake, each with file, line and key.
@@ -55,18 +56,19 @@ def spec_for_run(
     if _networks_of(as_begun) == _networks_of(spec):
         return as_begun, ""
     return as_begun, (
-        f"{paths.root} began with FLEET 0.2: a learning rate that is not given stays {RATE_OF_0_2} there; "
+        f"{paths.root} began with FLEET 0.2: a learning rate that is not given stays {RATE_OF_0_2} "
+        "there; "
         "in new runs, and with --fresh, it is the optimizer's default"
     )
 
 
 def _networks_of(spec: Spec) -> tuple[NetworkSpec, ...]:
-    """The networks of a spec, and those at the ends of the spaces of its searches."""
+    """Return the networks of a spec, and those at the bounds of its search spaces."""
     return *spec.networks, *extremes(spec).networks
 
 
 def _defaults_of(paths: RunPaths) -> dict[str, Any]:
-    """The key of a spec that says whose defaults a run has; nothing for those of today."""
+    """Return the key of a spec that selects a run's defaults; empty for today's."""
     if not (paths.marker.exists() and paths.spec.is_file()):
         return {}
     try:

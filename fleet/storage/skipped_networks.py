@@ -1,4 +1,4 @@
-"""The networks that launches of a run leave out, by the wish of a user (``fleet skip``)."""
+"""Store the networks that launches leave out on a user's request (``fleet skip``)."""
 
 from __future__ import annotations
 
@@ -10,13 +10,17 @@ from fleet.storage.paths import RunPaths
 
 
 def read_skipped(paths: RunPaths) -> frozenset[str]:
-    """The names of the networks that the next launch leaves out."""
+    """Return the names of the networks that the next launch leaves out."""
     names = (read_json_object(paths.skipped) or {}).get("networks", ())
     return frozenset(filter(lambda name: isinstance(name, str), names))
 
 
 def write_skipped(paths: RunPaths, names: Iterable[str]) -> None:
-    """Have the next launches leave these networks out, and no others.
+    """Set the networks that the next launches leave out.
+
+    Args:
+        paths: of the run.
+        names: of all skipped networks.
 
     Raises:
         StorageError: the disk is full, ...

@@ -1,10 +1,11 @@
-"""HDF5 files of which every byte is verified before anything in them is believed.
+"""Write HDF5 files with checksums of every byte, and verify these before reading.
 
-HDF5 can keep checksums of the data, but not of most of its metadata. Its library trusts the metadata: a flipped byte
-there may cause anything from a wrong number to a crash. So checksums of everything stand at the head of the file, in
-what HDF5 calls the user block, which its library leaves alone. The record stands there too, so that it can be read and
-verified without the arrays. The checksum is CRC-32: it finds every damage of up to 32 adjacent bits, misses one in 4e9
-of the others, and covers 4 GB in a second on one core; BLAKE2b takes four times as long.
+HDF5 can store checksums of data, but not of most metadata, which its library trusts: a flipped byte
+there may cause anything from a wrong number to a crash. So checksums of everything are in the user
+block at the head of the file, which the library ignores. The record is there, too, so that it can
+be read and verified without the arrays. The checksum is CRC-32: it detects every damage of up to 32
+adjacent bits, misses one in 4e9 of the others, and covers 4 GB per second on one core; BLAKE2b
+takes four times as long.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from fleet.errors import CheckpointError, DamagedError
 from fleet.storage.files import atomic_write
 from preprocess.files.deferred_errors import DeferredErrorFile
 
-# The checksum of all that follows in the user block, the checksum of all behind it, the sizes of both in bytes.
+# The checksum of all that follows in the user block, the checksum of all behind it, the sizes of
+# both in bytes.
 _HEAD = re.compile(rb"FLEET checkpoint ([0-9a-f]{8}) ([0-9a-f]{8}) ([0-9]{10}) ([0-9]{15})\n")
 # the length of such a line, and where what its first checksum covers begins
 _HEAD_BYTES = 62
@@ -39,12 +41,14 @@ def write_verified(
     previous: Path | None = None,
     check: Callable[[], None] = lambda: None,
 ) -> None:
-    """Write arrays and a record, whole or not at all.
+    """Write arrays and a record atomically.
 
     Args:
-        record: of values that JSON has.
-        previous: the name that the old file gets, once the new one is whole.
-        check: raises where this process may not write any more.
+        path: of the file.
+        arrays: by name.
+        record: JSON values.
+        previous: new name of the old file, once the new one is complete.
+        check: raises if this process may no longer write.
 
     Raises:
         StorageError: the disk is full, the folder read-only, ...
@@ -73,12 +77,13 @@ def read_verified(
     """Read arrays and a record.
 
     Args:
-        with_arrays: otherwise only the record is read and verified, which takes no time.
-        read: makes of the record's text what is wanted of it.
+        path: of the file.
+        with_arrays: False to read and verify only the record, which is fast.
+        read: parses the text of the record.
 
     Raises:
-        DamagedError: a byte of it is not what was written.
-        CheckpointError: the file system does not let it be read.
+        DamagedError: a byte differs from what was written.
+        CheckpointError: the file system cannot read the file.
     """
     try:
         with open(path, "rb") as file:
@@ -98,7 +103,7 @@ def read_verified(
 
 
 def _read_block(path: Path, file: IO[bytes], with_the_rest: bool) -> bytes:
-    """The text of the record, after it has been verified, and the rest of the file if that is wanted."""
+    """Return the text of the record after verifying it, and the arrays if requested."""
     head = _HEAD.fullmatch(start := file.read(_HEAD_BYTES))
     if not head:
         raise DamagedError(f"{path} cannot be read: it is damaged, or not a checkpoint")
@@ -118,7 +123,7 @@ def _read_block(path: Path, file: IO[bytes], with_the_rest: bool) -> bytes:
 
 
 def _sum(file: IO[bytes], start: int) -> int:
-    """The checksum of a file, from an offset in bytes to its end."""
+    """Return the checksum of a file, from an offset in bytes to its end."""
     file.seek(start)
     checksum = 0
     while piece := file.read(_PIECE):

@@ -1,4 +1,4 @@
-"""The thread that writes a trainer's checkpoints while training goes on."""
+"""Write a trainer's checkpoints in a thread while training continues."""
 
 from __future__ import annotations
 
@@ -43,13 +43,14 @@ log = logging.getLogger("fleet.storage.writer")
 class CheckpointWriter:
     """Writes checkpoints in a thread of its own.
 
-    ``blocked_s`` is what training has waited for it. At most one checkpoint waits its turn: a disk that
-    is slower than the epochs slows training down rather than filling the memory.
+    ``blocked_s`` is the time that training has waited for it. At most one checkpoint is queued: a
+    disk that is slower than the epochs slows training down instead of filling the memory.
 
     Args:
-        settings: what is kept, and how much of the disk that may take.
+        paths: of the run.
+        settings: what to keep, and how much disk space it may take.
         fence: this launch's right to write.
-        suffix: of what the engine exports.
+        suffix: of the engine's exports.
     """
 
     def __init__(
@@ -72,16 +73,26 @@ class CheckpointWriter:
         threading.Thread(target=self._work, name="checkpoint-writer", daemon=True).start()
 
     def set_fence(self, name: str, fence: Fence | None) -> None:
-        """What belongs to a network is written by a right of its own from now on, where there is one."""
+        """Use a separate right to write for a network's files, if there is one.
+
+        Args:
+            name: of the network.
+            fence: the right to write.
+        """
         if fence is not None:
             self._fences[name] = fence
 
     def fence(self, name: str) -> Fence | None:
-        """The right to write what belongs to a network."""
+        """Return the right to write a network's files."""
         return self._fences.get(name, self._fence)
 
     def save(self, name: str, state: State, is_best: bool) -> None:
-        """Write a network's state as its last checkpoint, and as its best one if it is.
+        """Queue a network's state as its last checkpoint, and as its best one if it is.
+
+        Args:
+            name: of the network.
+            state: to write.
+            is_best: True if this is the best epoch.
 
         Raises:
             InfrastructureError: an earlier checkpoint could not be written.
@@ -105,17 +116,19 @@ class CheckpointWriter:
     def export(
         self, name: str, converge: Stopping, write: Callable[[Mapping[str, np.ndarray], Path], None]
     ) -> str:
-        """Write the best network for use without FLEET, once all checkpoints are on disk; in the calling thread.
+        """Export the best state in the calling thread, once all checkpoints are on disk.
 
         Args:
-            converge: what makes an epoch the best.
-            write: puts a network of these arrays into a file, and perhaps a note into a ``.json`` file beside it.
+            name: of the network.
+            converge: determines the best epoch.
+            write: writes a network of these arrays, and possibly a note as a ``.json`` file beside
+                it.
 
         Returns:
-            Why it is not the best epoch's, where it is not.
+            Why it is not the best epoch's, if it is not.
 
         Raises:
-            CheckpointError: the file system does not give the checkpoint, or nothing whole is left.
+            CheckpointError: the file system cannot read the checkpoint, or no intact one is left.
             StorageError: the disk is full, or the quota used up.
         """
         self.flush()
@@ -160,7 +173,7 @@ class CheckpointWriter:
         path: Path,
         write: Callable[[Mapping[str, np.ndarray], Path], None],
     ) -> None:
-        """Write the network itself; what fails in here is its own failure, which may pass, but for a full disk."""
+        """Write the export; errors inside are the network's, except that of a full disk."""
 
         def once() -> None:
             try:
@@ -174,11 +187,12 @@ class CheckpointWriter:
         with_retries(once)
 
     def write_optional(self, path: Path, size: int, write: Callable[[IO[bytes]], None]) -> None:
-        """Write a file that can be done without, where ``checkpoint.quota`` has room for it; in the calling thread.
+        """Write an optional file in the calling thread, if ``checkpoint.quota`` allows it.
 
         Args:
             path: in the folder of a network.
-            wanted: its bytes.
+            size: in bytes.
+            write: writes to a file.
 
         Raises:
             StorageError: the disk is full, ...

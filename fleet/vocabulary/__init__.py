@@ -1,5 +1,5 @@
-"""Keras' optimizers, schedules, losses and metrics, as the rows of engines know them; imports nothing of ours.
+"""Describe Keras' optimizers, schedules, losses and metrics; imports nothing of FLEET.
 
-Keras is not imported for them: tests compare them with what it has. Which of them an engine has, or which others, says
-its row (:class:`fleet.spec.engines.Known`).
+Keras is not imported either: tests compare the tables with it. The row of an engine says which of
+them it has, or which others (:class:`fleet.spec.engines.Known`).
 """

@@ -1,4 +1,4 @@
-"""The losses and metrics of Keras, by its names: in which direction each gets better, and of what it means nothing."""
+"""Describe the losses and metrics of Keras: direction, valid targets, required parameters."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ ACROSS_VALUES = ("concordance_correlation", "pearson_correlation")
 
 @dataclass(frozen=True)
 class MeasureWord:
-    """A loss or a metric that a spec may name; a loss gives a number for every sample, or every pixel.
+    """A loss or metric that a spec may name; a loss is computed per sample, or per pixel.
 
     Attributes:
-        better: whether more of it is better (:data:`UP`) or less (:data:`DOWN`).
-        unfit: the kinds of targets (:mod:`preprocess.target`) of which it means nothing.
-        needs: a parameter without which it is nothing; empty where there is none.
-        defaults: what it takes for parameters that nobody gives, as far as these make two of them the same.
-        least: the least that it can be.
+        better: direction of improvement, :data:`UP` or :data:`DOWN`.
+        unfit: kinds of targets (:mod:`preprocess.target`) for which it is meaningless.
+        needs: a required parameter; empty if there is none.
+        defaults: default parameters, as far as they make two measures equal.
+        minimum: its lower bound.
     """
 
     better: Direction = DOWN
@@ -45,8 +45,10 @@ _NEEDS = {
 }
 
 # Whether more is better, the kinds of targets of which it means nothing, and the names.
-# Cross-entropies and overlaps are of shares from 0 to 1: of values they fall without end, or are the same whatever a
-# network gives. Of several labels of a sample there is no likeliest one. Correlations are of quantities.
+# Cross-entropies and overlaps are of shares from 0 to 1: of values they fall without end, or are
+# the same whatever a
+# network gives. Of several labels of a sample there is no likeliest one. Correlations are of
+# quantities.
 METRICS: dict[str, MeasureWord] = {
     name: MeasureWord(better, frozenset(unfit.split()), _NEEDS.get(name, ""))
     for better, unfit, names in (
@@ -196,7 +198,7 @@ SHORT = {
 
 
 def canonical_name(name: str) -> str:
-    """A name of Keras in the form of the tables: classes and short names too.
+    """Return a Keras name in the form of the tables; accepts classes and short names.
 
     >>> [canonical_name(name) for name in ("MeanIoU", "AUC", "mae", "F1Score")]
     ['mean_io_u', 'auc', 'mean_absolute_error', 'f1_score']
@@ -208,7 +210,7 @@ def canonical_name(name: str) -> str:
 
 @cache  # of what every network monitors it is asked whenever networks are ranked
 def direction_of(monitor: str) -> Direction | None:
-    """``max`` or ``min``; None where nobody can tell, of a metric that is none of Keras.
+    """Return ``max`` or ``min``; None if unknown, for a metric that Keras does not have.
 
     >>> direction_of("val_AUC"), direction_of("val_loss"), direction_of("quantile")
     ('max', 'min', None)

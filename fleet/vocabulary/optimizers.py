@@ -1,4 +1,4 @@
-"""The optimizers of Keras: which parameters each takes, its default learning rate, and how much it keeps."""
+"""Describe the optimizers of Keras: parameters, default learning rate, size of state."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ class OptimizerWord:
     """An optimizer that a spec may name.
 
     Attributes:
-        takes: which keys of ``train.optimizer`` it reads, beside ``name`` and ``learning_rate``.
-        slots: how many numbers it keeps for each parameter, without what ``use_ema`` and others add.
-        slot_of_momentum: whether it keeps one more where it has a momentum.
+        takes: keys of ``train.optimizer`` that it reads, besides ``name`` and ``learning_rate``.
+        slots: number of values it keeps per parameter, without those of ``use_ema`` and similar
+            options.
+        slot_of_momentum: True if it keeps one more value with momentum.
         learning_rate: its default.
     """
 
@@ -59,7 +60,8 @@ OPTIMIZERS: dict[str, OptimizerWord] = {
     "lion": _word(1, "beta_1 beta_2"),
     "muon": _word(
         2,
-        "adam_beta_1 adam_beta_2 adam_weight_decay epsilon exclude_layers exclude_embeddings muon_a "
+        "adam_beta_1 adam_beta_2 adam_weight_decay epsilon exclude_layers exclude_embeddings "
+        "muon_a "
         "muon_b muon_c adam_lr_ratio momentum ns_steps nesterov rms_rate",
     ),
     "nadam": _word(2, _ADAM),

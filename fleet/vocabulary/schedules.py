@@ -1,6 +1,7 @@
-"""The learning rate schedules of Keras: numbers that follow from the step alone; their arguments, and what these mean.
+"""Compute the learning rate schedules of Keras, and describe their arguments.
 
-A schedule is a function of the step and its arguments: their names, kinds and defaults are those of its signature.
+A schedule is a function of the step and its arguments, whose names, types and defaults are those of
+its signature.
 """
 
 from __future__ import annotations
@@ -137,12 +138,12 @@ _KINDS = {
 
 
 def arguments_of(schedule: Callable[..., float]) -> dict[str, inspect.Parameter]:
-    """The arguments of a schedule, beside the step."""
+    """Return the arguments of a schedule besides the step."""
     return dict(list(inspect.signature(schedule).parameters.items())[1:])
 
 
 def is_schedule(candidate: Any) -> bool:
-    """Whether it is a function of which is known what its arguments are called."""
+    """Return True if an object is a function with named arguments only."""
     try:
         return not {parameter.kind for parameter in arguments_of(candidate).values()} & {
             inspect.Parameter.VAR_POSITIONAL,
@@ -153,7 +154,7 @@ def is_schedule(candidate: Any) -> bool:
 
 
 def required(schedule: Callable[..., float]) -> list[str]:
-    """The arguments of a schedule without a default.
+    """Return the arguments of a schedule without a default.
 
     >>> required(SCHEDULES["CosineDecay"])
     ['initial_learning_rate', 'decay_steps']
@@ -166,9 +167,13 @@ def required(schedule: Callable[..., float]) -> list[str]:
 
 
 def find_problems(settings: Mapping[str, Any], schedule: Callable[..., float]) -> list[str]:
-    """What is wrong with a mapping that should have a schedule's arguments beside its name, with values of their kinds.
+    """Return what is wrong with the settings of a schedule; arguments may be missing.
 
-    It need not be whole: an entry of ``models`` may give what is left.
+    An entry of ``models`` may provide the missing ones.
+
+    Args:
+        settings: name and arguments.
+        schedule: the function.
     """
     problems = []
     accepted = arguments_of(schedule)
@@ -176,7 +181,8 @@ def find_problems(settings: Mapping[str, Any], schedule: Callable[..., float]) -
     unknown = sorted(map(str, settings.keys() - {"name", *accepted}))
     if unknown:
         problems.append(
-            f"the schedule {name} takes no {', '.join(unknown)}; its arguments are {', '.join(accepted)}"
+            f"the schedule {name} takes no {', '.join(unknown)}; its arguments are "
+            f"{', '.join(accepted)}"
         )
     for argument in (argument_name for argument_name in accepted if argument_name in settings):
         value = settings[argument]
@@ -193,7 +199,12 @@ def find_problems(settings: Mapping[str, Any], schedule: Callable[..., float]) -
 
 
 def find_missing(settings: Mapping[str, Any], schedule: Callable[..., float]) -> str:
-    """What a schedule still lacks that :func:`find_problems` has let pass; nothing where it is whole."""
+    """Return what a schedule lacks that :func:`find_problems` accepts; empty if nothing.
+
+    Args:
+        settings: name and arguments.
+        schedule: the function.
+    """
     name = settings["name"]
     missing = [argument for argument in required(schedule) if argument not in settings]
     if missing:
@@ -203,7 +214,8 @@ def find_missing(settings: Mapping[str, Any], schedule: Callable[..., float]) ->
         values = settings["values"]
         if len(values) != len(boundaries) + 1 or list(boundaries) != sorted(set(boundaries)):
             return (
-                f"the schedule {name} wants rising boundaries, and one value more than there are boundaries, not "
+                f"the schedule {name} wants rising boundaries, and one value more than there are "
+                "boundaries, not "
                 f"{len(boundaries)} boundaries and {len(values)} values"
             )
     return ""
@@ -220,7 +232,7 @@ def _is_of_kind(value: Any, kind: str) -> bool:
 
 
 def schedule_schema() -> dict[str, Any]:
-    """The JSON Schema of a learning rate: a number, or a schedule with its arguments.
+    """Return the JSON Schema of a learning rate: a number, or a schedule with arguments.
 
     An entry of ``models`` may change some arguments of a schedule, so none is required.
     """

@@ -1,4 +1,4 @@
-"""The engine that trains Keras models; it alone imports TensorFlow, beside what ``fleet.engines`` may import."""
+"""Train networks with Keras 3 on TensorFlow; no other part of FLEET imports TensorFlow."""
 
 import os
 

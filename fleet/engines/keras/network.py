@@ -562,7 +562,7 @@ class KerasNetwork:
         return gradients, self._sums(losses, outputs, targets, valid) + flags
 
     def _apply(self, gradients: Sequence[tf.Tensor], correction: tf.Tensor | None = None) -> None:
-        """Apply gradients; ``correction`` turns a mean over all rows into one over readable ones."""
+        """Apply gradients, multiplied by ``correction`` if some rows could not be read."""
         variables = self._model.trainable_variables
         gradients = [
             tf.cast(gradient, variable.dtype)
