@@ -263,7 +263,7 @@ def _renaming(
     try:
         yield rename
     except OSError:
-        check()  # the folder of a launch that was shut out is not there any more: that says better why
+        check()  # a fenced launch finds no folder: its error explains why
         raise
     finally:
         if not is_held:

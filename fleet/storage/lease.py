@@ -479,7 +479,8 @@ class Lease:
     ) -> None:
         if kind is None:
             self.release()
-        else:  # others of this launch may still be at work: the next one finds this process gone, and waits for them
+        else:
+            # Ranks of this launch may still run: the next launch finds this process dead and waits.
             self._ended.set()
 
     def _renew_forever(self) -> None:

@@ -133,7 +133,7 @@ class NetworkLeases:
                     lease.renew()
                 except LeaseLost as lost:
                     self._error = lost
-                except OSError:  # a file server that does not answer; the next time, or others find the lease stale
+                except OSError:  # a slow file server: try again next time, or the lease goes stale
                     continue
 
     def poll(self) -> None:

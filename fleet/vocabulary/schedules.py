@@ -118,7 +118,9 @@ _MEANS = {
     "t_mul": "How many times longer each period is than the one before.",
     "m_mul": "What the learning rate is multiplied by at each restart.",
     "decay_rate": "Factor by which the learning rate falls every decay_steps steps.",
-    "InverseTimeDecay.decay_rate": "The learning rate is divided by 1 + decay_rate * step / decay_steps.",
+    "InverseTimeDecay.decay_rate": (
+        "The learning rate is divided by 1 + decay_rate * step / decay_steps."
+    ),
     "staircase": "Whether the learning rate falls only once every decay_steps steps.",
     "boundaries": "The steps at which the learning rate changes.",
     "values": "The learning rates between the boundaries, one more than there are boundaries.",
@@ -208,7 +210,10 @@ def find_missing(settings: Mapping[str, Any], schedule: Callable[..., float]) ->
     name = settings["name"]
     missing = [argument for argument in required(schedule) if argument not in settings]
     if missing:
-        return f"the schedule {name} lacks {', '.join(missing)}; its arguments are {', '.join(arguments_of(schedule))}"
+        return (
+            f"the schedule {name} lacks {', '.join(missing)}; its arguments are "
+            f"{', '.join(arguments_of(schedule))}"
+        )
     if schedule is _piecewise:
         boundaries = settings["boundaries"]
         values = settings["values"]

@@ -7,7 +7,10 @@ from collections.abc import Iterator, Sequence
 from fleet.spec.model import one_line
 from fleet.units import counted
 
-_BUILD = "HOROVOD_WITH_MPI=1 pip install --no-cache-dir --no-build-isolation --force-reinstall --no-deps horovod"
+_BUILD = (
+    "HOROVOD_WITH_MPI=1 pip install --no-cache-dir --no-build-isolation --force-reinstall "
+    "--no-deps horovod"
+)
 
 
 def find_problems(gpus: Sequence[str], exchange: str) -> list[tuple[str, str]]:

@@ -258,7 +258,9 @@ class KerasNetwork:
                     tf.constant(flags),
                     *self._queue.inputs.upload(local_rows),
                 )
-            else:  # its sums wait for the step before, too: that reads memory of the exchange, which is written next
+            else:
+                # Its totals wait for the previous step, which reads memory of the exchange that is
+                # written next.
                 if not self._connected:
                     self._local.get_concrete_function()
                 local = self._zeros(), self._queue.call(tf.identity, tf.constant(flags))

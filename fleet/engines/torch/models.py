@@ -38,7 +38,8 @@ _NOISES = (0.1, 1.0) * 8  # on weights, which would take logits out of the range
 # Of whole numbers, of which 0 may stand for none; quantities are drawn
 _VALUES = {torch.float32: (1,), torch.int64: (1, 0)}
 _COUNTING_S = 10.0  # for a module without values to be built
-_CUT = 0.87962566103423978  # standard deviation of a normal distribution that is cut off at two of its own
+# standard deviation of a normal distribution truncated at two standard deviations
+_CUT = 0.87962566103423978
 
 
 class Built(NamedTuple):
