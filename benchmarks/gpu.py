@@ -108,7 +108,7 @@ print(json.dumps(rates))
 _ENGINE = """
 import json, sys, time
 import numpy as np
-from fleet.comm.alone import Alone
+from fleet.comm.single_rank import Alone
 from fleet.engines.registry import make_engine
 from fleet.spec import parse
 from preprocess.sample import Affine, ImageSpec, SampleSpec

@@ -79,7 +79,7 @@ class Notes:
             return found
 
         world: Any = MPIWorld
-        world.tell, world.hear = tell, hear
+        world.send, world.receive = tell, hear
 
     def _note(self, message: Message, delay_s: float) -> None:
         kind = type(message).__name__

@@ -63,7 +63,7 @@ class Bench:
         alone = self.world.group((self.world.rank,), 1)
         if before <= self.world.rank < size:
             self.trainable = self.engine.build(self.network, alone)
-        self.world.gather(None)
+        self.world.allgather(None)
         if self.world.rank >= size:
             if self.trainable is not None:
                 self.trainable.close()
@@ -75,7 +75,7 @@ class Bench:
         self.trainable.regroup(group)
         if size > before:
             self.share(group, self.trainable)
-        group.meet()
+        group.barrier()
         took = 1e3 * (time.perf_counter() - began)
         return [took, self.step(self.trainable, group), self.step(self.trainable, group)]
 
@@ -84,7 +84,7 @@ class Bench:
         if self.world.rank == 0:
             assert self.trainable is not None
             state = State(arrays=self.trainable.state(), identity="")
-        self.world.gather(None)
+        self.world.allgather(None)
         began = time.perf_counter()
         if self.trainable is not None:
             self.trainable.close()
@@ -98,7 +98,7 @@ class Bench:
         if group.is_master:
             self.trainable.load(read_state(self.path).arrays)
         self.share(group, self.trainable)
-        group.meet()
+        group.barrier()
         took = 1e3 * (time.perf_counter() - began)
         return [took, self.step(self.trainable, group), self.step(self.trainable, group)]
 
@@ -148,7 +148,7 @@ def main() -> None:
             for _ in range(arguments.repeat):
                 for before, size in changes:
                     times.setdefault((way.__name__, before, size), []).append(way(before, size))
-                    world.gather(None)
+                    world.allgather(None)
             if bench.trainable is not None:
                 bench.trainable.close()
                 bench.trainable = None

@@ -32,9 +32,9 @@ from typing import Any, cast
 
 from fleet.api import write_spec
 from fleet.comm.messages import (
+    Continue,
     EpochDone,
     Exit,
-    GoOn,
     Joined,
     Message,
     Pace,
@@ -137,7 +137,7 @@ class Trainers:
                 self._trains[rank] = network.name
                 self._said.append(Joined(network.name))
                 self._end_epoch(network.name, epoch)
-            case GoOn(stream_epoch=epoch):
+            case Continue(stream_epoch=epoch):
                 self._end_epoch(self._trains[rank], epoch)
             case Stop():
                 self._said += [Stopped(self._trains[rank], 0.0), Ready(rank)]

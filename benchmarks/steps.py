@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fleet.comm.alone import Alone
+from fleet.comm.single_rank import SingleRankGroup
 from fleet.commands.output import print_json
 from fleet.engines.base import Engine, StepTotals, SupportsAsyncGroupSteps
 from fleet.engines.registry import make_engine
@@ -33,7 +33,7 @@ def step_times(
 ) -> list[float]:
     """Milliseconds of CPU that a step takes, by how many are taken in a call (:data:`AT_ONCE`)."""
     images, targets = made_up(sample, STEPS * size)
-    trainable = engine.build(network, Alone())
+    trainable = engine.build(network, SingleRankGroup())
     assert isinstance(trainable, SupportsAsyncGroupSteps), (
         "benchmarks/steps.py is of the engine keras"
     )

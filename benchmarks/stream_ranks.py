@@ -101,7 +101,7 @@ class Chief:
         self._tell(Produce(NO_LIMIT, NO_LIMIT, first=0, turns=roles.preprocessors))
 
     def step(self) -> bool:
-        message = self._world.hear(Tag.COORDINATOR)
+        message = self._world.receive(Tag.COORDINATOR)
         if message is None:
             return False
         if not isinstance(message, Ready):  # preprocessors say how fast they work
@@ -113,7 +113,7 @@ class Chief:
 
     def _tell(self, message: Produce | Exit) -> None:
         for rank in self._roles.preprocessors:
-            self._world.tell(rank, Tag.PREPROCESSOR, message)
+            self._world.send(rank, Tag.PREPROCESSOR, message)
 
 
 def main() -> None:
@@ -137,23 +137,23 @@ def run(world: World, job: Job) -> Outcome:
         source,
         transforms,
         0,
-        world.share(infer_sample_spec(source, transforms, 0) if world.rank == 0 else None),
+        world.broadcast_value(infer_sample_spec(source, transforms, 0) if world.rank == 0 else None),
     )
     layout = plan_layout(
         pipeline.sample.image, pipeline.samples, job.window, job.batch, job.readers
     )
-    name = f"fleet-benchmark-{world.share(os.getpid() if world.rank == 0 else None)}"
+    name = f"fleet-benchmark-{world.broadcast_value(os.getpid() if world.rank == 0 else None)}"
     window = Window(layout, name, create=True) if world.rank == 0 else None
-    world.gather(None)
+    world.allgather(None)
     window = window or Window(layout, name, create=False)
-    world.gather(None)
+    world.allgather(None)
     if world.rank == 0:
         window.segment.unlink()
     if world.rank in roles.trainers:
         reads, work = read(world, roles, window, pipeline, job), None
     else:
         reads, work = None, serve(world, roles, window, pipeline)
-    everything = world.gather((reads, work))
+    everything = world.allgather((reads, work))
     world.finish()
     return Outcome(
         layout.image.nbytes,
@@ -169,10 +169,10 @@ def serve(
     NUMBA.load()  # a run has the compiled loops once it has gone on for some seconds
     order = StrictOrder(pipeline, window.layout.chunk)
     preprocessor = Preprocessor(world, roles, NodeMemory(window), order, pipeline, None)
-    world.gather(None)  # the readers have joined
+    world.allgather(None)  # the readers have joined
     if world.rank == 0:
-        world.duties.append(Chief(world, roles).step)
-    world.duties.append(preprocessor.step)
+        world.background_tasks.append(Chief(world, roles).step)
+    world.background_tasks.append(preprocessor.step)
     notes: list[tuple[float, float, int]] = []
 
     def is_done() -> bool | None:
@@ -182,7 +182,7 @@ def serve(
         return preprocessor.is_done or None
 
     world.wait(is_done)
-    world.duties.clear()
+    world.background_tasks.clear()
     return notes
 
 
@@ -196,7 +196,7 @@ def read(world: World, roles: Roles, window: Window, pipeline: Pipeline, job: Jo
     )
     group = world.group([world.rank], world.rank)
     stream.join(0)
-    world.gather(None)
+    world.allgather(None)
     private = np.empty((job.batch, *pipeline.sample.image.shape), job.dtype)
 
     def batches() -> Iterator[None]:
@@ -207,7 +207,7 @@ def read(world: World, roles: Roles, window: Window, pipeline: Pipeline, job: Jo
 
     times = record(batches(), job.seconds)
     stream.leave()
-    world.tell(0, Tag.COORDINATOR, Ready(world.rank))
+    world.send(0, Tag.COORDINATOR, Ready(world.rank))
     return times
 
 

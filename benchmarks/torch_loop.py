@@ -146,10 +146,12 @@ def turns(
 
 def on_one_rank(what: str, pairs: int) -> list[float]:
     """FLEET and the loop, in turns."""
-    from fleet.comm.alone import Alone
+    from fleet.comm.single_rank import SingleRankGroup
 
     filters, dense, side, *_ = SIZES[what]
-    return turns(what, [by_fleet(what, Alone()), by_hand(module_of(filters, dense, side))], pairs)
+    return turns(
+        what, [by_fleet(what, SingleRankGroup()), by_hand(module_of(filters, dense, side))], pairs
+    )
 
 
 def on_this_rank(pairs: int, folder: Path) -> None:
@@ -168,12 +170,12 @@ def on_this_rank(pairs: int, folder: Path) -> None:
     )
     filters, dense, side, *_ = SIZES["two ranks"]
     theirs = by_hand(torch.nn.parallel.DistributedDataParallel(module_of(filters, dense, side)))
-    found = turns("two ranks", [ours, theirs], pairs, group.meet)
+    found = turns("two ranks", [ours, theirs], pairs, group.barrier)
     if world.rank == 0:
         print(json.dumps(found), flush=True)
     distributed.destroy_process_group()
     world.finish()
-    world.leave(0)
+    world.exit(0)
 
 
 def on_two_ranks(pairs: int) -> list[float]:

@@ -30,7 +30,7 @@ from fleet.monitor.view import NotebookView
 from fleet.prediction.ensembles import EnsembleResult, read_ensembles
 from fleet.predictor import Predictor
 from fleet.run import parse_arguments
-from fleet.runtime.warm_start import read_known as read_earlier
+from fleet.runtime.warm_start import read_prior_trials as read_earlier
 from fleet.search.calls import AddPriorTrial
 from fleet.spec import (
     Batch,

@@ -149,7 +149,7 @@ class LeaseLost(InfrastructureError):
     """Another launch has taken this one's folder over, as it had shown no sign of life; it may write nothing more."""
 
 
-class CoordinatorLost(InfrastructureError):
+class CoordinatorDied(InfrastructureError):
     """Rank 0 died; it is raised where the launch would outlive it."""
 
 

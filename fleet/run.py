@@ -143,14 +143,14 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"fleet: {error}", file=sys.stderr)
         return int(ExitStatus.BAD_INPUT)
     interruption = Interruption(None)
-    laps = StartupTimer()
+    timer = StartupTimer()
     interruption.watch()  # from the start: a rank that dies of a signal takes the others with it
     # Before MPI starts, for after that no process should be forked.
     batch_left = seconds_left(os.environ) if is_first(os.environ) else None
     with paused_collection():
         import fleet.runtime.session  # noqa: F401 - before MPI starts, which waits for the slowest
 
-        laps.end("imports")
+        timer.end("imports")
         from fleet.comm.mpi import start_mpi
 
     logging.getLogger("fleet").addHandler(logging.NullHandler())  # until this rank's file is known
@@ -164,24 +164,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not local_rank(os.environ):
         remove_leftovers()
     take_own_folder()
-    laps.end("MPI")
+    timer.end("MPI")
     try:
         with _lease(world, request) as lease:
-            status = _run(world, request, batch_left, interruption, lease, laps)
+            status = _run(world, request, batch_left, interruption, lease, timer)
         end_children()
-        return world.leave(status)
+        return world.exit(status)
     except KeyboardInterrupt:
-        world.end(130)
+        world.end_all_ranks(130)
     except UserError as error:
         print(f"fleet: {error}", file=sys.stderr, flush=True)
-        world.end(int(ExitStatus.BAD_INPUT))
+        world.end_all_ranks(int(ExitStatus.BAD_INPUT))
     except (
         StorageError,
         LeaseLost,
     ) as error:  # a disk is full: where in the program that was noticed helps nobody
         logging.getLogger("fleet").critical("rank %d failed: %s", world.rank, error)
         print(f"fleet: rank {world.rank} on {world.host}: {error}", file=sys.stderr, flush=True)
-        world.end(int(_status_of(error) or ExitStatus.INFRASTRUCTURE))
+        world.end_all_ranks(int(_status_of(error) or ExitStatus.INFRASTRUCTURE))
     except BaseException as error:
         logging.getLogger("fleet").critical("rank %d failed", world.rank, exc_info=True)
         world.abort(error)
@@ -216,9 +216,9 @@ def _run(
     batch_left: float | None,
     interruption: Interruption,
     lease: Lease | None,
-    laps: StartupTimer,
+    timer: StartupTimer,
 ) -> int:
-    from fleet.comm.roles import missing_slots
+    from fleet.comm.roles import describe_missing_slots
     from fleet.runtime.engine_import import Ahead, Announcement, EngineImport
     from fleet.runtime.launch import Ranks
     from fleet.runtime.session import Session
@@ -229,16 +229,16 @@ def _run(
     )  # on all ranks: what rank 0 shares may be of modules that are found there
     # Rank 0 finds all that is wrong with the input; then either all ranks go on or none does.
     node_of = world.node_of()
-    shown = world.gather(visible_gpus(os.environ, os.listdir("/dev")))
-    cores = world.gather(process_cores())
+    shown = world.allgather(visible_gpus(os.environ, os.listdir("/dev")))
+    cores = world.allgather(process_cores())
     ranks = Ranks(
         node_of,
         gpus_per_node(shown, node_of),
         ranks_per_core(cores, node_of),
-        min(world.gather(free_shared_memory())),
+        min(world.allgather(free_shared_memory())),
         cores_per_node(cores, node_of),
     )
-    laps.end("meeting")
+    timer.end("meeting")
     launch: Launch | None = None
     problem = ""
     status = ExitStatus.OK
@@ -249,21 +249,23 @@ def _run(
     else:
         launch, problem, status = _prepared(request, ranks, lease, announcement)
         announcement.give(Ahead())
-    problem, status = world.share((problem, status))
+    problem, status = world.broadcast_value((problem, status))
     if problem:
         if world.rank == 0:
             print(f"fleet: {shortened(problem)}", file=sys.stderr, flush=True)
         world.finish()
         return int(status)
-    packed = world.share(None if launch is None else pickle.dumps(replace(launch, found={})))
+    packed = world.broadcast_value(
+        None if launch is None else pickle.dumps(replace(launch, checkpoints={}))
+    )
     launch = launch or loading.unpack(packed)
-    laps.end("reading")
+    timer.end("reading")
     if world.rank == 0:
         binding = binding_problem(cores, node_of)
         for line in (
             f"{binding}: {BINDING_REMEDY}" if binding else "",
-            missing_slots(launch.spec, launch.roles),
-            launch.left_out,
+            describe_missing_slots(launch.spec, launch.roles),
+            launch.describe_unlisted,
             *launch.inputs.data.remark.splitlines(),
         ):
             if line:
@@ -274,7 +276,7 @@ def _run(
     else:
         given = launch.spec.document.walltime
     interruption.limit(shortest(given, batch_left))
-    return Session(world, launch, interruption, lease, loading, laps).run()
+    return Session(world, launch, interruption, lease, loading, timer).run()
 
 
 def _prepared(

@@ -3,8 +3,8 @@
 A whole launch of ranks that are threads of one process is :mod:`tests.fleet.one_process`.
 """
 
-from fleet.comm.alone import Alone
 from fleet.comm.messages import Tag
+from fleet.comm.single_rank import SingleRankGroup
 
 
 class Clock:
@@ -33,38 +33,38 @@ class World:
 
     size, host, hosts = 1, "here", ()
 
-    def __init__(self, outlives=True, rank=0, given=None, lost=frozenset()):
-        self.outlives, self.rank, self.lost = outlives, rank, lost
+    def __init__(self, is_fault_tolerant=True, rank=0, given=None, dead_ranks=frozenset()):
+        self.is_fault_tolerant, self.rank, self.dead_ranks = is_fault_tolerant, rank, dead_ranks
         self.said, self.told, self.shared, self._given = [], [], [], given
 
     def node_of(self):
         return (0,)
 
-    def hear(self, tag):
+    def receive(self, tag):
         assert tag is Tag.COORDINATOR
         return self.said.pop(0) if self.said else None
 
-    def tell(self, rank, tag, message):
+    def send(self, rank, tag, message):
         self.told.append((rank, tag, message))
 
-    def share(self, value):
+    def broadcast_value(self, value):
         self.shared.append(value)
         return self._given if self.rank else value
 
-    def gather(self, value):
+    def allgather(self, value):
         return [value]
 
     def finish(self):
         """Nobody else is there."""
 
 
-class Group(Alone):
+class Group(SingleRankGroup):
     """A group whose other ranks bring zeros; notes how long it rests, and rests no moment."""
 
     def __init__(self, size=1, rank=0):
         self.size, self.rank, self.is_master, self.rested = size, rank, rank == 0, []
 
-    def rest(self, seconds):
+    def sleep(self, seconds):
         self.rested.append(seconds)
 
 

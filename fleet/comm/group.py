@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 from mpi4py import MPI
 
-from fleet.comm.node_sum import NodeSum, share_node
+from fleet.comm.node_sum import NodeSum, make_node_sum
 from fleet.comm.protocols import Group, World, tree
 
 T = TypeVar("T")
@@ -40,7 +40,7 @@ class MPIGroup:
         self.rank: int = comm.rank
         self.size: int = comm.size
         self._world = world
-        self._begun = 0  # buffers of broadcasts that were begun: as many on each rank
+        self._broadcast_count = 0  # buffers of broadcasts that were begun: as many on each rank
 
     @property
     def is_master(self) -> bool:  # noqa: D102 - Group says it
@@ -59,7 +59,7 @@ class MPIGroup:
         flat = buffer.ravel(order="K")
         piece = _PIECE // flat.itemsize
         for start in range(0, len(flat), piece):
-            self._world.do_duties()  # now: others wait for a rank that has come
+            self._world.run_background_tasks()  # now: others wait for a rank that has come
             self._sum_piece(flat[start : start + piece])
 
     def _sum_piece(self, part: np.ndarray) -> None:
@@ -78,13 +78,13 @@ class MPIGroup:
             first = self.comm.Ibarrier()
         self._await(lambda: first.Test() or None)
         if not is_small:
-            with self.striking():
+            with self.raising_group_failed():
                 self.comm.Allreduce(MPI.IN_PLACE, part, op=MPI.SUM)
 
     def _shared_sum(self) -> NodeSum | None:
         if self._shares_node:
             self._shares_node = False  # once
-            self._node_sum = share_node(self)
+            self._node_sum = make_node_sum(self)
         return self._node_sum
 
     def _until(self, is_so: Callable[[], bool]) -> None:
@@ -105,7 +105,7 @@ class MPIGroup:
                 self.check()
             return found
 
-        with self.striking():
+        with self.raising_group_failed():
             for _ in range(_SPINS):
                 found = ready()
                 if found is not None:
@@ -113,30 +113,32 @@ class MPIGroup:
                 os.sched_yield()
             return self._world.wait(is_ready)
 
-    def meet(self) -> None:  # noqa: D102
+    def barrier(self) -> None:  # noqa: D102
         if self.size > 1:
             self._complete(self.comm.Ibarrier())
 
-    def exchange(self, value: T) -> list[T]:  # noqa: D102
+    def allgather(self, value: T) -> list[T]:  # noqa: D102
         if self.size == 1:
             return [value]
-        self.meet()  # then nobody blocks long in the next lines
-        with self.striking():
+        self.barrier()  # then nobody blocks long in the next lines
+        with self.raising_group_failed():
             return self.comm.allgather(value)
 
-    def from_master(self, value: T | None) -> T:  # noqa: D102
+    def broadcast_value(self, value: T | None) -> T:  # noqa: D102
         if self.size == 1:
             return value  # type: ignore[return-value]
-        self.meet()
-        with self.striking():
+        self.barrier()
+        with self.raising_group_failed():
             return self.comm.bcast(value, root=0)
 
     def broadcast(self, buffers: Sequence[np.ndarray]) -> None:  # noqa: D102
         self._complete(*(self.comm.Ibcast(_as_bytes(buffer), root=0) for buffer in buffers))
 
     def start_broadcast(self, buffers: Sequence[np.ndarray], root: int) -> MPIBroadcast:  # noqa: D102
-        self._begun += len(buffers)
-        return MPIBroadcast(self.comm, [_as_bytes(buffer) for buffer in buffers], root, self._begun)
+        self._broadcast_count += len(buffers)
+        return MPIBroadcast(
+            self.comm, [_as_bytes(buffer) for buffer in buffers], root, self._broadcast_count
+        )
 
     def _complete(self, *requests: MPI.Request) -> None:
         def is_done() -> bool | None:
@@ -145,7 +147,7 @@ class MPIGroup:
             self.check()
             return None
 
-        with self.striking():
+        with self.raising_group_failed():
             self._world.wait(is_done)
 
     # ---- deaths: see fleet.comm.ulfm ----
@@ -153,7 +155,7 @@ class MPIGroup:
     def check(self) -> None:
         """Nothing to find out: this rank would have been ended as well."""
 
-    def striking(self) -> AbstractContextManager[None]:
+    def raising_group_failed(self) -> AbstractContextManager[None]:
         """Nothing to translate: MPI raises at no death."""
         return nullcontext()
 
@@ -163,8 +165,8 @@ class MPIGroup:
 
     # ---- this rank's part ----
 
-    def rest(self, seconds: float) -> None:  # noqa: D102
-        self._world.rest(seconds)
+    def sleep(self, seconds: float) -> None:  # noqa: D102
+        self._world.sleep(seconds)
 
     def free(self) -> None:  # noqa: D102
         self._node_sum = None
@@ -236,6 +238,6 @@ def communicator_for_library(group: Group) -> Iterator[Any]:
     assert isinstance(
         group, MPIGroup
     )  # a library that speaks MPI itself wants ranks that MPI has started
-    group.meet()  # what follows cannot be interrupted
-    with group.blocking(), group.striking():
+    group.barrier()  # what follows cannot be interrupted
+    with group.blocking(), group.raising_group_failed():
         yield group.comm.Dup()

@@ -63,10 +63,10 @@ class Join(NamedTuple):
 class Pause(NamedTuple):
     """Finish the step and wait for what comes next; void when the epoch ends before, unless the run ends."""
 
-    ends: bool  # whether the run does: then a network that is being judged will be judged when it goes on
+    run_ends: bool  # whether the run does: then a network that is being judged will be judged when it goes on
 
 
-class GoOn(NamedTuple):
+class Continue(NamedTuple):
     """Finish the epoch; or, at its end, train another, on this stream epoch."""
 
     stream_epoch: int
@@ -74,14 +74,16 @@ class GoOn(NamedTuple):
 
 
 class Regroup(NamedTuple):
-    """Go on as with ``GoOn``, in a group of these ranks; those that are not among them are free."""
+    """Go on as with ``Continue``, in a group of these ranks; those that are not among them are free."""
 
     ranks: tuple[int, ...]
-    stay: int  # so many of them, the first ones, are in the group already and have the network
+    stay_count: (
+        int  # so many of them, the first ones, are in the group already and have the network
+    )
     group: int
     stream_epoch: int
-    reads_from: int  # the epoch from which on the others read the stream; before it, they prepare their own rows
-    batch: int | None = None  # as with ``GoOn``
+    reads_stream_from: int  # the epoch from which on the others read the stream; before it, they prepare their own rows
+    batch: int | None = None  # as with ``Continue``
 
 
 class Stop(NamedTuple):
@@ -95,7 +97,7 @@ class Exit(NamedTuple):
     """The run is over."""
 
 
-class Leave(NamedTuple):
+class LeaveLaunch(NamedTuple):
     """The run goes on without this rank, which ends; for preprocessors, too, in a launch that outlives its ranks."""
 
 
@@ -242,7 +244,7 @@ class Produce(NamedTuple):
     since: int = 0
 
 
-class Forget(NamedTuple):
+class ReleaseReaders(NamedTuple):
     """Trainers that read no more, though they live: they are given up, and what they would read is held for nobody."""
 
     ranks: tuple[int, ...]
@@ -271,7 +273,7 @@ class Prepared(NamedTuple):
     beside_s: float = 0.0  # in which it did something else, with samples to prepare
 
 
-class Bad(NamedTuple):
+class SampleUnreadable(NamedTuple):
     """A sample that could not be read."""
 
     name: str
@@ -284,11 +286,11 @@ Message: TypeAlias = (
     | Start
     | Join
     | Pause
-    | GoOn
+    | Continue
     | Regroup
     | Stop
     | Exit
-    | Leave
+    | LeaveLaunch
     | Ready
     | Measured
     | Joined
@@ -303,9 +305,9 @@ Message: TypeAlias = (
     | Stopped
     | Failed
     | Produce
-    | Forget
+    | ReleaseReaders
     | Demand
     | Throughput
     | Prepared
-    | Bad
+    | SampleUnreadable
 )

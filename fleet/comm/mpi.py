@@ -12,6 +12,6 @@ def start_mpi() -> MPIWorld:
     """The launch that this process is a rank of, as its launcher has started it."""
     world = ulfm.ULFMWorld() if ulfm.is_enabled() else MPIWorld()
     atexit.register(
-        world.go
+        world.finalize
     )  # now: what is registered later, as by Horovod, is called before, and may need MPI
     return world

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from fleet.comm.protocols import Group
-from fleet.comm.segment import Segment, arrays_in, fence
+from fleet.comm.segment import Segment, fence, map_arrays
 from fleet.errors import InfrastructureError
 
 Until: TypeAlias = Callable[[Callable[[], bool]], None]
@@ -58,15 +58,15 @@ class NodeSum:
             mine = shares[self._rank]
             for other in others:
                 stages[self._rank, other, : len(shares[other])] = shares[other]
-            self._meet(until)
+            self._barrier(until)
             for other in others:
                 mine += stages[other, self._rank, : len(mine)]
             stages[self._rank, self._rank, : len(mine)] = mine
-            self._meet(until)
+            self._barrier(until)
             for other in others:
                 shares[other][:] = stages[other, other, : len(shares[other])]
 
-    def _meet(self, until: Until) -> None:
+    def _barrier(self, until: Until) -> None:
         self._turn += 1
         fence()  # what this rank has written is there
         self._turns[self._rank] = self._turn
@@ -75,19 +75,19 @@ class NodeSum:
 
 
 def forms(ranks: int) -> tuple[tuple[Any, ...], ...]:
-    """The arrays that so many ranks share, as :func:`fleet.comm.segment.arrays_in` takes them: turns and stages."""
+    """The arrays that so many ranks share, as :func:`fleet.comm.segment.map_arrays` takes them: turns and stages."""
     return (np.int64, ranks, _LINE // 8), (np.uint8, ranks, ranks, _STAGE // ranks // _LINE * _LINE)
 
 
-def share_node(group: Group) -> NodeSum | None:
+def make_node_sum(group: Group) -> NodeSum | None:
     """What the ranks of a group, all on one node, add up arrays with; None where memory is short; collective."""
     name = f"fleet-{os.getuid()}-sum-{secrets.token_hex(8)}"
     mine = _mapped(name, group.size, create=True) if group.is_master else None
     try:
-        there = group.from_master(name if mine is not None else None)
+        there = group.broadcast_value(name if mine is not None else None)
         if there is not None and not group.is_master:
             mine = _mapped(there, group.size, create=False)
-        have_all = all(group.exchange(mine is not None))
+        have_all = all(group.allgather(mine is not None))
     finally:
         if mine is not None:
             mine[0].unlink()  # by each: a rank may have died
@@ -100,6 +100,6 @@ def share_node(group: Group) -> NodeSum | None:
 
 def _mapped(name: str, ranks: int, create: bool) -> tuple[Segment, list[np.ndarray]] | None:
     try:
-        return arrays_in(name, create, *forms(ranks))
+        return map_arrays(name, create, *forms(ranks))
     except InfrastructureError:
         return None

@@ -28,8 +28,8 @@ class Broadcast(Protocol):
 class Group(Protocol):
     """Some ranks, and this rank among them: those that train one network together, or relay the stream.
 
-    All methods but ``check``, ``rest`` and ``striking`` are collective: every rank of the group calls them, in one
-    order. While a rank waits for the others it does its duties (:attr:`World.duties`). When a rank of the group has
+    All methods but ``check``, ``rest`` and ``raising_group_failed`` are collective: every rank of the group calls them, in one
+    order. While a rank waits for the others it does its duties (:attr:`World.background_tasks`). When a rank of the group has
     died, all others raise :class:`fleet.errors.GroupFailed`.
 
     Attributes:
@@ -49,13 +49,13 @@ class Group(Protocol):
     def sum(self, buffer: np.ndarray) -> None:
         """Replace an array of any shape, on every rank, by the sum of all ranks' arrays."""
 
-    def meet(self) -> None:
+    def barrier(self) -> None:
         """Wait until all ranks of the group are here."""
 
-    def exchange(self, value: T) -> list[T]:
+    def allgather(self, value: T) -> list[T]:
         """Give every rank the values of all, in order of rank; small ones."""
 
-    def from_master(self, value: T | None) -> T:
+    def broadcast_value(self, value: T | None) -> T:
         """Give every rank the master's value, a small one; what others bring is dropped."""
 
     def broadcast(self, buffers: Sequence[np.ndarray]) -> None:
@@ -72,11 +72,11 @@ class Group(Protocol):
     def check(self) -> None:
         """Raise GroupFailed when a rank of the group has died; for one that waits for something else than the group."""
 
-    def striking(self) -> AbstractContextManager[None]:
+    def raising_group_failed(self) -> AbstractContextManager[None]:
         """Around collectives that are begun by hand: whatever MPI raises when a rank has died becomes GroupFailed."""
 
-    def rest(self, seconds: float) -> None:
-        """Let time pass on this rank; see :meth:`World.rest`."""
+    def sleep(self, seconds: float) -> None:
+        """Let time pass on this rank; see :meth:`World.sleep`."""
 
     def free(self) -> None:
         """Give back what the group holds; nobody uses it any more."""
@@ -99,24 +99,24 @@ class World(Protocol):
     rank: int
     size: int
     host: str
-    duties: list[Callable[[], bool]]
-    outlives: bool
+    background_tasks: list[Callable[[], bool]]
+    is_fault_tolerant: bool
     hosts: tuple[str, ...]
     before_end: Callable[[], object]
 
     # ---- messages ----
 
-    def tell(self, rank: int, tag: Tag, message: Message) -> None:
+    def send(self, rank: int, tag: Tag, message: Message) -> None:
         """Send a message to a rank, perhaps this one; returns at once.
 
         Messages of one sender under one tag come in the order in which they were sent. What is told to a rank that
         has died is lost.
         """
 
-    def hear(self, tag: Tag) -> Message | None:
+    def receive(self, tag: Tag) -> Message | None:
         """The next message under a tag, if one has come; never waits."""
 
-    def await_message(self, tag: Tag) -> Message:
+    def wait_for_message(self, tag: Tag) -> Message:
         """Wait for the next message under a tag."""
 
     # ---- waiting ----
@@ -125,28 +125,28 @@ class World(Protocol):
         """Poll until ``ready`` gives something else than None, doing this rank's duties meanwhile.
 
         They are done once at least: a rank that is never kept waiting owes them as well. Deaths are heeded
-        (:meth:`heed_deaths`) as long as there is nothing.
+        (:meth:`check_for_deaths`) as long as there is nothing.
 
         Args:
             patience: how much longer than otherwise to sleep between two looks, at most.
         """
 
-    def do_duties(self) -> bool:
+    def run_background_tasks(self) -> bool:
         """Do each of this rank's duties once, for a rank that works long without waiting; says whether any did work."""
 
-    def rest(self, seconds: float) -> None:
+    def sleep(self, seconds: float) -> None:
         """Let time pass, doing this rank's duties meanwhile; a rank that has none sleeps in one piece."""
 
     # ---- which ranks are alive ----
 
     @property
-    def lost(self) -> frozenset[int]:
+    def dead_ranks(self) -> frozenset[int]:
         """The ranks that are known to have died, as of the last time that this rank waited or sent something.
 
         A rank may be struck in a group before it knows who has died: another one knew it first.
         """
 
-    def heed_deaths(self) -> None:
+    def check_for_deaths(self) -> None:
         """Find out which ranks have died, and end this process if the launch is to end.
 
         Raises:
@@ -158,19 +158,19 @@ class World(Protocol):
     def node_of(self) -> tuple[int, ...]:
         """The node of each rank, numbered from 0 in order of first appearance; collective, for the start of a run."""
 
-    def share(self, value: T | None, root: int = 0) -> T:
+    def broadcast_value(self, value: T | None, root: int = 0) -> T:
         """Give all ranks the root's value; collective, for the start of a run only."""
 
-    def gather(self, value: T) -> list[T]:
+    def allgather(self, value: T) -> list[T]:
         """Give all ranks everybody's value, in order of rank; collective, for the start of a run only."""
 
     def finish(self) -> None:
         """Leave together with all other ranks that are left; collective, the last thing that a rank does."""
 
-    def end(self, status: int) -> NoReturn:
+    def end_all_ranks(self, status: int) -> NoReturn:
         """End all ranks at once, also those that do not listen."""
 
-    def retire(self) -> NoReturn:
+    def end_rank(self) -> NoReturn:
         """End this rank alone; the others hear of it as of a death.
 
         Raises:
@@ -189,7 +189,7 @@ class World(Protocol):
             GroupFailed: one of them has died.
         """
 
-    def library(self) -> str:
+    def library_name(self) -> str:
         """What carries messages, in a line for logs."""
 
 

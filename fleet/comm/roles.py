@@ -68,9 +68,9 @@ class Roles:
         the others leaves out some numbers.
         """
         return {
-            node * self.gpus_per_node + place: rank
+            node * self.gpus_per_node + local_index: rank
             for node in range(self.nodes)
-            for place, rank in enumerate(
+            for local_index, rank in enumerate(
                 rank for rank in self.trainers if self.node_of[rank] == node
             )
         }
@@ -86,11 +86,11 @@ class Roles:
         return Cluster(tuple(sorted(self.rank_of)), self.gpus_per_node, self.slots, self.fills)
 
     @property
-    def whole_per_node(self) -> int:
+    def physical_gpus_per_node(self) -> int:
         """GPUs of a node, of which each has so many slots."""
         return self.gpus_per_node // self.slots
 
-    def place(self, rank: int) -> int:
+    def local_index(self, rank: int) -> int:
         """The place of a trainer among those of its node."""
         return self.device_of[rank] % self.gpus_per_node
 
@@ -107,7 +107,7 @@ class Roles:
         )
 
 
-def roles_of(
+def assign_roles(
     spec: Spec,
     node_of: Sequence[int],
     gpus_per_node: int | None,
@@ -146,7 +146,7 @@ def roles_of(
     )
 
 
-def missing_slots(spec: Spec, roles: Roles) -> str:
+def describe_missing_slots(spec: Spec, roles: Roles) -> str:
     """What to say where too few ranks were started for the slots that a spec asks for; nothing where they are enough.
 
     A number asks for as many, auto for two: they show whether more would pay. More than there are networks would stay
@@ -205,9 +205,9 @@ def assign(
     else:
         room = gpus_per_node * slots
 
-    def made(preprocessors: Sequence[int], trainers: Sequence[int]) -> Roles:
+    def make_roles(preprocessors: Sequence[int], trainers: Sequence[int]) -> Roles:
         most = _most_on_a_node(node_of, trainers)
-        whole = _whole(most, gpus_per_node, slots, cores)
+        whole = _count_physical(most, gpus_per_node, slots, cores)
         each = -(-most // whole)
         return Roles(
             tuple(node_of),
@@ -230,7 +230,7 @@ def assign(
             for node in range(nodes)
             for rank in [rank for rank in able if node_of[rank] == node][:room]
         )
-        return made((), trainers)
+        return make_roles((), trainers)
     if preprocessors == 0:
         raise UserError(
             "resources.preprocessors: 0 is possible with one rank only, or with schedule.policy: "
@@ -270,10 +270,10 @@ def assign(
     # Preprocessors take turns over the nodes, so that each node prepares an equal share.
     turn = {rank: [r for r in chosen if node_of[r] == node_of[rank]].index(rank) for rank in chosen}
     chosen.sort(key=lambda rank: (turn[rank], rank))
-    return made(chosen, trainers_list)
+    return make_roles(chosen, trainers_list)
 
 
-def _whole(trainers: int, gpus: int | None, slots: int | None, cores: int | None) -> int:
+def _count_physical(trainers: int, gpus: int | None, slots: int | None, cores: int | None) -> int:
     """How many GPUs of a node its trainers share, or what takes their place: cores, and else a rank for each.
 
     Args:

@@ -100,7 +100,9 @@ def aligned(count: int) -> int:
     return -(-count // _PAGE) * _PAGE
 
 
-def arrays_in(name: str, create: bool, *forms: tuple[Any, ...]) -> tuple[Segment, list[np.ndarray]]:
+def map_arrays(
+    name: str, create: bool, *forms: tuple[Any, ...]
+) -> tuple[Segment, list[np.ndarray]]:
     """Arrays of zeros that the ranks of a node share, each from a page on.
 
     Args:

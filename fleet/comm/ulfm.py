@@ -1,6 +1,6 @@
 """A launch that outlives its ranks: ``mpirun --with-ft ulfm`` (User-Level Failure Mitigation).
 
-Each rank knows within milliseconds which others have died (:attr:`ULFMWorld.lost`), and the collectives of a group
+Each rank knows within milliseconds which others have died (:attr:`ULFMWorld.dead_ranks`), and the collectives of a group
 with a dead rank end in :class:`fleet.errors.GroupFailed` on all others. What Open MPI 5.0.11 does and does not do
 decides the rest: groups are made without a communicator in which somebody has died, MPI_Finalize waits for the dead,
 and MPI_Abort does not reach all ranks.
@@ -23,7 +23,7 @@ from mpi4py import MPI
 
 from fleet.comm.group import MPIGroup
 from fleet.comm.world import LONGEST_S, Backoff, MPIWorld
-from fleet.errors import CoordinatorLost, GroupFailed, InfrastructureError
+from fleet.errors import CoordinatorDied, GroupFailed, InfrastructureError
 from launch.processes import end_with_parent
 
 # What Open MPI's mpirun gives its ranks under --with-ft ulfm.
@@ -46,7 +46,7 @@ def is_enabled() -> bool:
 class ULFMWorld(MPIWorld):
     """A launch in which each rank decides by itself what a death means for it."""
 
-    outlives = True
+    is_fault_tolerant = True
 
     def __init__(self, comm: MPI.Intracomm | None = None) -> None:
         super().__init__(comm)
@@ -57,21 +57,21 @@ class ULFMWorld(MPIWorld):
 
     # ---- which ranks are alive ----
 
-    def heed_deaths(self) -> None:  # noqa: D102 - World says it
-        status = self._notice()
+    def check_for_deaths(self) -> None:  # noqa: D102 - World says it
+        status = self._update_dead_ranks()
         if status is not None:
-            self._end(status, all_know=True)
-        if 0 in self.lost:
-            raise CoordinatorLost("rank 0, which coordinates, has died")
+            self._end(status, is_known_to_all=True)
+        if 0 in self.dead_ranks:
+            raise CoordinatorDied("rank 0, which coordinates, has died")
 
-    def _notice(self) -> int | None:
+    def _update_dead_ranks(self) -> int | None:
         """Find out which ranks have died; returns the status with which all are to end, if they are to."""
         status: int | None = self._receive(
             _FAILED_TAG
         )  # without a call of this kind MPI hears of no death
         failed = self.comm.Get_failed()
-        if failed.size > len(self.lost):
-            self.lost = frozenset(
+        if failed.size > len(self.dead_ranks):
+            self.dead_ranks = frozenset(
                 MPI.Group.Translate_ranks(failed, range(failed.size), self.comm.group)
             )
         failed.Free()
@@ -79,32 +79,32 @@ class ULFMWorld(MPIWorld):
 
     def check(self, ranks: Sequence[int]) -> None:
         """Raise GroupFailed when one of some ranks has died."""
-        self.heed_deaths()
-        dead = self.lost.intersection(ranks)
+        self.check_for_deaths()
+        dead = self.dead_ranks.intersection(ranks)
         if dead:
             raise GroupFailed("died: rank " + ", ".join(map(str, sorted(dead))))
 
     # ---- messages ----
 
     def _send(self, rank: int, tag: int, message: Any) -> None:
-        self.heed_deaths()
-        if rank not in self.lost:
+        self.check_for_deaths()
+        if rank not in self.dead_ranks:
             super()._send(rank, tag, message)
 
     def _receive(self, tag: int) -> Any:
         try:
             return super()._receive(tag)
         except MPI.Exception as error:
-            if not _tells_of_a_death(error):
+            if not _is_death(error):
                 raise
             self.comm.Ack_failed()  # until then no message is given out that might come from anywhere
             return None
 
-    def _is_over(self, request: MPI.Request) -> bool:
+    def _is_delivered(self, request: MPI.Request) -> bool:
         try:
-            return super()._is_over(request)
+            return super()._is_delivered(request)
         except MPI.Exception as error:
-            if not _tells_of_a_death(error):
+            if not _is_death(error):
                 raise
             return True
 
@@ -113,7 +113,7 @@ class ULFMWorld(MPIWorld):
     def group(self, ranks: Sequence[int], number: int) -> ULFMGroup:  # noqa: D102
         members = self.comm.group.Incl(list(ranks))
         # MPI makes no group from a communicator in which somebody has died; without one it does.
-        self._stand_ready(ranks, number)
+        self._wait_until_ready(ranks, number)
         with self.blocking(ranks):
             comm = MPI.Intracomm.Create_from_group(
                 members, f"fleet-{number}", MPI.INFO_NULL, MPI.ERRORS_RETURN
@@ -121,7 +121,7 @@ class ULFMWorld(MPIWorld):
         members.Free()
         return ULFMGroup(self, comm, ranks, self._share_node(ranks))
 
-    def _stand_ready(self, ranks: Sequence[int], number: int) -> None:
+    def _wait_until_ready(self, ranks: Sequence[int], number: int) -> None:
         """Wait until all ranks of a group are about to make it: making it cannot be interrupted."""
         others = set(ranks) - {self.rank}
         for rank in others:
@@ -167,30 +167,30 @@ class ULFMWorld(MPIWorld):
 
     def finish(self) -> None:
         """A barrier in which nobody waits for the dead; rank 0, whom all would miss, is the last to leave it."""
-        self.wait(self._all_taken)
+        self.wait(self._all_delivered)
         if self.rank:
             self._send(0, _DONE_TAG, self.rank)
             self.wait(lambda: self._receive(_DONE_TAG))
             self._send(0, _DONE_TAG, self.rank)
         else:
-            self._hear_from_all(_DONE_TAG)
+            self._receive_from_all(_DONE_TAG)
             for rank in range(1, self.size):
                 self._send(rank, _DONE_TAG, True)
-            self._hear_from_all(_DONE_TAG)
-        self.wait(self._all_taken)
+            self._receive_from_all(_DONE_TAG)
+        self.wait(self._all_delivered)
 
-    def _hear_from_all(self, tag: int) -> None:
+    def _receive_from_all(self, tag: int) -> None:
         heard = {self.rank}
 
         def all_heard() -> bool | None:
             rank = self._receive(tag)
             if rank is not None:
                 heard.add(rank)
-            return len(heard | self.lost) == self.size or None
+            return len(heard | self.dead_ranks) == self.size or None
 
         self.wait(all_heard)
 
-    def leave(self, status: int) -> NoReturn:
+    def exit(self, status: int) -> NoReturn:
         """End with a status after :meth:`finish`, without MPI_Finalize: it would wait for ranks that have died."""
         sys.stdout.flush()
         sys.stderr.flush()
@@ -198,54 +198,54 @@ class ULFMWorld(MPIWorld):
 
     def abort(self, error: BaseException, status: int = 1) -> NoReturn:
         """End all ranks at once, after one report that says who, where and why."""
-        all_know = isinstance(error, CoordinatorLost)
-        if not all_know or self.rank == self._heir:
+        is_known_to_all = isinstance(error, CoordinatorDied)
+        if not is_known_to_all or self.rank == self._first_alive:
             self._report(error)
-        self._end(status, all_know)
+        self._end(status, is_known_to_all)
 
-    def end(self, status: int) -> NoReturn:
+    def end_all_ranks(self, status: int) -> NoReturn:
         """End all ranks at once.
 
         MPI_Abort does not reach all of them, and no rank hears of one that exits by itself: so rank 0, or its heir,
         tells all others, and they kill themselves, which is heard of even inside a library.
         """
-        self._end(status, all_know=False)
+        self._end(status, is_known_to_all=False)
 
-    def retire(self) -> NoReturn:
+    def end_rank(self) -> NoReturn:
         """End this rank alone, once what it has said is heard; it kills itself, for the same reason."""
         deadline = time.monotonic() + _PATIENCE_S
-        self.wait(lambda: self._all_taken() or time.monotonic() > deadline or None)
+        self.wait(lambda: self._all_delivered() or time.monotonic() > deadline or None)
         sys.stdout.flush()
         sys.stderr.flush()
         os.kill(os.getpid(), signal.SIGKILL)
         raise AssertionError("a rank that killed itself goes on")
 
     @property
-    def _heir(self) -> int:
+    def _first_alive(self) -> int:
         """Rank 0, or the first one that is left when it has died."""
-        return min(set(range(self.size)) - self.lost)
+        return min(set(range(self.size)) - self.dead_ranks)
 
-    def _end(self, status: int, all_know: bool) -> NoReturn:
+    def _end(self, status: int, is_known_to_all: bool) -> NoReturn:
         """See :meth:`end`.
 
         Args:
             all_know: whether the heir knows by itself that all are to end.
         """
         self.before_end()
-        others = set() if all_know else {self._heir}
-        if self.rank == self._heir:
+        others = set() if is_known_to_all else {self._first_alive}
+        if self.rank == self._first_alive:
             others = set(range(self.size)) - {self.rank}
         self._pending += [
-            self.comm.isend(status, dest=rank, tag=_FAILED_TAG) for rank in others - self.lost
+            self.comm.isend(status, dest=rank, tag=_FAILED_TAG) for rank in others - self.dead_ranks
         ]
         deadline = time.monotonic() + _PATIENCE_S
-        while not others <= self.lost and time.monotonic() < deadline:
-            if self._notice() is not None and self.rank != self._heir:
+        while not others <= self.dead_ranks and time.monotonic() < deadline:
+            if self._update_dead_ranks() is not None and self.rank != self._first_alive:
                 break
             time.sleep(LONGEST_S)
         sys.stdout.flush()
         sys.stderr.flush()
-        if self.rank != self._heir:
+        if self.rank != self._first_alive:
             os.kill(os.getpid(), signal.SIGKILL)
         os._exit(status)
 
@@ -263,12 +263,12 @@ class ULFMGroup(MPIGroup):
         self._launch.check(self.ranks)
 
     @contextmanager
-    def striking(self) -> Iterator[None]:
+    def raising_group_failed(self) -> Iterator[None]:
         """Make one error of all that MPI raises when a rank has died, and let no other rank wait for this one."""
         try:
             yield
         except (MPI.Exception, GroupFailed) as error:
-            if isinstance(error, MPI.Exception) and not _tells_of_a_death(error):
+            if isinstance(error, MPI.Exception) and not _is_death(error):
                 raise
             self.comm.Revoke()
             raise GroupFailed(f"of the ranks {self.ranks} of this group one has died") from error
@@ -292,7 +292,7 @@ class ULFMGroup(MPIGroup):
             raise
 
 
-def _tells_of_a_death(error: MPI.Exception) -> bool:
+def _is_death(error: MPI.Exception) -> bool:
     return error.Get_error_class() in (
         MPI.ERR_PROC_FAILED,
         MPI.ERR_PROC_FAILED_PENDING,

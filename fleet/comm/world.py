@@ -56,40 +56,40 @@ class MPIWorld:
         comm: of the ranks; all that were launched, unless a test gives some.
     """
 
-    outlives = False
-    lost: frozenset[int] = frozenset()
+    is_fault_tolerant = False
+    dead_ranks: frozenset[int] = frozenset()
 
     def __init__(self, comm: MPI.Intracomm | None = None) -> None:
         self.comm = (comm or MPI.COMM_WORLD).Dup()
         # Open MPI makes groups by messages under the tag that they are given: in here they meet none of ours.
-        self._maker = self.comm.Dup()
+        self._group_comm = self.comm.Dup()
         self.rank: int = self.comm.rank
         self.size: int = self.comm.size
         self.host = socket.gethostname()
         self.hosts: tuple[str, ...] = ()
-        self.duties: list[Callable[[], bool]] = []
+        self.background_tasks: list[Callable[[], bool]] = []
         self._on_duty = threading.Lock()
         self._pending: list[MPI.Request] = []  # messages that have not been taken
         self._longest_pause = LONGEST_S
-        self._places: list[tuple[str, int]] = []  # of all ranks: host and process
+        self._processes: list[tuple[str, int]] = []  # of all ranks: host and process
         self._node_of: tuple[int, ...] = ()
-        self._goes_last = False
+        self._exits_last = False
         self.before_end: Callable[[], object] = lambda: None
 
     # ---- messages ----
 
-    def tell(self, rank: int, tag: Tag, message: Message) -> None:  # noqa: D102 - World says it
+    def send(self, rank: int, tag: Tag, message: Message) -> None:  # noqa: D102 - World says it
         self._send(rank, tag, message)
 
-    def hear(self, tag: Tag) -> Message | None:  # noqa: D102
+    def receive(self, tag: Tag) -> Message | None:  # noqa: D102
         return self._receive(tag)
 
-    def await_message(self, tag: Tag) -> Message:  # noqa: D102
-        heard: Any = self.wait(lambda: self.hear(tag))
+    def wait_for_message(self, tag: Tag) -> Message:  # noqa: D102
+        heard: Any = self.wait(lambda: self.receive(tag))
         return heard
 
     def _send(self, rank: int, tag: int, message: Any) -> None:
-        self._pending = [request for request in self._pending if not self._is_over(request)]
+        self._pending = [request for request in self._pending if not self._is_delivered(request)]
         self._pending.append(self.comm.isend(message, dest=rank, tag=tag))
 
     def _receive(self, tag: int) -> Any:
@@ -99,42 +99,42 @@ class MPIWorld:
             return None
         return matched.recv()
 
-    def _is_over(self, request: MPI.Request) -> bool:
+    def _is_delivered(self, request: MPI.Request) -> bool:
         """Whether a message has been taken, or never will be."""
         return request.Test()
 
-    def _all_taken(self) -> bool | None:
-        return all(map(self._is_over, self._pending)) or None
+    def _all_delivered(self) -> bool | None:
+        return all(map(self._is_delivered, self._pending)) or None
 
     # ---- waiting ----
 
     def wait(self, ready: Callable[[], T | None], patience: float = 1.0) -> T:  # noqa: D102
         backoff = Backoff(self._longest_pause * patience)
         while True:
-            worked = self.do_duties()
+            worked = self.run_background_tasks()
             value = ready()
             if value is not None:
                 return value
-            self.heed_deaths()
+            self.check_for_deaths()
             if worked:
                 backoff.reset()
             else:
                 backoff.sleep()
 
-    def do_duties(self) -> bool:  # noqa: D102
+    def run_background_tasks(self) -> bool:  # noqa: D102
         if not self._on_duty.acquire(
             blocking=False
         ):  # another thread does them, while this one builds a network
             return False
         try:
             return (
-                sum(duty() for duty in self.duties) > 0
+                sum(duty() for duty in self.background_tasks) > 0
             )  # all of them, even after one has done something
         finally:
             self._on_duty.release()
 
-    def rest(self, seconds: float) -> None:  # noqa: D102
-        if self.duties:
+    def sleep(self, seconds: float) -> None:  # noqa: D102
+        if self.background_tasks:
             end = time.perf_counter() + seconds
             self.wait(lambda: time.perf_counter() >= end or None)
         elif seconds > 0:
@@ -142,7 +142,7 @@ class MPIWorld:
 
     # ---- which ranks are alive ----
 
-    def heed_deaths(self) -> None:
+    def check_for_deaths(self) -> None:
         """Nothing to find out: this rank would have been ended as well."""
 
     # ---- all ranks together ----
@@ -157,7 +157,7 @@ class MPIWorld:
         if pretended:
             self._node_of = tuple(rank // int(pretended) for rank in range(self.size))
             return self._node_of
-        self._meet()
+        self._barrier()
         node = self.comm.Split_type(MPI.COMM_TYPE_SHARED)
         self._longest_pause = LONGEST_S * max(
             1.0, node.size / (_RANKS_PER_CORE * (os.cpu_count() or 1))
@@ -171,29 +171,29 @@ class MPIWorld:
         self.hosts = tuple(host for host, _ in numbers)
         return self._node_of
 
-    def share(self, value: T | None, root: int = 0) -> T:  # noqa: D102
-        self._meet()
+    def broadcast_value(self, value: T | None, root: int = 0) -> T:  # noqa: D102
+        self._barrier()
         return self.comm.bcast(value, root=root)
 
-    def gather(self, value: T) -> list[T]:  # noqa: D102
-        self._meet()
+    def allgather(self, value: T) -> list[T]:  # noqa: D102
+        self._barrier()
         return self.comm.allgather(value)
 
-    def _meet(self) -> None:
+    def _barrier(self) -> None:
         """Wait until all ranks are here: then nobody burns a core in the collective that follows."""
         barrier = self.comm.Ibarrier()
         self.wait(lambda: barrier.Test() or None)
 
     def finish(self) -> None:  # noqa: D102
-        self.wait(self._all_taken)
-        self._places = self.gather((self.host, os.getpid()))
+        self.wait(self._all_delivered)
+        self._processes = self.allgather((self.host, os.getpid()))
 
     # ---- some of them ----
 
     def group(self, ranks: Sequence[int], number: int) -> MPIGroup:  # noqa: D102
         members = self.comm.group.Incl(list(ranks))
         # Tags are bounded (MPI promises 32767 at least); numbers that far apart never meet.
-        comm = self._maker.Create_group(members, tag=number % 32000)
+        comm = self._group_comm.Create_group(members, tag=number % 32000)
         members.Free()
         return MPIGroup(self, comm, ranks, self._share_node(ranks))
 
@@ -201,7 +201,7 @@ class MPIWorld:
         """Whether some ranks are known to be on one node: all have asked where they are."""
         return bool(self._node_of) and len({self._node_of[rank] for rank in ranks}) == 1
 
-    def library(self) -> str:
+    def library_name(self) -> str:
         """The MPI library and its thread level; Horovod's background thread wants `multiple`."""
         levels = {
             MPI.THREAD_SINGLE: "single",
@@ -214,7 +214,7 @@ class MPIWorld:
 
     # ---- how this process ends ----
 
-    def leave(self, status: int) -> int:
+    def exit(self, status: int) -> int:
         """End with a status after :meth:`finish`; returns what Python is to exit with.
 
         Only rank 0 gives the status to Open MPI's mpirun, and on one node it goes last: mpirun takes a rank that ends
@@ -222,21 +222,21 @@ class MPIWorld:
         nodes it does so even then.
         """
         is_one_node = os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE") == str(self.size)
-        self._goes_last = (
+        self._exits_last = (
             self.rank == 0 and status != 0 and "PRTE_LAUNCHED" in os.environ and is_one_node
         )
         if self.rank and "PRTE_LAUNCHED" in os.environ:
             return 0
         return status
 
-    def go(self) -> None:
+    def finalize(self) -> None:
         """The end of this process, when Python has cleaned up all that was started after MPI: see :meth:`leave`."""
-        if not self._goes_last:
+        if not self._exits_last:
             return
         MPI.Finalize()  # a barrier: all others are about to end now, and have only to be seen to do so
         others = [
             pid
-            for rank, (host, pid) in enumerate(self._places)
+            for rank, (host, pid) in enumerate(self._processes)
             if rank != self.rank and host == self.host
         ]
         deadline = time.monotonic() + _LAST_S
@@ -246,15 +246,15 @@ class MPIWorld:
     def abort(self, error: BaseException, status: int = 1) -> NoReturn:
         """End all ranks at once, after one report that says who, where and why."""
         self._report(error)
-        self.end(status)
+        self.end_all_ranks(status)
 
-    def end(self, status: int) -> NoReturn:
+    def end_all_ranks(self, status: int) -> NoReturn:
         """End all ranks at once."""
         self.before_end()
         self.comm.Abort(status)
 
-    def retire(self) -> NoReturn:
-        """See :meth:`fleet.comm.protocols.World.retire`: here nobody can leave before the others."""
+    def end_rank(self) -> NoReturn:
+        """See :meth:`fleet.comm.protocols.World.end_rank`: here nobody can leave before the others."""
         raise InfrastructureError(f"rank {self.rank} cannot end before the others do")
 
     def _report(self, error: BaseException) -> None:

@@ -32,13 +32,13 @@ from fleet.runtime.folder import free_disk
 from fleet.runtime.input_pipelines import InputPipeline
 from fleet.runtime.inputs import (
     Inputs,
-    folds_of,
-    open_marked_inputs,
-    samples_of_epoch,
-    settle,
+    assign_folds,
+    count_epoch_samples,
+    open_inputs_with_fingerprint,
+    resolve_with_data,
 )
 from fleet.runtime.known_rates import read_rates_of
-from fleet.runtime.prepare import kinds_of
+from fleet.runtime.prepare import target_kinds
 from fleet.runtime.searchers import make_searchers
 from fleet.spec import NetworkSpec, Spec
 from fleet.spec.criteria import check_comparable
@@ -121,7 +121,7 @@ def _check(path: str, steps: bool) -> _Found:
     if remark:
         print(f"fleet check: {remark}", file=sys.stderr)
     try:
-        opened = open_marked_inputs(spec, None)
+        opened = open_inputs_with_fingerprint(spec, None)
     except (UserError, InputError) as error:
         return _Found(spec, None, {}, [_data_mistake(spec, str(error))])
     for line in opened.data.remark.splitlines():
@@ -130,12 +130,12 @@ def _check(path: str, steps: bool) -> _Found:
     spec = dataclasses.replace(spec, networks=(*spec.networks, *extremes(spec).networks))
     mistakes: list[SpecMistake] = []
     try:
-        [spec] = settle(opened, spec)
+        [spec] = resolve_with_data(opened, spec)
     except UserError as error:
         mistakes.append(spec.origin.mistake(("train", "class_weights"), str(error)))
     for look in (
         lambda: check_comparable(
-            written, (*written.networks, *variants(written)), kinds_of(opened.sample)
+            written, (*written.networks, *variants(written)), target_kinds(opened.sample)
         ),
         lambda: make_searchers(spec, replay_log(read_run(RunPaths(spec.output)))),
     ):
@@ -149,7 +149,7 @@ def _check(path: str, steps: bool) -> _Found:
         misfits(
             every,
             opened.sample,
-            samples_of_epoch(opened.data, folds_of(spec, opened)),
+            count_epoch_samples(opened.data, assign_folds(spec, opened)),
             opened.data.validation is not None,
         ),
     )
@@ -231,9 +231,11 @@ def _some_samples(spec: Spec, opened: Inputs) -> dict[str, tuple[np.ndarray, np.
     """A few samples of each feed that can be used, ready for a network."""
     found = {}
     for key, feed in (
-        opened.feeds or {"": InputPipeline(opened.data, opened.transforms, opened.samples, 0)}
+        opened.pipelines or {"": InputPipeline(opened.data, opened.transforms, opened.samples, 0)}
     ).items():
-        pipeline = dataclasses.replace(feed, carried=None, piece=None).pipeline("train", spec.seed)
+        pipeline = dataclasses.replace(feed, stream_target=None, packed_slice=None).pipeline(
+            "train", spec.seed
+        )
         assert pipeline is not None
         places = np.unique(np.linspace(0, pipeline.samples - 1, _SAMPLES).astype(int))
         images, targets = pipeline.empty(len(places))

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fleet.comm.protocols import World
-from fleet.comm.roles import Roles, assign, roles_of
+from fleet.comm.roles import Roles, assign, assign_roles
 from fleet.commands.options import add_spec
 from fleet.commands.output import add_json, show
 from fleet.commands.startup import Startup, print_startup, time_imports
@@ -101,7 +101,10 @@ def run(args: argparse.Namespace) -> int:
 def _examine(world: MPIWorld, args: argparse.Namespace) -> int:
     launcher = find_launcher(os.environ)
     findings = checks.check_launch(
-        launcher.name if launcher else "", launched_ranks(os.environ), world.size, world.library()
+        launcher.name if launcher else "",
+        launched_ranks(os.environ),
+        world.size,
+        world.library_name(),
     )
     if findings and local_rank(
         os.environ
@@ -111,20 +114,20 @@ def _examine(world: MPIWorld, args: argparse.Namespace) -> int:
         look_beside(
             args.spec
         )  # on all ranks: what rank 0 shares may be of modules that are found there
-    spec, opened, problem = world.share(_open(args.spec) if world.rank == 0 else None)
+    spec, opened, problem = world.broadcast_value(_open(args.spec) if world.rank == 0 else None)
     if spec is None and problem:
         if world.rank == 0:
             raise UserError(problem)
         return int(ExitStatus.BAD_INPUT)
     node_of = world.node_of()
-    left = world.gather(
+    left = world.allgather(
         remove_leftovers() if node_of.index(node_of[world.rank]) == world.rank else []
     )
-    facts = world.gather(
+    facts = world.allgather(
         _facts(world, node_of, spec, None if opened is None else opened.data, problem)
     )
     startup = time_imports(world, spec) if args.startup else None
-    trials = world.gather(None if spec is None else _try_lease(world, node_of, spec))
+    trials = world.allgather(None if spec is None else _try_lease(world, node_of, spec))
     if world.rank == 0:
         roles, wrong = _roles(spec, facts, node_of)
         trainers, slots = ((), 1) if roles is None else (roles.trainers, roles.slots)
@@ -160,12 +163,12 @@ def _examine(world: MPIWorld, args: argparse.Namespace) -> int:
         if startup is not None and not args.json:
             print_startup(startup)
         _show(args, findings, f"ranks: {world.size}, nodes: {max(node_of) + 1}", hangs, startup)
-    if world.share(findings):
+    if world.broadcast_value(findings):
         status = ExitStatus.INFRASTRUCTURE
     else:
         status = ExitStatus.OK
     world.finish()
-    return world.leave(int(status))
+    return world.exit(int(status))
 
 
 def _show(
@@ -257,7 +260,7 @@ def _roles(
     gpus = gpus_per_node([rank.gpus for rank in facts], node_of)
     try:
         cores = cores_per_node([rank.cores for rank in facts], node_of)
-        return assign(node_of, None, gpus) if spec is None else roles_of(
+        return assign(node_of, None, gpus) if spec is None else assign_roles(
             spec, node_of, gpus, cores=cores
         ), []
     except UserError as error:
@@ -308,20 +311,20 @@ def _try_lease(world: World, node_of: Sequence[int], spec: Spec) -> checks.Lease
     """
     firsts = [node_of.index(node) for node in range(max(node_of) + 1)]
     ranks = firsts if len(firsts) > 1 else list(range(min(world.size, 2)))
-    folder = Path(world.share(_make_probe(spec) if world.rank == 0 else None))
+    folder = Path(world.broadcast_value(_make_probe(spec) if world.rank == 0 else None))
     process = Process()
     tries = world.rank in ranks and folder != Path()
     won = False
     problem = ""
-    world.gather(None)
+    world.allgather(None)
     if tries:
         try:
             won = create_generation(folder, 1, process.me)
         except OSError as error:
             problem = error.strerror or str(error)
-    winners = [rank for rank, has_won in enumerate(world.gather(won)) if has_won]
+    winners = [rank for rank, has_won in enumerate(world.allgather(won)) if has_won]
     holder = parse_lease(read_generation(folder, 1) or "").holder if tries else None
-    world.gather(None)
+    world.allgather(None)
     if (
         world.rank == next((rank for rank in ranks if rank not in winners[:1]), 0)
         and tries
@@ -329,9 +332,9 @@ def _try_lease(world: World, node_of: Sequence[int], spec: Spec) -> checks.Lease
     ):
         create_generation(folder, 2, process.me)
         mark_taken(folder, 1, process.me)
-    world.gather(None)
+    world.allgather(None)
     noticed = _notices(Fence(folder, 1, process.me.launch)) if won else True
-    world.gather(None)
+    world.allgather(None)
     if world.rank == 0 and tries:
         shutil.rmtree(folder, ignore_errors=True)
     if tries:

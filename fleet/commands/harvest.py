@@ -35,7 +35,7 @@ from fleet.jobs.harvest import Backlog, BatchQueue, HarvestPlan, HarvestRun
 from fleet.jobs.harvest_log import add_note, is_cancelled
 from fleet.jobs.job_events import ChainCancelled
 from fleet.runtime.folder import check_folder, check_shareable, writing_into
-from fleet.runtime.prepare import told_when_to_end
+from fleet.runtime.prepare import with_epochs_from_rates
 from fleet.runtime.startup import IDLE_S
 from fleet.spec import Spec, load
 from fleet.storage.files import atomic_write
@@ -282,7 +282,7 @@ def _run(args: argparse.Namespace, spec: Spec, site: Site) -> HarvestRun:
     root = spec.output.absolute()
     epochs = {
         network.name: network.train.stopping.max_epochs
-        for network in told_when_to_end(spec).networks
+        for network in with_epochs_from_rates(spec).networks
     }
     roles = opts.roles_of_job(args, spec, site)
     return HarvestRun(

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from fleet.arguments import duration, integer
-from fleet.comm.roles import Roles, roles_of
+from fleet.comm.roles import Roles, assign_roles
 from fleet.errors import UserError
 from fleet.jobs.systems import find_system
 from fleet.spec import Spec, read_yaml
@@ -188,4 +188,6 @@ def trainers_of(args: argparse.Namespace, spec: Spec, site: Site) -> int | None:
 def roles_of_job(args: argparse.Namespace, spec: Spec, site: Site) -> Roles:
     """What the ranks of the job will do."""
     ranks = ranks_of(args, spec, site) or site.ranks
-    return roles_of(spec, [rank // ranks for rank in range(args.nodes * ranks)], site.gpus or None)
+    return assign_roles(
+        spec, [rank // ranks for rank in range(args.nodes * ranks)], site.gpus or None
+    )

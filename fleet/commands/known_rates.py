@@ -10,7 +10,7 @@ from fleet.domain.events import SharingLearned
 from fleet.jobs.dry_run import measured_rates
 from fleet.monitor.overheads import Overheads
 from fleet.monitor.timeline import replay_log
-from fleet.runtime.known_rates import hardware, rates_file, read_rates_of
+from fleet.runtime.known_rates import find_rates_file, hardware, read_rates_of
 from fleet.spec import Spec
 from fleet.storage.event_log import read_run
 from fleet.storage.identity import Machine, hash_all_sources, speed_identity
@@ -32,7 +32,7 @@ def known_rates_of(
         place: the file of the spec, as the user named it.
         given: a file of rates that the user named.
     """
-    file = rates_file(spec, given)
+    file = find_rates_file(spec, given)
     if file is not None:
         return read_rates_of(spec, file), file
     found = measured_rates(spec, *cached(spec, place, sample, cluster), cluster.gpus_per_node)

@@ -115,9 +115,9 @@ def _rates(args: argparse.Namespace, spec: Spec | None) -> RateTable:
         if args.rates is None:
             raise UserError("name a spec, or a rates file with --rates")
         return read_rates(args.rates)
-    from fleet.runtime.known_rates import rates_file, read_rates_of
+    from fleet.runtime.known_rates import find_rates_file, read_rates_of
 
-    file = rates_file(spec, args.rates)
+    file = find_rates_file(spec, args.rates)
     if file is None:
         raise UserError(f"{args.spec} has not been profiled yet: name a rates file with --rates")
     return read_rates_of(spec, file)

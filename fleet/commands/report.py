@@ -27,7 +27,7 @@ from fleet.monitor.html import write_report
 from fleet.monitor.report import MISSED_CHUNKS, RunReport, best_rows, read_report, report_at
 from fleet.monitor.search_summary import front_table, improvements_table, rungs_table
 from fleet.prediction.ensembles import TOGETHER, make_table
-from fleet.runtime.compatibility import changed_since
+from fleet.runtime.compatibility import find_data_changes
 from fleet.storage.network_leases import find_held_lease
 from fleet.storage.paths import RunPaths
 from fleet.terminal import print_table
@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> None:
             )
         _keep_writing(paths, args.html or paths.report, args.every)
     if args.at is None:
-        report = replace(read_report(paths), data_now=tuple(changed_since(paths)))
+        report = replace(read_report(paths), data_now=tuple(find_data_changes(paths)))
     else:
         report = report_at(paths, args.at)
     over = find_end(paths) if args.at is None else None

@@ -93,8 +93,8 @@ class Startup:
 def time_imports(world: World, spec: Spec | None) -> Startup:
     """Time it; collective."""
     names = _packages(find_engine(Resources().engine) if spec is None else spec.engine)
-    alone = world.share(_timed(world, names) if world.rank == 0 else None)
-    ranks = world.gather(_timed(world, names))
+    alone = world.broadcast_value(_timed(world, names) if world.rank == 0 else None)
+    ranks = world.allgather(_timed(world, names))
     programs = [system.broadcast[0] for system in SYSTEMS.values() if system.broadcast]
     return Startup(alone, tuple(ranks), _first("apptainer", "singularity"), _first(*programs))
 

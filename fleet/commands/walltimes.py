@@ -239,7 +239,11 @@ def _simulated(args: argparse.Namespace, spec: Spec, site: Site) -> KnownTimes |
     roles = roles_of_job(args, spec, site)
     cluster = roles.cluster
     found = known_rates_of(
-        spec, args.spec, None, opened.sample, Cluster.of(cluster.whole_gpus, roles.whole_per_node)
+        spec,
+        args.spec,
+        None,
+        opened.sample,
+        Cluster.of(cluster.whole_gpus, roles.physical_gpus_per_node),
     )
     if found is None:
         return None
@@ -321,7 +325,7 @@ def _given(spec: Spec, opened: Inputs, roles: Roles) -> _Given:
     """By what the last launch has noted, or else by what a look at the samples takes here."""
     paths = RunPaths(spec.output.absolute())
     run = replay_log(read_run(paths))
-    look = opened.looks["train"]
+    look = opened.probes["train"]
     samples = len(opened.data.train)
     if opened.data.validation is None:
         judging = 0

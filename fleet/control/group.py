@@ -89,8 +89,8 @@ _ALIVE: Mapping[Phase, Steps] = {
         m.FellBack: Phase.PAUSING,
         m.Paused: Phase.PAUSED,
     },
-    Phase.PAUSED: {m.GoOn: Phase.TRAINING, m.Regroup: Phase.CHANGING, m.Stop: Phase.STOPPING},
-    Phase.WAITING: {m.GoOn: Phase.TRAINING, m.Regroup: Phase.CHANGING, m.Stop: Phase.STOPPING},
+    Phase.PAUSED: {m.Continue: Phase.TRAINING, m.Regroup: Phase.CHANGING, m.Stop: Phase.STOPPING},
+    Phase.WAITING: {m.Continue: Phase.TRAINING, m.Regroup: Phase.CHANGING, m.Stop: Phase.STOPPING},
     Phase.CHANGING: {m.Regrouped: Phase.TRAINING, m.Failed: Phase.GONE},
     Phase.STOPPING: {m.Stopped: Phase.GONE, m.Failed: Phase.GONE},
     # How far its network has come will be read from a checkpoint, whatever the group still says.
@@ -138,7 +138,7 @@ class TrainingGroup:
     network: NetworkSpec
     devices: tuple[int, ...]
     next_epoch: int
-    reads_from: dict[int, int]
+    reads_stream_from: dict[int, int]
     joins: int | None
     reads_next: int = 0
     recruits: dict[int, bool] = field(default_factory=dict)

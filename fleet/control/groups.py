@@ -300,19 +300,19 @@ class Groups:
         self._drop(group, devices)
         self._tell(devices, m.Stop(final=False))
 
-    def pause(self, group: TrainingGroup, ends: bool) -> None:
+    def pause(self, group: TrainingGroup, run_ends: bool) -> None:
         """Have a group stand still as soon as it can.
 
         Args:
             ends: whether the launch does.
         """
-        self._order(group, m.Pause(ends))
+        self._order(group, m.Pause(run_ends))
 
     def go_on(self, group: TrainingGroup) -> None:
         """Have a group that stands still train on."""
         self._order(
             group,
-            m.GoOn(
+            m.Continue(
                 self._production.stream_epoch(group.next_epoch),
                 self._batch(group.network, group.devices, group.next_epoch),
             ),
@@ -327,18 +327,18 @@ class Groups:
             len(stay),
             self._next_number(),
             self._production.stream_epoch(group.next_epoch),
-            reads_from=fresh,
+            reads_stream_from=fresh,
             batch=self._batch(group.network, devices, group.next_epoch),
         )
         self._order(group, order)
-        reads_from = {device: group.reads_from[device] for device in stay}
+        reads_stream_from = {device: group.reads_stream_from[device] for device in stay}
         for device in devices[len(stay) :]:
-            reads_from[device] = self._first_read(device, group, stay, fresh)
-            self._tell([device], order._replace(reads_from=reads_from[device]))
+            reads_stream_from[device] = self._first_read(device, group, stay, fresh)
+            self._tell([device], order._replace(reads_stream_from=reads_stream_from[device]))
             del group.recruits[device]
         group.before = group.devices
         group.devices = devices
-        group.reads_from = reads_from
+        group.reads_stream_from = reads_stream_from
         group.joins = fresh if len(devices) > len(stay) else None
         self._joining[group.name] = group
         self._devices.leave([device for device in group.before if device not in devices])
@@ -357,7 +357,7 @@ class Groups:
             return 0
         # What those that stay will read next is protected on their nodes.
         node = self.cluster.node(device)
-        held = [group.reads_from[mate] for mate in stay if self.cluster.node(mate) == node]
+        held = [group.reads_stream_from[mate] for mate in stay if self.cluster.node(mate) == node]
         return max(group.reads_next, min(held, default=fresh))
 
     def stop(self, group: TrainingGroup, is_final: bool, saves: bool = True) -> None:
@@ -378,7 +378,9 @@ class Groups:
         self.dismiss(group, tuple(group.recruits))
         self._devices.leave(group.devices)
 
-    def _order(self, group: TrainingGroup, order: m.Pause | m.GoOn | m.Regroup | m.Stop) -> None:
+    def _order(
+        self, group: TrainingGroup, order: m.Pause | m.Continue | m.Regroup | m.Stop
+    ) -> None:
         """Tell a group's master, and go over to the phase that follows."""
         self.advance(group, order)
         self._tell(group.devices[:1], order)

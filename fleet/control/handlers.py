@@ -88,7 +88,7 @@ class MessageHandlers:
         self._groups.have_met(group)
         self._launch.produce()
         if self._ending.has_begun:
-            self._groups.pause(group, ends=True)
+            self._groups.pause(group, run_ends=True)
 
     def _on_prepared(self, said: m.Prepared) -> None:
         changed = self._production.hear_prepared(said)
@@ -232,7 +232,7 @@ _HANDLERS: Mapping[type, Callable[[MessageHandlers, Any], bool | None]] = {
     m.Prepared: MessageHandlers._on_prepared,
     m.Measured: MessageHandlers._on_measured,
     m.Warned: lambda self, warned: self._complaints.warned(warned),
-    m.Bad: lambda self, bad: self._complaints.bad(bad),
+    m.SampleUnreadable: lambda self, bad: self._complaints.bad(bad),
     e.RanksDied: MessageHandlers._on_ranks_died,
     e.CheckpointRead: MessageHandlers._on_checkpoint_read,
     e.EndRequested: lambda self, asked: self._ending.begin(asked.reason, asked.patience_s),

@@ -180,7 +180,7 @@ class NodeRelease:
                 self._groups.stop(group, self._networks.is_final(group.name), saves)
             elif group.phase in (Phase.TRAINING, Phase.PAUSING) and group.name not in self._paused:
                 self._paused.add(group.name)
-                self._groups.pause(group, ends=True)
+                self._groups.pause(group, run_ends=True)
 
         for request in [one for one in self._requests if self._groups.have_let_go(one.devices)]:
             self._requests.remove(request)
@@ -212,7 +212,7 @@ class NodeRelease:
             (m.Tag.TRAINER, roles.trainers),
             (m.Tag.PREPROCESSOR, roles.preprocessors),
         ):
-            self._outbox.tell(sorted(ranks.intersection(of_role)), tag, m.Leave())
+            self._outbox.tell(sorted(ranks.intersection(of_role)), tag, m.LeaveLaunch())
 
     # ---- small things ----
 

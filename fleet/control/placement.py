@@ -133,7 +133,7 @@ class Placement:
                 self._groups.regroup(group, move.devices)
                 self._grant(group.next_epoch)
             case moves.Grow() if group.phase is Phase.TRAINING:
-                self._groups.pause(group, ends=False)
+                self._groups.pause(group, run_ends=False)
             case moves.Stop() if not self._is_too_late:  # else no other is started in its place
                 self._groups.stop(group, self._networks.is_final(group.name))
 

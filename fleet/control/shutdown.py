@@ -58,7 +58,7 @@ class Ending:
         self._outbox.note(events.Interrupted(reason, replay=bool(self._launch.setup.replayed)))
         for group in self._groups:
             if group.phase in (Phase.TRAINING, Phase.PAUSING):
-                self._groups.pause(group, ends=True)
+                self._groups.pause(group, run_ends=True)
 
     def give_up_silent(self) -> None:
         """Once it is time, wait no longer for groups that do not answer; each of their networks is trained last then."""
@@ -69,7 +69,7 @@ class Ending:
             silent_s = self._launch.now_s - group.heard_s
             ranks = self._groups.give_up(group.devices)
             self._launch.buildings.lose(group.devices)
-            self._launch.tell_preprocessors(m.Forget(ranks))
+            self._launch.tell_preprocessors(m.ReleaseReaders(ranks))
             who = name_ranks(ranks)
             how = f"{who} did not come back, and had been silent for {format_duration(silent_s)}"
             self._outbox.note(
@@ -84,7 +84,7 @@ class Ending:
         is_late = self._launch.now_s >= building.until_s + DEAF_S
         ranks = self._groups.give_up(building.devices)
         self._launch.buildings.lose(building.devices)
-        self._launch.tell_preprocessors(m.Forget(ranks))
+        self._launch.tell_preprocessors(m.ReleaseReaders(ranks))
         who = name_ranks(ranks)
         if is_late and not building.is_recruit and not self._networks.is_over(network.name):
             limit = format_duration(network.train.build_timeout)

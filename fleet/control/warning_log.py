@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fleet.comm.messages import Bad, Warned
+from fleet.comm.messages import SampleUnreadable, Warned
 from fleet.control.effects import AbortLaunch, Outbox
 from fleet.control.launch_state import LaunchConfig
 from fleet.domain.events import BadSample, NetworkWarned
@@ -27,7 +27,7 @@ class WarningLog:
             self._warnings.add(warned.warning)
             self._outbox.note(NetworkWarned(*warned))
 
-    def bad(self, bad: Bad) -> None:
+    def bad(self, bad: SampleUnreadable) -> None:
         """A sample cannot be read; the launch fails where too many cannot."""
         if bad.name in self._bad:  # other ranks, or other epochs, have met it too
             return

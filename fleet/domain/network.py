@@ -35,7 +35,7 @@ class EpochRecord:
         samples: that counted; the others could not be read.
         seconds: of training and validation.
         waited_s: of them, what the group's master waited for data.
-        path: the chunks of the ring that were consumed (:func:`fleet.stream.order.write_path`); empty in strict order.
+        path: the chunks of the ring that were consumed (:func:`fleet.stream.order.format_path`); empty in strict order.
         accepted: the files of the network's code that were changed while this was its newest epoch, or within it, where
             somebody has said that training is to go on all the same (``--accept-changes``); separated by spaces. The
             word ``data`` stands among them where the data was changed.

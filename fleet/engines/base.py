@@ -203,7 +203,7 @@ def check_peers(group: Group) -> None:
     Raises:
         PeersFailed: a rank has failed; all know of it.
     """
-    reports = group.exchange(None)
+    reports = group.allgather(None)
     if any(report is not None for report in reports):
         raise PeersFailed(reports)
 

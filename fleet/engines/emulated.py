@@ -164,7 +164,7 @@ class EmulatedNetwork:
             self._clock += now - self._step_ended_s
         self._is_between_epochs = False
         self._clock += seconds
-        self._group.rest(self._clock - now)
+        self._group.sleep(self._clock - now)
 
     def evaluate(  # noqa: D102
         self,

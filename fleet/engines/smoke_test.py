@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from fleet.comm.alone import Alone
+from fleet.comm.single_rank import SingleRankGroup
 from fleet.engines.base import (
     Engine,
     SupportsInspection,
@@ -114,7 +114,7 @@ class _SmokeTest:
         self.trial.parameters = count_parameters(network, spec, self.request.sample)
         if not spec.engine.learns or not self._fits_here():
             return  # it is not built
-        with contextlib.closing(engine.build(network, Alone())) as trainable:
+        with contextlib.closing(engine.build(network, SingleRankGroup())) as trainable:
             start = network.train.begins
             if start and not network.parent and isinstance(trainable, SupportsPretrained):
                 trainable.load_pretrained(Path(start.file), start.skip)

@@ -11,10 +11,10 @@ from fleet.control.effects import Admitted
 from fleet.control.rates import traits_of
 from fleet.domain.events import Commanded, NetworkAdded
 from fleet.errors import UserError
-from fleet.runtime.inputs import settle
-from fleet.runtime.known_rates import rates_of_late
+from fleet.runtime.inputs import resolve_with_data
+from fleet.runtime.known_rates import make_late_policy_network
 from fleet.runtime.launch import Launch
-from fleet.runtime.prepare import kinds_of, plan_memory, told_when_to_end, unfit
+from fleet.runtime.prepare import find_misfits, plan_memory, target_kinds, with_epochs_from_rates
 from fleet.search.controller import AddNetwork
 from fleet.spec import NetworkSpec
 from fleet.spec.criteria import check_comparable
@@ -57,7 +57,7 @@ class Admission:
             str, tuple[AddNetwork, int]
         ] = {}  # network -> who asks, and the epoch of its parent that it needs
         self._looks_s = -math.inf  # when it is next seen whether parents are saved
-        self._judged: list[
+        self._comparable: list[
             NetworkSpec
         ] = []  # of the spec, and those that were added: judged by what others are
         if launch.spec.schedule.rates is None:
@@ -65,7 +65,7 @@ class Admission:
         else:
             self._table = launch.engine_rates
 
-    def ask(self, add: AddNetwork) -> None:
+    def request(self, add: AddNetwork) -> None:
         """A search has asked for a network."""
         self._waiting[add.network] = (
             add,
@@ -73,7 +73,7 @@ class Admission:
         )
         self._looks_s = -math.inf
 
-    def asked(self, training: Collection[str], now_s: float) -> list[Admitted]:
+    def pop_ready(self, training: Collection[str], now_s: float) -> list[Admitted]:
         """The networks that were asked for and can come: all but those whose parent is being saved.
 
         What a parent has last said of itself is what its child was asked for by; the checkpoint of that epoch is
@@ -94,9 +94,9 @@ class Admission:
         ]
         for add in ready:
             del self._waiting[add.network]
-        return [self._asked(add) for add in ready]
+        return [self._build_trial(add) for add in ready]
 
-    def _asked(self, add: AddNetwork) -> Admitted:
+    def _build_trial(self, add: AddNetwork) -> Admitted:
         """A network that a search has asked for; one that cannot be trained has failed, and says why."""
         spec = self._launch.spec
         wrong = add.wrong
@@ -104,21 +104,21 @@ class Admission:
         network = refused_network(spec, index, add.number, add.values)
         if not wrong:
             try:
-                asked = self._checked(asked_network(spec, index, add.number, add.values))
+                pop_ready = self._check(asked_network(spec, index, add.number, add.values))
                 if add.parent:
                     epoch = copy_parent(
                         self._launch.paths,
-                        asked.name,
+                        pop_ready.name,
                         add.parent,
-                        asked.architecture.key,
+                        pop_ready.architecture.key,
                         self._quota.make_room,
                         self._launch.fence,
                     )
-                    asked = replace(asked, parent=add.parent, parent_epoch=epoch)
-                network = asked
+                    pop_ready = replace(pop_ready, parent=add.parent, parent_epoch=epoch)
+                network = pop_ready
             except UserError as error:
                 wrong = " ".join(str(error).split())
-        return self._admitted(
+        return self._admit(
             network,
             NetworkAdded(
                 network.name,
@@ -133,7 +133,7 @@ class Admission:
             ),
         )
 
-    def given(self, entry: Any) -> tuple[dict[str, Any], int, tuple[NetworkSpec, ...]]:
+    def parse_entry(self, entry: Any) -> tuple[dict[str, Any], int, tuple[NetworkSpec, ...]]:
         """The networks of an entry that somebody adds; they have not come yet.
 
         Args:
@@ -159,7 +159,7 @@ class Admission:
             networks,
         )
 
-    def given_again(self, command: Commanded) -> tuple[NetworkSpec, ...]:
+    def restore_entry(self, command: Commanded) -> tuple[NetworkSpec, ...]:
         """The networks of an entry that an earlier launch has taken up, without coming to all of them.
 
         Raises:
@@ -168,15 +168,15 @@ class Admission:
         self._spec, networks = with_added(self._spec, command.given, (), command.place)
         return networks
 
-    def come(self, network: NetworkSpec) -> Admitted:
+    def admit(self, network: NetworkSpec) -> Admitted:
         """A network that was added comes; one that cannot be trained has failed, and says why."""
         wrong = ""
         try:
-            network = self._checked(network)
+            network = self._check(network)
         except UserError as error:
             network = stand_in(network, self._spec)
             wrong = " ".join(str(error).split())
-        return self._admitted(
+        return self._admit(
             network,
             NetworkAdded(
                 network.name,
@@ -189,23 +189,25 @@ class Admission:
             ),
         )
 
-    def _checked(self, network: NetworkSpec) -> NetworkSpec:
+    def _check(self, network: NetworkSpec) -> NetworkSpec:
         """A network with what the data decides of it.
 
         Raises:
             UserError: it cannot be trained here.
         """
         launch = self._launch
-        end = next((one for one in launch.ends.networks if one.entry == network.entry), None)
+        end = next(
+            (one for one in launch.search_extremes.networks if one.entry == network.entry), None
+        )
         if (
             network.train.class_weights == "balanced" and end is not None
         ):  # they were counted before the launch
             network = replace(
                 network, train=replace(network.train, class_weights=end.train.class_weights)
             )
-        [settled] = settle(launch.inputs, replace(self._spec, networks=(network,)))
-        alone = told_when_to_end(settled)
-        found = unfit(
+        [settled] = resolve_with_data(launch.inputs, replace(self._spec, networks=(network,)))
+        alone = with_epochs_from_rates(settled)
+        found = find_misfits(
             alone,
             launch.sample,
             launch.inputs.data,
@@ -235,10 +237,10 @@ class Admission:
         Raises:
             SpecError: they are not.
         """
-        if not self._judged:
+        if not self._comparable:
             spec = self._launch.spec
             standing = self._results.network_status
-            self._judged = [
+            self._comparable = [
                 *variants(spec),
                 *(
                     network
@@ -247,8 +249,10 @@ class Admission:
                     and (standing(network.name).outcome is None or standing(network.name).history)
                 ),
             ]
-        check_comparable(self._spec, (*self._judged, *networks), kinds_of(self._launch.sample))
-        self._judged += networks
+        check_comparable(
+            self._spec, (*self._comparable, *networks), target_kinds(self._launch.sample)
+        )
+        self._comparable += networks
 
     def _rates_of(self, network: NetworkSpec) -> Network | None:
         """What policies are told of a network, where a file says it.
@@ -257,13 +261,15 @@ class Admission:
             UserError: it says too little.
         """
         launch = self._launch
-        return rates_of_late(network, launch.spec, self._table, launch.roles.cluster.whole_gpus)
+        return make_late_policy_network(
+            network, launch.spec, self._table, launch.roles.cluster.whole_gpus
+        )
 
-    def _admitted(self, network: NetworkSpec, added: NetworkAdded) -> Admitted:
+    def _admit(self, network: NetworkSpec, added: NetworkAdded) -> Admitted:
         launch = self._launch
         sample = self._launch.sample
         self._results.add(network, None if added.wrong else known_parameters(network, sample))
-        codes = hash_all_sources(replace(launch.spec, networks=(network,)), launch.beside)
+        codes = hash_all_sources(replace(launch.spec, networks=(network,)), launch.spec_folder)
         key = speed_identity(network, launch.spec.resources, sample, launch.machine, codes)
         self._keys[network.name] = key
         is_learned = self._learns and not added.wrong

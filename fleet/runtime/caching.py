@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fleet.domain.events import CacheChosen
-from fleet.runtime.input_pipelines import have_one_target
+from fleet.runtime.input_pipelines import have_same_target
 from fleet.runtime.inputs import Inputs
 from fleet.spec import Spec
 from fleet.storage.quota import folder_bytes
@@ -48,7 +48,7 @@ class HostResources:
 
 
 def choose_cache(
-    spec: Spec, opened: Inputs, means: HostResources, earlier: CacheChosen | None = None
+    spec: Spec, opened: Inputs, resources: HostResources, earlier: CacheChosen | None = None
 ) -> CacheChosen:
     """Say what becomes of decoded samples.
 
@@ -58,56 +58,58 @@ def choose_cache(
     """
     before = None if earlier is None else earlier.cache
     asked = spec.data.cache
-    sizes = {"memory": memory_bytes(opened, means), "file": file_bytes(opened), "none": 0}
+    sizes = {"memory": memory_bytes(opened, resources), "file": file_bytes(opened), "none": 0}
 
     def choice(cache: str, why: str) -> CacheChosen:
-        is_own = cache == "memory" or not means.preprocessors
+        is_own = cache == "memory" or not resources.preprocessors
         return CacheChosen(cache, asked, why, sizes[cache], "network" if is_own else "stream")
 
-    if opened.feeds and not means.preprocessors and "file" not in (asked, before):
+    if opened.pipelines and not resources.preprocessors and "file" not in (asked, before):
         return choice(
             "none",
             "networks are fed with different samples, which each trainer prepares for itself",
         )
     if (
         asked == "memory"
-        and not means.preprocessors
-        and (lacking := _impossible_in_memory(spec, opened, means, 1.0))
+        and not resources.preprocessors
+        and (lacking := _impossible_in_memory(spec, opened, resources, 1.0))
     ):
         return choice("none", lacking)  # no rank keeps samples for others, so it only takes longer
     if asked != "auto":
         return choice(asked, "as the spec says")
-    if before == "file" and not _impossible_in_file(spec, opened, means):
+    if before == "file" and not _impossible_in_file(spec, opened, resources):
         return choice("file", _AS_BEFORE)
     if before == "memory":  # a file may lack samples that could not be read, which memory does not
-        lacking = _impossible_in_memory(spec, opened, means, 1.0)
+        lacking = _impossible_in_memory(spec, opened, resources, 1.0)
         if lacking:
             return choice("none", lacking)
         return choice("memory", _AS_BEFORE)
     if before == "none":
         return choice("none", _AS_BEFORE)
-    in_memory = _impossible_in_memory(spec, opened, means, _ROOM) or (
-        _costly_in_memory(spec, opened, means)
+    in_memory = _impossible_in_memory(spec, opened, resources, _ROOM) or (
+        _costly_in_memory(spec, opened, resources)
     )
     if not in_memory:
         return choice(
             "memory",
-            f"{_samples(opened)} take {format_size(sizes['memory'])} of a window of "
+            f"{_count_samples(opened)} take {format_size(sizes['memory'])} of a window of "
             f"{format_size(spec.data.shared_memory)}",
         )
-    in_file = _impossible_in_file(spec, opened, means) or _costly_in_file(spec, opened, means)
+    in_file = _impossible_in_file(spec, opened, resources) or _costly_in_file(
+        spec, opened, resources
+    )
     if not in_file:
         return choice(
             "file",
             f"{in_memory}; in a file they take {format_size(sizes['file'])}, and "
-            f"{_per_sample(opened)} would be spent in every epoch",
+            f"{_describe_decoding(opened)} would be spent in every epoch",
         )
     return choice("none", in_memory if in_file == in_memory else f"{in_memory}; {in_file}")
 
 
-def memory_bytes(opened: Inputs, means: HostResources) -> int:
+def memory_bytes(opened: Inputs, resources: HostResources) -> int:
     """Bytes of all training samples as they would be kept on each node; 0 where they cannot be."""
-    copies = 1 if means.preprocessors else means.trainers
+    copies = 1 if resources.preprocessors else resources.trainers
     return copies * len(opened.data.train) * _kept_row(opened, "train")
 
 
@@ -123,25 +125,27 @@ def file_bytes(opened: Inputs) -> int:
 
 
 def _kept_row(opened: Inputs, part: str) -> int:
-    look = opened.looks[part]
+    look = opened.probes[part]
     if look.stored is None:
         return 0
     kept = look.with_stored()
     return row_bytes(look.stored, kept.stored_target.wire)
 
 
-def _samples(opened: Inputs) -> str:
+def _count_samples(opened: Inputs) -> str:
     return counted(len(opened.data.train), "sample")
 
 
-def _per_sample(opened: Inputs) -> str:
-    return f"{1000 * opened.looks['train'].fixed_s:.2g} ms to decode each"
+def _describe_decoding(opened: Inputs) -> str:
+    return f"{1000 * opened.probes['train'].fixed_s:.2g} ms to decode each"
 
 
 # ---- in memory ---------------------------------------------------------------------------------
 
 
-def _impossible_in_memory(spec: Spec, opened: Inputs, means: HostResources, share: float) -> str:
+def _impossible_in_memory(
+    spec: Spec, opened: Inputs, resources: HostResources, share: float
+) -> str:
     """Why samples cannot stay in memory; nothing if they can.
 
     Args:
@@ -149,21 +153,21 @@ def _impossible_in_memory(spec: Spec, opened: Inputs, means: HostResources, shar
     """
     if spec.data.order == "ring":
         return "order: ring is for data sets larger than the memory"
-    unkept = opened.looks["train"].not_stored_reason
+    unkept = opened.probes["train"].not_stored_reason
     if unkept:
         return f"samples differ: {unkept}"
-    needed = memory_bytes(opened, means) + judging_bytes(opened)
-    takes = f"{_samples(opened)} take {format_size(needed)} decoded" + (
-        ", with those for validation" if judging_bytes(opened) else ""
+    needed = memory_bytes(opened, resources) + validation_bytes(opened)
+    takes = f"{_count_samples(opened)} take {format_size(needed)} decoded" + (
+        ", with those for validation" if validation_bytes(opened) else ""
     )
     if needed > share * spec.data.shared_memory:
         return f"{takes}, too much for a window of {format_size(spec.data.shared_memory)}"
-    if needed > share * means.shared_free:
-        return f"{takes}, too much for {format_size(means.shared_free)} of free memory"
+    if needed > share * resources.shared_free:
+        return f"{takes}, too much for {format_size(resources.shared_free)} of free memory"
     return ""
 
 
-def judging_bytes(opened: Inputs) -> int:
+def validation_bytes(opened: Inputs) -> int:
     """Bytes of the samples for validation, which stay in memory anyway."""
     if opened.data.validation is None:
         return 0
@@ -171,7 +175,7 @@ def judging_bytes(opened: Inputs) -> int:
     return len(opened.data.validation) * row_bytes(sample.wire, sample.target.wire)
 
 
-def shared_epochs(spec: Spec, opened: Inputs, taken: int, shared_free: float) -> int:
+def count_shared_epochs(spec: Spec, opened: Inputs, taken: int, shared_free: float) -> int:
     """How many epochs of finished samples a node has room for, of those that networks train at most.
 
     Args:
@@ -179,7 +183,7 @@ def shared_epochs(spec: Spec, opened: Inputs, taken: int, shared_free: float) ->
         shared_free: bytes of shared memory that are free on the node that has least.
     """
     left = split_scale(split_device(opened.transforms)[0])[0]  # what the device does is not kept
-    if opened.feeds or count_fixed(left) == len(left):
+    if opened.pipelines or count_fixed(left) == len(left):
         return 0  # each network finishes its own, or nothing is left to do
     row = row_bytes(opened.sample.wire, opened.sample.target.wire) + 1
     room = min(spec.data.shared_memory - taken, shared_free / 2 - taken) / (
@@ -188,20 +192,20 @@ def shared_epochs(spec: Spec, opened: Inputs, taken: int, shared_free: float) ->
     return max(0, int(min(_most_epochs(spec), room)))
 
 
-def _costly_in_memory(spec: Spec, opened: Inputs, means: HostResources) -> str:
+def _costly_in_memory(spec: Spec, opened: Inputs, resources: HostResources) -> str:
     """Why samples should be prepared for all networks at once, random transforms included: these are slow.
 
     A network supplies itself then, with one rank. Of preprocessors there may be many; and where ranks share cores, what
     networks do each for itself is done instead of training. What a node has room to keep, one does for all.
     """
-    look = opened.looks["train"]
-    sharers = float(means.preprocessors)
-    if means.is_crowded and means.preprocessors:
-        taken = memory_bytes(opened, means) + judging_bytes(opened)
-        alone = 1 - shared_epochs(spec, opened, taken, means.shared_free) / max(
+    look = opened.probes["train"]
+    sharers = float(resources.preprocessors)
+    if resources.is_crowded and resources.preprocessors:
+        taken = memory_bytes(opened, resources) + validation_bytes(opened)
+        alone = 1 - count_shared_epochs(spec, opened, taken, resources.shared_free) / max(
             _most_epochs(spec), 1
         )
-        sharers = max(sharers, 1 + (means.trainers - 1) * alone)
+        sharers = max(sharers, 1 + (resources.trainers - 1) * alone)
     if look.varying_s < _SLOW_S or (sharers - 1) * look.varying_s <= look.fixed_s:
         return ""
     return (
@@ -213,13 +217,13 @@ def _costly_in_memory(spec: Spec, opened: Inputs, means: HostResources) -> str:
 # ---- in a file ---------------------------------------------------------------------------------
 
 
-def _impossible_in_file(spec: Spec, opened: Inputs, means: HostResources) -> str:
+def _impossible_in_file(spec: Spec, opened: Inputs, resources: HostResources) -> str:
     """Why samples cannot be decoded into a file; nothing if they can."""
-    if opened.feeds and (spec.policy.own_samples or not have_one_target(opened.feeds)):
+    if opened.pipelines and (spec.policy.own_samples or not have_same_target(opened.pipelines)):
         return "networks are fed with different samples"
-    if opened.looks["train"].is_raw:
+    if opened.probes["train"].is_raw:
         return "nothing is done to samples that is the same in every epoch"
-    for look in opened.looks.values():
+    for look in opened.probes.values():
         if look.not_stored_reason:
             return f"samples differ: {look.not_stored_reason}"
     needed = file_bytes(opened)
@@ -232,8 +236,8 @@ def _impossible_in_file(spec: Spec, opened: Inputs, means: HostResources) -> str
         return (
             f"{in_file}, too much beside the checkpoints for checkpoint.quota: {format_size(quota)}"
         )
-    if needed + (checkpoints or 0) > _ROOM * means.disk_free:
-        return f"{in_file}, too much for {format_size(means.disk_free)} of free disk"
+    if needed + (checkpoints or 0) > _ROOM * resources.disk_free:
+        return f"{in_file}, too much for {format_size(resources.disk_free)} of free disk"
     return ""
 
 
@@ -250,11 +254,11 @@ def _checkpoint_bytes(spec: Spec, sample: SampleSpec) -> int | None:
     return total
 
 
-def _costly_in_file(spec: Spec, opened: Inputs, means: HostResources) -> str:
+def _costly_in_file(spec: Spec, opened: Inputs, resources: HostResources) -> str:
     """Why decoding once would not pay: it is done by one rank before training, and reading takes time as well."""
-    look = opened.looks["train"]
+    look = opened.probes["train"]
     counts = [len(source) for source in opened.data.splits().values()]
-    hands = means.preprocessors or means.trainers
+    hands = resources.preprocessors or resources.trainers
     samples = _most_epochs(spec) * len(opened.data.train)
     once_s = sum(counts) * look.fixed_s
     from_file_s = (
@@ -263,7 +267,7 @@ def _costly_in_file(spec: Spec, opened: Inputs, means: HostResources) -> str:
     always_s = samples / hands * (look.fixed_s + look.varying_s)
     if once_s <= _BEFORE * always_s and once_s + from_file_s <= _IN_ALL * always_s:
         return ""
-    return f"{_per_sample(opened)} is not so much that a file would pay"
+    return f"{_describe_decoding(opened)} is not so much that a file would pay"
 
 
 def _most_epochs(spec: Spec) -> int:

@@ -15,7 +15,7 @@ import numpy as np
 from fleet.domain.events import ChangesAccepted, DataChanged, Event, NetworkFellBack
 from fleet.domain.network import DATA, Code, State
 from fleet.errors import UserError
-from fleet.runtime.inputs import mark_data
+from fleet.runtime.inputs import fingerprint_data
 from fleet.runtime.startup import Request
 from fleet.spec import NetworkSpec, Spec
 from fleet.storage.checkpoint import CheckpointLookup, find_newest, rewrite_states
@@ -65,14 +65,16 @@ class _Saved:
         return self.found.state
 
 
-def codes_of(spec: Spec, beside: Path) -> dict[str, Code]:
+def read_codes(spec: Spec, beside: Path) -> dict[str, Code]:
     """What is built -> the files of its ``build:`` function; none for families and ``keras.applications``."""
     targets = {network.architecture.target for network in spec.networks}
     targets |= {entry.target for entry in spec.searches.values()}
     return {target: hash_sources(target, beside) for target in targets}
 
 
-def known_data(paths: RunPaths, fresh_networks: Sequence[str] = ()) -> Fingerprint | None:
+def read_known_fingerprint(
+    paths: RunPaths, fresh_networks: Sequence[str] = ()
+) -> Fingerprint | None:
     """What the data of a run was known by when networks were trained on it.
 
     Args:
@@ -87,7 +89,7 @@ def known_data(paths: RunPaths, fresh_networks: Sequence[str] = ()) -> Fingerpri
     return None
 
 
-def changes_of_data(spec: Spec, before: Fingerprint, now: Fingerprint) -> list[str]:
+def describe_data_changes(spec: Spec, before: Fingerprint, now: Fingerprint) -> list[str]:
     """What of the data has changed, in words, with the path at which each part lies; nothing if it is as it was."""
     where = {"validation": spec.data.validation, "test": spec.data.test}
     found = []
@@ -102,7 +104,7 @@ def changes_of_data(spec: Spec, before: Fingerprint, now: Fingerprint) -> list[s
     return list(dict.fromkeys(found))
 
 
-def changed_since(paths: RunPaths) -> list[str]:
+def find_data_changes(paths: RunPaths) -> list[str]:
     """What of a run's data is not what its networks were trained on, in words, as far as that is cheap to see.
 
     The data is not looked at where no file of it was touched since it was noted, where it is not there, and where code
@@ -110,14 +112,14 @@ def changed_since(paths: RunPaths) -> list[str]:
     """
     try:
         spec = load_run_spec(paths)
-        before = known_data(paths)
+        before = read_known_fingerprint(paths)
         if before is None or ":" in spec.data.source:
             return []
         places = (spec.data.path, spec.data.validation, spec.data.test)
         noted_s = paths.data.stat().st_mtime
         if not any(isinstance(place, str) and _is_newer(Path(place), noted_s) for place in places):
             return []
-        return changes_of_data(spec, before, mark_data(spec, before)[1])
+        return describe_data_changes(spec, before, fingerprint_data(spec, before)[1])
     except (UserError, InputError, OSError):
         return []
 
@@ -128,7 +130,7 @@ def _is_newer(path: Path, moment_s: float) -> bool:
     return any(one.stat().st_ctime > moment_s for one in itertools.islice(found, _MOST_FILES))
 
 
-def check_meanwhile(
+def check_data_unchanged(
     paths: RunPaths, before: Fingerprint | None, again: Fingerprint | None, now: Fingerprint
 ) -> None:
     """Refuse data that was divided by what was known of it, if another launch has found it different since.
@@ -140,14 +142,14 @@ def check_meanwhile(
         UserError: another launch has been at work between the two.
     """
     if again is not None and all(
-        one is None or _divided(one) != _divided(again) for one in (before, now)
+        one is None or _division_key(one) != _division_key(again) for one in (before, now)
     ):
         raise UserError(
             f"{paths.root}: another launch has trained on other data in the meantime; start this one again"
         )
 
 
-def note_data(
+def save_fingerprint(
     paths: RunPaths,
     now: Fingerprint,
     folds: np.ndarray | None,
@@ -165,20 +167,20 @@ def note_data(
         of_all[rows] = folds
         now = replace(now, folds=of_all)
     kept = read_fingerprint(paths.data)
-    if kept is None or _noted(kept) != _noted(now):
+    if kept is None or _fingerprint_key(kept) != _fingerprint_key(now):
         with atomic_write(paths.data, "wb", check=fence_check(fence)) as file:
             write_fingerprint(file, now)
 
 
-def _divided(found: Fingerprint) -> tuple[str, bytes]:
+def _division_key(found: Fingerprint) -> tuple[str, bytes]:
     return found.digest, found.sides.tobytes()
 
 
-def _noted(found: Fingerprint) -> tuple[str, bytes, str, bytes, str]:
-    return *_divided(found), found.division, found.folds.tobytes(), found.test_path
+def _fingerprint_key(found: Fingerprint) -> tuple[str, bytes, str, bytes, str]:
+    return *_division_key(found), found.division, found.folds.tobytes(), found.test_path
 
 
-def forget_old_data(paths: RunPaths, now: Fingerprint) -> None:
+def delete_stale_data(paths: RunPaths, now: Fingerprint) -> None:
     """Delete what was made of other data than this: decoded samples, and what networks gave for samples."""
     kept = read_fingerprint(paths.data)
     if kept is not None and (kept.test_path != now.test_path or compare_fingerprints(kept, now)):
@@ -186,7 +188,7 @@ def forget_old_data(paths: RunPaths, now: Fingerprint) -> None:
             remove(path)
 
 
-def take_up(
+def check_saved_networks(
     spec: Spec,
     paths: RunPaths,
     sample: SampleSpec,
@@ -198,11 +200,11 @@ def take_up(
     """See to it that all checkpoints of a run are of the networks that the spec names now.
 
     Args:
-        codes: as :func:`codes_of` has them.
+        codes: as :func:`read_codes` has them.
         request: which networks start over, and whether the others go on where they, or the data, have changed. Where
             other launches may be at work, nothing is written.
         fence: this launch's right to write.
-        data: what has changed of the data, as :func:`changes_of_data` says it.
+        data: what has changed of the data, as :func:`describe_data_changes` says it.
 
     Returns:
         What was done to networks, for the event log; and of the networks that nothing was done to, what was found.
@@ -211,7 +213,7 @@ def take_up(
         UserError: a network, or the data, has changed, and nothing was said of it; nothing was touched.
     """
     saved = map_in_threads(
-        lambda network: _look_at(
+        lambda network: _read_saved(
             network, spec, paths, sample, codes[network.architecture.target], data
         ),
         (network for network in spec.networks if network.name not in request.fresh_network),
@@ -219,7 +221,7 @@ def take_up(
     there = [one for one in saved if one.found.state is not None]
     changed = [one for one in there if one.changed]
     if changed and not request.accept_changes:
-        raise UserError(_refusal(paths, changed, data))
+        raise UserError(_explain_refusal(paths, changed, data))
     unknown = [
         one
         for one in there
@@ -231,7 +233,7 @@ def take_up(
     for one in amended.values():
         _amend(one, spec, paths, sample, codes[one.network.architecture.target], fence)
     if unknown:
-        print(_warning(unknown, codes), file=sys.stderr, flush=True)
+        print(_warn_of_unknown_code(unknown, codes), file=sys.stderr, flush=True)
     restarted = [name for name in request.fresh_network if _start_over(paths, name)]
     epochs = {one.network.name: one.state.epoch for one in changed}
     events = (
@@ -248,7 +250,7 @@ def take_up(
     return events, {one.network.name: one.found for one in saved if one.network.name not in amended}
 
 
-def _look_at(
+def _read_saved(
     network: NetworkSpec,
     spec: Spec,
     paths: RunPaths,
@@ -270,15 +272,15 @@ def _look_at(
     return _Saved(network, found, [*changed, *([DATA] if data else [])])
 
 
-def _refusal(paths: RunPaths, changed: Sequence[_Saved], data: Sequence[str]) -> str:
+def _explain_refusal(paths: RunPaths, changed: Sequence[_Saved], data: Sequence[str]) -> str:
     if not data:
-        return _refusal_of_code(paths, changed)
+        return _explain_code_change(paths, changed)
     others = [
         replace(one, changed=files)
         for one in changed
         if (files := [file for file in one.changed if file != DATA])
     ]
-    code = f". {_refusal_of_code(paths, others)}" if others else ""
+    code = f". {_explain_code_change(paths, others)}" if others else ""
     return (
         f"the data is not what the networks in {paths.root} were trained on: {'; '.join(data)}: go back to what it "
         "was, start over with --fresh, or go on from what was trained with --accept-changes, which the history "
@@ -286,7 +288,7 @@ def _refusal(paths: RunPaths, changed: Sequence[_Saved], data: Sequence[str]) ->
     )
 
 
-def _refusal_of_code(paths: RunPaths, changed: Sequence[_Saved]) -> str:
+def _explain_code_change(paths: RunPaths, changed: Sequence[_Saved]) -> str:
     names = [one.network.name for one in changed]
     shown = ", ".join(f"{one.network.name} ({', '.join(one.changed)})" for one in changed)
     over = " ".join(f"--fresh-network {name}" for name in names)
@@ -296,7 +298,7 @@ def _refusal_of_code(paths: RunPaths, changed: Sequence[_Saved]) -> str:
     )
 
 
-def _warning(unknown: Sequence[_Saved], codes: Mapping[str, Code]) -> str:
+def _warn_of_unknown_code(unknown: Sequence[_Saved], codes: Mapping[str, Code]) -> str:
     names = ", ".join(one.network.name for one in unknown)
     files = ", ".join(
         sorted({file for one in unknown for file in codes[one.network.architecture.target]})

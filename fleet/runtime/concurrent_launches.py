@@ -28,7 +28,7 @@ _EVERY_S = 1.0
 _SHARE = 200
 
 
-class BesideOthers:
+class ConcurrentLaunches:
     """The networks that this launch holds, and what the logs of other launches tell of the others.
 
     Args:
@@ -55,9 +55,9 @@ class BesideOthers:
         self._tail = tail
         self._follow_at = 0.0
         self._run = RunState()
-        self.is_beside = find_held_lease(paths) is not None
+        self.has_others = find_held_lease(paths) is not None
 
-    def look(
+    def poll(
         self, now_s: float, training: Collection[str], ends: bool
     ) -> list[Leased | EndRequested]:
         """See what has become of the leases, and of the networks that are held.
@@ -72,7 +72,7 @@ class BesideOthers:
         """
         began = time.monotonic()
         if began >= self._follow_at:
-            self.follow()
+            self.read_other_logs()
             self._follow_at = (now := time.monotonic()) + max(_EVERY_S, _SHARE * (now - began))
         heard: list[Leased | EndRequested] = []
         for name in self.leases.pop_acquired():
@@ -99,10 +99,10 @@ class BesideOthers:
                     heard.append(EndRequested(reason))
         return heard
 
-    def follow(self) -> None:
+    def read_other_logs(self) -> None:
         """Take from the logs of other launches how far the networks are that are not held here."""
         with suppress(OSError):  # a file server that does not answer; the next time
-            for name, standing in self._told(self._tail.poll()):
+            for name, standing in self._find_changes(self._tail.poll()):
                 if name in self._claims.held or name not in self._results.networks:
                     continue
                 if (
@@ -113,7 +113,7 @@ class BesideOthers:
                     ].pruned_after(standing)
                 self._results.update_from_launch(name, standing)
 
-    def _told(self, events: list[DatedEvent]) -> list[tuple[str, NetworkStatus]]:
+    def _find_changes(self, events: list[DatedEvent]) -> list[tuple[str, NetworkStatus]]:
         """The networks of which some events say something new, and how far they are by them."""
         names = {
             name
@@ -133,7 +133,7 @@ class BesideOthers:
             if (after := self._run.networks[name].standing) != before[name]
         ]
 
-    def fenced(self, message: Message) -> Message:
+    def with_fence(self, message: Message) -> Message:
         """The message, with the right to write what belongs to the network that it is about."""
         if isinstance(message, Start | Join):
             return message._replace(fence=self.leases.lease_of(message.network.name).fence)
@@ -149,11 +149,11 @@ class BesideOthers:
                         self._results.network_status(network.name)
                     ),
                 )
-        self.follow()  # with many networks that took a while
+        self.read_other_logs()  # with many networks that took a while
 
     def _read(self, name: str) -> Leased:
         """How far a network is that was taken just now."""
-        self.follow()  # it may just have been logged that it is over, or was pruned
+        self.read_other_logs()  # it may just have been logged that it is over, or was pruned
         before = self._results.network_status(name)
         lease = self.leases.lease_of(name)
         assert lease.fence is not None

@@ -27,7 +27,7 @@ from fleet.errors import ExitStatus
 from fleet.gc_pause import collect_rarely
 from fleet.monitor.eta import EstimateSchedule, Estimator
 from fleet.runtime.admission import Admission
-from fleet.runtime.concurrent_launches import BesideOthers
+from fleet.runtime.concurrent_launches import ConcurrentLaunches
 from fleet.runtime.external.command_handler import CommandHandler
 from fleet.runtime.external.tracking import Tracking
 from fleet.runtime.interrupt import Interruption
@@ -61,12 +61,12 @@ class SearchParts:
         begins: what is to be logged of searchers before they are called.
     """
 
-    mind: SearchController
+    controller: SearchController
     searchers: Searchers
     admission: Admission
     log: tuple[events.Event, ...]
-    clerk: CommandHandler | None
-    begins: tuple[events.SearcherBegan | events.EarlierRead, ...] = ()
+    command_handler: CommandHandler | None
+    first_events: tuple[events.SearcherBegan | events.EarlierRead, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -103,9 +103,9 @@ class StartupEvents:
 
     unlogged: Sequence[events.EpochEnded]
     remembered: events.RatesRemembered | None
-    found: Mapping[str, events.FoundStanding]
+    statuses: Mapping[str, events.FoundStanding]
     changes: Sequence[events.Event]
-    laps: StartupTimer
+    timer: StartupTimer
     folders: tuple[str, ...] = ()
 
 
@@ -139,13 +139,13 @@ class Coordinator:
         interruption: Interruption,
         past: StartupEvents,
         search: SearchParts,
-        beside: BesideOthers | None = None,
+        beside: ConcurrentLaunches | None = None,
     ) -> None:
         self._world = world
-        self._setup = setup
+        self._config = setup
         self._files = files
-        self._past = past
-        self._given, self._show, self._show_pace, self._interruption = (
+        self._startup = past
+        self._file_rates, self._show, self._show_pace, self._interruption = (
             speeds.given,
             show,
             show_pace,
@@ -153,27 +153,31 @@ class Coordinator:
         )
         self._results = files.results
         self._log = files.log
-        self._beside = beside
+        self._concurrent = beside
         self._search = search
         self._run = run = files.results.run
         self._checked_s = 0.0
         standings = self._run.standings
-        begun = self._search.mind.restore(
+        begun = self._search.controller.restore(
             [
                 *self._search.log,
                 *past.unlogged,
                 *past.changes,
                 *(
                     began
-                    for began in self._search.begins
+                    for began in self._search.first_events
                     if isinstance(began, events.SearcherBegan) and began.is_another
                 ),
             ],
             standings,
         )
-        self._ensemble = Controller(setup, standings, speeds, self._ask, self._search.mind, begun)
+        self._controller = Controller(
+            setup, standings, speeds, self._ask, self._search.controller, begun
+        )
         self._queue: deque[e.Heard] = deque()  # what was heard, and the ensemble has not
-        self._lost: frozenset[int] = frozenset()  # the deaths that the ensemble has heard of
+        self._handled_deaths: frozenset[int] = (
+            frozenset()
+        )  # the deaths that the ensemble has heard of
         self._is_interrupted = False
         self._before_s = 0.0 if run.launch is None else run.launch.ended_s  # of earlier launches
         self._estimator = Estimator(setup.spec, self._results.networks, run)
@@ -185,15 +189,15 @@ class Coordinator:
 
     def start(self) -> None:
         """Say what begins, and what an earlier launch did not come to say."""
-        if 0 not in self._setup.roles.trainers:  # what networks leave is large
+        if 0 not in self._config.roles.trainers:  # what networks leave is large
             collect_rarely()
         spec, roles, options, past = (
-            self._setup.spec,
-            self._setup.roles,
-            self._setup.spec.options,
-            self._past,
+            self._config.spec,
+            self._config.roles,
+            self._config.spec.options,
+            self._startup,
         )
-        past.laps.end("setting up")
+        past.timer.end("setting up")
         over = (name for name in self._results.networks if self._run.standing(name).is_final)
         self._note(
             events.Started(
@@ -204,10 +208,10 @@ class Coordinator:
                 gpus_per_node=roles.gpus_per_node,
                 policy=spec.schedule.policy,
                 finished=tuple(sorted(over)),
-                first_stream_epoch=self._setup.first_epoch,
-                samples=self._setup.samples,
+                first_stream_epoch=self._config.first_epoch,
+                samples=self._config.samples,
                 devices=tuple(sorted(roles.rank_of)),
-                stream=self._ensemble.pace,
+                stream=self._controller.pace,
                 options=events.ScheduleOptions(
                     options.alpha, str(options.delta), options.peak_limited, options.seed
                 ),
@@ -216,25 +220,27 @@ class Coordinator:
                 },
                 time_scale=spec.resources.time_scale,
                 date=self._log.date(),
-                before_s=past.laps.seconds,
+                before_s=past.timer.seconds,
                 slots=roles.slots,
                 fills=roles.fills,
                 device=roles.unit,
-                found=past.found,
-                beside=None if self._beside is None else self._beside.is_beside,
+                found=past.statuses,
+                beside=None if self._concurrent is None else self._concurrent.has_others,
                 folders=past.folders,
             )
         )
-        if spec.schedule.rates is not None and self._given is not None:
+        if spec.schedule.rates is not None and self._file_rates is not None:
             self._note(
-                events.RatesGiven({network.name: network.rates for network in self._given.models})
+                events.RatesGiven(
+                    {network.name: network.rates for network in self._file_rates.models}
+                )
             )
         first: Sequence[events.Event | None] = (
             past.remembered,
-            known_sharing(self._setup),
+            known_sharing(self._config),
             *past.unlogged,
             *past.changes,
-            *self._search.begins,
+            *self._search.first_events,
         )
         for event in first:
             if event is not None:
@@ -252,26 +258,28 @@ class Coordinator:
         if not self._is_interrupted and (reason := self._interruption.reason()):
             self._is_interrupted = True
             self._handle(e.EndRequested(reason, self._interruption.patience_s))
-        if self._beside is not None:
-            for heard in self._beside.look(
-                self._log.now(), self._ensemble.training, self._is_interrupted
+        if self._concurrent is not None:
+            for heard in self._concurrent.poll(
+                self._log.now(), self._controller.training, self._is_interrupted
             ):
                 if isinstance(heard, e.Leased):
                     self._results.update_from_launch(heard.network, heard.standing)
                 self._handle(heard)
-        if self._search.clerk is not None and not self._is_interrupted:
-            self._search.clerk.look(
+        if self._search.command_handler is not None and not self._is_interrupted:
+            self._search.command_handler.handle_commands(
                 self._note, self._handle, lambda: self.status is None, self._offer
             )
         for admitted in self._admitted():
             self._handle(admitted)
-        answer = self._search.searchers.heard()
+        answer = self._search.searchers.poll_answer()
         if answer is not None:
             self._handle(answer)
         has_heard, is_all = self._hear_messages()
-        if is_all and self._world.lost > self._lost:  # when all that the dead have said is heard
-            died = self._world.lost - self._lost
-            self._lost = self._world.lost
+        if (
+            is_all and self._world.dead_ranks > self._handled_deaths
+        ):  # when all that the dead have said is heard
+            died = self._world.dead_ranks - self._handled_deaths
+            self._handled_deaths = self._world.dead_ranks
             self._handle(e.RanksDied(tuple(sorted(died))))
         else:
             self._handle(None, more_wait=not is_all)
@@ -286,7 +294,7 @@ class Coordinator:
         has_heard = False
         until_s = time.monotonic() + _TURN_S
         while self.status is None and not (has_heard and time.monotonic() >= until_s):
-            message = self._world.hear(Tag.COORDINATOR)
+            message = self._world.receive(Tag.COORDINATOR)
             if message is None:
                 return has_heard, True
             has_heard = True
@@ -302,8 +310,8 @@ class Coordinator:
             LeaseLost: another launch says it instead.
         """
         self._search.searchers.close()
-        if self._search.clerk is not None:
-            self._search.clerk.refuse(
+        if self._search.command_handler is not None:
+            self._search.command_handler.refuse_all(
                 "the run is being stopped; the same command resumes it"
                 if self.status is ExitStatus.RESUMABLE
                 else "the run has ended"
@@ -330,7 +338,7 @@ class Coordinator:
 
     def _decide(self, heard: e.Heard | None, more_wait: bool = False) -> None:
         try:
-            effects = self._ensemble.handle(self._log.now(), heard, more_wait)
+            effects = self._controller.handle(self._log.now(), heard, more_wait)
         except ProtocolViolation as error:
             log.critical("all that was heard, and what was done about it:\n%s", error.report())
             raise
@@ -338,20 +346,20 @@ class Coordinator:
             self._carry_out(effect)
 
     def _ask(
-        self, rates: RateTable, progress: Progress, cluster: Cluster, least: Least | None
+        self, rates: RateTable, progress: Progress, cluster: Cluster, min_steps: Least | None
     ) -> PolicyAnswer:
         began = time.perf_counter()
-        policy = self._setup.spec.policy
-        options = self._setup.spec.options
+        policy = self._config.spec.policy
+        options = self._config.spec.options
         wanted = plan(policy, rates, progress, cluster, options)
-        if least is None:
+        if min_steps is None:
             tried: Tried = frozenset()
         else:
-            tried = probes_of_plan(policy, rates, least, progress, cluster, options, wanted)
+            tried = probes_of_plan(policy, rates, min_steps, progress, cluster, options, wanted)
         return PolicyAnswer(wanted, time.perf_counter() - began, tried)
 
     def _offer(self, nodes: int, within_s: float) -> e.NodeOffer:
-        return self._ensemble.offer(nodes, within_s, self._log.now())
+        return self._controller.offer(nodes, within_s, self._log.now())
 
     def _check_lease(self) -> None:
         """Look now and then whether this launch is still the one that writes here.
@@ -365,7 +373,10 @@ class Coordinator:
             self._check_rights()
 
     def _check_rights(self) -> None:
-        for right in (self._files.fence, None if self._beside is None else self._beside.leases):
+        for right in (
+            self._files.fence,
+            None if self._concurrent is None else self._concurrent.leases,
+        ):
             if right is not None:
                 right.check()
 
@@ -375,8 +386,10 @@ class Coordinator:
         self._check_lease()
         match effect:
             case e.SendMessage(rank, tag, message):
-                self._world.tell(
-                    rank, tag, message if self._beside is None else self._beside.fenced(message)
+                self._world.send(
+                    rank,
+                    tag,
+                    message if self._concurrent is None else self._concurrent.with_fence(message),
                 )
             case e.LogEvent(event):
                 self._note(event)
@@ -396,7 +409,7 @@ class Coordinator:
             case e.CallSearcher(entry, call):
                 self._search.searchers.consult(entry, call)
             case e.AddNetwork():
-                self._search.admission.ask(effect)
+                self._search.admission.request(effect)
                 self._queue += self._admitted()
             case e.AbortLaunch(error):
                 raise error
@@ -407,7 +420,7 @@ class Coordinator:
 
     def _admitted(self) -> Sequence[e.Admitted]:
         """The networks that were asked for and have come."""
-        return self._search.admission.asked(self._ensemble.training, self._log.now())
+        return self._search.admission.pop_ready(self._controller.training, self._log.now())
 
     def _note(self, event: events.Event) -> None:
         self._run.apply(self._before_s + self._log.now(), event)
@@ -425,7 +438,7 @@ class Coordinator:
         if self._is_interrupted or not self._estimate_times.is_due(now):
             return
         began = time.perf_counter()
-        estimated = self._estimator.estimate(self._before_s + now, self._ensemble.outlook)
+        estimated = self._estimator.estimate(self._before_s + now, self._controller.outlook)
         self._estimate_times.record(now, time.perf_counter() - began, estimated)
         if estimated is not None:
             self._note(estimated)

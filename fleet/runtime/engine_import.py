@@ -40,7 +40,7 @@ class Ahead:
     ranks: frozenset[int] = frozenset()
 
 
-def ahead_of(spec: Spec, roles: Roles, fresh: bool) -> Ahead:
+def plan_import(spec: Spec, roles: Roles, fresh: bool) -> Ahead:
     """What can be imported for a spec, by what the table of results says is left to train.
 
     Args:
@@ -65,7 +65,9 @@ def busy(
     """
     slots = roles.slots if roles.fills else together
     trainers = tuple(
-        rank for rank in roles.trainers if roles.place(rank) // roles.whole_per_node < slots
+        rank
+        for rank in roles.trainers
+        if roles.local_index(rank) // roles.physical_gpus_per_node < slots
     )
     if grows:
         return trainers
@@ -85,7 +87,7 @@ class Announcement:
         """Tell them, unless they know; collective, with :meth:`Loading.hear`."""
         if not self._is_given:
             self._is_given = True
-            self._world.share(ahead)
+            self._world.broadcast_value(ahead)
 
 
 class EngineImport:
@@ -97,7 +99,7 @@ class EngineImport:
     def hear(self, world: World) -> None:
         """Hear rank 0's announcement, and begin where it concerns this rank; collective."""
         nothing: Ahead | None = None
-        ahead = world.share(nothing)
+        ahead = world.broadcast_value(nothing)
         if world.rank in ahead.ranks and ahead.engine:
             self._thread = threading.Thread(target=_import, args=(ahead.engine,), name="loading")
             self._thread.start()

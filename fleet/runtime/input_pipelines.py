@@ -42,20 +42,22 @@ class InputPipeline:
     data: DataSet
     transforms: tuple[Transform, ...]
     samples: Mapping[str, SampleSpec]
-    done: int
-    carried: TargetSpec | None = None
-    piece: PackedSlice | None = None
+    shared_count: int
+    stream_target: TargetSpec | None = None
+    packed_slice: PackedSlice | None = None
 
     @property
-    def is_done(self) -> bool:
+    def is_input_done(self) -> bool:
         """Whether nothing is left to do to an input of the stream."""
-        return self.done == len(split_scale(self.transforms)[0])
+        return self.shared_count == len(split_scale(self.transforms)[0])
 
     @property
-    def is_carried(self) -> bool:
+    def matches_stream(self) -> bool:
         """Whether the stream carries just what these networks are fed with, where there is one."""
-        return self.carried is None or (
-            self.is_done and self.piece is None and self.samples["train"].target == self.carried
+        return self.stream_target is None or (
+            self.is_input_done
+            and self.packed_slice is None
+            and self.samples["train"].target == self.stream_target
         )
 
     def pipeline(self, part: str, seed: int) -> Pipeline | None:
@@ -63,22 +65,36 @@ class InputPipeline:
         source = self.data.splits().get(part)
         if source is None:
             return None
-        fixed = None if self.is_done or self.carried is None else self.done
+        fixed = None if self.is_input_done or self.stream_target is None else self.shared_count
         return Pipeline(
-            source, self.transforms, seed, self.samples[part], fixed, self.carried, self.piece
+            source,
+            self.transforms,
+            seed,
+            self.samples[part],
+            fixed,
+            self.stream_target,
+            self.packed_slice,
         )
 
-    def after_decoding(self, data: DataSet, done: int) -> InputPipeline:
+    def after_decoding(self, data: DataSet, shared_count: int) -> InputPipeline:
         """The same from a copy of the data to which so many of the stream's transforms were done."""
-        if self.piece is not None:
+        if self.packed_slice is not None:
             return replace(
-                self, data=data, transforms=(self.piece, *self.transforms[self.done :]), done=1
+                self,
+                data=data,
+                transforms=(self.packed_slice, *self.transforms[self.shared_count :]),
+                shared_count=1,
             )
-        return replace(self, data=data, transforms=self.transforms[done:], done=self.done - done)
+        return replace(
+            self,
+            data=data,
+            transforms=self.transforms[shared_count:],
+            shared_count=self.shared_count - shared_count,
+        )
 
 
 @dataclass(frozen=True)
-class SharedPart:
+class SharedTransforms:
     """What is done once for all networks.
 
     Attributes:
@@ -88,11 +104,13 @@ class SharedPart:
     """
 
     transforms: tuple[Transform, ...]
-    done: Mapping[str, int]
-    pieces: Mapping[str, PackedSlice]
+    shared_count: Mapping[str, int]
+    packed_slices: Mapping[str, PackedSlice]
 
 
-def transforms_of(spec: Spec, data: Mapping[str, DataSet]) -> dict[str, tuple[Transform, ...]]:
+def parse_pipeline_transforms(
+    spec: Spec, data: Mapping[str, DataSet]
+) -> dict[str, tuple[Transform, ...]]:
     """The transforms of each feed of some data."""
     each = {key: parse_transforms(settings.transforms) for key, settings in spec.feeds.items()}
     if spec.data.augment_on == "device":
@@ -103,9 +121,9 @@ def transforms_of(spec: Spec, data: Mapping[str, DataSet]) -> dict[str, tuple[Tr
     }
 
 
-def shared_part(
+def find_shared_transforms(
     spec: Spec, data: Mapping[str, DataSet], each: Mapping[str, tuple[Transform, ...]]
-) -> SharedPart:
+) -> SharedTransforms:
     """What the feeds of a spec can share; where they share no transform, looks at a few samples.
 
     Args:
@@ -115,33 +133,33 @@ def shared_part(
         UserError: what one of them makes before its first random transform differs from sample to sample.
     """
     lists = list(each.values())
-    done = count_common(lists)
-    if done or not all(transforms and isinstance(transforms[0], Decode) for transforms in lists):
-        return SharedPart(split_scale(lists[0])[0][:done], dict.fromkeys(each, done), {})
+    shared_count = count_common(lists)
+    if shared_count or not all(transforms and isinstance(transforms[0], Decode) for transforms in lists):
+        return SharedTransforms(split_scale(lists[0])[0][:shared_count], dict.fromkeys(each, shared_count), {})
     fixed = {key: transforms[: count_fixed(transforms)] for key, transforms in each.items()}
     shapes = dict[tuple[Transform, ...], tuple[int, ...]]()
     for key, transforms in fixed.items():
         if transforms not in shapes:
             try:
-                shapes[transforms] = look_at(data[key], transforms, spec.seed)[0][
+                shapes[transforms] = probe_samples(data[key], transforms, spec.seed)[0][
                     "train"
                 ].image.shape
             except (InputError, UserError) as error:
                 raise UserError(
-                    f"{_place(spec, key)}: networks share what each makes of a file before its first "
-                    f"random transform: {str(error).removeprefix('data: ')}; {_instead(spec)}"
+                    f"{_locate(spec, key)}: networks share what each makes of a file before its first "
+                    f"random transform: {str(error).removeprefix('data: ')}; {_suggest_own_samples(spec)}"
                 ) from error
     beside = PackedVariants(tuple(shapes), tuple(shapes.values()))
-    pieces = dict(zip(shapes, beside.slices(), strict=True))
-    return SharedPart(
+    packed_slices = dict(zip(shapes, beside.slices(), strict=True))
+    return SharedTransforms(
         (beside,),
         {key: len(transforms) for key, transforms in fixed.items()},
-        {key: pieces[transforms] for key, transforms in fixed.items()},
+        {key: packed_slices[transforms] for key, transforms in fixed.items()},
     )
 
 
-def look_at_shared(
-    data: DataSet, shared: SharedPart, spec: Spec
+def probe_shared_samples(
+    data: DataSet, shared: SharedTransforms, spec: Spec
 ) -> tuple[dict[str, SampleSpec], dict[str, SampleProbe]]:
     """What is carried to networks of which each does the rest to it.
 
@@ -149,16 +167,16 @@ def look_at_shared(
         UserError: it differs from sample to sample, so that it cannot be carried.
     """
     try:
-        return look_at(data, shared.transforms, spec.seed)
+        return probe_samples(data, shared.transforms, spec.seed)
     except (InputError, UserError) as error:
         raise UserError(
             f"data: networks share what the first {counted(len(shared.transforms), 'transform')} of all of "
             f"them make: {str(error).removeprefix('data: ')}, the same one in all entries; "
-            f"{_instead(spec)}"
+            f"{_suggest_own_samples(spec)}"
         ) from error
 
 
-def _instead(spec: Spec) -> str:
+def _suggest_own_samples(spec: Spec) -> str:
     """What to do where samples cannot be shared."""
     if spec.policy.own_samples:
         how = "data.cache: none"
@@ -167,11 +185,11 @@ def _instead(spec: Spec) -> str:
     return f"or let each network prepare its own samples ({how})"
 
 
-def make_feeds(
+def make_pipelines(
     spec: Spec,
     data: Mapping[str, DataSet],
     each: Mapping[str, tuple[Transform, ...]],
-    shared: SharedPart,
+    shared: SharedTransforms,
     stream: Mapping[str, SampleSpec] | None,
 ) -> dict[str, InputPipeline]:
     """The feeds of a spec that has several, by their keys; each looks at a few samples.
@@ -184,21 +202,26 @@ def make_feeds(
     Raises:
         UserError: the targets cannot differ as they do.
     """
-    carried = None if stream is None else stream["train"].target
-    feeds = {}
+    stream_target = None if stream is None else stream["train"].target
+    pipelines = {}
     for key, transforms in each.items():
         try:
-            samples, _ = look_at(data[key], transforms, spec.seed)
+            samples, _ = probe_samples(data[key], transforms, spec.seed)
         except (InputError, UserError) as error:
-            raise UserError(f"{_place(spec, key)}: {str(error).removeprefix('data: ')}") from error
-        feeds[key] = InputPipeline(
-            data[key], transforms, samples, shared.done[key], carried, shared.pieces.get(key)
+            raise UserError(f"{_locate(spec, key)}: {str(error).removeprefix('data: ')}") from error
+        pipelines[key] = InputPipeline(
+            data[key],
+            transforms,
+            samples,
+            shared.shared_count[key],
+            stream_target,
+            shared.packed_slices.get(key),
         )
-    _check_targets(spec, feeds)
-    return feeds
+    _check_targets(spec, pipelines)
+    return pipelines
 
 
-def look_at(
+def probe_samples(
     data: DataSet, transforms: tuple[Transform, ...], seed: int
 ) -> tuple[dict[str, SampleSpec], dict[str, SampleProbe]]:
     """What the samples of each part are, and what a look at them has shown; see :func:`preprocess.probe.probe_samples`.
@@ -206,15 +229,15 @@ def look_at(
     Raises:
         InputError, UserError: they are not alike.
     """
-    looks = {
+    probes = {
         name: probe_samples(source, transforms, seed) for name, source in data.splits().items()
     }
     weighted = any(
-        one.sample.target.weighted for one in looks.values()
+        one.sample.target.weighted for one in probes.values()
     )  # what travels is the same of all parts
     samples = {
         name: replace(one.sample, target=replace(one.sample.target, weighted=weighted))
-        for name, one in looks.items()
+        for name, one in probes.items()
     }
     for part, sample in samples.items():
         there = sample.deferred_input or sample.image
@@ -222,29 +245,31 @@ def look_at(
             raise UserError(
                 f"data: training samples are {first} and {part} samples {there}; add a resize or a crop"
             )
-    return samples, looks
+    return samples, probes
 
 
-def _check_targets(spec: Spec, feeds: Mapping[str, InputPipeline]) -> None:
-    targets = {key: replace(feed.samples["train"].target, size=None) for key, feed in feeds.items()}
+def _check_targets(spec: Spec, pipelines: Mapping[str, InputPipeline]) -> None:
+    targets = {
+        key: replace(feed.samples["train"].target, size=None) for key, feed in pipelines.items()
+    }
     kinds = {target.kind for target in targets.values()}
     if len(set(targets.values())) == 1:
         return
     odd = next(key for key, target in targets.items() if target != next(iter(targets.values())))
     if "mask" in kinds:
         raise UserError(
-            f"{_place(spec, odd)}: a mask goes through the transforms with its image, so all networks of a "
+            f"{_locate(spec, odd)}: a mask goes through the transforms with its image, so all networks of a "
             f"run must have the same ones, not {' and '.join(map(str, targets.values()))}; make it another "
             "run"
         )
     if spec.data.cache == "file":
         raise UserError(
-            f"{_place(spec, odd)}: data.cache: file keeps one target of each sample; where networks "
+            f"{_locate(spec, odd)}: data.cache: file keeps one target of each sample; where networks "
             "have different ones it should be memory or none"
         )
 
 
-def _place(spec: Spec, key: str) -> str:
+def _locate(spec: Spec, key: str) -> str:
     """Where the data settings of a feed stand."""
     if not key:
         return "data"
@@ -252,49 +277,51 @@ def _place(spec: Spec, key: str) -> str:
     return f"models[{next(place for place, entry in entries if spec.document.feed_of(entry) == key)}].data"
 
 
-def have_one_target(feeds: Mapping[str, InputPipeline]) -> bool:
+def have_same_target(pipelines: Mapping[str, InputPipeline]) -> bool:
     """Whether all networks are to answer the same, though they may be fed with different inputs."""
-    return len({replace(feed.samples["train"].target, size=None) for feed in feeds.values()}) < 2
+    return (
+        len({replace(feed.samples["train"].target, size=None) for feed in pipelines.values()}) < 2
+    )
 
 
-def remark(spec: Spec, feeds: Mapping[str, InputPipeline]) -> str:
+def describe_sharing(spec: Spec, pipelines: Mapping[str, InputPipeline]) -> str:
     """What of the samples is prepared how often, in one line; nothing where all networks are fed with the same."""
     if len({network.feed for network in spec.networks}) < 2:  # a replay trains but one
         return ""
-    names: dict[str, list[str]] = {key: [] for key in feeds}
+    names: dict[str, list[str]] = {key: [] for key in pipelines}
     for network in spec.networks:
         names[network.feed].append(network.name)
-    done = {
-        key: len(inline_device_transforms(feed.transforms[: feed.done]))
-        for key, feed in feeds.items()
+    shared_count = {
+        key: len(inline_device_transforms(feed.transforms[: feed.shared_count]))
+        for key, feed in pipelines.items()
     }
     rests = "; ".join(
-        f"{listed(names[key])}: {_named(spec.feeds[key].transforms[done[key] :]) or 'nothing more'}"
+        f"{listed(names[key])}: {_list_names(spec.feeds[key].transforms[shared_count[key] :]) or 'nothing more'}"
         f", {feed.samples['train'].target}"
-        for key, feed in feeds.items()
+        for key, feed in pipelines.items()
         if names[key]
     )
     if spec.policy.own_samples:
         return f"data: entries have data of their own, and each trainer prepares its samples alone: {rests}"
-    key, first = next(iter(feeds.items()))
-    if first.piece is not None:
+    key, first = next(iter(pipelines.items()))
+    if first.packed_slice is not None:
         made = "; ".join(
-            f"{listed(names[key])}: {_named(spec.feeds[key].transforms[: done[key]])}"
-            for key in feeds
+            f"{listed(names[key])}: {_list_names(spec.feeds[key].transforms[: shared_count[key]])}"
+            for key in pipelines
             if names[key]
         )
         return (
             f"data: read once for all {counted(len(spec.networks), 'network')}, and prepared for {made}; by each "
             f"network for itself: {rests}"
         )
-    shared = spec.feeds[key].transforms[: done[key]]
+    shared = spec.feeds[key].transforms[: shared_count[key]]
     return (
-        f"data: prepared once for all {counted(len(spec.networks), 'network')}: {_named(shared) or 'reading'}; by "
+        f"data: prepared once for all {counted(len(spec.networks), 'network')}: {_list_names(shared) or 'reading'}; by "
         f"each network for itself: {rests}"
     )
 
 
-def on_finishing(spec: Spec, each: Mapping[str, tuple[Transform, ...]]) -> str:
+def describe_device_transforms(spec: Spec, each: Mapping[str, tuple[Transform, ...]]) -> str:
     """What of the transforms of each feed is left to the device, in a line or some."""
     lines = dict[str, None]()
     for key, transforms in each.items():
@@ -303,11 +330,11 @@ def on_finishing(spec: Spec, each: Mapping[str, tuple[Transform, ...]]) -> str:
         if left is not None:
             first = len(split_scale(host)[0])
             lines[
-                f"data: on the device: {_named(items[first:])}; on the host, before: "
-                f"{_named(items[:first]) or 'reading'}"
+                f"data: on the device: {_list_names(items[first:])}; on the host, before: "
+                f"{_list_names(items[:first]) or 'reading'}"
             ] = None
     return "\n".join(lines)
 
 
-def _named(items: tuple[str | dict, ...]) -> str:
+def _list_names(items: tuple[str | dict, ...]) -> str:
     return ", ".join(item if isinstance(item, str) else next(iter(item)) for item in items)

@@ -56,16 +56,16 @@ class Inputs:
     data: DataSet
     transforms: tuple[Transform, ...]
     samples: Mapping[str, SampleSpec]
-    looks: Mapping[str, SampleProbe]
+    probes: Mapping[str, SampleProbe]
     left_out: tuple[UnreadableSample, ...] = ()
-    feeds: Mapping[str, InputPipeline] = field(default_factory=dict)
+    pipelines: Mapping[str, InputPipeline] = field(default_factory=dict)
     fingerprint: Fingerprint | None = None
     rows: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
 
     @property
     def names(self) -> dict[str, tuple[str, ...]]:
         """The names of the classes, labels or values, by feed; empty where they have none."""
-        return {key: feed.data.classes for key, feed in self.feeds.items()} or {
+        return {key: feed.data.classes for key, feed in self.pipelines.items()} or {
             "": self.data.classes
         }
 
@@ -76,7 +76,7 @@ class Inputs:
 
     def for_ranks(self) -> Inputs:
         """The same without what rank 0 alone needs, some of which is large."""
-        return replace(self, looks={}, fingerprint=None, rows=np.empty(0, np.int64))
+        return replace(self, probes={}, fingerprint=None, rows=np.empty(0, np.int64))
 
     def keeping(self, cache: str) -> Inputs:
         """The same, with what is kept of decoded samples: of those for training in memory, of all in a file.
@@ -89,19 +89,19 @@ class Inputs:
         """
         parts = {"none": (), "memory": ("train",), "file": tuple(self.samples)}[cache]
         kept = {
-            name: replace(self.samples[name], stored=self.looks[name].with_stored().stored)
+            name: replace(self.samples[name], stored=self.probes[name].with_stored().stored)
             for name in parts
         }
-        feeds = self.feeds
+        pipelines = self.pipelines
         if "train" in kept and cache == "memory":
-            feeds = {
-                key: replace(feed, carried=kept["train"].stored_target)
-                for key, feed in feeds.items()
+            pipelines = {
+                key: replace(feed, stream_target=kept["train"].stored_target)
+                for key, feed in pipelines.items()
             }
-        return replace(self, samples={**self.samples, **kept}, feeds=feeds)
+        return replace(self, samples={**self.samples, **kept}, pipelines=pipelines)
 
 
-def open_marked_inputs(
+def open_inputs_with_fingerprint(
     spec: Spec, before: Fingerprint | None, features: Sequence[str] = ()
 ) -> Inputs:
     """The same as :func:`open_inputs`, with what the data is known by; samples that were known stay where they were.
@@ -113,18 +113,18 @@ def open_marked_inputs(
     Raises:
         InputError, UserError: as there; or all samples of a side have gone.
     """
-    found, fingerprint = mark_data(spec, before, features)
+    found, fingerprint = fingerprint_data(spec, before, features)
     return replace(
-        _look(spec, _by_feed(spec, found)),
+        _probe(spec, _split_by_pipeline(spec, found)),
         fingerprint=fingerprint,
         rows=np.flatnonzero(fingerprint.sides == 0),
     )
 
 
-def mark_data(
+def fingerprint_data(
     spec: Spec, before: Fingerprint | None, features: Sequence[str] = ()
 ) -> tuple[tuple[DataSet, ...], Fingerprint]:
-    """The data of a spec for each of its targets, and what it is known by; see :func:`open_marked_inputs`."""
+    """The data of a spec for each of its targets, and what it is known by; see :func:`open_inputs_with_fingerprint`."""
     settings = spec.data
     shares = [
         where if isinstance(where, float) else None
@@ -133,14 +133,14 @@ def mark_data(
     division = (
         f"validation: {shares[0]}, test: {shares[1]}, folds: {settings.folds}, seed: {spec.seed}"
     )
-    wishes = _wishes(spec)
+    wishes = _list_targets(spec)
     return open_per_target(
         settings.source,
         settings.path,
-        *_division(spec),
+        *_division_of(spec),
         settings.options,
         settings.test,
-        [_wish(target) for target in wishes],
+        [_parse_target(target) for target in wishes],
         division,
         before,
         features,
@@ -157,15 +157,15 @@ def open_inputs(spec: Spec) -> Inputs:
     found, _ = open_per_target(
         settings.source,
         settings.path,
-        *_division(spec),
+        *_division_of(spec),
         settings.options,
         settings.test,
-        [_wish(target) for target in _wishes(spec)],
+        [_parse_target(target) for target in _list_targets(spec)],
     )
-    return _look(spec, _by_feed(spec, found))
+    return _probe(spec, _split_by_pipeline(spec, found))
 
 
-def _look(spec: Spec, data_of: Mapping[str, DataSet]) -> Inputs:
+def _probe(spec: Spec, data_of: Mapping[str, DataSet]) -> Inputs:
     """Look at a few samples of data that was opened, by feed."""
     settings = spec.data
     data = next(iter(data_of.values()))
@@ -176,22 +176,24 @@ def _look(spec: Spec, data_of: Mapping[str, DataSet]) -> Inputs:
             f"data.source: {settings.source} cannot be sent to the other ranks: {error}; it should "
             "hold plain values, and open its files when it reads"
         ) from None
-    each = feeding.transforms_of(spec, data_of)
+    each = feeding.parse_pipeline_transforms(spec, data_of)
     transforms = next(iter(each.values()))
-    feeds = dict[str, InputPipeline]()
+    pipelines = dict[str, InputPipeline]()
     prepares_own = spec.policy.own_samples and spec.data.cache != "file"
     if len(each) == 1 or prepares_own:
-        samples, looks = feeding.look_at(data, transforms, spec.seed)
-        shared = feeding.SharedPart((), dict.fromkeys(each, 0), {})
+        samples, probes = feeding.probe_samples(data, transforms, spec.seed)
+        shared = feeding.SharedTransforms((), dict.fromkeys(each, 0), {})
     else:
-        shared = feeding.shared_part(spec, data_of, each)
+        shared = feeding.find_shared_transforms(spec, data_of, each)
         transforms = shared.transforms
-        samples, looks = feeding.look_at_shared(data, shared, spec)
+        samples, probes = feeding.probe_shared_samples(data, shared, spec)
     if len(each) > 1:
-        feeds = feeding.make_feeds(spec, data_of, each, shared, None if prepares_own else samples)
+        pipelines = feeding.make_pipelines(
+            spec, data_of, each, shared, None if prepares_own else samples
+        )
         samples = {
             part: replace(
-                sample, per_pipeline={key: feed.samples[part] for key, feed in feeds.items()}
+                sample, per_pipeline={key: feed.samples[part] for key, feed in pipelines.items()}
             )
             for part, sample in samples.items()
         }
@@ -200,18 +202,18 @@ def _look(spec: Spec, data_of: Mapping[str, DataSet]) -> Inputs:
             None,
             (
                 data.remark,
-                looks["train"].remark,
-                feeding.remark(spec, feeds),
-                _on_channels(samples),
-                _on_standardizing(spec, each),
-                feeding.on_finishing(spec, each),
+                probes["train"].remark,
+                feeding.describe_sharing(spec, pipelines),
+                _describe_channels(samples),
+                _describe_standardizing(spec, each),
+                feeding.describe_device_transforms(spec, each),
             ),
         )
     )
-    return Inputs(replace(data, remark=said), transforms, samples, looks, feeds=feeds)
+    return Inputs(replace(data, remark=said), transforms, samples, probes, pipelines=pipelines)
 
 
-def _on_channels(samples: Mapping[str, SampleSpec]) -> str:
+def _describe_channels(samples: Mapping[str, SampleSpec]) -> str:
     """How inputs are taken whose channels seem to come first, in a line; nothing where none do."""
     for sample in samples.values():
         for each in (sample, *sample.per_pipeline.values()):
@@ -226,7 +228,7 @@ def _on_channels(samples: Mapping[str, SampleSpec]) -> str:
     return ""
 
 
-def _on_standardizing(spec: Spec, each: Mapping[str, tuple[Transform, ...]]) -> str:
+def _describe_standardizing(spec: Spec, each: Mapping[str, tuple[Transform, ...]]) -> str:
     """What inputs are standardized by, in a line; nothing where they are not."""
     if not any(isinstance(split_scale(transforms)[1], Standardize) for transforms in each.values()):
         return ""
@@ -240,26 +242,26 @@ def _on_standardizing(spec: Spec, each: Mapping[str, tuple[Transform, ...]]) -> 
     )
 
 
-def _wishes(spec: Spec) -> list[Target | str | None]:
+def _list_targets(spec: Spec) -> list[Target | str | None]:
     """The targets of all feeds, each once."""
     targets = [feed.target for feed in spec.feeds.values()]
     return [target for place, target in enumerate(targets) if target not in targets[:place]]
 
 
-def _division(spec: Spec) -> tuple[float | str | None, int]:
+def _division_of(spec: Spec) -> tuple[float | str | None, int]:
     """What is held out for validation, and the seed of the choice."""
     return spec.data.validation if spec.data.folds is None else None, spec.seed
 
 
-def _by_feed(spec: Spec, found: tuple[DataSet, ...]) -> dict[str, DataSet]:
+def _split_by_pipeline(spec: Spec, found: tuple[DataSet, ...]) -> dict[str, DataSet]:
     """The data of each feed: the same samples, divided in the same way."""
-    wishes = _wishes(spec)
+    wishes = _list_targets(spec)
     if spec.data.folds is not None:
-        found = tuple(_folded(data, spec.data.folds, spec.seed) for data in found)
+        found = tuple(_use_folds(data, spec.data.folds, spec.seed) for data in found)
     return {key: found[wishes.index(feed.target)] for key, feed in spec.feeds.items()}
 
 
-def _wish(target: str | Target | None) -> TargetWish | None:
+def _parse_target(target: str | Target | None) -> TargetWish | None:
     """What a spec says of the targets."""
     if target is None:
         return None
@@ -268,7 +270,7 @@ def _wish(target: str | Target | None) -> TargetWish | None:
     return TargetWish(target.kind, target.outputs, target.names, target.ignore)
 
 
-def settle(opened: Inputs, *specs: Spec) -> list[Spec]:
+def resolve_with_data(opened: Inputs, *specs: Spec) -> list[Spec]:
     """Specs of the same data with what that decides: what is monitored, and the weights of classes.
 
     Raises:
@@ -277,7 +279,7 @@ def settle(opened: Inputs, *specs: Spec) -> list[Spec]:
     told: dict[str, tuple[TargetSpec, tuple[int, ...]]] = {}
     networks = [network for spec in specs for network in spec.networks]
     for key in specs[0].feeds:
-        source = (opened.feeds[key].data if opened.feeds else opened.data).train
+        source = (opened.pipelines[key].data if opened.pipelines else opened.data).train
         target = target_of(source)
         counts = tuple[int, ...]()
         if any(
@@ -290,12 +292,12 @@ def settle(opened: Inputs, *specs: Spec) -> list[Spec]:
                     ).tolist()
                 )
             elif target.kind == "mask":
-                counts = _pixels_of_classes(source, target)
+                counts = _count_class_pixels(source, target)
         told[key] = target, counts
     return [settled(spec, told) for spec in specs]
 
 
-def _pixels_of_classes(source: Source, target: TargetSpec) -> tuple[int, ...]:
+def _count_class_pixels(source: Source, target: TargetSpec) -> tuple[int, ...]:
     """How many pixels each class has in all masks; those that cannot be read, or count for nothing, are left out."""
     counts = np.zeros(target.outputs, np.int64)
     with progress_bar(len(source), "counting pixels") as advance:
@@ -307,7 +309,7 @@ def _pixels_of_classes(source: Source, target: TargetSpec) -> tuple[int, ...]:
     return tuple(counts.tolist())
 
 
-def _folded(data: DataSet, folds: int, seed: int) -> DataSet:
+def _use_folds(data: DataSet, folds: int, seed: int) -> DataSet:
     """Data of which every training sample judges the networks of its fold; a validation part is left aside."""
     assign_folds(data.train, folds, seed)  # says what is wrong before anything else is done
     if data.validation is None:
@@ -320,7 +322,7 @@ def _folded(data: DataSet, folds: int, seed: int) -> DataSet:
     return replace(data, validation=data.train, remark=remark)
 
 
-def folds_of(spec: Spec, opened: Inputs) -> np.ndarray | None:
+def assign_folds(spec: Spec, opened: Inputs) -> np.ndarray | None:
     """The fold of each training sample, (samples,); None where there are no folds."""
     if spec.data.folds is None:
         return None
@@ -331,7 +333,7 @@ def folds_of(spec: Spec, opened: Inputs) -> np.ndarray | None:
     return assign_folds(opened.data.train, spec.data.folds, spec.seed, known)
 
 
-def samples_of_epoch(data: DataSet, folds: np.ndarray | None) -> int:
+def count_epoch_samples(data: DataSet, folds: np.ndarray | None) -> int:
     """How many samples a network trains on in an epoch; of folds, those of the fewest."""
     return len(data.train) - (0 if folds is None else int(np.bincount(folds).max()))
 
@@ -353,14 +355,14 @@ def standardize(
     """
     found = dict[str, Standardization]()
     for key, settings in spec.feeds.items():
-        feed = inputs.feeds.get(key) or InputPipeline(
+        feed = inputs.pipelines.get(key) or InputPipeline(
             inputs.data, inputs.transforms, inputs.samples, 0
         )
         how = split_scale(feed.transforms)[1]
         if not isinstance(how, Standardize):
             continue
         said = json.dumps(settings.transforms, default=str)
-        folds = folds_of(spec, inputs)
+        folds = assign_folds(spec, inputs)
         kept = before.get(key)
         features = how.features(feed.samples["train"].image.shape)
         if kept is not None and (kept.transforms, len(kept.folds), np.size(kept.affine.mean)) == (
@@ -376,7 +378,7 @@ def standardize(
         )
         with progress_bar(pipeline.samples, "means and deviations") as advance:
             found[key] = compute_standardization(said, pipeline, how, folds, advance)
-        if inputs.feeds or feed.samples["train"].deferred_input is not None:
+        if inputs.pipelines or feed.samples["train"].deferred_input is not None:
             _check_float32(found[key].affine)
 
     def told(sample: SampleSpec, key: str) -> SampleSpec:
@@ -387,10 +389,10 @@ def standardize(
             sample.as_float64() if affine.precise else sample, affine=affine, folds=found[key].folds
         )
 
-    alone = "" if inputs.feeds else next(iter(spec.feeds))
+    alone = "" if inputs.pipelines else next(iter(spec.feeds))
     samples = {
         part: replace(
-            sample if inputs.feeds else told(sample, alone),
+            sample if inputs.pipelines else told(sample, alone),
             per_pipeline={key: told(own, key) for key, own in sample.per_pipeline.items()},
         )
         for part, sample in inputs.samples.items()
@@ -434,5 +436,5 @@ def decode(inputs: Inputs, spec: Spec, path: Path) -> Inputs:
         data=decoded.data,
         transforms=decoded.transforms,
         left_out=tuple(decoded.unreadable),
-        feeds={key: feed.after_decoding(decoded.data, done) for key, feed in inputs.feeds.items()},
+        pipelines={key: feed.after_decoding(decoded.data, done) for key, feed in inputs.pipelines.items()},
     )

@@ -66,10 +66,10 @@ class Interruption:
         for number in (*SIGNALS, signal.SIGCONT):
             signal.signal(number, self._note)
         # While a library computes Python calls no handler. It writes into this pipe, which another thread may read.
-        self._pipe, written = os.pipe()
-        for end in (self._pipe, written):
+        self._pipe, write_end = os.pipe()
+        for end in (self._pipe, write_end):
             os.set_blocking(end, False)
-        signal.set_wakeup_fd(written, warn_on_full_buffer=False)
+        signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
         threading.Thread(
             target=self._listen, args=(self._pipe,), name="signals", daemon=True
         ).start()

@@ -43,18 +43,18 @@ def read_rates_of(spec: Spec, path: str | Path) -> RateTable:
     if missing:
         raise UserError(f"{path} has no rates of {', '.join(missing)}")
     return dataclasses.replace(
-        table, models=tuple(told_of(network, spec, table) for network in spec.networks)
+        table, models=tuple(make_policy_network(network, spec, table) for network in spec.networks)
     )
 
 
-def told_of(network: NetworkSpec, spec: Spec, table: RateTable) -> Network:
+def make_policy_network(network: NetworkSpec, spec: Spec, table: RateTable) -> Network:
     """What a policy is told of a network: the rates of a file with what the spec says of it.
 
     Raises:
         UserError: the policy chooses its batch, and the file does not say by what.
     """
     batch = network.train.batch
-    found = rates_of(network, spec, table)
+    found = find_rates(network, spec, table)
     if batch.is_elastic and (found.params_mb is None or len(found.step_s) < 2):
         raise UserError(
             f"train.batch.size: {list(batch.bounds)}: {spec.schedule.rates} does not say how the speed of "
@@ -70,7 +70,7 @@ def told_of(network: NetworkSpec, spec: Spec, table: RateTable) -> Network:
     )
 
 
-def rates_of_late(
+def make_late_policy_network(
     network: NetworkSpec, spec: Spec, table: RateTable | None, gpus: int
 ) -> Network | None:
     """What a policy is told of a network that comes while a launch goes on; None where no file says anything of it.
@@ -80,19 +80,19 @@ def rates_of_late(
         gpus: of the launch.
 
     Raises:
-        UserError: as :func:`told_of`; or no batch fits, by what the file says.
+        UserError: as :func:`make_policy_network`; or no batch fits, by what the file says.
     """
     if table is None:
         return None
     try:
         return at_best(
-            dataclasses.replace(table, models=(told_of(network, spec, table),)), gpus
+            dataclasses.replace(table, models=(make_policy_network(network, spec, table),)), gpus
         ).models[0]
     except InputError as error:  # the network has failed; the run goes on
         raise UserError(f"{spec.schedule.rates}: {error}") from None
 
 
-def rates_of(network: NetworkSpec, spec: Spec, table: RateTable) -> Network:
+def find_rates(network: NetworkSpec, spec: Spec, table: RateTable) -> Network:
     """The rates of a network in a file.
 
     Networks of a search have no names beforehand: the rates of a network that has the name of their entry are theirs,
@@ -106,7 +106,7 @@ def rates_of(network: NetworkSpec, spec: Spec, table: RateTable) -> Network:
     return found or Network(network.name, middle(table.models))
 
 
-def rates_of_engine(path: str | Path, table: RateTable) -> RateTable:
+def make_engine_rates(path: str | Path, table: RateTable) -> RateTable:
     """The table by which an engine trains: beside those of its networks it has the rates of those that may come."""
     names = {network.name for network in table.models}
     return dataclasses.replace(
@@ -118,7 +118,7 @@ def rates_of_engine(path: str | Path, table: RateTable) -> RateTable:
     )
 
 
-def rates_file(spec: Spec, given: str | None) -> str | None:
+def find_rates_file(spec: Spec, given: str | None) -> str | None:
     """The rates file to go by: one that is given, that the spec names, or the profile that a run of it has left."""
     profile = RunPaths(spec.output).profile
     return given or spec.schedule.rates or (str(profile) if profile.exists() else None)

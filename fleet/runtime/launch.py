@@ -13,8 +13,8 @@ from fleet.comm.roles import Roles
 from fleet.domain.events import CacheChosen, Event
 from fleet.domain.network import Code, EpochRecord
 from fleet.runtime.input_pipelines import InputPipeline
-from fleet.runtime.inputs import Inputs, samples_of_epoch
-from fleet.runtime.known_rates import rates_of_engine
+from fleet.runtime.inputs import Inputs, count_epoch_samples
+from fleet.runtime.known_rates import make_engine_rates
 from fleet.runtime.startup import Request
 from fleet.spec import Spec
 from fleet.storage.checkpoint import CheckpointLookup
@@ -23,7 +23,7 @@ from fleet.storage.lease import Fence
 from fleet.storage.paths import RunPaths
 from fleet.stream.compose import Store
 from fleet.stream.layout import Layout
-from fleet.stream.order import Order, RingOrder, StrictOrder, read_path
+from fleet.stream.order import Order, RingOrder, StrictOrder, parse_path
 from fleet.units import listed
 from preprocess.pipeline import Pipeline
 from preprocess.sample import ImageSpec, SampleSpec
@@ -74,7 +74,7 @@ class Launch:
 
     request: Request
     spec: Spec
-    ends: Spec
+    search_extremes: Spec
     paths: RunPaths
     roles: Roles
     inputs: Inputs
@@ -85,10 +85,10 @@ class Launch:
     machine: Machine
     codes: Mapping[str, Code]
     changes: tuple[Event, ...] = ()
-    found: Mapping[str, CheckpointLookup] = field(default_factory=dict)
+    checkpoints: Mapping[str, CheckpointLookup] = field(default_factory=dict)
     fence: Fence | None = None
     replayed: tuple[EpochRecord, ...] = ()
-    finished_epochs: int = 0
+    augmented_epochs: int = 0
 
     @property
     def sample(self) -> SampleSpec:
@@ -96,12 +96,12 @@ class Launch:
         return self.inputs.sample
 
     @property
-    def beside(self) -> Path:
+    def spec_folder(self) -> Path:
         """The folder of the spec."""
         return Path(self.request.spec).absolute().parent
 
     @property
-    def left_out(self) -> str:
+    def describe_unlisted(self) -> str:
         """That the run's folder has networks that the spec lacks, as those of another spec; nothing if it has none."""
         if self.request.fresh or self.replayed:
             return ""
@@ -120,21 +120,21 @@ class Launch:
         file = self.spec.schedule.rates
         if self.rates is None or file is None:
             return self.rates
-        return rates_of_engine(file, self.rates)
+        return make_engine_rates(file, self.rates)
 
     @property
     def epoch_samples(self) -> int:
         """How many samples a network trains on in an epoch; of folds, those of the fewest."""
-        return samples_of_epoch(self.inputs.data, self.folds)
+        return count_epoch_samples(self.inputs.data, self.folds)
 
     @property
     def store(self) -> Store:
         """Where trainers take samples from."""
         if self.roles.shared:
-            if self.kept is None:
+            if self.kept_image is None:
                 return "window"
             return "node"
-        if self.kept is None:
+        if self.kept_image is None:
             return "files"
         return "own"
 
@@ -145,12 +145,12 @@ class Launch:
         return InputPipeline(self.inputs.data, self.inputs.transforms, same, 0)
 
     @property
-    def fed(self) -> Mapping[str, InputPipeline]:
+    def pipelines(self) -> Mapping[str, InputPipeline]:
         """What networks are fed with, by feed; the one under no key, where it is the same for all."""
-        return self.inputs.feeds or {"": self.stream}
+        return self.inputs.pipelines or {"": self.stream}
 
     @property
-    def kept(self) -> ImageSpec | None:
+    def kept_image(self) -> ImageSpec | None:
         """A sample that every node keeps decoded; None where none are kept in memory."""
         if self.spec.data.cache == "memory":
             return self.sample.stored
@@ -170,7 +170,10 @@ class Launch:
         if self.spec.data.order == "ring":
             size = -(-training.samples // min(self.spec.data.shards, training.samples))
             return RingOrder(
-                training, size, self.spec.seed, [read_path(record.path) for record in self.replayed]
+                training,
+                size,
+                self.spec.seed,
+                [parse_path(record.path) for record in self.replayed],
             )
         return StrictOrder(
             training, self.layout.chunk if self.layout is not None else training.samples

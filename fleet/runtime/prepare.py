@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from fleet.comm.roles import Roles, roles_of
+from fleet.comm.roles import Roles, assign_roles
 from fleet.domain.added_networks import with_late
 from fleet.domain.events import CacheChosen, Commanded, EarlierRead, NetworkAdded
 from fleet.domain.run import RunState
@@ -23,8 +23,8 @@ from fleet.prediction.sample_file import (
     write_standardized,
 )
 from fleet.runtime import compatibility, inputs
-from fleet.runtime.caching import HostResources, choose_cache, judging_bytes, shared_epochs
-from fleet.runtime.engine_import import Ahead, ahead_of
+from fleet.runtime.caching import HostResources, choose_cache, count_shared_epochs, validation_bytes
+from fleet.runtime.engine_import import Ahead, plan_import
 from fleet.runtime.folder import (
     check_shareable,
     enter_folder,
@@ -33,9 +33,9 @@ from fleet.runtime.folder import (
     write_spec,
     writing_into,
 )
-from fleet.runtime.known_rates import check_remeasuring, hardware, rates_of, read_rates_of
+from fleet.runtime.known_rates import check_remeasuring, find_rates, hardware, read_rates_of
 from fleet.runtime.launch import Launch, Ranks
-from fleet.runtime.replay import Replay, replaying
+from fleet.runtime.replay import Replay, make_replay
 from fleet.runtime.searchers import make_searchers
 from fleet.runtime.startup import Request
 from fleet.spec import NetworkSpec, Spec, with_cache
@@ -77,8 +77,8 @@ def prepare(
     Raises:
         UserError, InputError: what is wrong, and what would be right.
     """
-    asked = _ask(request, ranks, name)
-    ahead = ahead_of(asked.trained, asked.roles, asked.left is not asked.paths)
+    asked = _make_plan(request, ranks, name)
+    ahead = plan_import(asked.trained, asked.roles, asked.left is not asked.paths)
     if ahead.ranks:
         check_installed(asked.trained.engine)
     announce(ahead)
@@ -89,8 +89,8 @@ def prepare(
     if left is None:
         before = None
     else:
-        before = compatibility.known_data(left, request.fresh_network)
-    opened = inputs.open_marked_inputs(asked.trained, before, _features(left))
+        before = compatibility.read_known_fingerprint(left, request.fresh_network)
+    opened = inputs.open_inputs_with_fingerprint(asked.trained, before, _read_features(left))
     means = HostResources(
         len(roles.preprocessors),
         roles.gpus_per_node,
@@ -98,13 +98,17 @@ def prepare(
         ranks.shared_free,
         free_disk(paths),
     )
-    cache = choose_cache(_both(asked.trained, asked.ends), opened, means, asked.told.cache)
+    cache = choose_cache(_with_extremes(asked.trained, asked.ends), opened, means, asked.told.cache)
     opened, known = inputs.standardize(
         opened.keeping(cache.cache), asked.trained, {} if left is None else read_standardized(left)
     )
-    epoch_samples = inputs.samples_of_epoch(opened.data, inputs.folds_of(asked.trained, opened))
-    spec, ends, whole = _settled(asked, opened, cache, epoch_samples)
-    layout = plan_memory(_both(spec, ends), opened.data, opened.sample, roles, ranks.shared_free)
+    epoch_samples = inputs.count_epoch_samples(
+        opened.data, inputs.assign_folds(asked.trained, opened)
+    )
+    spec, ends, whole = _resolve_specs(asked, opened, cache, epoch_samples)
+    layout = plan_memory(
+        _with_extremes(spec, ends), opened.data, opened.sample, roles, ranks.shared_free
+    )
     if request.remeasure:
         check_remeasuring(spec, replay is not None)
     launch = Launch(
@@ -119,24 +123,24 @@ def prepare(
         cache,
         _rates(spec, epoch_samples, roles, replay is not None),
         Machine(hardware(), ranks.per_core),
-        compatibility.codes_of(spec, Path(request.spec).absolute().parent),
+        compatibility.read_codes(spec, Path(request.spec).absolute().parent),
         replayed=() if replay is None else replay.history,
     )
     if before is None or opened.fingerprint is None:
         changed = []
     else:
-        changed = compatibility.changes_of_data(spec, before, opened.fingerprint)
+        changed = compatibility.describe_data_changes(spec, before, opened.fingerprint)
     if replay is not None:
         replay.check(whole, opened.sample, launch.codes, changed, request.accept_changes)
     launch = _enter(launch, lease, before, changed, replay)
-    _leave_word(launch, asked.trained, known)
+    _write_run_metadata(launch, asked.trained, known)
     if spec.data.cache == "file":
-        opened = inputs.decode(opened, spec, _decoded_path(cache, paths, left))
-    folds = inputs.folds_of(spec, opened)
+        opened = inputs.decode(opened, spec, _find_decoded_file(cache, paths, left))
+    folds = inputs.assign_folds(spec, opened)
     fingerprint = opened.fingerprint
     assert fingerprint is not None
     with writing_into(paths):
-        compatibility.note_data(paths, fingerprint, folds, opened.rows, launch.fence)
+        compatibility.save_fingerprint(paths, fingerprint, folds, opened.rows, launch.fence)
     if request.shares_run and lease is not None:
         lease.release()
         launch = dataclasses.replace(launch, fence=None)
@@ -144,11 +148,11 @@ def prepare(
         launch,
         folds=folds,
         inputs=opened.for_ranks(),
-        finished_epochs=finished_epochs(launch, ranks.shared_free),
+        augmented_epochs=plan_augmented_epochs(launch, ranks.shared_free),
     )
 
 
-def _features(left: RunPaths | None) -> tuple[str, ...]:
+def _read_features(left: RunPaths | None) -> tuple[str, ...]:
     """The columns of a table in the order in which earlier launches have read them, where that was kept."""
     with suppress(UserError):  # it is missing or damaged, and written anew
         if left is not None and (columns := read_columns(left)) is not None:
@@ -157,7 +161,7 @@ def _features(left: RunPaths | None) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
-class _Asked:
+class _Plan:
     """What a launch is to do, before the data is known.
 
     Attributes:
@@ -180,7 +184,7 @@ class _Asked:
     replay: Replay | None
 
 
-def _ask(request: Request, ranks: Ranks, name: str) -> _Asked:
+def _make_plan(request: Request, ranks: Ranks, name: str) -> _Plan:
     if request.replay is None:
         replayed = None
     else:
@@ -198,11 +202,15 @@ def _ask(request: Request, ranks: Ranks, name: str) -> _Asked:
     if request.shares_run:
         check_shareable(spec, "--share-run")
     compatibility.check_fresh(spec, request.fresh_network)
-    trained = told_when_to_end(spec)
-    roles = roles_of(trained, ranks.node_of, ranks.gpus_per_node, replayed is not None, ranks.cores)
+    trained = with_epochs_from_rates(spec)
+    roles = assign_roles(
+        trained, ranks.node_of, ranks.gpus_per_node, replayed is not None, ranks.cores
+    )
     if replayed is not None:
-        trained, replay = replaying(trained, replayed, str(request.only), roles.cluster.whole_gpus)
-        return _Asked(
+        trained, replay = make_replay(
+            trained, replayed, str(request.only), roles.cluster.whole_gpus
+        )
+        return _Plan(
             trained,
             spec,
             dataclasses.replace(spec, networks=()),
@@ -213,24 +221,24 @@ def _ask(request: Request, ranks: Ranks, name: str) -> _Asked:
             told,
             replay,
         )
-    return _Asked(trained, spec, extremes(spec), written, roles, paths, left, told, None)
+    return _Plan(trained, spec, extremes(spec), written, roles, paths, left, told, None)
 
 
-def _settled(
-    asked: _Asked, opened: inputs.Inputs, cache: CacheChosen, epoch_samples: int
+def _resolve_specs(
+    asked: _Plan, opened: inputs.Inputs, cache: CacheChosen, epoch_samples: int
 ) -> tuple[Spec, Spec, Spec]:
     """What is trained, what stands for the networks of searches, and the whole, as the data decides; all checked.
 
     Raises:
         UserError: networks cannot be trained on it, or compared.
     """
-    spec, whole, ends = inputs.settle(
+    spec, whole, ends = inputs.resolve_with_data(
         opened, with_cache(asked.trained, cache.cache), asked.whole, asked.ends
     )
     sample = opened.sample
     drawn = dataclasses.replace(whole, networks=() if asked.replay else variants(whole))
-    check_comparable(whole, (*asked.written, *drawn.networks), kinds_of(sample))
-    ends = told_when_to_end(ends)
+    check_comparable(whole, (*asked.written, *drawn.networks), target_kinds(sample))
+    ends = with_epochs_from_rates(ends)
     for some in (spec, ends, drawn):
         check_networks(some, sample, opened.data, epoch_samples, asked.roles.cluster.whole_gpus)
     make_searchers(ends, asked.told)  # says what is wrong with one before anything is written
@@ -259,23 +267,26 @@ def _enter(
     else:
         take_folder(paths, is_fresh, lease)
     if replay is not None:
-        replay.take_first(paths)
+        replay.copy_initial_weights(paths)
     fence = None if lease is None else lease.fence
     assert fingerprint is not None
     if not is_fresh:
-        compatibility.check_meanwhile(
-            paths, before, compatibility.known_data(paths, request.fresh_network), fingerprint
+        compatibility.check_data_unchanged(
+            paths,
+            before,
+            compatibility.read_known_fingerprint(paths, request.fresh_network),
+            fingerprint,
         )
-    made, found = compatibility.take_up(
+    made, found = compatibility.check_saved_networks(
         launch.spec, paths, launch.sample, launch.codes, request, fence, [] if is_fresh else changed
     )
-    compatibility.forget_old_data(paths, fingerprint)
+    compatibility.delete_stale_data(paths, fingerprint)
     return dataclasses.replace(
-        launch, fence=fence, changes=made, found={} if request.shares_run else found
+        launch, fence=fence, changes=made, checkpoints={} if request.shares_run else found
     )
 
 
-def _leave_word(launch: Launch, asked: Spec, known: Mapping[str, Standardization]) -> None:
+def _write_run_metadata(launch: Launch, asked: Spec, known: Mapping[str, Standardization]) -> None:
     """Write into the run's folder what it is, for those that look at it from outside."""
     opened = launch.inputs
     write_spec(asked, launch.paths)
@@ -283,12 +294,12 @@ def _leave_word(launch: Launch, asked: Spec, known: Mapping[str, Standardization
     write_standardized(launch.paths, known)
 
 
-def _both(spec: Spec, ends: Spec) -> Spec:
+def _with_extremes(spec: Spec, ends: Spec) -> Spec:
     """A spec with the networks that stand for those of its searches."""
     return dataclasses.replace(spec, networks=(*spec.networks, *ends.networks))
 
 
-def _decoded_path(cache: CacheChosen, paths: RunPaths, left: RunPaths | None) -> Path:
+def _find_decoded_file(cache: CacheChosen, paths: RunPaths, left: RunPaths | None) -> Path:
     """Where decoded samples are: a replay uses the file of its run, and makes one for itself if that was deleted."""
     of_run = paths if left is None else left
     if cache.is_passing and not of_run.decoded.exists():
@@ -359,18 +370,20 @@ def plan_memory(
     )
 
 
-def finished_epochs(launch: Launch, shared_free: float) -> int:
+def plan_augmented_epochs(launch: Launch, shared_free: float) -> int:
     """How many epochs of finished samples a node has room for, within what decoded samples leave of the window.
 
     Args:
         shared_free: bytes of shared memory that are free on the node that has least.
     """
-    if launch.kept is None or not launch.roles.shared:
+    if launch.kept_image is None or not launch.roles.shared:
         return 0
     spec = launch.spec
     opened = launch.inputs
     taken = shared_bytes(spec, opened, launch.roles, shared_free)
-    return shared_epochs(_both(spec, launch.ends), opened, taken, shared_free)
+    return count_shared_epochs(
+        _with_extremes(spec, launch.search_extremes), opened, taken, shared_free
+    )
 
 
 def shared_bytes(spec: Spec, opened: inputs.Inputs, roles: Roles, shared_free: float) -> int:
@@ -389,12 +402,12 @@ def shared_bytes(spec: Spec, opened: inputs.Inputs, roles: Roles, shared_free: f
     samples = len(opened.data.train)
     layout = plan_memory(spec, opened.data, sample, roles, shared_free)
     if layout is not None:
-        return layout.window_bytes + judging_bytes(opened)
+        return layout.window_bytes + validation_bytes(opened)
     assert sample.stored is not None
-    return samples * row_bytes(sample.stored, sample.stored_target.wire) + judging_bytes(opened)
+    return samples * row_bytes(sample.stored, sample.stored_target.wire) + validation_bytes(opened)
 
 
-def kinds_of(sample: SampleSpec) -> Callable[[NetworkSpec], tuple[str]]:
+def target_kinds(sample: SampleSpec) -> Callable[[NetworkSpec], tuple[str]]:
     """The kind of each network's target, once the data is known (:func:`fleet.spec.criteria.check_comparable`)."""
     return lambda network: (sample.for_pipeline(network.feed).target.kind,)
 
@@ -410,7 +423,7 @@ def check_networks(
     Raises:
         UserError: all that is wrong with any.
     """
-    found = unfit(spec, sample, data, samples, trainers)
+    found = find_misfits(spec, sample, data, samples, trainers)
     if found:
         count = len({network.name for network, *_ in found})
         raise UserError(
@@ -423,7 +436,7 @@ def check_networks(
         )
 
 
-def unfit(
+def find_misfits(
     spec: Spec, sample: SampleSpec, data: DataSet, samples: int, trainers: int
 ) -> list[Misfit]:
     """What of the networks cannot be trained on this data, or on so few trainers; see :func:`check_networks`."""
@@ -450,14 +463,14 @@ def _rates(spec: Spec, epoch_samples: int, roles: Roles, replays: bool) -> RateT
     if spec.schedule.rates is not None:
         table = at_best(read_rates_of(spec, spec.schedule.rates), roles.cluster.whole_gpus)
         return dataclasses.replace(
-            table, samples_per_epoch=epoch_samples, gpus_per_node=roles.whole_per_node
+            table, samples_per_epoch=epoch_samples, gpus_per_node=roles.physical_gpus_per_node
         )
     if spec.policy.needs_rates and not replays:
         return None
     # For a network alone, and for the policy that looks at no rates: nothing is measured.
     return RateTable(
         1,
-        roles.whole_per_node,
+        roles.physical_gpus_per_node,
         tuple(
             Network(network.name, (1.0,), min_gpus=network.min_gpus, max_gpus=network.max_gpus)
             for network in spec.networks
@@ -465,14 +478,14 @@ def _rates(spec: Spec, epoch_samples: int, roles: Roles, replays: bool) -> RateT
     )
 
 
-def told_when_to_end(spec: Spec) -> Spec:
+def with_epochs_from_rates(spec: Spec) -> Spec:
     """Networks that learn nothing converge after the epochs that the rates file has for them."""
     if spec.schedule.rates is None or spec.engine.learns:
         return spec
     table = read_rates(spec.schedule.rates)
 
     def limited(network: NetworkSpec) -> NetworkSpec:
-        known = rates_of(network, spec, table).epochs
+        known = find_rates(network, spec, table).epochs
         if known is None:
             return network
         converge = dataclasses.replace(

@@ -9,7 +9,16 @@ from __future__ import annotations
 import time
 from contextlib import suppress
 
-from fleet.comm.messages import Demand, Exit, Forget, Leave, Message, Produce, Tag, Throughput
+from fleet.comm.messages import (
+    Demand,
+    Exit,
+    LeaveLaunch,
+    Message,
+    Produce,
+    ReleaseReaders,
+    Tag,
+    Throughput,
+)
 from fleet.comm.protocols import World
 from fleet.comm.roles import Roles
 from fleet.errors import GroupFailed
@@ -65,13 +74,13 @@ class Preprocessor:
                     ),
                 )
             )
-        self._kept: SetFiller | None = None
-        if shared.kept is not None:
+        self._decoded_filler: SetFiller | None = None
+        if shared.decoded is not None:
             kept_order = training.order(0)
-            self._kept = SetFiller(
+            self._decoded_filler = SetFiller(
                 world,
                 roles,
-                shared.kept,
+                shared.decoded,
                 leads,
                 2,
                 True,
@@ -85,17 +94,17 @@ class Preprocessor:
 
     def start(self) -> None:
         """Tell the coordinator how fast this rank prepares samples."""
-        self._world.tell(0, Tag.COORDINATOR, Throughput(self._world.rank, self._measure()))
+        self._world.send(0, Tag.COORDINATOR, Throughput(self._world.rank, self._measure()))
 
     def step(self) -> bool:
         """Do a bounded piece of work; returns whether there was any."""
-        message = self._world.hear(Tag.PREPROCESSOR)
+        message = self._world.receive(Tag.PREPROCESSOR)
         if isinstance(message, Exit):
             self.is_done = True
             return False
-        if isinstance(message, Leave):
-            self._world.retire()
-        if self._world.lost.intersection(self._turns):
+        if isinstance(message, LeaveLaunch):
+            self._world.end_rank()
+        if self._world.dead_ranks.intersection(self._turns):
             return message is not None  # trainers prepare their samples themselves now
         try:
             self._follow(message)
@@ -112,17 +121,17 @@ class Preprocessor:
         """Do what the coordinator, or a preprocessor of another node, asks for."""
         if isinstance(message, Produce):
             if self._window is not None:
-                self._window.follow(message)
-            if self._kept is not None and self._kept not in self._sets:
-                self._sets.append(self._kept)
+                self._window.apply_order(message)
+            if self._decoded_filler is not None and self._decoded_filler not in self._sets:
+                self._sets.append(self._decoded_filler)
         elif isinstance(message, Demand) and self._window is not None:
-            self._window.heed(message)
-        elif isinstance(message, Forget) and self._window is not None:
-            self._window.forget(message.ranks)
+            self._window.note_demand(message)
+        elif isinstance(message, ReleaseReaders) and self._window is not None:
+            self._window.release_readers(message.ranks)
 
     def stop(self) -> None:
         """Leave the stream in order; collective over the leaders."""
-        if self._world.lost.intersection(self._turns):
+        if self._world.dead_ranks.intersection(self._turns):
             return
         with suppress(GroupFailed):
             for filler in (self._window, *self._sets):

@@ -26,7 +26,7 @@ from fleet.prediction.ensembles import (
     write_ensembles,
 )
 from fleet.runtime.admission import Admission
-from fleet.runtime.concurrent_launches import BesideOthers
+from fleet.runtime.concurrent_launches import ConcurrentLaunches
 from fleet.runtime.coordinator import Coordinator, Files, SearchParts, StartupEvents
 from fleet.runtime.engine_import import busy
 from fleet.runtime.external.command_handler import CommandHandler
@@ -40,7 +40,7 @@ from fleet.runtime.replay import compare
 from fleet.runtime.resume import resume
 from fleet.runtime.searchers import Searchers, make_searchers
 from fleet.runtime.startup import StartupTimer
-from fleet.runtime.warm_start import earlier_of
+from fleet.runtime.warm_start import read_earlier_run
 from fleet.search.calls import AddPriorTrial
 from fleet.search.changed_settings import beginning
 from fleet.search.controller import entries_of, make_controller
@@ -61,7 +61,7 @@ _HURRIED_S = 10.0
 _LAST_S = 10.0  # for all that is written in the end by a launch that is stuck
 
 
-def meaning(status: ExitStatus, rows: Iterable[NetworkResult]) -> str:
+def explain_status(status: ExitStatus, rows: Iterable[NetworkResult]) -> str:
     """What an end is that launchers take for an abort; nothing for all others.
 
     >>> meaning(ExitStatus.NETWORK_FAILED, [])
@@ -92,21 +92,21 @@ class RankZero:
         launch: Launch,
         interruption: Interruption,
         lease: Lease | None,
-        laps: StartupTimer,
+        timer: StartupTimer,
     ) -> None:
         spec = launch.spec
         paths = launch.paths
         tail = RunTail(paths, from_end=True)  # before: what is logged meanwhile is heard afterwards
         self._launch = launch
-        self._before = resume(launch)
-        self.results = self._before.results
-        self.first_epoch = self._before.first_epoch
+        self._resumed = resume(launch)
+        self.results = self._resumed.results
+        self.first_epoch = self._resumed.first_epoch
         self._run = self.results.run
-        self._left = [
+        self._unfinished = [
             network for network in spec.networks if self._run.standing(network.name).outcome is None
         ]  # when the launch begins
-        self._rates = RateMemory(launch, self._left)
-        self._beside = self._make_beside(lease, tail)
+        self._rates = RateMemory(launch, self._unfinished)
+        self._concurrent = self._make_concurrent(lease, tail)
         self._events, self._view = (
             EventLog(paths.events),
             make_view(self._run, launch.request.plain),
@@ -120,7 +120,7 @@ class RankZero:
         speeds = self._rates.speeds()
         self.coordinator = Coordinator(
             world,
-            self._setup(world, interruption.seconds_left()),
+            self._make_config(world, interruption.seconds_left()),
             speeds,
             Files(
                 self.results, self._events, ProfileFile(paths.profile), launch.fence, self._tracking
@@ -134,35 +134,35 @@ class RankZero:
             self._view.on_pace,
             interruption,
             StartupEvents(
-                self._before.unlogged,
+                self._resumed.unlogged,
                 self._rates.remembered,
-                self._before.found,
-                (launch.cache, *launch.changes, *self._before.changes),
-                laps,
+                self._resumed.statuses,
+                (launch.cache, *launch.changes, *self._resumed.changes),
+                timer,
                 launch.request.folders,
             ),
-            self._search(speeds.online is not None),
-            self._beside,
+            self._make_search(speeds.online is not None),
+            self._concurrent,
         )
-        if self._beside is not None:
-            self.results.check = self._beside.leases.check
+        if self._concurrent is not None:
+            self.results.check = self._concurrent.leases.check
             self.results.pacing = SharedWriteThrottle(paths.results)
-            self._beside.leases.start()
+            self._concurrent.leases.start()
 
-    def _setup(self, world: World, left_s: float | None) -> LaunchConfig:
+    def _make_config(self, world: World, left_s: float | None) -> LaunchConfig:
         """What the launch is given.
 
         Args:
             left_s: seconds to its end, where that is known.
         """
         launch = self._launch
-        elsewhere = () if self._beside is None else self._epochs_left
+        elsewhere = () if self._concurrent is None else self._epochs_left
         return LaunchConfig(
             launch.spec,
             launch.roles,
             launch.layout,
             launch.epoch_samples,
-            world.outlives,
+            world.is_fault_tolerant,
             ends_s=None if left_s is None else self._events.now() + left_s,
             first_epoch=self.first_epoch,
             replayed=tuple(launch.replayed_epochs()),
@@ -183,7 +183,9 @@ class RankZero:
     def busy(self) -> tuple[int, ...]:
         """The trainers that can be busy at once, by what is left to train."""
         together = max(1, worth(Sharing(self._rates.sharing).curve))
-        return busy(self._left, self._launch.roles, bool(self._launch.spec.searches), together)
+        return busy(
+            self._unfinished, self._launch.roles, bool(self._launch.spec.searches), together
+        )
 
     @property
     def _epochs_left(self) -> dict[str, int]:
@@ -194,7 +196,7 @@ class RankZero:
             if (standing := self._run.standing(name)).outcome is None
         }
 
-    def _make_beside(self, lease: Lease | None, tail: RunTail) -> BesideOthers | None:
+    def _make_concurrent(self, lease: Lease | None, tail: RunTail) -> ConcurrentLaunches | None:
         """The networks that this launch is to hold; None where it holds all."""
         launch = self._launch
         if not launch.request.shares_run or lease is None:
@@ -205,18 +207,18 @@ class RankZero:
             max(1, len(launch.roles.trainers) // largest),
             launch.request.idle_timeout,
         )
-        return BesideOthers(
+        return ConcurrentLaunches(
             launch.paths, NetworkLeases(launch.paths, lease), claims, self.results, tail
         )
 
-    def _search(self, learns: bool) -> SearchParts:
+    def _make_search(self, learns: bool) -> SearchParts:
         """What asks for networks and prunes them."""
         launch = self._launch
-        searchers = make_searchers(launch.ends, self._run)
+        searchers = make_searchers(launch.search_extremes, self._run)
         earlier = dict[str, list[AddPriorTrial]]()
         begins = list[ev.SearcherBegan | ev.EarlierRead]()
         calls = dict[str, Sequence[ev.Searched]]()
-        for entry in entries_of(launch.ends).values():
+        for entry in entries_of(launch.search_extremes).values():
             search = self._run.search(entry.name)
             knows = isinstance(searchers[entry.name], AcceptsPriorTrials)
             began = beginning(entry, search, knows)
@@ -230,19 +232,19 @@ class RankZero:
             earlier[entry.name] = []
             calls[entry.name] = tuple(search.calls)
             for run in entry.settings.warm_start:
-                found, read = earlier_of(entry, run, search, knows)
+                found, read = read_earlier_run(entry, run, search, knows)
                 earlier[entry.name] += found
                 begins += [] if read is None else [read]
         mind = make_controller(
             launch.spec,
-            launch.ends,
+            launch.search_extremes,
             searchers,
             len(launch.roles.trainers),
             judges=not launch.replayed,
             parameters=self.results.parameters,
             earlier=earlier,
         )
-        admission = Admission(launch, self.results, self._rates.keys, self._rates.known, learns)
+        admission = Admission(launch, self.results, self._rates.keys, self._rates.prior_rates, learns)
         if launch.replayed or launch.request.shares_run:
             clerk = None
         else:
@@ -251,14 +253,14 @@ class RankZero:
             )
         patience_s = {
             entry.stem: entry.search.timeout
-            for entry in launch.ends.searches.values()
+            for entry in launch.search_extremes.searches.values()
             if entry.search is not None
         }
         return SearchParts(
             mind,
             Searchers(searchers, calls, patience_s),
             admission,
-            self._before.log,
+            self._resumed.log,
             clerk,
             tuple(begins),
         )
@@ -267,7 +269,7 @@ class RankZero:
         """Leave the terminal as it was."""
         self._view.close()
 
-    def cut(self, why: str) -> int:
+    def end_stuck(self, why: str) -> int:
         """The same in a launch that is stuck, from another thread; it takes some seconds at most.
 
         Args:
@@ -285,9 +287,9 @@ class RankZero:
         """Write and print what came out; returns the exit status."""
         self._rates.close(self._run.launch)
         self.coordinator.stop()
-        if self._beside is not None:
-            self._beside.leases.close()
-            self._beside.refresh()
+        if self._concurrent is not None:
+            self._concurrent.leases.close()
+            self._concurrent.refresh()
         self.results.write()
         self._events.close()
         self._tensorboard.close()
@@ -302,7 +304,7 @@ class RankZero:
                 _HURRIED_S if status is ExitStatus.RESUMABLE else _PATIENCE_S
             ):
                 print(describe_event(failed, {}), flush=True)
-            said = meaning(status, self.results.rows())
+            said = explain_status(status, self.results.rows())
             if said and find_launcher(os.environ) is not None:
                 print(
                     f"Status {status.value}: {said}. Launchers take it for an abort; no rank has crashed.",
@@ -318,7 +320,7 @@ class RankZero:
         )
         if left_out:
             print(left_out)
-        together = self._joined(rows)
+        together = self._judge_ensembles(rows)
         if together:
             print_table(*make_table(together), title="The best networks together")
         print(self.coordinator.summary())
@@ -345,7 +347,7 @@ class RankZero:
             shown = f"without a report, because {error}"
         print(f"Everything is in {self._launch.spec.output}; {shown}.", flush=True)
 
-    def _joined(self, rows: Sequence[NetworkResult]) -> list[EnsembleResult]:
+    def _judge_ensembles(self, rows: Sequence[NetworkResult]) -> list[EnsembleResult]:
         """How good the best networks are together, once all that will finish have."""
         if self._launch.replayed or any(
             row.status in (Status.WAITING, Status.TRAINING) for row in rows

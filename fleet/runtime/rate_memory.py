@@ -34,18 +34,18 @@ class RateMemory:
         known: key -> GPUs -> samples/s, of earlier runs.
     """
 
-    def __init__(self, launch: Launch, left: Sequence[NetworkSpec]) -> None:
-        spec, codes = launch.spec, hash_all_sources(launch.spec, launch.beside)
+    def __init__(self, launch: Launch, unfinished: Sequence[NetworkSpec]) -> None:
+        spec, codes = launch.spec, hash_all_sources(launch.spec, launch.spec_folder)
         self._launch = launch
-        self._left = left
+        self._unfinished = unfinished
         self._book = rate_cache.RateBook(rate_cache.cache_path(), launch.request.remeasure)
         self.keys = {
             network.name: speed_identity(
                 network, spec.resources, launch.sample, launch.machine, codes
             )
-            for network in left
+            for network in unfinished
         }
-        self.known = rate_cache.rates_of(self._book.rates)
+        self.prior_rates = rate_cache.rates_of(self._book.rates)
         # What networks train together that share a GPU holds for an engine on one kind of machine.
         self._sharing_key = rate_cache.sharing_key(spec.resources.engine, launch.machine.hardware)
         self._machine = f"{socket.gethostname()}: {launch.machine.hardware}"
@@ -58,7 +58,7 @@ class RateMemory:
         given = self._launch.rates
         if given is not None and len(given.sharing) > 1:
             return dict(enumerate(given.sharing[1:], start=2))
-        return self.known.get(self._sharing_key, {})
+        return self.prior_rates.get(self._sharing_key, {})
 
     @property
     def alone(self) -> frozenset[str]:
@@ -82,21 +82,21 @@ class RateMemory:
             )
             for name, key in self.keys.items()
         }
-        known = {name: found for name, found in rates.items() if found}
-        if known:
-            return ev.RatesRemembered(str(self._book.path), known)
+        prior_rates = {name: found for name, found in rates.items() if found}
+        if prior_rates:
+            return ev.RatesRemembered(str(self._book.path), prior_rates)
         return None
 
     def speeds(self) -> PriorRates:
         """What is known beforehand, the measurements that are missing, and what learns from training."""
         roles = self._launch.roles
         survey = RateMeasurement(
-            self._left,
+            self._unfinished,
             self.keys,
             self._launch.spec.profile,
             roles.cluster.whole_gpus,
-            roles.whole_per_node,
-            self.known,
+            roles.physical_gpus_per_node,
+            self.prior_rates,
             rate_cache.timings(self._book.rates),
         )
         return PriorRates(survey, self._launch.rates, self._online())
@@ -105,22 +105,22 @@ class RateMemory:
         """What learns rates from training; None where they are given, or measured before."""
         launch = self._launch
         is_measured = launch.spec.profile.when == "offline" or any(
-            network.train.batch.is_elastic for network in self._left
+            network.train.batch.is_elastic for network in self._unfinished
         )  # no number for each number of GPUs says its rate
         if launch.rates is not None or is_measured:
             return None
-        samples = [launch.sample.for_pipeline(network.feed) for network in self._left]
+        samples = [launch.sample.for_pipeline(network.feed) for network in self._unfinished]
         traits = [
             traits_of(network, self.keys[network.name], sample.image.shape, sample.classes)
-            for network, sample in zip(self._left, samples, strict=True)
+            for network, sample in zip(self._unfinished, samples, strict=True)
         ]
         roles = launch.roles
         return OnlineRates(
             traits,
             launch.epoch_samples,
-            roles.whole_per_node,
+            roles.physical_gpus_per_node,
             roles.cluster.whole_gpus,
-            self.known,
+            self.prior_rates,
             roles.slots,
             self.sharing,
             roles.idle_slots,
@@ -132,20 +132,22 @@ class RateMemory:
         """Keep what was measured, or learned, soon after that, whatever becomes of this launch."""
         match event:
             case ev.RateLearned():
-                self._book.add(self.keys[event.network], event.gpus, self._found(event, "trained"))
+                self._book.add(
+                    self.keys[event.network], event.gpus, self._make_rate(event, "trained")
+                )
             case ev.RateMeasured() if event.rate > 0:
                 self._book.add(
                     self.keys[event.network],
                     event.gpus,
                     replace(
-                        self._found(event, "measured"),
+                        self._make_rate(event, "measured"),
                         timed=event.timed,
                         parameters=event.parameters,
                     ),
                 )
             case ev.RateOff() if event.corrected:
                 self._book.correct(
-                    self.keys[event.network], event.gpus, self._found(event, "trained")
+                    self.keys[event.network], event.gpus, self._make_rate(event, "trained")
                 )
                 self._book.write()
             case ev.SharingLearned() if (
@@ -155,13 +157,13 @@ class RateMemory:
                     self._book.add(
                         self._sharing_key,
                         count,
-                        self._shown(speedup, f"{count} networks on one {event.device}"),
+                        self._make_note(speedup, f"{count} networks on one {event.device}"),
                     )
             case ev.NetworkRetried(alone=True):
                 self._book.add(
                     rate_cache.alone_key(self.keys[event.network]),
                     1,
-                    self._shown(1.0, event.network, event.reason),
+                    self._make_note(1.0, event.network, event.reason),
                 )
                 self._book.write()
             case ev.Profiled():
@@ -169,7 +171,7 @@ class RateMemory:
             case ev.RatesEstimated():
                 self._book.write_if_due()
 
-    def close(self, shown: RunLaunch | None) -> None:
+    def close(self, run_launch: RunLaunch | None) -> None:
         """Keep how long all took but steps, the rates that were shown where nobody looked at any, and all the rest.
 
         Args:
@@ -177,28 +179,28 @@ class RateMemory:
         """
         spec = self._launch.spec
         data = self._launch.inputs.data
-        if shown is not None and spec.engine.learns and not self._launch.replayed:
+        if run_launch is not None and spec.engine.learns and not self._launch.replayed:
             judging = 0 if data.validation is None else len(data.validation)
             for name, rates in (
-                {} if spec.policy.needs_rates else observed_rates(shown, judging).items()
+                {} if spec.policy.needs_rates else observed_rates(run_launch, judging).items()
             ):
                 for gpus, rate in rates.items():
-                    self._book.add(self.keys[name], gpus, self._shown(rate, name))
-            found = measure_overheads(shown, judging)
+                    self._book.add(self.keys[name], gpus, self._make_note(rate, name))
+            found = measure_overheads(run_launch, judging)
             if found is not None:
                 key = rate_cache.beside_steps_key(
                     spec.resources.engine, self._launch.machine.hardware
                 )
                 for number, (name, seconds) in enumerate(vars(found).items(), start=1):
-                    self._book.add(key, number, self._shown(max(seconds, _LEAST_S), name))
+                    self._book.add(key, number, self._make_note(max(seconds, _LEAST_S), name))
         self._book.write()
 
-    def _found(
+    def _make_rate(
         self, event: ev.RateMeasured | ev.RateLearned | ev.RateOff, how: str
     ) -> rate_cache.KnownRate:
         return rate_cache.KnownRate(
             event.rate, event.spread, event.steps, time.time(), self._machine, how, event.network
         )
 
-    def _shown(self, number: float, name: str, how: str = "trained") -> rate_cache.KnownRate:
+    def _make_note(self, number: float, name: str, how: str = "trained") -> rate_cache.KnownRate:
         return rate_cache.KnownRate(number, 0.0, 1, time.time(), self._machine, how, name)

@@ -20,7 +20,7 @@ from fleet.units import counted
 from preprocess.sample import SampleSpec
 
 
-def _compared(recorded: Sequence[EpochRecord]) -> tuple[str, ...]:
+def _list_compared(recorded: Sequence[EpochRecord]) -> tuple[str, ...]:
     """What of epochs is compared: losses, accuracies and all metrics."""
     return (*SCORES, *dict.fromkeys(name for record in recorded for name in record.metrics))
 
@@ -38,7 +38,7 @@ def largest_difference(recorded: Sequence[EpochRecord], replayed: Sequence[Epoch
         raise ValueError("these histories are not of the same stream epochs")
     largest = 0.0
     for one, other in zip(recorded, replayed, strict=True):
-        for name in _compared(recorded):
+        for name in _list_compared(recorded):
             largest = max(largest, _difference(one.value(name), other.value(name)))
     return largest
 
@@ -67,14 +67,16 @@ def compare(
         f"{one.val_loss:12.6f}  {other.val_loss:8.6f}"
         for one, other in zip(recorded, replayed, strict=True)
     ]
-    lines += [_agreement(name, recorded, replayed) for name in _compared(recorded)]
-    lines += [_scope(recorded, replayed, deterministic)]
+    lines += [_describe_agreement(name, recorded, replayed) for name in _list_compared(recorded)]
+    lines += [_describe_scope(recorded, replayed, deterministic)]
     return "\n".join(
         [*lines, f"largest relative difference: {largest_difference(recorded, replayed):.2e}"]
     )
 
 
-def _agreement(name: str, recorded: Sequence[EpochRecord], replayed: Sequence[EpochRecord]) -> str:
+def _describe_agreement(
+    name: str, recorded: Sequence[EpochRecord], replayed: Sequence[EpochRecord]
+) -> str:
     """How far one quantity agrees, over all epochs."""
     pairs = [
         (one.value(name), other.value(name)) for one, other in zip(recorded, replayed, strict=True)
@@ -93,7 +95,7 @@ def _agreement(name: str, recorded: Sequence[EpochRecord], replayed: Sequence[Ep
     )
 
 
-def _scope(
+def _describe_scope(
     recorded: Sequence[EpochRecord], replayed: Sequence[EpochRecord], deterministic: bool
 ) -> str:
     """What was the same, and what may make a difference."""
@@ -148,7 +150,7 @@ class Replay:
                 "--accept-changes"
             )
         files = find_changes(
-            network, spec, sample, codes[network.architecture.target], _left_by(self.name, self.run)
+            network, spec, sample, codes[network.architecture.target], _read_history(self.name, self.run)
         )
         if files and not accepts_changes:
             raise UserError(
@@ -174,7 +176,7 @@ class Replay:
                 f"spec has; the spec of that run is {self.run.spec}"
             )
 
-    def take_first(self, paths: RunPaths) -> None:
+    def copy_initial_weights(self, paths: RunPaths) -> None:
         """Begin with the weights with which the network began, where it got them of another one."""
         first = self.run.first(self.name)
         if first.exists():
@@ -184,7 +186,7 @@ class Replay:
                     file.write(first.read_bytes())
 
 
-def replaying(spec: Spec, paths: RunPaths, name: str, trainers: int) -> tuple[Spec, Replay]:
+def make_replay(spec: Spec, paths: RunPaths, name: str, trainers: int) -> tuple[Spec, Replay]:
     """A spec of one network, trained for as many epochs as its history has.
 
     On as many GPUs as it had, if that number did not change and there are so many; otherwise on one.
@@ -196,7 +198,7 @@ def replaying(spec: Spec, paths: RunPaths, name: str, trainers: int) -> tuple[Sp
         raise UserError(
             f"--only {name}: the spec has no such network; it has {', '.join(spec.by_name)}"
         )
-    history = _left_by(name, paths).history
+    history = _read_history(name, paths).history
     if not history:
         raise UserError(f"--replay {paths.root}: {name} has not finished an epoch there")
     network = spec.by_name[name]
@@ -224,7 +226,7 @@ def replaying(spec: Spec, paths: RunPaths, name: str, trainers: int) -> tuple[Sp
     )
 
 
-def _left_by(name: str, paths: RunPaths) -> State:
+def _read_history(name: str, paths: RunPaths) -> State:
     """The record of a network of the run that is replayed."""
     found = find_newest(paths, name, with_arrays=False)
     if found.state is None:

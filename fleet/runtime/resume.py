@@ -27,7 +27,7 @@ class Resumed:
         log: of the launches whose log this one goes on with.
         unlogged: epochs that are in checkpoints and in no log. Among launches that work at the same time that is seen
             when a network is taken: the others may be about to log what they have saved.
-        found: how far networks are by their checkpoints, where logs say otherwise.
+        statuses: how far networks are by their checkpoints, where logs say otherwise.
         changes: to be logged of checkpoints that are damaged or gone, and of ranks that died.
         first_epoch: of the stream that no launch has consumed.
     """
@@ -35,7 +35,7 @@ class Resumed:
     results: Results
     log: tuple[ev.Event, ...]
     unlogged: Sequence[ev.EpochEnded]
-    found: Mapping[str, ev.FoundStanding]
+    statuses: Mapping[str, ev.FoundStanding]
     changes: Sequence[ev.NetworkFellBack | ev.NetworkFailed | ev.NetworkWarned]
     first_epoch: int
 
@@ -56,19 +56,19 @@ def resume(launch: Launch) -> Resumed:
         spec,
         paths,
         run,
-        _parameters(launch, told),
-        lambda network: trial_identity(network, spec, launch.sample, launch.beside),
+        _count_parameters(launch, told),
+        lambda network: trial_identity(network, spec, launch.sample, launch.spec_folder),
         test=str(spec.data.test) if launch.is_tested else "",
         check=fence_check(launch.fence),
         skipped=frozenset() if launch.replayed else read_skipped(paths),
     )
     if is_alone:
         results.deaths.collect()
-    standings, states = recover(results, launch.found)
+    standings, states = recover(results, launch.checkpoints)
     if launch.replayed:
         lost = []
     else:
-        lost = _lost(run, standings, states, launch.changes)
+        lost = _find_missing(run, standings, states, launch.changes)
     # What this launch says by an event, or does itself, no log needs to be told beside that.
     is_own = {name for name, standing in standings.items() if _is_of_this_launch(standing)}
     found = {
@@ -114,7 +114,7 @@ def resume(launch: Launch) -> Resumed:
         tuple(logged.event for logged in logs.get(paths.events, ())),
         unlogged,
         found,
-        [*damaged, *lost, *(_deaths(results, standings) if is_alone else ())],
+        [*damaged, *lost, *(_describe_deaths(results, standings) if is_alone else ())],
         1 + max(consumed, default=-1),
     )
 
@@ -124,7 +124,7 @@ def _is_of_this_launch(standing: NetworkStatus) -> bool:
     return outcome is not None and (outcome.is_skipped or outcome.deaths > 0)
 
 
-def _deaths(
+def _describe_deaths(
     results: Results, standings: Mapping[str, NetworkStatus]
 ) -> list[ev.NetworkFailed | ev.NetworkWarned]:
     """What is to be logged of networks with which ranks died: they fail, or are trained last."""
@@ -144,7 +144,7 @@ def _deaths(
     return said
 
 
-def _lost(
+def _find_missing(
     run: RunState,
     standings: Mapping[str, NetworkStatus],
     saved: Container[str],
@@ -176,7 +176,7 @@ def _lost(
     ]
 
 
-def _parameters(launch: Launch, told: RunState) -> dict[str, int]:
+def _count_parameters(launch: Launch, told: RunState) -> dict[str, int]:
     """The parameter counts that are known without building a network, of those that can be built."""
     refused = told.refused
     counts = {

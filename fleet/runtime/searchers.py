@@ -19,7 +19,7 @@ from fleet.control.effects import SearcherAnswered, SearcherCallFailed
 from fleet.domain.events import Searched
 from fleet.domain.run import RunState
 from fleet.errors import SpecError, UserError
-from fleet.runtime.warm_start import earlier_of
+from fleet.runtime.warm_start import read_earlier_run
 from fleet.search.calls import Call, make, replay
 from fleet.search.controller import Entry, entries_of
 from fleet.search.pruning import make_pruner
@@ -47,18 +47,18 @@ def make_searchers(ends: Spec, run: RunState) -> dict[str, Searcher]:
             and why.
     """
     searchers = {}
-    with _said_at(ends, ("prune", "rule")):
+    with _locating_mistakes(ends, ("prune", "rule")):
         make_pruner(ends.document.prune, 1, ends.seed)
     for index, entry in entries_of(ends).items():
-        with _said_at(ends, ("models", index, "search", "ask")):
-            searchers[entry.name] = _made(entry)
+        with _locating_mistakes(ends, ("models", index, "search", "ask")):
+            searchers[entry.name] = _make_in_time(entry)
         for place, source in enumerate(entry.settings.warm_start):
-            with _said_at(ends, ("models", index, "search", "from", place)):
+            with _locating_mistakes(ends, ("models", index, "search", "from", place)):
                 if os.path.realpath(source) == os.path.realpath(ends.output):
                     raise UserError(
                         f"{source} is the folder of this run, of which a search knows anyway; left out"
                     )
-                earlier_of(
+                read_earlier_run(
                     entry,
                     source,
                     run.search(entry.name),
@@ -68,7 +68,7 @@ def make_searchers(ends: Spec, run: RunState) -> dict[str, Searcher]:
 
 
 @contextmanager
-def _said_at(spec: Spec, place: tuple) -> Iterator[None]:
+def _locating_mistakes(spec: Spec, place: tuple) -> Iterator[None]:
     """A context in which what is wrong with a part of the user's own is a mistake at its place in the spec."""
     try:
         yield
@@ -77,7 +77,7 @@ def _said_at(spec: Spec, place: tuple) -> Iterator[None]:
         raise SpecError([spec.origin.mistake(place, wrong, right)]) from error
 
 
-def _made(entry: Entry) -> Searcher:
+def _make_in_time(entry: Entry) -> Searcher:
     """A searcher, made in a thread: its constructor has as long as each of its calls.
 
     Raises:
@@ -158,7 +158,7 @@ class Searchers:
 
         self._start(entry, str(call), do)
 
-    def heard(self) -> Answer | None:
+    def poll_answer(self) -> Answer | None:
         """The answer, once it is there or nobody waits for it any longer; it never blocks."""
         work = self._work
         if work is None:

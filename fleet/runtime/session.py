@@ -19,16 +19,16 @@ from fleet.runtime.launch import Launch
 from fleet.runtime.preprocessor import Preprocessor
 from fleet.runtime.startup import StartupTimer
 from fleet.runtime.training.shared_gpus import SharedGpus
-from fleet.runtime.training.sources import sources_of
+from fleet.runtime.training.sources import make_sources
 from fleet.runtime.training.trainer import Trainer
 from fleet.runtime.watchdog import Watchdog
 from fleet.runtime.witness import Witness
 from fleet.storage.lease import Lease
+from fleet.stream.active_slots import ActiveSlots
 from fleet.stream.augment import NodeEpochs
 from fleet.stream.compose import NodeMemory
 from fleet.stream.layout import chunk_size
 from fleet.stream.sample_set import SampleSet
-from fleet.stream.tenants import Tenants
 from fleet.stream.window import Window
 from launch.devices import memory_mib, visible_gpus
 from launch.numa import bind, find_gpu_nodes, on_gpu_node
@@ -61,14 +61,14 @@ class Session:
         interruption: Interruption,
         lease: Lease | None = None,
         loading: EngineImport | None = None,
-        laps: StartupTimer | None = None,
+        timer: StartupTimer | None = None,
     ) -> None:
         self._world = world
         self._launch = launch
         self._interruption = interruption
         self._lease = lease
         self._loading = loading or EngineImport()
-        self._laps = laps or StartupTimer()
+        self._timer = timer or StartupTimer()
         self._roles = launch.roles
         self._shared = NodeMemory()
         self._first_epoch = 0  # of the stream, in this launch
@@ -76,10 +76,10 @@ class Session:
 
     def run(self) -> int:
         """Do this rank's part; returns the exit status that this rank should end with."""
-        log.info("%s; JPEG by %s", self._world.library(), decoder_name())
+        log.info("%s; JPEG by %s", self._world.library_name(), decoder_name())
         witness = self._witness = Witness(self._world, self._launch.paths)
         self._interruption.on_signal = self._on_signal
-        self._interruption.end_at_once = lambda: self._world.end(INTERRUPTED)
+        self._interruption.end_at_once = lambda: self._world.end_all_ranks(INTERRUPTED)
         self._world.before_end = witness.leave
         if self._roles.shared or self._roles.slots > 1:
             self._map_memory()
@@ -92,28 +92,28 @@ class Session:
             gpus = SharedGpus(self._world, self._roles, shared, os.environ)
         else:
             gpus = None
-        board = self._board() if self._world.rank == 0 else None
+        rank_zero = self._make_rank_zero() if self._world.rank == 0 else None
         watchdog = None
-        if board is not None and self._interruption.is_watched:
-            watchdog = self._watchdog(board)
-        busy, self._first_epoch = self._world.share(
-            None if board is None else (frozenset(board.busy), board.first_epoch)
+        if rank_zero is not None and self._interruption.is_watched:
+            watchdog = self._watchdog(rank_zero)
+        busy, self._first_epoch = self._world.broadcast_value(
+            None if rank_zero is None else (frozenset(rank_zero.busy), rank_zero.first_epoch)
         )
         try:
             if self._world.rank in self._roles.trainers:
-                self._train(board, self._world.rank in busy)
+                self._train(rank_zero, self._world.rank in busy)
             else:
-                self._serve(board)
+                self._run_without_training(rank_zero)
         finally:
-            if board is not None:
-                board.close()
+            if rank_zero is not None:
+                rank_zero.close()
         self._world.finish()
         if watchdog is not None:
             watchdog.stop()
         if gpus is not None:
             gpus.stop()
-        if board is not None:
-            return board.end()
+        if rank_zero is not None:
+            return rank_zero.end()
         return int(ExitStatus.OK)
 
     def _on_signal(self, number: int) -> None:
@@ -121,54 +121,56 @@ class Session:
         if lost:
             self._interruption.cause = lost
 
-    def _board(self) -> RankZero:
+    def _make_rank_zero(self) -> RankZero:
         from fleet.runtime.rank_zero import (
             RankZero,
         )  # what only rank 0 needs takes a tenth of a second to import
 
-        return RankZero(self._world, self._launch, self._interruption, self._lease, self._laps)
+        return RankZero(self._world, self._launch, self._interruption, self._lease, self._timer)
 
-    def _watchdog(self, board: RankZero) -> Watchdog:
+    def _watchdog(self, rank_zero: RankZero) -> Watchdog:
         """What ends the launch in time, whatever this rank or another is stuck in."""
 
         def cut(why: str) -> None:
-            board.close()
-            self._world.end(board.cut(why))
+            rank_zero.close()
+            self._world.end_all_ranks(rank_zero.end_stuck(why))
 
-        watchdog = Watchdog(self._world, self._interruption, lambda: board.coordinator.status, cut)
-        self._world.duties.append(watchdog.see_duty)
+        watchdog = Watchdog(
+            self._world, self._interruption, lambda: rank_zero.coordinator.status, cut
+        )
+        self._world.background_tasks.append(watchdog.note_task_run)
         watchdog.start()
         return watchdog
 
-    def _train(self, board: RankZero | None, is_busy: bool) -> None:
+    def _train(self, rank_zero: RankZero | None, is_busy: bool) -> None:
         """A trainer; on a launch of one rank it coordinates while it waits.
 
         Args:
             is_busy: whether there will be something to train here.
         """
-        if board is not None:
-            self._world.duties.append(partial(self._coordinate, board))
-            board.coordinator.start()
+        if rank_zero is not None:
+            self._world.background_tasks.append(partial(self._coordinate, rank_zero))
+            rank_zero.coordinator.start()
         self._loading.finish()  # before anything else is imported here
-        tenants = Tenants(self._world, self._roles, self._shared.tenants)
-        sources = sources_of(self._world, self._launch, self._shared, self._first_epoch)
+        active_slots = ActiveSlots(self._world, self._roles, self._shared.active_slots)
+        sources = make_sources(self._world, self._launch, self._shared, self._first_epoch)
         trainer = Trainer(
             self._world,
             self._launch.spec,
             self._launch.paths,
-            partial(self._engine, tenants),
+            partial(self._engine, active_slots),
             self._launch.sample,
             sources,
             self._launch.codes,
             self._launch.fence,
-            tenants,
+            active_slots,
             self._witness.mark,
         )
         trainer.start(is_busy)
         trainer.run()
         trainer.stop()
 
-    def _serve(self, board: RankZero | None) -> None:
+    def _run_without_training(self, rank_zero: RankZero | None) -> None:
         """A preprocessor, or rank 0 that coordinates, or both."""
         if self._world.rank in self._roles.preprocessors:
             preprocessor = self._preprocessor()
@@ -176,28 +178,28 @@ class Session:
             preprocessor = None
         if preprocessor is not None:
             preprocessor.start()
-        if board is not None:
-            board.coordinator.start()
-            self._world.duties.append(partial(self._coordinate, board))
+        if rank_zero is not None:
+            rank_zero.coordinator.start()
+            self._world.background_tasks.append(partial(self._coordinate, rank_zero))
         if preprocessor is not None:
-            self._world.duties.append(preprocessor.step)
+            self._world.background_tasks.append(preprocessor.step)
         self._world.wait(
             lambda: (
                 (preprocessor is None or preprocessor.is_done)
-                and (board is None or board.coordinator.status is not None)
+                and (rank_zero is None or rank_zero.coordinator.status is not None)
             )
             or None
         )
-        self._world.duties.clear()
+        self._world.background_tasks.clear()
         if preprocessor is not None:
             preprocessor.stop()
 
-    def _coordinate(self, board: RankZero) -> bool:
+    def _coordinate(self, rank_zero: RankZero) -> bool:
         """The duty of rank 0. Where ranks are left in the end that do not listen, it ends them with all others."""
-        worked = board.coordinator.step()
-        if board.coordinator.is_cut:
-            board.close()
-            self._world.end(board.end())
+        worked = rank_zero.coordinator.step()
+        if rank_zero.coordinator.is_cut:
+            rank_zero.close()
+            self._world.end_all_ranks(rank_zero.end())
         return worked
 
     # ---- what the roles stand on ----
@@ -219,9 +221,9 @@ class Session:
                 if launch.layout is None
                 else Window(launch.layout, f"{name}-train", create, is_relayed=roles.nodes > 1),
                 None
-                if launch.kept is None or not shares
+                if launch.kept_image is None or not shares
                 else _sample_set(
-                    launch.kept,
+                    launch.kept_image,
                     launch.sample.stored_target,
                     len(launch.inputs.data.train),
                     f"{name}-kept",
@@ -240,12 +242,12 @@ class Session:
                 if roles.slots == 1
                 else Segment(f"{name}-tenants", roles.gpus_per_node, create),
                 None
-                if not launch.finished_epochs
+                if not launch.augmented_epochs
                 else NodeEpochs(
                     launch.sample.wire,
                     launch.sample.target.wire,
                     len(launch.inputs.data.train),
-                    launch.finished_epochs,
+                    launch.augmented_epochs,
                     roles.gpus_per_node,
                     f"{name}-finished",
                     create,
@@ -258,7 +260,7 @@ class Session:
                     find_gpu_nodes(self._gpus())
                 ):  # the kernel takes memory of the node where it is made
                     self._shared = mapped(create)
-            self._world.gather(None)  # the leader first, then all others
+            self._world.allgather(None)  # the leader first, then all others
         if leads:
             self._shared.unlink()
 
@@ -274,13 +276,13 @@ class Session:
             self._launch.pipeline("validation"),
         )
 
-    def _engine(self, tenants: Tenants) -> Engine:
+    def _engine(self, active_slots: ActiveSlots) -> Engine:
         roles = self._roles
-        slot, index = divmod(roles.place(self._world.rank), roles.whole_per_node)
+        slot, index = divmod(roles.local_index(self._world.rank), roles.physical_gpus_per_node)
         spec = self._launch.spec
         shown = self._gpus()
         pin = (
-            Pinning(index if len(shown) > 1 else 0, self._is_slow)
+            Pinning(index if len(shown) > 1 else 0, self._warn_of_slow_copies)
             if spec.engine.uses_gpus
             else lambda memory: None
         )
@@ -290,11 +292,11 @@ class Session:
             self._launch.engine_rates,
             index,
             roles.gpus_per_node,
-            Slot(slot, roles.slots, tenants.count, self._memory_mib),
+            Slot(slot, roles.slots, active_slots.count, self._memory_mib),
             pin,
         )
         for segment in (
-            self._shared.of_samples()
+            self._shared.sample_segments()
         ):  # once the engine has loaded what the driver is spoken to with
             pin(segment.memory)
         return engine
@@ -310,7 +312,10 @@ class Session:
             return None
         # A launcher that shows each rank its own GPU alone has chosen already.
         return names[
-            min(self._roles.place(self._world.rank) % self._roles.whole_per_node, len(names) - 1)
+            min(
+                self._roles.local_index(self._world.rank) % self._roles.physical_gpus_per_node,
+                len(names) - 1,
+            )
         ]
 
     def _gpus(self) -> tuple[str, ...]:
@@ -319,11 +324,11 @@ class Session:
             return visible_gpus(os.environ, os.listdir("/dev"))
         return ()
 
-    def _is_slow(self, why: str) -> None:
+    def _warn_of_slow_copies(self, why: str) -> None:
         """Say once in a run that inputs go to GPUs from memory that their driver does not know of."""
         log.warning("memory cannot be registered with the driver of the GPU: %s", why)
         if self._gpus():
-            self._world.tell(
+            self._world.send(
                 0,
                 Tag.COORDINATOR,
                 Warned(self._world.host, f"samples go to GPUs more slowly: {why}"),

@@ -26,7 +26,7 @@ from fleet.storage.results import NetworkResult, Status, read_results, without_f
 _ENDS = {Status.FINISHED: End.FINISHED, Status.PRUNED: End.PRUNED, Status.FAILED: End.FAILED}
 
 
-def read_known(
+def read_prior_trials(
     run: str | Path, space: Space, objectives: Sequence[tuple[str, str]]
 ) -> tuple[list[AddPriorTrial], dict[str, int]]:
     """What a run found, for a search in a space.
@@ -49,7 +49,7 @@ def read_known(
         rows, key=lambda row: state.networks[row.name].number if row.name in state.networks else -1
     ):
         try:
-            known.append(_known(row, space, objectives, state, str(run)))
+            known.append(_make_prior_trial(row, space, objectives, state, str(run)))
         except UserError as error:
             key, _, value = str(error).partition(": ")
             left_out[f"{key} is outside of the space" if value else key] += (
@@ -58,7 +58,7 @@ def read_known(
     return known, dict(left_out)
 
 
-def _known(
+def _make_prior_trial(
     row: NetworkResult,
     space: Space,
     objectives: Sequence[tuple[str, str]],
@@ -87,7 +87,7 @@ def _known(
     return AddPriorTrial(0, member, curve, _ENDS[row.status].value, value, row.name, run)
 
 
-def earlier_of(
+def read_earlier_run(
     entry: Entry, run: str, search: RunSearch, knows: bool
 ) -> tuple[list[AddPriorTrial], EarlierRead | None]:
     """What a searcher is still to be told of an earlier run, and the line that says so, unless that was said.
@@ -106,7 +106,7 @@ def earlier_of(
     ):
         return [], None
     try:
-        found, left_out = read_known(run, entry.space, entry.objectives)
+        found, left_out = read_prior_trials(run, entry.space, entry.objectives)
     except UserError:
         if run in search.read:  # what was found then is in the log
             return [], None

@@ -51,7 +51,7 @@ class Watchdog:
         self._cut = cut
         self._main = threading.current_thread()
         self._is_over = threading.Event()
-        self.did_s = time.monotonic()
+        self.tasks_ran_s = time.monotonic()
 
     def start(self) -> None:
         """Watch from now on."""
@@ -61,9 +61,9 @@ class Watchdog:
         """The launch has ended by itself."""
         self._is_over.set()
 
-    def see_duty(self) -> bool:
+    def note_task_run(self) -> bool:
         """A duty of this rank: notes when duties are done; it is no work."""
-        self.did_s = time.monotonic()
+        self.tasks_ran_s = time.monotonic()
         return False
 
     def _watch(self) -> None:
@@ -76,16 +76,18 @@ class Watchdog:
                 decided_s = now
             if decided_s is not None:
                 if now > decided_s + _LEAVING_S:
-                    self._cut(f"not all ranks have left; rank 0 is at {self._place()}")
+                    self._cut(f"not all ranks have left; rank 0 is at {self._describe_position()}")
                 continue
             if asked_s is None:
                 continue
             if now > asked_s + self._interruption.patience_s + _MORE_S:
-                self._cut(f"the launch could not be ended otherwise: rank 0 is at {self._place()}")
-            elif now > self.did_s + _LATE_S:
-                self._world.do_duties()
+                self._cut(
+                    f"the launch could not be ended otherwise: rank 0 is at {self._describe_position()}"
+                )
+            elif now > self.tasks_ran_s + _LATE_S:
+                self._world.run_background_tasks()
 
-    def _place(self) -> str:
+    def _describe_position(self) -> str:
         """Where the main thread is: at the innermost line that is not of FLEET or of Python, if there is one."""
         frame = sys._current_frames().get(self._main.ident or 0)
         lines = traceback.extract_stack(frame)

@@ -36,31 +36,31 @@ class Witness:
         self.mark = RankMarker(paths, world.rank, world.host)
         self._host = world.host
         self._launcher = None if find_launcher(os.environ) is None else os.getppid()
-        if world.outlives:
+        if world.is_fault_tolerant:
             if world.rank:  # the others see it die, and end with the launcher by SIGKILL
                 self.mark.close()
         elif self._launcher is not None:
             end_with_parent(signal.SIGCONT)
         # A process of the same number may begin later.
-        self._processes = world.gather((world.host, os.getpid(), started(os.getpid())))
+        self._processes = world.allgather((world.host, os.getpid(), started(os.getpid())))
 
     def on_signal(self, number: int) -> str:
         """The launch may be ending, or be killed just now; returns which rank has died, in words."""
         if self._launcher not in (None, os.getppid()):  # the launcher was killed, and its ranks end
             self.mark.close()
             return ""
-        lost = self.look()
+        lost = self.record_deaths()
         if number in SIGNALS:
             self.mark.close()
         return lost
 
     def leave(self) -> None:
         """This rank ends by itself, and all others with it."""
-        self.look()
+        self.record_deaths()
         self.mark.close()
         end_children()
 
-    def look(self) -> str:
+    def record_deaths(self) -> str:
         """See which ranks of this node have died, and say what they trained; returns the last one, in words."""
         lost = ""
         for rank, (host, pid, began) in enumerate(self._processes):

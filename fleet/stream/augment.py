@@ -13,16 +13,18 @@ from collections.abc import Callable
 
 import numpy as np
 
-from fleet.comm.segment import arrays_in, fence
+from fleet.comm.segment import fence, map_arrays
 from fleet.stream.order import runs
 from preprocess.base import UnreadableSample
 from preprocess.pipeline import Pipeline
 from preprocess.sample import ImageSpec
 
-Finished = tuple[np.ndarray, np.ndarray, np.ndarray]  # inputs, targets, which of them are there
+AugmentedEpoch = tuple[
+    np.ndarray, np.ndarray, np.ndarray
+]  # inputs, targets, which of them are there
 
 
-class Finish:
+class DeferredAugmentation:
     """Does to samples what is left to do.
 
     Args:
@@ -65,7 +67,7 @@ class Finish:
         return images, targets
 
 
-class FinishedEpochs:
+class AugmentedEpochs:
     """Samples as they go into training, of the epochs that a rank has had first: as many as fit.
 
     What differs from epoch to epoch depends on the seed, the epoch and the sample alone, and networks that a rank
@@ -83,14 +85,14 @@ class FinishedEpochs:
         self,
         pipeline: Pipeline,
         limit: int = 2**26,
-        shared: Callable[[int], Finished | None] | None = None,
+        shared: Callable[[int], AugmentedEpoch | None] | None = None,
     ) -> None:
         self._pipeline = pipeline
         self._shared = shared
         images, targets = pipeline.empty(1)
         size = pipeline.samples * (images.nbytes + targets.nbytes + 1)
         self._room = limit // max(size, 1) if pipeline.has_host_work else 0
-        self._epochs: dict[int, Finished] = {}
+        self._epochs: dict[int, AugmentedEpoch] = {}
 
     def finish(
         self,
@@ -130,7 +132,7 @@ class FinishedEpochs:
         targets[:] = whole_targets[indices]
         return bad
 
-    def _epoch(self, production: int) -> Finished | None:
+    def _epoch(self, production: int) -> AugmentedEpoch | None:
         if self._shared is not None and self._pipeline.has_host_work:
             return self._shared(production)
         if production not in self._epochs and len(self._epochs) < self._room:
@@ -164,37 +166,38 @@ class NodeEpochs:
         create: bool,
     ) -> None:
         # Where trainers are and what there is room for: the number of an epoch, and 1 more; 0 is none.
-        self.segment, (self._at, self._holds, self._are_there, self._targets, self._images) = (
-            arrays_in(
-                name,
-                create,
-                (np.int64, trainers),
-                (np.int64, epochs),
-                (np.bool_, epochs, samples),
-                (target, epochs, samples),
-                (image.dtype, epochs, samples, *image.shape),
-            )
+        (
+            self.segment,
+            (self._trainer_epochs, self._room_epochs, self._are_ready, self._targets, self._images),
+        ) = map_arrays(
+            name,
+            create,
+            (np.int64, trainers),
+            (np.int64, epochs),
+            (np.bool_, epochs, samples),
+            (target, epochs, samples),
+            (image.dtype, epochs, samples, *image.shape),
         )
 
-    def take(self, trainer: int, production: int) -> Finished | None:
+    def take(self, trainer: int, production: int) -> AugmentedEpoch | None:
         """An epoch, which stays until this trainer takes another; None where there is no room for it."""
-        if self._at[trainer] != production + 1:
+        if self._trainer_epochs[trainer] != production + 1:
             with self.segment.locked():
-                self._at[trainer] = production + 1
-                if production + 1 not in self._holds and (room := self._room()) is not None:
-                    self._are_there[room] = False
+                self._trainer_epochs[trainer] = production + 1
+                if production + 1 not in self._room_epochs and (room := self._room()) is not None:
+                    self._are_ready[room] = False
                     fence()
-                    self._holds[room] = production + 1
-        found = np.flatnonzero(self._holds == production + 1)
+                    self._room_epochs[room] = production + 1
+        found = np.flatnonzero(self._room_epochs == production + 1)
         if len(found):
-            return (self._images[found[0]], self._targets[found[0]], self._are_there[found[0]])
+            return (self._images[found[0]], self._targets[found[0]], self._are_ready[found[0]])
         return None
 
     def _room(self) -> int | None:
         latest = np.where(
-            self._holds == 0, np.iinfo(np.int64).max, self._holds
+            self._room_epochs == 0, np.iinfo(np.int64).max, self._room_epochs
         )  # those that hold none first
-        latest[np.isin(self._holds, self._at) & (self._holds > 0)] = -1
+        latest[np.isin(self._room_epochs, self._trainer_epochs) & (self._room_epochs > 0)] = -1
         place = int(latest.argmax())
         if latest[place] > 0:
             return place

@@ -27,15 +27,15 @@ import numpy as np
 
 from fleet.comm.protocols import Group
 from fleet.comm.segment import Segment
-from fleet.stream.augment import Finish, NodeEpochs
+from fleet.stream.augment import DeferredAugmentation, NodeEpochs
 from fleet.stream.batch import Batch, split_rows
-from fleet.stream.local_batches import OwnStream
-from fleet.stream.order import Epoch, Itinerary, Order, PartOrder, RingOrder
+from fleet.stream.local_batches import LocalBatches
+from fleet.stream.order import Epoch, EpochPlan, FoldOrder, Order, RingOrder
 from fleet.stream.reader import Reader
 from fleet.stream.ring import RingReader
 from fleet.stream.sample_set import SampleSet
-from fleet.stream.stall import Waiting, WriterLost
-from fleet.stream.store import Files, KeptByNode, OwnMemory
+from fleet.stream.stall import Waiting, WriterDied
+from fleet.stream.store import FileStore, NodeStore, RankMemory
 from fleet.stream.window import Window
 from preprocess.base import UnreadableSample
 from preprocess.pipeline import Pipeline
@@ -54,28 +54,31 @@ class NodeMemory:
         kept: all training samples, up to the first random transform, in the order of epoch 0.
         validation: all validation samples.
         finished: epochs of training samples as they go into training; None where none are shared.
-        tenants: which trainers train a network (:class:`fleet.stream.tenants.Tenants`); None where no GPU is shared.
+        tenants: which trainers train a network (:class:`fleet.stream.active_slots.ActiveSlots`); None where no GPU is shared.
     """
 
     window: Window | None = None
-    kept: SampleSet | None = None
+    decoded: SampleSet | None = None
     validation: SampleSet | None = None
-    tenants: Segment | None = None
-    finished: NodeEpochs | None = None
+    active_slots: Segment | None = None
+    augmented: NodeEpochs | None = None
 
-    def of_samples(self) -> list[Segment]:
+    def sample_segments(self) -> list[Segment]:
         """What samples lie in."""
         return [
             shared.segment
-            for shared in (self.window, self.kept, self.validation)
+            for shared in (self.window, self.decoded, self.validation)
             if shared is not None
         ]
 
     def unlink(self) -> None:
         """Take the names away, once all ranks of the node have mapped it; the memory lives on."""
-        for segment in self.of_samples():
+        for segment in self.sample_segments():
             segment.unlink()
-        for other in (self.tenants, None if self.finished is None else self.finished.segment):
+        for other in (
+            self.active_slots,
+            None if self.augmented is None else self.augmented.segment,
+        ):
             if other is not None:
                 other.unlink()
 
@@ -95,12 +98,12 @@ class Stream:
 
     def __init__(
         self,
-        own: OwnStream,
+        local: LocalBatches,
         order: Order,
         reader: Reader | None = None,
-        finish: Finish | None = None,
+        finish: DeferredAugmentation | None = None,
     ) -> None:
-        self.own = own
+        self.local = local
         self._order = order
         self._reader = reader
         self._finish = finish
@@ -108,7 +111,7 @@ class Stream:
     @property
     def waited_s(self) -> float:
         """What this rank has waited for samples so far."""
-        return self.own.waited_s + (0.0 if self._reader is None else self._reader.waited_s)
+        return self.local.waited_s + (0.0 if self._reader is None else self._reader.waited_s)
 
     def join(self, epoch: int) -> None:
         """Promise to read from the start of a stream epoch on."""
@@ -131,28 +134,28 @@ class Stream:
         if self._reader is not None:
             # Whether somebody has died the reader finds out: a ring's ranks must do so together.
             try:
-                for one in self._finished(
+                for one in self._augmented(
                     self._reader.batches(epoch, start, batch, group, taken), group, taken
                 ):
                     yield one
                     epoch = one.epoch
                     start = one.position
                 return
-            except WriterLost:
+            except WriterDied:
                 self._reader.leave()
-        yield from self.own.batches(epoch, start, batch, group, taken)
+        yield from self.local.batches(epoch, start, batch, group, taken)
 
-    def _finished(
+    def _augmented(
         self, batches: Iterator[Batch], group: Group, taken: Container[int]
     ) -> Iterator[Batch]:
         if self._finish is None:
             yield from batches
             return
-        whole: Itinerary | None = None
+        whole: EpochPlan | None = None
         for one in batches:
             # In a ring the path is known as far as it has been read, and this batch is of that part.
             if whole is None or whole.path[: len(one.epoch.path)] != one.epoch.path:
-                whole = self._order.itinerary(one.epoch, taken)
+                whole = self._order.plan_epoch(one.epoch, taken)
             rows = slice(*split_rows(one.position - one.size, one.position, group.rank, group.size))
             images, targets = self._finish(
                 one.images, one.targets, whole.indices[rows], whole.productions[rows]
@@ -168,7 +171,7 @@ def compose(
     reader: int,
     waiting: Waiting,
     on_bad: Callable[[UnreadableSample], None],
-    finish: Finish | None = None,
+    finish: DeferredAugmentation | None = None,
     first_epoch: int = 0,
 ) -> Callable[[np.ndarray | None], Stream]:
     """Put a stream together; the one place that knows which order goes with which store and finish.
@@ -188,29 +191,29 @@ def compose(
         (samples of the source,) bool -> the stream of these samples; None -> that of all. What a rank keeps of samples
         is of use to all of them.
     """
-    store = Files(pipeline)
+    store = FileStore(pipeline)
     if kind == "node":
-        assert memory.kept is not None
-        store = KeptByNode(
+        assert memory.decoded is not None
+        store = NodeStore(
             pipeline,
-            memory.kept,
+            memory.decoded,
             waiting.stall_s,
-            None if memory.finished is None else partial(memory.finished.take, reader),
+            None if memory.augmented is None else partial(memory.augmented.take, reader),
         )
     elif kind == "own":
-        store = OwnMemory(pipeline)
+        store = RankMemory(pipeline)
 
     def stream(keeps: np.ndarray | None) -> Stream:
-        mine = order if keeps is None else PartOrder(order, keeps)
-        own = OwnStream(store, mine, waiting, on_bad)
+        mine = order if keeps is None else FoldOrder(order, keeps)
+        local = LocalBatches(store, mine, waiting, on_bad)
         window = memory.window
         if window is None:
-            return Stream(own, mine)
+            return Stream(local, mine)
         if isinstance(order, RingOrder):
             first = window.layout.sequence(first_epoch, 0)
             return Stream(
-                own, mine, RingReader(window, reader, waiting, order, keeps, first), finish
+                local, mine, RingReader(window, reader, waiting, order, keeps, first), finish
             )
-        return Stream(own, mine, Reader(window, reader, waiting, order, keeps), finish)
+        return Stream(local, mine, Reader(window, reader, waiting, order, keeps), finish)
 
     return stream

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
-from fleet.comm.messages import Bad, Demand, Prepared, Produce, Tag
+from fleet.comm.messages import Demand, Prepared, Produce, SampleUnreadable, Tag
 from fleet.comm.protocols import World
 from fleet.comm.roles import Roles
 from fleet.stream.layout import Turns
@@ -56,11 +56,11 @@ class WindowFiller:
         self._production = 0
         self._indices = np.empty(0, np.int64)
         self._relay: Relay | None = None
-        self._buried: frozenset[int] = (
+        self._dropped: frozenset[int] = (
             frozenset()
         )  # ranks that died, and hold nothing of the window any more
         self._demands: dict[int, int] = {}  # other node -> how far its readers are
-        self._told, self._told_at = 0, 0.0
+        self._sent_demand, self._sent_demand_at = 0, 0.0
         self._clock = clock
         # Samples, the time they took, and what this rank did between them, since the coordinator was told.
         self._prepared = 0
@@ -70,7 +70,7 @@ class WindowFiller:
             0.0  # when a part of a chunk was done, the rest of which could have followed
         )
 
-    def follow(self, order: Produce) -> None:
+    def apply_order(self, order: Produce) -> None:
         """Heed what the coordinator says."""
         self._limit = order.limit
         self._hold = order.hold
@@ -85,7 +85,7 @@ class WindowFiller:
         ):
             self._next = self._turns.next_of(self._world.rank, order.since)
 
-    def heed(self, demand: Demand) -> None:
+    def note_demand(self, demand: Demand) -> None:
         """Another node's readers are that far."""
         self._demands[demand.node] = demand.sequence
         self._window.demand[0] = max(self._demands.values())
@@ -94,7 +94,7 @@ class WindowFiller:
         """Do a bounded piece of work; returns whether there was any."""
         self._drop_dead_ranks()
         if self._leads:
-            self._tell_demand()
+            self._send_demand()
         if self._window.layout.is_ring and self._heads_node:
             while self._is_wanted(self._assigned) and self._window.assign(self._assigned):
                 self._assigned += 1
@@ -105,17 +105,17 @@ class WindowFiller:
         if self._relay is not None:
             self._relay.finish()
 
-    def _tell_demand(self) -> None:
+    def _send_demand(self) -> None:
         """What is prepared here may be wanted elsewhere first."""
         mine = self._window.fastest_reader()
         now = time.perf_counter()
-        if mine is None or mine <= self._told or now - self._told_at < _TELL_EVERY_S:
+        if mine is None or mine <= self._sent_demand or now - self._sent_demand_at < _TELL_EVERY_S:
             return
-        self._told, self._told_at = mine, now
+        self._sent_demand, self._sent_demand_at = mine, now
         here = self._roles.node_of[self._world.rank]
         for node in range(self._roles.nodes):
             if node != here:
-                self._world.tell(self._roles.leader(node), Tag.PREPROCESSOR, Demand(here, mine))
+                self._world.send(self._roles.leader(node), Tag.PREPROCESSOR, Demand(here, mine))
 
     def _is_wanted(self, sequence: int) -> bool:
         """Whether chunk ``sequence`` is wanted yet."""
@@ -130,16 +130,16 @@ class WindowFiller:
 
     def _drop_dead_ranks(self) -> None:
         """What a trainer of this node would still read when it dies, it will not."""
-        lost = self._world.lost
-        self.forget(lost - self._buried)
-        self._buried = lost
+        lost = self._world.dead_ranks
+        self.release_readers(lost - self._dropped)
+        self._dropped = lost
 
-    def forget(self, ranks: Iterable[int]) -> None:
+    def release_readers(self, ranks: Iterable[int]) -> None:
         """Hold nothing for trainers that read no more."""
         roles = self._roles
         for rank in ranks:
             if rank in roles.device_of and roles.node_of[rank] == roles.node_of[self._world.rank]:
-                self._window.need(roles.place(rank), NOT_READING)
+                self._window.need(roles.local_index(rank), NOT_READING)
 
     def _may_write(self, sequence: int) -> bool:
         """Whether chunk ``sequence`` is wanted yet, and its slot is free."""
@@ -174,7 +174,7 @@ class WindowFiller:
             self._window.targets[rows],
         )
         self._paused_s = self._clock()
-        self._was_busy(end - begin, self._paused_s - began)
+        self._report_throughput(end - begin, self._paused_s - began)
         _report(self._world, bad, training=True)
         self._filled = end
         if end == len(self._indices):
@@ -183,12 +183,12 @@ class WindowFiller:
             self._filled = 0
         return True
 
-    def _was_busy(self, samples: int, seconds: float) -> None:
+    def _report_throughput(self, samples: int, seconds: float) -> None:
         """Tell the coordinator how fast samples are prepared while there is anything to do."""
         self._prepared = self._prepared + samples
         self._busy_s = self._busy_s + seconds
         if self._busy_s >= _BUSY_S:
-            self._world.tell(
+            self._world.send(
                 0,
                 Tag.COORDINATOR,
                 Prepared(self._world.rank, self._prepared, self._busy_s, self._beside_s),
@@ -230,7 +230,7 @@ class SetFiller:
         # coordinates first. Two may do the same, to the same bits.
         mine = [chunk for chunk in node if turns.rank_of(chunk) == world.rank]
         self._chunks = [*sorted(set(node) - set(mine)), *mine[::-1]]
-        self._mine = set(mine)
+        self._own_chunks = set(mine)
         self._apart = len(roles.preprocessors)
         self._rows: list[range] = []
         if leads:
@@ -242,13 +242,13 @@ class SetFiller:
 
     def step(self) -> bool:
         """Do a bounded piece of work; returns whether there was any."""
-        relayed = self._relay is not None and self._relay.step(lambda sequence: True)
+        mark_relayed = self._relay is not None and self._relay.step(lambda sequence: True)
         while self._chunks and not self._rows:
             chunk = self._chunks.pop()
-            if not self._target.has(chunk) and (chunk in self._mine or self._is_far(chunk)):
+            if not self._target.has(chunk) and (chunk in self._own_chunks or self._is_far(chunk)):
                 self._rows = _steps(self._target.rows(chunk))[::-1]
         if not self._rows:
-            return relayed
+            return mark_relayed
         rows = self._rows.pop()
         part = slice(rows.start, rows.stop)
         bad = self._load(rows, self._target.images[part], self._target.targets[part])
@@ -277,4 +277,4 @@ def _steps(rows: slice) -> list[range]:
 
 def _report(world: World, bad: Sequence[UnreadableSample], training: bool) -> None:
     for sample in bad:
-        world.tell(0, Tag.COORDINATOR, Bad(sample.name, sample.reason, training))
+        world.send(0, Tag.COORDINATOR, SampleUnreadable(sample.name, sample.reason, training))

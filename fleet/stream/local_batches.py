@@ -13,16 +13,16 @@ import numpy as np
 
 from fleet.comm.protocols import Group
 from fleet.stream.batch import Batch, split_rows
-from fleet.stream.order import Epoch, Itinerary, Order, runs
-from fleet.stream.stall import Waiting, WriterLost
-from fleet.stream.store import Files
+from fleet.stream.order import Epoch, EpochPlan, Order, runs
+from fleet.stream.stall import Waiting, WriterDied
+from fleet.stream.store import FileStore
 from preprocess.base import UnreadableSample
 
 # [FLEET] Fig. 4: a trainer's queue holds 10 batches.
 Q_D = 10
 
 
-class OwnStream:
+class LocalBatches:
     """Prepares this rank's own rows, in a thread, a few batches ahead.
 
     Args:
@@ -37,7 +37,7 @@ class OwnStream:
 
     def __init__(
         self,
-        store: Files,
+        store: FileStore,
         order: Order,
         waiting: Waiting,
         on_bad: Callable[[UnreadableSample], None],
@@ -58,7 +58,7 @@ class OwnStream:
     ) -> Iterator[Batch]:
         ahead: queue.Queue[Any] = queue.Queue(Q_D)
         stop = threading.Event()
-        whole = self._order.itinerary(epoch, taken)
+        whole = self._order.plan_epoch(epoch, taken)
         worker = threading.Thread(
             target=self._prepare,
             args=(ahead, stop, whole, start, batch, group.rank, group.size),
@@ -94,15 +94,15 @@ class OwnStream:
 
         try:
             return self._waiting.world.wait(look)
-        except WriterLost:
-            self._store.give_up()
+        except WriterDied:
+            self._store.stop_waiting()
             return self._waiting.world.wait(partial(_get, ahead))
 
     def _prepare(
         self,
         ahead: queue.Queue,
         stop: threading.Event,
-        whole: Itinerary,
+        whole: EpochPlan,
         start: int,
         batch: int,
         rank: int,

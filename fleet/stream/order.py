@@ -39,7 +39,7 @@ class Epoch:
 
 
 @dataclass(frozen=True)
-class Itinerary:
+class EpochPlan:
     """A whole epoch.
 
     Attributes:
@@ -59,7 +59,7 @@ class Order(Protocol):
     def chunk(self, sequence: int) -> tuple[int, np.ndarray]:
         """The production of a chunk of the stream, and its samples in order."""
 
-    def itinerary(self, epoch: Epoch, taken: Container[int] = ()) -> Itinerary:
+    def plan_epoch(self, epoch: Epoch, taken: Container[int] = ()) -> EpochPlan:
         """All of an epoch, for a rank that prepares it itself.
 
         Args:
@@ -67,7 +67,7 @@ class Order(Protocol):
         """
 
 
-class Orders(Protocol):
+class PermutationSource(Protocol):
     """What draws permutations: a pipeline, by its source and seed."""
 
     def order(self, epoch: int) -> np.ndarray:
@@ -82,7 +82,7 @@ class StrictOrder:
         size: samples in a chunk.
     """
 
-    def __init__(self, orders: Orders, size: int) -> None:
+    def __init__(self, orders: PermutationSource, size: int) -> None:
         self._orders = orders
         self._size = size
         self._latest: tuple[int, np.ndarray] | None = None
@@ -99,9 +99,9 @@ class StrictOrder:
         epoch, place = divmod(sequence, -(-len(self._latest[1]) // self._size))
         return epoch, self._order(epoch)[place * self._size : (place + 1) * self._size]
 
-    def itinerary(self, epoch: Epoch, taken: Container[int] = ()) -> Itinerary:  # noqa: D102
+    def plan_epoch(self, epoch: Epoch, taken: Container[int] = ()) -> EpochPlan:  # noqa: D102
         indices = self._order(epoch.number)
-        return Itinerary(np.full(len(indices), epoch.number), indices)
+        return EpochPlan(np.full(len(indices), epoch.number), indices)
 
 
 class RingOrder:
@@ -119,22 +119,26 @@ class RingOrder:
     """
 
     def __init__(
-        self, orders: Orders, size: int, seed: int, recorded: Sequence[tuple[int, ...]] = ()
+        self,
+        orders: PermutationSource,
+        size: int,
+        seed: int,
+        recorded: Sequence[tuple[int, ...]] = (),
     ) -> None:
         self._samples = orders.order(0)
         self._size = size
         self._seed = seed
         self._recorded = tuple(recorded)
         self.shards = -(-len(self._samples) // size)
-        self._whole = len(self._samples) // size
+        self._full_shards = len(self._samples) // size
         self._turn: tuple[int, np.ndarray] | None = None
 
     def shard(self, sequence: int) -> int:
         """Which shard a chunk is."""
         production, place = divmod(sequence, self.shards)
         if self._turn is None or self._turn[0] != production:
-            order = rng_for(self._seed, ORDER, production, 1).permutation(self._whole)
-            self._turn = production, np.append(order, range(self._whole, self.shards))
+            order = rng_for(self._seed, ORDER, production, 1).permutation(self._full_shards)
+            self._turn = production, np.append(order, range(self._full_shards, self.shards))
         return int(self._turn[1][place])
 
     def chunk(self, sequence: int) -> tuple[int, np.ndarray]:  # noqa: D102 - Order says it
@@ -143,13 +147,13 @@ class RingOrder:
         samples = self._samples[shard * self._size : (shard + 1) * self._size]
         return production, rng_for(self._seed, ORDER, production, 2, shard).permutation(samples)
 
-    def itinerary(self, epoch: Epoch, taken: Container[int] = ()) -> Itinerary:  # noqa: D102
+    def plan_epoch(self, epoch: Epoch, taken: Container[int] = ()) -> EpochPlan:  # noqa: D102
         path = self._complete(epoch, taken)
         parts = [self.chunk(sequence) for sequence in path]
         productions = np.concatenate(
             [np.full(len(samples), production) for production, samples in parts]
         )
-        return Itinerary(productions, np.concatenate([samples for _, samples in parts]), path)
+        return EpochPlan(productions, np.concatenate([samples for _, samples in parts]), path)
 
     def _complete(self, epoch: Epoch, taken: Container[int]) -> tuple[int, ...]:
         """A path to its end: with the next chunks that hold the shards it lacks."""
@@ -167,7 +171,7 @@ class RingOrder:
         return tuple(path)
 
 
-class PartOrder:
+class FoldOrder:
     """An order without the samples that a network leaves out: those of the fold by which it is judged.
 
     Positions count the samples that it trains on, so whoever asks for batches need not know that there are others. See
@@ -186,10 +190,10 @@ class PartOrder:
         production, indices = self._order.chunk(sequence)
         return production, indices[self._keeps[indices]]
 
-    def itinerary(self, epoch: Epoch, taken: Container[int] = ()) -> Itinerary:  # noqa: D102
-        whole = self._order.itinerary(epoch, taken)
+    def plan_epoch(self, epoch: Epoch, taken: Container[int] = ()) -> EpochPlan:  # noqa: D102
+        whole = self._order.plan_epoch(epoch, taken)
         kept = self._keeps[whole.indices]
-        return Itinerary(whole.productions[kept], whole.indices[kept], whole.path)
+        return EpochPlan(whole.productions[kept], whole.indices[kept], whole.path)
 
 
 def runs(productions: np.ndarray) -> list[tuple[int, slice]]:
@@ -206,7 +210,7 @@ def runs(productions: np.ndarray) -> list[tuple[int, slice]]:
     ]
 
 
-def write_path(path: Sequence[int]) -> str:
+def format_path(path: Sequence[int]) -> str:
     """A path in short.
 
     >>> write_path((3, 4, 5, 9, 7, 8)), write_path(())
@@ -215,8 +219,8 @@ def write_path(path: Sequence[int]) -> str:
     return format_numbers(path, " ")
 
 
-def read_path(text: str) -> tuple[int, ...]:
-    """What :func:`write_path` wrote.
+def parse_path(text: str) -> tuple[int, ...]:
+    """What :func:`format_path` wrote.
 
     >>> read_path("3-5 9 7-8")
     (3, 4, 5, 9, 7, 8)

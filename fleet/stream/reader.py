@@ -20,7 +20,7 @@ from fleet.stream.order import Epoch, Order
 from fleet.stream.stall import StallClock, Waiting
 from fleet.stream.window import NOT_READING, Window
 
-Places: TypeAlias = (
+Positions: TypeAlias = (
     range | np.ndarray
 )  # where samples are: all of a stretch, or those that a network keeps of it
 
@@ -72,18 +72,20 @@ class Reader:
     ) -> Iterator[Batch]:
         layout = self._window.layout
         number = epoch.number
-        places = self._kept(layout.samples, lambda: self._order.itinerary(Epoch(number)).indices)
-        for first in range(start, len(places), batch):
-            last = min(first + batch, len(places))
+        positions = self._select_positions(
+            layout.samples, lambda: self._order.plan_epoch(Epoch(number)).indices
+        )
+        for first in range(start, len(positions), batch):
+            last = min(first + batch, len(positions))
             mine = split_rows(first, last, group.rank, group.size)
             # The cursor follows the global batch, so that a rank without rows keeps up as well.
-            self._need(layout.sequence(number, int(places[first])))
-            images, targets = self._rows(number, places[slice(*mine)])
-            yield Batch(images, targets, last - first, last, last == len(places), epoch)
+            self._need(layout.sequence(number, int(positions[first])))
+            images, targets = self._rows(number, positions[slice(*mine)])
+            yield Batch(images, targets, last - first, last, last == len(positions), epoch)
         # The next epoch may be far away; what this one held is needed no more.
         self._need(layout.sequence(number + 1, 0))
 
-    def _kept(self, samples: int, indices: Callable[[], np.ndarray]) -> Places:
+    def _select_positions(self, samples: int, indices: Callable[[], np.ndarray]) -> Positions:
         """The places, among so many samples, of those that are read."""
         if self._keeps is None:
             return range(samples)
@@ -92,39 +94,41 @@ class Reader:
     def _need(self, sequence: int) -> None:
         self._window.need(self._reader, sequence)
 
-    def _rows(self, epoch: int, places: Places) -> tuple[np.ndarray, np.ndarray]:
+    def _rows(self, epoch: int, positions: Positions) -> tuple[np.ndarray, np.ndarray]:
         """The samples at some places of an epoch, once they are there: views of the window, or copies where its ring
         wraps between them, or some samples in between are not read."""
-        if isinstance(places, np.ndarray):
-            return self._gathered(epoch, places)
+        if isinstance(positions, np.ndarray):
+            return self._gathered(epoch, positions)
         window = self._window
         layout = self._window.layout
-        if not places:
+        if not positions:
             return window.images[:0], window.targets[:0]
-        sequences = range(layout.sequence(epoch, places[0]), layout.sequence(epoch, places[-1]) + 1)
+        sequences = range(
+            layout.sequence(epoch, positions[0]), layout.sequence(epoch, positions[-1]) + 1
+        )
         for sequence in sequences:
             self._wait(sequence)
-        begin = window.rows(sequences[0]).start + places[0] % layout.chunk
-        if begin + len(places) <= len(window.targets):
-            rows = slice(begin, begin + len(places))
+        begin = window.rows(sequences[0]).start + positions[0] % layout.chunk
+        if begin + len(positions) <= len(window.targets):
+            rows = slice(begin, begin + len(positions))
             return window.images[rows], window.targets[rows]
         # The ring wraps inside this batch.
-        wrapped = np.arange(begin, begin + len(places)) % len(window.targets)
+        wrapped = np.arange(begin, begin + len(positions)) % len(window.targets)
         return window.images[wrapped], window.targets[wrapped]
 
-    def _gathered(self, epoch: int, places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def _gathered(self, epoch: int, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Copies of samples, some of each chunk; it is let go when it has been read."""
         window = self._window
         layout = self._window.layout
-        images = np.empty((len(places), *window.images.shape[1:]), window.images.dtype)
-        targets = np.empty(len(places), window.targets.dtype)
-        chunks = places // layout.chunk
+        images = np.empty((len(positions), *window.images.shape[1:]), window.images.dtype)
+        targets = np.empty(len(positions), window.targets.dtype)
+        chunks = positions // layout.chunk
         for chunk in np.unique(chunks).tolist():
             sequence = layout.sequence(epoch, chunk * layout.chunk)
             self._need(sequence)
             self._wait(sequence)
             here = chunks == chunk
-            rows = window.rows(sequence).start + places[here] % layout.chunk
+            rows = window.rows(sequence).start + positions[here] % layout.chunk
             images[here] = window.images[rows]
             targets[here] = window.targets[rows]
         return images, targets

@@ -78,7 +78,7 @@ class Relay:
         Raises:
             GroupFailed: the leader of another node has died.
         """
-        with self._group.striking():
+        with self._group.raising_group_failed():
             worked = self._complete() | self._begin(claim)
             if self._under_way and not worked:
                 self._group.check()  # a rank that gets nothing from one that has died does not hear of it
@@ -120,7 +120,7 @@ class Relay:
 
     def _advance(self) -> None:
         """The relay's cursor: nothing may overwrite a chunk that is still to be sent or under way."""
-        self._target.relayed(self._under_way[0].sequence if self._under_way else self._next)
+        self._target.mark_relayed(self._under_way[0].sequence if self._under_way else self._next)
 
     def finish(self) -> None:
         """Complete the broadcasts that any leader has begun; collective over the leaders.
@@ -128,7 +128,7 @@ class Relay:
         MPI knows no way to take a begun broadcast back, so the others take part in it, whatever it
         carries: nobody reads it.
         """
-        last = max(self._ending.exchange(self._next))
+        last = max(self._ending.allgather(self._next))
         while self._next < last:
             count = self._target.length(self._next)
             self._post(

@@ -18,8 +18,8 @@ import numpy as np
 from fleet.comm.protocols import Group
 from fleet.stream.batch import Batch, split_rows
 from fleet.stream.order import Epoch, RingOrder
-from fleet.stream.reader import Places, Reader
-from fleet.stream.stall import Waiting, WriterLost
+from fleet.stream.reader import Positions, Reader
+from fleet.stream.stall import Waiting, WriterDied
 from fleet.stream.window import CHOOSING, NOT_READING, Stock, Window
 
 
@@ -38,12 +38,12 @@ def choose(stocks: Sequence[Stock], is_of_use: Callable[[int], bool]) -> int:
     later = itertools.count(max(stock.until for stock in stocks))
     return next(
         sequence
-        for sequence in itertools.chain(sorted(_held(stocks)), later)
+        for sequence in itertools.chain(sorted(_list_held(stocks)), later)
         if all(stock.will_have(sequence) for stock in stocks) and is_of_use(sequence)
     )
 
 
-def _held(stocks: Sequence[Stock]) -> frozenset[int]:
+def _list_held(stocks: Sequence[Stock]) -> frozenset[int]:
     """The chunks that are there, or being written, on any of the nodes."""
     return frozenset.union(*(stock.complete | stock.coming for stock in stocks))
 
@@ -52,7 +52,7 @@ def missed(stocks: Sequence[Stock], is_of_use: Callable[[int], bool]) -> set[int
     """The chunks of use that some nodes of a group hold, and others have let go."""
     return {
         sequence
-        for sequence in _held(stocks)
+        for sequence in _list_held(stocks)
         if not all(stock.will_have(sequence) for stock in stocks) and is_of_use(sequence)
     }
 
@@ -98,7 +98,7 @@ class RingReader(Reader):
 
         gone: set[int] = set()  # chunks that were missed
         begin = end = 0  # of the chunk that is read, in the epoch
-        places: Places = range(0)  # in it
+        positions: Positions = range(0)  # in it
         for first in range(0, samples, batch):
             last = min(first + batch, samples)
             mine = split_rows(first, last, group.rank, group.size)
@@ -107,18 +107,18 @@ class RingReader(Reader):
                 low = max(mine[0], begin)
                 high = min(mine[1], end)
                 if low < high:
-                    parts.append(self._part(path[-1], places[low - begin : high - begin]))
+                    parts.append(self._part(path[-1], positions[low - begin : high - begin]))
                 if end >= last:
                     break
                 # What this rank wants of the chunk is copied before the chunk is let go.
                 parts = [(images.copy(), targets.copy()) for images, targets in parts]
                 path.append(self._take(is_of_use, group, gone))
                 lacks.remove(self._ring.shard(path[-1]))
-                places = self._kept(
+                positions = self._select_positions(
                     self._window.length(path[-1]), lambda: self._order.chunk(path[-1])[1]
                 )
                 begin = end
-                end = end + len(places)
+                end = end + len(positions)
             images, targets = (
                 _joined(parts) if parts else (self._window.images[:0], self._window.targets[:0])
             )
@@ -126,12 +126,12 @@ class RingReader(Reader):
             yield Batch(images, targets, last - first, last, last == samples, latest, len(gone))
         self.leave()
 
-    def _part(self, sequence: int, places: Places) -> tuple[np.ndarray, np.ndarray]:
+    def _part(self, sequence: int, positions: Positions) -> tuple[np.ndarray, np.ndarray]:
         start = self._window.rows(sequence).start
-        if isinstance(places, range):
-            rows = slice(start + places.start, start + places.stop)
+        if isinstance(positions, range):
+            rows = slice(start + positions.start, start + positions.stop)
         else:
-            rows = start + places
+            rows = start + positions
         return self._window.images[rows], self._window.targets[rows]
 
     def _take(self, is_of_use: Callable[[int], bool], group: Group, gone: set[int]) -> int:
@@ -148,12 +148,12 @@ class RingReader(Reader):
         has_come = True
         try:
             self._wait(sequence)
-        except WriterLost:
+        except WriterDied:
             has_come = False
-        if self._waiting.world.outlives:
-            has_come = all(group.exchange(has_come))
+        if self._waiting.world.is_fault_tolerant:
+            has_come = all(group.allgather(has_come))
         if not has_come:
-            raise WriterLost("a rank that prepared samples has died")
+            raise WriterDied("a rank that prepared samples has died")
         return sequence
 
     def _stalled(self, sequence: int) -> str:
@@ -175,10 +175,10 @@ class RingReader(Reader):
         )
 
     def _choose(self, is_of_use: Callable[[int], bool], group: Group, gone: set[int]) -> int:
-        group.meet()  # others on these nodes are kept waiting for a moment only
+        group.barrier()  # others on these nodes are kept waiting for a moment only
         self._need(CHOOSING)
         try:
-            stocks = group.exchange(self._window.stock(self._first))
+            stocks = group.allgather(self._window.stock(self._first))
             sequence = choose(stocks, is_of_use)
         except BaseException:
             self.leave()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fleet.comm.segment import arrays_in, fence
+from fleet.comm.segment import fence, map_arrays
 from fleet.stream.layout import LABEL
 from preprocess.sample import ImageSpec
 
@@ -35,7 +35,7 @@ class SampleSet:
         self.samples = samples
         self.chunk = chunk
         self.chunks = -(-samples // chunk)
-        self.segment, (self._ready, self.targets, self.images) = arrays_in(
+        self.segment, (self._ready, self.targets, self.images) = map_arrays(
             name,
             create,
             (np.int64, self.chunks),
@@ -79,5 +79,5 @@ class SampleSet:
         fence()
         return complete
 
-    def relayed(self, sequence: int) -> None:
+    def mark_relayed(self, sequence: int) -> None:
         """Nothing waits for it: what is there stays."""

@@ -20,7 +20,7 @@ T = TypeVar("T")
 _PATIENCE = 4.0
 
 
-class WriterLost(InfrastructureError):
+class WriterDied(InfrastructureError):
     """A rank that fills what a node shares has died, and what was waited for will not come."""
 
 
@@ -67,7 +67,7 @@ class StallClock:
             raise Stalled(self._explain())
 
 
-def clock_for_set(shared: SampleSet, what: str, stall_s: float) -> StallClock:
+def make_set_clock(shared: SampleSet, what: str, stall_s: float) -> StallClock:
     """Measures a wait for samples that stay once they have come; ``what`` they are is for the message."""
 
     def explain() -> str:
@@ -112,6 +112,6 @@ class Waiting:
 
     def check_writers(self) -> None:
         """Raise WriterLost when one of those that write has died."""
-        dead = [rank for rank in self.world.lost if rank in self.writers]
+        dead = [rank for rank in self.world.dead_ranks if rank in self.writers]
         if dead:
-            raise WriterLost(f"rank {dead[0]}, which prepared samples, has died")
+            raise WriterDied(f"rank {dead[0]}, which prepared samples, has died")

@@ -11,16 +11,16 @@ from collections.abc import Callable
 
 import numpy as np
 
-from fleet.stream.augment import Finished, FinishedEpochs
+from fleet.stream.augment import AugmentedEpoch, AugmentedEpochs
 from fleet.stream.sample_set import SampleSet
-from fleet.stream.stall import clock_for_set
+from fleet.stream.stall import make_set_clock
 from preprocess.base import UnreadableSample
 from preprocess.pipeline import Pipeline
 
 _POLL_S = 0.001
 
 
-class Files:
+class FileStore:
     """Nothing is kept: this rank reads, decodes and transforms each sample."""
 
     def __init__(self, pipeline: Pipeline) -> None:
@@ -34,7 +34,7 @@ class Files:
             InfrastructureError: nothing that it waits for has come for too long.
         """
 
-    def give_up(self) -> None:
+    def stop_waiting(self) -> None:
         """Wait for nobody any more: a rank that prepared samples for others has died."""
 
     def load(
@@ -44,14 +44,14 @@ class Files:
         return self._pipeline.load(indices, production, images, targets)
 
 
-class OwnMemory(Files):
+class RankMemory(FileStore):
     """This rank decodes each sample once and keeps it; it does again what differs from epoch to epoch."""
 
     def __init__(self, pipeline: Pipeline) -> None:
         super().__init__(pipeline)
         self._images, self._targets = pipeline.empty_stored(pipeline.samples)
         self._is_there = np.zeros(pipeline.samples, bool)
-        self._finished = FinishedEpochs(pipeline)
+        self._finished = AugmentedEpochs(pipeline)
 
     def load(  # noqa: D102
         self,
@@ -75,12 +75,12 @@ class OwnMemory(Files):
         )
 
 
-class KeptByNode(Files):
+class NodeStore(FileStore):
     """The node keeps all samples decoded; this rank does what differs from epoch to epoch.
 
     Args:
         stall_s: a wait so long without a further chunk is an error.
-        shared: of :class:`~fleet.stream.augment.FinishedEpochs`.
+        shared: of :class:`~fleet.stream.augment.AugmentedEpochs`.
     """
 
     def __init__(
@@ -88,23 +88,23 @@ class KeptByNode(Files):
         pipeline: Pipeline,
         kept: SampleSet,
         stall_s: float = math.inf,
-        shared: Callable[[int], Finished | None] | None = None,
+        shared: Callable[[int], AugmentedEpoch | None] | None = None,
     ) -> None:
         super().__init__(pipeline)
         # they lie in the order of epoch 0
-        self._kept = kept
+        self._decoded = kept
         self._row = np.argsort(pipeline.order(0))
         self._is_alone = False  # whether what is not there yet will not come
         self._stall_s = stall_s
-        self._finished = FinishedEpochs(pipeline, shared=shared)
+        self._finished = AugmentedEpochs(pipeline, shared=shared)
 
     def await_all(self, indices: np.ndarray, stop: threading.Event) -> None:  # noqa: D102
         rows = self._row[indices]
-        clock = clock_for_set(self._kept, "training", self._stall_s)
-        while not (self._is_alone or self._kept.has_rows(rows) or stop.wait(_POLL_S)):
+        clock = make_set_clock(self._decoded, "training", self._stall_s)
+        while not (self._is_alone or self._decoded.has_rows(rows) or stop.wait(_POLL_S)):
             clock.check()
 
-    def give_up(self) -> None:
+    def stop_waiting(self) -> None:
         """Decode what is not there yet."""
         self._is_alone = True
 
@@ -115,10 +115,10 @@ class KeptByNode(Files):
         images: np.ndarray,
         targets: np.ndarray,
     ) -> list[UnreadableSample]:
-        if not self._kept.has_rows(self._row[indices]):
+        if not self._decoded.has_rows(self._row[indices]):
             return super().load(indices, production, images, targets)
         return self._finished.finish(self._as_kept, indices, production, images, targets)
 
     def _as_kept(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         rows = self._row[indices]
-        return self._kept.images[rows], self._kept.targets[rows]
+        return self._decoded.images[rows], self._decoded.targets[rows]

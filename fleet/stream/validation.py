@@ -7,16 +7,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fleet.stream.augment import Finish
+from fleet.stream.augment import DeferredAugmentation
 from fleet.stream.batch import split_rows
 from fleet.stream.sample_set import SampleSet
-from fleet.stream.stall import Waiting, WriterLost, clock_for_set
+from fleet.stream.stall import Waiting, WriterDied, make_set_clock
 from preprocess.base import UnreadableSample
 from preprocess.pipeline import Pipeline
 
 
 @dataclass(frozen=True)
-class KeptForAll:
+class NodeValidation:
     """Validation samples that the node keeps.
 
     Attributes:
@@ -27,18 +27,18 @@ class KeptForAll:
 
     samples: SampleSet
     waiting: Waiting
-    finish: Finish | None = None
+    finish: DeferredAugmentation | None = None
 
-    def will_come(self) -> bool:
+    def wait_until_complete(self) -> bool:
         """Wait until all samples are there; returns whether they are: a rank that prepares them may have died.
 
         Raises:
             InfrastructureError: no further ones have come for too long.
         """
-        clock = clock_for_set(self.samples, "validation", self.waiting.stall_s)
+        clock = make_set_clock(self.samples, "validation", self.waiting.stall_s)
         try:
             return self.waiting.until(lambda: self.samples.is_complete() or None, clock)
-        except WriterLost:
+        except WriterDied:
             return False
 
 
@@ -62,7 +62,7 @@ class Validation:
         pipeline: Pipeline,
         on_bad: Callable[[UnreadableSample], None],
         rows: np.ndarray | None = None,
-        shared: KeptForAll | None = None,
+        shared: NodeValidation | None = None,
         keeps: bool = True,
     ) -> None:
         self._rows = np.arange(pipeline.samples) if rows is None else rows
@@ -72,12 +72,12 @@ class Validation:
         self._on_bad = on_bad
         self._shared = shared
         self._keeps = keeps
-        self._held: tuple[np.ndarray, np.ndarray] | None = None
+        self._local_samples: tuple[np.ndarray, np.ndarray] | None = None
 
     def batches(self, batch: int, rank: int, size: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """This rank's share of all samples, in batches of (inputs, targets)."""
-        read = self._own
-        if self._shared is not None and self._shared.will_come():
+        read = self._read_local
+        if self._shared is not None and self._shared.wait_until_complete():
             read = self._of_node
         start, stop = split_rows(0, self.samples, rank, size)
         for first in range(start, stop, batch):
@@ -95,12 +95,12 @@ class Validation:
             return images, targets
         return finish(images, targets, rows, np.zeros(len(rows), np.int64), training=False)
 
-    def _own(self, part: slice) -> tuple[np.ndarray, np.ndarray]:
+    def _read_local(self, part: slice) -> tuple[np.ndarray, np.ndarray]:
         if not self._keeps:
             return self._prepared(self._rows[part])
-        if self._held is None:
-            self._held = self._prepared(self._rows)
-        images, targets = self._held
+        if self._local_samples is None:
+            self._local_samples = self._prepared(self._rows)
+        images, targets = self._local_samples
         return images[part], targets[part]
 
     def _prepared(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -28,7 +28,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fleet.comm.segment import arrays_in, fence
+from fleet.comm.segment import fence, map_arrays
 from fleet.stream.layout import Layout
 
 NOT_READING = np.iinfo(np.int64).max
@@ -78,7 +78,7 @@ class Window:
         cursors = layout.readers + 1
         rows = layout.slots * layout.chunk
         words = cursors + 2 + 2 * layout.slots
-        self.segment, (header, self.targets, self.images) = arrays_in(
+        self.segment, (header, self.targets, self.images) = map_arrays(
             name,
             create,
             (np.int64, words),
@@ -192,7 +192,7 @@ class Window:
             return int(reading.max())
         return None
 
-    def relayed(self, sequence: int) -> None:
+    def mark_relayed(self, sequence: int) -> None:
         """Say that chunks before ``sequence`` have been sent to the other nodes, or came from there."""
         self.cursors[-1] = sequence
 

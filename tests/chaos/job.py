@@ -11,7 +11,7 @@ _steps = os.open(os.environ["CHAOS_STEPS"], os.O_WRONLY | os.O_APPEND | os.O_CRE
 
 
 def _note_steps():
-    begin, measure = network.Training.begin, trainer.time_batches
+    begin, measure = network.Training.begin, trainer.measure_batches
 
     def noted(self, images, labels, sizes, *rest):
         wait = begin(self, images, labels, sizes, *rest)
@@ -37,7 +37,7 @@ def _note_steps():
         training.measures = True
         return measure(training, *rest)
 
-    network.Training.begin, trainer.time_batches = noted, measured
+    network.Training.begin, trainer.measure_batches = noted, measured
 
 
 _note_steps()

@@ -287,7 +287,7 @@ class Watch:
     """Looks at the queue twice a second, in a thread of its own."""
 
     def __init__(self, slurm):
-        self.looks, self._slurm, self._over = [], slurm, threading.Event()
+        self.probes, self._slurm, self._over = [], slurm, threading.Event()
         self._thread = threading.Thread(target=self._keep_looking, daemon=True)
         self._thread.start()
 
@@ -304,7 +304,7 @@ class Watch:
                 text = self._slurm.call(
                     "squeue", "--noheader", "--states=all", "--format=%i|%P|%t|%N"
                 )
-                self.looks.append(Look(time.time(), owners_of(text)))
+                self.probes.append(Look(time.time(), owners_of(text)))
 
 
 def owners_of(text):

@@ -180,8 +180,8 @@ class World:
 
     def __init__(self, launch, rank, size):
         self.rank, self.size, self.host, self.hosts = rank, size, f"host{rank}", ()
-        self.duties = []
-        self.lost, self.outlives = frozenset(), False
+        self.background_tasks = []
+        self.dead_ranks, self.is_fault_tolerant = frozenset(), False
         self.before_end = lambda: None
         self.actor = None
         self._launch = launch
@@ -189,68 +189,71 @@ class World:
             self, launch.groups.setdefault("all", _Shared(size, launch.random)), range(size)
         )
 
-    def tell(self, rank, tag, message):
+    def send(self, rank, tag, message):
         self._launch.mail[rank, tag].append(pickle.dumps(message))
         self._launch.note(progress=True)
 
-    def hear(self, tag):
+    def receive(self, tag):
         mail = self._launch.mail[self.rank, tag]
         return pickle.loads(mail.popleft()) if mail else None
 
     def wait(self, ready, patience=1.0):
         while True:
-            worked = self.do_duties()
+            worked = self.run_background_tasks()
             if (value := ready()) is not None:
                 self._launch.note(progress=True)
                 return value
             self.pause(worked)
 
-    def do_duties(self):
-        return sum(duty() for duty in self.duties) > 0
+    def run_background_tasks(self):
+        return sum(duty() for duty in self.background_tasks) > 0
 
-    def rest(self, seconds):
-        self.pause(self.do_duties())  # time is not what these launches are about
+    def sleep(self, seconds):
+        self.pause(self.run_background_tasks())  # time is not what these launches are about
 
     def pause(self, worked):
         """Let the others run; for loops that are not inside ``wait``."""
         self._launch.note(progress=worked)
         self.actor.pause()
 
-    def heed_deaths(self):
+    def check_for_deaths(self):
         """Nobody dies here."""
 
-    def await_message(self, tag):
-        return self.wait(lambda: self.hear(tag))
+    def wait_for_message(self, tag):
+        return self.wait(lambda: self.receive(tag))
 
     def node_of(self):
         self.hosts = ("host0",)
         return (0,) * self.size
 
-    def share(self, value, root=0):
-        return self._everybody.exchange(value)[root]
+    def broadcast_value(self, value, root=0):
+        return self._everybody.allgather(value)[root]
 
-    def gather(self, value):
-        return self._everybody.exchange(value)
+    def allgather(self, value):
+        return self._everybody.allgather(value)
 
     def finish(self):
-        self._everybody.meet()
+        self._everybody.barrier()
 
-    def end(self, status):
+    def end_all_ranks(self, status):
         raise SystemExit(status)
 
-    def retire(self):
+    def end_rank(self):
         raise InfrastructureError(f"rank {self.rank} cannot end before the others do")
 
-    def library(self):
+    def library_name(self):
         return "one process"
 
     def group(self, ranks, number):
         key = (tuple(ranks), number)
         shared = self._launch.groups.setdefault(key, _Shared(len(ranks), self._launch.random))
         group = Group(self, shared, ranks)
-        duties, self.duties = self.duties, []  # creating a communicator is collective, and blocks
-        group.meet()
-        self.duties = duties
+        background_tasks, self.background_tasks = (
+            self.background_tasks,
+            [],
+        )  # creating a communicator is collective, and blocks
+        group.barrier()
+        self.background_tasks = background_tasks
         return group
 
 
@@ -281,27 +284,27 @@ class Group:
         self._number += 1
         return self._shared.parts[self._number]
 
-    def striking(self):
+    def raising_group_failed(self):
         """Nobody dies here."""
         return contextlib.nullcontext()
 
-    def exchange(self, value):
+    def allgather(self, value):
         parts = self._next()
         parts[self.rank] = pickle.dumps(value)
         self._world.wait(lambda: len(parts) == self.size or None)
         return [pickle.loads(parts[rank]) for rank in range(self.size)]
 
-    def meet(self):
-        self.exchange(None)
+    def barrier(self):
+        self.allgather(None)
 
-    def rest(self, seconds):
+    def sleep(self, seconds):
         """Time is not what these launches are about."""
 
     def sum(self, buffer):
-        buffer[...] = np.sum(self.exchange(buffer), axis=0)
+        buffer[...] = np.sum(self.allgather(buffer), axis=0)
 
-    def from_master(self, value):
-        return self.exchange(value)[0]
+    def broadcast_value(self, value):
+        return self.allgather(value)[0]
 
     def broadcast(self, buffers):
         begun = self.start_broadcast(buffers, root=0)

@@ -37,4 +37,4 @@ except BaseException as error:
 world.finish()
 if world.rank == 0:
     print("the others have gone on", flush=True)
-world.leave(0)
+world.exit(0)

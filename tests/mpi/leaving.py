@@ -10,4 +10,4 @@ world = start_mpi()
 if world.rank == 1:
     atexit.register(time.sleep, 0.5)
 world.finish()
-sys.exit(world.leave(int(sys.argv[1])))
+sys.exit(world.exit(int(sys.argv[1])))

@@ -16,4 +16,4 @@ if world.rank == 0:
     print(
         f"{type(world).__name__} of {world.size} ranks keeps {len(PROMISES)} promises", flush=True
     )
-world.leave(0)
+world.exit(0)

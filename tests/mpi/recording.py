@@ -47,7 +47,7 @@ def _record(stream_class):
 
 
 def _note_network():
-    for name in ("_serve", "_join"):
+    for name in ("_train", "_join"):
         original = getattr(trainer.Trainer, name)
 
         def serve(self, order, original=original):
@@ -59,6 +59,6 @@ def _note_network():
 
 _record(reader.Reader)
 _record(ring.RingReader)
-_record(local_batches.OwnStream)
+_record(local_batches.LocalBatches)
 _note_network()
 sys.exit(main())

@@ -18,7 +18,11 @@ def noting(self, images, targets, sizes, rows, asked):
     return begin(self, images, targets, sizes, rows, asked)
 
 
-steps._PROMPT_S, StepClock.fitting, Training.begin = math.inf, lambda clock, seconds: 4, noting
+steps._PROMPT_S, StepClock.count_fitting, Training.begin = (
+    math.inf,
+    lambda clock, seconds: 4,
+    noting,
+)
 
 from fleet.run import main  # noqa: E402
 

@@ -12,31 +12,31 @@ from fleet.errors import GroupFailed
 
 world = start_mpi()
 group = world.group(range(world.size), 1)
-group.meet()
+group.barrier()
 if world.rank == 2:
     os.kill(os.getpid(), signal.SIGKILL)
 try:
     for collective in (
-        group.meet,
-        lambda: group.exchange(1),
+        group.barrier,
+        lambda: group.allgather(1),
         lambda: group.sum(np.zeros(3)),
-        lambda: group.from_master(1),
+        lambda: group.broadcast_value(1),
     ):
         with pytest.raises(GroupFailed):
             collective()
     world.wait(
-        lambda: world.lost == {2} or None
+        lambda: world.dead_ranks == {2} or None
     )  # a rank may be struck by another that has heard of the death before
     with pytest.raises(GroupFailed):
         group.check()
     with pytest.raises(GroupFailed):
         world.group(range(world.size), 2)
-    world.tell(2, Tag.TRAINER, Ready(0))  # is lost, and no error
+    world.send(2, Tag.TRAINER, Ready(0))  # is lost, and no error
     rest = world.group([rank for rank in range(world.size) if rank != 2], 3)
-    assert rest.exchange(world.rank) == list(rest.ranks)
+    assert rest.allgather(world.rank) == list(rest.ranks)
 except BaseException as error:
     world.abort(error)
 world.finish()
 if world.rank == 0:
     print("the others have gone on", flush=True)
-world.leave(0)
+world.exit(0)

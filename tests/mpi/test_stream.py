@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from fleet.domain.events import GroupStarted, Started, StreamStarted
-from fleet.stream.order import Epoch, RingOrder, StrictOrder, read_path
+from fleet.stream.order import Epoch, RingOrder, StrictOrder, parse_path
 from preprocess.pipeline import Pipeline
 from preprocess.transforms import parse_transforms
 from tests.examples import long_but_first
@@ -42,7 +42,7 @@ def check(run, records, content):
     )
     for model in run.results():
         for epoch in run.history(model):
-            path = read_path(epoch.path)
+            path = parse_path(epoch.path)
             place = path[0] if path else epoch.stream_epoch
             mine = sorted(
                 (
@@ -52,7 +52,7 @@ def check(run, records, content):
                 ),
                 key=lambda record: (record["position"], record["rank"]),
             )
-            whole = order.itinerary(Epoch(epoch.stream_epoch, path))
+            whole = order.plan_epoch(Epoch(epoch.stream_epoch, path))
             assert sorted(whole.indices) == list(range(len(source)))
             assert [
                 number for record in mine for number in record["samples"]

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from fleet.domain.events import EpochEnded, GroupFailed, RankLost
-from fleet.stream.order import read_path
+from fleet.stream.order import parse_path
 from tests.mpi.conftest import ROOT, spec
 from tests.mpi.test_training import replayed
 
@@ -59,7 +59,9 @@ def check(launch, run, content, names=("pair",)):
         assert [record.epoch for record in history] == list(range(1, EPOCHS + 1))
         assert {record.samples for record in history} == {100}
         consumed = [
-            chunk for record in history for chunk in read_path(record.path) or [record.stream_epoch]
+            chunk
+            for record in history
+            for chunk in parse_path(record.path) or [record.stream_epoch]
         ]
         assert len(set(consumed)) == len(consumed)
         logged = {

@@ -76,7 +76,7 @@ class TorchExchange(Exchange):
     def __init__(self, group: Group, device: torch.device, folder: Path) -> None:
         super().__init__(group)
         check_peers(group)
-        name = group.from_master(uuid.uuid4().hex if group.is_master else None)
+        name = group.broadcast_value(uuid.uuid4().hex if group.is_master else None)
         self._file = (folder / f".exchange-{name}.tmp").absolute()
         self._backend = _backend(device, str(self._file), group)
         self._hooks: list[Any] = []
@@ -157,9 +157,9 @@ class TorchExchange(Exchange):
         self._in_flight = []
         for work in under_way:
             while not work.is_completed():
-                self.group.rest(_POLL_S)
+                self.group.sleep(_POLL_S)
                 self.group.check()
-            with self.group.striking():
+            with self.group.raising_group_failed():
                 work.wait()
 
     def close(self) -> None:  # noqa: D102

@@ -2,7 +2,7 @@
 
 A command is a mapping with the key ``do``: ``add`` with an ``entry``; ``stop``, ``pause`` and ``resume`` with a
 ``network``; or ``yield`` with a number of ``nodes`` and ``within_s``. The answer has ``networks``, the names that it is
-about, and for ``yield`` what :class:`Commanded` has as ``given``; or ``error``, and ``is_over`` where the network is
+about, and for ``yield`` what :class:`Commanded` has as ``release_details``; or ``error``, and ``is_over`` where the network is
 over by then. A line of the event log stands before anything that a command does. So a launch that is killed before it
 has answered does not act twice: the next one finds the line, does what is left, and answers.
 """
@@ -58,10 +58,10 @@ class CommandHandler:
         self._results = results
         self._admission = admission
         self._clock = clock
-        self._known = {event.command: event for event in earlier}
+        self._handled = {event.command: event for event in earlier}
         self._looked_s = -_LOOK_S
 
-    def look(
+    def handle_commands(
         self,
         note: Callable[[Event], None],
         hear: Callable[[Heard], None],
@@ -84,7 +84,7 @@ class CommandHandler:
             if not goes_on():
                 break
             try:
-                event = self._take_up(command, note, hear, offer)
+                event = self._handle(command, note, hear, offer)
                 answer: dict[str, Any] = {"networks": list(event.networks)}
                 if event.do == "yield":
                     answer |= event.given
@@ -96,12 +96,12 @@ class CommandHandler:
             self._mailbox.answer(command.name, answer)
         return bool(commands)
 
-    def refuse(self, why: str) -> None:
+    def refuse_all(self, why: str) -> None:
         """Answer whatever is still in the mailbox: nothing is taken up any more."""
         for command in self._mailbox.commands():
             self._mailbox.answer(command.name, {"error": why})
 
-    def _take_up(
+    def _handle(
         self,
         command: Command,
         note: Callable[[Event], None],
@@ -110,20 +110,20 @@ class CommandHandler:
     ) -> Commanded:
         content = command.content or {}
         do = content.get("do")
-        known = self._known.get(command.name)
+        known = self._handled.get(command.name)
         words: list[Heard] = []
         if do == "add":
-            event, came = self._added(command.name, content.get("entry"), known)
+            event, came = self._add(command.name, content.get("entry"), known)
             words += came
         elif isinstance(do, str) and do in VERDICTS:
-            event = Commanded(command.name, do, (self._alive(content.get("network")),))
+            event = Commanded(command.name, do, (self._check_unfinished(content.get("network")),))
             words.append(NetworkCommand(event.networks[0], VERDICTS[do]))
         elif (
             do == "yield" and known is not None
         ):  # the launch that took it up has ended, with all its nodes
             event = known
         elif do == "yield":
-            found = offer(*_wish(content))
+            found = offer(*_parse_release(content))
             event = Commanded(
                 command.name,
                 do,
@@ -139,30 +139,30 @@ class CommandHandler:
         else:
             raise UserError(f"{do!r} is no command; there are add, {', '.join(VERDICTS)}, yield")
         if known is None:
-            self._known[command.name] = event
+            self._handled[command.name] = event
             note(event)
         for word in words:
             hear(word)
         return event
 
-    def _added(
+    def _add(
         self, name: str, entry: Any, known: Commanded | None
     ) -> tuple[Commanded, list[Admitted]]:
         """The event of an entry, and those of its networks that have not come yet."""
         if known is None:
-            content, place, networks = self._admission.given(entry)
+            content, place, networks = self._admission.parse_entry(entry)
             known = Commanded(
                 name, "add", tuple(network.name for network in networks), content, place
             )
         else:
-            networks = self._admission.given_again(known)
+            networks = self._admission.restore_entry(known)
         return known, [
-            self._admission.come(network)
+            self._admission.admit(network)
             for network in networks
             if network.name not in self._results.networks
         ]
 
-    def _alive(self, name: Any) -> str:
+    def _check_unfinished(self, name: Any) -> str:
         """A network that something can still become of.
 
         Raises:
@@ -179,7 +179,7 @@ class CommandHandler:
         return name
 
 
-def _wish(content: Mapping[str, Any]) -> tuple[int, float]:
+def _parse_release(content: Mapping[str, Any]) -> tuple[int, float]:
     """How many nodes somebody wants back, and within how many seconds.
 
     Raises:

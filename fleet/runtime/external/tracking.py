@@ -33,12 +33,12 @@ class Tracking:
         spec: the file of the spec, beside which modules are found.
     """
 
-    def __init__(self, wanted: Sequence[tuple[str, Path]], paths: RunPaths, spec: str) -> None:
+    def __init__(self, trackers: Sequence[tuple[str, Path]], paths: RunPaths, spec: str) -> None:
         self._process: subprocess.Popen[bytes] | None = None
-        self._unsaid = list[ev.TrackerFailed]()
-        self._heard = b""
+        self._unreported = list[ev.TrackerFailed]()
+        self._buffer = b""
         self._looked_s = 0.0
-        if not wanted:
+        if not trackers:
             return
         command = [
             sys.executable,
@@ -46,7 +46,7 @@ class Tracking:
             "fleet.export.follow",
             spec,
             str(paths.root),
-            *(f"{name}={path}" for name, path in wanted),
+            *(f"{name}={path}" for name, path in trackers),
         ]
         try:
             paths.track_log.parent.mkdir(parents=True, exist_ok=True)
@@ -64,7 +64,9 @@ class Tracking:
             for pipe in filter(None, (self._process.stdin, self._process.stdout)):
                 os.set_blocking(pipe.fileno(), False)
         except OSError as error:
-            self._unsaid = [ev.TrackerFailed(name, str(path), str(error)) for name, path in wanted]
+            self._unreported = [
+                ev.TrackerFailed(name, str(path), str(error)) for name, path in trackers
+            ]
 
     def on_event(self, event: ev.Event) -> None:
         """Call the process if there is something new for it."""
@@ -80,26 +82,28 @@ class Tracking:
 
     def failures(self) -> list[ev.TrackerFailed]:
         """What has gone wrong since the last look; it looks seldom."""
-        if self._process is None and not self._unsaid:
+        if self._process is None and not self._unreported:
             return []
         now = time.monotonic()
         if now >= self._looked_s + _LOOK_S:
             self._looked_s = now
-            self._listen()
-        said = self._unsaid
-        self._unsaid = []
+            self._read_failures()
+        said = self._unreported
+        self._unreported = []
         return said
 
-    def _listen(self) -> None:
+    def _read_failures(self) -> None:
         if self._process is None or self._process.stdout is None:
             return
         with suppress(OSError, ValueError):  # nothing has come
-            self._heard += os.read(self._process.stdout.fileno(), 1 << 16)
-        *lines, self._heard = self._heard.split(b"\n")
+            self._buffer += os.read(self._process.stdout.fileno(), 1 << 16)
+        *lines, self._buffer = self._buffer.split(b"\n")
         for line in lines:
             with suppress(ValueError, TypeError, LookupError):
                 said = json.loads(line)
-                self._unsaid.append(ev.TrackerFailed(said["tracker"], said["path"], said["reason"]))
+                self._unreported.append(
+                    ev.TrackerFailed(said["tracker"], said["path"], said["reason"])
+                )
 
     def close(self, patience_s: float) -> list[ev.TrackerFailed]:
         """Let the process write the last epochs.
@@ -112,7 +116,7 @@ class Tracking:
         """
         process = self._process
         if process is None:
-            return self._unsaid
+            return self._unreported
         if process.stdin is not None:
             process.stdin.close()
         try:
@@ -120,11 +124,11 @@ class Tracking:
         except subprocess.TimeoutExpired:
             log.warning("the trackers have not ended within %.0f s", patience_s)
             process.returncode = 0  # it is not waited for any more
-            self._unsaid.append(
+            self._unreported.append(
                 ev.TrackerFailed("track", "", f"not ended within {patience_s:.0f} s")
             )
-        self._listen()
+        self._read_failures()
         self._process = None
         if process.stdout is not None:
             process.stdout.close()
-        return self._unsaid
+        return self._unreported

@@ -48,12 +48,14 @@ def all_or_none(group: Group, action: Callable[[], T]) -> T:
     except InfrastructureError:
         raise
     except PeersFailed as caught:  # all have heard of it
-        raise _first(caught.reports) from caught
+        raise _make_failure(caught.reports) from caught
     except (Exception, SystemExit) as caught:  # a user's function may have called sys.exit
         error = caught
-    said = group.exchange(None if error is None else (isinstance(error, PeerFailed), *_said(error)))
+    said = group.allgather(
+        None if error is None else (isinstance(error, PeerFailed), *_describe(error))
+    )
     if any(one is not None for one in said):
-        raise _first(said) from error
+        raise _make_failure(said) from error
     return result
 
 
@@ -67,14 +69,14 @@ def fail_together(group: Group, error: Exception | SystemExit | None) -> None:
     all_or_none(group, fail)
 
 
-def _first(said: Sequence[Any]) -> TrainingFailed:
+def _make_failure(said: Sequence[Any]) -> TrainingFailed:
     """The failure of the first rank that has a reason of its own, of what all ranks say."""
     return TrainingFailed(
         *min((one for one in said if one is not None), key=lambda one: bool(one[0]))[1:]
     )
 
 
-def _said(error: Exception | SystemExit) -> tuple[str, str, bool, bool]:
+def _describe(error: Exception | SystemExit) -> tuple[str, str, bool, bool]:
     """What there is to say of an error: the reason, its traceback, whether it may pass, and is of memory."""
     if isinstance(error, TrainingFailed):
         return error.reason, error.detail, error.may_pass, error.out_of_memory

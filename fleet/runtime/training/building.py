@@ -42,7 +42,7 @@ class _OutOfTime(BaseException):
 
 
 def build_within(
-    limit_s: float, build: Callable[[], T], duties: Callable[[], object] | None = None
+    limit_s: float, build: Callable[[], T], background_tasks: Callable[[], object] | None = None
 ) -> T:
     """Build a network, while this rank's duties are done.
 
@@ -57,14 +57,14 @@ def build_within(
     """
     if threading.current_thread() is not threading.main_thread():
         return build()  # signals are for the main thread alone
-    watch = _Watch(limit_s, duties)
+    watch = _BuildGuard(limit_s, background_tasks)
     try:
-        with watch.on():
+        with watch.running():
             return build()
     except _OutOfTime as error:
         raise ModelError(
             f"building took longer than {format_duration(limit_s)} (train.build_timeout)"
-            f"{_place(error)}"
+            f"{_describe_position(error)}"
         ) from error
     except SystemExit as error:
         raise ModelError(exit_reason(error)) from error
@@ -76,17 +76,17 @@ def build_within(
         raise ModelError(f"it raised {one_line(error)}") from error
 
 
-class _Watch:
+class _BuildGuard:
     """What happens besides, while a network is built."""
 
-    def __init__(self, limit_s: float, duties: Callable[[], object] | None) -> None:
+    def __init__(self, limit_s: float, background_tasks: Callable[[], object] | None) -> None:
         self._limit_s = limit_s
-        self._duties = duties
+        self._duties = background_tasks
         self._is_over = threading.Event()
         self._error: BaseException | None = None  # of a duty
 
     @contextmanager
-    def on(self) -> Iterator[None]:
+    def running(self) -> Iterator[None]:
         """Watch from here on."""
         before = signal.signal(signal.SIGALRM, self._stop)
         # In a thread of its own, for this one may be deaf; and a handler may not print where a function prints.
@@ -95,7 +95,7 @@ class _Watch:
             if self._duties is not None:
                 thread.start()
             signal.setitimer(signal.ITIMER_REAL, self._limit_s, _AGAIN_S)
-            with kernel_timer(self._limit_s + DEAF_S + _LAST_S):
+            with kill_after(self._limit_s + DEAF_S + _LAST_S):
                 yield
         finally:
             self._is_over.set()
@@ -121,7 +121,7 @@ class _Watch:
             self._error = error
 
 
-def _place(error: BaseException) -> str:
+def _describe_position(error: BaseException) -> str:
     """Where in the user's module a function was when it was interrupted."""
     libraries = {sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")}
     frames = [
@@ -146,7 +146,7 @@ class _Event(ctypes.Structure):
 
 
 @contextmanager
-def kernel_timer(seconds: float) -> Iterator[None]:
+def kill_after(seconds: float) -> Iterator[None]:
     """Have the kernel kill this process after some seconds, unless it comes out of here; nothing else need run."""
     libc = ctypes.CDLL(None)
     timer = ctypes.c_void_p()

@@ -37,7 +37,7 @@ class EpochClock:
         self._waited_s = self._sources.waited_s
         self._blocked_s = self._writer.blocked_s
 
-    def note(self, state: State) -> State:
+    def add_elapsed(self, state: State) -> State:
         """A state with what has passed of its epoch since this was last asked."""
         now = time.perf_counter()
         waited_s = self._sources.waited_s
@@ -51,7 +51,7 @@ class EpochClock:
         return state
 
     @property
-    def waiting(self) -> float:
+    def wait_share(self) -> float:
         """The share of the time since the last note that this rank has waited for data."""
         return (self._sources.waited_s - self._waited_s) / max(
             time.perf_counter() - self._noted, 1e-9
@@ -76,24 +76,24 @@ class StepClock:
         at_once: how many steps the ranks of the group take in their next call: what all have read in the same sums.
     """
 
-    def __init__(self, warm_up: int = 3, least: int = 1) -> None:
+    def __init__(self, warm_up: int = 3, min_steps: int = 1) -> None:
         self._warm_up = warm_up
-        self._least = least
-        self._news_at = least
+        self._min_steps = min_steps
+        self._news_at = min_steps
         self._steps = 0
         self._samples = 0
         self._seconds = 0.0
         self._squares = 0.0
-        self._beside = 1
+        self._networks_on_gpu = 1
         self._is_new = True
         self._latest = 0.0
-        self.at_once = 1
+        self.steps_per_call = 1
 
-    def see(self, beside: int) -> None:
+    def set_networks_on_gpu(self, networks_on_gpu: int) -> None:
         """So many networks, this one among them, are on the GPU; what was timed beside others is forgotten."""
-        if beside != self._beside:
-            self._beside = beside
-            self._news_at = self._least
+        if networks_on_gpu != self._networks_on_gpu:
+            self._networks_on_gpu = networks_on_gpu
+            self._news_at = self._min_steps
             self._steps = 0
             self._samples = 0
             self._seconds = 0.0
@@ -114,19 +114,19 @@ class StepClock:
         """Time every step from now on."""
         self._warm_up = 0
 
-    def fitting(self, seconds: float) -> int:
+    def count_fitting(self, seconds: float) -> int:
         """How many steps take so long together, as long as the mean or the latest; 1 where none has been timed yet."""
         if not self._steps:
             return 1
         return max(1, int(seconds / max(self._seconds / self._steps, self._latest, 1e-9)))
 
-    def begins(self) -> bool:
+    def pop_is_new(self) -> bool:
         """Whether the group has just begun; true once."""
-        begins = self._is_new
+        pop_is_new = self._is_new
         self._is_new = False
-        return begins
+        return pop_is_new
 
-    def news(self) -> StepRate:
+    def pop_rate(self) -> StepRate:
         """The rate, where it rests on enough steps for the first time, or on many more than when it was told last."""
         if self._steps < self._news_at:
             return StepRate()
@@ -138,12 +138,14 @@ class StepClock:
     @property
     def rate(self) -> StepRate:
         """Of all steps so far; none where they are too few, or took too little time, to tell."""
-        if self._steps < self._least or (self._beside > 1 and self._seconds < _SHARED_S):
+        if self._steps < self._min_steps or (
+            self._networks_on_gpu > 1 and self._seconds < _SHARED_S
+        ):
             return StepRate()
         mean = max(self._seconds / self._steps, 1e-9)
         deviation = math.sqrt(max(0.0, self._squares / self._steps - mean**2))
         return StepRate(
-            self._samples / self._steps / mean, deviation / mean, self._steps, self._beside
+            self._samples / self._steps / mean, deviation / mean, self._steps, self._networks_on_gpu
         )
 
 
@@ -163,16 +165,16 @@ class PaceReport:
         self._every_s = max(_PACE_EVERY_S, ranks / _PACES_A_SECOND)
         self._time = time.perf_counter()
 
-    def tell(self, tell: Callable[[Message], None], position: int, is_slowed: bool) -> None:
+    def send_if_due(self, send: Callable[[Message], None], position: int, is_slowed: bool) -> None:
         """Tell it, if so much time has passed.
 
         Args:
             is_slowed: whether steps are longer than they would be by themselves.
         """
         now = time.perf_counter()
-        if self._steps.begins() or now - self._time >= self._every_s:
-            rate = StepRate() if is_slowed else self._steps.news()
-            tell(
+        if self._steps.pop_is_new() or now - self._time >= self._every_s:
+            rate = StepRate() if is_slowed else self._steps.pop_rate()
+            send(
                 Pace(
                     self._network,
                     position,

@@ -14,7 +14,7 @@ from fleet.runtime.training.network import Training
 from fleet.stream.batch import split_rows
 from fleet.stream.validation import Validation
 
-_JUDGED_AT_ONCE_S = 1.0  # then a group looks whether the run ends
+_CHECK_EVERY_S = 1.0  # then a group looks whether the run ends
 
 
 def evaluate(
@@ -34,7 +34,7 @@ def evaluate(
     """
     if validation is None:
         return StepTotals()
-    return _go_through(training, validation, training.judge, ends)
+    return _sum_over(training, validation, training.evaluate, ends)
 
 
 def can_predict(training: Training, samples: Validation) -> bool:
@@ -75,14 +75,14 @@ def predict(training: Training, samples: Validation) -> tuple[StepTotals, Output
             whole.weights[rows] = weights
         return sums
 
-    summed = _go_through(training, samples, fill, lambda: False)
+    summed = _sum_over(training, samples, fill, lambda: False)
     assert summed is not None  # nothing ends it
     for part in whole.arrays.values():  # each row is 0 on all ranks but one
         group.sum(part)
     return summed, whole
 
 
-def _go_through(
+def _sum_over(
     training: Training,
     samples: Validation,
     look: Callable[[np.ndarray, np.ndarray], StepTotals],
@@ -107,14 +107,14 @@ def _go_through(
         began = time.perf_counter()
         for images, targets in batches:
             mine += look(images, targets)
-            if time.perf_counter() - began >= _JUDGED_AT_ONCE_S:
+            if time.perf_counter() - began >= _CHECK_EVERY_S:
                 return False
         return True
 
     while True:  # as often on each rank: those that are done wait for the others
         is_done = all_or_none(group, go_on)
         is_ending = group.is_master and not is_done and ends()
-        shares = group.exchange((mine, is_done, is_ending))
+        shares = group.allgather((mine, is_done, is_ending))
         if all(is_done for _, is_done, _ in shares):
             return sum((one for one, _, _ in shares), StepTotals())
         if any(is_ending for _, _, is_ending in shares):

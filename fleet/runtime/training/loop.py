@@ -1,6 +1,6 @@
 """The training loop: get, step, tell.
 
-:meth:`TrainingLoop.run` trains a network epoch after epoch; :meth:`TrainingLoop._consume` is what it does with one.
+:meth:`TrainingLoop.run` trains a network epoch after epoch; :meth:`TrainingLoop._train_part` is what it does with one.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ from fleet.runtime.training.sources import Sources
 from fleet.runtime.training.steps import Steps, strides
 from fleet.storage.paths import PARTS, RunPaths
 from fleet.storage.writer import CheckpointWriter
+from fleet.stream.active_slots import ActiveSlots
 from fleet.stream.batch import Batches
-from fleet.stream.order import Epoch, read_path, write_path
-from fleet.stream.tenants import Tenants
+from fleet.stream.order import Epoch, format_path, parse_path
 
 log = logging.getLogger("fleet.runtime.training.loop")
 
 _WAITING = 0.1  # of an epoch: then the steps of a group are no measure of its rate
 
 Order: TypeAlias = (
-    m.GoOn | m.Regroup | m.Stop
+    m.Continue | m.Regroup | m.Stop
 )  # what a group waits for, between two epochs or inside one
 
 
@@ -63,17 +63,17 @@ class TrainingLoop:
         paths: RunPaths,
         writer: CheckpointWriter,
         save_every: float | None,
-        tenants: Tenants,
+        active_slots: ActiveSlots,
     ) -> None:
         self._world = world
         self._sources = sources
         self._paths = paths
-        self._tenants = tenants
+        self._tenants = active_slots
         self._writer = writer
         self._save_every = save_every
         self._pauses = False  # whether the coordinator has asked this master's group to pause
         self._clock = EpochClock(sources, writer)
-        self._tell = partial(world.tell, 0, m.Tag.COORDINATOR)
+        self._tell = partial(world.send, 0, m.Tag.COORDINATOR)
 
     def run(self, training: Training, state: State, first: m.Start | m.Regroup) -> None:
         """Train a network; see :meth:`_run`. The others on its GPU are told of it meanwhile."""
@@ -90,28 +90,30 @@ class TrainingLoop:
         stream_epoch = first.stream_epoch
         chosen = first.batch
         sources = self._sources.of(training.network)
-        source: Batches = sources.stream.own  # of the rest of an epoch that this rank has not begun
+        source: Batches = (
+            sources.stream.local
+        )  # of the rest of an epoch that this rank has not begun
         self._clock.restart()
         while True:
             epoch = Epoch(state.stream_epoch, state.path)
             if not state.position:
                 epoch = Epoch(stream_epoch)
                 state = dataclasses.replace(state, batch=chosen or 0)
-                if stream_epoch >= training.reads_from:
+                if stream_epoch >= training.reads_stream_from:
                     source = sources.stream
                 else:
-                    source = sources.stream.own
+                    source = sources.stream.local
                 self._clock.restart()
-            state, is_over, missed = self._consume(training, state, source, epoch)
+            state, is_over, missed = self._train_part(training, state, source, epoch)
             is_group = training.group.size > 1
-            if not is_over and is_group and not training.group.from_master(self._pauses):
+            if not is_over and is_group and not training.group.broadcast_value(self._pauses):
                 state = self._save_together(training, state)
                 continue
             # What each rank gathered by itself must be one thing before it is judged, handed on, or saved. It is running
             # means, hence linear: to average them within an epoch and again at its end is to do it once.
             training.trainable.average_statistics()
             if is_over:
-                judged = evaluate(training, sources.validation, self._is_told_of_the_end)
+                judged = evaluate(training, sources.validation, self._should_end)
             else:
                 judged = None
             if judged is None:
@@ -140,7 +142,7 @@ class TrainingLoop:
             stream_epoch = order.stream_epoch
             chosen = order.batch
 
-    def _consume(
+    def _train_part(
         self, training: Training, state: State, source: Batches, epoch: Epoch
     ) -> tuple[State, bool, int]:
         """Train on what is left of an epoch, or on less, where the group is asked to pause.
@@ -152,7 +154,7 @@ class TrainingLoop:
         network = training.network
         group = training.group
         self._pauses = False
-        taken_before = {chunk for record in state.history for chunk in read_path(record.path)}
+        taken_before = {chunk for record in state.history for chunk in parse_path(record.path)}
         size = training.set_batch(state.batch)
         state = dataclasses.replace(state, batch=size)
         pace = PaceReport(network.name, state.position, training.steps, self._world.size)
@@ -170,17 +172,17 @@ class TrainingLoop:
 
         def is_asked() -> bool:
             """Whether the group stops here: it is to pause, or to save what its ranks have together."""
-            self._pauses = group.is_master and self._is_asked()
+            self._pauses = group.is_master and self._should_pause()
             return self._pauses or (group.size > 1 and is_due())
 
         steps = Steps(training, is_asked, is_due if group.size == 1 else lambda: False)
-        for taken in steps.take(
+        for taken in steps.run(
             strides(training, source.batches(epoch, state.position, size, group, taken_before))
         ):
             for batch, sums in zip(taken.batches, taken.sums, strict=True):
                 if batch.size == size:
                     training.steps.add(size, taken.seconds)
-                    training.steps.see(self._tenants.count())
+                    training.steps.set_networks_on_gpu(self._tenants.count())
                 if not abs(loss := sums.loss / max(sums.count, 1)) <= LARGEST_LOSS:
                     raise TrainingFailed(
                         f"diverged: the loss became {loss:.4g} in epoch {state.epoch + 1}, within the "
@@ -197,38 +199,38 @@ class TrainingLoop:
                 missed = batch.missed
             if group.is_master and not (is_over or taken.stops):
                 # Nobody can tell where in steps ranks waited for others that lacked samples.
-                pace.tell(
-                    self._tell, batch.position, group.size > 1 and self._clock.waiting > _WAITING
+                pace.send_if_due(
+                    self._tell, batch.position, group.size > 1 and self._clock.wait_share > _WAITING
                 )
-                if group.size == 1 and taken.rests and is_due():
+                if group.size == 1 and taken.is_idle and is_due():
                     saved = time.perf_counter()
-                    state = self._clock.note(state)
+                    state = self._clock.add_elapsed(state)
                     self._save(training, state)
         return state, is_over, missed
 
     # ---- what is heard ----
 
-    def _is_asked(self) -> bool:
+    def _should_pause(self) -> bool:
         """Whether the group should pause; nothing else is said inside an epoch."""
-        return self._world.hear(m.Tag.TRAINER) is not None
+        return self._world.receive(m.Tag.TRAINER) is not None
 
-    def _is_told_of_the_end(self) -> bool:
+    def _should_end(self) -> bool:
         """Whether the run ends: a pause of another kind comes too late, as it does at the epoch's end."""
-        self._world.do_duties()  # this may be the rank that coordinates
-        heard = self._world.hear(m.Tag.TRAINER)
-        return isinstance(heard, m.Pause) and heard.ends
+        self._world.run_background_tasks()  # this may be the rank that coordinates
+        heard = self._world.receive(m.Tag.TRAINER)
+        return isinstance(heard, m.Pause) and heard.run_ends
 
     def next_order(self, group: Group) -> Order:
         """Wait, as a group, for what the coordinator wants next."""
 
         def hear() -> m.Message | None:
             group.check()  # of a group that was struck the coordinator takes no epoch, and answers nothing
-            return self._world.hear(m.Tag.TRAINER)
+            return self._world.receive(m.Tag.TRAINER)
 
         heard = None
         while group.is_master and not isinstance(heard, Order):  # a Pause comes too late
             heard = self._world.wait(hear)
-        order = group.from_master(heard)
+        order = group.broadcast_value(heard)
         if not isinstance(order, Order):
             raise InfrastructureError(f"rank {self._world.rank} did not expect {order}")
         return order
@@ -237,7 +239,7 @@ class TrainingLoop:
 
     def _pause(self, training: Training, state: State) -> State:
         """Tell that the group waits inside an epoch; returns its state there."""
-        state = self._clock.note(state)
+        state = self._clock.add_elapsed(state)
         if training.group.is_master:
             self._tell(m.Paused(training.network.name, state.stream_epoch))
         return state
@@ -246,7 +248,7 @@ class TrainingLoop:
         self, training: Training, state: State, judged: StepTotals, missed: int
     ) -> State:
         """Save the network and tell of it; returns its state before the next epoch."""
-        state = self._clock.note(state)
+        state = self._clock.add_elapsed(state)
         record = _record(training, state, judged)
         history = (*state.history, record)
         diverged = divergence(history, judged.count > 0)
@@ -276,7 +278,7 @@ class TrainingLoop:
             group.is_master and order.ranks[0] != self._world.rank
         ):  # the next one will write to the same files
             self._writer.flush()
-        return group.from_master(state)
+        return group.broadcast_value(state)
 
     def change_group(
         self,
@@ -285,9 +287,9 @@ class TrainingLoop:
         state: State | None,
         failure: Exception | None = None,
     ) -> State:
-        """Go over to the group of an order; see :meth:`fleet.runtime.training.network.Training.move`."""
+        """Go over to the group of an order; see :meth:`fleet.runtime.training.network.Training.change_group`."""
         group = self._world.group(order.ranks, order.group)
-        state = training.move(group, order.stay, state, failure)
+        state = training.change_group(group, order.stay_count, state, failure)
         log.info(
             "%s: goes on with ranks %s after epoch %d, sample %d",
             training.network.name,
@@ -305,7 +307,7 @@ class TrainingLoop:
         They go on with what each has, so that training does not depend on when it is saved. Collective.
         """
         trainable = training.trainable
-        state = self._clock.note(state)
+        state = self._clock.add_elapsed(state)
         own = trainable.state()
         trainable.average_statistics()
         if training.group.is_master:
@@ -340,7 +342,7 @@ class TrainingLoop:
         saved = time.perf_counter()
         damage = all_or_none(group, lambda: export() if group.is_master and final else "")
         exported = time.perf_counter()
-        tested = self._examine(training) if final else None
+        tested = self._test(training) if final else None
         if group.is_master:
             self._tell(
                 m.Stopped(
@@ -353,9 +355,9 @@ class TrainingLoop:
                 )
             )
 
-    def _examine(self, training: Training) -> TestResult | None:
+    def _test(self, training: Training) -> TestResult | None:
         """Keep what the network that the master has exported gives, and judge it on the test data; collective."""
-        training.share(None)
+        training.broadcast(None)
         sources = self._sources.of(training.network)
         test = sources.test
         parts = dict(zip(PARTS, (sources.validation, test), strict=True))
@@ -403,7 +405,7 @@ def _record(training: Training, state: State, judged: StepTotals) -> EpochRecord
         gpus=training.group.size,
         seconds=state.seconds,
         waited_s=state.waited_s,
-        path=write_path(state.path),
+        path=format_path(state.path),
         accepted=state.accepted,
         parent=parent,
         parent_epoch=parent_epoch,

@@ -29,7 +29,7 @@ from preprocess.target import TargetSpec, class_target
 
 T = TypeVar("T")
 
-LEAST_STEPS = 10  # of a group tell how fast it is
+MIN_STEPS = 10  # of a group tell how fast it is
 
 
 @dataclass
@@ -44,9 +44,9 @@ class Training:
     """
 
     network: NetworkSpec
-    reads_from: int
+    reads_stream_from: int
     target: TargetSpec = class_target(2)  # noqa: RUF009 - frozen
-    steps: StepClock = field(default_factory=lambda: StepClock(least=LEAST_STEPS))
+    steps: StepClock = field(default_factory=lambda: StepClock(min_steps=MIN_STEPS))
     group: Group = field(init=False)
     trainable: Trainable = field(init=False)
     batch: int = field(init=False, default=0)  # of the epoch
@@ -65,7 +65,7 @@ class Training:
         return self.begin(images, targets, [size], [len(targets)], StepTotals(stop=stop))().sums[0]
 
     @property
-    def goes_ahead(self) -> bool:
+    def is_async(self) -> bool:
         """Whether its engine computes while the next batch is made."""
         return isinstance(self.trainable, SupportsAsyncSteps | SupportsAsyncGroupSteps)
 
@@ -94,12 +94,13 @@ class Training:
         with self._failing_together():
             if isinstance(self.trainable, SupportsAsyncGroupSteps):
                 return partial(
-                    self._ended,
+                    self._wait_together,
                     self.trainable.begin_together(images, values, sizes, rows, asked, weights),
                 )
             if isinstance(self.trainable, SupportsAsyncSteps):
                 return partial(
-                    self._ended, self.trainable.begin(images, values, sizes, asked.stop, weights)
+                    self._wait_together,
+                    self.trainable.begin(images, values, sizes, asked.stop, weights),
                 )
             if len(sizes) == 1:
                 more = [] if weights is None else [weights]  # an engine may know no weights
@@ -110,7 +111,7 @@ class Training:
         done = StepResult(sums, time.perf_counter())
         return lambda: done
 
-    def _ended(self, wait: Callable[[], StepResult]) -> StepResult:
+    def _wait_together(self, wait: Callable[[], StepResult]) -> StepResult:
         with self._failing_together():
             return wait()
 
@@ -147,23 +148,23 @@ class Training:
         self.trainable.scale_learning_rate(batch.learning_rate_scale(size))
         if size != self.batch:  # steps of others say nothing of these
             self.batch = size
-            self.steps = StepClock(least=LEAST_STEPS)
+            self.steps = StepClock(min_steps=MIN_STEPS)
         return size
 
-    def judge(self, images: np.ndarray, targets: np.ndarray) -> StepTotals:
+    def evaluate(self, images: np.ndarray, targets: np.ndarray) -> StepTotals:
         """Sums over some samples, of this rank alone, without training."""
         values, weights = self.target.split(targets)
         return self.trainable.evaluate(images, values, *([] if weights is None else [weights]))
 
-    def share(self, state: T) -> T:
+    def broadcast(self, state: T) -> T:
         """Give every rank of the group the network as the master has it, and its state; collective."""
         if self.group.size > 1:
             arrays = self.trainable.state()  # of the same names, shapes and types on every rank
             self.group.broadcast(list(arrays.values()))
             self.trainable.load(arrays)
-        return self.group.from_master(state)
+        return self.group.broadcast_value(state)
 
-    def move(
+    def change_group(
         self, group: Group, stay: int, state: State | None, failure: Exception | None = None
     ) -> State:
         """Go over to another group; returns the network's state, on the ranks that are new to it as well.
@@ -178,10 +179,10 @@ class Training:
         """
         self.group.free()
         self.group = group
-        self.steps = StepClock(least=LEAST_STEPS)
+        self.steps = StepClock(min_steps=MIN_STEPS)
         fail_together(group, failure)
         self.trainable.regroup(group)
         if stay < group.size:
-            state = self.share(state)
+            state = self.broadcast(state)
         assert state is not None
         return state

@@ -22,7 +22,7 @@ log = logging.getLogger("fleet.runtime.training.rate_measurement")
 _LEAST_STEPS = 5  # say how much their durations differ
 
 
-def time_batches(
+def measure_batches(
     training: Training, sample: SampleSpec, profile: Profile, batches: Sequence[int]
 ) -> list[StepRate]:
     """The rate with each of several batches, as far as they fit; collective over the group.
@@ -62,7 +62,7 @@ def measure_rate(training: Training, sample: SampleSpec, profile: Profile, size:
         TrainingFailed: on all ranks, when a step failed on one.
     """
     group = training.group
-    images, targets = made_up(sample, rows=len(range(group.rank, size, group.size)))
+    images, targets = make_samples(sample, rows=len(range(group.rank, size, group.size)))
     clock = StepClock(warm_up=profile.batches - profile.timed)
     start = time.perf_counter()
     for _ in range(profile.batches):
@@ -82,7 +82,7 @@ def _is_sure(rate: StepRate, spread: float) -> bool:
     return rate.steps >= _LEAST_STEPS and rate.spread / math.sqrt(rate.steps) <= spread
 
 
-def made_up(sample: SampleSpec, rows: int) -> tuple[np.ndarray, np.ndarray]:
+def make_samples(sample: SampleSpec, rows: int) -> tuple[np.ndarray, np.ndarray]:
     """Samples of no meaning, as they travel: inputs (rows, ...) and targets (rows,)."""
     image = sample.deferred_input or sample.image
     random = np.random.default_rng(0)

@@ -27,7 +27,7 @@ class SharedGpus:
         self._environment = environment
         node = roles.node_of[world.rank]
         self._trainers = [rank for rank in roles.trainers if roles.node_of[rank] == node]
-        names = world.gather(gpu)
+        names = world.allgather(gpu)
         started = None
         if gpu is not None and self._is_first:
             slots = [
@@ -42,7 +42,7 @@ class SharedGpus:
                 "GPUs are shared, %s",
                 f"without MPS: {problem}" if started is None else f"MPS: {started.folder}",
             )
-        told = world.gather(started)
+        told = world.allgather(started)
         self._daemons = told[self._trainers[0]] if self._trainers else None
         if self._daemons is not None and gpu is not None:
             environment.update(self._daemons.environment(gpu))
@@ -55,7 +55,7 @@ class SharedGpus:
     @property
     def _is_first(self) -> bool:
         """Whether this rank is the first trainer of its node that is left."""
-        lost = self._world.lost
+        lost = self._world.dead_ranks
         return self._world.rank == next((rank for rank in self._trainers if rank not in lost), None)
 
 

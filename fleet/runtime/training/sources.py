@@ -7,16 +7,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fleet.comm.messages import Bad, Tag
+from fleet.comm.messages import SampleUnreadable, Tag
 from fleet.comm.protocols import World
 from fleet.runtime.input_pipelines import InputPipeline
 from fleet.runtime.launch import Launch
 from fleet.spec import NetworkSpec
 from fleet.storage.paths import PARTS
-from fleet.stream.augment import Finish
+from fleet.stream.augment import DeferredAugmentation
 from fleet.stream.compose import NodeMemory, Stream, compose
 from fleet.stream.stall import Waiting
-from fleet.stream.validation import KeptForAll, Validation
+from fleet.stream.validation import NodeValidation, Validation
 from preprocess.base import UnreadableSample, row_numbers
 from preprocess.pipeline import Pipeline
 
@@ -41,13 +41,13 @@ class Source:
 class Sources:
     """What a trainer reads, by feed and fold; they share the rank's place among the readers of the window."""
 
-    def __init__(self, each: Mapping[tuple[str, int | None], Source]) -> None:
-        self._each = each
-        self._any = next(iter(each.values())).stream
+    def __init__(self, sources: Mapping[tuple[str, int | None], Source]) -> None:
+        self._sources = sources
+        self._any = next(iter(sources.values())).stream
 
     def of(self, network: NetworkSpec) -> Source:
         """What a network reads."""
-        return self._each.get((network.feed, network.fold)) or self._each["", network.fold]
+        return self._sources.get((network.feed, network.fold)) or self._sources["", network.fold]
 
     def join(self, epoch: int) -> None:
         """Promise to read from the start of a stream epoch on."""
@@ -60,10 +60,10 @@ class Sources:
     @property
     def waited_s(self) -> float:
         """What this rank has waited for data so far."""
-        return sum(source.stream.waited_s for source in self._each.values())
+        return sum(source.stream.waited_s for source in self._sources.values())
 
 
-def sources_of(world: World, launch: Launch, memory: NodeMemory, first_epoch: int) -> Sources:
+def make_sources(world: World, launch: Launch, memory: NodeMemory, first_epoch: int) -> Sources:
     """All that a trainer may read.
 
     Args:
@@ -74,13 +74,15 @@ def sources_of(world: World, launch: Launch, memory: NodeMemory, first_epoch: in
     return Sources(
         {
             (key, fold): source
-            for key, feed in launch.fed.items()
-            for fold, source in _of_feed(waiting, launch, feed, memory, first_epoch).items()
+            for key, feed in launch.pipelines.items()
+            for fold, source in _make_pipeline_sources(
+                waiting, launch, feed, memory, first_epoch
+            ).items()
         }
     )
 
 
-def _of_feed(
+def _make_pipeline_sources(
     waiting: Waiting, launch: Launch, feed: InputPipeline, memory: NodeMemory, first_epoch: int
 ) -> dict[int | None, Source]:
     """What networks of each fold read; of all samples, for None."""
@@ -90,20 +92,22 @@ def _of_feed(
     training = feed.pipeline("train", seed)
     evaluation = feed.pipeline("validation", seed)
     assert training is not None
-    told = _told(world, training=True)
-    judging = _told(world, training=False)
+    told = _make_reporter(world, training=True)
+    judging = _make_reporter(world, training=False)
 
-    def finish(pipeline: Pipeline, on_bad: Callable[[UnreadableSample], None]) -> Finish | None:
-        if feed.is_carried:
+    def finish(
+        pipeline: Pipeline, on_bad: Callable[[UnreadableSample], None]
+    ) -> DeferredAugmentation | None:
+        if feed.matches_stream:
             return None
-        return Finish(pipeline, feed.is_done, on_bad)
+        return DeferredAugmentation(pipeline, feed.is_input_done, on_bad)
 
     stream = compose(
         launch.store,
         launch.order(training),
         training,
         memory,
-        launch.roles.place(world.rank),
+        launch.roles.local_index(world.rank),
         waiting,
         told,
         finish(training, told),
@@ -112,7 +116,7 @@ def _of_feed(
     if memory.validation is None or evaluation is None:
         shared = None
     else:
-        shared = KeptForAll(memory.validation, waiting, finish(evaluation, judging))
+        shared = NodeValidation(memory.validation, waiting, finish(evaluation, judging))
     test = feed.pipeline("test", seed) if launch.is_tested else None
     tested = None if test is None else Validation(test, judging, keeps=False)
     lies = {
@@ -136,6 +140,8 @@ def _of_feed(
     return {fold: read(fold) for fold in (None, *range(launch.spec.data.folds or 0))}
 
 
-def _told(world: World, training: bool) -> Callable[[UnreadableSample], None]:
+def _make_reporter(world: World, training: bool) -> Callable[[UnreadableSample], None]:
     """Tells the coordinator of a sample that cannot be used."""
-    return lambda bad: world.tell(0, Tag.COORDINATOR, Bad(bad.name, bad.reason, training))
+    return lambda bad: world.send(
+        0, Tag.COORDINATOR, SampleUnreadable(bad.name, bad.reason, training)
+    )

@@ -46,7 +46,7 @@ class Stride:
     batches: Sequence[Batch]
     images: np.ndarray
     targets: np.ndarray
-    there: int
+    ready_count: int
 
     def begin(self, training: Training, stop: bool) -> Callable[[], StepResult]:
         """Begin to train on these batches, with all ranks of the group; see :meth:`Training.begin`.
@@ -55,7 +55,7 @@ class Stride:
             stop: whether this rank asks the group to stop after it.
         """
         asked = StepTotals(
-            stop=stop, steps=self._right(training) if training.group.is_master else 0
+            stop=stop, steps=self._choose_count(training) if training.group.is_master else 0
         )
         return training.begin(
             self.images,
@@ -65,31 +65,31 @@ class Stride:
             asked,
         )
 
-    def _right(self, training: Training) -> int:
+    def _choose_count(self, training: Training) -> int:
         """How many steps would be right for a call: no more than were there, where this rank has waited for some."""
-        fitting = _fitting(training, self.images.nbytes // len(self.batches))
-        if self.there == len(self.batches):
+        fitting = _count_fitting(training, self.images.nbytes // len(self.batches))
+        if self.ready_count == len(self.batches):
             return fitting
-        return max(1, min(self.there, fitting))
+        return max(1, min(self.ready_count, fitting))
 
 
 def strides(training: Training, batches: Iterator[Batch]) -> Iterator[Stride]:
     """The batches of a stream; several at once where a network can take several steps, and they are short."""
-    arriving = _timed(batches)
+    arriving = _time_arrivals(batches)
     is_alone = training.group.size == 1
     for batch, was_there in arriving:
         if is_alone:
-            most = _fitting(training, batch.images.nbytes) if was_there else 1
+            most = _count_fitting(training, batch.images.nbytes) if was_there else 1
         else:
-            most = training.steps.at_once
+            most = training.steps.steps_per_call
         yield (
             Stride([batch], batch.images, batch.targets, int(was_there))
             if most == 1 or batch.is_last
-            else _gathered(batch, was_there, arriving, most, is_alone)
+            else _gather(batch, was_there, arriving, most, is_alone)
         )
 
 
-def _timed(batches: Iterator[Batch]) -> Iterator[tuple[Batch, bool]]:
+def _time_arrivals(batches: Iterator[Batch]) -> Iterator[tuple[Batch, bool]]:
     """Each batch, and whether it was there when it was asked for."""
     asked = time.perf_counter()
     for batch in batches:
@@ -97,7 +97,7 @@ def _timed(batches: Iterator[Batch]) -> Iterator[tuple[Batch, bool]]:
         asked = time.perf_counter()
 
 
-def _fitting(training: Training, nbytes: int) -> int:
+def _count_fitting(training: Training, nbytes: int) -> int:
     """How many steps with so many bytes of inputs a call may take."""
     trainable = training.trainable
     is_alone = training.group.size == 1
@@ -110,25 +110,27 @@ def _fitting(training: Training, nbytes: int) -> int:
     ):
         return 1
     stride_s = _STRIDE_S if is_alone else _STRIDE_S / 2
-    return max(1, min(training.steps.fitting(stride_s), _MOST_STEPS, _MOST_BYTES // max(nbytes, 1)))
+    return max(
+        1, min(training.steps.count_fitting(stride_s), _MOST_STEPS, _MOST_BYTES // max(nbytes, 1))
+    )
 
 
-def _gathered(
+def _gather(
     batch: Batch, was_there: bool, arriving: Iterator[tuple[Batch, bool]], most: int, is_alone: bool
 ) -> Stride:
     """A batch, and those after it, up to the end of the epoch; a rank alone waits for none."""
     rows = len(batch.targets)
-    there = 0
+    ready_count = 0
     images = np.empty((most * rows, *batch.images.shape[1:]), batch.images.dtype)
     targets = np.empty(most * rows, batch.targets.dtype)
     batches = [batch]
     filled = 0
     while True:  # a batch is valid until the next
-        filled, first, there = filled + len(batch.targets), filled, there + was_there
+        filled, first, ready_count = filled + len(batch.targets), filled, ready_count + was_there
         images[first:filled] = batch.images
         targets[first:filled] = batch.targets
         if len(batches) == most or batch.is_last or (is_alone and not was_there):
-            return Stride(batches, images[:filled], targets[:filled], there)
+            return Stride(batches, images[:filled], targets[:filled], ready_count)
         batch, was_there = next(arriving)
         batches.append(batch)
 
@@ -137,7 +139,7 @@ def _gathered(
 
 
 @dataclass(frozen=True)
-class Taken:
+class FinishedSteps:
     """Steps that are over.
 
     Attributes:
@@ -152,7 +154,7 @@ class Taken:
     sums: Sequence[StepTotals]
     seconds: float
     stops: bool
-    rests: bool
+    is_idle: bool
 
 
 class Steps:
@@ -160,7 +162,7 @@ class Steps:
 
     Args:
         is_asked: whether this rank asks the group to stop.
-        is_due: whether this rank wants the network to stand still for a moment (:attr:`Taken.rests`).
+        is_due: whether this rank wants the network to stand still for a moment (:attr:`FinishedSteps.is_idle`).
     """
 
     def __init__(
@@ -171,13 +173,13 @@ class Steps:
         self._is_due = is_due
         self._ended = -math.inf  # the last one that is over
 
-    def take(self, strides: Iterable[Stride]) -> Iterator[Taken]:
+    def run(self, strides: Iterable[Stride]) -> Iterator[FinishedSteps]:
         """Train on strides, up to the last, or until a rank of the group asks to stop.
 
         Raises:
             TrainingFailed: on all ranks, when a step failed on one.
         """
-        begun: Callable[[bool], Taken] | None = None
+        begun: Callable[[bool], FinishedSteps] | None = None
         is_alone = self._training.group.size == 1
         asks = stops = False
         for stride in strides:
@@ -192,7 +194,7 @@ class Steps:
             if before is not None:
                 yield (taken := before(False))
                 stops = taken.stops
-            if not self._training.goes_ahead:
+            if not self._training.is_async:
                 yield (taken := begun(True))
                 begun = None
                 stops = taken.stops
@@ -201,17 +203,17 @@ class Steps:
         if begun is not None:
             yield begun(True)
 
-    def _begin(self, stride: Stride, stop: bool) -> Callable[[bool], Taken]:
+    def _begin(self, stride: Stride, stop: bool) -> Callable[[bool], FinishedSteps]:
         """Begin with a stride; gives what waits for its end, and is told whether no other has begun meanwhile."""
         began = time.perf_counter()
         wait = stride.begin(self._training, stop)
 
-        def end(rests: bool) -> Taken:
+        def end(is_idle: bool) -> FinishedSteps:
             sums, at = wait()
             seconds = at - max(began, self._ended)
             self._ended = at
-            self._training.steps.at_once = max(1, sums[-1].steps)
+            self._training.steps.steps_per_call = max(1, sums[-1].steps)
             stops = any(one.stop for one in sums) or (stop and self._training.group.size == 1)
-            return Taken(stride.batches, sums, seconds / len(sums), stops, rests)
+            return FinishedSteps(stride.batches, sums, seconds / len(sums), stops, is_idle)
 
         return end

@@ -28,7 +28,7 @@ from fleet.runtime.training.agreement import TrainingFailed, all_or_none
 from fleet.runtime.training.building import build_within
 from fleet.runtime.training.loop import TrainingLoop
 from fleet.runtime.training.network import Training
-from fleet.runtime.training.rate_measurement import time_batches
+from fleet.runtime.training.rate_measurement import measure_batches
 from fleet.runtime.training.sources import Sources
 from fleet.spec import NetworkSpec, Spec
 from fleet.storage.checkpoint import (
@@ -43,8 +43,8 @@ from fleet.storage.lease import Fence
 from fleet.storage.paths import RunPaths
 from fleet.storage.rank_deaths import RankMarker
 from fleet.storage.writer import CheckpointWriter
+from fleet.stream.active_slots import ActiveSlots
 from fleet.stream.stall import Stalled
-from fleet.stream.tenants import Tenants
 from preprocess.sample import SampleSpec
 from preprocess.user_code import restoring_process
 from scheduler.base import StepTime
@@ -75,7 +75,7 @@ class Trainer:
         sources: Sources,
         codes: Mapping[str, Code],
         fence: Fence | None,
-        tenants: Tenants,
+        active_slots: ActiveSlots,
         mark: RankMarker,
     ) -> None:
         self._mark = mark
@@ -88,9 +88,9 @@ class Trainer:
         self._codes = codes
         self._writer = CheckpointWriter(paths, spec.checkpoint, fence, spec.engine.suffix)
         self._loop = TrainingLoop(
-            world, sources, paths, self._writer, spec.checkpoint.every, tenants
+            world, sources, paths, self._writer, spec.checkpoint.every, active_slots
         )
-        self._tell = partial(world.tell, 0, m.Tag.COORDINATOR)
+        self._tell = partial(world.send, 0, m.Tag.COORDINATOR)
 
     # ---- the four steps of a role's life ----
 
@@ -106,13 +106,13 @@ class Trainer:
 
     def run(self) -> None:
         """Do what the coordinator says, until the run is over."""
-        hear = partial(self._world.hear, m.Tag.TRAINER)
+        hear = partial(self._world.receive, m.Tag.TRAINER)
         while not isinstance(order := self._world.wait(hear, _PATIENCE), m.Exit):
-            if isinstance(order, m.Leave):
+            if isinstance(order, m.LeaveLaunch):
                 self.stop()
-                self._world.retire()
+                self._world.end_rank()
             self._load_engine()
-            if isinstance(order, m.Pause | m.GoOn | m.Stop):
+            if isinstance(order, m.Pause | m.Continue | m.Stop):
                 continue  # it came when the group had stopped already, or had been struck
             if not isinstance(order, m.Measure | m.Start | m.Join):
                 raise InfrastructureError(f"rank {self._world.rank} did not expect {order}")
@@ -120,7 +120,7 @@ class Trainer:
             if isinstance(order, m.Measure):
                 self._measure(order)
             elif isinstance(order, m.Start):
-                self._serve(order)
+                self._train(order)
             else:
                 self._join(order)
             self._mark.clear()
@@ -140,7 +140,7 @@ class Trainer:
 
     # ---- one network ----
 
-    def _serve(self, order: m.Start) -> None:
+    def _train(self, order: m.Start) -> None:
         """Train one network in its group until it is final, fails, this rank goes to others, or one of them dies."""
         network = order.network
         self._writer.set_fence(network.name, order.fence)
@@ -148,9 +148,9 @@ class Trainer:
         training = Training(
             network, order.stream_epoch, self._sample.for_pipeline(network.feed).target
         )
-        with self._leaving(training):
+        with self._reporting_failures(training):
             training.group = group = self._world.group(order.ranks, order.group)
-            group.meet()  # all its ranks have joined the stream
+            group.barrier()  # all its ranks have joined the stream
             if group.is_master:
                 self._tell(m.Joined(network.name))
             log.info(
@@ -160,7 +160,7 @@ class Trainer:
                 order.stream_epoch,
                 self._engine.exchange_name if group.size > 1 else "nobody: one rank",
             )
-            with self._built(network, group) as training.trainable:
+            with self._building(network, group) as training.trainable:
                 state = self._resume(training)
                 log.info(
                     "%s: goes on after epoch %d, sample %d",
@@ -173,7 +173,7 @@ class Trainer:
                 else:
                     over = reason_now(state.history, state.final, network.train.stopping)
                 if over:
-                    self._hand_in(training, over)
+                    self._finish_converged(training, over)
                 else:
                     self._loop.run(training, state, order)
 
@@ -183,7 +183,7 @@ class Trainer:
         self._writer.set_fence(network.name, order.fence)
         training = Training(network, 0, self._sample.for_pipeline(network.feed).target)
         training.group = self._world.group((self._world.rank,), order.group)
-        with self._leaving(training), restoring_process(), ExitStack() as held:
+        with self._reporting_failures(training), restoring_process(), ExitStack() as held:
             failure: Exception | None = None
             try:
                 training.trainable = held.enter_context(
@@ -192,18 +192,18 @@ class Trainer:
             except Exception as error:  # the network fails, on all ranks, once they have met
                 failure = error
             self._tell(m.Built(network.name, self._world.rank))
-            heard = self._world.await_message(m.Tag.TRAINER)
+            heard = self._world.wait_for_message(m.Tag.TRAINER)
             if isinstance(heard, m.Stop):  # it is wanted here no more
                 return
             if not isinstance(heard, m.Regroup):
                 raise InfrastructureError(f"rank {self._world.rank} did not expect {heard}")
-            training.reads_from = heard.reads_from
-            self._sources.join(heard.reads_from)
+            training.reads_stream_from = heard.reads_stream_from
+            self._sources.join(heard.reads_stream_from)
             state = self._loop.change_group(training, heard, None, failure)
             self._loop.run(training, state, heard)
 
     @contextmanager
-    def _leaving(self, training: Training) -> Iterator[None]:
+    def _reporting_failures(self, training: Training) -> Iterator[None]:
         """However training ends here: report a failure, and leave the stream and the group."""
         try:
             yield
@@ -236,7 +236,7 @@ class Trainer:
         training.group.free()
 
     @contextmanager
-    def _built(self, network: NetworkSpec, group: Group) -> Iterator[Trainable]:
+    def _building(self, network: NetworkSpec, group: Group) -> Iterator[Trainable]:
         with (
             restoring_process(),
             closing(all_or_none(group, lambda: self._build(network, group))) as trainable,
@@ -251,10 +251,12 @@ class Trainer:
 
     def _build(self, network: NetworkSpec, group: Group) -> Trainable:
         """Build a network here, in the time that it may take."""
-        duties = self._world.do_duties if self._world.duties else None
+        background_tasks = self._world.run_background_tasks if self._world.background_tasks else None
         with collect_warnings() as told:
             trainable = build_within(
-                network.train.build_timeout, lambda: self._engine.build(network, group), duties
+                network.train.build_timeout,
+                lambda: self._engine.build(network, group),
+                background_tasks,
             )
         if group.is_master:
             for warning in told:
@@ -293,7 +295,7 @@ class Trainer:
             )
             promote_previous(self._paths, network.name, found, self._writer.fence(network.name))
             self._tell(m.FellBack(network.name, found.damage, state.history, state.position))
-        return training.share(dataclasses.replace(state, arrays={}))
+        return training.broadcast(dataclasses.replace(state, arrays={}))
 
     def _load(self, training: Training) -> CheckpointLookup:
         found = find_newest(self._paths, training.network.name)
@@ -310,7 +312,7 @@ class Trainer:
             return dataclasses.replace(found, start=file_checksum(Path(start.file)))
         return found
 
-    def _hand_in(self, training: Training, reason: str) -> None:
+    def _finish_converged(self, training: Training, reason: str) -> None:
         """Export a network that had converged in a launch that was killed before it came to that."""
         if training.group.is_master:
             self._tell(m.Converged(training.network.name, reason))
@@ -330,9 +332,9 @@ class Trainer:
         training = Training(network, 0, self._sample.for_pipeline(network.feed).target)
         try:
             training.group = group = self._world.group(order.ranks, order.group)
-            with self._built(network, group) as training.trainable:
+            with self._building(network, group) as training.trainable:
                 batches = order.batches or (network.global_batch(group.size),)
-                rates = time_batches(
+                rates = measure_batches(
                     training, self._sample.for_pipeline(network.feed), self._spec.profile, batches
                 )
                 if order.batches and isinstance(training.trainable, SupportsInspection):

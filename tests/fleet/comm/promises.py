@@ -85,13 +85,13 @@ def ranks_know_their_places(world, number):
     nodes = world.node_of()
     assert len(nodes) == world.size
     assert sorted(set(nodes), key=nodes.index) == list(range(max(nodes) + 1))
-    assert isinstance(world.library(), str)
+    assert isinstance(world.library_name(), str)
 
 
 @promise
 def nobody_is_lost_without_a_death(world, number):
-    world.heed_deaths()
-    assert world.lost == frozenset()
+    world.check_for_deaths()
+    assert world.dead_ranks == frozenset()
 
 
 # ---- messages ----------------------------------------------------------------------------------
@@ -101,26 +101,26 @@ def nobody_is_lost_without_a_death(world, number):
 def messages_of_one_sender_come_in_order(world, number):
     for place in range(3):
         for rank in range(world.size):
-            world.tell(rank, Tag.TRAINER, Pace(str(world.rank), place, 0.0))
-    heard = [world.await_message(Tag.TRAINER) for _ in range(3 * world.size)]
+            world.send(rank, Tag.TRAINER, Pace(str(world.rank), place, 0.0))
+    heard = [world.wait_for_message(Tag.TRAINER) for _ in range(3 * world.size)]
     for rank in range(world.size):
         assert [message.samples for message in heard if message.network == str(rank)] == [0, 1, 2]
-    assert world.hear(Tag.TRAINER) is None
+    assert world.receive(Tag.TRAINER) is None
 
 
 @promise
 def a_message_is_heard_under_its_tag_only(world, number):
-    world.tell(world.rank, Tag.COORDINATOR, Ready(1))
-    world.tell(world.rank, Tag.PREPROCESSOR, Ready(2))
-    assert world.await_message(Tag.PREPROCESSOR) == Ready(2)
-    assert world.hear(Tag.TRAINER) is None
-    assert world.await_message(Tag.COORDINATOR) == Ready(1)
+    world.send(world.rank, Tag.COORDINATOR, Ready(1))
+    world.send(world.rank, Tag.PREPROCESSOR, Ready(2))
+    assert world.wait_for_message(Tag.PREPROCESSOR) == Ready(2)
+    assert world.receive(Tag.TRAINER) is None
+    assert world.wait_for_message(Tag.COORDINATOR) == Ready(1)
 
 
 @promise
 def what_has_come_is_heard_at_the_first_look(world, number):
     """Files say that it is sent once none of the others calls MPI any more, and heard after that."""
-    folder = Path(world.share(tempfile.mkdtemp() if world.rank == 0 else None))
+    folder = Path(world.broadcast_value(tempfile.mkdtemp() if world.rank == 0 else None))
 
     def await_files(*names):
         while not all((folder / name).exists() for name in names):
@@ -129,13 +129,13 @@ def what_has_come_is_heard_at_the_first_look(world, number):
     if world.rank == 0:
         await_files(*map(str, range(1, world.size)))
         for rank in range(1, world.size):
-            world.tell(rank, Tag.TRAINER, Ready(number))
+            world.send(rank, Tag.TRAINER, Ready(number))
         (folder / "sent").touch()
     else:
         (folder / str(world.rank)).touch()
         await_files("sent")
-        assert world.hear(Tag.TRAINER) == Ready(number)
-    world.gather(None)
+        assert world.receive(Tag.TRAINER) == Ready(number)
+    world.allgather(None)
     if world.rank == 0:
         shutil.rmtree(folder)
 
@@ -146,45 +146,45 @@ def what_has_come_is_heard_at_the_first_look(world, number):
 @promise
 def a_rank_that_is_never_kept_waiting_does_its_duties_all_the_same(world, number):
     done = []
-    world.duties.append(lambda: done.append("busy") or True)
-    world.duties.append(lambda: done.append("idle") or False)
+    world.background_tasks.append(lambda: done.append("busy") or True)
+    world.background_tasks.append(lambda: done.append("idle") or False)
     assert world.wait(lambda: "at once") == "at once"
     assert done == ["busy", "idle"]
-    world.duties.clear()
+    world.background_tasks.clear()
 
 
 @promise
 def duties_go_on_for_as_long_as_a_rank_waits(world, number):
     done = []
-    world.duties.append(lambda: len(done) < 5 and not done.append(1))
+    world.background_tasks.append(lambda: len(done) < 5 and not done.append(1))
     assert world.wait(lambda: len(done) if len(done) == 5 else None) == 5
-    world.duties.clear()
+    world.background_tasks.clear()
 
 
 @promise
 def duties_are_done_on_demand(world, number):
-    assert world.do_duties() is False
-    world.duties[:] = [lambda: True, lambda: False]
-    assert world.do_duties() is True
-    world.duties.clear()
+    assert world.run_background_tasks() is False
+    world.background_tasks[:] = [lambda: True, lambda: False]
+    assert world.run_background_tasks() is True
+    world.background_tasks.clear()
 
 
 @promise
 def duties_are_done_while_a_rank_rests(world, number):
     done = []
-    world.duties.append(lambda: done.append(1) or True)
-    world.rest(0.001)
+    world.background_tasks.append(lambda: done.append(1) or True)
+    world.sleep(0.001)
     assert done
-    world.duties.clear()
+    world.background_tasks.clear()
 
 
 @promise
 def duties_are_done_inside_a_collective_of_a_group(world, number):
     group, done = world.group(range(world.size), number), []
-    world.duties.append(lambda: done.append(1) or True)
+    world.background_tasks.append(lambda: done.append(1) or True)
     group.sum(np.zeros(1))
     assert done or world.size == 1
-    world.duties.clear()
+    world.background_tasks.clear()
 
 
 # ---- all ranks ---------------------------------------------------------------------------------
@@ -193,12 +193,14 @@ def duties_are_done_inside_a_collective_of_a_group(world, number):
 @promise
 def all_ranks_share_the_roots_value(world, number):
     for root in range(world.size):
-        assert world.share({"of": root} if world.rank == root else None, root) == {"of": root}
+        assert world.broadcast_value({"of": root} if world.rank == root else None, root) == {
+            "of": root
+        }
 
 
 @promise
 def all_ranks_gather_everybodys_value_in_order(world, number):
-    assert world.gather(f"rank {world.rank}") == [f"rank {rank}" for rank in range(world.size)]
+    assert world.allgather(f"rank {world.rank}") == [f"rank {rank}" for rank in range(world.size)]
 
 
 # ---- groups ------------------------------------------------------------------------------------
@@ -209,8 +211,8 @@ def a_group_has_the_order_that_it_is_given(world, number):
     group = world.group(range(world.size)[::-1], number)
     assert (group.rank, group.size) == (world.size - 1 - world.rank, world.size)
     assert group.is_master == (world.rank == world.size - 1)
-    assert group.exchange(world.rank) == list(range(world.size))[::-1]
-    assert group.from_master(world.rank) == world.size - 1
+    assert group.allgather(world.rank) == list(range(world.size))[::-1]
+    assert group.broadcast_value(world.rank) == world.size - 1
     group.free()
 
 
@@ -219,7 +221,7 @@ def groups_work_side_by_side(world, number):
     mates = range(world.rank % 2, world.size, 2)
     group = world.group(mates, number + world.rank % 2)
     for value in range(3):
-        assert group.exchange((value, world.rank)) == [(value, mate) for mate in mates]
+        assert group.allgather((value, world.rank)) == [(value, mate) for mate in mates]
     group.free()
 
 
@@ -227,7 +229,7 @@ def groups_work_side_by_side(world, number):
 def the_same_ranks_may_have_several_groups(world, number):
     one, other = world.group(range(world.size), number), world.group(range(world.size), number + 1)
     begun = one.start_broadcast([mine := np.full(3, world.rank)], root=0)
-    assert other.exchange("other") == ["other"] * world.size  # under way at the same time
+    assert other.allgather("other") == ["other"] * world.size  # under way at the same time
     world.wait(lambda: begun.is_done() or None)
     assert (mine == 0).all()
     for group in (one, other):
@@ -248,7 +250,7 @@ def a_sum_is_that_of_all_ranks_on_every_rank(world, number):
 @promise
 def a_large_sum_is_the_same_on_all_ranks_to_the_last_bit(world, number):
     group, done = world.group(range(world.size), number), []
-    world.duties.append(lambda: done.append(1) or False)
+    world.background_tasks.append(lambda: done.append(1) or False)
     for shape, dtype in (
         ((333, 1001), np.float32),
         ((4_100_001,), np.float32),
@@ -260,12 +262,12 @@ def a_large_sum_is_the_same_on_all_ranks_to_the_last_bit(world, number):
         np.testing.assert_allclose(
             buffer, values * sum(1 / (1 + rank) for rank in range(world.size)), rtol=1e-5
         )
-        assert len(set(group.exchange(zlib.crc32(buffer)))) == 1
+        assert len(set(group.allgather(zlib.crc32(buffer)))) == 1
         turned = np.full((200, 300), 1 + world.rank, dtype).T
         group.sum(turned)
         assert (turned == world.size * (world.size + 1) / 2).all()
     assert done or world.size == 1
-    world.duties.clear()
+    world.background_tasks.clear()
     group.free()
 
 
@@ -295,6 +297,6 @@ def broadcasts_of_any_root_may_be_under_way_together(world, number):
 def an_error_that_is_no_death_stays_what_it_is(world, number):
     group = world.group([world.rank], number)
     group.check()
-    with pytest.raises(ValueError, match="of the caller"), group.striking():
+    with pytest.raises(ValueError, match="of the caller"), group.raising_group_failed():
         raise ValueError("of the caller")
     group.free()

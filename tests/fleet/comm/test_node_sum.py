@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleet.comm import node_sum
-from fleet.comm.node_sum import NodeSum, forms, share_node
+from fleet.comm.node_sum import NodeSum, forms, make_node_sum
 from fleet.errors import GroupFailed, InfrastructureError
 from tests.fleet import one_process
 
@@ -63,18 +63,18 @@ def test_sums_of_any_length_follow_each_other_and_are_equal_on_all_ranks(ranks, 
 @pytest.mark.parametrize("short", [{True}, {False}, {True, False}, set()])
 def test_all_ranks_share_memory_or_none(short, monkeypatch):
     """On a node where some ranks cannot map it (other containers), or where there is too little of it."""
-    real = node_sum.arrays_in
+    real = node_sum.map_arrays
 
-    def arrays_in(name, create, *forms):
+    def map_arrays(name, create, *forms):
         if create in short:
             raise InfrastructureError("none is left")
         return real(name, create, *forms)
 
-    monkeypatch.setattr(node_sum, "arrays_in", arrays_in)
+    monkeypatch.setattr(node_sum, "map_arrays", map_arrays)
     shared = {}
 
     def rank_main(world):
-        shared[world.rank] = share_node(world.group(range(world.size), 1)) is not None
+        shared[world.rank] = make_node_sum(world.group(range(world.size), 1)) is not None
         world.finish()
 
     assert one_process.Launch(3, 0).run(rank_main)
@@ -85,7 +85,7 @@ def test_a_group_that_is_gone_leaves_no_file_open():
     """An open one keeps its memory, and a run makes thousands of groups."""
 
     def rank_main(world):
-        assert share_node(world.group(range(world.size), 1)) is not None
+        assert make_node_sum(world.group(range(world.size), 1)) is not None
         world.finish()
 
     before = len(os.listdir("/proc/self/fd"))
@@ -100,11 +100,11 @@ def test_a_death_while_memory_comes_to_be_shared_leaves_no_name():
     class Struck:
         is_master, size = True, 2
 
-        def from_master(self, name):
+        def broadcast_value(self, name):
             made.append(Path("/dev/shm", name))
             assert made[0].exists()
             raise GroupFailed("died: rank 1")
 
     with pytest.raises(GroupFailed):
-        share_node(Struck())
+        make_node_sum(Struck())
     assert not made[0].exists()

@@ -21,22 +21,22 @@ def test_a_promise_is_kept_by_ranks_of_one_process(name, size):
 
 def test_what_a_world_lacks_or_has_otherwise_is_found():
     class World:
-        def tell(self, rank, tag, message):
+        def send(self, rank, tag, message):
             """As it should be."""
 
-        def share(self, value):
+        def broadcast_value(self, value):
             """Without a root."""
 
     wrong = differences(protocols.World, World)
-    assert {"hear", "share", "group"} <= set(wrong)
-    assert "tell" not in wrong
+    assert {"receive", "broadcast_value", "group"} <= set(wrong)
+    assert "send" not in wrong
     assert lacking(protocols.World, World()) == [
+        "background_tasks",
         "before_end",
-        "duties",
+        "dead_ranks",
         "host",
         "hosts",
-        "lost",
-        "outlives",
+        "is_fault_tolerant",
         "rank",
         "size",
     ]

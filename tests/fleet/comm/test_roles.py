@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fleet.comm.roles import assign, missing_slots, roles_of
+from fleet.comm.roles import assign, assign_roles, describe_missing_slots
 from fleet.errors import UserError
 from tests.examples import examples
 from tests.fleet.histories import spec
@@ -142,12 +142,12 @@ def test_too_few_ranks_are_an_error_that_says_how_many_would_do(arguments, words
     ],
 )
 def test_a_spec_says_how_ranks_are_split(parts, preprocessors, trainers):
-    roles = roles_of(spec(**parts), [0, 0, 0, 0], gpus_per_node=3)
+    roles = assign_roles(spec(**parts), [0, 0, 0, 0], gpus_per_node=3)
     assert (roles.preprocessors, roles.trainers) == (preprocessors, trainers)
 
 
 def test_trainers_of_a_replay_prepare_their_own_samples_under_any_policy():
-    assert roles_of(spec(), [0, 0], None, own_preprocessing=True).preprocessors == ()
+    assert assign_roles(spec(), [0, 0], None, own_preprocessing=True).preprocessors == ()
 
 
 # --- ranks that share a GPU ---------------------------------------------------------------------
@@ -168,16 +168,16 @@ def test_slots_go_round_by_round_over_the_gpus_of_a_node(node_of, wanted, gpus, 
     except UserError:
         return
     assert sorted(roles.rank_of.values()) == sorted(roles.trainers)
-    assert roles.gpus_per_node == roles.whole_per_node * roles.slots
+    assert roles.gpus_per_node == roles.physical_gpus_per_node * roles.slots
     if slots is not None:
         assert roles.slots <= slots
     if gpus is not None and len(node_of) > 1:
-        assert roles.whole_per_node <= gpus
+        assert roles.physical_gpus_per_node <= gpus
     for node in range(roles.nodes):
         there = [
             roles.cluster.gpu(roles.device_of[rank]) for rank in on(roles, node, roles.trainers)
         ]
-        assert all(gpu // roles.whole_per_node == node for gpu in there)
+        assert all(gpu // roles.physical_gpus_per_node == node for gpu in there)
         shares = [there.count(gpu) for gpu in set(there)]
         assert max(shares, default=1) <= roles.slots
         assert (
@@ -201,7 +201,7 @@ def test_slots_go_round_by_round_over_the_gpus_of_a_node(node_of, wanted, gpus, 
 )
 def test_ranks_beyond_the_gpus_or_else_the_cores_share_them(ranks, gpus, slots, cores, whole, each):
     roles = assign([0] * ranks, 1, gpus, slots=slots, cores=cores)
-    assert (roles.whole_per_node, roles.slots) == (whole, each)
+    assert (roles.physical_gpus_per_node, roles.slots) == (whole, each)
 
 
 def test_cores_are_counted_as_many_as_the_largest_least_group_wants():
@@ -209,8 +209,8 @@ def test_cores_are_counted_as_many_as_the_largest_least_group_wants():
         {"family": "softmax", "name": "a", "gpus": [3, 4]},
         resources={"engine": "numpy", "networks_per_gpu": "auto"},
     )
-    roles = [roles_of(content, [0] * 6, gpus, cores=1) for gpus in (None, 5)]
-    assert [(one.whole_per_node, one.slots, one.device) for one in roles] == [
+    roles = [assign_roles(content, [0] * 6, gpus, cores=1) for gpus in (None, 5)]
+    assert [(one.physical_gpus_per_node, one.slots, one.device) for one in roles] == [
         (3, 2, "core"),
         (5, 1, "GPU"),
     ]
@@ -270,7 +270,7 @@ def test_where_ranks_are_too_few_for_the_slots_that_are_asked_for_it_is_said(
         *({"family": "softmax", "name": f"n{number}"} for number in range(10)),
         resources={"engine": "numpy", "networks_per_gpu": asked, "preprocessors": 1},
     )
-    assert missing_slots(ten, roles_of(ten, [0] * ranks, gpus, cores=2)) == said
+    assert describe_missing_slots(ten, assign_roles(ten, [0] * ranks, gpus, cores=2)) == said
 
 
 def test_slots_that_would_stay_empty_are_not_missed():
@@ -278,7 +278,7 @@ def test_slots_that_would_stay_empty_are_not_missed():
         *({"family": "softmax", "name": name} for name in "ab"),
         resources={"engine": "numpy", "networks_per_gpu": "auto"},
     )
-    assert missing_slots(two, roles_of(two, [0] * 3, 2)) == ""
+    assert describe_missing_slots(two, assign_roles(two, [0] * 3, 2)) == ""
 
 
 @pytest.mark.parametrize(
@@ -307,4 +307,4 @@ def test_networks_that_are_asked_for_use_slots_too(search, said):
         },
         resources={"engine": "numpy", "networks_per_gpu": 4, "preprocessors": 1},
     )
-    assert missing_slots(asking, roles_of(asking, [0] * 3, 2)) == said
+    assert describe_missing_slots(asking, assign_roles(asking, [0] * 3, 2)) == said

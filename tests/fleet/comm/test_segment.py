@@ -6,7 +6,7 @@ import uuid
 import numpy as np
 import pytest
 
-from fleet.comm.segment import Segment, arrays_in
+from fleet.comm.segment import Segment, map_arrays
 from fleet.errors import InfrastructureError
 
 
@@ -30,13 +30,13 @@ def test_memory_of_a_run_that_was_killed_is_taken_over():
 def test_arrays_that_ranks_share_begin_with_zeros_and_lie_apart_each_from_a_page_on():
     forms = (np.int64, 3), (np.uint8, 0), (np.float32, 500, 7)
     name = f"fleet-test-{uuid.uuid4().hex}"
-    segment, arrays = arrays_in(name, True, *forms)
+    segment, arrays = map_arrays(name, True, *forms)
     try:
         assert [(one.dtype, one.shape, one.any()) for one in arrays] == [
             (np.dtype(kind), tuple(shape), False) for kind, *shape in forms
         ]
         arrays[0][:], arrays[2][:] = -1, 0.5
-        _, theirs = arrays_in(name, False, *forms)
+        _, theirs = map_arrays(name, False, *forms)
         assert (theirs[0] == -1).all()
         assert (theirs[2] == 0.5).all()
         assert all(one.ctypes.data % 4096 == 0 for one in (theirs[0], theirs[2]))

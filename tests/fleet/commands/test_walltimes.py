@@ -265,7 +265,7 @@ def simulated(submit, tmp_path, monkeypatch):
                 opened,
                 looks={
                     part: replace(one, fixed_s=fixed_s, varying_s=varying_s)
-                    for part, one in opened.looks.items()
+                    for part, one in opened.probes.items()
                 },
             )
 

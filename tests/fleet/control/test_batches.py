@@ -34,7 +34,7 @@ def test_a_group_begins_each_epoch_with_the_batch_that_is_wanted_then():
     assert told.read() == {1: [msg.Start(told.setup.spec.by_name["a"], (1,), 1, 0, batch=8)]}
     told.hear(msg.Joined("a"))
     told.end_epoch("a")
-    assert told.read() == {1: [msg.GoOn(1, 16)]}
+    assert told.read() == {1: [msg.Continue(1, 16)]}
     assert [
         [(member.name, member.batch) for member in plan.members] for plan in told.of("Planned")
     ] == [[("a", 8)], [("a", 16)]]
@@ -56,7 +56,7 @@ def test_a_group_that_grows_within_its_epoch_is_told_the_batch_of_its_next_one()
     assert (order.ranks, order.batch) == ((1, 2), 16)
     told.hear(msg.Regrouped("a", 30, 0.1))
     told.end_epoch("a", gpus=2)
-    assert told.read() == {1: [msg.GoOn(1, 16)]}
+    assert told.read() == {1: [msg.Continue(1, 16)]}
 
 
 def test_a_replay_repeats_the_batches_whatever_the_policy_wants():
@@ -67,9 +67,9 @@ def test_a_replay_repeats_the_batches_whatever_the_policy_wants():
     assert [order.batch for order in told.read()[1]] == [8]
     told.hear(msg.Joined("a"))
     told.end_epoch("a", stream_epoch=4)
-    assert told.read() == {1: [msg.GoOn(7, 32)]}
+    assert told.read() == {1: [msg.Continue(7, 32)]}
     told.end_epoch("a", stream_epoch=7)
-    assert told.read() == {1: [msg.GoOn(9, 16)]}
+    assert told.read() == {1: [msg.Continue(9, 16)]}
 
 
 def step_s(samples):
@@ -178,4 +178,4 @@ def test_an_epoch_that_begins_on_fewer_gpus_has_as_many_samples_on_each():
     told.end_epoch("b", final="enough")
     told.read()
     told.end_epoch("a")  # before the device of b is free
-    assert told.read() == {1: [msg.GoOn(1, 12)]}
+    assert told.read() == {1: [msg.Continue(1, 12)]}

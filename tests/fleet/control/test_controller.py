@@ -40,7 +40,7 @@ def test_a_group_starts_when_all_its_trainers_wait_for_work():
 def test_a_group_goes_on_with_the_epoch_after_the_one_that_it_has_ended():
     told = Told({"a": [0]}).begin()
     told.end_epoch("a")
-    assert told.read() == {1: [msg.GoOn(1)]}
+    assert told.read() == {1: [msg.Continue(1)]}
     assert [event.record.epoch for event in told.of("EpochEnded")] == [1]
     assert told.standings["a"].history == (record(1),)
 
@@ -81,7 +81,7 @@ def test_a_network_goes_on_from_the_checkpoint_before_a_damaged_one():
     told.hear(msg.FellBack("a", "torn", history(0.5), 30))
     assert told.standings["a"] == NetworkStatus(history(0.5))
     told.end_epoch("a")
-    assert told.read() == {1: [msg.GoOn(2)]}
+    assert told.read() == {1: [msg.Continue(2)]}
 
 
 def test_the_policy_is_asked_when_something_has_happened_and_not_when_time_passes_or_a_group_is_on_its_way():
@@ -297,7 +297,7 @@ def test_a_group_grows_inside_its_epoch_once_the_newcomer_has_built_the_network(
     told.hear(msg.Built("a", 2))
     assert told.read() == {1: [msg.Pause(ends=False)]}
     told.hear(msg.Paused("a", 0))
-    order = msg.Regroup((1, 2), stay=1, group=4, stream_epoch=0, reads_from=0)
+    order = msg.Regroup((1, 2), stay=1, group=4, stream_epoch=0, reads_stream_from=0)
     assert told.read() == {1: [order], 2: [order]}
     told.hear(msg.Regrouped("a", 30, 0.5))
     (changed,) = told.of("GroupChanged")
@@ -311,7 +311,7 @@ def test_an_epoch_that_ends_before_the_pause_comes_is_an_end_at_which_the_group_
     told.end_epoch("a")
     assert told.read()[1] == [
         msg.Pause(ends=False),
-        msg.Regroup((1, 2), 1, 4, stream_epoch=1, reads_from=0),
+        msg.Regroup((1, 2), 1, 4, stream_epoch=1, reads_stream_from=0),
     ]
 
 
@@ -332,10 +332,10 @@ def test_a_group_goes_on_as_it_was_when_its_recruit_is_wanted_no_more():
     told.wanted = {"a": [0, 1]}
     told.end_epoch("a")
     told.hear(msg.Ready(2))
-    assert told.read() == {1: [msg.GoOn(1)], 2: [msg.Join(told.setup.spec.by_name["a"], 2)]}
+    assert told.read() == {1: [msg.Continue(1)], 2: [msg.Join(told.setup.spec.by_name["a"], 2)]}
     told.wanted = {"a": [0], "b": [1]}
     told.end_epoch("a")
-    assert told.read() == {1: [msg.GoOn(2)], 2: [msg.Stop(final=False)]}
+    assert told.read() == {1: [msg.Continue(2)], 2: [msg.Stop(final=False)]}
     assert told.hear(msg.Built("a", 2)) == []  # it had not heard of that
     told.hear(msg.Ready(2))
     assert isinstance(told.read()[2][0], msg.Start)
@@ -346,7 +346,7 @@ def test_a_group_lets_go_of_devices_at_the_end_of_its_epoch():
         lambda progress: {"a": [1], "b": [0]} if progress.epochs_done else {"a": [0, 1]}, trainers=2
     ).begin()
     told.end_epoch("a")
-    assert told.read() == {1: [msg.Regroup((2,), 1, 2, stream_epoch=1, reads_from=0)]}
+    assert told.read() == {1: [msg.Regroup((2,), 1, 2, stream_epoch=1, reads_stream_from=0)]}
     told.hear(msg.Ready(1), msg.Regrouped("a", 0, 0.1))
     assert told.read() == {1: [msg.Start(told.setup.spec.by_name["b"], (1,), 3, 0)]}
 
@@ -425,7 +425,7 @@ def test_in_lockstep_groups_that_end_an_epoch_are_answered_together():
     assert told.read() == {}
     told.end_epoch("b")
     mail = told.read()
-    assert (mail[1], mail[2]) == ([msg.GoOn(1)], [msg.GoOn(1)])
+    assert (mail[1], mail[2]) == ([msg.Continue(1)], [msg.Continue(1)])
 
 
 def test_in_lockstep_a_group_that_is_an_epoch_ahead_does_not_wait_for_ever():
@@ -439,13 +439,13 @@ def test_in_lockstep_a_group_that_is_an_epoch_ahead_does_not_wait_for_ever():
     told.read()
     told.end_epoch("a", stream_epoch=1)
     mail = told.read()
-    assert (mail[1], mail[2]) == ([msg.GoOn(2)], [msg.GoOn(3)])
+    assert (mail[1], mail[2]) == ([msg.Continue(2)], [msg.Continue(3)])
 
 
 def test_an_epoch_that_an_earlier_launch_had_begun_is_not_the_one_that_was_granted():
     told = in_step({"a": [0]}, networks="a", trainers=1, first_epoch=5).begin()
     told.end_epoch("a", stream_epoch=2)
-    assert told.read()[1] == [msg.GoOn(5)]
+    assert told.read()[1] == [msg.Continue(5)]
 
 
 def test_a_replay_repeats_the_epochs_of_a_history():
@@ -455,7 +455,7 @@ def test_a_replay_repeats_the_epochs_of_a_history():
     told.hear(msg.Joined("a"))
     told.end_epoch("a", stream_epoch=0)
     told.end_epoch("a", stream_epoch=2)
-    assert told.read() == {1: [msg.GoOn(2), msg.GoOn(5)]}
+    assert told.read() == {1: [msg.Continue(2), msg.Continue(5)]}
 
 
 def test_a_newcomer_reads_the_stream_where_the_others_of_its_node_do():
@@ -468,7 +468,7 @@ def test_a_newcomer_reads_the_stream_where_the_others_of_its_node_do():
     told.hear(msg.Built("a", 2), msg.Paused("a", 1))
     first, second = told.read()[1][-1], told.read()
     assert second == {}
-    assert first.reads_from == 2  # of those that stay nobody reads that
+    assert first.reads_stream_from == 2  # of those that stay nobody reads that
     assert told.hear(msg.Regrouped("a", 30, 0.1))
 
 
@@ -513,13 +513,13 @@ def test_a_sample_that_cannot_be_read_is_noted_once_and_too_many_end_the_run():
         bad=frozenset({"known"}),
     )
     told.hear(
-        msg.Bad("x", "torn", True),
-        msg.Bad("x", "torn", True),
-        msg.Bad("known", "torn", True),
-        msg.Bad("y", "torn", False),
+        msg.SampleUnreadable("x", "torn", True),
+        msg.SampleUnreadable("x", "torn", True),
+        msg.SampleUnreadable("known", "torn", True),
+        msg.SampleUnreadable("y", "torn", False),
     )
     assert [event.name for event in told.of("BadSample")] == ["x", "y"]
-    told.hear(msg.Bad("z", "empty", True))
+    told.hear(msg.SampleUnreadable("z", "empty", True))
     assert kinds(told.effects) == ["Note", "Fail"]
     assert isinstance(told.effects[1].error, UserError)
     assert "4 of 60 samples cannot be read" in str(told.effects[1].error)
@@ -669,7 +669,7 @@ def late(wanted, **rest):
 def test_when_it_is_too_late_to_start_another_a_group_goes_on_that_should_stop():
     told = late(lambda progress: {"b": [0]} if progress.epochs_done else {"a": [0]})
     told.end_epoch("a")
-    assert told.read() == {1: [msg.GoOn(1)]}
+    assert told.read() == {1: [msg.Continue(1)]}
 
 
 def test_when_it_is_too_late_nothing_is_started_and_the_launch_ends_when_nothing_runs():

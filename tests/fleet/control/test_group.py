@@ -4,8 +4,8 @@ import pytest
 
 from fleet.comm import messages
 from fleet.comm.messages import (
+    Continue,
     EpochDone,
-    GoOn,
     Joined,
     Pause,
     Paused,
@@ -28,7 +28,7 @@ STEPS = sorted(
 
 def group(phase=Phase.FORMING, network=NETWORK):
     return TrainingGroup(
-        network, (2, 0), next_epoch=3, reads_from={2: 3, 0: 3}, joins=3, phase=phase
+        network, (2, 0), next_epoch=3, reads_stream_from={2: 3, 0: 3}, joins=3, phase=phase
     )
 
 
@@ -46,7 +46,7 @@ def test_a_life_goes_through_the_phases():
         (Regroup((1, 2), 1, 7, 3, 0), Phase.CHANGING),
         (Regrouped("a", 9, 0.1), Phase.TRAINING),
         (EpochDone("a", record(1), 0.0, ""), Phase.WAITING),
-        (GoOn(4), Phase.TRAINING),
+        (Continue(4), Phase.TRAINING),
         (EpochDone("a", record(2), 0.0, ""), Phase.WAITING),
         (Stop(True), Phase.STOPPING),
         (Stopped("a", 0.0), Phase.GONE),
@@ -76,16 +76,16 @@ def test_all_that_groups_say_and_are_told_is_in_the_table():
         messages.Start,
         messages.Join,
         messages.Exit,
-        messages.Leave,
+        messages.LeaveLaunch,
         messages.Ready,
         messages.Measured,
         messages.Built,
         messages.Produce,
-        messages.Forget,
+        messages.ReleaseReaders,
         messages.Demand,
         messages.Throughput,
         messages.Prepared,
-        messages.Bad,
+        messages.SampleUnreadable,
         messages.Warned,
     }
     kinds = {

@@ -31,7 +31,7 @@ def test_a_deaf_group_is_a_failed_network_and_ends_the_launch_when_all_others_ha
     assert told.standings["a"].outcome.reason == (
         "building took longer than 5 min 0 s (train.build_timeout), and Python cannot interrupt it on ranks 1, 2"
     )
-    assert told.read() == {"preprocessor": [msg.Forget((1, 2))], 3: [msg.Pause(ends=True)]}
+    assert told.read() == {"preprocessor": [msg.ReleaseReaders((1, 2))], 3: [msg.Pause(ends=True)]}
     told.hear(msg.Paused("b", 0))
     assert told.read() == {3: [msg.Stop(final=False)]}
     told.hear(msg.Stopped("b", 0.0), msg.Ready(3))

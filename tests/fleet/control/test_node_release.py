@@ -6,7 +6,7 @@ from fleet.comm.messages import (
     Exit,
     Failed,
     Joined,
-    Leave,
+    LeaveLaunch,
     Pace,
     Pause,
     Paused,
@@ -153,7 +153,7 @@ def test_where_ranks_may_die_those_of_the_node_end_and_nobody_is_astonished():
     told.read()
     told.hear(Ready(6))
     mail = told.read()
-    assert [mail[rank][-1] for rank in (6, 7, 8)] == [Leave()] * 3
+    assert [mail[rank][-1] for rank in (6, 7, 8)] == [LeaveLaunch()] * 3
     assert [event.has_ended for event in told.of("NodesLeft")] == [True]
     told.hear(RanksDied((6, 7, 8)))
     assert told.of("RankLost") == []
@@ -162,7 +162,7 @@ def test_where_ranks_may_die_those_of_the_node_end_and_nobody_is_astonished():
 def test_all_ranks_of_the_node_are_told_to_end_and_no_other():
     told = Launch({"a": [0, 1], "b": [3, 4]}, "ab", outlives=True)
     told.give_back()
-    assert told.read() == {rank: [Leave()] for rank in (6, 7, 8)}
+    assert told.read() == {rank: [LeaveLaunch()] for rank in (6, 7, 8)}
 
 
 def test_a_rank_that_dies_while_its_node_is_given_back_is_not_waited_for():

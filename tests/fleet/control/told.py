@@ -46,7 +46,7 @@ def traits(network):
 def speeds(setup, rates=None, learns=False, known=None):
     """Where a launch has its rates from: a table, or training, or measurements, beside what is known."""
     roles, networks = setup.roles, setup.spec.networks
-    known, gpus, on_each = known or {}, roles.cluster.whole_gpus, roles.whole_per_node
+    known, gpus, on_each = known or {}, roles.cluster.whole_gpus, roles.physical_gpus_per_node
     online = (
         OnlineRates(
             list(map(traits, networks)),

@@ -254,8 +254,8 @@ class Ranks:
 
     def told(self, rank, tag, message):
         if tag is m.Tag.PREPROCESSOR:
-            assert isinstance(message, m.Produce | m.Exit | m.Leave)
-            if isinstance(message, m.Leave):
+            assert isinstance(message, m.Produce | m.Exit | m.LeaveLaunch)
+            if isinstance(message, m.LeaveLaunch):
                 self.leave(rank)
             else:
                 self.producing = message.turns if isinstance(message, m.Produce) else ()
@@ -263,7 +263,7 @@ class Ranks:
         assert tag is m.Tag.TRAINER
         has_ended = any(isinstance(event, Interrupted) for event in self.events)
         assert not (
-            has_ended and isinstance(message, m.Start | m.Join | m.Measure | m.GoOn | m.Regroup)
+            has_ended and isinstance(message, m.Start | m.Join | m.Measure | m.Continue | m.Regroup)
         ), message
         if isinstance(message, m.Start | m.Join | m.Measure):
             assert rank in self.waiting | self.dead, f"rank {rank} is busy, and is told {message}"
@@ -327,7 +327,7 @@ class Ranks:
         if isinstance(order, m.Exit):
             assert rank not in self.recruit
             self.gone.add(rank)
-        elif isinstance(order, m.Leave):
+        elif isinstance(order, m.LeaveLaunch):
             assert rank in self.waiting
             assert rank not in self.owner
             self.leave(rank)
@@ -503,9 +503,9 @@ class Ranks:
         if isinstance(order, m.Stop):
             self.let_go(team, order)
             return
-        assert isinstance(order, m.GoOn | m.Regroup), f"{team} is told {order}"
+        assert isinstance(order, m.Continue | m.Regroup), f"{team} is told {order}"
         epoch = team.epoch if team.is_inside else order.stream_epoch
-        if isinstance(order, m.GoOn):
+        if isinstance(order, m.Continue):
             team.state, team.epoch = "trains", epoch
             return
         assert set(order.ranks[: order.stay]) <= set(team.ranks)

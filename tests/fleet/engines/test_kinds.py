@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fleet.comm.alone import Alone
+from fleet.comm.single_rank import SingleRankGroup
 from fleet.engines.softmax import NumpyEngine
 from fleet.errors import SettingError
 from fleet.stream.batch import split_rows
@@ -29,7 +29,7 @@ def network(kind, group=None, **train):
     made = spec(
         {"family": "softmax"}, train={"optimizer": {"learning_rate": 0.1, "momentum": 0.5}, **train}
     )
-    return NumpyEngine(sample_of(kind)).build(made.networks[0], group or Alone())
+    return NumpyEngine(sample_of(kind)).build(made.networks[0], group or SingleRankGroup())
 
 
 def batch(kind, rows=7, bad=()):

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fleet.comm.alone import Alone
+from fleet.comm.single_rank import SingleRankGroup
 from fleet.engines.base import PeerFailed
 from fleet.engines.softmax import NumpyEngine
 from fleet.errors import CheckpointError, ModelError
@@ -25,7 +25,7 @@ def network(sample=SAMPLE, group=None, **train):
         {"family": "softmax"},
         train={"optimizer": {"learning_rate": RATE, "momentum": MOMENTUM}, **train},
     )
-    return NumpyEngine(sample).build(made.networks[0], group or Alone())
+    return NumpyEngine(sample).build(made.networks[0], group or SingleRankGroup())
 
 
 def samples(count, seed=0):
@@ -176,7 +176,7 @@ def test_what_the_engine_cannot_do_is_the_networks_failure():
         ),
     )
     with pytest.raises(ModelError, match=r"returned weights of shape \(2,\), not \(17, 3\)"):
-        NumpyEngine(SAMPLE).build(wrong, Alone())
+        NumpyEngine(SAMPLE).build(wrong, SingleRankGroup())
 
 
 def two_weights(input_shape, classes):

@@ -91,7 +91,7 @@ class World(fakes.World):
         super().__init__(outlives)
         self.run = run
 
-    def tell(self, rank, tag, message):
+    def send(self, rank, tag, message):
         self.run.did += 1
         self.run.told(rank, tag, message)
 
@@ -119,7 +119,7 @@ class Searchers:
         assert self._call is None
         self._call = entry, call
 
-    def heard(self):
+    def poll_answer(self):
         if self._call is None or self._random.random() < 0.3:
             return None
         (entry, call), self._call = self._call, None
@@ -408,7 +408,7 @@ class RandomRun(Ranks):
             case do.EndRequested(reason):
                 self.interruption.why = reason
             case do.RanksDied(ranks):
-                self.world.lost |= frozenset(ranks)
+                self.world.dead_ranks |= frozenset(ranks)
             case _:
                 self.world.said.append(word)
         self.coordinator.step()
@@ -455,7 +455,7 @@ class RandomRun(Ranks):
         raise AssertionError("that is a command here")
 
     def told(self, rank, tag, message):
-        if isinstance(message, m.Leave):  # a yield has let it go
+        if isinstance(message, m.LeaveLaunch):  # a yield has let it go
             self.given_back.add(rank)
         super().told(rank, tag, message)
 

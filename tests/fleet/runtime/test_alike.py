@@ -76,10 +76,10 @@ def fed(path, epoch=2):
         shared, is_training = stream.pipeline(part, asked.seed), part == "train"
         rows = np.arange(shared.samples)
         for network in asked.networks:
-            feed = inputs.feeds.get(network.feed, stream)
+            feed = inputs.pipelines.get(network.feed, stream)
             mine = feed.pipeline(part, asked.seed)
             found[network.name, part] = images, targets = _loaded(mine, rows, epoch, is_training)
-            if feed is stream or feed.is_carried:
+            if feed is stream or feed.matches_stream:
                 continue
             if asked.data.cache == "memory" and is_training:
                 kept = shared.empty_stored(len(rows))
@@ -204,7 +204,7 @@ def test_of_a_shared_stream_a_network_comes_to_what_it_comes_to_alone(data, tmp_
             replay=str(together.paths.root),
             only=network.name,
         )
-        assert not alone.inputs.feeds
+        assert not alone.inputs.pipelines
         assert (
             largest_difference(
                 *(

@@ -51,7 +51,7 @@ def chosen(means=HANDS, before=None, fixed_s=1e-4, varying_s=1e-5, kept=(4, 4, 3
             if kept
             else "a is 6 x 6 and b 4 x 4 before the first random transform",
         )
-        for name, look in opened.looks.items()
+        for name, look in opened.probes.items()
     }
     earlier = None if before is None else CacheChosen(before, "auto", "", 0, "network")
     return choose_cache(settings, dataclasses.replace(opened, looks=looks), means, earlier)
@@ -269,6 +269,6 @@ def test_what_is_kept_is_said_of_the_parts_that_are_kept():
         "validation": None,
     }
     assert None not in [one.stored for one in opened.keeping("file").samples.values()]
-    torn = dataclasses.replace(opened.looks["train"], stored=None, not_stored_reason="they differ")
+    torn = dataclasses.replace(opened.probes["train"], stored=None, not_stored_reason="they differ")
     with pytest.raises(InputError, match="they differ"):
         dataclasses.replace(opened, looks={"train": torn}).keeping("memory")

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from fleet.domain.events import DataChanged
-from fleet.runtime.compatibility import changed_since
+from fleet.runtime.compatibility import find_data_changes
 from fleet.storage.checkpoint import find_newest
 from preprocess.source import View
 from tests.fleet.runtime.runs import Trained
@@ -123,11 +123,11 @@ def test_a_table_that_has_changed_is_refused_with_its_path_what_has_changed_and_
     tabular, change, words
 ):
     path = tabular.folder / "x.csv"
-    assert changed_since(tabular.paths) == []
+    assert find_data_changes(tabular.paths) == []
     change(path)
     message = tabular.refused()
     assert f"{path}: {words}" in message
-    assert f"{path}: {words}" in changed_since(tabular.paths)[0]
+    assert f"{path}: {words}" in find_data_changes(tabular.paths)[0]
     assert all(way in message for way in ("--accept-changes", "--fresh"))
     tabular.prepare(fresh=True)
     tabular.prepare()
@@ -184,7 +184,7 @@ def test_a_folder_of_images_that_has_changed_is_refused(pictured, change, words)
     message = pictured.refused()
     assert f"{pictured.folder / 'photos'}: {words}" in message
     assert "--accept-changes" in message
-    assert words in changed_since(pictured.paths)[0]
+    assert words in find_data_changes(pictured.paths)[0]
 
 
 def test_accepted_data_goes_on_and_stands_in_the_history_and_the_log_and_is_not_asked_about_again(

@@ -29,7 +29,7 @@ class Admission:
             raise UserError("entry: needs a family")
         return {**entry, "name": "new"}, 3, self._of("new", entry["count"])
 
-    def given_again(self, command):
+    def restore_entry(self, command):
         return self._of(command.given["name"], command.given["count"])
 
     def come(self, network):
@@ -47,9 +47,11 @@ class Office:
             self.mailbox, self.results, Admission(self.results), earlier, clock=lambda: 0.0
         )
 
-    def look(self):
+    def handle_commands(self):
         self.clerk._looked_s = -1.0
-        return self.clerk.look(self.said.append, self.said.append, lambda: self.goes_on, self.offer)
+        return self.clerk.handle_commands(
+            self.said.append, self.said.append, lambda: self.goes_on, self.offer
+        )
 
     def offer(self, nodes, within_s):
         if nodes > 1:
@@ -58,7 +60,7 @@ class Office:
 
     def answer(self, **content):
         name = self.mailbox.put(content)
-        assert self.look()
+        assert self.handle_commands()
         return self.mailbox.take_answer(name, 0.0)
 
 
@@ -74,7 +76,7 @@ def test_a_wish_for_a_network_is_logged_before_it_is_heard(office, do, verdict):
     assert office.answer(do=do, network="a") == {"networks": ["a"]}
     event, heard = office.said
     assert (event.do, event.networks, heard) == (do, ("a",), NetworkCommand("a", verdict))
-    assert not office.look()
+    assert not office.handle_commands()
 
 
 def test_networks_that_are_added_are_logged_with_their_entry_before_they_come(office):
@@ -116,7 +118,7 @@ def test_a_launch_that_has_ended_has_given_its_nodes_back(tmp_path):
     office = Office(tmp_path)
     name = office.mailbox.put({"do": "yield", "nodes": 1, "within_s": 60})
     late = Office(tmp_path, [Commanded(name, "yield", ("a",), {"hosts": ["n4"]})])
-    assert late.look()
+    assert late.handle_commands()
     assert late.mailbox.take_answer(name, 0.0) == {"networks": ["a"], "hosts": ["n4"]}
     assert late.said == []
 
@@ -155,14 +157,14 @@ def test_a_launch_that_was_killed_before_it_answered_adds_what_is_left_and_logs_
         tmp_path, [Commanded(name, "add", ("new-0", "new-1"), {**entry, "name": "new"})]
     )
     office.results.networks["new-0"] = None  # it had come
-    office.look()
+    office.handle_commands()
     assert office.said == ["new-1"]
     assert office.mailbox.take_answer(name, 0.0) == {"networks": ["new-0", "new-1"]}
 
 
 def test_a_run_that_ends_refuses_what_is_left(office):
     name, office.goes_on = office.mailbox.put({"do": "stop", "network": "a"}), False
-    office.look()
-    office.clerk.refuse("the run has ended")
+    office.handle_commands()
+    office.clerk.refuse_all("the run has ended")
     assert office.mailbox.take_answer(name, 0.0) == {"error": "the run has ended"}
     assert office.said == []

@@ -8,7 +8,7 @@ import pytest
 from fleet.control.effects import Leased
 from fleet.control.lease_requests import Claims
 from fleet.domain import events as ev
-from fleet.runtime.concurrent_launches import BesideOthers
+from fleet.runtime.concurrent_launches import ConcurrentLaunches
 from fleet.runtime.resume import resume
 from fleet.storage.event_log import LoggedEvent, RunTail
 from fleet.storage.lease import Fence
@@ -81,14 +81,14 @@ def test_a_network_that_another_launch_prunes_meanwhile_is_taken_and_let_go_and_
     half_done, verdict, is_pruned
 ):
     results, tail = resumed(half_done), RunTail(half_done.paths, from_end=True)
-    beside = BesideOthers(
+    beside = ConcurrentLaunches(
         half_done.paths, Leases(), Claims({"a": 0, "b": 0}, 2, 300.0), results, tail
     )
-    assert beside.look(0.0, (), ends=False) == []
+    assert beside.poll(0.0, (), ends=False) == []
     judged(half_done.paths, "17", verdict)
     heard = {
         leased.network: leased
-        for leased in beside.look(1.0, (), ends=False)
+        for leased in beside.poll(1.0, (), ends=False)
         if isinstance(leased, Leased)
     }
     assert (heard["a"].standing.is_pruned, heard["a"].standing.is_paused) == (is_pruned, False)

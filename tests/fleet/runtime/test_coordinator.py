@@ -146,7 +146,7 @@ def test_messages_are_sent_events_logged_and_shown_and_results_written(launch):
 
 def test_a_death_is_heard_when_all_that_the_dead_have_said_is(launch):
     launch.hear(Ready(1), Ready(2), Joined("a"))
-    launch.world.lost = frozenset({1})
+    launch.world.dead_ranks = frozenset({1})
     launch.hear(EpochDone("a", record(1), 0.5, ""))
     assert launch.watcher.events.index("epoch") < launch.watcher.events.index("lost")
     assert launch.watcher.events.count("lost") == 1
@@ -158,7 +158,7 @@ def test_a_struck_network_is_as_far_as_its_checkpoint_on_disk(launch):
         launch.paths.last("a"),
         State(arrays={}, identity="i", history=history(0.5, 0.6), position=7),
     )
-    launch.world.lost = frozenset({1})
+    launch.world.dead_ranks = frozenset({1})
     launch.hear()
     assert GroupFailed("a", epochs=2, position=7) in [
         logged.event for logged in read_events(launch.paths.events)
@@ -169,7 +169,7 @@ def test_a_struck_network_is_as_far_as_its_checkpoint_on_disk(launch):
 
 def test_what_ends_all_ranks_is_raised(make):
     launch = make(replayed=(0,))
-    launch.world.lost = frozenset({2})
+    launch.world.dead_ranks = frozenset({2})
     with pytest.raises(InfrastructureError, match="rank 2 has died"):
         launch.hear()
 

@@ -9,7 +9,7 @@ import pytest
 from fleet.comm.roles import assign
 from fleet.domain.network import NetworkStatus, Outcome
 from fleet.runtime import engine_import
-from fleet.runtime.engine_import import Ahead, Announcement, EngineImport, ahead_of, busy
+from fleet.runtime.engine_import import Ahead, Announcement, EngineImport, busy, plan_import
 from fleet.spec import parse
 from fleet.storage.paths import RunPaths
 from tests.fakes import World
@@ -50,13 +50,13 @@ def test_trainers_that_share_load_the_engine_as_far_as_sharing_pays_or_is_wanted
 
 
 def test_what_is_done_by_the_table_of_results_needs_no_engine(spec, tmp_path):
-    assert ahead_of(spec, ROLES, fresh=False) == Ahead("numpy", frozenset({1, 2, 3}))
+    assert plan_import(spec, ROLES, fresh=False) == Ahead("numpy", frozenset({1, 2, 3}))
     results = results_of(spec, RunPaths(tmp_path))
     come_to(results, "b", NetworkStatus((), Outcome("done")))
-    assert ahead_of(spec, ROLES, fresh=False).ranks == {1}
+    assert plan_import(spec, ROLES, fresh=False).ranks == {1}
     come_to(results, "a", NetworkStatus((), Outcome("it cannot be built", is_failure=True)))
-    assert not ahead_of(spec, ROLES, fresh=False).ranks
-    assert ahead_of(spec, ROLES, fresh=True).ranks == {1, 2, 3}
+    assert not plan_import(spec, ROLES, fresh=False).ranks
+    assert plan_import(spec, ROLES, fresh=True).ranks == {1, 2, 3}
 
 
 def test_an_engine_of_the_users_own_is_not_loaded_ahead(tmp_path, monkeypatch):
@@ -67,7 +67,7 @@ def test_an_engine_of_the_users_own_is_not_loaded_ahead(tmp_path, monkeypatch):
     own = parse(
         {"models": [{"family": "softmax"}], "resources": {"engine": "engine_of_a_user:ROW"}}
     )
-    assert ahead_of(own, ROLES, fresh=True).engine == ""
+    assert plan_import(own, ROLES, fresh=True).engine == ""
 
 
 def test_ahead_is_announced_once():

@@ -115,7 +115,7 @@ def test_what_is_drawn_for_the_device_alone_is_not_kept(transforms, shared, tmp_
     folder = photos(tmp_path / "photos", size=(24, 20))
     for finish, is_kept in (("host", True), ("device", shared)):
         _, prepared = launch(spec(tmp_path / finish, folder, finish, transforms, cache="memory"), 2)
-        assert bool(prepared.finished_epochs) == is_kept
+        assert bool(prepared.augmented_epochs) == is_kept
 
 
 def test_what_is_done_where_is_said(tmp_path):

@@ -104,7 +104,7 @@ def history(prepared, name):
 def assert_as_alone(prepared, name, folder, **said):
     """Train a network again, on the same epochs of the stream, as the only one of its spec."""
     _, alone = launch(write(folder, [name], **said), 2, replay=str(prepared.paths.root), only=name)
-    assert not alone.inputs.feeds
+    assert not alone.inputs.pipelines
     assert largest_difference(history(prepared, name), history(alone, name)) == 0, name
 
 
@@ -187,7 +187,7 @@ def test_a_network_that_has_nothing_of_its_own_goes_on_from_its_checkpoint_when_
         folder, ["plain", "value"], networks={**NETWORKS, "plain": {}}, top={"transforms": SHARED}
     )
     _, after = launch(path, 2)
-    assert next(iter(after.inputs.feeds)) == ""
+    assert next(iter(after.inputs.pipelines)) == ""
     assert history(before, "plain") == history(after, "plain")
 
 
@@ -200,7 +200,7 @@ def test_it_is_said_what_is_prepared_how_often(tmp_path):
     same = open_inputs(
         load(write(tmp_path, ["plain", "plain2"], networks={"plain": {}, "plain2": {}}))
     )
-    assert not same.feeds
+    assert not same.pipelines
     assert not same.data.remark
 
 
@@ -226,7 +226,7 @@ def test_both_targets_are_divided_in_the_same_way(tmp_path):
         {"validation": 0.2, "source": f"{__name__}:whole", "test": 0.1},
     )
     opened = open_inputs(load(path))
-    plain, value = (feed.data.splits() for feed in opened.feeds.values())
+    plain, value = (feed.data.splits() for feed in opened.pipelines.values())
     for part in ("train", "validation", "test"):
         names = [
             [source.name(index) for index in range(len(source))]

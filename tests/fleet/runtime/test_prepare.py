@@ -489,22 +489,22 @@ def test_a_network_that_is_added_is_judged_by_what_the_others_are(asking):
         UserError,
         match="val_loss is not the same for all networks.*huber for a.*mean_absolute_error",
     ):
-        admission.given({"family": "softmax", "name": "c", "train": {"loss": "mae"}})
+        admission.parse_entry({"family": "softmax", "name": "c", "train": {"loss": "mae"}})
     assert [
         one.name
-        for one in admission.given({"family": "softmax", "name": "c", "train": {"loss": "huber"}})[
-            2
-        ]
+        for one in admission.parse_entry(
+            {"family": "softmax", "name": "c", "train": {"loss": "huber"}}
+        )[2]
     ] == ["c"]
 
 
 def test_a_network_that_comes_later_and_does_not_fit_the_data_fails_in_one_sentence(asking):
     prepared = asking()
     admission = Admission(prepared, results_of(prepared.spec, prepared.paths), {}, {}, learns=False)
-    [late] = admission.given(
+    [late] = admission.parse_entry(
         {"family": "softmax", "name": "late", "train": {"batch": {"size": 61}}}
     )[2]
-    assert admission.come(late).added.wrong == (
+    assert admission.admit(late).added.wrong == (
         "train.batch.size: 61 is more than the 60 training samples; at most 60"
     )
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fleet.comm.messages import NO_LIMIT, Bad, Exit, Produce, Tag, Throughput
+from fleet.comm.messages import NO_LIMIT, Exit, Produce, SampleUnreadable, Tag, Throughput
 from fleet.comm.roles import assign
 from fleet.errors import GroupFailed
 from fleet.runtime.preprocessor import Preprocessor
@@ -32,7 +32,7 @@ class Asked:
 
     def told(self, message):
         """Hand it a message of the coordinator's."""
-        self.world.tell(0, Tag.PREPROCESSOR, message)
+        self.world.send(0, Tag.PREPROCESSOR, message)
         return self
 
     def until_idle(self):
@@ -44,7 +44,7 @@ class Asked:
 
     def said(self):
         """What the coordinator has been told."""
-        return list(iter(lambda: self.world.hear(Tag.COORDINATOR), None))
+        return list(iter(lambda: self.world.receive(Tag.COORDINATOR), None))
 
 
 def test_it_says_how_fast_it_is_before_anything_else():
@@ -121,7 +121,7 @@ def test_a_step_is_a_small_piece_of_work_and_bad_samples_are_told(kind):
 
     assert alone_in_the_world(use) == (
         8,
-        [Bad("sample 5", "torn file", training=kind != "validation")],
+        [SampleUnreadable("sample 5", "torn file", training=kind != "validation")],
     )
     assert source.reads == SAMPLES
 
@@ -140,7 +140,7 @@ def test_it_prepares_no_more_when_another_preprocessor_has_died():
 
     def use(world):
         asked = Asked(world, NodeMemory(window)).told(Produce(6, NO_LIMIT, 0, (0, 1)))
-        world.lost = frozenset({1})
+        world.dead_ranks = frozenset({1})
         asked.until_idle()
         asked.role.stop()
 
@@ -151,7 +151,7 @@ def test_it_prepares_no_more_when_another_preprocessor_has_died():
 def test_a_leader_of_another_node_may_die_before_the_two_have_met_to_relay():
     def use(world):
         def struck(ranks, number):
-            world.lost = frozenset({2})
+            world.dead_ranks = frozenset({2})
             raise GroupFailed("died: rank 2")
 
         world.group = struck

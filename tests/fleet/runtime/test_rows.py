@@ -5,7 +5,7 @@ import csv
 import numpy as np
 import pytest
 
-from fleet.comm.alone import Alone
+from fleet.comm.single_rank import SingleRankGroup
 from fleet.engines.softmax import NumpyEngine
 from fleet.errors import ExitStatus
 from fleet.prediction.sample_file import read_columns
@@ -61,7 +61,7 @@ def kept(folder, data, ranks=2, cache="none"):
 def by_hand(prepared, name, features):
     """What a network gives, as it is exported."""
     network = prepared.spec.by_name[name]
-    trainable = NumpyEngine(prepared.sample).build(network, Alone())
+    trainable = NumpyEngine(prepared.sample).build(network, SingleRankGroup())
     trainable.load(find_best(prepared.paths, name, network.train.stopping, "best").state.arrays)
     return trainable.predict(
         features, np.zeros((len(features), 1), np.float32), np.ones(len(features), np.float32)

@@ -11,7 +11,7 @@ from fleet.runtime.training import loop
 from fleet.stream.order import Epoch, RingOrder, StrictOrder
 from preprocess.pipeline import Pipeline
 from tests.fleet.runtime.runs import launch, write
-from tests.fleet.runtime.test_feeds import FLIPPED, SHARED, Images
+from tests.fleet.runtime.test_input_pipelines import FLIPPED, SHARED, Images
 
 FEEDS = {
     "one": {"": FLIPPED},  # all networks get what the stream carries
@@ -152,7 +152,7 @@ def _in_order(found):
 
 def alone(prepared, network):
     """The samples of a network, prepared one by one from their source."""
-    feed = prepared.inputs.feeds.get(network.feed)
+    feed = prepared.inputs.pipelines.get(network.feed)
     if feed is None:
         return Pipeline(
             prepared.inputs.data.train, prepared.inputs.transforms, SEED, prepared.sample
@@ -195,7 +195,7 @@ def test_networks_get_the_samples_of_their_epochs_in_order(
             if path
             else StrictOrder(pipeline, 64)
         )
-        whole = order.itinerary(Epoch(number, path))
+        whole = order.plan_epoch(Epoch(number, path))
         kept = (
             np.ones(len(whole.indices), bool)
             if network.fold is None

@@ -10,7 +10,7 @@ from fleet.domain.events import EarlierRead, Searched, SearcherBegan
 from fleet.domain.run import RunSearch
 from fleet.runtime import warm_start
 from fleet.runtime.searchers import Searchers
-from fleet.runtime.warm_start import earlier_of
+from fleet.runtime.warm_start import read_earlier_run
 from fleet.search.calls import AddPriorTrial, Ask, Report, Tell
 from fleet.search.controller import Entry
 from fleet.spec.search import Search
@@ -36,7 +36,7 @@ class Slow:
 
 def await_answer(searchers):
     for _ in range(2000):
-        if (answer := searchers.heard()) is not None:
+        if (answer := searchers.poll_answer()) is not None:
             return answer
         time.sleep(0.005)
     raise AssertionError("no answer")
@@ -52,12 +52,12 @@ def slow():
 def test_an_answer_is_heard_once_it_is_there(slow):
     searchers = Searchers({"net": slow})
     searchers.consult("net", Ask(3))
-    assert searchers.heard() is None
+    assert searchers.poll_answer() is None
     with pytest.raises(AssertionError, match="calls never overlap"):
         searchers.consult("net", Ask(4))
     slow.may_answer.set()
     assert await_answer(searchers) == SearcherAnswered("net", Ask(3), {"width": 3})
-    assert searchers.heard() is None
+    assert searchers.poll_answer() is None
     searchers.close()
 
 
@@ -131,7 +131,7 @@ def test_a_new_searcher_is_told_anew_what_an_earlier_run_found(monkeypatch):
         "val_accuracy",
     )
     found = [AddPriorTrial(0, {"width": 3}, (), "finished", 0.5, "a-2", "runs/a")]
-    monkeypatch.setattr(warm_start, "read_known", lambda run, space, objectives: (found, {}))
+    monkeypatch.setattr(warm_start, "read_prior_trials", lambda run, space, objectives: (found, {}))
     search, read = RunSearch(), EarlierRead("net", "runs/a", 1)
     search.tell(EarlierRead("net", "runs/a", 2))
     for number in range(2):
@@ -145,11 +145,11 @@ def test_a_new_searcher_is_told_anew_what_an_earlier_run_found(monkeypatch):
                 source="runs/a",
             )
         )
-    assert earlier_of(entry, "runs/a", search, knows=True) == ([], None)
+    assert read_earlier_run(entry, "runs/a", search, knows=True) == ([], None)
     search.begin(SearcherBegan("net", {}, "space", is_another=True))
-    assert earlier_of(entry, "runs/a", search, knows=True) == (found, read)
+    assert read_earlier_run(entry, "runs/a", search, knows=True) == (found, read)
     search.tell(read)
-    assert earlier_of(entry, "runs/a", search, knows=True) == (
+    assert read_earlier_run(entry, "runs/a", search, knows=True) == (
         found,
         None,
     )  # killed before it was told

@@ -296,18 +296,18 @@ def admission(tmp_path):
 
 def test_a_child_waits_until_what_its_parent_has_said_last_is_saved(admission, tmp_path):
     (admission, results), paths = admission, RunPaths(tmp_path / "run")
-    admission.ask(AddNetwork("net-0", "net", 0, {LEARNING_RATE: 0.01}))
-    [parent] = admission.asked((), 0.0)
+    admission.request(AddNetwork("net-0", "net", 0, {LEARNING_RATE: 0.01}))
+    [parent] = admission.pop_ready((), 0.0)
     history = (record(1), record(2))
     results.update_from_launch("net-0", NetworkStatus(history))
-    admission.ask(AddNetwork("net-1", "net", 1, {LEARNING_RATE: 0.02}, parent="net-0"))
+    admission.request(AddNetwork("net-1", "net", 1, {LEARNING_RATE: 0.02}, parent="net-0"))
     saved = State(
         {"weights": np.zeros(3)}, "", history[:1], architecture=parent.network.architecture.key
     )
     write_state(paths.last("net-0"), saved)
-    assert admission.asked({"net-0"}, 1.0) == []
+    assert admission.pop_ready({"net-0"}, 1.0) == []
     write_state(paths.last("net-0"), replace(saved, history=history))
-    [child] = admission.asked({"net-0"}, 2.0)
+    [child] = admission.pop_ready({"net-0"}, 2.0)
     assert (child.network.parent, child.network.parent_epoch) == ("net-0", 2)
     assert read_state(paths.first("net-1")).epoch == 2
 
@@ -315,9 +315,9 @@ def test_a_child_waits_until_what_its_parent_has_said_last_is_saved(admission, t
 def test_a_parent_that_trains_no_more_is_waited_for_no_longer(admission):
     admission, results = admission
     results.update_from_launch("net-0", NetworkStatus((record(1),)))
-    admission.ask(AddNetwork("net-1", "net", 1, {LEARNING_RATE: 0.02}, parent="net-0"))
-    assert admission.asked({"net-0"}, 0.0) == []
-    [child] = admission.asked((), 1.0)
+    admission.request(AddNetwork("net-1", "net", 1, {LEARNING_RATE: 0.02}, parent="net-0"))
+    assert admission.pop_ready({"net-0"}, 0.0) == []
+    [child] = admission.pop_ready((), 1.0)
     assert "net-0 has no checkpoint" in child.added.wrong
 
 

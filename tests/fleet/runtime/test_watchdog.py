@@ -15,7 +15,7 @@ class World:
     def __init__(self):
         self.did = threading.Event()
 
-    def do_duties(self):
+    def run_background_tasks(self):
         self.did.set()
         return True
 

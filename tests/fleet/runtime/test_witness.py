@@ -18,7 +18,7 @@ from fleet.runtime.interrupt import Interruption
 from fleet.runtime.witness import Witness
 from fleet.storage.paths import RunPaths
 
-world = SimpleNamespace(rank=1, host="node", outlives=sys.argv[2] == "outlives", gather=lambda own: [own] * 2)
+world = SimpleNamespace(rank=1, host="node", is_fault_tolerant=sys.argv[2] == "outlives", allgather=lambda own: [own] * 2)
 interruption = Interruption(None)
 interruption.watch()
 witness = Witness(world, RunPaths(Path(sys.argv[1])))

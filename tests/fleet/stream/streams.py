@@ -4,11 +4,11 @@ import itertools
 import os
 
 from fleet.stream.layout import Layout
-from fleet.stream.local_batches import OwnStream
+from fleet.stream.local_batches import LocalBatches
 from fleet.stream.order import StrictOrder
 from fleet.stream.sample_set import SampleSet
 from fleet.stream.stall import Waiting
-from fleet.stream.store import Files
+from fleet.stream.store import FileStore
 from fleet.stream.window import Window
 from preprocess.pipeline import Pipeline
 from preprocess.sample import ImageSpec
@@ -68,4 +68,4 @@ def alone_in_the_world(function):
 
 
 def own_stream(alone, world, on_bad):
-    return OwnStream(Files(alone), StrictOrder(alone, alone.samples), Waiting(world), on_bad)
+    return LocalBatches(FileStore(alone), StrictOrder(alone, alone.samples), Waiting(world), on_bad)

@@ -7,19 +7,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fleet.comm.alone import Alone
 from fleet.comm.messages import NO_LIMIT, Exit, Produce, Tag
 from fleet.comm.roles import assign
+from fleet.comm.single_rank import SingleRankGroup
 from fleet.runtime.preprocessor import Preprocessor
 from fleet.stream.batch import split_rows
 from fleet.stream.compose import NodeMemory
 from fleet.stream.layout import Layout
-from fleet.stream.local_batches import OwnStream
+from fleet.stream.local_batches import LocalBatches
 from fleet.stream.order import Epoch, RingOrder, StrictOrder
 from fleet.stream.reader import Reader
 from fleet.stream.ring import RingReader
 from fleet.stream.stall import Waiting
-from fleet.stream.store import KeptByNode
+from fleet.stream.store import NodeStore
 from preprocess.pipeline import Pipeline
 from preprocess.transforms import parse_transforms
 from tests.examples import examples
@@ -98,7 +98,7 @@ class Granter:
         self._told = None
 
     def step(self):
-        message = self._world.hear(Tag.COORDINATOR)
+        message = self._world.receive(Tag.COORDINATOR)
         if isinstance(message, tuple) and message[0] in ("joined", "epoch", "left"):
             kind, group, epoch = message
             {"joined": self._joined, "left": self._left, "epoch": set()}[kind].add(group)
@@ -116,7 +116,7 @@ class Granter:
         if order != self._told:
             self._told = order
             for rank in self._roles.preprocessors:
-                self._world.tell(rank, Tag.PREPROCESSOR, order)
+                self._world.send(rank, Tag.PREPROCESSOR, order)
         return message is not None
 
 
@@ -131,17 +131,17 @@ def read(world, roles, layout, window, group, place, alone, seen):
     stream.join(group.first)
     ranks = [roles.trainers[trainer] for trainer in group.trainers]
     members = world.group(ranks, place)
-    members.meet()
+    members.barrier()
     taken = set()
     if rank == 0:
-        world.tell(0, Tag.COORDINATOR, ("joined", place, group.first))
+        world.send(0, Tag.COORDINATOR, ("joined", place, group.first))
     for epoch in range(group.first, group.first + group.epochs):
         if rank == 0:
-            world.tell(0, Tag.COORDINATOR, ("epoch", place, epoch))
+            world.send(0, Tag.COORDINATOR, ("epoch", place, epoch))
         for batch in stream.batches(Epoch(epoch), 0, group.batch, members, frozenset(taken)):
             first = batch.position - batch.size
             rows = split_rows(first, batch.position, rank, len(ranks))
-            images, labels = expected(alone, order.itinerary(batch.epoch), *rows)
+            images, labels = expected(alone, order.plan_epoch(batch.epoch), *rows)
             for _ in range(3):  # others run in between, and must not touch what is being read
                 np.testing.assert_array_equal(batch.images, images)
                 np.testing.assert_array_equal(batch.targets, labels)
@@ -151,13 +151,13 @@ def read(world, roles, layout, window, group, place, alone, seen):
         assert not taken & set(batch.epoch.path)  # never twice from one production
         taken |= set(batch.epoch.path)
         if layout.is_ring:
-            whole = order.itinerary(batch.epoch)
+            whole = order.plan_epoch(batch.epoch)
             assert whole.path == batch.epoch.path
             assert sorted(whole.indices) == list(range(layout.samples))
     stream.leave()
     world.group(ranks, place + 1000).meet()
     if rank == 0:
-        world.tell(0, Tag.COORDINATOR, ("left", place, group.first))
+        world.send(0, Tag.COORDINATOR, ("left", place, group.first))
 
 
 @settings(max_examples=examples(60), deadline=None)
@@ -226,11 +226,11 @@ def test_samples_that_are_kept_are_decoded_once_and_finished_by_whoever_reads_th
         )
         if world.rank in roles.trainers:
             order = StrictOrder(prepared, samples)
-            stream = OwnStream(KeptByNode(prepared, mine), order, Waiting(world), pytest.fail)
+            stream = LocalBatches(NodeStore(prepared, mine), order, Waiting(world), pytest.fail)
             for epoch in (world.rank, world.rank + 1):  # everybody another one
-                for item in stream.batches(Epoch(epoch), 0, batch, Alone()):
-                    got.append((item, order.itinerary(Epoch(epoch))))
-            world.tell(0, Tag.COORDINATOR, "left")
+                for item in stream.batches(Epoch(epoch), 0, batch, SingleRankGroup()):
+                    got.append((item, order.plan_epoch(Epoch(epoch))))
+            world.send(0, Tag.COORDINATOR, "left")
             return
         preprocessor = Preprocessor(
             world, roles, NodeMemory(kept=mine), StrictOrder(alone, samples), prepared, None
@@ -238,15 +238,15 @@ def test_samples_that_are_kept_are_decoded_once_and_finished_by_whoever_reads_th
         left = 0
         if world.rank == 0:
             for rank in roles.preprocessors:
-                world.tell(
+                world.send(
                     rank, Tag.PREPROCESSOR, Produce(NO_LIMIT, NO_LIMIT, 0, roles.preprocessors)
                 )
         while not preprocessor.is_done:
-            if world.rank == 0 and world.hear(Tag.COORDINATOR):
+            if world.rank == 0 and world.receive(Tag.COORDINATOR):
                 left += 1
                 if left == len(roles.trainers):
                     for rank in roles.preprocessors:
-                        world.tell(rank, Tag.PREPROCESSOR, Exit())
+                        world.send(rank, Tag.PREPROCESSOR, Exit())
             world.pause(preprocessor.step())
         preprocessor.stop()
 
@@ -269,14 +269,14 @@ def test_a_slow_reader_stops_nobody_who_reads_a_ring():
         order = order_of(layout, alone)
         if world.rank == 0:
             preprocessor = Preprocessor(world, roles, NodeMemory(window), order, alone, None)
-            world.tell(0, Tag.PREPROCESSOR, Produce(NO_LIMIT, NO_LIMIT, 0, (0,)))
+            world.send(0, Tag.PREPROCESSOR, Produce(NO_LIMIT, NO_LIMIT, 0, (0,)))
             while len(done) < 2:
                 world.pause(preprocessor.step())
             return
         stream, taken = RingReader(window, world.rank - 1, Waiting(world), order), set()
         for epoch in range(1 if world.rank == 1 else 5):
             path = ()
-            for batch in stream.batches(Epoch(epoch), 0, 5, Alone(), frozenset(taken)):
+            for batch in stream.batches(Epoch(epoch), 0, 5, SingleRankGroup(), frozenset(taken)):
                 path = batch.epoch.path
                 if world.rank == 1:  # holds its first shard until the other has trained five epochs
                     world.wait(lambda: bool(done) or None)

@@ -3,14 +3,14 @@
 import numpy as np
 import pytest
 
-from fleet.comm.alone import Alone
+from fleet.comm.single_rank import SingleRankGroup
 from fleet.stream.compose import NodeMemory, compose
 from fleet.stream.layout import Layout
-from fleet.stream.local_batches import OwnStream
+from fleet.stream.local_batches import LocalBatches
 from fleet.stream.order import Epoch, StrictOrder
 from fleet.stream.stall import Waiting
-from fleet.stream.store import KeptByNode
-from fleet.stream.validation import KeptForAll, Validation
+from fleet.stream.store import NodeStore
+from fleet.stream.validation import NodeValidation, Validation
 from fleet.stream.window import NOT_READING
 from tests.fleet.stream.streams import (
     GREY,
@@ -30,7 +30,7 @@ def check_epoch(batches, alone, start=0):
     at = start
     for batch in batches:
         images, labels = expected(
-            alone, StrictOrder(alone, 5).itinerary(Epoch(0)), at, at + batch.size
+            alone, StrictOrder(alone, 5).plan_epoch(Epoch(0)), at, at + batch.size
         )
         np.testing.assert_array_equal(batch.images, images)
         np.testing.assert_array_equal(batch.targets, labels)
@@ -51,8 +51,8 @@ def test_the_rest_of_an_epoch_is_prepared_by_the_trainer_when_the_writer_has_die
             rows = window.rows(chunk)
             alone.load(order.chunk(chunk)[1], 0, window.images[rows], window.targets[rows])
             window.publish(chunk)
-        world.lost = frozenset({WRITER})
-        check_epoch(stream.batches(Epoch(0), 0, 4, Alone()), alone)
+        world.dead_ranks = frozenset({WRITER})
+        check_epoch(stream.batches(Epoch(0), 0, 4, SingleRankGroup()), alone)
 
     alone_in_the_world(use)
     assert window.cursors[0] == NOT_READING
@@ -66,9 +66,9 @@ def test_kept_samples_that_will_not_come_are_decoded_by_the_trainer():
 
     def use(world):
         waiting = Waiting(world, writers=(WRITER,))
-        stream = OwnStream(KeptByNode(alone, kept), StrictOrder(alone, 5), waiting, pytest.fail)
-        world.lost = frozenset({WRITER})
-        check_epoch(stream.batches(Epoch(0), 0, 5, Alone()), alone)
+        stream = LocalBatches(NodeStore(alone, kept), StrictOrder(alone, 5), waiting, pytest.fail)
+        world.dead_ranks = frozenset({WRITER})
+        check_epoch(stream.batches(Epoch(0), 0, 5, SingleRankGroup()), alone)
 
     alone_in_the_world(use)
 
@@ -78,9 +78,9 @@ def test_validation_samples_that_will_not_come_are_prepared_by_the_trainer():
     shared.publish(0)
 
     def use(world):
-        kept = KeptForAll(shared, Waiting(world, writers=(WRITER,)))
+        kept = NodeValidation(shared, Waiting(world, writers=(WRITER,)))
         validation = Validation(alone, pytest.fail, shared=kept)
-        world.lost = frozenset({WRITER})
+        world.dead_ranks = frozenset({WRITER})
         return [labels for _, labels in validation.batches(6, 0, 1)]
 
     np.testing.assert_array_equal(np.concatenate(alone_in_the_world(use)), alone.source.labels)

@@ -28,15 +28,15 @@ class Filled:
             world, ROLES, self.window, order, training, leads=False, clock=clock
         )
 
-    def follow(self, limit, hold=0, first=0, turns=(0,), since=0):
-        self._filler.follow(Produce(limit, hold, first, turns, since))
+    def apply_order(self, limit, hold=0, first=0, turns=(0,), since=0):
+        self._filler.apply_order(Produce(limit, hold, first, turns, since))
         self.step = self._filler.step
 
-    def heed(self, node, sequence):
-        self._filler.heed(Demand(node, sequence))
+    def note_demand(self, node, sequence):
+        self._filler.note_demand(Demand(node, sequence))
 
-    def forget(self, rank):
-        self._filler.forget([rank])
+    def release_readers(self, rank):
+        self._filler.release_readers([rank])
 
     def fill(self):
         """Fill as far as may be; returns one past the newest chunk."""
@@ -51,7 +51,7 @@ def filled(use, **options):
 
 def test_it_runs_ahead_of_the_fastest_reader_by_the_lookahead():
     def use(made):
-        made.follow(NO_LIMIT)
+        made.apply_order(NO_LIMIT)
         assert made.fill() == 3  # of those that are still to join
         made.window.need(0, 1)
         made.window.need(1, 4)
@@ -62,10 +62,10 @@ def test_it_runs_ahead_of_the_fastest_reader_by_the_lookahead():
 
 def test_readers_of_other_nodes_count_as_well():
     def use(made):
-        made.follow(NO_LIMIT)
-        made.heed(1, 2)
-        made.heed(2, 5)
-        made.heed(1, 3)
+        made.apply_order(NO_LIMIT)
+        made.note_demand(1, 2)
+        made.note_demand(2, 5)
+        made.note_demand(1, 3)
         return made.fill()
 
     assert filled(use) == 8
@@ -73,11 +73,11 @@ def test_readers_of_other_nodes_count_as_well():
 
 def test_it_writes_over_nothing_that_is_still_to_be_read():
     def use(made):
-        made.follow(NO_LIMIT)
+        made.apply_order(NO_LIMIT)
         made.window.need(0, 1)
         made.window.need(1, 40)
         assert made.fill() == LAYOUT.slots  # a group is still to join at chunk 0
-        made.follow(NO_LIMIT, hold=40)
+        made.apply_order(NO_LIMIT, hold=40)
         assert made.fill() == LAYOUT.slots + 1  # the slowest reader needs chunk 1
         made.window.need(0, 40)
         return made.fill()
@@ -87,7 +87,7 @@ def test_it_writes_over_nothing_that_is_still_to_be_read():
 
 def test_it_begins_with_the_first_chunk_that_is_wanted():
     def use(made):
-        made.follow(NO_LIMIT, hold=6, first=6)
+        made.apply_order(NO_LIMIT, hold=6, first=6)
         made.fill()
         return [chunk for chunk in range(12) if made.window.has(chunk)]
 
@@ -97,13 +97,15 @@ def test_it_begins_with_the_first_chunk_that_is_wanted():
 @pytest.mark.parametrize(
     "go",
     [
-        pytest.param(lambda made, rank: setattr(made.world, "lost", frozenset({rank})), id="dies"),
-        pytest.param(lambda made, rank: made.forget(rank), id="lives, but is given up"),
+        pytest.param(
+            lambda made, rank: setattr(made.world, "dead_ranks", frozenset({rank})), id="dies"
+        ),
+        pytest.param(lambda made, rank: made.release_readers(rank), id="lives, but is given up"),
     ],
 )
 def test_a_reader_that_goes_holds_nothing_back(go):
     def use(made):
-        made.follow(NO_LIMIT, hold=NO_LIMIT)
+        made.apply_order(NO_LIMIT, hold=NO_LIMIT)
         made.window.need(0, 0)
         made.window.need(1, 40)
         assert made.fill() == LAYOUT.slots
@@ -119,12 +121,12 @@ def test_the_coordinator_hears_how_fast_chunks_are_prepared_whatever_time_passes
     times = itertools.accumulate(itertools.cycle([3600.0, 0.25, 0.125, 0.25]))
 
     def use(made):
-        made.follow(NO_LIMIT)
+        made.apply_order(NO_LIMIT)
         for chunk in range(6):
             made.window.need(0, chunk)
             made.fill()
         heard = []
-        while (message := made.world.hear(Tag.COORDINATOR)) is not None:
+        while (message := made.world.receive(Tag.COORDINATOR)) is not None:
             heard.append(message)
         return heard
 
@@ -134,9 +136,9 @@ def test_the_coordinator_hears_how_fast_chunks_are_prepared_whatever_time_passes
 
 def test_a_preprocessor_that_is_left_out_finishes_the_chunk_that_it_has_begun_and_no_other():
     def use(made):
-        made.follow(4, turns=(0, 1))
+        made.apply_order(4, turns=(0, 1))
         made.step()  # 8 samples of chunk 0
-        made.follow(8, turns=(1,), since=4)
+        made.apply_order(8, turns=(1,), since=4)
         return [made.window.has(chunk) for chunk in range(made.fill() + 3)]
 
     assert filled(use, layout=replace(LAYOUT, lookahead=8)) == [
@@ -151,11 +153,11 @@ def test_a_preprocessor_that_is_left_out_finishes_the_chunk_that_it_has_begun_an
 
 def test_a_preprocessor_takes_up_what_is_its_own_when_another_is_left_out():
     def use(made):
-        made.follow(4, turns=(1, 2, 0))
+        made.apply_order(4, turns=(1, 2, 0))
         made.fill()  # chunk 2, and chunk 5 would be next
-        made.follow(8, turns=(2, 0), since=4)  # it is 5 again
-        made.follow(8, turns=(0,), since=4)
-        made.follow(9, turns=(0,), since=4)
+        made.apply_order(8, turns=(2, 0), since=4)  # it is 5 again
+        made.apply_order(8, turns=(0,), since=4)
+        made.apply_order(9, turns=(0,), since=4)
         return [made.window.has(chunk) for chunk in range(made.fill())]
 
     assert filled(use, layout=replace(LAYOUT, lookahead=9)) == [

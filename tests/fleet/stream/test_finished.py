@@ -6,7 +6,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from fleet.stream.augment import FinishedEpochs, NodeEpochs
+from fleet.stream.augment import AugmentedEpochs, NodeEpochs
 from preprocess.pipeline import Pipeline
 from preprocess.probe import infer_sample_spec
 from preprocess.sample import ImageSpec
@@ -77,7 +77,7 @@ def test_samples_are_finished_once_for_two_trainers_to_the_same_bits(name, monke
         found = []
         for take in takes:
             images, targets = pipeline.empty(8)
-            FinishedEpochs(pipeline, shared=take).finish(
+            AugmentedEpochs(pipeline, shared=take).finish(
                 lambda which: (kept[0][which], kept[1][which]), np.arange(8), epoch, images, targets
             )
             found.append((images.tobytes(), targets.tolist()))

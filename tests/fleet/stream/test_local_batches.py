@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fleet.comm.alone import Alone
-from fleet.stream.augment import FinishedEpochs
+from fleet.comm.single_rank import SingleRankGroup
+from fleet.stream.augment import AugmentedEpochs
 from fleet.stream.batch import split_rows
-from fleet.stream.local_batches import OwnStream
+from fleet.stream.local_batches import LocalBatches
 from fleet.stream.order import Epoch, StrictOrder
 from fleet.stream.stall import Waiting
-from fleet.stream.store import Files
+from fleet.stream.store import FileStore
 from preprocess.base import UnreadableSample
 from preprocess.pipeline import Pipeline
 from preprocess.probe import infer_sample_spec
@@ -36,11 +36,11 @@ def test_what_a_rank_prepares_itself_is_what_the_stream_would_have_brought(
 
     def rank_main(world):
         order = StrictOrder(alone, samples)
-        stream = OwnStream(Files(pipeline(samples)), order, Waiting(world), pytest.fail)
+        stream = LocalBatches(FileStore(pipeline(samples)), order, Waiting(world), pytest.fail)
         for item in stream.batches(Epoch(epoch), start, batch, world.group(range(size), 1), ()):
             first, last = split_rows(item.position - item.size, item.position, world.rank, size)
             np.testing.assert_array_equal(
-                item.images, expected(alone, order.itinerary(Epoch(epoch)), first, last)[0]
+                item.images, expected(alone, order.plan_epoch(Epoch(epoch)), first, last)[0]
             )
             rows.extend(range(first, last))
 
@@ -52,7 +52,9 @@ def test_a_stream_of_ones_own_that_is_left_early_leaves_no_thread():
     import threading
 
     def leave_early(world):
-        for _ in own_stream(pipeline(30), world, pytest.fail).batches(Epoch(0), 0, 1, Alone()):
+        for _ in own_stream(pipeline(30), world, pytest.fail).batches(
+            Epoch(0), 0, 1, SingleRankGroup()
+        ):
             break
 
     alone_in_the_world(leave_early)
@@ -68,7 +70,7 @@ def test_an_error_while_preparing_ones_own_samples_is_raised_where_they_are_used
 
     def use(world):
         with pytest.raises(RuntimeError, match="the source has a bug"):
-            list(own_stream(broken, world, pytest.fail).batches(Epoch(0), 0, 4, Alone()))
+            list(own_stream(broken, world, pytest.fail).batches(Epoch(0), 0, 4, SingleRankGroup()))
 
     alone_in_the_world(use)
 
@@ -80,7 +82,9 @@ def test_samples_that_cannot_be_read_are_told_and_marked():
     def use(world):
         stream = own_stream(Pipeline.from_source(source, [], SEED), world, told.append)
         return [
-            label for batch in stream.batches(Epoch(0), 0, 7, Alone()) for label in batch.targets
+            label
+            for batch in stream.batches(Epoch(0), 0, 7, SingleRankGroup())
+            for label in batch.targets
         ]
 
     assert alone_in_the_world(use).count(-1) == 1
@@ -118,7 +122,7 @@ def test_networks_of_a_rank_have_samples_of_one_epoch_finished_once_where_there_
     kept, kept_targets = counting.empty_stored(10)
     counting.load_stored(range(10), kept, kept_targets)
     images, targets = counting.empty(10)
-    finished = FinishedEpochs(counting, limit=room * (images.nbytes + targets.nbytes + 10))
+    finished = AugmentedEpochs(counting, limit=room * (images.nbytes + targets.nbytes + 10))
     for epoch, chosen in asked:
         indices = np.array(sorted(chosen))
         images, targets = counting.empty(len(indices))

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet.stream.order import Epoch, RingOrder, StrictOrder, read_path, write_path
+from fleet.stream.order import Epoch, RingOrder, StrictOrder, format_path, parse_path
 from preprocess.base import RandomAccess
 
 
@@ -14,7 +14,7 @@ class Source(RandomAccess):
         self.labels = np.zeros(count, np.int64)
 
 
-class Orders:
+class PermutationSource:
     """What a pipeline is to an order."""
 
     def __init__(self, count):
@@ -33,13 +33,16 @@ sizes = st.integers(1, 50).flatmap(
 def test_the_chunks_of_a_production_hold_every_sample_once_in_either_order(size, production):
     samples, chunk = size
     chunks = -(-samples // chunk)
-    for order in (StrictOrder(Orders(samples), chunk), RingOrder(Orders(samples), chunk, seed=1)):
+    for order in (
+        StrictOrder(PermutationSource(samples), chunk),
+        RingOrder(PermutationSource(samples), chunk, seed=1),
+    ):
         parts = [order.chunk(production * chunks + place) for place in range(chunks)]
         assert {part[0] for part in parts} == {production}
         assert [len(part[1]) for part in parts[:-1]] == [chunk] * (chunks - 1)
         held = np.concatenate([part[1] for part in parts])
         assert sorted(held) == list(range(samples))
-        np.testing.assert_array_equal(order.itinerary(Epoch(production)).indices, held)
+        np.testing.assert_array_equal(order.plan_epoch(Epoch(production)).indices, held)
 
 
 @given(sizes, st.randoms(use_true_random=False), st.data())
@@ -47,7 +50,7 @@ def test_any_path_through_a_ring_in_which_each_shard_comes_once_is_an_epoch_and_
     size, random, data
 ):
     samples, chunk = size
-    order = RingOrder(Orders(samples), chunk, seed=1)
+    order = RingOrder(PermutationSource(samples), chunk, seed=1)
     window = list(range(3 * order.shards, 6 * order.shards))
     random.shuffle(window)
     path, lacks = [], set(range(order.shards))
@@ -55,21 +58,21 @@ def test_any_path_through_a_ring_in_which_each_shard_comes_once_is_an_epoch_and_
         if order.shard(sequence) in lacks:
             lacks.remove(order.shard(sequence))
             path.append(sequence)
-    whole = order.itinerary(Epoch(0, tuple(path)))
+    whole = order.plan_epoch(Epoch(0, tuple(path)))
     assert whole.path == tuple(path)
     assert sorted(whole.indices) == list(range(samples))
     begun = tuple(path[: data.draw(st.integers(1, len(path)))])
-    completed = order.itinerary(Epoch(0, begun))
+    completed = order.plan_epoch(Epoch(0, begun))
     assert completed.path[: len(begun)] == begun
     assert min(completed.path[len(begun) :], default=max(begun) + 1) > max(begun)
     assert sorted(completed.indices) == list(range(samples))
     others = set(data.draw(st.lists(st.sampled_from(completed.path)))) - set(begun)
-    assert not others & set(order.itinerary(Epoch(0, begun), others).path)
-    assert order.itinerary(Epoch(0, completed.path)).indices.tolist() == completed.indices.tolist()
+    assert not others & set(order.plan_epoch(Epoch(0, begun), others).path)
+    assert order.plan_epoch(Epoch(0, completed.path)).indices.tolist() == completed.indices.tolist()
 
 
 def test_a_shard_holds_the_same_samples_in_every_production_in_another_order():
-    order = RingOrder(Orders(40), 10, seed=1)
+    order = RingOrder(PermutationSource(40), 10, seed=1)
     held = {}
     for sequence in range(40):
         production, samples = order.chunk(sequence)
@@ -83,8 +86,8 @@ def test_a_shard_holds_the_same_samples_in_every_production_in_another_order():
 
 
 def test_a_replay_takes_the_recorded_paths_one_after_another():
-    order = RingOrder(Orders(9), 3, seed=1, recorded=[(0, 1, 2), (5, 3, 4)])
-    assert [order.itinerary(Epoch(number)).path for number in range(3)] == [
+    order = RingOrder(PermutationSource(9), 3, seed=1, recorded=[(0, 1, 2), (5, 3, 4)])
+    assert [order.plan_epoch(Epoch(number)).path for number in range(3)] == [
         (0, 1, 2),
         (5, 3, 4),
         (6, 7, 8),
@@ -93,9 +96,9 @@ def test_a_replay_takes_the_recorded_paths_one_after_another():
 
 @given(st.lists(st.integers(0, 99)))
 def test_a_path_is_read_as_it_was_written(path):
-    assert read_path(write_path(path)) == tuple(path)
+    assert parse_path(format_path(path)) == tuple(path)
 
 
 @pytest.mark.parametrize(("path", "text"), [((), ""), ((7,), "7"), ((1, 2, 3, 5, 4), "1-3 5 4")])
 def test_runs_of_a_path_are_written_short(path, text):
-    assert write_path(path) == text
+    assert format_path(path) == text

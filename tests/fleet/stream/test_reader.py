@@ -2,7 +2,7 @@
 
 import pytest
 
-from fleet.comm.alone import Alone
+from fleet.comm.single_rank import SingleRankGroup
 from fleet.errors import InfrastructureError
 from fleet.stream.order import Epoch, StrictOrder
 from fleet.stream.reader import Reader
@@ -21,7 +21,7 @@ def stalled(layout, prepare, chunk=0):
         )
         epoch, position, _ = layout.span(chunk)
         with pytest.raises(InfrastructureError) as caught:
-            list(stream.batches(Epoch(epoch), position, 8, Alone()))
+            list(stream.batches(Epoch(epoch), position, 8, SingleRankGroup()))
         return str(caught.value)
 
     return alone_in_the_world(use)

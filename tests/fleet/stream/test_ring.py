@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
-from fleet.comm.alone import Alone
 from fleet.comm.messages import NO_LIMIT, Exit, Produce, Tag
 from fleet.comm.roles import assign
+from fleet.comm.single_rank import SingleRankGroup
 from fleet.runtime.preprocessor import Preprocessor
 from fleet.stream import filler
 from fleet.stream.batch import split_rows
@@ -91,7 +91,7 @@ def test_a_group_that_waits_too_long_for_a_chunk_says_why_it_does_not_come(taken
 
     def use(world):
         stream = RingReader(window, 0, Waiting(world, 0.05), RingOrder(alone, SIZE, SEED))
-        return list(stream.batches(Epoch(0), 0, SIZE, Alone(), taken))
+        return list(stream.batches(Epoch(0), 0, SIZE, SingleRankGroup(), taken))
 
     with pytest.raises(Stalled, match=said):
         alone_in_the_world(use)
@@ -187,12 +187,12 @@ class Counted:
     def __init__(self, group):
         self._group, self.rank, self.size, self.times = group, group.rank, group.size, 0
 
-    def meet(self):
-        self._group.meet()
+    def barrier(self):
+        self._group.barrier()
 
     def exchange(self, value):
         self.times += 1
-        return self._group.exchange(value)
+        return self._group.allgather(value)
 
 
 class Rings:
@@ -244,7 +244,7 @@ class Rings:
 
     def _tell_preprocessors(self, world, message):
         for rank in self._roles.preprocessors:
-            world.tell(rank, Tag.PREPROCESSOR, message)
+            world.send(rank, Tag.PREPROCESSOR, message)
 
     def _order(self):
         return RingOrder(self._alone, SIZE, SEED)
@@ -254,7 +254,7 @@ class Rings:
         trainer, window = roles.trainers.index(world.rank), self._windows[roles.node_of[world.rank]]
         stream = RingReader(
             window,
-            roles.place(world.rank),
+            roles.local_index(world.rank),
             Waiting(world),
             self._order(),
             first=self.plan.first_chunk,
@@ -282,7 +282,7 @@ class Rings:
                 self.chunks += (len(path) - known) * (rank == 0)
                 known, members.times = len(path), 0
                 rows = split_rows(batch.position - batch.size, batch.position, rank, len(ranks))
-                images, _ = expected(self._alone, order.itinerary(batch.epoch), *rows)
+                images, _ = expected(self._alone, order.plan_epoch(batch.epoch), *rows)
                 for _ in range(2):
                     np.testing.assert_array_equal(batch.images, images)
                     world.pause(worked=True)

@@ -4,13 +4,13 @@ import threading
 
 import pytest
 
-from fleet.comm.alone import Alone
+from fleet.comm.single_rank import SingleRankGroup
 from fleet.errors import InfrastructureError
-from fleet.stream.local_batches import OwnStream
+from fleet.stream.local_batches import LocalBatches
 from fleet.stream.order import Epoch, StrictOrder
-from fleet.stream.stall import StallClock, Waiting, WriterLost
-from fleet.stream.store import KeptByNode
-from fleet.stream.validation import KeptForAll
+from fleet.stream.stall import StallClock, Waiting, WriterDied
+from fleet.stream.store import NodeStore
+from fleet.stream.validation import NodeValidation
 from tests.fakes import Clock, World
 from tests.fleet.stream.streams import alone_in_the_world, pipeline, set_of
 
@@ -23,11 +23,11 @@ def test_samples_that_should_stay_and_come_no_more_are_an_error(what):
 
     def use(world):
         if what == "validation":
-            return KeptForAll(shared, Waiting(world, 0.05)).will_come()
-        stream = OwnStream(
-            KeptByNode(alone, shared, 0.05), StrictOrder(alone, 20), Waiting(world), pytest.fail
+            return NodeValidation(shared, Waiting(world, 0.05)).wait_until_complete()
+        stream = LocalBatches(
+            NodeStore(alone, shared, 0.05), StrictOrder(alone, 20), Waiting(world), pytest.fail
         )
-        return list(stream.batches(Epoch(0), 0, 8, Alone()))
+        return list(stream.batches(Epoch(0), 0, 8, SingleRankGroup()))
 
     with pytest.raises(
         InfrastructureError,
@@ -64,7 +64,7 @@ def test_time_counts_from_the_first_time_that_somebody_waits():
 
 def test_each_wait_for_kept_samples_is_measured_by_itself():
     alone, shared = pipeline(20), set_of(20, 6)
-    samples = KeptByNode(alone, shared, stall_s=0.3)
+    samples = NodeStore(alone, shared, stall_s=0.3)
     first = alone.order(0)[:6]
     for _ in range(3):  # a wait that is broken off leaves nothing behind
         stop = threading.Event()
@@ -75,6 +75,6 @@ def test_each_wait_for_kept_samples_is_measured_by_itself():
 
 
 def test_a_writer_that_has_died_is_named():
-    with pytest.raises(WriterLost, match="rank 2, which prepared samples, has died"):
-        Waiting(World(lost=frozenset({2})), writers=(1, 2)).check_writers()
-    Waiting(World(lost=frozenset({2})), writers=(0, 1)).check_writers()
+    with pytest.raises(WriterDied, match="rank 2, which prepared samples, has died"):
+        Waiting(World(dead_ranks=frozenset({2})), writers=(1, 2)).check_writers()
+    Waiting(World(dead_ranks=frozenset({2})), writers=(0, 1)).check_writers()

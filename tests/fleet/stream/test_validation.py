@@ -5,7 +5,7 @@ import zlib
 import pytest
 
 from fleet.stream.stall import Waiting
-from fleet.stream.validation import KeptForAll, Validation
+from fleet.stream.validation import NodeValidation, Validation
 from preprocess.pipeline import Pipeline
 from tests.fleet.one_process import Launch
 from tests.fleet.stream.streams import SEED, set_of
@@ -32,7 +32,7 @@ def test_validation_samples_are_shared_out_among_the_ranks_whoever_prepared_them
                 )
                 assert not shared.is_complete()
                 shared.publish(chunk)
-        for kind, kept in (("shared", KeptForAll(shared, Waiting(world))), ("own", None)):
+        for kind, kept in (("shared", NodeValidation(shared, Waiting(world))), ("own", None)):
             validation = Validation(whole, pytest.fail, shared=kept)
             for images, labels in validation.batches(4, world.rank, size):
                 assert len(labels) <= 4

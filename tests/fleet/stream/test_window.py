@@ -153,6 +153,6 @@ def test_a_chunk_of_a_ring_that_was_not_sent_to_the_other_nodes_stays():
         ring.assign(chunk)
         ring.publish(chunk)
     assert not ring.assign(3)
-    ring.relayed(1)
+    ring.mark_relayed(1)
     assert ring.assign(3)
     assert ring.stock().complete == {1, 2}

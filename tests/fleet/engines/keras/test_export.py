@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fleet.comm.alone import Alone
+from fleet.comm.single_rank import SingleRankGroup
 from fleet.engines.base import EngineContext
 from fleet.errors import ModelError
 from fleet.spec import Resources, parse
@@ -83,7 +83,7 @@ def build(function, sample=SAMPLE):
     from fleet.engines.keras.engine import KerasEngine
 
     (network,) = parse({"models": [{"build": f"export_models:{function}"}]}).networks
-    return KerasEngine(EngineContext(sample, Resources(exchange="mpi"))).build(network, Alone())
+    return KerasEngine(EngineContext(sample, Resources(exchange="mpi"))).build(network, SingleRankGroup())
 
 
 @pytest.mark.parametrize("sample", [SAMPLE, SCALED], ids=["plain", "scaled"])

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fleet.comm.alone import Alone
+from fleet.comm.single_rank import SingleRankGroup
 from fleet.engines.base import EngineContext
 from fleet.runtime.training.rate_measurement import made_up
 from fleet.spec import Resources, parse
@@ -41,7 +41,7 @@ def of(sample, **train):
     spec = parse(
         {"models": [{"family": "cnn", "args": {"filters": [4], "dense": [8]}}], "train": train}
     )
-    return engine.build(spec.networks[0], Alone())
+    return engine.build(spec.networks[0], SingleRankGroup())
 
 
 def trained(train):

@@ -5,7 +5,7 @@ import weakref
 import numpy as np
 import pytest
 
-from fleet.comm.alone import Alone
+from fleet.comm.single_rank import SingleRankGroup
 from fleet.engines.base import EngineContext
 from fleet.spec import Resources, parse
 from preprocess.sample import ImageSpec, SampleSpec
@@ -25,7 +25,7 @@ def engine():
 def stepped(engine, filters):
     args = {"filters": [filters], "dense": [4]}
     network = parse({"models": [{"family": "cnn", "args": args}]}).networks[0]
-    trainable = engine.build(network, Alone())
+    trainable = engine.build(network, SingleRankGroup())
     trainable.step(np.zeros((2, 8, 8, 1), np.uint8), np.zeros(2, np.int64), 2)
     trainable.close()
     return trainable

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 import numpy as np
 import pytest
 
-from fleet.comm.alone import Alone
+from fleet.comm.single_rank import SingleRankGroup
 from fleet.engines.base import EngineContext
 from fleet.errors import UserError
 from fleet.prediction.saved_predictions import probabilities
@@ -42,7 +42,7 @@ def exported(folder, kind, **train):
     images = np.random.default_rng(0).integers(0, 256, (5, 8, 8, 1), np.uint8)
     targets, weights = target.split(np.zeros(5, target.wire))
     for network in spec.networks:
-        trainable = engine.build(network, Alone())
+        trainable = engine.build(network, SingleRankGroup())
         outputs.append(
             trainable.predict(images, targets, *([] if weights is None else [weights]))[1]
         )
@@ -123,7 +123,7 @@ def test_numbers_that_float32_cannot_tell_apart_are_predicted_from(tmp_path):
     sample = SampleSpec(ImageSpec((2,), "float64"), 3, affine)
     (network,) = parse({"models": [{"family": "softmax", "args": {}}]}).networks
     trainable = KerasEngine(EngineContext(sample, Resources(exchange="mpi"))).build(
-        network, Alone()
+        network, SingleRankGroup()
     )
     outputs = trainable.predict(rows, np.zeros(5, np.int64))[1]
     trainable.export(trainable.state(), tmp_path / "best.keras")

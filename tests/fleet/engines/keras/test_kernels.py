@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fleet.comm.alone import Alone
+from fleet.comm.single_rank import SingleRankGroup
 from fleet.engines.registry import make_engine
 from fleet.spec import parse
 from preprocess.sample import ImageSpec, SampleSpec
@@ -33,7 +33,7 @@ def train(monkeypatch, model, optimizer, by_kernels, precision="float32", accumu
                 },
             }
         )
-        trainable = make_engine(spec, SAMPLE, None, 0, 1).build(spec.networks[0], Alone())
+        trainable = make_engine(spec, SAMPLE, None, 0, 1).build(spec.networks[0], SingleRankGroup())
     random, losses = np.random.default_rng(0), []
     for size in (12, 12, 5, 12):
         images = random.normal(size=(size, 8, 8, 2)).astype(np.float32)
@@ -105,7 +105,9 @@ def test_a_third_of_the_operations_of_a_small_network_are_gone(monkeypatch):
         with monkeypatch.context() as patch:
             if not by_kernels:
                 patch.setattr(engine, "use_kernels", lambda model, optimizer: None)
-            trainable = make_engine(spec, SAMPLE, None, 0, 1).build(spec.networks[0], Alone())
+            trainable = make_engine(spec, SAMPLE, None, 0, 1).build(
+                spec.networks[0], SingleRankGroup()
+            )
         graph = trainable._strides[NoExchange].get_concrete_function().graph.as_graph_def()
         counts.append(
             len(graph.node) + sum(len(function.node_def) for function in graph.library.function)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fleet.comm.alone import Alone
+from fleet.comm.single_rank import SingleRankGroup
 from fleet.engines.base import EngineContext, StepTotals
 from fleet.errors import ModelError, SettingError, SpecError
 from fleet.spec import Resources, parse
@@ -40,7 +40,7 @@ def build(kind, model=None, **train):
         }
     )
     return KerasEngine(EngineContext(sample, Resources(exchange="mpi"))).build(
-        content.networks[0], Alone()
+        content.networks[0], SingleRankGroup()
     )
 
 

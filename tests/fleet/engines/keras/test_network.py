@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fleet.comm.alone import Alone
+from fleet.comm.single_rank import SingleRankGroup
 from fleet.engines.base import EngineContext
 from fleet.errors import CheckpointError, ModelError
 from fleet.spec import Resources, parse
@@ -72,7 +72,7 @@ def engine():
     ],
 )
 def test_a_network_learns_with_every_setting(engine, batch, train):
-    trainable = engine.build(network(**train), Alone())
+    trainable = engine.build(network(**train), SingleRankGroup())
     losses = [trainable.step(*batch, 12).loss / 12 for _ in range(12)]
     assert losses[-1] < 0.7 * losses[0]
     assert trainable.evaluate(*batch).count == 12
@@ -112,17 +112,17 @@ def test_a_network_is_not_traced_again_for_other_numbers_of_its_optimizer_or_ano
         replace(network(**train, optimizer={"name": name, **numbers}), seed=seed)
         for seed, numbers in enumerate(BEFORE_AND_AFTER[name])
     )
-    built = engine.build(first, Alone())
+    built = engine.build(first, SingleRankGroup())
     steps(built, batch)
     built.close()
     graph = built._strides[NoExchange]
     traced = graph.experimental_get_tracing_count()
-    again = engine.build(second, Alone())
+    again = engine.build(second, SingleRankGroup())
     found = steps(again, batch)
     assert again is built
     assert graph.experimental_get_tracing_count() == traced
     alone = steps(
-        engine.build(second, Alone()), batch
+        engine.build(second, SingleRankGroup()), batch
     )  # the other one is still open, so with graphs of its own
     assert found[:2] == alone[:2]
     assert found[2].keys() == alone[2].keys()
@@ -130,11 +130,12 @@ def test_a_network_is_not_traced_again_for_other_numbers_of_its_optimizer_or_ano
 
 
 def test_a_network_in_the_graphs_of_another_scales_its_own_learning_rate(engine):
-    built = engine.build(network(), Alone())
+    built = engine.build(network(), SingleRankGroup())
     built.scale_learning_rate(4.0)
     built.close()
     again = engine.build(
-        network(optimizer={"name": "sgd", "learning_rate": 0.02, "momentum": 0.9}), Alone()
+        network(optimizer={"name": "sgd", "learning_rate": 0.02, "momentum": 0.9}),
+        SingleRankGroup(),
     )
     assert again is built
     assert again.learning_rate() == pytest.approx(0.02)
@@ -163,9 +164,9 @@ def test_a_network_in_the_graphs_of_another_scales_its_own_learning_rate(engine)
     ids=["no momentum", "accumulation", "precision", "a schedule"],
 )
 def test_a_network_that_differs_by_more_has_graphs_of_its_own(engine, changed):
-    built = engine.build(network(), Alone())
+    built = engine.build(network(), SingleRankGroup())
     built.close()
-    assert engine.build(network(**changed), Alone()) is not built
+    assert engine.build(network(**changed), SingleRankGroup()) is not built
 
 
 def test_a_schedule_is_multiplied_with_the_batch_that_follows_the_gpus(engine):
@@ -185,7 +186,10 @@ def test_a_schedule_is_multiplied_with_the_batch_that_follows_the_gpus(engine):
 
 
 def test_a_state_taken_up_goes_on_as_if_nothing_had_happened(engine, batch):
-    one, other = engine.build(network(), Alone()), engine.build(network(), Alone())
+    one, other = (
+        engine.build(network(), SingleRankGroup()),
+        engine.build(network(), SingleRankGroup()),
+    )
     for _ in range(3):
         one.step(*batch, 12)
     other.load(one.state())
@@ -194,7 +198,7 @@ def test_a_state_taken_up_goes_on_as_if_nothing_had_happened(engine, batch):
 
 
 def test_a_state_of_another_network_is_refused(engine):
-    one = engine.build(network(), Alone())
+    one = engine.build(network(), SingleRankGroup())
     state = one.state()
     state.pop(next(iter(state)))
     with pytest.raises(CheckpointError, match="a checkpoint of another network"):
@@ -202,7 +206,7 @@ def test_a_state_of_another_network_is_refused(engine):
 
 
 def test_a_batch_that_cannot_be_read_changes_nothing(engine, batch):
-    trainable = engine.build(network(), Alone())
+    trainable = engine.build(network(), SingleRankGroup())
     before = trainable.state()
     result = trainable.step(batch[0], np.full(12, -1), 12)
     assert (result.loss, result.count) == (0.0, 0.0)
@@ -215,7 +219,7 @@ def test_samples_that_cannot_be_read_count_for_nothing(engine, batch):
     plain = parse(
         {"models": [{"family": "cnn", "args": {"filters": [4], "dense": [8], "norm": "none"}}]}
     ).networks[0]
-    some, all_ = engine.build(plain, Alone()), engine.build(plain, Alone())
+    some, all_ = engine.build(plain, SingleRankGroup()), engine.build(plain, SingleRankGroup())
     holes = labels.copy()
     holes[8:] = -1
     assert some.step(images, holes, 12).loss == pytest.approx(
@@ -254,7 +258,7 @@ def test_many_networks_that_are_traced_once_each_are_not_taken_for_one_that_is_t
     engine, batch, tensorflow_said
 ):
     for _ in range(8):
-        trainable = engine.build(network(), Alone())
+        trainable = engine.build(network(), SingleRankGroup())
         trainable.step(*batch, 12)
         trainable.evaluate(*batch)
         trainable.close()
@@ -308,7 +312,10 @@ def test_several_steps_at_once_come_to_the_same_as_one_by_one_bit_for_bit(engine
     ).networks[0]
     images, labels = batch
     labels = np.where(np.arange(12) == 7, -1, labels)  # one that could not be read
-    one, other = engine.build(settings, Alone()), engine.build(settings, Alone())
+    one, other = (
+        engine.build(settings, SingleRankGroup()),
+        engine.build(settings, SingleRankGroup()),
+    )
     sums = [
         one.step(images[rows], labels[rows], len(labels[rows]))
         for rows in (slice(5), slice(5, 10), slice(10, 12))
@@ -333,7 +340,7 @@ def read_late(trainable, batches):
     return [*found, *before().sums]
 
 
-@pytest.mark.parametrize("group", [Alone(), Group(2)], ids=["alone", "by MPI"])
+@pytest.mark.parametrize("group", [SingleRankGroup(), Group(2)], ids=["alone", "by MPI"])
 @pytest.mark.parametrize("train", [{}, {"xla": True}], ids=["as traced", "xla"])
 def test_steps_whose_sums_are_read_late_come_to_the_same_bit_for_bit(engine, batch, group, train):
     images, labels = batch
@@ -347,7 +354,7 @@ def test_steps_whose_sums_are_read_late_come_to_the_same_bit_for_bit(engine, bat
     assert all(np.array_equal(value, state[name]) for name, value in one.state().items())
 
 
-@pytest.mark.parametrize("group", [Alone(), Group(2)], ids=["alone", "by MPI"])
+@pytest.mark.parametrize("group", [SingleRankGroup(), Group(2)], ids=["alone", "by MPI"])
 def test_a_step_that_fails_does_so_when_its_sums_are_read_or_when_another_begins(
     engine, batch, group
 ):
@@ -408,12 +415,12 @@ def failing(labels, outputs):
 
 
 def test_what_nobody_reads_any_more_is_let_go(engine, batch):
-    trainable = engine.build(network(), Alone())
+    trainable = engine.build(network(), SingleRankGroup())
     begin(trainable, *batch, [12])
     trainable.close()
-    again = engine.build(network(), Alone())  # with the graphs of the other
+    again = engine.build(network(), SingleRankGroup())  # with the graphs of the other
     assert again is trainable
-    assert again.step(*batch, 12) == engine.build(network(), Alone()).step(*batch, 12)
+    assert again.step(*batch, 12) == engine.build(network(), SingleRankGroup()).step(*batch, 12)
 
 
 def test_networks_come_to_the_same_whether_their_graphs_are_rewritten_or_not(batch):
@@ -425,7 +432,7 @@ def test_networks_come_to_the_same_whether_their_graphs_are_rewritten_or_not(bat
         # Its own: an engine keeps the graphs of its last network.
         engine = KerasEngine(EngineContext(SAMPLE, Resources(exchange="mpi")))
         tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": as_traced})
-        trainable = engine.build(network(), Alone())
+        trainable = engine.build(network(), SingleRankGroup())
         return [begin(trainable, *batch, (5, 5, 2))().sums, trainable.evaluate(*batch)]
 
     try:
@@ -441,7 +448,7 @@ def test_networks_come_to_the_same_whether_their_graphs_are_rewritten_or_not(bat
 
 @pytest.mark.long
 def test_steps_are_taken_one_by_one_where_they_are_compiled_for_their_size(engine, batch):
-    trainable = engine.build(network(xla=True), Alone())
+    trainable = engine.build(network(xla=True), SingleRankGroup())
     assert not trainable.can_stride()
     assert trainable.step(*batch, 12).count == 12
 
@@ -457,11 +464,11 @@ def test_a_network_of_a_fold_does_not_take_the_graphs_of_another_that_does_somet
         [],
     )
     for fold in (0, 1):
-        built = engine.build(replace(network(), fold=fold), Alone())
+        built = engine.build(replace(network(), fold=fold), SingleRankGroup())
         found.append(built.evaluate(*batch).loss)
         built.close()
         setup = EngineContext(replace(SAMPLE, affine=affines[fold]), Resources(exchange="mpi"))
-        alone = KerasEngine(setup).build(network(), Alone())
+        alone = KerasEngine(setup).build(network(), SingleRankGroup())
         assert found[fold] == pytest.approx(alone.evaluate(*batch).loss, rel=1e-6)
         alone.close()
     assert found[0] != found[1]
@@ -531,11 +538,11 @@ def own(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("cached", [False, True])
 def test_networks_that_share_layers_begin_as_if_alone(engine, batch, own, cached):
-    first = engine.build(own("shared", 1, cached=cached), Alone())
+    first = engine.build(own("shared", 1, cached=cached), SingleRankGroup())
     before = first.state()
     first.step(*batch, 12)
     trained = first.state()
-    second = engine.build(own("shared", 1, cached=cached), Alone())
+    second = engine.build(own("shared", 1, cached=cached), SingleRankGroup())
     state = second.state()
     assert list(state) == list(before)
     assert all(np.array_equal(array, before[name]) for name, array in state.items())
@@ -545,7 +552,7 @@ def test_networks_that_share_layers_begin_as_if_alone(engine, batch, own, cached
 
 def test_layers_that_keras_does_not_know_are_refused(engine, own):
     with pytest.raises(ModelError, match="does not know as its own"):
-        engine.build(own("held", where="object"), Alone())
+        engine.build(own("held", where="object"), SingleRankGroup())
 
 
 def test_what_a_network_sets_in_the_process_is_its_own(engine, batch, own):
@@ -564,7 +571,7 @@ def test_what_a_network_sets_in_the_process_is_its_own(engine, batch, own):
         )
 
     before = settings()
-    rude = engine.build(own("rude"), Alone())
+    rude = engine.build(own("rude"), SingleRankGroup())
     assert settings() == before
     rude.step(*batch, 12)
     assert settings() == before

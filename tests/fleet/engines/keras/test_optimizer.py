@@ -5,7 +5,7 @@ import inspect
 import numpy as np
 import pytest
 
-from fleet.comm.alone import Alone
+from fleet.comm.single_rank import SingleRankGroup
 from fleet.engines.base import EngineContext
 from fleet.errors import SettingError, SpecError
 from fleet.spec import Resources, parse
@@ -40,7 +40,7 @@ def build(optimizer, **batch):
     from fleet.engines.keras.engine import KerasEngine
 
     return KerasEngine(EngineContext(SAMPLE, Resources(exchange="mpi"))).build(
-        settings(optimizer, **batch), Alone()
+        settings(optimizer, **batch), SingleRankGroup()
     )
 
 
@@ -285,7 +285,7 @@ def build_own(optimizer):
         }
     )
     engine = KerasEngine(EngineContext(SAMPLE, Resources(exchange="mpi")))
-    return engine.build(spec.networks[0], Alone())
+    return engine.build(spec.networks[0], SingleRankGroup())
 
 
 def test_a_rate_that_is_not_given_is_that_of_the_function():

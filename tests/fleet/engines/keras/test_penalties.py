@@ -5,7 +5,7 @@ import warnings
 import numpy as np
 import pytest
 
-from fleet.comm.alone import Alone
+from fleet.comm.single_rank import SingleRankGroup
 from fleet.engines.base import EngineContext
 from fleet.errors import NetworkWarning
 from fleet.spec import Resources, parse
@@ -189,7 +189,7 @@ def fitted(model, counts=None):
     """The weights after model.fit of Keras."""
     import keras
 
-    plain = build(model, Alone())._model
+    plain = build(model, SingleRankGroup())._model
     plain.compile(keras.optimizers.SGD(0.05, momentum=0.9), "mse")
     for _ in range(EPOCHS):
         for first in range(0, ROWS, BATCH):
@@ -250,7 +250,7 @@ def test_several_steps_at_once_have_the_penalties_of_each_also_where_nothing_of_
     counts = np.ones(ROWS, np.float32)
     counts[3:5] = counts[16:32] = -1
     sizes = (16, 16, 16, 1)
-    one, other = build("of_a_sum", Alone()), build("of_a_sum", Alone())
+    one, other = build("of_a_sum", SingleRankGroup()), build("of_a_sum", SingleRankGroup())
     firsts = np.cumsum(sizes) - sizes
     sums = [
         one.step(
@@ -270,20 +270,20 @@ def test_several_steps_at_once_have_the_penalties_of_each_also_where_nothing_of_
 def test_what_a_model_adds_is_found_out_and_leaves_the_model_as_it_was():
     from fleet.engines.keras.penalties import sums_over_rows
 
-    model = build("of_a_model", Alone())._model
+    model = build("of_a_model", SingleRankGroup())._model
     before = [np.array(variable.numpy()) for variable in model.variables]
     assert sums_over_rows(model, (6,)) == (True,)
     assert all(
         np.array_equal(value, variable)
         for value, variable in zip(before, model.variables, strict=True)
     )
-    assert not any(sums_over_rows(build("of_a_mean", Alone())._model, (6,)))
-    assert sums_over_rows(build("activities", Alone())._model, (6,)) == ()
+    assert not any(sums_over_rows(build("of_a_mean", SingleRankGroup())._model, (6,)))
+    assert sums_over_rows(build("activities", SingleRankGroup())._model, (6,)) == ()
 
 
 def test_a_loss_that_is_neither_a_sum_nor_a_mean_is_told_of():
     with pytest.warns(NetworkWarning, match="neither a mean over the rows of a batch nor a sum"):
-        build("of_neither", Alone())
+        build("of_neither", SingleRankGroup())
     with warnings.catch_warnings():
         warnings.simplefilter("error", NetworkWarning)
-        build("of_several", Alone())
+        build("of_several", SingleRankGroup())

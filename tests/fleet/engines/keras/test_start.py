@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import yaml
 
-from fleet.comm.alone import Alone
+from fleet.comm.single_rank import SingleRankGroup
 from fleet.engines.base import EngineContext
 from fleet.engines.initial_weights import match_patterns, match_weights
 from fleet.errors import SettingError
@@ -56,7 +56,7 @@ def built(tmp_path, monkeypatch):
         )
         sample = SampleSpec(ImageSpec((8, 8, 1), "uint8"), classes, affine)
         return KerasEngine(EngineContext(sample, Resources(exchange="mpi"))).build(
-            spec.networks[0], Alone()
+            spec.networks[0], SingleRankGroup()
         )
 
     return build

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fleet.comm.alone import Alone
+from fleet.comm.single_rank import SingleRankGroup
 from fleet.engines.registry import make_engine
 from fleet.spec import parse
 from preprocess.sample import Affine, ImageSpec, SampleSpec
@@ -238,7 +238,7 @@ def main(engine, folder):
             {"models": [model], "resources": {"engine": engine, "exchange": "mpi"}, "train": train}
         )
         sample = SampleSpec(ImageSpec(SHAPE, "uint8"), 3, SCALE, target=target_of(kind))
-        network = make_engine(spec, sample, None, 0, 2).build(spec.networks[0], Alone())
+        network = make_engine(spec, sample, None, 0, 2).build(spec.networks[0], SingleRankGroup())
         file, state = folder / f"{name}.npz", network.state()
         if engine == "keras":
             np.savez(

@@ -19,7 +19,7 @@ class Pair:
     def __init__(self, rank, names):
         self.rank, self.is_master, self._names = rank, rank == 0, names
 
-    def from_master(self, value):
+    def broadcast_value(self, value):
         if self.is_master:
             self._names.append(value)
         while not self._names:
@@ -35,7 +35,7 @@ class Pair:
     def check(self):
         pass
 
-    def striking(self):
+    def raising_group_failed(self):
         return nullcontext()
 
 

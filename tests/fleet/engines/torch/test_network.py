@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fleet.comm.alone import Alone
+from fleet.comm.single_rank import SingleRankGroup
 from fleet.engines.base import collect_warnings
 from fleet.engines.registry import count_parameters, load_ensemble, make_engine
 from fleet.errors import CheckpointError, FleetError, SettingError
@@ -32,7 +32,7 @@ def spec_of(model=CNN, **train):
 def built(model=CNN, sample=SAMPLE, seed=0, **train):
     spec = spec_of(model, **train)
     return make_engine(spec, sample, None, 0, 1).build(
-        replace(spec.networks[0], seed=seed), Alone()
+        replace(spec.networks[0], seed=seed), SingleRankGroup()
     )
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fleet.comm.alone import Alone
+from fleet.comm.single_rank import SingleRankGroup
 from fleet.engines.registry import load_ensemble, make_engine, write_onnx
 from fleet.errors import ModelError, SettingError, UserError
 from fleet.prediction.saved_predictions import probabilities
@@ -92,7 +92,7 @@ def spec_of(model, **train):
 def built(model, sample=SAMPLE, seed=0, **train):
     spec = spec_of(model, **train)
     return make_engine(spec, sample, None, 0, 1).build(
-        replace(spec.networks[0], seed=seed), Alone()
+        replace(spec.networks[0], seed=seed), SingleRankGroup()
     )
 
 
@@ -336,7 +336,7 @@ def test_numbers_that_float32_cannot_tell_apart_are_predicted_from(tmp_path):
     rows = np.array(affine.mean) + np.arange(10).reshape(5, 2)
     sample = SampleSpec(ImageSpec((2,), "float64"), 3, affine)
     spec = parse({"models": [{"family": "softmax"}], "resources": {"engine": "torch"}})
-    trainable = make_engine(spec, sample, None, 0, 1).build(spec.networks[0], Alone())
+    trainable = make_engine(spec, sample, None, 0, 1).build(spec.networks[0], SingleRankGroup())
     outputs = trainable.predict(rows, np.zeros(5, np.int64))[1]
     trainable.export(trainable.state(), tmp_path / "best.safetensors")
     found = load_ensemble(spec, [tmp_path / "best.safetensors"], [1.0], "class").predict(rows)

@@ -16,9 +16,9 @@ def _quick(tmp_path_factory):
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         patch.setattr(RateBook, "write", lambda book: None)
         patch.setattr(trainer, "CheckpointWriter", Writer)
-        patch.setattr(fleet_session, "sources_of", noted_sources)
+        patch.setattr(fleet_session, "make_sources", noted_sources)
         patch.setattr(
-            evaluation, "_JUDGED_AT_ONCE_S", 0.0
+            evaluation, "_CHECK_EVERY_S", 0.0
         )  # an interruption may come between any two batches
         yield
 

@@ -17,23 +17,23 @@ import yaml
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
-from fleet.comm.alone import Alone
 from fleet.comm.messages import Join, Start
 from fleet.comm.roles import assign
+from fleet.comm.single_rank import SingleRankGroup
 from fleet.domain import events as ev
 from fleet.engines import softmax
 from fleet.engines.softmax import NumpyEngine
 from fleet.errors import DamagedError, ExitStatus
 from fleet.prediction.saved_predictions import probabilities, read_predictions
 from fleet.runtime.session import Session
-from fleet.runtime.training.sources import Sources, sources_of
+from fleet.runtime.training.sources import Sources, make_sources
 from fleet.storage.checkpoint import find_best, find_newest
 from fleet.storage.event_log import events_of
 from fleet.storage.rate_cache import RateBook
 from fleet.storage.results import Status, read_results, recover
 from fleet.storage.writer import CheckpointWriter
 from fleet.stream.batch import split_rows
-from fleet.stream.order import Epoch, Itinerary, read_path
+from fleet.stream.order import Epoch, EpochPlan, parse_path
 from preprocess.base import row_numbers
 from scheduler.ensemble.policies import POLICIES
 from tests.examples import examples
@@ -83,7 +83,7 @@ class Recorder:
 
     @property
     def own(self):
-        return Recorder(self._stream.own, self._serving, self._notes)
+        return Recorder(self._stream.local, self._serving, self._notes)
 
     def batches(self, epoch, start, batch, group, taken):
         for item in self._stream.batches(epoch, start, batch, group, taken):
@@ -215,7 +215,9 @@ class Runner:
             assert 1 <= told.count(name) <= 1 + begun_again.count(name)
             if (best := self.best(name)) is None:
                 continue
-            trainable = NumpyEngine(self.prepared.sample).build(spec.by_name[name], Alone())
+            trainable = NumpyEngine(self.prepared.sample).build(
+                spec.by_name[name], SingleRankGroup()
+            )
             trainable.load(best.arrays)
             judged = trainable.evaluate(*loaded(test, range(test.samples), 0, False))
             np.testing.assert_allclose(
@@ -237,7 +239,9 @@ class Runner:
                 continue
             if (best := self.best(name)) is None:
                 continue
-            trainable = NumpyEngine(self.prepared.sample).build(spec.by_name[name], Alone())
+            trainable = NumpyEngine(self.prepared.sample).build(
+                spec.by_name[name], SingleRankGroup()
+            )
             trainable.load(best.arrays)
             rows = (
                 range(evaluation.samples)
@@ -262,7 +266,7 @@ class Runner:
             history = self.history(name)
             for record in history:
                 noted = sorted(self.notes[name, place_of(record)])
-                assert noted == list(enumerate(itinerary(self.prepared, record, name).indices)), (
+                assert noted == list(enumerate(plan_epoch(self.prepared, record, name).indices)), (
                     name,
                     record,
                 )
@@ -270,7 +274,7 @@ class Runner:
             consumed = [
                 chunk
                 for record in history
-                for chunk in read_path(record.path) or [record.stream_epoch]
+                for chunk in parse_path(record.path) or [record.stream_epoch]
             ]
             assert len(set(consumed)) == len(consumed)
             if not history:
@@ -289,7 +293,7 @@ class _Session(Session):
     def __init__(self, world, prepared, interruption, notes):
         super().__init__(world, prepared, interruption)
         world.notes, world.serving = notes, [None]
-        hear = world.hear
+        hear = world.receive
 
         def hear_and_note(tag):
             message = hear(tag)
@@ -297,11 +301,11 @@ class _Session(Session):
                 world.serving[0] = message.network.name
             return message
 
-        world.hear = hear_and_note
+        world.receive = hear_and_note
 
 
 def noted_sources(world, launch, memory, first_epoch):
-    each = sources_of(world, launch, memory, first_epoch)._each
+    each = make_sources(world, launch, memory, first_epoch)._each
     return Sources(
         {
             key: dataclasses.replace(
@@ -314,13 +318,13 @@ def noted_sources(world, launch, memory, first_epoch):
 
 def place_of(record):
     """What tells an epoch from all others of its network."""
-    return (read_path(record.path) or [record.stream_epoch])[0]
+    return (parse_path(record.path) or [record.stream_epoch])[0]
 
 
-def itinerary(prepared, record, name):
+def plan_epoch(prepared, record, name):
     """The samples of an epoch of a network: all, or those that are not of its fold."""
-    whole = prepared.order(prepared.pipeline("train")).itinerary(
-        Epoch(record.stream_epoch, read_path(record.path))
+    whole = prepared.order(prepared.pipeline("train")).plan_epoch(
+        Epoch(record.stream_epoch, parse_path(record.path))
     )
     if prepared.folds is None:
         return whole
@@ -329,13 +333,13 @@ def itinerary(prepared, record, name):
         for row, index in enumerate(whole.indices)
         if prepared.folds[index] != prepared.spec.by_name[name].fold
     ]
-    return Itinerary(whole.productions[kept], whole.indices[kept], whole.path)
+    return EpochPlan(whole.productions[kept], whole.indices[kept], whole.path)
 
 
 def train_alone(prepared, name, history):
     """What each epoch comes to where one rank trains one network on samples that it prepares itself."""
     network = prepared.spec.by_name[name]
-    trainable = NumpyEngine(prepared.sample).build(network, Alone())
+    trainable = NumpyEngine(prepared.sample).build(network, SingleRankGroup())
     training, evaluation = prepared.pipeline("train"), prepared.pipeline("validation")
     judging = (
         range(evaluation.samples)
@@ -344,7 +348,7 @@ def train_alone(prepared, name, history):
     )
     came_to = []
     for record in history:
-        whole, sums = itinerary(prepared, record, name), np.zeros(3)
+        whole, sums = plan_epoch(prepared, record, name), np.zeros(3)
         for first in range(0, len(whole.indices), network.train.batch.size):
             rows = range(first, min(first + network.train.batch.size, len(whole.indices)))
             parts = [

@@ -31,11 +31,11 @@ def test_a_state_gathers_the_seconds_of_its_epoch_piece_by_piece_each_once(now):
         State({}, "i", seconds=10.0, waited_s=1.0),
     )  # of an earlier launch
     now.now, sources.waited_s, writer.blocked_s = 103.0, 5.5, 7.25
-    state = clock.note(state)
+    state = clock.add_elapsed(state)
     assert (state.seconds, state.waited_s) == (13.0, 1.5)
     now.now, sources.waited_s = 104.0, 5.75
-    assert clock.note(state).seconds == 14.0
-    assert clock.note(state).seconds == 13.0  # nothing has passed since
+    assert clock.add_elapsed(state).seconds == 14.0
+    assert clock.add_elapsed(state).seconds == 13.0  # nothing has passed since
     assert clock.blocked_s == 0.25  # of the whole epoch, however often its seconds are noted
 
 
@@ -44,7 +44,7 @@ def test_another_epoch_begins_at_nothing(now):
     clock = EpochClock(sources, writer)
     now.now, sources.waited_s, writer.blocked_s = 150.0, 20.0, 30.0
     clock.restart()
-    state = clock.note(State({}, "i"))
+    state = clock.add_elapsed(State({}, "i"))
     assert (state.seconds, state.waited_s, clock.blocked_s) == (0.0, 0.0, 0.0)
 
 
@@ -63,10 +63,10 @@ def test_the_pace_is_that_since_it_was_told_once_a_second_or_more_seldom_where_v
     now, ranks, moments, expected
 ):
     told, steps = [], StepClock()
-    steps.begins()
+    steps.pop_is_new()
     report = PaceReport("net", 0, steps, ranks=ranks)
     for now.now, position in moments:
-        report.tell(told.append, position, is_slowed=False)
+        report.send_if_due(told.append, position, is_slowed=False)
     assert told == expected
 
 
@@ -75,17 +75,17 @@ def test_the_first_step_of_a_group_is_told_at_once(now):
     for position in (0, 10):  # two epochs
         report = PaceReport("net", position, steps)
         now.now += 0.5
-        report.tell(told.append, position + 10, is_slowed=False)
+        report.send_if_due(told.append, position + 10, is_slowed=False)
     assert told == [Pace("net", 10, 20.0)]
 
 
 def test_a_rate_is_told_once_it_rests_on_enough_steps_and_again_when_it_rests_on_many_more(now):
-    told, steps = [], StepClock(warm_up=0, least=2)
+    told, steps = [], StepClock(warm_up=0, min_steps=2)
     report = PaceReport("net", 0, steps)
     for number in range(1, 41):
         now.now += 1.0
         steps.add(10, 0.5)
-        report.tell(told.append, 10 * number, is_slowed=number == 8)
+        report.send_if_due(told.append, 10 * number, is_slowed=number == 8)
     assert [(pace.samples, pace.rate.steps) for pace in told if pace.rate.rate] == [
         (20, 2),
         (90, 9),
@@ -95,7 +95,7 @@ def test_a_rate_is_told_once_it_rests_on_enough_steps_and_again_when_it_rests_on
 
 
 def test_the_rate_of_steps_leaves_out_the_first_ones_and_says_nothing_of_too_few():
-    clock = StepClock(warm_up=2, least=2)
+    clock = StepClock(warm_up=2, min_steps=2)
     for seconds in (9.0, 7.0, 0.5):
         clock.add(10, seconds)
     assert clock.rate == StepRate()
@@ -107,26 +107,26 @@ def test_as_many_steps_fit_as_take_so_long_by_their_mean_and_by_the_latest():
     clock, found = StepClock(warm_up=1), []
     for seconds in (9.0, 0.01, 0.01, 0.01, 0.13, 0.01):
         clock.add(10, seconds)
-        found.append(clock.fitting(0.4))
+        found.append(clock.count_fitting(0.4))
     assert found == [1, 40, 40, 40, 3, 11]
 
 
 def test_steps_are_timed_anew_when_networks_come_to_share_the_gpu_or_leave_it():
-    clock = StepClock(warm_up=0, least=2)
+    clock = StepClock(warm_up=0, min_steps=2)
     for beside, seconds in ((1, 1.0), (1, 1.0), (2, 1.5), (2, 2.0), (2, 2.0)):
         clock.add(10, seconds)
-        clock.see(beside)
+        clock.set_networks_on_gpu(beside)
     assert clock.rate == StepRate(5.0, 0.0, 2, beside=2)
-    clock.see(1)
+    clock.set_networks_on_gpu(1)
     assert clock.rate == StepRate()
 
 
 def test_steps_beside_others_tell_nothing_in_the_time_of_one_turn():
-    clock, told = StepClock(warm_up=0, least=10), []
-    clock.see(2)
+    clock, told = StepClock(warm_up=0, min_steps=10), []
+    clock.set_networks_on_gpu(2)
     for _ in range(1000):
         clock.add(10, 0.001)
-        told += [clock.news().steps] if clock.rate.rate else []
+        told += [clock.pop_rate().steps] if clock.rate.rate else []
     assert [steps for steps in told if steps] == [
         pytest.approx(250, abs=1),
         pytest.approx(1000, abs=4),
@@ -139,13 +139,13 @@ def test_steps_of_a_millisecond_of_which_one_is_an_outlier_show_the_curve(seed, 
     """A step takes 1 ms alone and 1.25 beside another network; a rate is told whenever there are more steps."""
     sharing, noise = Sharing(), np.random.default_rng(seed).uniform(0.5, 1.5, 1500)
     for beside, milliseconds in ((1, 1.0), (2, 1.25)):
-        clock = StepClock(warm_up=0, least=10)
-        clock.see(beside)
+        clock = StepClock(warm_up=0, min_steps=10)
+        clock.set_networks_on_gpu(beside)
         for number, factor in enumerate(noise):
             clock.add(
                 8, 1e-3 * milliseconds * (times if number == outlier and beside == 2 else factor)
             )
-            if (news := clock.news()).rate:
+            if (news := clock.pop_rate()).rate:
                 sharing.observe(("a", 1), beside, news.rate, news.spread, news.steps)
                 assert len(sharing.curve) < 2 or sharing.curve[1] == pytest.approx(1.6, rel=0.25)
         told = clock.rate  # at the end of the epoch

@@ -52,7 +52,7 @@ def training_of(group, judge):
 
 @pytest.fixture(autouse=True)
 def _meet_after_each_batch(monkeypatch):
-    monkeypatch.setattr(evaluation, "_JUDGED_AT_ONCE_S", 0.0)
+    monkeypatch.setattr(evaluation, "_CHECK_EVERY_S", 0.0)
 
 
 def judged(size, seed, samples, judge, ends=lambda: False):

@@ -13,7 +13,7 @@ from tests.fleet.one_process import Launch
 
 def training_in(group):
     network = spec({"family": "softmax"}).networks[0]
-    training = Training(network, reads_from=0)
+    training = Training(network, reads_stream_from=0)
     training.group, training.trainable = group, NumpyEngine(SAMPLE).build(network, group)
     return training
 
@@ -29,7 +29,9 @@ def test_ranks_that_are_new_get_the_network_and_its_state_as_the_master_has_them
         training = training_in(world.group([world.rank], world.rank))
         if world.rank == 1:  # has trained, and stays as the master of all
             training.step(np.ones((2, 4, 4, 1), np.uint8), np.array([0, 2]), 2)
-        state = training.move(world.group([1, 0, 2], 10), 1, grown if world.rank == 1 else None)
+        state = training.change_group(
+            world.group([1, 0, 2], 10), 1, grown if world.rank == 1 else None
+        )
         found[world.rank] = (state, weights(training), training.group.size)
 
     assert Launch(3, 0).run(rank_main)
@@ -44,7 +46,7 @@ def test_what_a_new_rank_could_not_build_fails_on_all():
         training = training_in(world.group([world.rank], world.rank))
         failure = ValueError("no such layer") if world.rank == 2 else None
         with pytest.raises(TrainingFailed, match="no such layer") as caught:
-            training.move(world.group(range(3), 10), 2, State({}, "i"), failure)
+            training.change_group(world.group(range(3), 10), 2, State({}, "i"), failure)
         failed[world.rank] = caught.value.reason
 
     assert Launch(3, 0).run(rank_main)

@@ -9,7 +9,7 @@ from fleet.domain.network import StepRate
 from fleet.engines.base import StepTotals
 from fleet.runtime.training import rate_measurement
 from fleet.runtime.training.agreement import TrainingFailed
-from fleet.runtime.training.rate_measurement import made_up, measure_rate, time_batches
+from fleet.runtime.training.rate_measurement import make_samples, measure_batches, measure_rate
 from fleet.spec import Profile
 from preprocess.sample import ImageSpec, SampleSpec
 from tests.fakes import Clock, Group
@@ -18,7 +18,7 @@ from tests.fakes import Clock, Group
 @pytest.mark.parametrize("dtype", ["uint8", "float32"])
 @pytest.mark.parametrize("rows", [0, 5])
 def test_made_up_samples_are_of_the_datas_shape_and_type(rows, dtype):
-    images, labels = made_up(SampleSpec(ImageSpec((4, 3, 1), dtype), 3), rows)
+    images, labels = make_samples(SampleSpec(ImageSpec((4, 3, 1), dtype), 3), rows)
     assert (images.shape, images.dtype) == ((rows, 4, 3, 1), dtype)
     assert (labels.shape, labels.dtype) == ((rows,), np.int64)
     assert set(labels) <= {0, 1, 2}
@@ -103,13 +103,13 @@ def test_several_batches_are_timed_up_to_the_first_that_does_not_fit(monkeypatch
         return StepTotals(stop=stop)
 
     profile = Profile(batches=6, timed=4, seconds=60, spread=0)
-    found = time_batches(group(step), SAMPLE, profile, (10, 20, 40, 80))
+    found = measure_batches(group(step), SAMPLE, profile, (10, 20, 40, 80))
     assert [rate.rate for rate in found] == [pytest.approx(10 / 0.6), pytest.approx(20 / 0.7)]
     with pytest.raises(TrainingFailed):
-        time_batches(group(step), SAMPLE, profile, (40, 80))
+        measure_batches(group(step), SAMPLE, profile, (40, 80))
 
 
 def test_a_rank_that_has_timed_nothing_when_the_master_ends_says_so():
     """It came later than the master, and the first step took long."""
     late = group(lambda images, labels, size, stop: StepTotals(stop=True), rank=1)
-    assert time_batches(late, SAMPLE, Profile(batches=6, timed=4), (10,)) == [StepRate()]
+    assert measure_batches(late, SAMPLE, Profile(batches=6, timed=4), (10,)) == [StepRate()]

@@ -40,7 +40,7 @@ def launched(shown, lost=frozenset()):
     def rank(world):
         place = found[world.rank] = {"rank": world.rank}
         shared = SharedGpus(world, ROLES, shown.get(world.rank), place)
-        world.lost = lost
+        world.dead_ranks = lost
         if world.rank not in lost:
             shared.stop()
 

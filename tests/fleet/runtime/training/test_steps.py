@@ -43,12 +43,12 @@ class Strides:
         return end
 
 
-def taken(strides, goes_ahead=True, size=1, asks=(), due=()):
+def taken(strides, is_async=True, size=1, asks=(), due=()):
     """(number, whether it stops, whether it rests) of each; ``asks`` and ``due`` say in which looks."""
-    training = SimpleNamespace(goes_ahead=goes_ahead, group=Group(size), steps=StepClock())
+    training = SimpleNamespace(is_async=is_async, group=Group(size), steps=StepClock())
     looks = {"asks": iter(range(9)), "due": iter(range(9))}
     steps = Steps(training, lambda: next(looks["asks"]) in asks, lambda: next(looks["due"]) in due)
-    return [(one.batches[0], one.stops, one.rests) for one in steps.take(strides)]
+    return [(one.batches[0], one.stops, one.is_idle) for one in steps.run(strides)]
 
 
 def test_sums_are_read_when_the_next_step_has_begun():
@@ -69,13 +69,13 @@ def test_sums_are_read_when_the_next_step_has_begun():
 
 def test_those_of_an_engine_that_cannot_are_read_at_once():
     strides = Strides(2)
-    assert taken(strides, goes_ahead=False) == [(0, False, True), (1, False, True)]
+    assert taken(strides, is_async=False) == [(0, False, True), (1, False, True)]
     assert strides.said == ["make 0", "begin 0", "read 0", "make 1", "begin 1", "read 1"]
-    assert taken(Strides(4, stops=1), goes_ahead=False, size=2) == [
+    assert taken(Strides(4, stops=1), is_async=False, size=2) == [
         (0, False, True),
         (1, True, True),
     ]
-    assert taken(Strides(4), goes_ahead=False, asks=[1]) == [(0, False, True), (1, True, True)]
+    assert taken(Strides(4), is_async=False, asks=[1]) == [(0, False, True), (1, True, True)]
 
 
 def test_a_group_stops_one_step_later_and_a_rank_alone_at_once():
@@ -97,7 +97,7 @@ def test_where_a_network_is_to_stand_still_its_sums_are_read_before_the_next_ste
 
 def test_a_step_takes_from_the_end_of_the_one_before_or_from_its_own_begin(monkeypatch):
     monkeypatch.setattr(steps_module.time, "perf_counter", lambda: 0.5)
-    training = SimpleNamespace(goes_ahead=True, group=Group(), steps=StepClock())
+    training = SimpleNamespace(is_async=True, group=Group(), steps=StepClock())
     seconds = [
         one.seconds for one in Steps(training, lambda: False, lambda: False).take(Strides(3))
     ]
@@ -134,7 +134,7 @@ def outcome(folder, ranks, ahead, after=None):
             patch.setattr(BeginningRegression, "taken", [])
             patch.setattr(steps_module, "_PROMPT_S", math.inf)
             fits = itertools.cycle([3, 1, 5, 2])
-            patch.setattr(StepClock, "fitting", lambda clock, seconds: next(fits))
+            patch.setattr(StepClock, "count_fitting", lambda clock, seconds: next(fits))
         status, prepared = launch(path, ranks + 1, after)
         if status is not ExitStatus.OK:
             assert launch(path, ranks + 1)[0] is ExitStatus.OK

@@ -47,7 +47,7 @@ def training(seconds=0.005, size=1, can_stride=True, together=True, at_once=1):
     """A network whose steps take so long."""
     clock = StepClock(warm_up=0)
     clock.add(5, seconds)
-    clock.at_once = at_once
+    clock.steps_per_call = at_once
     trainable = SimpleNamespace(can_stride=lambda: can_stride, stride=list)
     if together:
         trainable.begin = trainable.begin_together = list
@@ -191,7 +191,7 @@ def striding(monkeypatch):
     """Have networks of the numpy engine take up to three steps at once; gives how many each call has taken."""
     monkeypatch.setattr(softmax, "SoftmaxRegression", StridingRegression)
     monkeypatch.setattr(StridingRegression, "taken", [])
-    monkeypatch.setattr(StepClock, "fitting", lambda clock, seconds: 3)
+    monkeypatch.setattr(StepClock, "count_fitting", lambda clock, seconds: 3)
     return StridingRegression.taken
 
 

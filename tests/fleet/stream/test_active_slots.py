@@ -4,7 +4,7 @@ import pytest
 
 from fleet.comm.roles import assign
 from fleet.comm.segment import Segment
-from fleet.stream.tenants import Tenants
+from fleet.stream.active_slots import ActiveSlots
 from tests.fakes import World
 
 ROLES = assign([0] * 7, 1, 2, slots=None)  # trainers 1 to 6 on two GPUs: 1, 3 and 5 share one
@@ -14,28 +14,28 @@ ROLES = assign([0] * 7, 1, 2, slots=None)  # trainers 1 to 6 on two GPUs: 1, 3 a
 def node(tmp_path, monkeypatch):
     monkeypatch.setattr("fleet.comm.segment._FOLDER", tmp_path)
     segment, lost = Segment("tenants", ROLES.gpus_per_node, create=True), set()
-    tenants = {
-        rank: Tenants(World(rank=rank, lost=lost), ROLES, segment) for rank in ROLES.trainers
+    active_slots = {
+        rank: ActiveSlots(World(rank=rank, dead_ranks=lost), ROLES, segment) for rank in ROLES.trainers
     }
-    return tenants, lost
+    return active_slots, lost
 
 
 def test_only_those_that_train_on_the_same_gpu_count(node):
-    tenants, _ = node
-    assert tenants[1].count() == 1
-    with tenants[1].present(), tenants[2].present(), tenants[5].present():
-        assert [tenants[rank].count() for rank in (1, 2, 5)] == [2, 1, 2]
-    assert tenants[1].count() == 1
+    active_slots, _ = node
+    assert active_slots[1].count() == 1
+    with active_slots[1].present(), active_slots[2].present(), active_slots[5].present():
+        assert [active_slots[rank].count() for rank in (1, 2, 5)] == [2, 1, 2]
+    assert active_slots[1].count() == 1
 
 
 def test_a_dead_rank_trains_nothing(node):
-    tenants, lost = node
-    with tenants[1].present(), tenants[3].present():
+    active_slots, lost = node
+    with active_slots[1].present(), active_slots[3].present():
         lost.add(3)
-        assert tenants[1].count() == 1
+        assert active_slots[1].count() == 1
 
 
 def test_where_no_gpu_is_shared_a_network_is_alone():
-    alone = Tenants(World(rank=1), assign([0, 0], 1, None))
+    alone = ActiveSlots(World(rank=1), assign([0, 0], 1, None))
     with alone.present():
         assert alone.count() == 1

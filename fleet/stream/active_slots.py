@@ -14,7 +14,7 @@ from fleet.comm.roles import Roles
 from fleet.comm.segment import Segment
 
 
-class Tenants:
+class ActiveSlots:
     """The networks on this trainer's GPU.
 
     Args:
@@ -24,16 +24,16 @@ class Tenants:
     def __init__(self, world: World, roles: Roles, segment: Segment | None = None) -> None:
         self._world = world
         self._segment = segment
-        self._place = 0
+        self._index = 0
         self._mates: tuple[
             tuple[int, int], ...
         ] = ()  # place and rank of each that shares the GPU, this one included
         if segment is not None:
-            self._place = roles.place(world.rank)
+            self._index = roles.local_index(world.rank)
             mine = roles.device_of[world.rank]
             gpu = roles.cluster.gpu
             self._mates = tuple(
-                (roles.place(rank), rank)
+                (roles.local_index(rank), rank)
                 for device, rank in roles.rank_of.items()
                 if gpu(device) == gpu(mine)
             )
@@ -44,17 +44,17 @@ class Tenants:
         if self._segment is None:
             yield
             return
-        self._segment.memory[self._place] = 1
+        self._segment.memory[self._index] = 1
         try:
             yield
         finally:
-            self._segment.memory[self._place] = 0
+            self._segment.memory[self._index] = 0
 
     def count(self) -> int:
         """How many networks train on the GPU, at least this one; those of dead ranks do not."""
         if self._segment is None:
             return 1
-        lost = self._world.lost
+        lost = self._world.dead_ranks
         return max(
             1, sum(self._segment.memory[place] for place, rank in self._mates if rank not in lost)
         )

@@ -12,7 +12,7 @@ import numpy as np
 T = TypeVar("T")
 
 
-class Alone:
+class SingleRankGroup:
     """:class:`fleet.comm.protocols.Group` of this process alone: there is nobody to wait for."""
 
     rank = 0
@@ -23,20 +23,20 @@ class Alone:
     def sum(self, buffer: np.ndarray) -> None:
         """One array is the sum of itself."""
 
-    def meet(self) -> None:
+    def barrier(self) -> None:
         """All are here."""
 
-    def exchange(self, value: T) -> list[T]:  # noqa: D102 - Group says it
+    def allgather(self, value: T) -> list[T]:  # noqa: D102 - Group says it
         return [value]
 
-    def from_master(self, value: T | None) -> T:  # noqa: D102
+    def broadcast_value(self, value: T | None) -> T:  # noqa: D102
         assert value is not None
         return value
 
     def broadcast(self, buffers: Sequence[np.ndarray]) -> None:
         """Nobody else has any."""
 
-    def start_broadcast(self, buffers: Sequence[np.ndarray], root: int) -> Alone:  # noqa: D102
+    def start_broadcast(self, buffers: Sequence[np.ndarray], root: int) -> SingleRankGroup:  # noqa: D102
         return self
 
     def is_done(self) -> bool:
@@ -46,10 +46,10 @@ class Alone:
     def check(self) -> None:
         """Nobody else can die."""
 
-    def striking(self) -> contextlib.nullcontext[None]:  # noqa: D102
+    def raising_group_failed(self) -> contextlib.nullcontext[None]:  # noqa: D102
         return contextlib.nullcontext()
 
-    def rest(self, seconds: float) -> None:  # noqa: D102
+    def sleep(self, seconds: float) -> None:  # noqa: D102
         time.sleep(max(0.0, seconds))
 
     def free(self) -> None:
