@@ -56,7 +56,7 @@ class Late(Group):
         super().__init__()
         self._clock, self._delays = clock, list(delays)
 
-    def rest(self, seconds):
+    def sleep(self, seconds):
         super().rest(seconds)
         self._clock.now += max(seconds, 0) + self._delays.pop(0)
 

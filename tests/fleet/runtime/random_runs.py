@@ -138,10 +138,10 @@ class Admission:
     def __init__(self, run):
         self._run, self._spec, self._waiting = run, run.spec, []
 
-    def ask(self, add):
+    def request(self, add):
         self._waiting.append(add)
 
-    def asked(self, training, now_s):
+    def pop_ready(self, training, now_s):
         ready = [
             add
             for add in self._waiting
@@ -150,9 +150,9 @@ class Admission:
             or self._run.chance.random.random() < 0.3
         ]
         self._waiting = [add for add in self._waiting if add not in ready]
-        return [self._asked(add) for add in ready]
+        return [self._build_trial(add) for add in ready]
 
-    def _asked(self, add):
+    def _build_trial(self, add):
         index = next(
             index for index, entry in self._spec.searches.items() if entry.stem == add.entry
         )
@@ -175,12 +175,12 @@ class Admission:
             ),
         )
 
-    def given(self, entry):
+    def parse_entry(self, entry):
         before = self._spec
         self._spec, networks = with_added(before, entry, self._run.results.networks)
         return entry, len(before.document.models), networks
 
-    def come(self, network):
+    def admit(self, network):
         return self._run.admitted(
             network,
             NetworkAdded(
@@ -211,12 +211,12 @@ class Mailbox:
 class Harvest:
     """Leases of networks, one after another."""
 
-    is_beside = False
+    has_others = False
 
     def __init__(self, names, run):
         self._left, self._run, self.leases = list(names), run, self
 
-    def look(self, now_s, training, ends):
+    def poll(self, now_s, training, ends):
         if not self._left or ends or self._run.chance.random.random() < 0.9:
             return []
         name = self._left.pop(0)
@@ -232,7 +232,7 @@ class Harvest:
             )
         ]
 
-    def fenced(self, message):
+    def with_fence(self, message):
         return message
 
     def check(self):

@@ -54,7 +54,7 @@ def chosen(means=HANDS, before=None, fixed_s=1e-4, varying_s=1e-5, kept=(4, 4, 3
         for name, look in opened.probes.items()
     }
     earlier = None if before is None else CacheChosen(before, "auto", "", 0, "network")
-    return choose_cache(settings, dataclasses.replace(opened, looks=looks), means, earlier)
+    return choose_cache(settings, dataclasses.replace(opened, probes=looks), means, earlier)
 
 
 def test_samples_that_fit_stay_in_memory():
@@ -271,4 +271,4 @@ def test_what_is_kept_is_said_of_the_parts_that_are_kept():
     assert None not in [one.stored for one in opened.keeping("file").samples.values()]
     torn = dataclasses.replace(opened.probes["train"], stored=None, not_stored_reason="they differ")
     with pytest.raises(InputError, match="they differ"):
-        dataclasses.replace(opened, looks={"train": torn}).keeping("memory")
+        dataclasses.replace(opened, probes={"train": torn}).keeping("memory")

@@ -24,7 +24,7 @@ class Admission:
     def _of(self, name, count):
         return tuple(SimpleNamespace(name=f"{name}-{number}") for number in range(count))
 
-    def given(self, entry):
+    def parse_entry(self, entry):
         if not isinstance(entry, dict) or "family" not in entry:
             raise UserError("entry: needs a family")
         return {**entry, "name": "new"}, 3, self._of("new", entry["count"])
@@ -32,7 +32,7 @@ class Admission:
     def restore_entry(self, command):
         return self._of(command.given["name"], command.given["count"])
 
-    def come(self, network):
+    def admit(self, network):
         self._results.networks[network.name] = network
         return network.name
 

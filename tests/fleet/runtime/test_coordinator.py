@@ -53,7 +53,7 @@ class Launch:
         search = SearchParts(
             make_controller(content, extremes(content), {}, 2),
             Searchers({}),
-            SimpleNamespace(asked=lambda training, now_s: ()),
+            SimpleNamespace(pop_ready=lambda training, now_s: ()),
             (),
             None,
         )

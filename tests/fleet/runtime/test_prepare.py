@@ -78,10 +78,10 @@ def test_what_every_rank_needs_is_there_and_can_be_sent(asking):
 
 def test_networks_of_another_spec_in_the_folder_are_named(asking):
     asking.leave_checkpoint()
-    assert asking().left_out == ""
+    assert asking().describe_unlisted == ""
     asking.content["models"][0]["name"] = "b"
-    assert f"{asking.run.root} also holds a, which this spec lacks" in asking().left_out
-    assert asking(fresh=True).left_out == ""
+    assert f"{asking.run.root} also holds a, which this spec lacks" in asking().describe_unlisted
+    assert asking(fresh=True).describe_unlisted == ""
 
 
 @pytest.mark.parametrize(

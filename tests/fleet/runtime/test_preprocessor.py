@@ -108,7 +108,7 @@ def test_a_step_is_a_small_piece_of_work_and_bad_samples_are_told(kind):
     whole = Pipeline(source, [], SEED, pipeline(SAMPLES).sample)
     memory = {
         "window": lambda: NodeMemory(window_of(LAYOUT)),
-        "kept": lambda: NodeMemory(kept=set_of(SAMPLES, 10)),
+        "kept": lambda: NodeMemory(decoded=set_of(SAMPLES, 10)),
         "validation": lambda: NodeMemory(validation=set_of(SAMPLES, 10)),
     }[kind]()
 

@@ -155,7 +155,7 @@ def read(world, roles, layout, window, group, place, alone, seen):
             assert whole.path == batch.epoch.path
             assert sorted(whole.indices) == list(range(layout.samples))
     stream.leave()
-    world.group(ranks, place + 1000).meet()
+    world.group(ranks, place + 1000).barrier()
     if rank == 0:
         world.send(0, Tag.COORDINATOR, ("left", place, group.first))
 
@@ -233,7 +233,7 @@ def test_samples_that_are_kept_are_decoded_once_and_finished_by_whoever_reads_th
             world.send(0, Tag.COORDINATOR, "left")
             return
         preprocessor = Preprocessor(
-            world, roles, NodeMemory(kept=mine), StrictOrder(alone, samples), prepared, None
+            world, roles, NodeMemory(decoded=mine), StrictOrder(alone, samples), prepared, None
         )
         left = 0
         if world.rank == 0:

@@ -190,7 +190,7 @@ class Counted:
     def barrier(self):
         self._group.barrier()
 
-    def exchange(self, value):
+    def allgather(self, value):
         self.times += 1
         return self._group.allgather(value)
 
@@ -290,7 +290,7 @@ class Rings:
             assert not taken & set(path)
             assert min(path) >= self.plan.first_chunk
             taken |= set(path)
-        world.group(ranks, number + 1000).meet()
+        world.group(ranks, number + 1000).barrier()
 
     @property
     def wanted(self):

@@ -26,10 +26,10 @@ class Pair:
             time.sleep(0.001)
         return self._names[0]
 
-    def exchange(self, value):
+    def allgather(self, value):
         return [value] * self.size
 
-    def rest(self, seconds):
+    def sleep(self, seconds):
         time.sleep(seconds)
 
     def check(self):

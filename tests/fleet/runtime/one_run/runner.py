@@ -305,7 +305,7 @@ class _Session(Session):
 
 
 def noted_sources(world, launch, memory, first_epoch):
-    each = make_sources(world, launch, memory, first_epoch)._each
+    each = make_sources(world, launch, memory, first_epoch)._sources
     return Sources(
         {
             key: dataclasses.replace(

@@ -45,7 +45,7 @@ class Judge:
 def training_of(group, judge):
     return SimpleNamespace(
         group=group,
-        judge=judge.evaluate,
+        evaluate=judge.evaluate,
         network=SimpleNamespace(train=SimpleNamespace(batch=Batch(2))),
     )
 

@@ -43,11 +43,11 @@ class Window:
             )
 
 
-def training(seconds=0.005, size=1, can_stride=True, together=True, at_once=1):
+def training(seconds=0.005, size=1, can_stride=True, together=True, steps_per_call=1):
     """A network whose steps take so long."""
     clock = StepClock(warm_up=0)
     clock.add(5, seconds)
-    clock.steps_per_call = at_once
+    clock.steps_per_call = steps_per_call
     trainable = SimpleNamespace(can_stride=lambda: can_stride, stride=list)
     if together:
         trainable.begin = trainable.begin_together = list
@@ -77,7 +77,7 @@ def prompt(monkeypatch):
     monkeypatch.setattr(steps_module, "_PROMPT_S", np.inf)
 
 
-def test_short_steps_are_taken_several_at_once_and_the_last_of_an_epoch_may_be_fewer_and_smaller():
+def test_short_steps_are_taken_several_steps_per_call_and_the_last_of_an_epoch_may_be_fewer_and_smaller():
     assert [(positions, len(targets)) for positions, _, targets in taken(training(0.013))] == [
         ([5, 10, 15], 15),
         ([20, 23], 8),
@@ -101,7 +101,7 @@ def test_steps_that_nobody_has_timed_yet_are_taken_one_by_one():
 
 
 @pytest.mark.parametrize("seconds", [0.5, 0.02, 0.0001])
-def test_whatever_is_taken_at_once_are_the_samples_of_the_stream(seconds):
+def test_whatever_is_taken_steps_per_call_are_the_samples_of_the_stream(seconds):
     found = taken(training(seconds))
     assert [row for _, images, _ in found for row in images] == list(range(23))
     assert [row for *_, targets in found for row in targets] == list(range(23))
@@ -124,7 +124,7 @@ def test_a_group_takes_as_many_as_it_has_agreed_on_whether_they_are_there_or_not
     monkeypatch, prompt_s
 ):
     monkeypatch.setattr(steps_module, "_PROMPT_S", prompt_s)
-    assert [positions for positions, *_ in taken(training(0.5, size=2, at_once=3))] == [
+    assert [positions for positions, *_ in taken(training(0.5, size=2, steps_per_call=3))] == [
         [5, 10, 15],
         [20, 23],
     ]
@@ -133,13 +133,13 @@ def test_a_group_takes_as_many_as_it_has_agreed_on_whether_they_are_there_or_not
 @pytest.mark.parametrize(
     ("late", "one", "fitting"),
     [
-        ([], training(0.005, size=2, at_once=3), 4),
+        ([], training(0.005, size=2, steps_per_call=3), 4),
         ([], training(0.005, size=2), 4),
         ([1], training(0.005, size=2), 4),
         ([0], training(0.005, size=2), 1),
-        ([1], training(0.005, size=2, at_once=3), 2),
-        ([0, 1, 2], training(0.005, size=2, at_once=3), 1),
-        ([0], training(0.015, size=2, at_once=3), 1),
+        ([1], training(0.005, size=2, steps_per_call=3), 2),
+        ([0, 1, 2], training(0.005, size=2, steps_per_call=3), 1),
+        ([0], training(0.015, size=2, steps_per_call=3), 1),
         ([], training(0.005, size=2, together=False), 1),
         ([], training(0.005, size=2, can_stride=False), 1),
     ],
