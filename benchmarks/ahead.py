@@ -38,7 +38,7 @@ from fleet.runtime.training import steps
 from fleet.runtime.training.network import Training
 noted = []
 if sys.argv.pop(1) == "at once":
-    Training.goes_ahead = property(lambda training: False)
+    Training.is_async = property(lambda training: False)
 begin = steps.Steps._begin
 def noting(self, stride, stop):
     before = self._ended

@@ -108,7 +108,7 @@ print(json.dumps(rates))
 _ENGINE = """
 import json, sys, time
 import numpy as np
-from fleet.comm.single_rank import Alone
+from fleet.comm.single_rank import SingleRankGroup
 from fleet.engines.registry import make_engine
 from fleet.spec import parse
 from preprocess.sample import Affine, ImageSpec, SampleSpec
@@ -125,7 +125,7 @@ for what, put in (("registered", registered), ("pageable", pageable)):
             put(array)
             times.append(time.perf_counter() - began)
         found[f"{what}, {mb} MB"] = (mb << 20) / 1e9 / sorted(times)[len(times) // 2]
-network = engine.build(spec.networks[0], Alone())
+network = engine.build(spec.networks[0], SingleRankGroup())
 times = []
 for _ in range(5):
     began = time.perf_counter()

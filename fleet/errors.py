@@ -11,7 +11,7 @@ FleetError
  +-- InfrastructureError      MPI, the stream or a rank failed: ends all ranks
       +-- StorageError        a file cannot be written: the disk is full, the folder read-only, ...
       +-- LeaseLost           another launch has taken the run's folder over; this one ends
-      +-- CoordinatorLost     rank 0 died; the others end as well
+      +-- CoordinatorDied     rank 0 died; the others end as well
       +-- GroupFailed         a rank of this one's group died: its network goes back to its last checkpoint
 
 NetworkWarning is no error: training goes on, though not as somebody may expect.

@@ -150,7 +150,7 @@ class World(Protocol):
         """Find out which ranks have died, and end this process if the launch is to end.
 
         Raises:
-            CoordinatorLost: rank 0 has died; without it no rank can go on.
+            CoordinatorDied: rank 0 has died; without it no rank can go on.
         """
 
     # ---- all ranks together ----

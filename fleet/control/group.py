@@ -124,7 +124,7 @@ class TrainingGroup:
         devices: of its ranks, the master's first.
         next_epoch: of the stream: what it is granted when it has none in hand.
         reads_next: the epoch whose first sample it will read next, where it stands still.
-        reads_from: device -> the epoch from which on it reads the stream; before it, it prepares its own rows.
+        reads_stream_from: device -> the epoch from which on it reads the stream; before it, it prepares its own rows.
         joins: the epoch from which on devices will read that have not told the stream so yet.
         recruits: the devices that will join it -> whether they have built the network.
         before: the devices that it had before it changed for those that it has.

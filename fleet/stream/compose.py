@@ -89,7 +89,7 @@ class Stream:
     Args:
         own: the same samples, prepared by this rank alone.
         order: of the samples.
-        reader: of the window; None where there is none. It raises WriterLost when it waits for what will not come.
+        reader: of the window; None where there is none. It raises WriterDied when it waits for what will not come.
         finish: what is left to do to what it reads; None where nothing is.
 
     Attributes:

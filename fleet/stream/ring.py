@@ -141,7 +141,7 @@ class RingReader(Reader):
             gone: is added what was missed.
 
         Raises:
-            WriterLost: on all ranks of the group: on one of them it will not come any more.
+            WriterDied: on all ranks of the group: on one of them it will not come any more.
         """
         self.leave()  # what this rank has held is needed no more
         sequence = self._choose(is_of_use, group, gone)

@@ -97,7 +97,7 @@ class Waiting:
         """Wait until something is there.
 
         Raises:
-            WriterLost: a rank that writes has died, so that it may never come.
+            WriterDied: a rank that writes has died, so that it may never come.
             Stalled: the clock says that it will not come.
         """
 
@@ -111,7 +111,7 @@ class Waiting:
         return self.world.wait(look, _PATIENCE)
 
     def check_writers(self) -> None:
-        """Raise WriterLost when one of those that write has died."""
+        """Raise WriterDied when one of those that write has died."""
         dead = [rank for rank in self.world.dead_ranks if rank in self.writers]
         if dead:
             raise WriterDied(f"rank {dead[0]}, which prepared samples, has died")

@@ -37,7 +37,7 @@ class Training:
     """One network in training, on this rank.
 
     Attributes:
-        reads_from: the epoch from which on this rank reads the stream; before it, it prepares its own rows.
+        reads_stream_from: the epoch from which on this rank reads the stream; before it, it prepares its own rows.
         target: what a sample's target is; of how many classes does not matter here.
         steps: how long those of this group take.
         group: that this rank trains it in; it may be exchanged for another one.

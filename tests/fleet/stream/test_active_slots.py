@@ -15,7 +15,8 @@ def node(tmp_path, monkeypatch):
     monkeypatch.setattr("fleet.comm.segment._FOLDER", tmp_path)
     segment, lost = Segment("tenants", ROLES.gpus_per_node, create=True), set()
     active_slots = {
-        rank: ActiveSlots(World(rank=rank, dead_ranks=lost), ROLES, segment) for rank in ROLES.trainers
+        rank: ActiveSlots(World(rank=rank, dead_ranks=lost), ROLES, segment)
+        for rank in ROLES.trainers
     }
     return active_slots, lost
 

@@ -84,7 +84,7 @@ def test_duties_are_done_meanwhile():
 
 def test_the_kernel_ends_a_process_that_nothing_else_can_end():
     program = (
-        "import ctypes\nfrom fleet.runtime.training.building import kernel_timer\nwith kernel_timer(0.2):\n"
+        "import ctypes\nfrom fleet.runtime.training.building import kill_after\nwith kill_after(0.2):\n"
         "    mutex, libc = ctypes.create_string_buffer(64), ctypes.PyDLL(None)\n"
         "    libc.pthread_mutex_lock(mutex)\n    libc.pthread_mutex_lock(mutex)\n"
     )

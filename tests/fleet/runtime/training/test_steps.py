@@ -98,9 +98,7 @@ def test_where_a_network_is_to_stand_still_its_sums_are_read_before_the_next_ste
 def test_a_step_takes_from_the_end_of_the_one_before_or_from_its_own_begin(monkeypatch):
     monkeypatch.setattr(steps_module.time, "perf_counter", lambda: 0.5)
     training = SimpleNamespace(is_async=True, group=Group(), steps=StepClock())
-    seconds = [
-        one.seconds for one in Steps(training, lambda: False, lambda: False).run(Strides(3))
-    ]
+    seconds = [one.seconds for one in Steps(training, lambda: False, lambda: False).run(Strides(3))]
     assert seconds == [-0.5, 0.5, 1]  # it ended at 0, at 1 and at 2
 
 
