@@ -244,7 +244,9 @@ class RankZero:
             parameters=self.results.parameters,
             earlier=earlier,
         )
-        admission = Admission(launch, self.results, self._rates.keys, self._rates.prior_rates, learns)
+        admission = Admission(
+            launch, self.results, self._rates.keys, self._rates.prior_rates, learns
+        )
         if launch.replayed or launch.request.shares_run:
             clerk = None
         else:

@@ -150,7 +150,11 @@ class Replay:
                 "--accept-changes"
             )
         files = find_changes(
-            network, spec, sample, codes[network.architecture.target], _read_history(self.name, self.run)
+            network,
+            spec,
+            sample,
+            codes[network.architecture.target],
+            _read_history(self.name, self.run),
         )
         if files and not accepts_changes:
             raise UserError(

@@ -251,7 +251,9 @@ class Trainer:
 
     def _build(self, network: NetworkSpec, group: Group) -> Trainable:
         """Build a network here, in the time that it may take."""
-        background_tasks = self._world.run_background_tasks if self._world.background_tasks else None
+        background_tasks = (
+            self._world.run_background_tasks if self._world.background_tasks else None
+        )
         with collect_warnings() as told:
             trainable = build_within(
                 network.train.build_timeout,

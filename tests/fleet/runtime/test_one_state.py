@@ -106,7 +106,7 @@ def test_beside_others_a_launch_says_why_a_network_is_done_whose_launch_was_kill
 ):
     run = Run(tmp_path, {}, models=MODELS, epochs=2)
     assert run.launch() == 0
-    found = [resume(prepare(run.path, (0, 0, 0), shares_run=True)).found]
+    found = [resume(prepare(run.path, (0, 0, 0), shares_run=True)).statuses]
     lines = run.paths.events.read_text().splitlines(keepends=True)
     ends = [
         line
@@ -114,5 +114,5 @@ def test_beside_others_a_launch_says_why_a_network_is_done_whose_launch_was_kill
         if json.loads(line)["event"] == NetworkFinished.word and '"b"' in line
     ]
     run.paths.events.write_text("".join(line for line in lines if line not in ends))
-    found.append(resume(prepare(run.path, (0, 0, 0), shares_run=True)).found)
+    found.append(resume(prepare(run.path, (0, 0, 0), shares_run=True)).statuses)
     assert found == [{}, {"b": FoundStanding(2, json.loads(ends[0])["reason"])}]

@@ -83,7 +83,7 @@ def test_networks_are_asked_for_one_after_another_and_trained_to_their_end(tmp_p
     assert {(row.status, row.epochs) for row in rows.values()} == {(Status.FINISHED, 4)}
     assert len({row.drawn[LEARNING_RATE] for row in rows.values()}) == 5
     assert Counter(event.call for event in run.of(ev.Searched)) == {
-        "sampler": 5,
+        "ask": 5,
         "report": 20,
         "tell": 5,
     }

@@ -83,7 +83,9 @@ def build(function, sample=SAMPLE):
     from fleet.engines.keras.engine import KerasEngine
 
     (network,) = parse({"models": [{"build": f"export_models:{function}"}]}).networks
-    return KerasEngine(EngineContext(sample, Resources(exchange="mpi"))).build(network, SingleRankGroup())
+    return KerasEngine(EngineContext(sample, Resources(exchange="mpi"))).build(
+        network, SingleRankGroup()
+    )
 
 
 @pytest.mark.parametrize("sample", [SAMPLE, SCALED], ids=["plain", "scaled"])
