@@ -137,7 +137,9 @@ def run(world: World, job: Job) -> Outcome:
         source,
         transforms,
         0,
-        world.broadcast_value(infer_sample_spec(source, transforms, 0) if world.rank == 0 else None),
+        world.broadcast_value(
+            infer_sample_spec(source, transforms, 0) if world.rank == 0 else None
+        ),
     )
     layout = plan_layout(
         pipeline.sample.image, pipeline.samples, job.window, job.batch, job.readers

@@ -32,8 +32,8 @@ from fleet.runtime.folder import free_disk
 from fleet.runtime.input_pipelines import InputPipeline
 from fleet.runtime.inputs import (
     Inputs,
-    assign_folds,
     count_epoch_samples,
+    find_folds,
     open_inputs_with_fingerprint,
     resolve_with_data,
 )
@@ -149,7 +149,7 @@ def _check(path: str, steps: bool) -> _Found:
         misfits(
             every,
             opened.sample,
-            count_epoch_samples(opened.data, assign_folds(spec, opened)),
+            count_epoch_samples(opened.data, find_folds(spec, opened)),
             opened.data.validation is not None,
         ),
     )

@@ -134,14 +134,18 @@ def find_shared_transforms(
     """
     lists = list(each.values())
     shared_count = count_common(lists)
-    if shared_count or not all(transforms and isinstance(transforms[0], Decode) for transforms in lists):
-        return SharedTransforms(split_scale(lists[0])[0][:shared_count], dict.fromkeys(each, shared_count), {})
+    if shared_count or not all(
+        transforms and isinstance(transforms[0], Decode) for transforms in lists
+    ):
+        return SharedTransforms(
+            split_scale(lists[0])[0][:shared_count], dict.fromkeys(each, shared_count), {}
+        )
     fixed = {key: transforms[: count_fixed(transforms)] for key, transforms in each.items()}
     shapes = dict[tuple[Transform, ...], tuple[int, ...]]()
     for key, transforms in fixed.items():
         if transforms not in shapes:
             try:
-                shapes[transforms] = probe_samples(data[key], transforms, spec.seed)[0][
+                shapes[transforms] = probe_splits(data[key], transforms, spec.seed)[0][
                     "train"
                 ].image.shape
             except (InputError, UserError) as error:
@@ -167,7 +171,7 @@ def probe_shared_samples(
         UserError: it differs from sample to sample, so that it cannot be carried.
     """
     try:
-        return probe_samples(data, shared.transforms, spec.seed)
+        return probe_splits(data, shared.transforms, spec.seed)
     except (InputError, UserError) as error:
         raise UserError(
             f"data: networks share what the first {counted(len(shared.transforms), 'transform')} of all of "
@@ -206,7 +210,7 @@ def make_pipelines(
     pipelines = {}
     for key, transforms in each.items():
         try:
-            samples, _ = probe_samples(data[key], transforms, spec.seed)
+            samples, _ = probe_splits(data[key], transforms, spec.seed)
         except (InputError, UserError) as error:
             raise UserError(f"{_locate(spec, key)}: {str(error).removeprefix('data: ')}") from error
         pipelines[key] = InputPipeline(
@@ -221,10 +225,10 @@ def make_pipelines(
     return pipelines
 
 
-def probe_samples(
+def probe_splits(
     data: DataSet, transforms: tuple[Transform, ...], seed: int
 ) -> tuple[dict[str, SampleSpec], dict[str, SampleProbe]]:
-    """What the samples of each part are, and what a look at them has shown; see :func:`preprocess.probe.probe_samples`.
+    """What the samples of each part are, and what a look at them has shown; see :func:`preprocess.probe.probe_splits`.
 
     Raises:
         InputError, UserError: they are not alike.

@@ -181,7 +181,7 @@ def _probe(spec: Spec, data_of: Mapping[str, DataSet]) -> Inputs:
     pipelines = dict[str, InputPipeline]()
     prepares_own = spec.policy.own_samples and spec.data.cache != "file"
     if len(each) == 1 or prepares_own:
-        samples, probes = feeding.probe_samples(data, transforms, spec.seed)
+        samples, probes = feeding.probe_splits(data, transforms, spec.seed)
         shared = feeding.SharedTransforms((), dict.fromkeys(each, 0), {})
     else:
         shared = feeding.find_shared_transforms(spec, data_of, each)
@@ -322,7 +322,7 @@ def _use_folds(data: DataSet, folds: int, seed: int) -> DataSet:
     return replace(data, validation=data.train, remark=remark)
 
 
-def assign_folds(spec: Spec, opened: Inputs) -> np.ndarray | None:
+def find_folds(spec: Spec, opened: Inputs) -> np.ndarray | None:
     """The fold of each training sample, (samples,); None where there are no folds."""
     if spec.data.folds is None:
         return None
@@ -362,7 +362,7 @@ def standardize(
         if not isinstance(how, Standardize):
             continue
         said = json.dumps(settings.transforms, default=str)
-        folds = assign_folds(spec, inputs)
+        folds = find_folds(spec, inputs)
         kept = before.get(key)
         features = how.features(feed.samples["train"].image.shape)
         if kept is not None and (kept.transforms, len(kept.folds), np.size(kept.affine.mean)) == (
@@ -436,5 +436,7 @@ def decode(inputs: Inputs, spec: Spec, path: Path) -> Inputs:
         data=decoded.data,
         transforms=decoded.transforms,
         left_out=tuple(decoded.unreadable),
-        pipelines={key: feed.after_decoding(decoded.data, done) for key, feed in inputs.pipelines.items()},
+        pipelines={
+            key: feed.after_decoding(decoded.data, done) for key, feed in inputs.pipelines.items()
+        },
     )

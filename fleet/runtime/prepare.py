@@ -103,7 +103,7 @@ def prepare(
         opened.keeping(cache.cache), asked.trained, {} if left is None else read_standardized(left)
     )
     epoch_samples = inputs.count_epoch_samples(
-        opened.data, inputs.assign_folds(asked.trained, opened)
+        opened.data, inputs.find_folds(asked.trained, opened)
     )
     spec, ends, whole = _resolve_specs(asked, opened, cache, epoch_samples)
     layout = plan_memory(
@@ -136,7 +136,7 @@ def prepare(
     _write_run_metadata(launch, asked.trained, known)
     if spec.data.cache == "file":
         opened = inputs.decode(opened, spec, _find_decoded_file(cache, paths, left))
-    folds = inputs.assign_folds(spec, opened)
+    folds = inputs.find_folds(spec, opened)
     fingerprint = opened.fingerprint
     assert fingerprint is not None
     with writing_into(paths):
