@@ -22,7 +22,7 @@ class InputError(ValueError):
     """Input that no algorithm can work on; the message names the place and what would be right."""
 
 
-def counted(number: int, what: str) -> str:
+def pluralize(number: int, what: str) -> str:
     """So many of something.
 
     >>> counted(1, "GPU"), counted(2, "GPU")
@@ -238,7 +238,7 @@ class Cluster:
             raise InputError(f"gpus_per_node is {self.gpus_per_node}; it must be at least 1")
         if self.slots < 1 or self.gpus_per_node % self.slots:
             raise InputError(
-                f"{counted(self.gpus_per_node, 'device')} a node, {self.slots} of which share a GPU: it "
+                f"{pluralize(self.gpus_per_node, 'device')} a node, {self.slots} of which share a GPU: it "
                 "must be a multiple of that"
             )
         if len(set(self.devices)) < len(self.devices) or min(self.devices, default=0) < 0:
@@ -265,7 +265,7 @@ class Cluster:
         check_range("gpus", gpus, 1, MOST_NODES)
         if gpus_per_node > gpus:
             raise InputError(
-                f"gpus_per_node is {gpus_per_node}, but the whole cluster has {counted(gpus, 'GPU')}"
+                f"gpus_per_node is {gpus_per_node}, but the whole cluster has {pluralize(gpus, 'GPU')}"
             )
         check_range("slots", slots, 1, MOST_SLOTS)
         return cls(

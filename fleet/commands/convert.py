@@ -21,7 +21,7 @@ from fleet.arguments import integer
 from fleet.commands.output import add_json, show
 from fleet.storage.files import storage_errors
 from fleet.terminal import progress_bar
-from fleet.units import counted, format_size
+from fleet.units import format_size, pluralize
 from preprocess.base import CannotWrite, DataSet, Source, UnreadableSample
 from preprocess.packing import write_hdf5
 from preprocess.pipeline import Pipeline
@@ -125,12 +125,12 @@ def _print(
 ) -> None:
     unit = "image" if args.source == "image_folder" else "sample"
     if counts["test"]:
-        tested = f" and {counted(counts['test'], f'test {unit}')}"
+        tested = f" and {pluralize(counts['test'], f'test {unit}')}"
     else:
         tested = ""
     print(
-        f"{args.out}: {counted(counts['train'], f'training {unit}')} and "
-        f"{counted(counts['validation'], f'validation {unit}')}{tested} {'of' if target.kind == 'class' else 'with'} "
+        f"{args.out}: {pluralize(counts['train'], f'training {unit}')} and "
+        f"{pluralize(counts['validation'], f'validation {unit}')}{tested} {'of' if target.kind == 'class' else 'with'} "
         f"{target}, {format_size(written)}; {len(left_out)} left out"
     )
     for sample in left_out:

@@ -40,7 +40,7 @@ from fleet.runtime.startup import IDLE_S
 from fleet.spec import Spec, load
 from fleet.storage.files import atomic_write
 from fleet.storage.paths import RunPaths
-from fleet.units import counted, format_duration
+from fleet.units import format_duration, pluralize
 from launch.queues import QUEUES
 from launch.render import Job, render
 from launch.sites import Site
@@ -174,7 +174,7 @@ def _begin(
         args,
         lambda: {"done": [str(order) for order in orders], "noted": places, "replaced": replaced},
         lambda: print(
-            f"{counted(len(orders), 'change')} of the queue; {', '.join(places)} will tell of all others"
+            f"{pluralize(len(orders), 'change')} of the queue; {', '.join(places)} will tell of all others"
         ),
     )
     if not (orders or args.json):
@@ -256,7 +256,7 @@ def _call_off(args: argparse.Namespace, roots: Sequence[Path], system: System) -
         args,
         lambda: {"done": [str(order) for order in orders], "running": left},
         lambda: print(
-            f"no more jobs are handed in; {counted(len(orders), 'change')} of the queue",
+            f"no more jobs are handed in; {pluralize(len(orders), 'change')} of the queue",
             *at_work,
             sep="\n",
         ),

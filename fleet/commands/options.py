@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from fleet.arguments import count, delta, number, seed, share
 from fleet.errors import UserError
-from fleet.units import counted
+from fleet.units import pluralize
 from scheduler.base import Cluster, Options
 from scheduler.ensemble.policies import POLICIES, Policy
 from scheduler.reservation.distributions import LAWS, Law, make_law
@@ -70,10 +70,10 @@ def describe_gpus(cluster: Cluster) -> str:
     ('4 GPUs, 2 a node', '4 GPUs, 2 a node, up to 3 networks on each')
     """
     if cluster.slots > 1:
-        shared = f", up to {counted(cluster.slots, 'network')} on each"
+        shared = f", up to {pluralize(cluster.slots, 'network')} on each"
     else:
         shared = ""
-    return f"{counted(cluster.whole_gpus, 'GPU')}, {cluster.gpus_per_node // cluster.slots} a node{shared}"
+    return f"{pluralize(cluster.whole_gpus, 'GPU')}, {cluster.gpus_per_node // cluster.slots} a node{shared}"
 
 
 def add_policy(

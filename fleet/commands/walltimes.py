@@ -23,7 +23,7 @@ from fleet.runtime.interrupt import RESERVE_S
 from fleet.spec import Spec, Stopping
 from fleet.storage.event_log import read_events, read_run
 from fleet.storage.paths import RunPaths
-from fleet.units import counted, format_duration
+from fleet.units import format_duration, pluralize
 from launch import slurm_control
 from launch.base import InputError
 from launch.sites import Site
@@ -170,7 +170,7 @@ def _known(
         longest = SAFETY * max(few)
         return KnownTimes(
             Discrete(np.array([longest]), np.array([1.0])),
-            f"{counted(len(few), 'past run')}, too few to learn from: twice the longest ({_range(few)})",
+            f"{pluralize(len(few), 'past run')}, too few to learn from: twice the longest ({_range(few)})",
         )
     if grows:
         missing = "what it trains is asked for while it runs, so that it cannot be simulated"
@@ -274,7 +274,7 @@ def _simulated(args: argparse.Namespace, spec: Spec, site: Site) -> KnownTimes |
     return KnownTimes(
         empirical(times),
         (
-            f"simulating it {len(times)} times on {counted(cluster.whole_gpus, 'device')}{shared} with the rates of "
+            f"simulating it {len(times)} times on {pluralize(cluster.whole_gpus, 'device')}{shared} with the rates of "
             f"{origin}{given.words}, networks improving for 1 epoch to all that they may train ({_range(times)})"
         ),
     )

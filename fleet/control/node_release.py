@@ -17,7 +17,7 @@ from fleet.control.group import Phase, TrainingGroup
 from fleet.control.launch_state import LaunchState
 from fleet.domain.events import NodesLeft
 from fleet.errors import UserError
-from fleet.units import counted
+from fleet.units import pluralize
 from scheduler.base import InputError
 from scheduler.eviction.plan import Action, RunningJob, groups_to_stop
 
@@ -84,7 +84,7 @@ class NodeRelease:
         able = sorted({cluster.node(device) for device in cluster.devices} - {first}, reverse=True)
         if not 1 <= count <= len(able):
             raise UserError(
-                f"{counted(count, 'node')} cannot be given back: of this launch {len(able)} can, for that "
+                f"{pluralize(count, 'node')} cannot be given back: of this launch {len(able)} can, for that "
                 "of the coordinator stays to the end"
             )
         chosen: list[int] = []
@@ -112,7 +112,7 @@ class NodeRelease:
             least = self._networks.specs[name].min_gpus
             if least > rest:
                 raise UserError(
-                    f"{name} needs {counted(least, self._setup.roles.unit)}, and {rest} would be left"
+                    f"{name} needs {pluralize(least, self._setup.roles.unit)}, and {rest} would be left"
                 )
         if not rest:
             raise UserError(f"no {self._setup.roles.unit} would be left")

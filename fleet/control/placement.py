@@ -13,7 +13,7 @@ from fleet.control.searching import Searching
 from fleet.control.shutdown import Ending
 from fleet.domain import events
 from fleet.errors import UserError
-from fleet.units import counted
+from fleet.units import pluralize
 from scheduler.base import Progress, Round
 from scheduler.ensemble import moves
 
@@ -196,11 +196,11 @@ class Placement:
         cluster = self._groups.cluster
         lost = self._groups.lost
         if self._leaving.has_left or lost:
-            few = f"{counted(cluster.gpus, 'trainer')} {'is' if cluster.gpus == 1 else 'are'}"
+            few = f"{pluralize(cluster.gpus, 'trainer')} {'is' if cluster.gpus == 1 else 'are'}"
             if self._leaving.has_left:
                 why = "nodes were given back"
             else:
-                why = f"{counted(len(lost), 'rank')} died"
+                why = f"{pluralize(len(lost), 'rank')} died"
             self._ending.begin(f"{why}, and {few} too few for {left}")
         else:
             self._outbox.add(

@@ -19,7 +19,7 @@ import numpy as np
 from fleet.comm.protocols import Group
 from fleet.errors import CheckpointError, FleetError, NetworkWarning, UserError
 from fleet.spec import NetworkSpec, Resources
-from fleet.units import counted
+from fleet.units import pluralize
 from preprocess.sample import SampleSpec
 from scheduler.base import RateTable
 
@@ -532,7 +532,7 @@ def check_gpu_index(index: int, gpus: int) -> None:
     """
     if gpus > 1 and index >= gpus:
         raise UserError(
-            f"this node shows {counted(gpus, 'GPU')}, and this rank is its trainer number {index + 1}: "
+            f"this node shows {pluralize(gpus, 'GPU')}, and this rank is its trainer number {index + 1}: "
             "start fewer ranks on it, or set resources.gpus_per_node"
         )
 

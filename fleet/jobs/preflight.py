@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from fleet.units import counted, format_size
+from fleet.units import format_size, pluralize
 from launch.binding import BINDING_REMEDY, Cores, binding_problem, by_node
 from launch.numa import GpuNode
 from launch.place import format_numbers
@@ -97,7 +97,7 @@ def check_launch(launcher: str, launched: int | None, size: int, library: str) -
         return []
     return [
         Finding(
-            f"{launcher} started {counted(launched, 'rank')}, but MPI sees {size}: mpi4py uses {library}",
+            f"{launcher} started {pluralize(launched, 'rank')}, but MPI sees {size}: mpi4py uses {library}",
             "start with the launcher of that MPI, or build mpi4py for this one: "
             "MPICC=mpicc pip install --no-cache-dir --no-binary mpi4py mpi4py",
         )
@@ -248,7 +248,7 @@ def _check_threads(node: int, ranks: Sequence[RankFacts], slots: int) -> Iterato
         else:
             why = ""
         yield Finding(
-            f"node {node} has {counted(len(ranks), 'rank')}{why} on {counted(cores, 'core')}",
+            f"node {node} has {pluralize(len(ranks), 'rank')}{why} on {pluralize(cores, 'core')}",
             "start fewer ranks there, or let them use fewer threads",
         )
 
@@ -261,7 +261,7 @@ def _check_gpus(
     if not shown:
         if there:
             yield Finding(
-                f"node {node} has {counted(there, 'GPU')}, but its ranks are shown none",
+                f"node {node} has {pluralize(there, 'GPU')}, but its ranks are shown none",
                 "check CUDA_VISIBLE_DEVICES and variables like it, and what the job asks for",
             )
         return
@@ -305,6 +305,6 @@ def _check_gpus(
     missing = len(trainers) - sum(map(bool, taken))
     if missing:
         yield Finding(
-            f"{counted(missing, 'trainer')} of node {node} are shown no GPU of their own",
+            f"{pluralize(missing, 'trainer')} of node {node} are shown no GPU of their own",
             "start fewer ranks there, or set resources.gpus_per_node",
         )

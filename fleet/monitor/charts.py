@@ -11,7 +11,7 @@ from fleet.monitor.report import NetworkCurve, RunReport
 from fleet.monitor.search_summary import SearchReport, SearchTrial, coordinate_of
 from fleet.spec.space import Dimension, Range
 from fleet.storage.results import Status, short_names
-from fleet.units import counted
+from fleet.units import pluralize
 from scheduler.simulation.ensemble import Stint
 
 NAMED = 10  # the best networks, which have a colour before any is chosen
@@ -136,7 +136,7 @@ def _timeline(
             device,
             stint.start_s * scale,
             stint.end_s * scale,
-            f"{stint.name}: {counted(len(stint.devices), account.device)}, {_epochs(stint.epochs)}",
+            f"{stint.name}: {pluralize(len(stint.devices), account.device)}, {_epochs(stint.epochs)}",
             None,
         ]
         for stint, device in wide
@@ -151,7 +151,7 @@ def _timeline(
                 device,
                 begin_s * scale,
                 end_s * scale,
-                counted(len(crowd), "network"),
+                pluralize(len(crowd), "network"),
                 min(1.0, max(0.2, busy)),
             ]
         )

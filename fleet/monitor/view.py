@@ -17,7 +17,7 @@ from fleet.monitor.html import html_table
 from fleet.monitor.progress import EpochPart, Progress
 from fleet.storage.files import STDOUT, storage_errors, with_retries
 from fleet.terminal import brief, terminal, terminal_width
-from fleet.units import counted, format_duration
+from fleet.units import format_duration, pluralize
 from scheduler.ensemble.policies import POLICIES
 from scheduler.ensemble.sharing import worth
 
@@ -106,8 +106,8 @@ def describe_event(event: ev.Event, max_epochs: Mapping[str, int], device: str =
             else:
                 done = ""
             return (
-                f"{counted(event.networks, 'network')}{done}; {counted(event.trainers, 'trainer')}, "
-                f"{counted(event.preprocessors, 'preprocessor')} on {counted(event.nodes, 'node')}; "
+                f"{pluralize(event.networks, 'network')}{done}; {pluralize(event.trainers, 'trainer')}, "
+                f"{pluralize(event.preprocessors, 'preprocessor')} on {pluralize(event.nodes, 'node')}; "
                 f"policy {event.policy}"
             )
         case ev.RatesRemembered():
@@ -115,7 +115,7 @@ def describe_event(event: ev.Event, max_epochs: Mapping[str, int], device: str =
         case ev.RateMeasured():
             spread = f" ± {event.spread:.0%}" if event.spread else ""
             result = event.reason or f"{event.rate:.0f} samples/s{spread}"
-            return f"measured {event.done}/{event.total}: {event.network} on {counted(event.gpus, device)}: {result}"
+            return f"measured {event.done}/{event.total}: {event.network} on {pluralize(event.gpus, device)}: {result}"
         case ev.Profiled():
             return "rates known" + (
                 f" after {format_duration(event.seconds)}"
@@ -144,7 +144,7 @@ def describe_event(event: ev.Event, max_epochs: Mapping[str, int], device: str =
         case ev.NetworkFinished():
             return f"{event.network} is done: {event.reason}"
         case ev.NetworkTaken():
-            return f"{event.network} is trained here from now on, after {counted(event.epochs, 'epoch')}"
+            return f"{event.network} is trained here from now on, after {pluralize(event.epochs, 'epoch')}"
         case ev.NetworkTested():
             return (
                 f"{event.network} on the test data: loss {event.loss:.4f}{_share(event.accuracy)}"
@@ -170,7 +170,7 @@ def describe_event(event: ev.Event, max_epochs: Mapping[str, int], device: str =
 
 def _describe_judged(event: ev.NetworkJudged) -> str:
     done = {"pause": "is paused", "stop": "is pruned", "go_on": "goes on"}[event.verdict]
-    when = counted(event.epochs, "epoch")
+    when = pluralize(event.epochs, "epoch")
     if event.by == (USER,) and event.verdict != "go_on":
         when += ", or the one that it is in"  # commands come at any time
     return f"{event.network} {done} after {when}: {' and '.join(event.by)}"
@@ -192,7 +192,7 @@ def _describe_remembered(event: ev.RatesRemembered) -> str:
     age = " to ".join(dict.fromkeys([_age(ages[0]), _age(ages[-1])]))
     hosts = ", ".join(sorted({rate.machine.partition(":")[0] for rate in rates}))
     return (
-        f"rates of {counted(len(event.rates), 'network')} found out {age} ago on {hosts}, spread up to "
+        f"rates of {pluralize(len(event.rates), 'network')} found out {age} ago on {hosts}, spread up to "
         f"{max(rate.spread for rate in rates):.0%}: {event.cache}; --remeasure measures them anew"
     )
 
@@ -214,7 +214,7 @@ def _describe_trouble(event: ev.Event, device: str) -> str:
             else:
                 kept = "correct schedule.rates"
             return (
-                f"WARNING: {event.network} on {counted(event.gpus, device)} trains {event.rate:.0f} samples/s, "
+                f"WARNING: {event.network} on {pluralize(event.gpus, device)} trains {event.rate:.0f} samples/s, "
                 f"and was taken to train {event.expected:.0f}: {kept}"
             )
         case ev.NetworkFailed():
@@ -318,7 +318,7 @@ def _share(accuracy: float) -> str:
 
 def _describe_stream(event: ev.StreamStarted) -> str:
     """Whether input or training is the bottleneck, and what to change."""
-    supply = f"input {event.supply_samples_per_s:.0f} samples/s by {counted(event.preprocessors, 'preprocessor')}"
+    supply = f"input {event.supply_samples_per_s:.0f} samples/s by {pluralize(event.preprocessors, 'preprocessor')}"
     if event.bottleneck:
         rates = f"{supply}, the fastest network takes {event.demand_samples_per_s:.0f}: "
     else:
@@ -334,7 +334,7 @@ def _describe_stream(event: ev.StreamStarted) -> str:
         )
     spare = event.of - event.preprocessors
     if spare:
-        advice = f" ({counted(spare, 'preprocessor')} of {event.of} could train instead)"
+        advice = f" ({pluralize(spare, 'preprocessor')} of {event.of} could train instead)"
     else:
         advice = ""
     policy = POLICIES.get(event.policy)
@@ -355,7 +355,7 @@ def _describe_sharing(event: ev.SharingLearned) -> str:
     if is_tried:
         more = "more may pay"
     else:
-        more = f"this run has {counted(event.slots, 'slot')} on each {event.device}"
+        more = f"this run has {pluralize(event.slots, 'slot')} on each {event.device}"
     if event.bound == "per_device":
         raised = "raise resources.networks_per_gpu, and "
     else:
@@ -374,7 +374,7 @@ def describe_sharing(speedups: Sequence[float], device: str = "GPU") -> str:
     """
     count = worth(speedups)
     parts = [
-        f"{counted(number, 'network')} {speedup:.3g} times"
+        f"{pluralize(number, 'network')} {speedup:.3g} times"
         for number, speedup in enumerate(speedups, 1)
     ][1:]
     if not parts:

@@ -21,7 +21,7 @@ from fleet.spec import Spec
 from fleet.storage.files import atomic_write, blank_if_missing, nan_if_blank
 from fleet.storage.paths import PARTS, RunPaths
 from fleet.storage.results import NetworkResult, Status
-from fleet.units import counted, listed
+from fleet.units import listed, pluralize
 
 log = logging.getLogger("fleet.prediction.ensembles")
 
@@ -136,7 +136,7 @@ def select_top(candidates: Sequence[Candidate], count: int) -> dict[str, int]:
         )
         raise UserError(
             (
-                f"--top {count}: only {counted(len(finished), 'network')} can be joined; others have not "
+                f"--top {count}: only {pluralize(len(finished), 'network')} can be joined; others have not "
                 "finished, or are not fed with what the best one is: "
                 f"--top {len(finished)} joins all there are"
                 if finished

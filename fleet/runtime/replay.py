@@ -16,7 +16,7 @@ from fleet.storage.checkpoint import find_newest
 from fleet.storage.files import atomic_write
 from fleet.storage.identity import file_checksum, find_changes
 from fleet.storage.paths import RunPaths
-from fleet.units import counted
+from fleet.units import pluralize
 from preprocess.sample import SampleSpec
 
 
@@ -85,11 +85,11 @@ def _describe_agreement(
         return f"{name}: not judged, neither then nor now"
     equal = sum(_difference(*pair) == 0 for pair in pairs)
     if equal == len(pairs):
-        return f"{name}: equal to the last bit in all of {counted(len(pairs), 'epoch')}"
+        return f"{name}: equal to the last bit in all of {pluralize(len(pairs), 'epoch')}"
     furthest = max(range(len(pairs)), key=lambda place: _difference(*pairs[place]))
     one, other = pairs[furthest]
     return (
-        f"{name}: equal in {equal} of {counted(len(pairs), 'epoch')}, furthest apart in epoch "
+        f"{name}: equal in {equal} of {pluralize(len(pairs), 'epoch')}, furthest apart in epoch "
         f"{recorded[furthest].epoch}: {one:.6g} and {other:.6g} (by {abs(one - other):.1e}, or "
         f"{_difference(one, other):.1e} of it)"
     )

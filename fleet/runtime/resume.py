@@ -15,7 +15,7 @@ from fleet.storage.identity import trial_identity
 from fleet.storage.lease import fence_check
 from fleet.storage.results import Results, known_parameters, recover
 from fleet.storage.skipped_networks import read_skipped
-from fleet.units import counted
+from fleet.units import pluralize
 
 
 @dataclass(frozen=True)
@@ -162,7 +162,7 @@ def _find_missing(
     return [
         ev.NetworkFellBack(
             name,
-            f"no checkpoint of it is left, and the log has {counted(epochs, 'epoch')} of it",
+            f"no checkpoint of it is left, and the log has {pluralize(epochs, 'epoch')} of it",
             epochs=0,
             position=0,
         )

@@ -12,7 +12,7 @@ from fleet.search.controller import Entry
 from fleet.search.session import PARENT, fitting
 from fleet.spec.space import Space
 from fleet.spec.yaml_file import plain
-from fleet.units import counted
+from fleet.units import pluralize
 
 _CHOICE = (
     "sampler",
@@ -90,10 +90,10 @@ def _said(value: Any) -> str:
 def _told(space: Space, asked: Sequence[Mapping[str, Any]], knows: bool) -> str:
     """Of how many networks the new searcher is told."""
     if not knows:
-        return f"; the searcher has no method `known`, and is not told of {counted(len(asked), 'network')}"
+        return f"; the searcher has no method `known`, and is not told of {pluralize(len(asked), 'network')}"
     outside = sum(
         fitting(space, {key: value for key, value in values.items() if key != PARENT}) is None
         for values in asked
     )
-    said = f"; the searcher is told of {counted(len(asked) - outside, 'network')}"
+    said = f"; the searcher is told of {pluralize(len(asked) - outside, 'network')}"
     return said + (f", and not of {outside} outside of the space" if outside else "")

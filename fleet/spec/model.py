@@ -33,7 +33,7 @@ from pydantic.dataclasses import dataclass as validated
 
 from fleet.errors import FleetError, UserError
 from fleet.spec.engines import EngineInfo
-from fleet.units import counted
+from fleet.units import pluralize
 from preprocess.base import InputError, import_function
 from preprocess.user_code import UserCode
 
@@ -465,6 +465,6 @@ def check_input(settings: Settings, input_shape: tuple[int, ...]) -> None:
     if min(input_shape[:2]) < side:
         name = type(settings).__name__.lower()
         raise UserError(
-            f"{name} halves the image {counted(halvings, 'time')} and needs at least {side}x{side} pixels, "
+            f"{name} halves the image {pluralize(halvings, 'time')} and needs at least {side}x{side} pixels, "
             f"not {input_shape[0]}x{input_shape[1]}"
         )

@@ -60,7 +60,7 @@ from fleet.spec.search import OF_NETWORKS, Objective, Prune, find_rule
 from fleet.spec.space import Member, Range, Space, contradictions, draw, ends, grid, override
 from fleet.spec.train import Train
 from fleet.spec.yaml_file import plain, read_yaml
-from fleet.units import counted
+from fleet.units import pluralize
 from preprocess.base import InputError
 from preprocess.source import SOURCES
 from preprocess.transforms import parse_transforms
@@ -767,7 +767,7 @@ def _draws(document: Document, index: int, entry: ModelEntry) -> list[dict[str, 
         size = math.prod(map(len, entry.grid.values()))
         if size > MOST_NETWORKS:
             raise UserError(
-                f"the grid has {counted(size, 'member')}: at most {MOST_NETWORKS} networks of one entry"
+                f"the grid has {pluralize(size, 'member')}: at most {MOST_NETWORKS} networks of one entry"
             )
         return grid(entry.grid)
     return [{}]

@@ -19,7 +19,7 @@ from itertools import groupby
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduler.base import CommTime, InputError, Network, StepTime, counted
+from scheduler.base import CommTime, InputError, Network, StepTime, pluralize
 from scheduler.shares import Gains, climb, settled
 
 Array = NDArray[np.float64]
@@ -152,7 +152,7 @@ def _exchange_on(rows: list[CommTime], params_mb: float) -> float:
     seconds = np.array([0.0, *(row.seconds for row in rows)])
     if not (np.diff(sizes).min() > 0 and np.isfinite(seconds).all() and seconds.min() >= 0):
         raise InputError(
-            f"comm_s on {counted(rows[0].gpus, 'GPU')}: params_mb must be positive and differ, "
+            f"comm_s on {pluralize(rows[0].gpus, 'GPU')}: params_mb must be positive and differ, "
             "seconds must not be negative"
         )
     return float(_extended(np.array([params_mb]), sizes, seconds)[0])
@@ -237,7 +237,7 @@ def scaling(
     if not any(batch for _, batch in best):
         raise InputError(
             f"network {network.name!r}: a batch of {allowed.smallest} does not fit "
-            f"on {counted(gpus, 'GPU')} of {counted(most, 'sample')} each"
+            f"on {pluralize(gpus, 'GPU')} of {pluralize(most, 'sample')} each"
         )
     return ScalingCurve(
         tuple(rate / reference for rate, _ in best), tuple(batch for _, batch in best)

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduler.base import LEAST, InputError, counted
+from scheduler.base import LEAST, InputError, pluralize
 
 Floats = NDArray[np.float64]
 
@@ -40,7 +40,7 @@ class Ring:
     def __post_init__(self) -> None:
         if self.shards < 1 or not 0 < self.window <= 1:
             raise InputError(
-                f"a ring of {counted(self.shards, 'shard')} with a window of {self.window:.0%}: "
+                f"a ring of {pluralize(self.shards, 'shard')} with a window of {self.window:.0%}: "
                 "it needs at least 1 shard, and a window above 0 % and at most 100 %"
             )
 

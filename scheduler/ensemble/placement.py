@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduler.base import InputError, Member, counted
+from scheduler.base import InputError, Member, pluralize
 
 MOST_PERMUTATIONS = 1024  # [FLEET] appendix A
 MOST_STATES = 2_000  # of the exact search: some hundredths of a second
@@ -84,7 +84,7 @@ def greedy(groups: Groups, devices: Sequence[int], gpus_per_node: int) -> tuple[
     slots = _by_node(devices, gpus_per_node)
     if sum(groups.values()) > len(slots):
         raise InputError(
-            f"groups need {counted(sum(groups.values()), 'GPU')}, and {len(slots)} can be had"
+            f"groups need {pluralize(sum(groups.values()), 'GPU')}, and {len(slots)} can be had"
         )
     order, rest = _fill_nodes(groups, gpus_per_node)
     order += _best_permutation(groups, order, rest, np.array(slots, np.int64) // gpus_per_node)

@@ -20,7 +20,16 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduler.base import Cluster, InputError, Member, Options, Progress, RateTable, Round, counted
+from scheduler.base import (
+    Cluster,
+    InputError,
+    Member,
+    Options,
+    Progress,
+    RateTable,
+    Round,
+    pluralize,
+)
 from scheduler.ensemble.adaptive import admitted, group_sizes
 from scheduler.ensemble.costs import PAPER_COSTS, REGROUPING_COSTS, Costs
 from scheduler.ensemble.elastic import elastic_round
@@ -310,7 +319,7 @@ def check_round(answer: object, rates: RateTable, progress: Progress, cluster: C
             )
         if not network.min_gpus <= member.gpus <= (network.max_gpus or member.gpus):
             raise InputError(
-                f"gives {counted(member.gpus, 'device')} to {member.name}, which takes "
+                f"gives {pluralize(member.gpus, 'device')} to {member.name}, which takes "
                 f"{network.min_gpus} to {network.max_gpus or cluster.gpus}"
             )
         least, most = network.batches or (None, None)

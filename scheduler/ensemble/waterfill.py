@@ -19,7 +19,7 @@ from functools import cached_property, lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduler.base import InputError, Network, RateTable, counted
+from scheduler.base import InputError, Network, RateTable, pluralize
 from scheduler.ensemble.rates import bent_curves, estimated, is_straight, kinds
 from scheduler.hulls import concave_hulls
 
@@ -210,7 +210,7 @@ def lower_bound(rates: RateTable, gpus: int) -> float:
             )
         if network.min_gpus > gpus:
             raise InputError(
-                f"{network.name} needs at least {counted(network.min_gpus, 'GPU')}, not {gpus}"
+                f"{network.name} needs at least {pluralize(network.min_gpus, 'GPU')}, not {gpus}"
             )
     work = rates.samples_per_epoch * np.array(
         [network.epochs for network in rates.models], dtype=np.float64

@@ -26,7 +26,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduler.base import MOST_NODES, NAME, InputError, check_range, counted, is_name
+from scheduler.base import MOST_NODES, NAME, InputError, check_range, is_name, pluralize
 
 Action = Literal["kill", "app", "sys"]
 CHECKPOINTS: tuple[Action, ...] = ("app", "sys")  # in the order in which ties are broken
@@ -277,7 +277,7 @@ def check_jobs(jobs: Sequence[RunningJob], nodes: int) -> None:
     have = sum(job.nodes for job in jobs)
     if nodes > have:
         raise InputError(
-            f"{counted(nodes, 'node')} cannot be freed: {counted(len(jobs), 'job')} in all, on {have}"
+            f"{pluralize(nodes, 'node')} cannot be freed: {pluralize(len(jobs), 'job')} in all, on {have}"
         )
 
 

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from scheduler.base import LEAST, MOST, InputError, check_range, counted, is_number
+from scheduler.base import LEAST, MOST, InputError, check_range, is_number, pluralize
 from scheduler.eviction.plan import Action, Number, RunningJob, exact, plain, round_up
 from scheduler.files import read_bytes, read_json
 
@@ -91,8 +91,8 @@ class Checkpointing:
                 _check(self.id, name, size)
             if isinstance(sizes, Sequence) and len(sizes) != self.nodes:
                 raise InputError(
-                    f"job {self.id}: {name} has {counted(len(sizes), 'size')} for "
-                    f"{counted(self.nodes, 'node')}"
+                    f"job {self.id}: {name} has {pluralize(len(sizes), 'size')} for "
+                    f"{pluralize(self.nodes, 'node')}"
                 )
 
     @property
@@ -213,7 +213,9 @@ def _csv_records(path: str | Path) -> Records:
             if not header:
                 _check_names(header := cells, required=_form(cells))
             elif len(cells) != len(header):
-                raise InputError(f"{counted(len(cells), 'cell')}, but the header has {len(header)}")
+                raise InputError(
+                    f"{pluralize(len(cells), 'cell')}, but the header has {len(header)}"
+                )
             else:
                 values = [cell or None for cell in cells]
                 yield f"{path}:{reader.line_num}", dict(zip(header, values, strict=True)), _cell

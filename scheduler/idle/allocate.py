@@ -37,7 +37,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from scheduler.base import MOST_NODES, InputError, check_range, counted
+from scheduler.base import MOST_NODES, InputError, check_range, pluralize
 from scheduler.shares import FloatArray, Gains, IntArray, climb, programme, settled
 
 Counts = tuple[int, ...]
@@ -70,14 +70,14 @@ class RateCurve:
     def __post_init__(self) -> None:
         if len(self.nodes) != len(self.values) or not self.nodes:
             raise InputError(
-                f"a curve has {counted(len(self.nodes), 'node count')} and "
-                f"{counted(len(self.values), 'value')}; there must be one value for each count, "
+                f"a curve has {pluralize(len(self.nodes), 'node count')} and "
+                f"{pluralize(len(self.values), 'value')}; there must be one value for each count, "
                 "and at least one"
             )
         for count, value in zip(self.nodes, self.values, strict=True):
             if not (math.isfinite(value) and value >= 0):
                 raise InputError(
-                    f"a curve is {value} on {counted(count, 'node')}; it must be a number, 0 or more"
+                    f"a curve is {value} on {pluralize(count, 'node')}; it must be a number, 0 or more"
                 )
         if self.nodes[0] < 0 or any(a >= b for a, b in pairwise(self.nodes)):
             raise InputError(f"a curve's node counts must rise from 0, not {list(self.nodes)}")
@@ -135,7 +135,7 @@ class Trainer:
         if self.n_max > self.objective.nodes[-1]:
             raise InputError(
                 f"n_max {self.n_max} is beyond the curve, which ends at "
-                f"{counted(self.objective.nodes[-1], 'node')}"
+                f"{pluralize(self.objective.nodes[-1], 'node')}"
             )
         check_range("n_max", self.n_max, 1, MOST_NODES)  # what a trainer gains is tabulated
         for name, seconds in (("up_s", self.up_s), ("down_s", self.down_s)):
@@ -316,18 +316,18 @@ def check(
     """
     if len(trainers) != len(current):
         raise InputError(
-            f"{counted(len(trainers), 'trainer')}, but current counts of {len(current)}"
+            f"{pluralize(len(trainers), 'trainer')}, but current counts of {len(current)}"
         )
     if not (math.isfinite(horizon_s) and horizon_s >= 0):
         raise InputError(f"the horizon is {horizon_s}; it must be a number of seconds, 0 or more")
     for place, (trainer, had) in enumerate(zip(trainers, current, strict=True)):
         if not 0 <= had <= trainer.n_max:
             raise InputError(
-                f"trainer {place} has {counted(had, 'node')}; it can have 0 to {trainer.n_max}"
+                f"trainer {place} has {pluralize(had, 'node')}; it can have 0 to {trainer.n_max}"
             )
     if sum(current) > nodes:
         raise InputError(
-            f"the trainers have {counted(sum(current), 'node')}, more than the {nodes} that can be had"
+            f"the trainers have {pluralize(sum(current), 'node')}, more than the {nodes} that can be had"
         )
 
 

@@ -33,7 +33,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from scheduler.base import InputError, counted
+from scheduler.base import InputError, pluralize
 from scheduler.reservation.distributions import Discrete
 from scheduler.reservation.requests import SAFETY
 from scheduler.simulation.availability import Availability
@@ -195,7 +195,7 @@ def _check(jobs: Sequence[QueueJob], processors: int, stream: Stream | None) -> 
     for index, job in enumerate(jobs):
         if not 1 <= job.processors <= processors:
             raise InputError(
-                f"job {index} needs {counted(job.processors, 'processor')}, but the machine has "
+                f"job {index} needs {pluralize(job.processors, 'processor')}, but the machine has "
                 f"{processors}"
             )
         if not (math.isfinite(job.run_time) and job.run_time > 0 and 0 <= job.submit < math.inf):
@@ -213,8 +213,8 @@ def _check(jobs: Sequence[QueueJob], processors: int, stream: Stream | None) -> 
         0 < stream.interval < math.inf and 1 <= stream.processors <= processors
     ):
         raise InputError(
-            f"a stream of jobs of {counted(stream.processors, 'processor')} every {stream.interval} "
-            f"does not fit a machine of {counted(processors, 'processor')}"
+            f"a stream of jobs of {pluralize(stream.processors, 'processor')} every {stream.interval} "
+            f"does not fit a machine of {pluralize(processors, 'processor')}"
         )
 
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import partial
 
-from scheduler.base import InputError, counted
+from scheduler.base import InputError, pluralize
 from scheduler.eviction.plan import Action
 from scheduler.eviction.running_jobs import FileSystem
 from scheduler.simulation.kernel import Event, Simulator
@@ -92,7 +92,7 @@ def simulate(
         free := sum(job.checkpointing.nodes for job in jobs if job.checkpointing.id in actions)
     ):
         raise InputError(
-            f"the plan frees {counted(free, 'node')}, but the on-demand job needs {nodes}"
+            f"the plan frees {pluralize(free, 'node')}, but the on-demand job needs {nodes}"
         )
     machine = _Machine(jobs, actions, nodes, length_min, storage)
     machine.sim.run()

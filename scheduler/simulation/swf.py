@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import astuple, dataclass, field, fields
 from pathlib import Path
 
-from scheduler.base import MOST, InputError, counted
+from scheduler.base import MOST, InputError, pluralize
 from scheduler.files import read_bytes
 
 UNKNOWN = -1
@@ -135,7 +135,9 @@ def write_swf(path: str | Path, trace: Trace) -> None:
 
 def _job(place: str, cells: list[str]) -> SwfJob:
     if len(cells) != len(COLUMNS):
-        raise InputError(f"{place}: {counted(len(cells), 'column')}, but a job has {len(COLUMNS)}")
+        raise InputError(
+            f"{place}: {pluralize(len(cells), 'column')}, but a job has {len(COLUMNS)}"
+        )
     values: list[float] = []
     for column, cell in zip(COLUMNS, cells, strict=True):
         try:

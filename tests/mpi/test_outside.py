@@ -30,7 +30,7 @@ from fleet.storage.checkpoint import find_newest, read_state
 from fleet.storage.event_log import events_of, read_run
 from fleet.storage.paths import RunPaths
 from fleet.storage.results import Status
-from fleet.units import counted
+from fleet.units import pluralize
 from tests.mpi.conftest import Launcher, kill, rank_process, session_members, spec
 from tests.places import ROOT
 from tests.waiting import wait_until
@@ -79,7 +79,7 @@ def test_networks_are_added_paused_resumed_and_stopped_while_a_run_goes_on(tmp_p
         "softmax-0": Status.FINISHED,
         "softmax-1": Status.FINISHED,
     }
-    assert rows["long"].reason == f"pruned after {counted(rows['long'].epochs, 'epoch')}"
+    assert rows["long"].reason == f"pruned after {pluralize(rows['long'].epochs, 'epoch')}"
     assert events_of(RunPaths(run).events, NetworkJudged)[-1].by == ("user",)
     with pytest.raises(UserError, match="the run has ended"):
         running.add({"family": "softmax"})

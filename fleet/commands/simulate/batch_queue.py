@@ -24,7 +24,7 @@ from fleet.commands.options import add_law_parameters, add_seed, law_of
 from fleet.commands.output import add_json, show
 from fleet.errors import UserError
 from fleet.terminal import print_table
-from fleet.units import counted
+from fleet.units import pluralize
 from scheduler.reservation.distributions import LAWS, Law
 from scheduler.simulation.batch_queue import Convention, Schedule, simulate
 from scheduler.simulation.fit import Fit, fit_laws
@@ -232,8 +232,8 @@ def _result(args: argparse.Namespace, schedules: list[Schedule], hours: float) -
 def _print(result: dict[str, Any]) -> None:
     speculation = ", speculative backfilling" if result["speculative"] else ""
     print(
-        f"{counted(result['jobs'], 'job')} on {counted(result['processors'], 'processor')}, "
-        f"{counted(result['runs'], 'run')}; requests: {result['requests']}; "
+        f"{pluralize(result['jobs'], 'job')} on {pluralize(result['processors'], 'processor')}, "
+        f"{pluralize(result['runs'], 'run')}; requests: {result['requests']}; "
         f"reservations: {result['convention']}{speculation}"
     )
     print_table(
@@ -276,7 +276,7 @@ def _fit(args: argparse.Namespace, trace: Trace) -> None:
 
 
 def _print_fits(hours: list[float], fits: Sequence[Fit]) -> None:
-    print(f"{counted(len(hours), 'completed run')}, in hours; the best law first")
+    print(f"{pluralize(len(hours), 'completed run')}, in hours; the best law first")
     print_table(
         ["law", "parameters", "AIC", "KS distance"],
         [[fit.law.name, _listed(fit.law), f"{fit.aic:.1f}", f"{fit.distance:.3f}"] for fit in fits],

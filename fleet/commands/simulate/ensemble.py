@@ -32,7 +32,7 @@ from fleet.commands.output import add_json, add_plot, figure_file, print_policie
 from fleet.errors import UserError
 from fleet.plugins import find_policy
 from fleet.terminal import bar, print_table
-from fleet.units import counted
+from fleet.units import pluralize
 from scheduler.base import MOST_SLOTS, Cluster, RateTable
 from scheduler.ensemble.costs import Costs
 from scheduler.ensemble.pace import Stream
@@ -274,8 +274,8 @@ def _print(outcome: Simulated, cluster: Cluster) -> None:
             ]
         ],
         title=f"{outcome.makespan_s / outcome.lower_bound_s:.3f} of the lower bound on "
-        f"{counted(cluster.whole_gpus, 'GPU')}, {cluster.gpus_per_node // cluster.slots} a node, in "
-        f"{counted(len(outcome.rounds), 'round')}",
+        f"{pluralize(cluster.whole_gpus, 'GPU')}, {cluster.gpus_per_node // cluster.slots} a node, in "
+        f"{pluralize(len(outcome.rounds), 'round')}",
     )
     shown = outcome.rounds if len(outcome.rounds) <= 30 else outcome.rounds[:30]
     print_table(
@@ -293,7 +293,7 @@ def _print(outcome: Simulated, cluster: Cluster) -> None:
         ],
     )
     if len(shown) < len(outcome.rounds):
-        print(f"... and {counted(len(outcome.rounds) - len(shown), 'more round')}")
+        print(f"... and {pluralize(len(outcome.rounds) - len(shown), 'more round')}")
 
 
 def plot(path: Path, outcome: Simulated, cluster: Cluster) -> None:

@@ -15,7 +15,7 @@ from fleet.arguments import count, integer, number
 from fleet.commands.options import add_seed
 from fleet.commands.output import add_json, show
 from fleet.terminal import print_table
-from fleet.units import counted
+from fleet.units import pluralize
 from scheduler.base import LEAST, MOST
 from scheduler.eviction.plan import Plan, RunningJob, plan_evictions
 from scheduler.simulation.eviction import Outcome, simulate
@@ -98,7 +98,7 @@ def run(args: argparse.Namespace) -> None:
 
 def _print(args: argparse.Namespace, results: list[dict[str, float]]) -> None:
     print(
-        f"{counted(args.running, 'job')} on {counted(args.machine, 'node')}; an on-demand job needs {args.nodes}"
+        f"{pluralize(args.running, 'job')} on {pluralize(args.machine, 'node')}; an on-demand job needs {args.nodes}"
     )
     print_table(
         [
