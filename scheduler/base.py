@@ -34,8 +34,8 @@ def pluralize(number: int, what: str) -> str:
 # What a machine may have; sums, products and quotients of such numbers are numbers as well.
 LEAST = 1e-12
 MOST = 1e15
-MOST_NODES = 1_000_000  # more would only cost memory
-MOST_SLOTS = 64  # of a GPU
+MAX_NODES = 1_000_000  # more would only cost memory
+MAX_SLOTS = 64  # of a GPU
 
 
 def is_number(value: Any) -> bool:
@@ -262,12 +262,12 @@ class Cluster:
         """
         if gpus < 1:
             raise InputError(f"gpus is {gpus}; it must be at least 1")
-        check_range("gpus", gpus, 1, MOST_NODES)
+        check_range("gpus", gpus, 1, MAX_NODES)
         if gpus_per_node > gpus:
             raise InputError(
                 f"gpus_per_node is {gpus_per_node}, but the whole cluster has {pluralize(gpus, 'GPU')}"
             )
-        check_range("slots", slots, 1, MOST_SLOTS)
+        check_range("slots", slots, 1, MAX_SLOTS)
         return cls(
             tuple(
                 sorted(

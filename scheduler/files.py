@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from scheduler.base import LEAST, MOST, InputError, Network, is_number
 
-MOST_MISTAKES = 8  # named in one line; the rest are counted
+MAX_MISTAKES = 8  # named in one line; the rest are counted
 BLOCK = 1 << 24  # bytes that are read at once
 
 Heard = Callable[[int, int], object]  # is told how much of some work has been done, and of how much
@@ -146,10 +146,10 @@ class MistakeReader:
     def refuse_mistakes(self, place: str) -> None:
         """Raise InputError if there was any mistake, with all of them in one line."""
         if self.mistakes:
-            more = len(self.mistakes) - MOST_MISTAKES
+            more = len(self.mistakes) - MAX_MISTAKES
             raise InputError(
                 f"{place}: "
-                + "; ".join(self.mistakes[:MOST_MISTAKES])
+                + "; ".join(self.mistakes[:MAX_MISTAKES])
                 + (f"; and {more} more" if more > 0 else "")
             )
 

@@ -18,7 +18,7 @@ from fleet.storage.paths import RunPaths
 from fleet.storage.rate_cache import beside_steps_key, cache_path, rates_of, read_cache, sharing_key
 from launch.binding import process_cores
 from preprocess.sample import SampleSpec
-from scheduler.base import MOST_SLOTS, Cluster, InputError, RateTable
+from scheduler.base import MAX_SLOTS, Cluster, InputError, RateTable
 from scheduler.ensemble.rates_file import read_rates
 from scheduler.ensemble.sharing import Sharing
 
@@ -83,7 +83,7 @@ def shared_cluster(spec: Spec, cluster: Cluster) -> Cluster:
     """A cluster of whole GPUs with the slots that the networks of a spec may use, if ranks are started for them."""
     asked = spec.resources.networks_per_gpu
     most = min(
-        MOST_SLOTS, math.ceil(spec.most_at_once / max(1, cluster.gpus))
+        MAX_SLOTS, math.ceil(spec.most_at_once / max(1, cluster.gpus))
     )  # more would stay empty
     slots = most if asked == "auto" else min(asked, most)
     if slots <= 1:

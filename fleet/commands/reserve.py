@@ -108,7 +108,7 @@ def _say_why(remaining: Discrete | None) -> None:
     if remaining is None:
         why = "the job has outlived every run time known"
     else:
-        why = f"fewer than {asking.FEWEST_RUNS} past runs are too few to learn from"
+        why = f"fewer than {asking.MIN_RUNS} past runs are too few to learn from"
     print(f"fleet reserve: {why}: asking for twice the longest time known", file=sys.stderr)
 
 
@@ -141,7 +141,7 @@ def _print(
     )
     if best.excess:
         print(
-            f"The run times were rounded up to {asking.MOST_EXACT} values for this: no sequence has an expected "
+            f"The run times were rounded up to {asking.MAX_EXACT} values for this: no sequence has an expected "
             f"makespan more than {best.excess:.2%} lower."
         )
     if costs:

@@ -33,7 +33,7 @@ from scheduler.ensemble.costs import Costs
 from scheduler.ensemble.pace import Stream
 from scheduler.reservation.chained_requests import Chain, best_chain, expected
 from scheduler.reservation.distributions import Discrete, empirical
-from scheduler.reservation.requests import FEWEST_RUNS, SAFETY
+from scheduler.reservation.requests import MIN_RUNS, SAFETY
 from scheduler.simulation.ensemble import simulate
 
 # of how many epochs networks train: so many, or fewer where they take long
@@ -150,12 +150,12 @@ def _known(
 ) -> KnownTimes:
     """By enough finished chains of the folder, past jobs of the name, simulation, or the few that there are."""
     own = past.finished
-    if len(own) >= FEWEST_RUNS:
+    if len(own) >= MIN_RUNS:
         return KnownTimes(
             empirical(own), f"{len(own)} finished chains in {spec.output} ({_range(own)})"
         )
     others, silence = _accounted(spec.document.name, system)
-    if len(others) >= FEWEST_RUNS:
+    if len(others) >= MIN_RUNS:
         return KnownTimes(
             empirical(others),
             f"{len(others)} completed jobs named {spec.document.name} that "

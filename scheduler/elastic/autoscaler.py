@@ -26,7 +26,7 @@ from functools import lru_cache
 from scheduler.base import InputError, check_range
 from scheduler.elastic.allocate import ScalingCurve, allocate
 
-MOST_MIN = 1e5  # of a setting: ten weeks; decisions go on for as long as a job stands still
+MAX_MIN = 1e5  # of a setting: ten weeks; decisions go on for as long as a job stands still
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Autoscaling:
         for name in ("interval_min", "rescale_cost_min", "hold_min"):
             value = getattr(self, name)
             if value is not None:
-                check_range(name, value, 0, MOST_MIN, "min")
+                check_range(name, value, 0, MAX_MIN, "min")
         if 0 < self.interval_min < 1e-3:
             raise InputError(
                 f"interval_min is {self.interval_min}; it must be 0 (decide at every event) or at least "

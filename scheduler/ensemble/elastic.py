@@ -30,11 +30,11 @@ from scheduler.elastic.allocate import (
 from scheduler.ensemble.placement import rearrange
 from scheduler.ensemble.rates import curve
 
-MOST_GPUS = 1024  # of one network; the paper's k_max is 10
+MAX_GPUS = 1024  # of one network; the paper's k_max is 10
 
 
 def _most(network: Network, gpus: int) -> int:
-    return min(gpus, network.max_gpus or gpus, max(MOST_GPUS, network.min_gpus))
+    return min(gpus, network.max_gpus or gpus, max(MAX_GPUS, network.min_gpus))
 
 
 @lru_cache(maxsize=4096)

@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 
 from scheduler.base import InputError, Member, pluralize
 
-MOST_PERMUTATIONS = 1024  # [FLEET] appendix A
-MOST_STATES = 2_000  # of the exact search: some hundredths of a second
-MOST_SHARES = 64  # nodes of one group: with more, another node hardly counts, and the ways to choose them are too many
+MAX_PERMUTATIONS = 1024  # [FLEET] appendix A
+MAX_STATES = 2_000  # of the exact search: some hundredths of a second
+MAX_SHARES = 64  # nodes of one group: with more, another node hardly counts, and the ways to choose them are too many
 
 Groups = Mapping[str, int]  # name -> size
 Share = tuple[int, int]  # (devices that a group takes of a node, how many the node had free)
@@ -53,7 +53,7 @@ def place(groups: Groups, devices: Sequence[int], gpus_per_node: int) -> tuple[M
     Returns:
         The groups in the order given. Their score is never above that of
         :func:`greedy`, and the least possible where the exact search ends
-        within ``MOST_STATES`` states and no group needs more than ``MOST_SHARES`` nodes.
+        within ``MAX_STATES`` states and no group needs more than ``MAX_SHARES`` nodes.
 
     Raises:
         InputError: there are fewer devices than the groups need.
@@ -222,7 +222,7 @@ def _best_permutation(
             first += size
         return total
 
-    return head + list(min(islice(permutations(tail), MOST_PERMUTATIONS), key=cost))
+    return head + list(min(islice(permutations(tail), MAX_PERMUTATIONS), key=cost))
 
 
 def _exact(
@@ -237,7 +237,7 @@ def _exact(
     """
     names = sorted(groups, key=lambda name: groups[name])
     sizes = [groups[name] for name in names]
-    if max(sizes, default=0) > MOST_SHARES * gpus_per_node:
+    if max(sizes, default=0) > MAX_SHARES * gpus_per_node:
         return None
     to_come = _ToCome(sizes, len(devices) - sum(sizes), gpus_per_node)
     _, free = np.unique(np.fromiter(devices, np.int64) // gpus_per_node, return_counts=True)
@@ -245,7 +245,7 @@ def _exact(
     queue = [_State(to_come(0, start), 0, 0, 0.0, start, None)]
     seen: set[tuple[int, tuple[int, ...]]] = set()
     sequence = 0
-    while queue and sequence < MOST_STATES:
+    while queue and sequence < MAX_STATES:
         state = heapq.heappop(queue)
         placed = -state.to_place
         if state.estimate > reached - 1e-9:

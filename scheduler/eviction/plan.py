@@ -26,15 +26,15 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduler.base import MOST_NODES, NAME, InputError, check_range, is_name, pluralize
+from scheduler.base import MAX_NODES, NAME, InputError, check_range, is_name, pluralize
 
 Action = Literal["kill", "app", "sys"]
 CHECKPOINTS: tuple[Action, ...] = ("app", "sys")  # in the order in which ties are broken
 Number = int | float
 
-MOST_BYTES = 4_000_000_000  # of the table and its choices; a larger one is refused
-MOST_AMOUNT = 1e30  # node-seconds; minutes
-MOST_DEADLINES = 1_000_000
+MAX_BYTES = 4_000_000_000  # of the table and its choices; a larger one is refused
+MAX_AMOUNT = 1e30  # node-seconds; minutes
+MAX_DEADLINES = 1_000_000
 CACHED_CELLS = (
     2**14 - 1
 )  # that numpy works on at once: they stay in the cache, and in malloc's own memory
@@ -70,7 +70,7 @@ class RunningJob:
             raise InputError(
                 f"job {self.id}: nodes is {self.nodes}; it must be a whole number above 0"
             )
-        check_range(f"job {self.id}: nodes", self.nodes, 1, MOST_NODES)
+        check_range(f"job {self.id}: nodes", self.nodes, 1, MAX_NODES)
         _check_amount(f"job {self.id}: loss", self.loss)
         for name, time in (("app_time", self.app_time), ("sys_time", self.sys_time)):
             if time is not None:
@@ -236,10 +236,10 @@ class Spectrum:
     def losses(self) -> NDArray[np.float64]:
         """The least loss, node-seconds, of shape (nodes of all jobs + 1, deadlines)."""
         problem = self._problem
-        if 8 * (problem.nodes + 1) * len(self.deadlines) > MOST_BYTES:
+        if 8 * (problem.nodes + 1) * len(self.deadlines) > MAX_BYTES:
             raise InputError(
                 f"a spectrum of {problem.nodes} nodes and {len(self.deadlines)} deadlines would fill more "
-                f"than {MOST_BYTES / 1e9:g} GB; choose a coarser step"
+                f"than {MAX_BYTES / 1e9:g} GB; choose a coarser step"
             )
         units = np.array([self._table.least(row)[0] for row in range(problem.rows + 1)])
         row_of = -(-np.arange(problem.nodes + 1) // problem.block)
@@ -292,7 +292,7 @@ def deadlines_up_to(deadline: Number, step: Number) -> list[Number]:
     """
     _check_amount("the deadline", deadline)
     _check_amount("the step between deadlines", step)
-    if step == 0 or deadline / step > MOST_DEADLINES:
+    if step == 0 or deadline / step > MAX_DEADLINES:
         raise InputError(
             f"the step between deadlines is {step}, too small for a deadline of {deadline}"
         )
@@ -345,7 +345,7 @@ def _is_whole(value: Any) -> bool:
 
 
 def _check_amount(what: str, value: Number) -> None:
-    check_range(what, value, 0, MOST_AMOUNT)
+    check_range(what, value, 0, MAX_AMOUNT)
 
 
 def _common_unit(values: Iterable[Number]) -> int | Fraction:
@@ -468,10 +468,10 @@ class _Table:
         edge = max((min(item.rows, wanted) for item in problem.items), default=0)
         shape = (edge + wanted + 1, problem.columns[-1] + 1)
         cells = shape[1] * sum(high - low for low, high in windows)
-        if 8 * shape[0] * shape[1] + cells // 4 > MOST_BYTES:
+        if 8 * shape[0] * shape[1] + cells // 4 > MAX_BYTES:
             raise InputError(
                 f"{len(problem.jobs)} jobs, {wanted} counts of nodes and moments of "
-                f"{float(problem.time_unit):g} each would fill more than {MOST_BYTES / 1e9:g} GB; "
+                f"{float(problem.time_unit):g} each would fill more than {MAX_BYTES / 1e9:g} GB; "
                 "coarser times and a coarser step make it less"
             )
         never = problem.ties + sum(item.kill + item.pause for item in problem.items)

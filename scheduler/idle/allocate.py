@@ -37,7 +37,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from scheduler.base import MOST_NODES, InputError, check_range, pluralize
+from scheduler.base import MAX_NODES, InputError, check_range, pluralize
 from scheduler.shares import FloatArray, Gains, IntArray, climb, programme, settled
 
 Counts = tuple[int, ...]
@@ -137,7 +137,7 @@ class Trainer:
                 f"n_max {self.n_max} is beyond the curve, which ends at "
                 f"{pluralize(self.objective.nodes[-1], 'node')}"
             )
-        check_range("n_max", self.n_max, 1, MOST_NODES)  # what a trainer gains is tabulated
+        check_range("n_max", self.n_max, 1, MAX_NODES)  # what a trainer gains is tabulated
         for name, seconds in (("up_s", self.up_s), ("down_s", self.down_s)):
             if not (math.isfinite(seconds) and seconds >= 0):
                 raise InputError(f"{name} {seconds}: must be a number of seconds, 0 or more")

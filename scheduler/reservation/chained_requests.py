@@ -23,7 +23,7 @@ import numpy as np
 from scheduler.base import InputError
 from scheduler.reservation.distributions import Discrete, coarsened
 
-MOST_VALUES = 500  # of a law; more are put on so many
+MAX_VALUES = 500  # of a law; more are put on so many
 
 
 @dataclass(frozen=True)
@@ -92,8 +92,8 @@ def best_chain(law: Discrete, overhead: float, jobs: int) -> Chain:
         raise InputError(
             f"{jobs} jobs with an overhead of {overhead}: there must be at least one, at least 0"
         )
-    if np.count_nonzero(law.probabilities) > MOST_VALUES:
-        known = coarsened(law, MOST_VALUES)[0]
+    if np.count_nonzero(law.probabilities) > MAX_VALUES:
+        known = coarsened(law, MAX_VALUES)[0]
     else:
         known = law
     values, mass = known.support

@@ -22,7 +22,7 @@ from scheduler.base import MOST, InputError, check_range
 
 Array = NDArray[np.float64]
 
-MOST_POINTS = 1_000_000  # that a law is put on
+MAX_POINTS = 1_000_000  # that a law is put on
 
 
 class Uncut(NamedTuple):
@@ -348,7 +348,7 @@ def discretise(law: Law, points: int) -> Discrete:
     >>> discretise(make_law("uniform", low=0, high=4), 4).probabilities
     array([0.  , 0.25, 0.25, 0.25, 0.25])
     """
-    check_range("the number of points", points, 1, MOST_POINTS)
+    check_range("the number of points", points, 1, MAX_POINTS)
     values = np.linspace(law.low, law.high, points + 1)
     mass = np.diff(law.cdf(values), prepend=0.0)
     return Discrete(values, mass / mass.sum())

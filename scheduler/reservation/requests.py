@@ -30,10 +30,10 @@ from scheduler.base import InputError
 from scheduler.reservation.blocks import running_sums, solve_in_blocks
 from scheduler.reservation.distributions import Array, Discrete, coarsened, empirical
 
-FEWEST_RUNS = 5  # with fewer past runs their law says too little of the longest run to come
+MIN_RUNS = 5  # with fewer past runs their law says too little of the longest run to come
 SAFETY = 2.0  # what is asked for then, and after everything known has failed: so many times the longest time
 BLOCKS_FROM = 2000  # values from which working in blocks pays
-MOST_EXACT = 4000  # values of a law that the labels of a job with backfill are worked out for
+MAX_EXACT = 4000  # values of a law that the labels of a job with backfill are worked out for
 COARSE = 42  # three times so many values, or an eighth, give the sequence that bounds the search
 SWEEP_EVERY = 8  # values, after which labels are left out from which nothing more can be best
 TIE = 1e-12  # costs that differ by less, relatively, are equal; the fewer requests win
@@ -59,7 +59,7 @@ def optimal_requests(
 ) -> RequestSequence:
     """The sequence of requests with the least expected makespan.
 
-    With backfill the time grows with the square of the number of values. A law of more than ``MOST_EXACT`` is
+    With backfill the time grows with the square of the number of values. A law of more than ``MAX_EXACT`` is
     first put on so many (:func:`scheduler.reservation.distributions.coarsened`), and the answer says what that may cost.
 
     Args:
@@ -82,9 +82,9 @@ def optimal_requests(
     if backfill_rate == 0:
         best = t_optimal(law)
         return RequestSequence(best.requests, best.expected_makespan + spent)
-    if np.count_nonzero(law.probabilities) <= MOST_EXACT:
+    if np.count_nonzero(law.probabilities) <= MAX_EXACT:
         return at_optimal(law, backfill_rate, spent)
-    coarse, excess = coarsened(law, MOST_EXACT)
+    coarse, excess = coarsened(law, MAX_EXACT)
     found = at_optimal(coarse, backfill_rate, spent).requests
     return RequestSequence(found, expected_makespan(law, found, backfill_rate, spent), excess)
 
@@ -564,7 +564,7 @@ def requests_from_runs(
 
 def too_few(runs: ArrayLike) -> bool:
     """Whether these past runs are too few to learn a law from."""
-    return np.size(runs) < FEWEST_RUNS
+    return np.size(runs) < MIN_RUNS
 
 
 def _lost(failed: Sequence[float]) -> tuple[float, float]:

@@ -48,7 +48,7 @@ class Drawn:
     operations: float  # multiplications of one sample's forward pass
 
 
-_MOST_NETWORKS = 100_000  # more are a slip of the keyboard
+_MAX_NETWORKS = 100_000  # more are a slip of the keyboard
 
 
 def generate(networks: int = 100, seed: int = 0, heavy_tail: bool = False) -> RateTable:
@@ -70,7 +70,7 @@ def generate(networks: int = 100, seed: int = 0, heavy_tail: bool = False) -> Ra
     Raises:
         InputError: fewer than one network, or very many.
     """
-    check_range("the number of networks", networks, 1, _MOST_NETWORKS)
+    check_range("the number of networks", networks, 1, _MAX_NETWORKS)
     rng = np.random.default_rng(seed)
     drawn = [_draw(index, rng) for index in range(networks)]
     single = _into_range(-np.log([network.operations for network in drawn]), RATES)

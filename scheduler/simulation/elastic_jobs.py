@@ -29,7 +29,7 @@ from scheduler.simulation.autoscale import ElasticJob
 
 CATEGORIES = Path(__file__).parents[1] / "data" / "elastic_categories.json"
 LONGEST_MIN = 1e8  # of an arrival or a job: two centuries
-MOST_JOBS = 1e6  # drawn at random
+MAX_JOBS = 1e6  # drawn at random
 
 PATTERNS = ("low", "high", "bursty")
 ELASTIC = "elastic"
@@ -230,10 +230,10 @@ def generate(
         kinds = kinds[category - 1 : category]
     rng = np.random.default_rng(seed)
     busy = load * gpus / float(np.mean([kind.length_min for kind in kinds]))
-    if busy * minutes > MOST_JOBS:
+    if busy * minutes > MAX_JOBS:
         raise InputError(
             f"{gpus} GPUs at load {load:g} for {minutes:g} min make about {busy * minutes:.0g} jobs: "
-            f"at most {MOST_JOBS:g} can be drawn"
+            f"at most {MAX_JOBS:g} can be drawn"
         )
     arrivals = _arrivals(rng, minutes, pattern, busy, assumed)
     drawn = rng.integers(len(assumed.categories), size=len(arrivals))

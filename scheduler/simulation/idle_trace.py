@@ -354,7 +354,7 @@ def _check_rows(path: str | Path, line: int, rows: FloatArray, since: float) -> 
         (times < 0, "t_s is negative"),
         (back, "t_s goes back; events must be sorted by time"),
         (
-            (nodes < 0) | (nodes != np.floor(nodes)) | (nodes >= _MOST_NODES),
+            (nodes < 0) | (nodes != np.floor(nodes)) | (nodes >= _MAX_NODES),
             "node must be 0, 1, 2, ...",
         ),
         (np.abs(deltas) != 1, "delta must be 1 (joins) or -1 (leaves)"),
@@ -364,7 +364,7 @@ def _check_rows(path: str | Path, line: int, rows: FloatArray, since: float) -> 
 
 
 # A node number beyond this is a mistake, and would only cost memory.
-_MOST_NODES = 10_000_000
+_MAX_NODES = 10_000_000
 
 
 # --- Trainers and names -------------------------------------------------------------------------

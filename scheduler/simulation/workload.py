@@ -27,7 +27,7 @@ from scheduler.simulation.swf import SwfJob, Trace
 
 RECENT = 10  # runs that the rule ``recent`` looks back on; [SPEC] section 5.3 finds 10 best
 HISTORY = 200  # latest runs of an application that its law is learnt from
-MOST_JOBS = 1_000_000  # drawn at random
+MAX_JOBS = 1_000_000  # drawn at random
 STREAM_SCALE = 100  # jobs of the stream are so many times shorter ([SPEC] section 5.2)
 
 
@@ -117,7 +117,7 @@ def draw_jobs(
         submit: when they arrive.
         past: how many past runs of its own each job knows; the rule ``recent`` asks for the longest of them.
     """
-    check_range("the number of jobs", count, 1, MOST_JOBS)
+    check_range("the number of jobs", count, 1, MAX_JOBS)
     check_range("the number of processors", processors, 1, MOST)
     known = discretise(law, points)
     runs = law.sample(rng, count)

@@ -66,7 +66,7 @@ def test_with_backfill_many_values_are_made_few_and_the_answer_says_what_that_ma
 ):
     (tmp_path / "many.log").write_text("".join(f"{100 + k}\n" for k in range(300)))
     exact = reserve("--json --backfill-rate 0.3 --log", tmp_path / "many.log")[1]
-    monkeypatch.setattr("scheduler.reservation.requests.MOST_EXACT", 50)
+    monkeypatch.setattr("scheduler.reservation.requests.MAX_EXACT", 50)
     found = reserve("--json --backfill-rate 0.3 --log", tmp_path / "many.log")[1]
     assert 0 < found["error_bound"] < 0.04
     assert exact["expected_makespan"] == pytest.approx(

@@ -223,7 +223,7 @@ def test_blocks_of_any_size_find_the_least_cost(law, first):
 def test_on_fewer_values_the_answer_is_as_near_the_least_as_it_says(law, rate, most, spent):
     least = req.at_optimal(law, rate, spent).expected_makespan
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(req, "MOST_EXACT", most)
+        patch.setattr(req, "MAX_EXACT", most)
         found = req.optimal_requests(law, rate, spent)
     assert found.excess == 0 or len(law.values) > most
     assert found.expected_makespan == pytest.approx(
