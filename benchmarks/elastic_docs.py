@@ -22,7 +22,7 @@ from elastic import (
 )
 
 from fleet.commands.simulate.autoscale import draw_counts, moments
-from scheduler.elastic.allocate import scaling
+from scheduler.elastic.allocate import scaling_curve
 from scheduler.elastic.autoscaler import Autoscaling
 from scheduler.files import read_json
 from scheduler.simulation.autoscale import Outcome, simulate
@@ -251,7 +251,7 @@ def draw_scaling(path: Path, assumed: Workload) -> None:
     axes = figure.subplots()
     counts = range(1, assumed.most_gpus + 1)
     for kind, mark in zip(assumed.categories, "os^v", strict=True):
-        curve = scaling(kind.network, assumed.comm_s, kind.batches, assumed.most_gpus)
+        curve = scaling_curve(kind.network, assumed.comm_s, kind.batches, assumed.most_gpus)
         axes.plot(
             counts, curve.factors, marker=mark, markersize=4, linewidth=1, label=kind.network.name
         )

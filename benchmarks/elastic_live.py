@@ -93,7 +93,7 @@ def draw(
     for number, job in enumerate(drawn):
         place = next(place for place, kind in enumerate(kinds) if kind.length_min == job.length_min)
         kind = kinds[place]
-        fixed = job.curve.batches[job.curve.least - 1]
+        fixed = job.curve.batches[job.curve.min_gpus - 1]
         batches = (
             (fixed, fixed) if policy != "elastic" else (kind.batches.smallest, kind.batches.largest)
         )
@@ -196,7 +196,7 @@ def simulated(
     twins = []
     for job in jobs:
         curve = curve_of(job.network, comm, gpus)
-        least = curve.least
+        least = curve.min_gpus
         rate = (
             step_rate(job.network, comm, least, curve.batches[least - 1]) / curve.factors[least - 1]
         )

@@ -32,12 +32,12 @@ from scheduler.idle.allocate import (
     RateCurve,
     Trainer,
     allocate,
-    equal_as_published,
+    allocate_equally_as_published,
     name_order,
+    objective_value,
     place_in_order,
-    worth,
 )
-from scheduler.simulation.idle_nodes import Settings, Summary, replay, summarise
+from scheduler.simulation.idle_nodes import Settings, Summary, replay, summarize
 from scheduler.simulation.idle_trace import (
     Trace,
     TrainerJob,
@@ -92,7 +92,9 @@ class Target:
 
 at_completions = Settings(completions_are_events=True)
 TARGETS = (
-    Target("equal as published, by index", Settings(policy=equal_as_published), 0.757, 0.75),
+    Target(
+        "equal as published, by index", Settings(policy=allocate_equally_as_published), 0.757, 0.75
+    ),
     Target("exact, T = 10 s", Settings(horizon_s=10), 0.815),
     Target("exact, T = 60 s", Settings(horizon_s=60), 0.830),
     Target("exact, T = 120 s", Settings(horizon_s=120), 0.833, 0.80),
@@ -114,7 +116,7 @@ def efficiencies(data: Data) -> list[tuple[Target, Summary]]:
         jobs = data.jobs(rescale_factor=target.rescale_factor)
         trace = data.by_name if target.settings.placement is place_in_order else data.by_index
         replayed = replay(trace, jobs, target.settings)
-        rows.append((target, summarise(trace, jobs, target.settings, replayed)))
+        rows.append((target, summarize(trace, jobs, target.settings, replayed)))
     return rows
 
 
@@ -153,7 +155,7 @@ def two_weeks(folder: Path, repeat: int = 3) -> list[TwoWeeks]:
         replay_s = cpu(partial(replay, data.by_name, jobs, settings), repeat)
         replayed = replay(data.by_name, jobs, settings)
         start = time.process_time()
-        summary = summarise(data.by_name, jobs, settings, replayed)
+        summary = summarize(data.by_name, jobs, settings, replayed)
         rows.append(TwoWeeks(trials, read_s, replay_s, time.process_time() - start, summary))
     return rows
 
@@ -195,7 +197,7 @@ def decisions(limit_s: float, repeat: int = 9) -> list[Decision]:
     for size in SIZES:
         # What trainers gain is worked out in each of them, as if all had other nodes than at the decision before.
         times = [cpu(partial(allocate, *problem(size, seed)), 1) for seed in range(repeat)]
-        best = worth(*problem(size, 0)[:2], allocate(*problem(size, 0)), 120.0)
+        best = objective_value(*problem(size, 0)[:2], allocate(*problem(size, 0)), 120.0)
         counts, nodes = (timed_solver(solver, size, limit_s) for solver in ("counts", "nodes"))
         same = all(abs(found[1] - best) <= 1e-9 * best for found in (counts, nodes) if found)
         rows.append(
@@ -236,7 +238,9 @@ def _solve(solver: str, size: tuple[int, int, int], answer: Connection) -> None:
         found = allocate_nodes(team, held, nodes, horizon_s)
         assert found is not None
         solution = found
-    answer.send((time.process_time() - start, worth(team, current, solution.counts, horizon_s)))
+    answer.send(
+        (time.process_time() - start, objective_value(team, current, solution.counts, horizon_s))
+    )
 
 
 def main() -> None:

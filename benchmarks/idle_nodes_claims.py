@@ -23,8 +23,15 @@ from idle_nodes import Data
 
 from fleet.commands.output import print_json
 from fleet.terminal import print_table
-from scheduler.idle.allocate import Counts, FloatArray, Trainer, allocate, equal, equal_as_published
-from scheduler.simulation.idle_nodes import Policy, Replayed, Settings, efficiency, replay
+from scheduler.idle.allocate import (
+    Counts,
+    FloatArray,
+    Trainer,
+    allocate,
+    allocate_equally,
+    allocate_equally_as_published,
+)
+from scheduler.simulation.idle_nodes import Policy, ReplayResult, Settings, efficiency, replay
 from scheduler.simulation.idle_trace import Trace, TrainerJob
 
 IMAGENET = "trainers_imagenet_imgps_1001.json"
@@ -94,7 +101,7 @@ class Recorded:
 
 def outcomes(
     trace: Trace, jobs: Sequence[TrainerJob], policy: Policy
-) -> tuple[FloatArray, Replayed]:
+) -> tuple[FloatArray, ReplayResult]:
     """What was done from each change to the next, less what that change cost: rescaling and preemption."""
     recorded = Recorded(policy)
     done = replay(trace, jobs, Settings(policy=recorded))
@@ -169,7 +176,7 @@ def _of_the_trace(whole: Trace, week: Trace) -> list[Claim]:
 
 def _of_decisions(trace: Trace, jobs: Sequence[TrainerJob]) -> list[Claim]:
     exact, _ = outcomes(trace, jobs, allocate)
-    shared, shared_done = outcomes(trace, jobs, equal_as_published)
+    shared, shared_done = outcomes(trace, jobs, allocate_equally_as_published)
     does = shared > 0  # else there is no ratio
     ratio = exact[does] / shared[does]
     worse, double, five = (
@@ -180,12 +187,12 @@ def _of_decisions(trace: Trace, jobs: Sequence[TrainerJob]) -> list[Claim]:
         name: replay(trace, jobs, Settings(policy=policy, horizon_s=horizon_s)).rescale_cost
         / len(trace.times_s)
         for name, policy, horizon_s in (
-            ("published", equal_as_published, 120.0),
+            ("published", allocate_equally_as_published, 120.0),
             ("exact", allocate, 10.0),
         )
     }
     times = per_event["published"] / per_event["exact"]
-    ours = efficiency(trace, jobs, replay(trace, jobs, Settings(policy=equal)), 10)
+    ours = efficiency(trace, jobs, replay(trace, jobs, Settings(policy=allocate_equally)), 10)
     theirs = efficiency(trace, jobs, shared_done, 10)
     return [
         Claim(

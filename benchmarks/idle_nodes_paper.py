@@ -24,14 +24,14 @@ from document import fill, table
 from idle_nodes import Data, decisions, efficiencies, two_weeks
 from idle_nodes_claims import IMAGENET, block
 
-from scheduler.idle.allocate import equal_as_published, place_in_order
+from scheduler.idle.allocate import allocate_equally_as_published, place_in_order
 from scheduler.simulation.idle_nodes import Settings, Summary, efficiency, replay, static_outcome
 from scheduler.simulation.idle_trace import Trace, TrainerJob
 
 PUBLISHED = (
     Settings()
 )  # decisions at changes of the trace only, nodes by index, T = 120 s, ten at a time
-SHARED = Settings(policy=equal_as_published)
+SHARED = Settings(policy=allocate_equally_as_published)
 BEST = Settings(completions_are_events=True, placement=place_in_order)
 HORIZONS_S = (5, 10, 20, 40, 60, 80, 120, 160, 200, 240, 300)
 PARALLEL = (5, 10, 15, 20, 25, 30, 35)
@@ -404,7 +404,7 @@ ENDS: dict[str, Callable[[ToTheEnd], str]] = {
 def costs_block(data: Data, folder: Path, figure: Path) -> str:
     sixty = Data.read(folder, end_s=60 * 3600)
     trials = trials_of(data.jobs(IMAGENET, "samples"), data.jobs())
-    order = sorted(trials, key=lambda curve: trials[curve][0].samples.normalised().values[-1])
+    order = sorted(trials, key=lambda curve: trials[curve][0].samples.normalized().values[-1])
     networks = {
         name: [share(trace_for(sixty, settings), trials[curve], settings) for curve in order]
         for name, settings in (

@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import numpy as np
 
 from fleet.terminal import print_table
-from scheduler.reservation.distributions import discretise, make_law
+from scheduler.reservation.distributions import discretize, make_law
 from scheduler.reservation.requests import at_optimal, t_optimal
 from scheduler.simulation.batch_queue import Convention, simulate
 from scheduler.simulation.workload import Rule, Sizes, draw_jobs
@@ -88,13 +88,13 @@ def first_call() -> Speed:
 
 def measure() -> list[Speed]:
     """Everything there is a target for, and what else a user waits for."""
-    million, thousand = discretise(LAW, 10**6), discretise(LAW, 1000)
-    heavy = discretise(make_law("pareto", alpha=1.1, low=1, high=1000), 1000)
+    million, thousand = discretize(LAW, 10**6), discretize(LAW, 1000)
+    heavy = discretize(make_law("pareto", alpha=1.1, low=1, high=1000), 1000)
     jobs = draw_jobs(LAW, 100, 100, Sizes.BETA, Rule.TOPTIMAL, np.random.default_rng(0))
     speeds = [
         timed("TOptimal, 10^6 points", partial(t_optimal, million), 150),
         first_call(),
-        timed("TOptimal, 200 points", lambda: t_optimal(discretise(LAW, 200))),
+        timed("TOptimal, 200 points", lambda: t_optimal(discretize(LAW, 200))),
     ]
     for name, law in {"": thousand, " of a bounded Pareto": heavy}.items():
         for rate in (0.1, 0.5, 0.9):

@@ -40,7 +40,7 @@ from reservations_scenarios import (  # beside this file
     scenario_4,
 )
 
-from scheduler.reservation.distributions import discretise, empirical, make_law
+from scheduler.reservation.distributions import discretize, empirical_law, make_law
 from scheduler.reservation.log import read_runs
 from scheduler.reservation.requests import (
     RequestSequence,
@@ -153,9 +153,9 @@ def table_1() -> str:
     rows = []
     for rate, published in PUBLISHED.items():
         found = (
-            t_optimal(discretise(TABLE_1, 200))
+            t_optimal(discretize(TABLE_1, 200))
             if rate == 0
-            else at_optimal(discretise(TABLE_1, 46), rate)
+            else at_optimal(discretize(TABLE_1, 46), rate)
         )
         digits = 1 if rate == 0 else 2
         name = "TOptimal, n = 200" if rate == 0 else f"ATOptimal, zeta = {rate}, n = 46"
@@ -195,10 +195,10 @@ def speeds() -> str:
 
 def cost_by_count(logs: dict[str, Any], figures: Path) -> str:
     curves = {
-        f"Table 1, zeta = {rate}": makespan_by_count(discretise(TABLE_1, 200), rate, 6)
+        f"Table 1, zeta = {rate}": makespan_by_count(discretize(TABLE_1, 200), rate, 6)
         for rate in (0.0, 0.1, 0.5)
     }
-    curves |= {name: makespan_by_count(empirical(runs), 0.0, 6) for name, runs in logs.items()}
+    curves |= {name: makespan_by_count(empirical_law(runs), 0.0, 6) for name, runs in logs.items()}
 
     def draw(axes: Any) -> None:
         for name, costs in curves.items():
@@ -235,7 +235,7 @@ def plot(path: Path, panels: Sequence[Callable[[Any], None]]) -> None:
 def real_logs(logs: dict[str, Any]) -> str:
     parts = []
     for name, runs in logs.items():
-        law = empirical(runs)
+        law = empirical_law(runs)
         rows = []
         for rate in (0.0, 0.1, 0.5):
             found, single = optimal_requests(law, rate), expected_makespan(law, [law.longest], rate)
@@ -678,14 +678,14 @@ def section_3(seeds: int, figures: Path) -> str:
 
     plot(figures / "reservations-scenario3.png", [panel(convention) for convention in conventions])
     sequences = ", ".join(
-        f"{rate}: {_listed(at_optimal(discretise(STREAMED, 200), rate).requests)}"
+        f"{rate}: {_listed(at_optimal(discretize(STREAMED, 200), rate).requests)}"
         for rate in WORK_RATES
     )
     return (
         f"### Scenario 3: a stream of small jobs\n\n30 jobs that take a machine of {STREAM_PROCESSORS} processors, "
         "8 h on average. Sequential jobs that are a hundred times shorter fill the gaps; the work rate is the "
         f"share of the machine that they need. ATOptimal asks for (by work rate, h) {sequences}; TOptimal asks for "
-        f"{_listed(t_optimal(discretise(STREAMED, 200)).requests)}.\n\n"
+        f"{_listed(t_optimal(discretize(STREAMED, 200)).requests)}.\n\n"
         "![utilisation in Scenario 3](../figures/reservations-scenario3.png)\n\n"
         + claims_table(claims)
         + "\n\n"
@@ -743,7 +743,7 @@ def section_4(seeds: int) -> str:
             ]
     savings = []
     for name, law in {"AbOrganSeg": ORGANS, "maCRUISE": CRUISE, "FSL": FSL}.items():
-        known = discretise(law, 200)
+        known = discretize(law, 200)
         for rate in (0.0, INTREPID_RATE):
             best, single = optimal_requests(known, rate), expected_makespan(known, [law.high], rate)
             savings.append(

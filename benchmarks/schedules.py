@@ -23,9 +23,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from scheduler.base import Cluster, Delta, Options, RateTable
 from scheduler.ensemble.costs import PAPER_COSTS, REGROUPING_COSTS, Costs
 from scheduler.ensemble.pace import FREE, LOCKSTEP, Ring, Stream
-from scheduler.ensemble.placement import greedy, place, score
+from scheduler.ensemble.placement import place_greedily, place_groups, score
 from scheduler.ensemble.policies import POLICIES
-from scheduler.ensemble.rates import curve, steadied
+from scheduler.ensemble.rates import curve, smooth_rates
 from scheduler.files import read_json
 from scheduler.simulation.draw import convert, redraw_epochs, with_errors
 from scheduler.simulation.ensemble import Simulated, simulate
@@ -93,7 +93,7 @@ class Variant:
                 math.log(self.prior_factor), self.rate_error, seed=1000 + (seed or 0)
             )
         elif self.rate_error:
-            told = steadied(with_errors(table, self.rate_error, 1000 + (seed or 0)), gpus)
+            told = smooth_rates(with_errors(table, self.rate_error, 1000 + (seed or 0)), gpus)
         return simulate(
             table,
             Cluster.of(gpus, table.gpus_per_node, self.slots),
@@ -465,7 +465,8 @@ def placement() -> str:
         groups = {str(i): size for i, size in enumerate(sizes)}
         devices = range(-(-sum(sizes) // 4) * 4)
         paper, best = (
-            score(members, 4) for members in (greedy(groups, devices, 4), place(groups, devices, 4))
+            score(members, 4)
+            for members in (place_greedily(groups, devices, 4), place_groups(groups, devices, 4))
         )
         rows.append(
             [", ".join(map(str, sizes)), f"{paper:.3f}", f"{best:.3f}", f"{paper / best - 1:.1%}"]

@@ -32,8 +32,8 @@ def pluralize(number: int, what: str) -> str:
 
 
 # What a machine may have; sums, products and quotients of such numbers are numbers as well.
-LEAST = 1e-12
-MOST = 1e15
+MIN_VALUE = 1e-12
+MAX_VALUE = 1e15
 MAX_NODES = 1_000_000  # more would only cost memory
 MAX_SLOTS = 64  # of a GPU
 
@@ -119,7 +119,7 @@ class Network:
     step_s: tuple[StepTime, ...] = ()
     batches: tuple[int, int] | None = None
 
-    def named(self, name: str) -> Network:
+    def with_name(self, name: str) -> Network:
         """The same under another name; of thousands that are equal, several times as quick as to make each anew."""
         network = object.__new__(Network)
         values = vars(network)
@@ -165,7 +165,7 @@ class RateTable:
         return {name: row for row, name in enumerate(self.names)}
 
     @cached_property
-    def _rest(self) -> tuple[Any, ...]:
+    def _settings(self) -> tuple[Any, ...]:
         return (
             self.samples_per_epoch,
             self.gpus_per_node,
@@ -178,13 +178,13 @@ class RateTable:
     @cached_property
     def _hash(self) -> int:
         return hash(
-            (self._rest, self.models[:: 1 + len(self.models) // 8])
+            (self._settings, self.models[:: 1 + len(self.models) // 8])
         )  # equal tables have equal ones
 
     def __eq__(self, other: object) -> bool:
         if (
             not isinstance(other, RateTable)
-            or self._rest != other._rest
+            or self._settings != other._settings
             or self.models != other.models
         ):
             return False
@@ -308,7 +308,7 @@ class Cluster:
         """The node on which a device sits."""
         return device // self.gpus_per_node
 
-    def only(self, devices: tuple[int, ...]) -> tuple[int, ...]:
+    def usable(self, devices: tuple[int, ...]) -> tuple[int, ...]:
         """Those of some devices that can be used."""
         return tuple(device for device in devices if device in self.devices)
 
@@ -413,9 +413,9 @@ class Progress:
     running: tuple[Member, ...] = ()
     epochs_done: Mapping[str, float] = field(default_factory=dict)
     finished: AbstractSet[str] = frozenset()
-    wanted: Round = field(default_factory=Round)
+    target: Round = field(default_factory=Round)
     rates_changed: bool = False
-    alone: frozenset[str] = frozenset()
+    exclusive: frozenset[str] = frozenset()
     guessed: AbstractSet[str] = frozenset()
     ahead: Mapping[str, float] = field(default_factory=dict)
     survivors: AbstractSet[str] = frozenset()

@@ -17,12 +17,14 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduler.base import LEAST, MOST, InputError, Network, is_number
+from scheduler.base import MAX_VALUE, MIN_VALUE, InputError, Network, is_number
 
 MAX_MISTAKES = 8  # named in one line; the rest are counted
 BLOCK = 1 << 24  # bytes that are read at once
 
-Heard = Callable[[int, int], object]  # is told how much of some work has been done, and of how much
+ProgressCallback = Callable[
+    [int, int], object
+]  # is told how much of some work has been done, and of how much
 
 
 def read_json(path: str | Path) -> Any:
@@ -74,8 +76,8 @@ def _opened(path: str | Path) -> Iterator[IO[bytes]]:
         raise InputError(f"{path}: {error.strerror}") from None
 
 
-def line_blocks(
-    path: str | Path, heard: Heard = lambda done, total: None
+def iter_line_blocks(
+    path: str | Path, heard: ProgressCallback = lambda done, total: None
 ) -> Iterator[tuple[int, bytes]]:
     """A file in pieces of whole lines, each with the number of its first; unzipped, where its name ends in ``.gz``.
 
@@ -101,7 +103,7 @@ def line_blocks(
         yield line, rest + b"\n"
 
 
-def numbers_in(block: bytes, columns: int) -> NDArray[np.float64] | None:
+def parse_numbers(block: bytes, columns: int) -> NDArray[np.float64] | None:
     """The numbers of lines that have so many each, with commas between them, (lines, columns).
 
     Blank lines and ``#`` comments are passed over.
@@ -120,7 +122,7 @@ def numbers_in(block: bytes, columns: int) -> NDArray[np.float64] | None:
     return None
 
 
-def record_of(
+def check_record(
     value: Any, place: str, required: Iterable[str], optional: Iterable[str] = ()
 ) -> dict[str, Any]:
     """A record with no other keys than these.
@@ -128,13 +130,13 @@ def record_of(
     Raises:
         InputError: it is none, or has other keys.
     """
-    read = MistakeReader()
+    read = RecordReader()
     found = read.record(value, "", required, optional)
-    read.refuse_mistakes(place)
+    read.raise_mistakes(place)
     return found
 
 
-class MistakeReader:
+class RecordReader:
     """Takes values out of what JSON said and collects what is wrong with them.
 
     A wrong value is read as 1, so that reading goes on to the next mistake.
@@ -143,7 +145,7 @@ class MistakeReader:
     def __init__(self) -> None:
         self.mistakes: list[str] = []
 
-    def refuse_mistakes(self, place: str) -> None:
+    def raise_mistakes(self, place: str) -> None:
         """Raise InputError if there was any mistake, with all of them in one line."""
         if self.mistakes:
             more = len(self.mistakes) - MAX_MISTAKES
@@ -153,7 +155,7 @@ class MistakeReader:
                 + (f"; and {more} more" if more > 0 else "")
             )
 
-    def mistake(self, place: str, text: str) -> None:
+    def add_mistake(self, place: str, text: str) -> None:
         """Note what is wrong at a place."""
         self.mistakes.append(f"{place} is {text}" if place else text)
 
@@ -163,7 +165,7 @@ class MistakeReader:
         """A record with no other keys than these."""
         required, known = tuple(required), (*required, *optional)
         if not isinstance(value, dict):
-            self.mistake(
+            self.add_mistake(
                 place or "the whole",
                 f"{_short(value)}, but must be an object with " + ", ".join(known),
             )
@@ -171,17 +173,19 @@ class MistakeReader:
         prefix = f"{place}." if place else ""
         for key in value:
             if key not in known:
-                self.mistake(prefix + str(key), "an unknown key; the keys are " + ", ".join(known))
+                self.add_mistake(
+                    prefix + str(key), "an unknown key; the keys are " + ", ".join(known)
+                )
         for key in required:
             if key not in value:
-                self.mistake(prefix + key, "missing")
+                self.add_mistake(prefix + key, "missing")
         return value
 
-    def own_names(self, place: str, networks: Sequence[Network]) -> None:
+    def check_unique_names(self, place: str, networks: Sequence[Network]) -> None:
         """Each network has a name of its own."""
         for name, count in sorted(Counter(network.name for network in networks).items()):
             if count > 1:
-                self.mistake(
+                self.add_mistake(
                     "", f"{place}: {count} networks are named {name!r}, but names must be unique"
                 )
 
@@ -190,13 +194,16 @@ class MistakeReader:
         value = record.get(key, [])
         if isinstance(value, list):
             return value
-        self.mistake(place, f"{_short(value)}, but must be a list")
+        self.add_mistake(place, f"{_short(value)}, but must be a list")
         return []
 
     def positive(self, value: Any, place: str, unit: str) -> float:
         """A number above 0, of a size that a machine may have: sums and quotients of such are numbers as well."""
         return self._number(
-            value, place, lambda x: LEAST <= x <= MOST, f"from {LEAST} to {MOST} {unit}"
+            value,
+            place,
+            lambda x: MIN_VALUE <= x <= MAX_VALUE,
+            f"from {MIN_VALUE} to {MAX_VALUE} {unit}",
         )
 
     def not_negative(self, value: Any, place: str, unit: str) -> float:
@@ -204,8 +211,8 @@ class MistakeReader:
         return self._number(
             value,
             place,
-            lambda x: x == 0 or LEAST <= x <= MOST,
-            f"0 or from {LEAST} to {MOST} {unit}",
+            lambda x: x == 0 or MIN_VALUE <= x <= MAX_VALUE,
+            f"0 or from {MIN_VALUE} to {MAX_VALUE} {unit}",
         )
 
     def count(self, record: dict[str, Any], key: str, place: str) -> int:
@@ -224,7 +231,7 @@ class MistakeReader:
     def _number(self, value: Any, place: str, right: Callable[[float], bool], wanted: str) -> float:
         if is_number(value) and right(value):
             return value
-        self.mistake(place, f"{_short(value)}, but must be {wanted}")
+        self.add_mistake(place, f"{_short(value)}, but must be {wanted}")
         return 1.0
 
 

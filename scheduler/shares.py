@@ -5,8 +5,8 @@ Let g_j(n) be what taker j gains on n units. The best counts are those that
     maximise    sum_j g_j(n_j)      subject to    sum_j n_j <= N
 
 a multiple-choice knapsack. :func:`climb` solves the relaxation in which a taker may mix counts. Where that uses up all
-units it is an optimum of the problem itself. Elsewhere few counts are left that can be in one (:func:`settled`), and a
-dynamic programme (:func:`programme`) decides among those.
+units it is an optimum of the problem itself. Elsewhere few counts are left that can be in one (:func:`optimal_counts`), and a
+dynamic programme (:func:`dynamic_program`) decides among those.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Climb(NamedTuple):
 
     counts: IntArray
     price: float
-    left: int
+    unused: int
 
 
 def climb(gains: Sequence[Gains], units: int) -> Climb:
@@ -129,8 +129,8 @@ def _possible(gains: Sequence[Gains]) -> tuple[IntArray, IntArray, FloatArray]:
     return row[possible], count[possible], gain[possible]
 
 
-def settled(gains: Sequence[Gains], reached: Climb) -> list[int]:
-    """An optimum, from where the climb led; of several the one of :func:`programme`.
+def optimal_counts(gains: Sequence[Gains], reached: Climb) -> list[int]:
+    """An optimum, from where the climb led; of several the one of :func:`dynamic_program`.
 
     The slope of the step that did not fit is a price per unit. A count whose gain, less its price, is below the
     taker's best by more than the relaxation is above some allocation, is in no optimum (Dantzig 1957; reduced-cost
@@ -141,7 +141,7 @@ def settled(gains: Sequence[Gains], reached: Climb) -> list[int]:
     better = gain - gain[more == 0][row]
     loss = reached.price * more - better
     rounding = 1e-9 * max(1.0, float(np.abs(gain).max()))
-    kept = loss <= reached.price * reached.left - better[more <= reached.left].max() + rounding
+    kept = loss <= reached.price * reached.unused - better[more <= reached.unused].max() + rounding
     row = row[kept]
     count = count[kept]
     gain = gain[kept]
@@ -155,8 +155,8 @@ def settled(gains: Sequence[Gains], reached: Climb) -> list[int]:
     parts = [
         dense[offsets[place] : offsets[place] + most[place] - fewest[place] + 1] for place in open_
     ]
-    spare = int(reached.counts.sum() - fewest.sum()) + reached.left
-    fewest[open_] += np.array(programme(parts, spare), np.int64)
+    spare = int(reached.counts.sum() - fewest.sum()) + reached.unused
+    fewest[open_] += np.array(dynamic_program(parts, spare), np.int64)
     return fewest.tolist()
 
 
@@ -167,7 +167,7 @@ class _Window(NamedTuple):
     values: FloatArray
 
 
-def programme(gains: Sequence[FloatArray], units: int) -> list[int]:
+def dynamic_program(gains: Sequence[FloatArray], units: int) -> list[int]:
     """The best counts, by dynamic programming; among equally good ones those by which later takers have the fewest.
 
     Let F_j(v) be the most that the first j takers gain on at most v units. Then F_0 = 0 and

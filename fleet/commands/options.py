@@ -168,7 +168,7 @@ def _refuse_unread(
             setting in (*policy.reads, *read) for policy in policies
         ):
             told = "; ".join(
-                f"{policy.name} does not read it: {policy.reads_of(_OPTION_OF)}"
+                f"{policy.name} does not read it: {policy.describe_reads(_OPTION_OF)}"
                 for policy in policies
             )
             raise UserError(f"{option}: {told}")

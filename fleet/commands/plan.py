@@ -22,11 +22,11 @@ from fleet.terminal import bar, print_table
 from fleet.units import counted
 from launch.place import format_numbers
 from scheduler.base import Cluster, Member, Progress, RateTable, Round
-from scheduler.ensemble.elastic import at_best
+from scheduler.ensemble.elastic import with_best_batches
 from scheduler.ensemble.placement import nodes_of, score
 from scheduler.ensemble.planning import plan
 from scheduler.ensemble.policies import Policy
-from scheduler.ensemble.rates import as_printed, rate
+from scheduler.ensemble.rates import extend_as_printed, rate
 from scheduler.ensemble.rates_file import read_rates
 from scheduler.ensemble.sharing import share
 
@@ -60,9 +60,9 @@ def run(args: argparse.Namespace) -> None:
         rates = with_sharing(spec, rates)
         cluster = shared_cluster(spec, cluster)
     if not options.peak_limited:  # so that the rates shown are those that are planned with
-        rates = as_printed(rates, cluster.whole_gpus)
+        rates = extend_as_printed(rates, cluster.whole_gpus)
     if policy.sets_batch:
-        rates = at_best(rates, cluster.whole_gpus)
+        rates = with_best_batches(rates, cluster.whole_gpus)
     planned = plan(policy, rates, Progress(), cluster, options)
     paces = _paces(rates, planned, cluster)
     show(

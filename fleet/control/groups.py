@@ -21,7 +21,7 @@ from fleet.control.stream_grants import Production
 from fleet.domain.events import RanksReady
 from fleet.spec import NetworkSpec
 from scheduler.base import Member, Round
-from scheduler.ensemble.moves import Move, Stop, moves
+from scheduler.ensemble.moves import Move, Stop, plan_moves
 
 
 class Groups:
@@ -468,7 +468,7 @@ class Groups:
     def moves(
         self, held_back: Collection[str], leaving: Collection[str], alone: Collection[str]
     ) -> tuple[Move, ...]:
-        """The moves that bring groups nearer to what is wanted; see :func:`scheduler.ensemble.moves.moves`.
+        """The moves that bring groups nearer to what is wanted; see :func:`scheduler.ensemble.moves.plan_moves`.
 
         Args:
             held_back: the groups that get no orders yet.
@@ -498,7 +498,7 @@ class Groups:
             for group in groups
         }
         others = sorted(self._members[name] for name in names & self._members.keys())
-        found = moves(apart, Round(tuple(member for _, member in others)), self._devices.free)
+        found = plan_moves(apart, Round(tuple(member for _, member in others)), self._devices.free)
         if alone:
             return tuple(move for move in found if self._is_clear(move, alone))
         return found

@@ -19,7 +19,7 @@ from fleet.spec import Spec
 from fleet.stream.layout import Layout
 from scheduler.base import Cluster, Progress, RateTable, Round
 from scheduler.ensemble.online import OnlineRates
-from scheduler.ensemble.probing import Tried
+from scheduler.ensemble.probing import Probes
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class PolicyAnswer:
 
     round: Round
     seconds: float = 0.0
-    tried: Tried = frozenset()
+    tried: Probes = frozenset()
 
 
 Least: TypeAlias = Callable[[str], Sequence[float]]  # the rates that a network has at least

@@ -17,9 +17,9 @@ from fleet.comm.messages import Measured
 from fleet.domain.network import Outcome, StepRate
 from fleet.spec import NetworkSpec, Profile
 from scheduler.base import CommTime, InputError, Network, RateTable
-from scheduler.elastic.analyzer import Timed, analysed, batches_to_time, joined
-from scheduler.ensemble.elastic import at_best
-from scheduler.ensemble.rates import counts_to_measure, rate, up_to_gap
+from scheduler.elastic.analyzer import StepTimings, analyze, batches_to_time, merge_exchanges
+from scheduler.ensemble.elastic import with_best_batches
+from scheduler.ensemble.rates import counts_to_measure, rate, rates_up_to_gap
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class RateMeasurement:
         devices: int,
         gpus_per_node: int,
         known: Mapping[str, Mapping[int, float]],
-        timed: Mapping[str, Timed] | None = None,
+        timed: Mapping[str, StepTimings] | None = None,
     ) -> None:
         self.networks = networks
         self.keys = keys
@@ -102,7 +102,7 @@ class RateMeasurement:
         network = next(one for one in self.networks if one.name == task.network)
         if not network.train.batch.is_elastic:
             return ()
-        alone = self._timed.get(self.keys[task.network], Timed()).steps.get(1, ())
+        alone = self._timed.get(self.keys[task.network], StepTimings()).steps.get(1, ())
         return batches_to_time(
             network.train.batch.bounds,
             network.min_gpus,
@@ -114,7 +114,7 @@ class RateMeasurement:
         """Take in what a group has measured; returns its rate."""
         if measured.timed:
             key = self.keys[task.network]
-            self._timed[key] = self._timed.get(key, Timed()).also(
+            self._timed[key] = self._timed.get(key, StepTimings()).with_steps(
                 task.gpus, measured.timed, measured.parameters
             )
         self.add(task, measured.rate.rate, measured.reason, measured.may_pass)
@@ -125,9 +125,11 @@ class RateMeasurement:
         if not network.train.batch.is_elastic:
             return
         key = self.keys[network.name]
-        timed = self._timed.get(key, Timed())
-        if not timed.holds(batches_to_time(network.train.batch.bounds, network.min_gpus, gpus=1)):
-            timed = self._timed[key] = Timed()
+        timed = self._timed.get(key, StepTimings())
+        if not timed.has_batches(
+            batches_to_time(network.train.batch.bounds, network.min_gpus, gpus=1)
+        ):
+            timed = self._timed[key] = StepTimings()
         self.known[key] = {
             gpus: known for gpus, known in self.known.get(key, {}).items() if gpus in timed.steps
         }
@@ -211,7 +213,7 @@ class RateMeasurement:
             samples_per_epoch,
             self._gpus_per_node,
             tuple(network for network, _ in found),
-            joined(exchange for _, exchanges in found for exchange in exchanges),
+            merge_exchanges(exchange for _, exchanges in found for exchange in exchanges),
         )
 
     def _analysed(self, network: NetworkSpec) -> tuple[Network, tuple[CommTime, ...]]:
@@ -225,11 +227,11 @@ class RateMeasurement:
         )
         if not network.train.batch.is_elastic:
             return found, ()
-        found, exchanges = analysed(
+        found, exchanges = analyze(
             replace(found, batches=network.train.batch.bounds),
-            self._timed.get(self.keys[network.name], Timed()),
+            self._timed.get(self.keys[network.name], StepTimings()),
         )
-        at_best(
+        with_best_batches(
             RateTable(1, self._gpus_per_node, (found,), exchanges), self.devices
         )  # says what is wrong
         return found, exchanges
@@ -251,7 +253,7 @@ class RateMeasurement:
         ]
 
     def _rates(self, network: NetworkSpec) -> tuple[float, ...]:
-        return up_to_gap(self.known[self.keys[network.name]], self._least(network))
+        return rates_up_to_gap(self.known[self.keys[network.name]], self._least(network))
 
 
 class SurveyEstimate(NamedTuple):

@@ -23,13 +23,19 @@ from fleet.errors import UserError
 from fleet.spec import NetworkSpec
 from fleet.spec.layers import count_operations
 from scheduler.base import Network, RateTable
-from scheduler.ensemble.elastic import at_best
+from scheduler.ensemble.elastic import with_best_batches
 from scheduler.ensemble.online import OFF, Observation, OnlineRates, Traits, is_off
-from scheduler.ensemble.planning import reaches
-from scheduler.ensemble.probing import Tried
-from scheduler.ensemble.rates import middle
+from scheduler.ensemble.planning import max_rate
+from scheduler.ensemble.probing import Probes
+from scheduler.ensemble.rates import median_rates
 from scheduler.ensemble.rates import rate as rate_of
-from scheduler.ensemble.sharing import Sharing, alone_rates, differ, share, worth
+from scheduler.ensemble.sharing import (
+    Sharing,
+    alone_rates,
+    curves_differ,
+    share,
+    useful_networks_per_gpu,
+)
 
 _SURER = 4  # times as many steps as before, and a rate that was learned is worth a word again
 
@@ -77,7 +83,7 @@ class Shared:
         )
 
     def _bound(self, curve: Sequence[float], networks: float) -> str:
-        pays = worth(curve)
+        pays = useful_networks_per_gpu(curve)
         slots = self.roles.slots
         if (
             pays < slots
@@ -170,7 +176,7 @@ class Rates:
     @property
     def has_changed(self) -> bool:
         """Whether rates by which the present plan was made have proved wrong."""
-        return differ(self._planned_by, self._curve, OFF)
+        return curves_differ(self._planned_by, self._curve, OFF)
 
     @property
     def may_grow(self) -> bool:
@@ -203,7 +209,7 @@ class Rates:
         network = admitted.network
         models = self._given.models if self._given is not None else ()
         twin = next((one for one in models if self._keys.get(one.name) == admitted.key), None)
-        alike = Network("", middle(models)) if twin is None else twin
+        alike = Network("", median_rates(models)) if twin is None else twin
         return replace(
             alike, name=network.name, min_gpus=network.min_gpus, max_gpus=network.max_gpus
         )
@@ -233,7 +239,7 @@ class Rates:
 
     def _tell_of_sharing(self) -> None:
         """Say what networks that share a GPU train together, where more is known of it or it has changed."""
-        if len(self._curve) > 1 and differ(self._noted_curve, self._curve, OFF):
+        if len(self._curve) > 1 and curves_differ(self._noted_curve, self._curve, OFF):
             self._noted_curve = self._curve
             self._outbox.note(self._shared.told(self._curve, len(self._keys)))
 
@@ -244,7 +250,7 @@ class Rates:
         ):
             self._outbox.note(off)
 
-    def planned(self, is_new: bool, tried: Tried, is_over: Callable[[str], bool]) -> None:
+    def planned(self, is_new: bool, tried: Probes, is_over: Callable[[str], bool]) -> None:
         """The policy has answered by the table.
 
         Args:
@@ -327,7 +333,10 @@ class MeasuredRates(Rates):
             for name, outcome in self._survey.conclude().items():
                 fail(name, outcome.reason, may_pass=outcome.may_pass)
             self._conclude(
-                at_best(self._survey.table(self._launch.setup.samples), self._survey.devices), now_s
+                with_best_batches(
+                    self._survey.table(self._launch.setup.samples), self._survey.devices
+                ),
+                now_s,
             )
 
     def _conclude(self, found: RateTable, now_s: float) -> None:
@@ -408,10 +417,10 @@ class LearnedRates(Rates):
             self._told_steps[key, gpus] = max(1, shown.steps)
             self._outbox.note(events.RateLearned(name, gpus, shown.rate, shown.spread, shown.steps))
 
-    def planned(self, is_new: bool, tried: Tried, is_over: Callable[[str], bool]) -> None:  # noqa: D102
+    def planned(self, is_new: bool, tried: Probes, is_over: Callable[[str], bool]) -> None:  # noqa: D102
         super().planned(is_new, tried, is_over)
         if is_new or self._online.has_news:
-            self._online.planned(tried)
+            self._online.record_plan(tried)
             table = self.table
             if table is not self._table:
                 before = () if self._table is None else self._table.models
@@ -439,14 +448,14 @@ class LearnedRates(Rates):
 
     def keep(self) -> None:  # noqa: D102
         if self.are_absolute:
-            self._outbox.add(SaveRates(self._online.seen))
+            self._outbox.add(SaveRates(self._online.measured_table))
 
     @property
     def least(self) -> Least:  # noqa: D102
-        return self._online.least
+        return self._online.lower_rates
 
     def lose(self, devices: int, tasks: Sequence[MeasurementTask] = ()) -> None:  # noqa: D102
-        self._online.lose(devices)
+        self._online.limit_gpus(devices)
 
 
 def make_rates(speeds: PriorRates, launch: LaunchState) -> Rates:
@@ -544,7 +553,7 @@ class Supply:
             self._of = (table, cluster.whole_gpus)
             self._told = None
             self._demand = max(
-                (reaches(network, cluster.whole_gpus) for network in table.models), default=0.0
+                (max_rate(network, cluster.whole_gpus) for network in table.models), default=0.0
             )
         before = min(self._planned, self._demand)
         now = min(supply, self._demand)

@@ -16,7 +16,7 @@ from fleet.spec import Data, Document, Spec
 from fleet.spec.layers import count_for
 from preprocess.sample import SampleSpec
 from scheduler.base import Cluster, Network, RateTable
-from scheduler.ensemble.rates import up_to_gap
+from scheduler.ensemble.rates import rates_up_to_gap
 
 _STEPS = 16  # of the largest batch in an emulated epoch, at most
 _SIZE = 8  # pixels of a side of the samples that are made up
@@ -203,7 +203,7 @@ def measured_rates(
         measured = known.get(keys[network.name], {})
         if not measured:
             return None
-        rates = up_to_gap(
+        rates = rates_up_to_gap(
             measured, least=min(measured)
         )  # a group is never smaller than its network allows
         models.append(

@@ -163,7 +163,7 @@ def _join(
             f"job {job.id}: its checkpoints have sizes, so name --aggregate-bandwidth and --node-bandwidth"
         )
     if storage is not None:
-        costs = checkpointing.costs(storage, grain)
+        costs = checkpointing.running_job(storage, grain)
     else:
         costs = RunningJob(job.id, job.nodes, checkpointing.loss)
     if (

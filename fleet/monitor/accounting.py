@@ -24,7 +24,7 @@ from fleet.units import parse_delta, parse_stream
 from scheduler.base import InputError, Network, Options, RateTable
 from scheduler.ensemble.costs import Costs
 from scheduler.simulation.ensemble import Stint
-from scheduler.simulation.replay_run import AsItRan, replay, stints_of
+from scheduler.simulation.replay_run import ReplayedRun, replay, stints_of
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class Account:
     stints: tuple[Stint, ...]
     spent: TimeSpent
     costs: Costs
-    replay: AsItRan | None
+    replay: ReplayedRun | None
     time_scale: float
     startup: tuple[tuple[str, float], ...] = ()
     device: str = "GPU"
@@ -315,7 +315,7 @@ def _between_epochs(epochs: Iterable[RunEpoch], is_lockstep: bool) -> float:
 # ---- beside the simulation ---------------------------------------------------------------------
 
 
-def _replay(start: Started, run: RunState, costs: Costs) -> AsItRan | None:
+def _replay(start: Started, run: RunState, costs: Costs) -> ReplayedRun | None:
     """The run simulated, in the time of what was emulated."""
     scale = start.time_scale
     known = _policy_rates(run.launches) or _observed_rates(run.epochs, scale, len(start.devices))

@@ -19,7 +19,7 @@ from fleet.storage.files import STDOUT, storage_errors, with_retries
 from fleet.terminal import brief, terminal, terminal_width
 from fleet.units import format_duration, pluralize
 from scheduler.ensemble.policies import POLICIES
-from scheduler.ensemble.sharing import worth
+from scheduler.ensemble.sharing import useful_networks_per_gpu
 
 
 class PlainView:
@@ -351,7 +351,7 @@ def _describe_sharing(event: ev.SharingLearned) -> str:
     told = describe_sharing(event.speedups, event.device)
     if not event.bound:
         return told
-    is_tried = worth(event.speedups) == event.slots
+    is_tried = useful_networks_per_gpu(event.speedups) == event.slots
     if is_tried:
         more = "more may pay"
     else:
@@ -372,7 +372,7 @@ def describe_sharing(speedups: Sequence[float], device: str = "GPU") -> str:
     >>> describe_sharing((1.0, 1.6, 1.61))
     '2 networks on one GPU train 1.6 times as much as one, 3 networks 1.61 times: 2 pay'
     """
-    count = worth(speedups)
+    count = useful_networks_per_gpu(speedups)
     parts = [
         f"{pluralize(number, 'network')} {speedup:.3g} times"
         for number, speedup in enumerate(speedups, 1)

@@ -56,7 +56,7 @@ from preprocess.moments import Standardization
 from preprocess.sample import SampleSpec
 from preprocess.sources.table import columns_of
 from scheduler.base import Network, RateTable
-from scheduler.ensemble.elastic import at_best
+from scheduler.ensemble.elastic import with_best_batches
 from scheduler.ensemble.rates_file import read_rates
 
 
@@ -461,7 +461,9 @@ def find_misfits(
 def _rates(spec: Spec, epoch_samples: int, roles: Roles, replays: bool) -> RateTable | None:
     """The rates of a file, with the bounds of the spec; None where they are to be found out."""
     if spec.schedule.rates is not None:
-        table = at_best(read_rates_of(spec, spec.schedule.rates), roles.cluster.whole_gpus)
+        table = with_best_batches(
+            read_rates_of(spec, spec.schedule.rates), roles.cluster.whole_gpus
+        )
         return dataclasses.replace(
             table, samples_per_epoch=epoch_samples, gpus_per_node=roles.physical_gpus_per_node
         )

@@ -2,7 +2,7 @@
 
 The job scalability analyzer turns measurements into a :class:`ScalingCurve` per job:
 :func:`step_seconds` and :func:`exchange_seconds` interpolate what a profile
-measured, :func:`scaling` combines them. The optimizer, :func:`allocate`, gives
+measured, :func:`scaling_curve` combines them. The optimizer, :func:`allocate`, gives
 each job a number of GPUs such that the jobs' scaling factors sum to the most; it is that of :mod:`scheduler.shares`.
 
 [ELASTIC] Saxena et al., Effective Elastic Scaling of Deep Learning Workloads, arXiv:2006.13878.
@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scheduler.base import CommTime, InputError, Network, StepTime, pluralize
-from scheduler.shares import Gains, climb, settled
+from scheduler.shares import Gains, climb, optimal_counts
 
 Array = NDArray[np.float64]
 
@@ -48,7 +48,7 @@ class ScalingCurve:
             )
 
     @cached_property
-    def least(self) -> int:
+    def min_gpus(self) -> int:
         """The fewest GPUs on which the job runs."""
         return next(k for k, factor in enumerate(self.factors, start=1) if factor > 0)
 
@@ -181,7 +181,7 @@ class BatchRange:
             )
 
 
-def scaling(
+def scaling_curve(
     network: Network,
     comm: Sequence[CommTime],
     batches: BatchRange,
@@ -217,7 +217,7 @@ def scaling(
     32 samples in 1.1 s where one processes 16 in 0.9 s.
 
     >>> net = Network("a", (), params_mb=10.0, step_s=(StepTime(8, 0.5), StepTime(16, 0.9)))
-    >>> curve = scaling(net, [CommTime(10.0, 2, 0.2)], BatchRange(8, 64), gpus=2)
+    >>> curve = scaling_curve(net, [CommTime(10.0, 2, 0.2)], BatchRange(8, 64), gpus=2)
     >>> [round(float(factor), 4) for factor in curve.factors], curve.batches
     ([1.0, 1.6364], (16, 32))
     """
@@ -294,7 +294,7 @@ def allocate(curves: Sequence[ScalingCurve], gpus: int) -> Allocation | None:
     end, for it solves the relaxation in which a job may have any mixture of counts.
 
     ``greedy + dynamic programme``: where the last step does not fit, a dynamic programme decides among
-    the few counts that can be in an optimum (:func:`scheduler.shares.settled`).
+    the few counts that can be in an optimum (:func:`scheduler.shares.optimal_counts`).
 
     Args:
         curves: of the jobs.
@@ -314,10 +314,10 @@ def allocate(curves: Sequence[ScalingCurve], gpus: int) -> Allocation | None:
         return Allocation((), 0.0, "greedy")
     gains = [curve.gains for curve in curves]
     reached = climb(gains, gpus)
-    if reached.left < 0:
+    if reached.unused < 0:
         return None
-    is_greedy = reached.left == 0 or reached.price == 0
-    counts = reached.counts.tolist() if is_greedy else settled(gains, reached)
+    is_greedy = reached.unused == 0 or reached.price == 0
+    counts = reached.counts.tolist() if is_greedy else optimal_counts(gains, reached)
     throughput = math.fsum(
         curve.factors[count - 1] for curve, count in zip(curves, counts, strict=True)
     )

@@ -20,7 +20,7 @@ BYTES = 4  # of a parameter in an exchange
 
 
 @dataclass(frozen=True)
-class Timed:
+class StepTimings:
     """What was timed of one network.
 
     Args:
@@ -31,14 +31,14 @@ class Timed:
     steps: Mapping[int, Sequence[StepTime]] = field(default_factory=dict)
     parameters: int = 0
 
-    def also(self, gpus: int, steps: Sequence[StepTime], parameters: int) -> Timed:
+    def with_steps(self, gpus: int, steps: Sequence[StepTime], parameters: int) -> StepTimings:
         """The same, and what was timed on another number of GPUs."""
-        return Timed({**self.steps, gpus: steps}, max(parameters, self.parameters))
+        return StepTimings({**self.steps, gpus: steps}, max(parameters, self.parameters))
 
-    def holds(self, batches: Sequence[int]) -> bool:
+    def has_batches(self, batches: Sequence[int]) -> bool:
         """Whether on one GPU the steps of these batches were timed, up to the first that does not fit.
 
-        >>> Timed({1: [StepTime(8, 0.5), StepTime(16, 0.9)]}).holds((8, 16, 32)), Timed({}).holds((8, 16))
+        >>> StepTimings({1: [StepTime(8, 0.5), StepTime(16, 0.9)]}).has_batches((8, 16, 32)), StepTimings({}).has_batches((8, 16))
         (True, False)
         """
         found = tuple(step.batch for step in self.steps.get(1, ()))
@@ -78,7 +78,7 @@ def batches_to_time(
     return tuple(sorted({least, round((least * most) ** 0.5), most}))
 
 
-def analysed(network: Network, timed: Timed) -> tuple[Network, tuple[CommTime, ...]]:
+def analyze(network: Network, timed: StepTimings) -> tuple[Network, tuple[CommTime, ...]]:
     """A network with its step times and the size of its exchanges, and the exchanges' times.
 
     Args:
@@ -89,8 +89,8 @@ def analysed(network: Network, timed: Timed) -> tuple[Network, tuple[CommTime, .
 
     On two GPUs a step on 16 samples takes 0.3 s longer than one on 8 samples takes on one.
 
-    >>> seen = Timed({1: [StepTime(8, 0.5), StepTime(16, 0.9)], 2: [StepTime(16, 0.8)]}, parameters=250_000)
-    >>> analysed(Network("a", (1.0,)), seen)[1]
+    >>> seen = StepTimings({1: [StepTime(8, 0.5), StepTime(16, 0.9)], 2: [StepTime(16, 0.8)]}, parameters=250_000)
+    >>> analyze(Network("a", (1.0,)), seen)[1]
     (CommTime(params_mb=1.0, gpus=2, seconds=0.30000000000000004),)
     """
     steps = tuple(sorted(timed.steps.get(1, ()), key=lambda step: step.batch))
@@ -107,10 +107,10 @@ def analysed(network: Network, timed: Timed) -> tuple[Network, tuple[CommTime, .
     return replace(network, step_s=steps, params_mb=timed.params_mb), tuple(exchanges)
 
 
-def joined(exchanges: Iterable[CommTime]) -> tuple[CommTime, ...]:
+def merge_exchanges(exchanges: Iterable[CommTime]) -> tuple[CommTime, ...]:
     """The exchanges of several networks; of those of one size the mean.
 
-    >>> joined([CommTime(2.0, 2, 0.3), CommTime(1.0, 2, 0.2), CommTime(2.0, 2, 0.5)])
+    >>> merge_exchanges([CommTime(2.0, 2, 0.3), CommTime(1.0, 2, 0.2), CommTime(2.0, 2, 0.5)])
     (CommTime(params_mb=1.0, gpus=2, seconds=0.2), CommTime(params_mb=2.0, gpus=2, seconds=0.4))
     """
     found: defaultdict[tuple[int, float], list[float]] = defaultdict(list)

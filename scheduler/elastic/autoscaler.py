@@ -62,7 +62,7 @@ class Autoscaling:
             )
 
     @property
-    def keeps_for_min(self) -> float:
+    def effective_hold_min(self) -> float:
         """How long after a start or a resize is done a job keeps its size."""
         if self.hold_min is None:
             return 9 * self.rescale_cost_min
@@ -125,7 +125,7 @@ def decide(
         The decision.
     """
     room = _Room(running, now_min, settings)
-    admitted = [place for place, job in enumerate(waiting) if room.admit(job.curve.least)]
+    admitted = [place for place, job in enumerate(waiting) if room.admit(job.curve.min_gpus)]
     curves = room.curves() + [waiting[place].curve for place in admitted]
     allocation = allocate(curves, settings.gpus)
     assert allocation is not None, "running jobs hold no more GPUs than there are"
@@ -142,9 +142,9 @@ class _Room:
 
     def __init__(self, running: Sequence[ScaledJob], now_min: float, settings: Autoscaling) -> None:
         self.running = running
-        self.kept = [now_min - job.steady_min < settings.keeps_for_min for job in running]
+        self.kept = [now_min - job.steady_min < settings.effective_hold_min for job in running]
         self.free = settings.gpus - sum(
-            job.gpus if kept else job.curve.least
+            job.gpus if kept else job.curve.min_gpus
             for job, kept in zip(running, self.kept, strict=True)
         )
         # Of the jobs that keep their size, the one with most to give comes first (last in the list), so
@@ -156,7 +156,7 @@ class _Room:
         self.shrinking: set[int] = set()
 
     def _surplus(self, place: int) -> int:
-        return self.running[place].gpus - self.running[place].curve.least
+        return self.running[place].gpus - self.running[place].curve.min_gpus
 
     def admit(self, least: int) -> bool:
         """Whether a job that needs so many GPUs can be admitted; then it is."""

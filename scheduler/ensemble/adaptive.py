@@ -7,7 +7,7 @@ and the GPUs each gets are used as efficiently as its rate curve allows, for the
 hulls of the curves are concave. Where a search judges networks after so many
 epochs, those are the epochs that count: all would come to their next rung together,
 but for those that are so near to it that they would wait for the others (:func:`_until_rungs`).
-And those that have passed a rung come before those that have not begun (:func:`admitted`).
+And those that have passed a rung come before those that have not begun (:func:`select_admitted`).
 Shares become group sizes by largest remainder.
 
 This differs from the paper's policies in that a network that goes on keeps its
@@ -26,8 +26,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scheduler.base import Cluster, Network, Progress, RateTable
-from scheduler.ensemble.indexed import left, raise_slowest, rising, values_of
-from scheduler.ensemble.rates import Curves, bent_curves, curve, estimated, is_straight, rate
+from scheduler.ensemble.indexed import iter_ascending, raise_slowest, rows_outside, values_of
+from scheduler.ensemble.rates import (
+    Curves,
+    bent_curves,
+    curve,
+    extrapolate_rates,
+    is_straight,
+    rate,
+)
 from scheduler.ensemble.waterfill import hulls, water_fill
 
 HOLDER_BONUS = 1.0  # added to the remainder of a network that has the larger size already
@@ -58,8 +65,8 @@ def group_sizes(rates: RateTable, progress: Progress, cluster: Cluster) -> dict[
     {'a': 1, 'b': 2}
     """
     known = bent_curves(rates, cluster.gpus)
-    those = admitted(rates, progress, cluster)
-    rows = np.flatnonzero(those & (known.least <= cluster.gpus))
+    those = select_admitted(rates, progress, cluster)
+    rows = np.flatnonzero(those & (known.min_gpus <= cluster.gpus))
     if not len(rows):
         return {}
     work = _work(known.names, rows, progress)
@@ -67,7 +74,7 @@ def group_sizes(rates: RateTable, progress: Progress, cluster: Cluster) -> dict[
     sizes = _sizes_of(rates, cluster)
     held = {known.index[member.name]: member.gpus for member in progress.running}
     if progress.ahead:
-        least = known.least[rows]
+        least = known.min_gpus[rows]
         shares = _until_rungs(shares, least, np.isin(rows, list(held)), cluster.gpus)
         # otherwise they would keep more than their least
         if least.sum() <= cluster.gpus:
@@ -84,12 +91,12 @@ def group_sizes(rates: RateTable, progress: Progress, cluster: Cluster) -> dict[
         cluster.gpus - sum(given.values()),
         lambda row: rate(rates.models[row], given[row]) / before[row],
     )
-    if those is not (there := left(known.names, progress.finished)):
+    if those is not (there := rows_outside(known.names, progress.finished)):
         _fill(given, np.flatnonzero(there & ~those), known, cluster.gpus)
     return {known.names[row]: given[row] for row in sorted(given)}
 
 
-def admitted(rates: RateTable, progress: Progress, cluster: Cluster) -> NDArray[np.bool_]:
+def select_admitted(rates: RateTable, progress: Progress, cluster: Cluster) -> NDArray[np.bool_]:
     """The networks that share the GPUs, shape (networks,): all that are left, unless some have passed a rung.
 
     A network that has passed one is more likely to be the best than one that has not begun. So others begin on those
@@ -104,17 +111,17 @@ def admitted(rates: RateTable, progress: Progress, cluster: Cluster) -> NDArray[
 
     >>> from scheduler.base import Network
     >>> table = RateTable(100, 4, tuple(Network(name, (10.0, 19.0, 20.0)) for name in "abc"))
-    >>> admitted(table, Progress(survivors=frozenset("c")), Cluster.of(3, 3))
+    >>> select_admitted(table, Progress(survivors=frozenset("c")), Cluster.of(3, 3))
     array([ True, False,  True])
     """
-    there = left(rates.names, progress.finished)
+    there = rows_outside(rates.names, progress.finished)
     if not progress.survivors:
         return there
     known = bent_curves(rates, cluster.gpus)
     first = [
         row
         for row in (known.index[name] for name in progress.survivors if name in known.index)
-        if there[row] and known.least[row] <= cluster.gpus
+        if there[row] and known.min_gpus[row] <= cluster.gpus
     ]
     if not first:
         return there
@@ -125,15 +132,15 @@ def admitted(rates: RateTable, progress: Progress, cluster: Cluster) -> NDArray[
     sizes = _sizes_of(rates, cluster)
     spare = (
         cluster.gpus
-        - known.least[others].sum()
-        - sum(_paying(rates.models[row], sizes[row]) for row in first)
+        - known.min_gpus[others].sum()
+        - sum(_largest_paying_size(rates.models[row], sizes[row]) for row in first)
     )
     new = np.flatnonzero(there & ~begun)
-    begun[new[np.cumsum(known.least[new]) <= spare]] = True
+    begun[new[np.cumsum(known.min_gpus[new]) <= spare]] = True
     return there & begun
 
 
-def _paying(network: Network, sizes: NDArray[np.int64]) -> int:
+def _largest_paying_size(network: Network, sizes: NDArray[np.int64]) -> int:
     """The largest of some group sizes that pays."""
     of_each = curve(network, int(sizes[-1]))[sizes - 1] / sizes
     return int(sizes[of_each >= PAYS * of_each[0]][-1])
@@ -142,8 +149,8 @@ def _paying(network: Network, sizes: NDArray[np.int64]) -> int:
 def _fill(given: dict[int, int], rows: NDArray[np.int64], known: Curves, gpus: int) -> None:
     """Let further networks begin, in their order, on GPUs that those who share cannot use."""
     spare = gpus - sum(given.values())
-    for row in rows[known.least[rows] <= spare].tolist():
-        least = int(known.least[row])
+    for row in rows[known.min_gpus[rows] <= spare].tolist():
+        least = int(known.min_gpus[row])
         if least <= spare:
             given[row] = least
             spare -= least
@@ -162,7 +169,7 @@ class _Sizes(dict[int, NDArray[np.int64]]):
         self.cluster = cluster
 
     def __missing__(self, row: int) -> NDArray[np.int64]:
-        self[row] = found = _sizes(self.known, row, self._rates.models[row], self.cluster)
+        self[row] = found = _allowed_sizes(self.known, row, self._rates.models[row], self.cluster)
         return found
 
 
@@ -205,7 +212,9 @@ def _until_rungs(
     return least + more * min(1.0, float(gpus - least.sum()) / (float(more.sum()) or 1.0))
 
 
-def _sizes(known: Curves, row: int, network: Network, cluster: Cluster) -> NDArray[np.int64]:
+def _allowed_sizes(
+    known: Curves, row: int, network: Network, cluster: Cluster
+) -> NDArray[np.int64]:
     """The group sizes a network may be given: useful ones within a node or of whole nodes.
 
     The least and the best are among them wherever they lie.
@@ -219,7 +228,8 @@ def _sizes(known: Curves, row: int, network: Network, cluster: Cluster) -> NDArr
         whole = np.arange(per_node * (dense // per_node + 1), last, per_node)
         beyond = np.concatenate((within[within < last], whole, [last]))
         useful = np.append(
-            useful, beyond[estimated(network.rates, beyond) > known.rate[row, useful[-1] - 1]]
+            useful,
+            beyond[extrapolate_rates(network.rates, beyond) > known.rate[row, useful[-1] - 1]],
         )
     aligned = (useful < per_node) | (useful % per_node == 0)
     aligned[[0, -1]] = True
@@ -234,7 +244,7 @@ def _round(
     Returns:
         Row -> GPUs, of those that get any.
     """
-    is_small = shares + 1e-9 < sizes.known.least[rows]  # these wait, or have their least size
+    is_small = shares + 1e-9 < sizes.known.min_gpus[rows]  # these wait, or have their least size
     given = {}
     larger = []
     for row, share in zip(rows[~is_small].tolist(), shares[~is_small].tolist(), strict=True):
@@ -246,7 +256,7 @@ def _round(
             larger.append((-remainder - HOLDER_BONUS * (held.get(row, 0) >= size), row, size))
     spare = sizes.cluster.gpus - sum(given.values())
     for _, row, size in heapq.merge(
-        sorted(larger), _least(rows[is_small], shares[is_small], sizes, held)
+        sorted(larger), _min_sizes(rows[is_small], shares[is_small], sizes, held)
     ):
         if not spare:
             break
@@ -256,7 +266,7 @@ def _round(
     return given
 
 
-def _least(
+def _min_sizes(
     rows: NDArray[np.int64], shares: NDArray[np.float64], sizes: _Sizes, held: Mapping[int, int]
 ) -> Iterator[tuple[float, int, int]]:
     """The same of networks whose share is less than their least size, by the order in which they have it.
@@ -264,11 +274,11 @@ def _least(
     Args:
         rows: rising.
     """
-    least = sizes.known.least[rows]
+    least = sizes.known.min_gpus[rows]
     order = -(shares / least)
     for row, gpus in held.items():
         place = int(np.searchsorted(rows, row))
         if place < len(rows) and rows[place] == row and gpus >= least[place]:
             order[place] -= HOLDER_BONUS
-    for place in rising(order, sizes.cluster.gpus):
+    for place in iter_ascending(order, sizes.cluster.gpus):
         yield float(order[place]), int(rows[place]), int(least[place])

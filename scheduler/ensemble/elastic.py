@@ -2,7 +2,7 @@
 
 A network whose batch may lie anywhere in a range can use more GPUs than one with a fixed batch, and can do with fewer.
 How fast it is on k GPUs, and with which batch, follows from measured step times and exchange times
-(:func:`scheduler.elastic.allocate.scaling`, [ELASTIC] section III-B); the GPUs are shared so that the scaling factors
+(:func:`scheduler.elastic.allocate.scaling_curve`, [ELASTIC] section III-B); the GPUs are shared so that the scaling factors
 of all networks that run sum to the most (:func:`scheduler.elastic.allocate.allocate`, section III-C). A network that
 waits is admitted as soon as all can have the fewest GPUs on which they run, and none is sent back (section III-D).
 
@@ -24,7 +24,7 @@ from scheduler.elastic.allocate import (
     ScalingCurve,
     allocate,
     exchange_seconds,
-    scaling,
+    scaling_curve,
     step_seconds,
 )
 from scheduler.ensemble.placement import rearrange
@@ -33,7 +33,7 @@ from scheduler.ensemble.rates import curve
 MAX_GPUS = 1024  # of one network; the paper's k_max is 10
 
 
-def _most(network: Network, gpus: int) -> int:
+def _max_gpus(network: Network, gpus: int) -> int:
     return min(gpus, network.max_gpus or gpus, max(MAX_GPUS, network.min_gpus))
 
 
@@ -51,13 +51,13 @@ def curve_of(network: Network, comm: tuple[CommTime, ...], gpus: int) -> Scaling
         InputError: its batch may change, and its step times or exchanges were not measured; or no batch of its range
             fits on so many GPUs as it may have.
     """
-    most = _most(network, gpus)
+    most = _max_gpus(network, gpus)
     batches: tuple[int, ...] = ()
     if network.batches is None:
         rates = curve(network, most)
         factors = tuple((rates / rates[0]).tolist())
     else:
-        found = scaling(network, comm, BatchRange(*network.batches), most)
+        found = scaling_curve(network, comm, BatchRange(*network.batches), most)
         factors = found.factors
         batches = found.batches
     return ScalingCurve(
@@ -104,7 +104,7 @@ def epoch_rate(
     return samples / (seconds + (left / step_rate(network, comm, gpus, left) if left else 0.0))
 
 
-def at_best(table: RateTable, gpus: int) -> RateTable:
+def with_best_batches(table: RateTable, gpus: int) -> RateTable:
     """The table with the rates that networks whose batch may change reach with the best batch on each number of GPUs.
 
     So all that reads ``rates`` alone (bounds, estimates, a slow input) holds for them as well.
@@ -117,23 +117,23 @@ def at_best(table: RateTable, gpus: int) -> RateTable:
     return replace(
         table,
         models=tuple(
-            network if network.batches is None else _at_best(network, table.comm_s, gpus)
+            network if network.batches is None else _with_best_batches(network, table.comm_s, gpus)
             for network in table.models
         ),
     )
 
 
-def _at_best(network: Network, comm: tuple[CommTime, ...], gpus: int) -> Network:
+def _with_best_batches(network: Network, comm: tuple[CommTime, ...], gpus: int) -> Network:
     """The same; on fewer GPUs than its least batch fits on it does not train."""
-    most = _most(network, gpus)
+    most = _max_gpus(network, gpus)
     found = curve_of(replace(network, min_gpus=1), comm, most)
     rates = [
         step_rate(
-            network, comm, max(count, found.least), found.batches[max(count, found.least) - 1]
+            network, comm, max(count, found.min_gpus), found.batches[max(count, found.min_gpus) - 1]
         )
         for count in range(1, most + 1)
     ]
-    return replace(network, rates=tuple(rates), min_gpus=max(found.least, network.min_gpus))
+    return replace(network, rates=tuple(rates), min_gpus=max(found.min_gpus, network.min_gpus))
 
 
 def elastic_round(rates: RateTable, progress: Progress, cluster: Cluster) -> Round:
@@ -142,14 +142,14 @@ def elastic_round(rates: RateTable, progress: Progress, cluster: Cluster) -> Rou
     Until the networks that run or could run are others, rates change, or devices are lost, the last answer stands.
     """
     admitted = _admitted(rates, progress, cluster)
-    wanted = progress.wanted.members
+    wanted = progress.target.members
     held = {device for member in wanted for device in member.devices}
     if (
         {member.name for member in wanted} == set(admitted)
         and not progress.rates_changed
         and (held <= set(cluster.devices))
     ):
-        return progress.wanted
+        return progress.target
     allocation = allocate(list(admitted.values()), cluster.gpus)
     assert allocation is not None  # the least counts fit
     sizes = {name: gpus for name, gpus in zip(admitted, allocation.gpus, strict=True) if gpus}
@@ -170,7 +170,7 @@ def _batch(curve: ScalingCurve, member: Member) -> int | None:
 
 def _admitted(rates: RateTable, progress: Progress, cluster: Cluster) -> dict[str, ScalingCurve]:
     """What should run, in the order of the table: the networks that do, and of the others the first that fit."""
-    begun = {member.name for member in (*progress.running, *progress.wanted.members)}
+    begun = {member.name for member in (*progress.running, *progress.target.members)}
     curves = {
         network.name: curve_of(network, rates.comm_s, cluster.gpus)
         for network in rates.models
@@ -179,7 +179,7 @@ def _admitted(rates: RateTable, progress: Progress, cluster: Cluster) -> dict[st
     room = cluster.gpus
     names = set()
     for name in sorted(curves, key=lambda name: name not in begun):
-        if curves[name].least <= room:
+        if curves[name].min_gpus <= room:
             names.add(name)
-            room -= curves[name].least
+            room -= curves[name].min_gpus
     return {name: curve for name, curve in curves.items() if name in names}

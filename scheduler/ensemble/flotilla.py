@@ -9,12 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scheduler.base import Options, RateTable
-from scheduler.ensemble.indexed import raise_slowest, rising
+from scheduler.ensemble.indexed import iter_ascending, raise_slowest
 from scheduler.ensemble.rates import (
     Curves,
     all_last_useful,
-    as_printed,
     curves,
+    extend_as_printed,
     useful_curves,
     widest,
 )
@@ -24,7 +24,7 @@ FIRST_COLUMNS = 4096  # GPUs of a group up to which rates are worked out at firs
 AT_ONCE = 1 << 20  # rates that are looked at in one step
 
 
-def flotilla(
+def form_flotilla(
     rates: RateTable, candidates: Iterable[str] | NDArray[np.bool_], gpus: int, options: Options
 ) -> dict[str, int]:
     """Group networks that can train at one pace, and give each the GPUs for it.
@@ -35,7 +35,7 @@ def flotilla(
     What is left goes GPU by GPU to the slowest member. If ``peak_limited``,
     only counts are given on which a network is faster than on any fewer; if
     not, rates beyond the measured ones are the paper's to the letter
-    (:func:`~scheduler.ensemble.rates.as_printed`).
+    (:func:`~scheduler.ensemble.rates.extend_as_printed`).
 
     Args:
         rates: of all networks.
@@ -55,7 +55,7 @@ def flotilla(
     >>> from scheduler.base import Delta, Network
     >>> table = RateTable(100, 4, (Network("a", (40.0, 70.0)), Network("b", (30.0, 55.0)),
     ...                            Network("c", (22.0, 42.0)), Network("d", (5.0, 9.0))))
-    >>> flotilla(table, "abcd", 5, Options(delta=Delta(12.0, relative=False)))
+    >>> form_flotilla(table, "abcd", 5, Options(delta=Delta(12.0, relative=False)))
     {'a': 1, 'c': 2, 'b': 2}
     """
     if isinstance(candidates, np.ndarray):
@@ -63,7 +63,7 @@ def flotilla(
     else:
         rows = np.array(sorted({rates.rows[name] for name in candidates}), dtype=np.int64)
     if not options.peak_limited:
-        return _form(as_printed(rates, gpus), rows, gpus, gpus, options)[0]
+        return _form(extend_as_printed(rates, gpus), rows, gpus, gpus, options)[0]
     width = max(FIRST_COLUMNS, widest(rates))
     while (
         True
@@ -84,7 +84,7 @@ def _form(
         known = useful_curves(rates, gpus, width)
     else:
         known = curves(rates, gpus)
-    rows = rows[known.least[rows] <= gpus]
+    rows = rows[known.min_gpus[rows] <= gpus]
     if not len(rows):
         return {}, False
     members, limit = _join(known, rows, gpus, options)
@@ -101,10 +101,10 @@ def _join(
     known: Curves, rows: np.ndarray, gpus: int, options: Options
 ) -> tuple[dict[int, int], float]:
     """Lines 1 to 11: row -> GPUs, before spare GPUs are given; and the greatest rate with which one may join."""
-    single = known.rate[rows, known.least[rows] - 1]
+    single = known.rate[rows, known.min_gpus[rows] - 1]
     fastest = int(rows[np.argmax(single)])
     reference = float(single.max())
-    members = {fastest: int(known.least[fastest])}
+    members = {fastest: int(known.min_gpus[fastest])}
     limit = reference + options.delta.of(reference)
     left = gpus - members[fastest]
     if not left:  # as whenever one GPU becomes free
@@ -112,7 +112,7 @@ def _join(
     distance, column, pick = _near(known, rows, reference, options)
     # The GPUs that are left only become fewer, so a choice that does not fit now never will:
     # one pass over all choices, closest first, finds the same members as a search for each.
-    for place in rising(distance, gpus, pick, column):
+    for place in iter_ascending(distance, gpus, pick, column):
         if not left:
             break
         row = int(pick[place])

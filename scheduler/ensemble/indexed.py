@@ -71,7 +71,7 @@ class IndexedSet(set[str]):
         super().discard(name)
         self._column.note(name)
 
-    def left(self, table: tuple[str, ...]) -> NDArray[np.bool_]:
+    def rows_outside(self, table: tuple[str, ...]) -> NDArray[np.bool_]:
         """Which rows of a table are not in the set, shape (rows,); see :meth:`_Column.of`."""
         return self._column.of(table)
 
@@ -103,25 +103,27 @@ def values_of(table: tuple[str, ...], values: Mapping[str, float]) -> NDArray[np
     return np.array([values.get(name, np.nan) for name in table], np.float64)
 
 
-def left(table: tuple[str, ...], gone: AbstractSet[str]) -> NDArray[np.bool_]:
+def rows_outside(table: tuple[str, ...], gone: AbstractSet[str]) -> NDArray[np.bool_]:
     """Which rows of a table are not in a set, shape (rows,); a view of what goes on changing.
 
     Args:
         table: the names of its rows.
     """
     if isinstance(gone, IndexedSet):
-        return gone.left(table)
+        return gone.rows_outside(table)
     return np.array([name not in gone for name in table], np.bool_)
 
 
-def rising(values: NDArray[np.float64], few: int, *ties: NDArray[np.int64]) -> Iterator[int]:
+def iter_ascending(
+    values: NDArray[np.float64], few: int, *ties: NDArray[np.int64]
+) -> Iterator[int]:
     """The places of values in their rising order, worked out as far as they are looked at.
 
     Args:
         few: as many as that are looked at nearly always.
         ties: what decides where values are equal, what counts least first; in the end it is the place.
 
-    >>> list(rising(np.array([3.0, 1.0, 2.0, 1.0]), 4)), list(rising(np.array([2.0] * 3), 1, np.array([1, 0, 1])))
+    >>> list(iter_ascending(np.array([3.0, 1.0, 2.0, 1.0]), 4)), list(iter_ascending(np.array([2.0] * 3), 1, np.array([1, 0, 1])))
     ([1, 3, 2, 0], [1, 0, 2])
     """
     is_first = values <= (np.partition(values, few)[few] if len(values) > 4 * few else np.inf)

@@ -1,6 +1,6 @@
 """From the groups that run to those that should: the moves that lead from one round to the next.
 
-A :class:`scheduler.base.Round` says which assignment should hold now; :func:`moves` says what can be done about it at
+A :class:`scheduler.base.Round` says which assignment should hold now; :func:`plan_moves` says what can be done about it at
 this moment. The live coordinator and the simulator both carry rounds out by it, so these rules hold in both:
 
 - A group lets go of devices, or stops, between two epochs and never inside one.
@@ -43,16 +43,16 @@ class GroupHolding:
 
     devices: tuple[int, ...]
     stance: Stance
-    least: int = 1
+    min_devices: int = 1
     can_change: bool = True
     grows_inside: bool = True
     recruits: Mapping[int, bool] | None = None
 
-    def kept(self, wanted: Iterable[int]) -> tuple[int, ...]:
+    def devices_to_keep(self, wanted: Iterable[int]) -> tuple[int, ...]:
         """The devices that it keeps on its way to the wanted ones; none where it has to be started anew."""
         target = set(wanted)
         kept = tuple(device for device in self.devices if device in target)
-        can_go_on = self.can_change and len(kept) >= self.least
+        can_go_on = self.can_change and len(kept) >= self.min_devices
         if can_go_on or target == set(self.devices):
             return kept
         return ()
@@ -96,7 +96,7 @@ class Stop(Move):
     """Save the network and free all devices."""
 
 
-def moves(
+def plan_moves(
     held: Mapping[str, GroupHolding],
     wanted: Round,
     free: Iterable[int],
@@ -117,9 +117,9 @@ def moves(
     >>> from scheduler.base import Member
     >>> held = {"a": GroupHolding((0, 1), Stance.BETWEEN), "b": GroupHolding((2,), Stance.INSIDE)}
     >>> wanted = Round((Member("b", (2, 3)), Member("c", (1,))))
-    >>> moves(held, wanted, free={3})
+    >>> plan_moves(held, wanted, free={3})
     (Stop(name='a', devices=()), Grow(name='b', devices=(2, 3)))
-    >>> moves({"b": GroupHolding((2, 3), Stance.INSIDE)}, wanted, free={0, 1})
+    >>> plan_moves({"b": GroupHolding((2, 3), Stance.INSIDE)}, wanted, free={0, 1})
     (Start(name='c', devices=(1,)),)
     """
     target = {member.name: member.devices for member in wanted.members}
@@ -129,9 +129,9 @@ def moves(
     for name, holding in held.items():
         if holding.stance is Stance.BUSY:
             continue
-        found += _dismissed(name, holding, target.get(name, ()))
+        found += _dismiss(name, holding, target.get(name, ()))
         if holding.stance is Stance.BETWEEN and (
-            move := _let_go(name, holding, target.get(name, ()), left)
+            move := _release_devices(name, holding, target.get(name, ()), left)
         ):
             found.append(move)
             changing.add(name)
@@ -142,21 +142,21 @@ def moves(
         if group is None:
             found += [Start(name, devices)] if left.issuperset(devices) else []
         elif group.stance is not Stance.BUSY and name not in changing:
-            found += _take_in(name, group, devices, left)
+            found += _add_devices(name, group, devices, left)
     return tuple(found)
 
 
-def _dismissed(name: str, holding: GroupHolding, wanted: tuple[int, ...]) -> Iterator[Move]:
+def _dismiss(name: str, holding: GroupHolding, wanted: tuple[int, ...]) -> Iterator[Move]:
     devices = tuple(device for device in holding.recruits or () if device not in wanted)
     if devices:
         yield Dismiss(name, devices)
 
 
-def _let_go(
+def _release_devices(
     name: str, holding: GroupHolding, wanted: tuple[int, ...], free: set[int]
 ) -> Move | None:
     """What a group does between two epochs that has devices which it should not have."""
-    kept = holding.kept(wanted)
+    kept = holding.devices_to_keep(wanted)
     if len(kept) == len(holding.devices):
         return None
     if not kept:
@@ -168,11 +168,11 @@ def _let_go(
     return Shrink(name, kept)
 
 
-def _take_in(
+def _add_devices(
     name: str, holding: GroupHolding, wanted: tuple[int, ...], free: set[int]
 ) -> Iterator[Move]:
     """What a group does that should have devices which it does not have."""
-    kept = holding.kept(wanted)
+    kept = holding.devices_to_keep(wanted)
     new = tuple(device for device in wanted if device not in holding.devices)
     if not kept or not new:
         return

@@ -37,14 +37,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from scheduler.base import Network, RateTable
-from scheduler.ensemble.rates import Line, rate, shrunk
-from scheduler.ensemble.sharing import Sharing, differ, share
+from scheduler.ensemble.rates import Line, rate, shrink_slopes
+from scheduler.ensemble.sharing import Sharing, curves_differ, share
 
 OFF = 0.25  # a rate is wrong that is further from what was told, as a share of it
 SURE = 3.0  # standard errors: an observation that may differ by chance alone says nothing
 # changes that say how noisy rates are: as many at most and at least
-LATEST = 50
-LEAST = 4
+MAX_CHANGES = 50
+MIN_CHANGES = 4
 REACH = 2  # times as many GPUs as were seen, at most
 POOLED = 5  # networks that were seen at two sizes say how well all others scale
 RENEWED = 50  # the table waits for one more observation for each so many networks
@@ -87,7 +87,7 @@ class Observation:
     rate: float
     spread: float = 0.0
     steps: int = 1
-    beside: int = 1
+    networks_per_gpu: int = 1
 
     @property
     def error(self) -> float:
@@ -123,7 +123,7 @@ class Noise:
     """
 
     def __init__(self) -> None:
-        self._changes: deque[float] = deque(maxlen=LATEST)
+        self._changes: deque[float] = deque(maxlen=MAX_CHANGES)
 
     def add(self, before: float, now: float) -> None:
         """A group has shown a rate once more."""
@@ -132,7 +132,7 @@ class Noise:
     @property
     def deviation(self) -> float:
         """The standard deviation of an observation, as a share of it; 0 as long as there are too few to say."""
-        if len(self._changes) < LEAST:
+        if len(self._changes) < MIN_CHANGES:
             return 0.0
         return (
             _DEVIATIONS * statistics.median(self._changes) / math.sqrt(2)
@@ -171,7 +171,7 @@ class OnlineRates:
         self._gpus_per_node = gpus_per_node
         self._gpus = gpus
         keys = {network.key for network in networks}
-        self._known = {
+        self._prior = {
             key: dict(rates) for key, rates in (known or {}).items() if key in keys and rates
         }
         self._seen: dict[
@@ -180,10 +180,10 @@ class OnlineRates:
         self._noise = Noise()
         self._largest = 0  # of the sizes that have been seen of any network
         if slots > 1:
-            self.sharing: Sharing | None = Sharing(shared, self._known, idle_slots)
+            self.sharing: Sharing | None = Sharing(shared, self._prior, idle_slots)
         else:
             self.sharing = None
-        self._told_sharing = self._curve
+        self._plan_sharing = self._curve
         self._table: RateTable | None = None
         self._estimate: _Estimate | None = None  # by which the table was made
         self._unread = 0  # observations since then
@@ -194,9 +194,9 @@ class OnlineRates:
         self._kind_of: dict[str, Traits] = {}  # of networks
         self._guessed: set[str] = set()
         for network in networks:
-            self._take_in(network)
-        self._told: Mapping[str, Network] = {}  # by which the present plan was made
-        self._tried: AbstractSet[tuple[str, int]] = (
+            self._register(network)
+        self._plan_rates: Mapping[str, Network] = {}  # by which the present plan was made
+        self._probes: AbstractSet[tuple[str, int]] = (
             frozenset()
         )  # networks on GPUs whose rates it depends on
         self.is_off = (
@@ -215,16 +215,16 @@ class OnlineRates:
         """
         self._networks[network.name] = network
         if known and network.key not in self._seen:
-            self._known.setdefault(network.key, dict(known))
-        self._take_in(network)
+            self._prior.setdefault(network.key, dict(known))
+        self._register(network)
         if self._table is None or self._estimate is None or len(self._networks) < 2 * RENEWED:
             self._table = None
         else:
             self._table = self._table.with_network(
-                self._estimate.late(network.name, self._kind_of[network.name])
+                self._estimate.add_network(network.name, self._kind_of[network.name])
             )
 
-    def _take_in(self, network: Traits) -> None:
+    def _register(self, network: Traits) -> None:
         self._of_key.setdefault(network.key, []).append(network.name)
         kind = replace(network, name="")
         self._kind_of[network.name] = self._kinds.setdefault(kind, kind)
@@ -242,18 +242,22 @@ class OnlineRates:
             self._guessed.difference_update(self._of_key[key])
         if self.sharing is not None:
             self.sharing.observe(
-                (key, gpus), observed.beside, observed.rate, observed.spread, observed.steps
+                (key, gpus),
+                observed.networks_per_gpu,
+                observed.rate,
+                observed.spread,
+                observed.steps,
             )
         alone = self._alone(observed)
-        before = self._known.get(key, {}).get(gpus)
+        before = self._prior.get(key, {}).get(gpus)
         if before is not None:
             if is_off(alone, before, self._noise.deviation):
-                del self._known[key]  # so the others are in doubt as well
+                del self._prior[key]  # so the others are in doubt as well
             else:
-                del self._known[key][gpus]
+                del self._prior[key][gpus]
         is_first = gpus not in (seen := self._seen.setdefault(key, {}))
         last = seen.setdefault(gpus, {}).get(name)
-        if last is not None and last.beside == observed.beside:
+        if last is not None and last.networks_per_gpu == observed.networks_per_gpu:
             self._noise.add(last.rate, observed.rate)
         seen[gpus][name] = observed
         self._largest = max(self._largest, gpus)
@@ -262,22 +266,26 @@ class OnlineRates:
             len(self._networks) // RENEWED if len(self._networks) > 2 * RENEWED else 1
         ):
             self._table = None
-        told = self._told.get(name)
+        told = self._plan_rates.get(name)
         if told is not None:
             self.is_off |= is_off(alone, rate(told, gpus), self._noise.deviation)
-            self.is_off |= differ(self._told_sharing, self._curve, OFF)
-            self.is_answered |= is_first and (name, gpus) in self._tried
+            self.is_off |= curves_differ(self._plan_sharing, self._curve, OFF)
+            self.is_answered |= is_first and (name, gpus) in self._probes
             most = told.max_gpus or self._gpus
-            self.may_grow |= is_first and gpus >= most < self._most(
+            self.may_grow |= is_first and gpus >= most < self._max_gpus(
                 self._kind_of[name], self._is_sure
             )
-            self.may_grow |= len(self._curve) > len(self._told_sharing)
+            self.may_grow |= len(self._curve) > len(self._plan_sharing)
 
     def _alone(self, observed: Observation) -> Observation:
         """What the group would show on GPUs of its own."""
-        if observed.beside == 1:
+        if observed.networks_per_gpu == 1:
             return observed
-        return replace(observed, rate=observed.rate / share(self._curve, observed.beside), beside=1)
+        return replace(
+            observed,
+            rate=observed.rate / share(self._curve, observed.networks_per_gpu),
+            networks_per_gpu=1,
+        )
 
     @property
     def _curve(self) -> tuple[float, ...]:
@@ -295,7 +303,7 @@ class OnlineRates:
 
     def is_known(self, name: str) -> bool:
         """Whether its rates rest on anything but its traits: training, or an earlier run."""
-        return self.has_seen(name) or self._networks[name].key in self._known
+        return self.has_seen(name) or self._networks[name].key in self._prior
 
     @property
     def guessed(self) -> AbstractSet[str]:
@@ -311,15 +319,15 @@ class OnlineRates:
             self._table is None or not self._unread
         )
 
-    def planned(self, tried: AbstractSet[tuple[str, int]] = frozenset()) -> None:
+    def record_plan(self, tried: AbstractSet[tuple[str, int]] = frozenset()) -> None:
         """A plan was made by the table as it is now.
 
         Args:
             tried: the networks and numbers of GPUs whose rates it depends on, and that nobody has seen.
         """
-        self._tried = tried
-        self._told = self.table().by_name
-        self._told_sharing = self._curve
+        self._probes = tried
+        self._plan_rates = self.table().by_name
+        self._plan_sharing = self._curve
         if not self._unread:  # otherwise the next table knows more
             self.is_off = self.is_answered = self.may_grow = False
 
@@ -334,16 +342,16 @@ class OnlineRates:
             self._table = self._estimate.table()
         return self._table
 
-    def least(self, name: str) -> tuple[float, ...]:
+    def lower_rates(self, name: str) -> tuple[float, ...]:
         """The rates of a network as in the table, but beyond what was seen at the lower end of what they may be."""
         told = self.table().by_name[name]
         assert self._estimate is not None
         return self._estimate.curve(self._kind_of[name], told.max_gpus or self._gpus, is_high=False)
 
-    def seen(self) -> RateTable:
+    def measured_table(self) -> RateTable:
         """The rates of the networks that are known, each on as many GPUs as was seen, and estimated only between."""
         largest = {
-            key: max([*self._known.get(key, ()), *self._seen.get(key, ())], default=0)
+            key: max([*self._prior.get(key, ()), *self._seen.get(key, ())], default=0)
             for key in self._of_key
         }
         table = self.table()
@@ -362,7 +370,7 @@ class OnlineRates:
             ),
         )
 
-    def lose(self, gpus: int) -> None:
+    def limit_gpus(self, gpus: int) -> None:
         """The cluster has become smaller."""
         self._gpus = gpus
         self._table = None
@@ -372,26 +380,26 @@ class OnlineRates:
         """Whether enough networks have been seen at two sizes to say how well all others scale."""
         return sum(len(seen) > 1 for seen in self._seen.values()) >= POOLED
 
-    def _most(self, kind: Traits, is_sure: bool) -> int:
+    def _max_gpus(self, kind: Traits, is_sure: bool) -> int:
         """The most GPUs that a network may be planned on now: one as long as nothing has been seen.
 
         Thought twice as fast on two, the first networks would each have had two, and others none.
         """
-        sizes = self._known.get(kind.key, {}).keys() | self._seen.get(kind.key, {}).keys()
+        sizes = self._prior.get(kind.key, {}).keys() | self._seen.get(kind.key, {}).keys()
         largest = self._largest if is_sure else max(sizes, default=self._largest)
         most = min(max(1, REACH * largest), kind.max_gpus or self._gpus, self._gpus)
         return max(most, kind.min_gpus)
 
     def points(self, key: str) -> dict[int, Observation]:
         """GPUs -> rate, of what is known of networks of a key: seen in training, or else by an earlier run."""
-        found = {gpus: Observation(one) for gpus, one in self._known.get(key, {}).items()}
+        found = {gpus: Observation(one) for gpus, one in self._prior.get(key, {}).items()}
         return found | {
-            gpus: _pooled([self._alone(one) for one in by_name.values()])
+            gpus: _pool([self._alone(one) for one in by_name.values()])
             for gpus, by_name in self._seen.get(key, {}).items()
         }
 
 
-def _pooled(observations: Sequence[Observation]) -> Observation:
+def _pool(observations: Sequence[Observation]) -> Observation:
     """What several networks of one speed have shown together."""
     if len(observations) == 1:
         return observations[0]
@@ -417,7 +425,7 @@ class _Estimate:
             for key, points in self._points.items()
             if len(points) > 1
         }
-        self._slopes = shrunk(lines, least_noise=float(np.mean(errors)) if errors else 0.0)
+        self._slopes = shrink_slopes(lines, least_noise=float(np.mean(errors)) if errors else 0.0)
         self._common = (
             float(np.mean([line.slope for line in lines.values()])) if lines else 0.0,
             math.sqrt(self._slopes.true),
@@ -428,23 +436,23 @@ class _Estimate:
     def table(self) -> RateTable:
         rates = self._rates
         is_sure = self._rates._is_sure
-        told = {id(kind): self._told("", kind, is_sure) for kind in rates._kinds.values()}
+        told = {id(kind): self._plan_rates("", kind, is_sure) for kind in rates._kinds.values()}
         return RateTable(
             rates._samples,
             rates._gpus_per_node,
-            tuple(told[id(kind)].named(name) for name, kind in rates._kind_of.items()),
+            tuple(told[id(kind)].with_name(name) for name, kind in rates._kind_of.items()),
             sharing=rates._curve,
         )
 
-    def late(self, name: str, kind: Traits) -> Network:
+    def add_network(self, name: str, kind: Traits) -> Network:
         """A network that came after the estimate, by what was known then."""
         if kind.key not in self._points:
             self._points[kind.key] = self._rates.points(kind.key)
-        return self._told(name, kind, self._rates._is_sure)
+        return self._plan_rates(name, kind, self._rates._is_sure)
 
-    def _told(self, name: str, kind: Traits, is_sure: bool) -> Network:
+    def _plan_rates(self, name: str, kind: Traits, is_sure: bool) -> Network:
         """A network with its rates, on as many GPUs as it may be planned on."""
-        most = self._rates._most(kind, is_sure)
+        most = self._rates._max_gpus(kind, is_sure)
         return Network(name, self.curve(kind, most), min_gpus=kind.min_gpus, max_gpus=most)
 
     def _slope(self, key: str, deviations: float = 1.0) -> float:

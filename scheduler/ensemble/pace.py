@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduler.base import LEAST, InputError, pluralize
+from scheduler.base import MIN_VALUE, InputError, pluralize
 
 Floats = NDArray[np.float64]
 
@@ -45,7 +45,7 @@ class Ring:
             )
 
     @property
-    def kept(self) -> int:
+    def window_shards(self) -> int:
         """How many shards the window holds."""
         return max(1, round(self.window * self.shards))
 
@@ -72,9 +72,9 @@ class Stream:
             raise InputError(
                 f"{self.count} streams: it must be 0 (free pace), 1 (lockstep) or more"
             )
-        if not self.rate >= LEAST:
+        if not self.rate >= MIN_VALUE:
             raise InputError(
-                f"the stream's rate is {self.rate}; it must be at least {LEAST} samples/s"
+                f"the stream's rate is {self.rate}; it must be at least {MIN_VALUE} samples/s"
             )
 
     @property

@@ -3,7 +3,7 @@
 The problem: given group sizes m_i and free devices on nodes, choose disjoint
 sets of devices a_i with |a_i| = m_i so that sum_i c(a_i) / m_i is least, where
 c counts the nodes that a group touches (Eq. 4). It is a packing problem.
-:func:`greedy` is the paper's algorithm; :func:`place` also looks for the exact
+:func:`place_greedily` is the paper's algorithm; :func:`place_groups` also looks for the exact
 optimum, within a budget, and gives the better of the two.
 """
 
@@ -42,7 +42,7 @@ def nodes_of(devices: Sequence[int], gpus_per_node: int) -> int:
     return len({device // gpus_per_node for device in devices})
 
 
-def place(groups: Groups, devices: Sequence[int], gpus_per_node: int) -> tuple[Member, ...]:
+def place_groups(groups: Groups, devices: Sequence[int], gpus_per_node: int) -> tuple[Member, ...]:
     """Give every group its devices, on as few nodes as possible.
 
     Args:
@@ -52,13 +52,13 @@ def place(groups: Groups, devices: Sequence[int], gpus_per_node: int) -> tuple[M
 
     Returns:
         The groups in the order given. Their score is never above that of
-        :func:`greedy`, and the least possible where the exact search ends
+        :func:`place_greedily`, and the least possible where the exact search ends
         within ``MAX_STATES`` states and no group needs more than ``MAX_SHARES`` nodes.
 
     Raises:
         InputError: there are fewer devices than the groups need.
     """
-    members = greedy(groups, devices, gpus_per_node)
+    members = place_greedily(groups, devices, gpus_per_node)
     if max(groups.values(), default=1) == 1:  # each is on one node
         return members
     reached = score(members, gpus_per_node)
@@ -68,7 +68,9 @@ def place(groups: Groups, devices: Sequence[int], gpus_per_node: int) -> tuple[M
     return better
 
 
-def greedy(groups: Groups, devices: Sequence[int], gpus_per_node: int) -> tuple[Member, ...]:
+def place_greedily(
+    groups: Groups, devices: Sequence[int], gpus_per_node: int
+) -> tuple[Member, ...]:
     """Algorithm 3: lay the groups one after the other along the devices, in a good order.
 
     First the groups that fill nodes, then pairs that fill nodes, then the best
@@ -78,7 +80,7 @@ def greedy(groups: Groups, devices: Sequence[int], gpus_per_node: int) -> tuple[
     a full node (lines 14 to 21). Where nodes are partly taken, those with the
     most free devices come first.
 
-    >>> [m.devices for m in greedy({"a": 2, "b": 3, "c": 2, "d": 1}, range(8), 4)]
+    >>> [m.devices for m in place_greedily({"a": 2, "b": 3, "c": 2, "d": 1}, range(8), 4)]
     [(2, 3), (5, 6, 7), (0, 1), (4,)]
     """
     slots = _by_node(devices, gpus_per_node)
@@ -128,7 +130,7 @@ def rearrange(
         more = _near(kept[name], groups[name] - len(kept[name]), free, gpus_per_node)
         kept[name] += more
         free -= set(more)
-    new = place(
+    new = place_groups(
         {name: size for name, size in groups.items() if name not in kept},
         sorted(free),
         gpus_per_node,
@@ -232,14 +234,14 @@ def _exact(
 
     A* over the groups, small ones first. A state is how many groups are placed
     and how many nodes have 0, 1, 2, ... devices free; nodes are alike
-    otherwise. :class:`_ToCome` never says too much, so the first complete
+    otherwise. :class:`_LowerBound` never says too much, so the first complete
     state is optimal.
     """
     names = sorted(groups, key=lambda name: groups[name])
     sizes = [groups[name] for name in names]
     if max(sizes, default=0) > MAX_SHARES * gpus_per_node:
         return None
-    to_come = _ToCome(sizes, len(devices) - sum(sizes), gpus_per_node)
+    to_come = _LowerBound(sizes, len(devices) - sum(sizes), gpus_per_node)
     _, free = np.unique(np.fromiter(devices, np.int64) // gpus_per_node, return_counts=True)
     start = tuple(np.bincount(free, minlength=gpus_per_node + 1).tolist())
     queue = [_State(to_come(0, start), 0, 0, 0.0, start, None)]
@@ -255,10 +257,10 @@ def _exact(
         if (placed, state.free) in seen:
             continue
         seen.add((placed, state.free))
-        most = int((reached - state.cost - to_come.fewest[placed + 1]) * sizes[placed])
-        for shares in _ways(sizes[placed], state.free, most):
+        most = int((reached - state.cost - to_come.min_scores[placed + 1]) * sizes[placed])
+        for shares in _iter_shares(sizes[placed], state.free, most):
             cost = state.cost + len(shares) / sizes[placed]
-            free = _taken(state.free, shares)
+            free = _take_shares(state.free, shares)
             estimate = cost + to_come(placed + 1, free)
             if estimate < reached - 1e-9:
                 sequence += 1
@@ -268,7 +270,7 @@ def _exact(
     return None
 
 
-class _ToCome:
+class _LowerBound:
     """The least that the groups still to be placed can add to the score.
 
     Each takes at least its fewest nodes. And only the devices to spare can stay
@@ -278,7 +280,7 @@ class _ToCome:
 
     def __init__(self, sizes: Sequence[int], spare: int, gpus_per_node: int) -> None:
         nodes = [-(-size // gpus_per_node) for size in sizes]
-        self.fewest = _sums_to_the_end(
+        self.min_scores = _sums_to_the_end(
             [count / size for count, size in zip(nodes, sizes, strict=True)]
         )
         self._shares = _sums_to_the_end(nodes)
@@ -292,7 +294,7 @@ class _ToCome:
             untouched = min(free[left], spare // left)
             spare -= untouched * left
             touched += free[left] - untouched
-        return self.fewest[placed] + max(0, touched - self._shares[placed]) * self._cheapest
+        return self.min_scores[placed] + max(0, touched - self._shares[placed]) * self._cheapest
 
 
 def _sums_to_the_end(values: Sequence[float]) -> list[float]:
@@ -310,7 +312,7 @@ class _State(NamedTuple):
     before: tuple[_State, tuple[Share, ...]] | None
 
 
-def _ways(
+def _iter_shares(
     size: int, free: tuple[int, ...], most: int, largest: Share | None = None
 ) -> Iterator[tuple[Share, ...]]:
     """All ways to take ``size`` devices from at most ``most`` nodes, in falling order of shares."""
@@ -325,11 +327,11 @@ def _ways(
             if free[left] == 0 or (largest is not None and share > largest):
                 continue
             one_less = (*free[:left], free[left] - 1, *free[left + 1 :])
-            for others in _ways(size - taken, one_less, most - 1, share):
+            for others in _iter_shares(size - taken, one_less, most - 1, share):
                 yield (share, *others)
 
 
-def _taken(free: tuple[int, ...], shares: tuple[Share, ...]) -> tuple[int, ...]:
+def _take_shares(free: tuple[int, ...], shares: tuple[Share, ...]) -> tuple[int, ...]:
     nodes = list(free)
     for taken, left in shares:
         nodes[left] -= 1

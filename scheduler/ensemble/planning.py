@@ -5,7 +5,7 @@ A policy knows neither. :func:`plan` tells it rates that are to be had, and as m
 - *The input.* Where the stream supplies less than a network takes, its rate is what the stream gives, and no network is
   given GPUs that would not make it faster. So many networks on one stream are preferred to few wide groups.
 - *Slots.* Where networks outnumber GPUs, k of them share each, while that pays (:func:`scheduler.ensemble.sharing.
-  paying`), or as many as there are slots (:attr:`scheduler.base.Cluster.fills`). The policy plans on a cluster of k
+  best_networks_per_gpu`), or as many as there are slots (:attr:`scheduler.base.Cluster.fills`). The policy plans on a cluster of k
   devices for each GPU, at rates r s(k) / k. Where networks do not outnumber GPUs any more, each has whole ones.
 - *Apart.* A group takes at most one slot of a GPU: two would only share its time, and NCCL refuses them.
 - *Alone.* A network that has run out of memory beside others waits until GPUs are not shared.
@@ -22,7 +22,7 @@ from functools import lru_cache
 from scheduler.base import Cluster, Member, Network, Options, Progress, RateTable, Round
 from scheduler.ensemble.policies import Policy
 from scheduler.ensemble.rates import curve
-from scheduler.ensemble.sharing import paying, share
+from scheduler.ensemble.sharing import best_networks_per_gpu, share
 
 
 def plan(
@@ -40,36 +40,37 @@ def plan(
     if not options.peak_limited:
         rates = replace(rates, supply=math.inf)
     if cluster.slots == 1:
-        return policy.decide(supplied(rates, cluster.gpus), progress, cluster, options)
+        return policy.decide(limit_to_supply(rates, cluster.gpus), progress, cluster, options)
     count = networks_per_gpu(rates, progress, cluster)
-    return _Shared(policy, progress, cluster, count).decide(rates, options)
+    return _SharedPlan(policy, progress, cluster, count).decide(rates, options)
 
 
 @lru_cache(maxsize=16)
-def supplied(rates: RateTable, gpus: int) -> RateTable:
+def limit_to_supply(rates: RateTable, gpus: int) -> RateTable:
     """The rates that networks reach with the input that there is; beyond the peak, no GPU is of use.
 
     >>> table = RateTable(1, 4, (Network("a", (60.0, 110.0, 150.0)), Network("b", (10.0, 20.0))), supply=100.0)
-    >>> [(network.rates, network.max_gpus) for network in supplied(table, 4).models]
+    >>> [(network.rates, network.max_gpus) for network in limit_to_supply(table, 4).models]
     [((60.0, 100.0), 2), ((10.0, 20.0), None)]
     """
     if math.isinf(rates.supply) or all(
-        reaches(network, gpus) < rates.supply for network in rates.models
+        max_rate(network, gpus) < rates.supply for network in rates.models
     ):
         return rates
     return replace(
-        rates, models=tuple(_supplied(network, rates.supply, gpus) for network in rates.models)
+        rates,
+        models=tuple(_limit_to_supply(network, rates.supply, gpus) for network in rates.models),
     )
 
 
-def reaches(network: Network, gpus: int) -> float:
+def max_rate(network: Network, gpus: int) -> float:
     """At least the best rate of a network: each GPU adds at most as much as the first, or what was measured."""
     if len(network.rates) > 1:
         return max(max(network.rates), gpus * network.rates[-1] / len(network.rates))
     return network.rates[0]
 
 
-def _supplied(network: Network, supply: float, gpus: int) -> Network:
+def _limit_to_supply(network: Network, supply: float, gpus: int) -> Network:
     last = max(network.min_gpus, min(gpus, network.max_gpus or gpus))
     rates = curve(network, last)
     enough = (rates >= supply).nonzero()[0]
@@ -86,16 +87,16 @@ def networks_per_gpu(rates: RateTable, progress: Progress, cluster: Cluster) -> 
     left = [
         network.name
         for network in rates.models
-        if network.name not in progress.finished and network.name not in progress.alone
+        if network.name not in progress.finished and network.name not in progress.exclusive
     ]
     most = max(1, min(cluster.slots, -(-len(left) // max(1, cluster.whole_gpus))))
     if cluster.fills:
         return most
-    return paying(rates, left, most)
+    return best_networks_per_gpu(rates, left, most)
 
 
 @dataclass(frozen=True)
-class _Shared:
+class _SharedPlan:
     """One question to a policy about a cluster with slots.
 
     The policy is told of a cluster whose devices are numbered without gaps: device j of GPU i of a node is slot number
@@ -115,7 +116,7 @@ class _Shared:
         per_node = self.cluster.gpus_per_node // self.cluster.slots * width
         cluster = Cluster(tuple(sorted(actual)), per_node, width)
         answer = self.policy.decide(
-            self._told(rates), self._progress(rates, inner), cluster, options
+            self._policy_rates(rates), self._progress(rates, inner), cluster, options
         )
         held = {
             inner[device]
@@ -126,7 +127,7 @@ class _Shared:
         return Round(
             tuple(
                 replace(member, devices=tuple(actual[number] for number in member.devices))
-                for member in apart(answer.members, cluster, held)
+                for member in separate_slots(answer.members, cluster, held)
             )
         )
 
@@ -140,7 +141,7 @@ class _Shared:
         ]
         wanted = [
             device
-            for member in self.progress.wanted.members
+            for member in self.progress.target.members
             if member.name not in self.progress.finished
             for device in member.devices
         ]
@@ -168,10 +169,10 @@ class _Shared:
             for place, device in enumerate(devices)
         }
 
-    def _told(self, rates: RateTable) -> RateTable:
+    def _policy_rates(self, rates: RateTable) -> RateTable:
         part = share(rates.sharing, self.count)
         gpus = self.cluster.whole_gpus
-        return supplied(
+        return limit_to_supply(
             replace(
                 rates,
                 models=tuple(
@@ -193,15 +194,15 @@ class _Shared:
             network.name for network in rates.models if network.min_gpus > self.cluster.whole_gpus
         }
         if self.count > 1:
-            waits |= progress.alone
-        wanted = _members(progress.wanted.members, inner)
+            waits |= progress.exclusive
+        wanted = _members(progress.target.members, inner)
         is_other = self.policy.rearranges and wanted != _members(
-            progress.wanted.members, inner, whole=True
+            progress.target.members, inner, whole=True
         )
         return replace(
             progress,
             running=_members(progress.running, inner),
-            wanted=Round(wanted),
+            target=Round(wanted),
             finished=progress.finished | waits,
             rates_changed=progress.rates_changed or is_other,
         )
@@ -225,7 +226,9 @@ def _members(
     return tuple(member for member in found if member.devices)
 
 
-def apart(members: Sequence[Member], cluster: Cluster, held: set[int]) -> tuple[Member, ...]:
+def separate_slots(
+    members: Sequence[Member], cluster: Cluster, held: set[int]
+) -> tuple[Member, ...]:
     """The same groups on devices of which no two of one group are slots of one GPU.
 
     A device that a group has too much of a GPU is exchanged for a free one of another GPU, or for that of another
@@ -235,9 +238,9 @@ def apart(members: Sequence[Member], cluster: Cluster, held: set[int]) -> tuple[
         held: devices of groups that run.
 
     >>> cluster = Cluster.of(gpus=2, gpus_per_node=2, slots=2)
-    >>> [member.devices for member in apart([Member("a", (0, 2)), Member("b", (1,))], cluster, set())]
+    >>> [member.devices for member in separate_slots([Member("a", (0, 2)), Member("b", (1,))], cluster, set())]
     [(0, 3), (1,)]
-    >>> [member.devices for member in apart([Member("a", (0, 2)), Member("b", (1,)), Member("c", (3,))], cluster, {1})]
+    >>> [member.devices for member in separate_slots([Member("a", (0, 2)), Member("b", (1,)), Member("c", (3,))], cluster, {1})]
     [(0, 3), (1,), (2,)]
     """
     groups = {member.name: list(member.devices) for member in members}

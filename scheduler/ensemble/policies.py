@@ -30,13 +30,13 @@ from scheduler.base import (
     Round,
     pluralize,
 )
-from scheduler.ensemble.adaptive import admitted, group_sizes
+from scheduler.ensemble.adaptive import group_sizes, select_admitted
 from scheduler.ensemble.costs import PAPER_COSTS, REGROUPING_COSTS, Costs
 from scheduler.ensemble.elastic import elastic_round
-from scheduler.ensemble.flotilla import flotilla
-from scheduler.ensemble.indexed import left
+from scheduler.ensemble.flotilla import form_flotilla
+from scheduler.ensemble.indexed import rows_outside
 from scheduler.ensemble.pace import FREE, LOCKSTEP, Stream
-from scheduler.ensemble.placement import place, rearrange
+from scheduler.ensemble.placement import place_groups, rearrange
 
 Decide = Callable[[RateTable, Progress, Cluster, Options], Round]
 
@@ -87,15 +87,15 @@ class Policy:
                 f"{', '.join(sorted(SETTINGS))}"
             )
 
-    def reads_of(self, settings: Mapping[str, str]) -> str:
+    def describe_reads(self, settings: Mapping[str, str]) -> str:
         """What it reads of some settings, in a few words.
 
         Args:
             settings: fields of :class:`~scheduler.base.Options` -> what users call them.
 
-        >>> settings = {"alpha": "--round-end-share", "delta": "--pace-tolerance"}
-        >>> POLICIES["local"].reads_of(settings), POLICIES["adaptive"].reads_of(settings)
-        ('it reads --pace-tolerance', 'it reads none of --round-end-share, --pace-tolerance')
+        >>> settings = {"alpha": "--alpha", "delta": "--delta"}
+        >>> POLICIES["local"].describe_reads(settings), POLICIES["adaptive"].describe_reads(settings)
+        ('it reads --delta', 'it reads none of --alpha, --delta')
         """
         read = [called for setting, called in settings.items() if setting in self.reads]
         return f"it reads {', '.join(read) or 'none of ' + ', '.join(settings.values())}"
@@ -117,12 +117,12 @@ def fleet_global(rates: RateTable, progress: Progress, cluster: Cluster, options
 
     Reference: [FLEET] section 4.3.2, Algorithm 1; alpha in its last paragraph.
     """
-    formed = _formed(rates, progress, cluster)
+    formed = _formed_groups(rates, progress, cluster)
     is_full = sum(member.gpus for member in formed) >= options.alpha * cluster.gpus - 1e-9
     if formed and is_full and not progress.rates_changed:
         return Round(formed)
     counts = _with_guessed(
-        flotilla(rates, left(rates.names, progress.finished), cluster.gpus, options),
+        form_flotilla(rates, rows_outside(rates.names, progress.finished), cluster.gpus, options),
         rates,
         progress,
         cluster.gpus,
@@ -131,7 +131,7 @@ def fleet_global(rates: RateTable, progress: Progress, cluster: Cluster, options
         if formed and counts == Round(formed).counts:
             return Round(formed)
         return Round()
-    return Round(place(counts, cluster.devices, cluster.gpus_per_node))
+    return Round(place_groups(counts, cluster.devices, cluster.gpus_per_node))
 
 
 def _with_guessed(
@@ -162,12 +162,12 @@ def local(rates: RateTable, progress: Progress, cluster: Cluster, options: Optio
 
     Reference: [FLEET] sections 4.3.3 and 6.1.
     """
-    running = _alive(rates, progress, cluster)
+    running = _alive_groups(rates, progress, cluster)
     free = _free(running, cluster)
     if not free:
         return Round(running)
-    counts = flotilla(rates, _waiting(running, rates, progress), len(free), options)
-    return Round((*running, *place(counts, free, cluster.gpus_per_node)))
+    counts = form_flotilla(rates, _waiting(running, rates, progress), len(free), options)
+    return Round((*running, *place_groups(counts, free, cluster.gpus_per_node)))
 
 
 def adaptive(rates: RateTable, progress: Progress, cluster: Cluster, options: Options) -> Round:
@@ -176,24 +176,24 @@ def adaptive(rates: RateTable, progress: Progress, cluster: Cluster, options: Op
     Until then the last answer stands, even where groups are still on their way to it. See
     :mod:`scheduler.ensemble.adaptive`.
     """
-    wanted = progress.wanted
+    wanted = progress.target
     gone = {member.name for member in wanted.members} & progress.finished
     held = {device for member in wanted.members for device in member.devices}
     is_over = gone or progress.rates_changed or not held <= set(cluster.devices)
     if wanted.members and not is_over and not _may_begin(rates, progress, cluster):
         return wanted
-    running = _alive(rates, progress, cluster)
+    running = _alive_groups(rates, progress, cluster)
     sizes = group_sizes(rates, replace(progress, running=running), cluster)
     return Round(rearrange(sizes, running, cluster.devices, cluster.gpus_per_node))
 
 
 def _may_begin(rates: RateTable, progress: Progress, cluster: Cluster) -> bool:
     """Whether a network waits for which there are devices: idle ones, or more than the least of others."""
-    wanted = progress.wanted.members
+    wanted = progress.target.members
     spare = cluster.gpus - sum(rates.models[rates.rows[member.name]].min_gpus for member in wanted)
     if spare <= 0:
         return False
-    waiting = _waiting(wanted, rates, progress) & admitted(
+    waiting = _waiting(wanted, rates, progress) & select_admitted(
         rates, replace(progress, running=wanted), cluster
     )
     return any(rates.models[row].min_gpus <= spare for row in np.flatnonzero(waiting).tolist())
@@ -214,7 +214,7 @@ def baseline(rates: RateTable, progress: Progress, cluster: Cluster, options: Op
 
     Reference: [FLEET] section 6.1, "Baseline".
     """
-    formed = _formed(rates, progress, cluster)
+    formed = _formed_groups(rates, progress, cluster)
     return Round((*formed, *_one_each(rates, formed, progress, cluster, options.seed)))
 
 
@@ -226,7 +226,7 @@ def homogeneous(rates: RateTable, progress: Progress, cluster: Cluster, options:
 
     Reference: [FLEET] section 6.1, "Homogeneous Training" (Pittman et al., SC 2018).
     """
-    formed = _formed(rates, progress, cluster)
+    formed = _formed_groups(rates, progress, cluster)
     return Round(formed or _one_each(rates, (), progress, cluster, options.seed))
 
 
@@ -306,13 +306,13 @@ def check_round(answer: object, rates: RateTable, progress: Progress, cluster: C
     if not isinstance(answer, Round):
         raise InputError(f"returns a {type(answer).__name__}; it must return a Round")
     given: list[int] = []
-    named: set[str] = set()
+    names: set[str] = set()
     for member in answer.members:
         if isinstance(member, Member):
             network = rates.by_name.get(member.name)
         else:
             network = None
-        if network is None or member.name in progress.finished or member.name in named:
+        if network is None or member.name in progress.finished or member.name in names:
             raise InputError(
                 f"gives devices to {getattr(member, 'name', member)!r}, which is not among the networks "
                 "that are left"
@@ -335,28 +335,28 @@ def check_round(answer: object, rates: RateTable, progress: Progress, cluster: C
                 )
             )
         given += member.devices
-        named.add(member.name)
+        names.add(member.name)
     if len(set(given)) < len(given) or not set(given) <= set(cluster.devices):
         raise InputError(
             f"hands out the devices {sorted(given)}; it can hand out each of {list(cluster.devices)} once"
         )
 
 
-def _alive(rates: RateTable, progress: Progress, cluster: Cluster) -> tuple[Member, ...]:
+def _alive_groups(rates: RateTable, progress: Progress, cluster: Cluster) -> tuple[Member, ...]:
     """The running groups, without devices that died and without groups left below their least size."""
-    return _without_the_dead(progress.running, rates, progress, cluster)
+    return _without_dead_devices(progress.running, rates, progress, cluster)
 
 
-def _formed(rates: RateTable, progress: Progress, cluster: Cluster) -> tuple[Member, ...]:
+def _formed_groups(rates: RateTable, progress: Progress, cluster: Cluster) -> tuple[Member, ...]:
     """The running groups, and those of the last answer that still wait for their devices.
 
     They wait no longer where the group that lets go of them is that of a network which has just been let go on: it
     keeps them.
     """
-    running = _alive(rates, progress, cluster)
+    running = _alive_groups(rates, progress, cluster)
     begun = {member.name for member in running}
     held = {device for member in running for device in member.devices}
-    answered = _without_the_dead(progress.wanted.members, rates, progress, cluster)
+    answered = _without_dead_devices(progress.target.members, rates, progress, cluster)
     return (
         *running,
         *(
@@ -367,7 +367,7 @@ def _formed(rates: RateTable, progress: Progress, cluster: Cluster) -> tuple[Mem
     )
 
 
-def _without_the_dead(
+def _without_dead_devices(
     groups: Sequence[Member], rates: RateTable, progress: Progress, cluster: Cluster
 ) -> tuple[Member, ...]:
     if not groups:
@@ -385,7 +385,7 @@ def _without_the_dead(
 
 def _waiting(groups: Sequence[Member], rates: RateTable, progress: Progress) -> NDArray[np.bool_]:
     """Which networks are left that have none of these groups, shape (networks,)."""
-    waiting = left(rates.names, progress.finished).copy()
+    waiting = rows_outside(rates.names, progress.finished).copy()
     waiting[[rates.rows[member.name] for member in groups]] = False
     return waiting
 

@@ -20,15 +20,15 @@ from scheduler.ensemble.rates import rate
 AT_A_TIME = 4  # probes of a plan; each takes another plan to find, and each answer calls for one that finds others
 
 Sizes = Mapping[str, int]  # network -> GPUs
-Tried = frozenset[tuple[str, int]]  # networks, each on a number of GPUs
+Probes = frozenset[tuple[str, int]]  # networks, each on a number of GPUs
 
 
-def probes(
+def find_probes(
     sizes: Sizes,
     told: RateTable,
     least: Callable[[str], Sequence[float]],
     answer: Callable[[RateTable], Sizes],
-) -> Tried:
+) -> Probes:
     """The sizes that networks have because their rates there may be as high as was told.
 
     Args:
@@ -49,7 +49,7 @@ def probes(
     >>> lower = {"a": (10.0, 10.0), "b": (10.0, 15.0)}
     >>> def best(table):
     ...     return {network.name: 1 + network.rates.index(max(network.rates)) for network in table.models}
-    >>> sorted(probes(best(told), told, lower.get, best))
+    >>> sorted(find_probes(best(told), told, lower.get, best))
     [('a', 2)]
     """
     doubts = []
@@ -76,7 +76,7 @@ def _with_rates(table: RateTable, name: str, rates: tuple[float, ...]) -> RateTa
     )
 
 
-def probes_of_plan(
+def find_probes_of_plan(
     policy: Policy,
     rates: RateTable,
     least: Callable[[str], Sequence[float]],
@@ -84,25 +84,25 @@ def probes_of_plan(
     cluster: Cluster,
     options: Options,
     wanted: Round,
-) -> Tried:
+) -> Probes:
     """The probes of an answer that a policy has given.
 
     Args:
         rates, progress, cluster, options: by which it answered.
-        least: as for :func:`probes`.
+        least: as for :func:`find_probes`.
         wanted: the answer.
 
     Returns:
         None for a policy that leaves groups as they are: it would not act upon what they show. None where the answer
         is what it was, since its probes are known.
     """
-    if not policy.rearranges or (wanted == progress.wanted and not progress.rates_changed):
+    if not policy.rearranges or (wanted == progress.target and not progress.rates_changed):
         return frozenset()
     again = replace(progress, rates_changed=True)
     # On its least GPUs a network has been seen, or nowhere; and of thousands on one each, nothing need be asked.
     sizes = {
         name: gpus for name, gpus in wanted.counts.items() if gpus > rates.by_name[name].min_gpus
     }
-    return probes(
+    return find_probes(
         sizes, rates, least, lambda other: plan(policy, other, again, cluster, options).counts
     )

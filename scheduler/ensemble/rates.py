@@ -44,11 +44,11 @@ def curve(network: Network, gpus: int) -> NDArray[np.float64]:
     """
     measured = np.asarray(network.rates[:gpus], dtype=np.float64)
     return np.concatenate(
-        [measured, estimated(network.rates, np.arange(len(measured) + 1, gpus + 1))]
+        [measured, extrapolate_rates(network.rates, np.arange(len(measured) + 1, gpus + 1))]
     )
 
 
-def estimated(rates: Sequence[float], counts: NDArray[np.int64]) -> NDArray[np.float64]:
+def extrapolate_rates(rates: Sequence[float], counts: NDArray[np.int64]) -> NDArray[np.float64]:
     """The rates on more GPUs than were measured."""
     base = len(rates)
     last = rates[-1]
@@ -77,14 +77,16 @@ def rate(network: Network, gpus: int) -> float:
     """The rate of one network on a number of GPUs, samples/s."""
     measured = gpus <= len(network.rates)
     return float(
-        network.rates[gpus - 1] if measured else estimated(network.rates, np.array([gpus]))[0]
+        network.rates[gpus - 1]
+        if measured
+        else extrapolate_rates(network.rates, np.array([gpus]))[0]
     )
 
 
-def middle(networks: Sequence[Network]) -> tuple[float, ...]:
+def median_rates(networks: Sequence[Network]) -> tuple[float, ...]:
     """The rates of the network that is in the middle of all by its rate on one GPU; (1.0,) where there is none.
 
-    >>> middle([Network("slow", (1.0,)), Network("fast", (9.0, 12.0)), Network("other", (4.0, 6.0))])
+    >>> median_rates([Network("slow", (1.0,)), Network("fast", (9.0, 12.0)), Network("other", (4.0, 6.0))])
     (4.0, 6.0)
     """
     ordered = sorted(networks, key=lambda network: network.rates[0])
@@ -111,7 +113,7 @@ class Curves:
     rate: NDArray[np.float64]
     allowed: NDArray[np.bool_]
     useful: NDArray[np.bool_]
-    least: NDArray[np.int64]
+    min_gpus: NDArray[np.int64]
 
     def counts(self, peak_limited: bool) -> NDArray[np.bool_]:
         """The group sizes that may be given."""
@@ -152,7 +154,7 @@ class _Kinds:
 
     def __init__(self) -> None:
         self._models: tuple[Network, ...] = ()
-        self._known: dict[tuple[tuple[float, ...], int, int | None], int] = {}
+        self._kind_of: dict[tuple[tuple[float, ...], int, int | None], int] = {}
         self._first: list[int] = []  # row of each kind
         self._of_rows = np.zeros(0, np.int64)
 
@@ -161,11 +163,11 @@ class _Kinds:
         start = len(self._models)
         if models[:start] != self._models:
             start = 0
-            self._known = {}
+            self._kind_of = {}
             self._first = []
         further = []
         for row, network in enumerate(models[start:], start):
-            kind = self._known.setdefault(
+            kind = self._kind_of.setdefault(
                 (network.rates, network.min_gpus, network.max_gpus), len(self._first)
             )
             if kind == len(self._first):
@@ -245,7 +247,7 @@ def _useful(rate: NDArray[np.float64], allowed: NDArray[np.bool_]) -> NDArray[np
 
 
 @lru_cache(maxsize=16)
-def as_printed(table: RateTable, gpus: int) -> RateTable:
+def extend_as_printed(table: RateTable, gpus: int) -> RateTable:
     """The table with rates up to a number of GPUs, beyond the measured ones by Eq. 5 as the paper prints it.
 
     There b is M_b, twice the GPUs of a node, also where more was measured (up to M_t = max(M_a, M_b)); in
@@ -254,13 +256,13 @@ def as_printed(table: RateTable, gpus: int) -> RateTable:
     Two GPUs a node, so M_b = 4, where the efficiency falls by 0.9; the fifth rate is measured, the sixth is not:
 
     >>> table = RateTable(1, 2, (Network("a", (10.0, 20.0, 30.0, 36.0, 44.0)),))
-    >>> as_printed(table, 6).models[0].rates[4:], round(float(curve(table.models[0], 6)[5]), 2)
+    >>> extend_as_printed(table, 6).models[0].rates[4:], round(float(curve(table.models[0], 6)[5]), 2)
     ((44.0, 43.74), 51.63)
     """
     b = 2 * table.gpus_per_node
 
     def beyond(rates: tuple[float, ...]) -> list[float]:
-        return estimated(rates[:b], np.arange(len(rates) + 1, gpus + 1)).tolist()
+        return extrapolate_rates(rates[:b], np.arange(len(rates) + 1, gpus + 1)).tolist()
 
     return replace(
         table,
@@ -273,7 +275,7 @@ def as_printed(table: RateTable, gpus: int) -> RateTable:
     )
 
 
-def steadied(table: RateTable, gpus: int) -> RateTable:
+def smooth_rates(table: RateTable, gpus: int) -> RateTable:
     """The table with rates up to a number of GPUs, estimated with less noise than Eq. 5.
 
     Eq. 5 takes the fall of efficiency from the last two measured counts, so an
@@ -286,7 +288,7 @@ def steadied(table: RateTable, gpus: int) -> RateTable:
 
     Efficiencies 9, 9 and 8.1 fall by 5 % a GPU on average:
 
-    >>> round(float(steadied(RateTable(1, 4, (Network("a", (9.0, 18.0, 24.3)),)), 4).models[0].rates[3]), 1)
+    >>> round(float(smooth_rates(RateTable(1, 4, (Network("a", (9.0, 18.0, 24.3)),)), 4).models[0].rates[3]), 1)
     30.7
     """
     lines = {
@@ -294,7 +296,7 @@ def steadied(table: RateTable, gpus: int) -> RateTable:
         for network in table.models
         if 1 < len(network.rates) < gpus
     }
-    slopes = shrunk(lines).of
+    slopes = shrink_slopes(lines).of
     return replace(
         table,
         models=tuple(
@@ -342,7 +344,7 @@ class Slopes:
     true: float
 
 
-def shrunk(lines: Mapping[str, Line], least_noise: float = 0.0) -> Slopes:
+def shrink_slopes(lines: Mapping[str, Line], least_noise: float = 0.0) -> Slopes:
     """Slopes, moved towards their mean by the share of their variance that is error.
 
     Args:
@@ -376,8 +378,10 @@ def shrunk(lines: Mapping[str, Line], least_noise: float = 0.0) -> Slopes:
 
 def _extended(rates: tuple[float, ...], slope: float, gpus: int) -> tuple[float, ...]:
     beyond = np.arange(len(rates) + 1, gpus + 1)
-    estimated = beyond * rates[-1] / len(rates) * np.exp(min(0.0, slope) * (beyond - len(rates)))
-    return (*rates, *estimated)
+    extrapolate_rates = (
+        beyond * rates[-1] / len(rates) * np.exp(min(0.0, slope) * (beyond - len(rates)))
+    )
+    return (*rates, *extrapolate_rates)
 
 
 def counts_to_measure(single: Sequence[float], gpus_per_node: int, gpus: int) -> int:
@@ -427,13 +431,13 @@ def preprocessors_needed(throughput: Sequence[float], demand: float) -> int:
     return 1 + max(range(len(throughput)), key=throughput.__getitem__)
 
 
-def up_to_gap(known: Mapping[int, float], least: int = 1) -> tuple[float, ...]:
+def rates_up_to_gap(known: Mapping[int, float], least: int = 1) -> tuple[float, ...]:
     """Samples/s on 1, 2, ... GPUs up to the first gap; in proportion on fewer than a network may have.
 
     Args:
         known: GPUs -> samples/s; ``least`` is among them.
 
-    >>> up_to_gap({2: 30.0, 3: 40.0, 5: 60.0}, least=2)
+    >>> rates_up_to_gap({2: 30.0, 3: 40.0, 5: 60.0}, min_gpus=2)
     (15.0, 30.0, 40.0)
     """
     most = next(gpus for gpus in itertools.count(least) if gpus + 1 not in known)

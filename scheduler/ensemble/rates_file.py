@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from scheduler.base import NAME, CommTime, Network, RateTable, StepTime, is_name
-from scheduler.files import MistakeReader, read_json
+from scheduler.files import RecordReader, read_json
 
 
 def read_rates(path: str | Path) -> RateTable:
@@ -41,7 +41,7 @@ def parse_rates(value: Any, place: str = "rates") -> RateTable:
     Raises:
         InputError: all mistakes in one line.
     """
-    read = MistakeReader()
+    read = RecordReader()
     top = read.record(
         value, "", ("samples_per_epoch", "gpus_per_node", "models"), optional=("comm_s", "sharing")
     )
@@ -50,8 +50,8 @@ def parse_rates(value: Any, place: str = "rates") -> RateTable:
         for i, item in enumerate(read.items(top, "models", "models"))
     )
     if "models" in top and not models:
-        read.mistake("models", "empty, but an ensemble needs at least one network")
-    read.own_names("models", models)
+        read.add_mistake("models", "empty, but an ensemble needs at least one network")
+    read.check_unique_names("models", models)
     comm = tuple(
         _comm_time(read, item, f"comm_s[{i}]")
         for i, item in enumerate(read.items(top, "comm_s", "comm_s"))
@@ -63,7 +63,7 @@ def parse_rates(value: Any, place: str = "rates") -> RateTable:
         comm,
         _sharing(read, top),
     )
-    read.refuse_mistakes(place)
+    read.raise_mistakes(place)
     return table
 
 
@@ -81,7 +81,7 @@ def write_rates(table: RateTable) -> dict[str, Any]:
     }
 
 
-def _sharing(read: MistakeReader, top: dict[str, Any]) -> tuple[float, ...]:
+def _sharing(read: RecordReader, top: dict[str, Any]) -> tuple[float, ...]:
     if "sharing" not in top:
         return (1.0,)
     found = tuple(
@@ -89,7 +89,7 @@ def _sharing(read: MistakeReader, top: dict[str, Any]) -> tuple[float, ...]:
         for i, speedup in enumerate(read.items(top, "sharing", "sharing"))
     )
     if not found or found[0] != 1:
-        read.mistake("sharing", "without the 1 of one network alone, but must begin with it")
+        read.add_mistake("sharing", "without the 1 of one network alone, but must begin with it")
     return found
 
 
@@ -105,7 +105,7 @@ def _network_record(network: Network) -> dict[str, Any]:
     return {key: value for key, value in record.items() if value is not None}
 
 
-def _network(read: MistakeReader, value: Any, place: str) -> Network:
+def _network(read: RecordReader, value: Any, place: str) -> Network:
     record = read.record(
         value,
         place,
@@ -114,7 +114,7 @@ def _network(read: MistakeReader, value: Any, place: str) -> Network:
     )
     name = record.get("name", place)
     if not is_name(name):
-        read.mistake(f"{place}.name", f"{ascii(name)[:60]}, but must be {NAME}")
+        read.add_mistake(f"{place}.name", f"{ascii(name)[:60]}, but must be {NAME}")
     steps = tuple(
         _step_time(read, item, f"{place}.step_s[{i}]")
         for i, item in enumerate(read.items(record, "step_s", f"{place}.step_s"))
@@ -127,7 +127,7 @@ def _network(read: MistakeReader, value: Any, place: str) -> Network:
 
 
 def network_of(
-    read: MistakeReader, name: str, record: dict[str, Any], key: str, place: str
+    read: RecordReader, name: str, record: dict[str, Any], key: str, place: str
 ) -> Network:
     """A network with the rates that stand under a key of a record, and perhaps its epochs and its size."""
     rates = tuple(
@@ -135,7 +135,7 @@ def network_of(
         for i, rate in enumerate(read.items(record, key, f"{place}.{key}"))
     )
     if key in record and not rates:
-        read.mistake(f"{place}.{key}", "empty, but needs at least the rate on 1 GPU")
+        read.add_mistake(f"{place}.{key}", "empty, but needs at least the rate on 1 GPU")
     return Network(
         name,
         rates,
@@ -148,7 +148,7 @@ def network_of(
     )
 
 
-def _batches(read: MistakeReader, record: dict[str, Any], place: str) -> tuple[int, int] | None:
+def _batches(read: RecordReader, record: dict[str, Any], place: str) -> tuple[int, int] | None:
     if "batches" not in record:
         return None
     found = [
@@ -156,7 +156,7 @@ def _batches(read: MistakeReader, record: dict[str, Any], place: str) -> tuple[i
         for i, batch in enumerate(read.items(record, "batches", f"{place}.batches"))
     ]
     if len(found) != 2 or found[0] > found[1]:
-        read.mistake(
+        read.add_mistake(
             f"{place}.batches",
             "no range, but must be the least and the largest batch, such as [64, 512]",
         )
@@ -164,7 +164,7 @@ def _batches(read: MistakeReader, record: dict[str, Any], place: str) -> tuple[i
     return found[0], found[1]
 
 
-def _step_time(read: MistakeReader, value: Any, place: str) -> StepTime:
+def _step_time(read: RecordReader, value: Any, place: str) -> StepTime:
     record = read.record(value, place, required=("batch", "seconds"))
     return StepTime(
         read.count(record, "batch", f"{place}.batch"),
@@ -172,7 +172,7 @@ def _step_time(read: MistakeReader, value: Any, place: str) -> StepTime:
     )
 
 
-def _comm_time(read: MistakeReader, value: Any, place: str) -> CommTime:
+def _comm_time(read: RecordReader, value: Any, place: str) -> CommTime:
     record = read.record(value, place, required=("params_mb", "gpus", "seconds"))
     return CommTime(
         read.positive(record.get("params_mb", 1.0), f"{place}.params_mb", "MB"),

@@ -55,7 +55,7 @@ def share(sharing: Sequence[float], count: int) -> float:
     return speedup(sharing, count) / count
 
 
-def paying(rates: RateTable, names: Iterable[str], most: int) -> int:
+def best_networks_per_gpu(rates: RateTable, names: Iterable[str], most: int) -> int:
     """How many networks should share a GPU: another one only while all together train more, by 3 % at least.
 
     What the input does not give, nobody trains: one network of 900 samples/s on an input of 100 trains as much beside
@@ -67,9 +67,9 @@ def paying(rates: RateTable, names: Iterable[str], most: int) -> int:
 
     >>> from scheduler.base import Network
     >>> pair = (Network("a", (900.0,)), Network("b", (900.0,)))
-    >>> [paying(RateTable(1, 1, pair, sharing=(1.0, 1.0), supply=supply), "ab", 2) for supply in (math.inf, 100.0)]
+    >>> [best_networks_per_gpu(RateTable(1, 1, pair, sharing=(1.0, 1.0), supply=supply), "ab", 2) for supply in (math.inf, 100.0)]
     [1, 2]
-    >>> [paying(RateTable(1, 1, pair, sharing=sharing), "ab", 8) for sharing in ((), (1.0,), (1.0, 1.4))]
+    >>> [best_networks_per_gpu(RateTable(1, 1, pair, sharing=sharing), "ab", 8) for sharing in ((), (1.0,), (1.0, 1.4))]
     [1, 2, 4]
     """
     most = min(most, max(1, REACH * len(rates.sharing)))
@@ -89,10 +89,10 @@ def paying(rates: RateTable, names: Iterable[str], most: int) -> int:
     return count
 
 
-def worth(sharing: Sequence[float]) -> int:
+def useful_networks_per_gpu(sharing: Sequence[float]) -> int:
     """How many networks should share a GPU, as far as the curve is known, where the input is no limit.
 
-    >>> worth((1.0, 1.6, 1.9, 1.91)), worth((1.0,))
+    >>> useful_networks_per_gpu((1.0, 1.6, 1.9, 1.91)), useful_networks_per_gpu((1.0,))
     (3, 1)
     """
     return next(
@@ -101,17 +101,17 @@ def worth(sharing: Sequence[float]) -> int:
     )
 
 
-def differ(before: Sequence[float], now: Sequence[float], off: float) -> bool:
+def curves_differ(before: Sequence[float], now: Sequence[float], off: float) -> bool:
     """Whether a plan that was made by one curve may be wrong by another: more is known, or s is off by a share.
 
-    >>> differ((1.0,), (1.0, 1.4), 0.25), differ((1.0, 1.4), (1.0, 1.5), 0.25), differ((1.0, 1.4), (1.0, 1.0), 0.25)
+    >>> curves_differ((1.0,), (1.0, 1.4), 0.25), curves_differ((1.0, 1.4), (1.0, 1.5), 0.25), curves_differ((1.0, 1.4), (1.0, 1.0), 0.25)
     (True, False, True)
     """
     counts = range(1, 1 + max(len(before), len(now)))
     then, after = ([speedup(curve, count) for count in counts] for curve in (before, now))
     return (
         len(before) != len(now)
-        or worth(then) != worth(after)
+        or useful_networks_per_gpu(then) != useful_networks_per_gpu(after)
         or any(abs(new - old) > off * old for old, new in zip(then, after, strict=True))
     )
 
@@ -124,7 +124,7 @@ def alone_rates(rates: RateTable | None) -> dict[str, dict[int, float]]:
 
 
 @dataclass(frozen=True)
-class _Shown:
+class _SharedRate:
     """The rate of a unit beside so many others, samples/s, and its standard error as a share of it."""
 
     unit: Unit
@@ -152,11 +152,11 @@ class Sharing:
         alone: Mapping[str, Mapping[int, float]] | None = None,
         idle_slots: int = 1,
     ) -> None:
-        self._known = dict(known or {})
+        self._prior = dict(known or {})
         self.expected = (1.0,) * idle_slots
-        self._found: dict[int, float] = {}
-        self._shown = {
-            ((speed, gpus), 1): _Shown((speed, gpus), 1, rate)
+        self._fit: dict[int, float] = {}
+        self._observations = {
+            ((speed, gpus), 1): _SharedRate((speed, gpus), 1, rate)
             for speed, rates in (alone or {}).items()
             for gpus, rate in rates.items()
         }
@@ -170,27 +170,27 @@ class Sharing:
             steps: how many were timed.
         """
         error = max(_PLAIN_ERROR, max(spread, _SPREAD) / math.sqrt(max(1, steps)))
-        before = self._shown.get((unit, count))
+        before = self._observations.get((unit, count))
         if error > _VAGUE or (before is not None and error > _VAGUER * before.error):
             return
-        self._shown[unit, count] = _Shown(unit, count, rate, error)
-        self._found = _fitted(list(self._shown.values()))
+        self._observations[unit, count] = _SharedRate(unit, count, rate, error)
+        self._fit = _fit_sharing(list(self._observations.values()))
 
     @property
-    def found(self) -> dict[int, float]:
+    def fitted(self) -> dict[int, float]:
         """k -> s(k), of each k above 1 that this run has shown."""
-        return dict(self._found)
+        return dict(self._fit)
 
     def is_known(self, count: int) -> bool:
         """Whether s(k) rests on anything but a guess."""
-        return count == 1 or count in self._found or count in self._known
+        return count == 1 or count in self._fit or count in self._prior
 
     @property
     def curve(self) -> tuple[float, ...]:
         """s(1), s(2), ... as far as anything is known; between, as the square root grows."""
-        known = self._known | self._found
+        known = self._prior | self._fit
         curve = [1.0]
-        if not (known or any(one.count == 1 for one in self._shown.values())):
+        if not (known or any(one.count == 1 for one in self._observations.values())):
             return ()
         for count in range(2, 1 + max([*known, len(self.expected)])):
             guess = curve[-1] if count <= len(self.expected) else speedup(curve, count)
@@ -198,13 +198,13 @@ class Sharing:
         return tuple(curve)
 
 
-def _fitted(shown: Sequence[_Shown]) -> dict[int, float]:
+def _fit_sharing(shown: Sequence[_SharedRate]) -> dict[int, float]:
     """s(k) of each k that hangs together with k = 1 by units that were seen at both.
 
-    >>> _fitted([_Shown(("a", 1), 1, 10.0), _Shown(("a", 1), 2, 8.0), _Shown(("b", 1), 3, 4.0)])
+    >>> _fit_sharing([_SharedRate(("a", 1), 1, 10.0), _SharedRate(("a", 1), 2, 8.0), _SharedRate(("b", 1), 3, 4.0)])
     {2: 1.6}
     """
-    counts = _connected(shown)
+    counts = _connected_counts(shown)
     used = [one for one in shown if one.count in counts]
     units = sorted({one.unit for one in used})
     columns = sorted(counts - {1})
@@ -227,7 +227,7 @@ def _fitted(shown: Sequence[_Shown]) -> dict[int, float]:
     }
 
 
-def _connected(shown: Sequence[_Shown]) -> set[int]:
+def _connected_counts(shown: Sequence[_SharedRate]) -> set[int]:
     """The numbers of networks on a GPU that can be compared with one."""
     reached = {1}
     while True:

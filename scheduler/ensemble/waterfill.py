@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scheduler.base import InputError, Network, RateTable, pluralize
-from scheduler.ensemble.rates import bent_curves, estimated, is_straight, kinds
+from scheduler.ensemble.rates import bent_curves, extrapolate_rates, is_straight, kinds
 from scheduler.hulls import concave_hulls
 
 Floats = NDArray[np.float64]
@@ -93,7 +93,7 @@ def _corners(
     rising = rate[useful]
     last = min(gpus, network.max_gpus or gpus)
     if is_straight(network) and last > len(useful):
-        end = estimated(network.rates, np.array([last]))
+        end = extrapolate_rates(network.rates, np.array([last]))
         if end[0] > rising[-1]:
             return np.append(counts, last), np.append(rising, end)
     return counts, rising

@@ -23,7 +23,7 @@ from scheduler.eviction.plan import Action, RunningJob, check_jobs, plan_evictio
 GRAIN = 0.1  # minutes: what is left of the time is rounded down to its multiples
 AGAIN_MIN = 2.0  # after which a job that was stopped and still holds its nodes is stopped again
 
-What = Literal[
+StepKind = Literal[
     "plan", "yield", "shrunk", "save", "stop", "freed", "ended", "deaf", "enough", "short"
 ]
 
@@ -45,17 +45,17 @@ class Step:
         said: in words.
     """
 
-    what: What
+    kind: StepKind
     job: str = ""
     until_min: float = 0.0
     actions: Mapping[str, Action] | None = None
-    said: str = ""
+    detail: str = ""
     nodes: int = 0
 
     @property
-    def is_act(self) -> bool:
+    def is_action(self) -> bool:
         """Whether something has to be done."""
-        return self.what in ("yield", "save", "stop")
+        return self.kind in ("yield", "save", "stop")
 
 
 class Eviction:
@@ -83,7 +83,7 @@ class Eviction:
     ) -> None:
         self.nodes = nodes
         self.deadline_min = deadline_min
-        self.told = set(told)
+        self.saves_on_request = set(told)
         self.last_min = float(
             max(0, deadline_min - margin_min)
         )  # for the first acts of jobs that lose work
@@ -92,10 +92,10 @@ class Eviction:
         self._is_planned = False  # and nothing has happened that it did not foresee
         self._can_yield = set(yielding)
         self._yielding: dict[str, int] = {}
-        self._held: dict[str, int] = {}
+        self._nodes_held: dict[str, int] = {}
         self._saving: dict[str, float] = {}
         self._stopped: dict[str, float] = {}
-        self._deaf: set[str] = set()
+        self._unresponsive: set[str] = set()
         self._is_short = self._has_looked = False
 
     @property
@@ -103,7 +103,7 @@ class Eviction:
         """Whether the nodes are free."""
         return self.freed >= self.nodes
 
-    def look(
+    def next_steps(
         self, now_min: float, jobs: Sequence[RunningJob], held: Mapping[str, int]
     ) -> list[Step]:
         """What is to be done now.
@@ -122,7 +122,7 @@ class Eviction:
         if not self._has_looked:
             self._has_looked = True
             check_jobs(jobs, self.nodes)
-        steps = [*self._gone(now_min, held), *self._late(now_min, held)]
+        steps = [*self._note_freed(now_min, held), *self._note_overdue(now_min, held)]
         if self.is_done:
             return steps
         coming = sum(held[job] for job in (*self._saving, *self._stopped)) + sum(
@@ -137,7 +137,9 @@ class Eviction:
             ]  # its answer may take long, and what the others do follows from it
         busy = self._yielding.keys() | self._saving.keys() | self._stopped.keys()
         free_to_act = [
-            replace(job, app_time=None if job.id in self._deaf else job.app_time, sys_time=None)
+            replace(
+                job, app_time=None if job.id in self._unresponsive else job.app_time, sys_time=None
+            )
             for job in jobs
             if job.id not in busy
         ]
@@ -145,20 +147,20 @@ class Eviction:
             self._is_planned = False  # one of them may not be asked any more
         if need <= 0:
             if self.actions:
-                steps.append(Step("enough", said=f"{', '.join(self.actions)} can go on"))
+                steps.append(Step("enough", detail=f"{', '.join(self.actions)} can go on"))
             self.actions = {}
         elif not (self._is_planned and self.actions):
             steps += self._plan(now_min, free_to_act, need)
         return [*steps, *self._acts(now_min, {job.id: job for job in free_to_act})]
 
-    def refused(self, job: str) -> None:
+    def cancel_action(self, job: str) -> None:
         """An act was not possible: the job is not what it was, or does not give nodes back."""
         self._yielding.pop(job, None)
         self._saving.pop(job, None)
         self._stopped.pop(job, None)
         self._is_planned = False
 
-    def taken(self, job: str, nodes: int, is_told: bool) -> None:
+    def add_job(self, job: str, nodes: int, is_told: bool) -> None:
         """A job that was not there before has taken nodes that were free: it may be asked in turn.
 
         Args:
@@ -166,17 +168,17 @@ class Eviction:
             is_told: whether it saves when it is told to.
         """
         self.freed -= nodes
-        self._held[job] = nodes
+        self._nodes_held[job] = nodes
         self._is_planned = False
         if is_told:
-            self.told.add(job)
+            self.saves_on_request.add(job)
 
     # --- what has happened ---
 
-    def _gone(self, now_min: float, held: Mapping[str, int]) -> list[Step]:
+    def _note_freed(self, now_min: float, held: Mapping[str, int]) -> list[Step]:
         steps = []
-        for job in self._held.keys() - held.keys():
-            self.freed += self._held[job]
+        for job in self._nodes_held.keys() - held.keys():
+            self.freed += self._nodes_held[job]
             as_planned = job in self._saving or job in self._stopped
             if now_min < self._saving.pop(job, now_min) - GRAIN:
                 self._is_planned = (
@@ -187,23 +189,23 @@ class Eviction:
             steps.append(Step("freed" if as_planned else "ended", job))
             if not as_planned:
                 self._is_planned = False
-        for job in self._held.keys() & held.keys():
-            fewer = self._held[job] - held[job]
+        for job in self._nodes_held.keys() & held.keys():
+            fewer = self._nodes_held[job] - held[job]
             if fewer > 0:
                 self.freed += fewer
                 self._yielding.pop(job, None)
-                steps.append(Step("shrunk", job, nodes=fewer, said=f"{fewer} nodes"))
-        self._held = dict(held)
+                steps.append(Step("shrunk", job, nodes=fewer, detail=f"{fewer} nodes"))
+        self._nodes_held = dict(held)
         return sorted(steps, key=lambda step: step.job)
 
-    def _late(self, now_min: float, held: Mapping[str, int]) -> list[Step]:
+    def _note_overdue(self, now_min: float, held: Mapping[str, int]) -> list[Step]:
         steps = []
         for job in [job for job, until in self._saving.items() if now_min >= until]:
             del self._saving[job]
-            if job in self.told:
-                self._deaf.add(job)
+            if job in self.saves_on_request:
+                self._unresponsive.add(job)
                 self._is_planned = False
-                steps.append(Step("deaf", job, said="it still holds its nodes"))
+                steps.append(Step("deaf", job, detail="it still holds its nodes"))
             else:
                 steps.append(self._stop(job, now_min, "it has saved by itself"))
         for job in [job for job, since in self._stopped.items() if now_min >= since + AGAIN_MIN]:
@@ -228,7 +230,7 @@ class Eviction:
             if until > now_min + GRAIN:
                 self._yielding[job.id] = count
                 return Step(
-                    "yield", job.id, until_min=until, said=f"{count} of {job.nodes}", nodes=count
+                    "yield", job.id, until_min=until, detail=f"{count} of {job.nodes}", nodes=count
                 )
         return None
 
@@ -243,7 +245,7 @@ class Eviction:
             self.actions = {}
             if told_before:
                 return []
-            return [Step("short", said=str(error))]
+            return [Step("short", detail=str(error))]
         before = self.actions
         self._is_short = False
         self._is_planned = True
@@ -256,7 +258,7 @@ class Eviction:
                 "plan",
                 actions=dict(plan.actions),
                 until_min=begin + plan.checkpoint_time,
-                said=f"{plan.nodes} nodes, {plan.loss / 3600:.1f} node-hours are lost",
+                detail=f"{plan.nodes} nodes, {plan.loss / 3600:.1f} node-hours are lost",
             )
         ]
 
@@ -286,14 +288,14 @@ class Eviction:
     def _stop(self, job: str, now_min: float, said: str) -> Step:
         self.actions.pop(job, None)
         self._stopped[job] = now_min
-        return Step("stop", job, said=said)
+        return Step("stop", job, detail=said)
 
 
-def rehearse(jobs: Sequence[RunningJob], eviction: Eviction) -> list[tuple[float, Step]]:
+def dry_run(jobs: Sequence[RunningJob], eviction: Eviction) -> list[tuple[float, Step]]:
     """The steps if every job does as it is told and none ends by itself; with the minute of each.
 
     >>> jobs = [RunningJob("a", 2, 7200, app_time=3), RunningJob("b", 2, 100), RunningJob("c", 4, 90000, app_time=4)]
-    >>> [(minute, step.what, step.job) for minute, step in rehearse(jobs, Eviction(6, 6, margin_min=1))]
+    >>> [(minute, step.kind, step.job) for minute, step in dry_run(jobs, Eviction(6, 6, margin_min=1))]
     [(0.0, 'plan', ''), (0.0, 'save', 'c'), (4.0, 'freed', 'c'), (5.0, 'stop', 'b'), (5.0, 'freed', 'b')]
     """
     now = 0.0
@@ -303,21 +305,21 @@ def rehearse(jobs: Sequence[RunningJob], eviction: Eviction) -> list[tuple[float
     while not eviction.is_done:
         for job in [job for job, end in ends.items() if end <= now]:
             del left[job], ends[job]
-        found = eviction.look(
+        found = eviction.next_steps(
             now, list(left.values()), {job.id: job.nodes for job in left.values()}
         )
         steps += [(now, step) for step in found]
         left |= {
             step.job: replace(left[step.job], nodes=left[step.job].nodes - step.nodes)
             for step in found
-            if step.what == "yield"
+            if step.kind == "yield"
         }
         ends |= {
-            step.job: step.until_min if step.what == "save" else now
+            step.job: step.until_min if step.kind == "save" else now
             for step in found
-            if step.what in ("save", "stop")
+            if step.kind in ("save", "stop")
         }
-        has_yielded = any(step.what == "yield" for step in found)
+        has_yielded = any(step.kind == "yield" for step in found)
         if has_yielded:
             now = now
         else:

@@ -241,7 +241,7 @@ class Spectrum:
                 f"a spectrum of {problem.nodes} nodes and {len(self.deadlines)} deadlines would fill more "
                 f"than {MAX_BYTES / 1e9:g} GB; choose a coarser step"
             )
-        units = np.array([self._table.least(row)[0] for row in range(problem.rows + 1)])
+        units = np.array([self._table.min_losses(row)[0] for row in range(problem.rows + 1)])
         row_of = -(-np.arange(problem.nodes + 1) // problem.block)
         if units.dtype == object:  # too many of them for a machine's integer, and maybe for a float
             return np.asarray((units * problem.loss_unit).astype(float)[row_of])
@@ -495,7 +495,7 @@ class _Table:
             )
         self.cost = cost[edge:]
 
-    def least(self, row: int) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    def min_losses(self, row: int) -> tuple[NDArray[Any], NDArray[np.int64]]:
         """The least loss within each deadline, in units, and the first column that has it."""
         loss = self.cost[row] // self.problem.ties
         least = np.minimum.accumulate(loss)
@@ -506,7 +506,7 @@ class _Table:
 
     def plans(self, row: int) -> list[Plan]:
         """The best plan for each deadline."""
-        columns = self.least(row)[1].tolist()
+        columns = self.min_losses(row)[1].tolist()
         plans = {
             column: Plan.of(self.problem.jobs, 0, dict(self._actions(row, column)))
             for column in set(columns)

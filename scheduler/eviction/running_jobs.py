@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from scheduler.base import LEAST, MOST, InputError, check_range, is_number, pluralize
+from scheduler.base import MAX_VALUE, MIN_VALUE, InputError, check_range, is_number, pluralize
 from scheduler.eviction.plan import Action, Number, RunningJob, exact, plain, round_up
 from scheduler.files import read_bytes, read_json
 
@@ -42,7 +42,7 @@ class FileSystem:
 
     def __post_init__(self) -> None:
         for name, value in (("aggregate", self.aggregate_gbps), ("node", self.node_gbps)):
-            check_range(f"the {name} bandwidth", value, LEAST, MOST, "GB/s")
+            check_range(f"the {name} bandwidth", value, MIN_VALUE, MAX_VALUE, "GB/s")
 
     def seconds(self, node_gb: Sequence[float]) -> float:
         """How long a job takes to write a checkpoint ([COSIM] Eq. 1).
@@ -116,7 +116,7 @@ class Checkpointing:
             return sizes
         return [sizes] * self.nodes
 
-    def costs(self, storage: FileSystem, resolution: Number = RESOLUTION) -> RunningJob:
+    def running_job(self, storage: FileSystem, resolution: Number = RESOLUTION) -> RunningJob:
         """The job as the planner wants it.
 
         Args:
@@ -127,7 +127,7 @@ class Checkpointing:
         Its next one is due in 20 minutes and writes 40 GB in 4 s; the system could write 400 GB in 40 s.
 
         >>> Checkpointing("17", 4, since_checkpoint_min=40, interval_min=60, critical_gb=10,
-        ...               memory_gb=100).costs(FileSystem(10, 10))
+        ...               memory_gb=100).running_job(FileSystem(10, 10))
         RunningJob(id='17', nodes=4, loss=9600, app_time=20.1, sys_time=0.7)
         """
         app = self.sizes("app")
@@ -141,7 +141,7 @@ class Checkpointing:
 
 
 def _check(id_: str, name: str, value: Number, *, above_zero: bool = False) -> None:
-    check_range(f"job {id_}: {name}", value, LEAST if above_zero else 0, MOST)
+    check_range(f"job {id_}: {name}", value, MIN_VALUE if above_zero else 0, MAX_VALUE)
 
 
 # ---------------------------------------------------------------- files
@@ -162,7 +162,7 @@ def read_jobs(
         InputError: the file cannot be read, or something in it is wrong; the message names the place.
     """
     if resolution is not None:
-        check_range("the resolution", resolution, LEAST, MOST, "min")
+        check_range("the resolution", resolution, MIN_VALUE, MAX_VALUE, "min")
     reader = {".csv": _csv_records, ".json": _json_records}.get(Path(path).suffix.lower())
     if reader is None:
         raise InputError(f"{path}: the name of a file of jobs must end in .csv or .json")
@@ -192,7 +192,9 @@ def _job(
         raise InputError(
             "a job in the raw form needs the bandwidths of the file system and of a node"
         )
-    return Checkpointing(**record).costs(storage, RESOLUTION if resolution is None else resolution)
+    return Checkpointing(**record).running_job(
+        storage, RESOLUTION if resolution is None else resolution
+    )
 
 
 Records = Iterator[

@@ -5,7 +5,7 @@ grow and shrink use them until the batch system takes them back. Whenever nodes
 join or leave (or a trainer ends), the pool is shared out anew, in two decisions:
 
 1. *how many* nodes each trainer gets: :func:`allocate`, the exact optimum of the
-   model below, or :func:`equal`, the heuristic it is compared with;
+   model below, or :func:`allocate_equally`, the heuristic it is compared with;
 2. *which* nodes: :func:`place_by_index` or :func:`place_in_order`.
 
 All are functions of their arguments: a replay of a trace calls them, and a live
@@ -38,7 +38,7 @@ from itertools import pairwise
 import numpy as np
 
 from scheduler.base import MAX_NODES, InputError, check_range, pluralize
-from scheduler.shares import FloatArray, Gains, IntArray, climb, programme, settled
+from scheduler.shares import FloatArray, Gains, IntArray, climb, dynamic_program, optimal_counts
 
 Counts = tuple[int, ...]
 
@@ -95,7 +95,7 @@ class RateCurve:
         """The curve times a factor, such as a user's weight."""
         return RateCurve(self.nodes, tuple(value * factor for value in self.values))
 
-    def normalised(self) -> RateCurve:
+    def normalized(self) -> RateCurve:
         """The speed-up over one node: the paper's scaling efficiency objective (section 5.2.1).
 
         Raises:
@@ -192,7 +192,7 @@ class Trainer:
         return offered
 
 
-def worth(
+def objective_value(
     trainers: Sequence[Trainer], current: Sequence[int], counts: Sequence[int], horizon_s: float
 ) -> float:
     """The objective of an allocation (Eq. 16); minus infinity where a trainer cannot run on its count."""
@@ -210,8 +210,8 @@ def allocate(
 ) -> Counts:
     """Share out idle nodes so that no other way is worth more.
 
-    A dynamic programme decides (:func:`scheduler.shares.programme`), in time O(J N n_max) at most; where there are many
-    counts, those that are in no optimum are left out first (:func:`scheduler.shares.settled`).
+    A dynamic programme decides (:func:`scheduler.shares.dynamic_program`), in time O(J N n_max) at most; where there are many
+    counts, those that are in no optimum are left out first (:func:`scheduler.shares.optimal_counts`).
 
     Args:
         trainers: in order of precedence; among equally good allocations the later trainers get
@@ -238,18 +238,18 @@ def allocate(
     Source: the objective and the constraints are BFTrainer's; the dynamic programme takes the
     place of its mixed integer program.
     """
-    check(trainers, current, nodes, horizon_s)
+    check_state(trainers, current, nodes, horizon_s)
     known = [trainer.offer(had, horizon_s) for trainer, had in zip(trainers, current, strict=True)]
     wanted = tuple(one.best for one in known)
     if sum(wanted) <= nodes:  # so that each can have what it is best on
         return wanted
     gains = [one.up_to(nodes) for one in known]
     if sum(len(one.values) for one in gains) <= FEW_COUNTS:
-        return tuple(programme([one.values for one in gains], nodes))
-    return tuple(settled(gains, climb(gains, nodes)))
+        return tuple(dynamic_program([one.values for one in gains], nodes))
+    return tuple(optimal_counts(gains, climb(gains, nodes)))
 
 
-def equal(
+def allocate_equally(
     trainers: Sequence[Trainer],
     current: Sequence[int],
     nodes: int,
@@ -276,10 +276,10 @@ def equal(
         InputError: as :func:`allocate`.
 
     >>> trainers = [Trainer(RateCurve((0, 8), (0.0, 8.0)), n_max=n_max) for n_max in (8, 8, 1)]
-    >>> equal(trainers, (0, 0, 0), 11, horizon_s=60)
+    >>> allocate_equally(trainers, (0, 0, 0), 11, horizon_s=60)
     (7, 3, 1)
     """
-    check(trainers, current, nodes, horizon_s)
+    check_state(trainers, current, nodes, horizon_s)
     share = nodes // max(1, len(trainers))
     counts = [
         min(share, trainer.n_max) if share >= trainer.n_min + more_than_n_min else 0
@@ -294,19 +294,19 @@ def equal(
     return tuple(counts)
 
 
-def equal_as_published(
+def allocate_equally_as_published(
     trainers: Sequence[Trainer], current: Sequence[int], nodes: int, horizon_s: float
 ) -> Counts:
-    """As :func:`equal`, as the authors' replay has it: a share counts only where it is greater than ``n_min``.
+    """As :func:`allocate_equally`, as the authors' replay has it: a share counts only where it is greater than ``n_min``.
 
     >>> trainers = [Trainer(RateCurve((0, 8), (0.0, 8.0)), n_min=3, n_max=8)] * 3
-    >>> equal(trainers, (0, 0, 0), 9, horizon_s=60), equal_as_published(trainers, (0, 0, 0), 9, horizon_s=60)
+    >>> allocate_equally(trainers, (0, 0, 0), 9, horizon_s=60), allocate_equally_as_published(trainers, (0, 0, 0), 9, horizon_s=60)
     ((3, 3, 3), (8, 0, 0))
     """
-    return equal(trainers, current, nodes, horizon_s, more_than_n_min=True)
+    return allocate_equally(trainers, current, nodes, horizon_s, more_than_n_min=True)
 
 
-def check(
+def check_state(
     trainers: Sequence[Trainer], current: Sequence[int], nodes: int, horizon_s: float
 ) -> None:
     """Refuse a state in which the trainers cannot be.

@@ -31,12 +31,12 @@ ROW = 1024  # terms that are added one after the other
 FIRST = 64  # states of a block that are tried first; twice as many next, as long as they fit
 
 
-def running_sums(terms: Array) -> Array:
+def cumulative_sums(terms: Array) -> Array:
     """As ``numpy.cumsum``, with an error that grows with the square root of its: row by row, then over the rows.
 
     The law of a million equal values has many sequences of one cost, which rounding must not tell apart.
 
-    >>> running_sums(np.array([1.0, 2.0, 4.0]))
+    >>> cumulative_sums(np.array([1.0, 2.0, 4.0]))
     array([1., 3., 7.])
     """
     rows = np.zeros((-(-len(terms) // ROW), ROW))

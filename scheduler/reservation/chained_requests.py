@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from scheduler.base import InputError
-from scheduler.reservation.distributions import Discrete, coarsened
+from scheduler.reservation.distributions import Discrete, coarsen
 
 MAX_VALUES = 500  # of a law; more are put on so many
 
@@ -38,18 +38,18 @@ class Chain:
     """
 
     requests: tuple[float, ...]
-    asked: float
+    requested: float
     used: float
     jobs: float
 
 
-def expected(law: Discrete, requests: Sequence[float], overhead: float) -> Chain:
+def evaluate_chain(law: Discrete, requests: Sequence[float], overhead: float) -> Chain:
     """What is to be expected of some requests.
 
     Raises:
         InputError: one is not longer than the overhead, or together they do not reach the longest run.
 
-    >>> expected(Discrete([1, 10], [0.5, 0.5]), [2, 10], overhead=1)
+    >>> evaluate_chain(Discrete([1, 10], [0.5, 0.5]), [2, 10], overhead=1)
     Chain(requests=(2, 10), asked=7.0, used=7.0, jobs=1.5)
     """
     work = np.asarray(requests, float) - overhead
@@ -93,7 +93,7 @@ def best_chain(law: Discrete, overhead: float, jobs: int) -> Chain:
             f"{jobs} jobs with an overhead of {overhead}: there must be at least one, at least 0"
         )
     if np.count_nonzero(law.probabilities) > MAX_VALUES:
-        known = coarsened(law, MAX_VALUES)[0]
+        known = coarsen(law, MAX_VALUES)[0]
     else:
         known = law
     values, mass = known.support
@@ -121,4 +121,4 @@ def best_chain(law: Discrete, overhead: float, jobs: int) -> Chain:
     for way in reversed(ways[:found]):
         requests.append(float(ends[way[place]] - ends[place] + overhead))
         place = int(way[place])
-    return expected(law, requests, overhead)
+    return evaluate_chain(law, requests, overhead)

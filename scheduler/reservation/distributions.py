@@ -3,8 +3,8 @@
 The six laws of the reservations (truncated normal, beta, exponential, bounded
 Pareto, lognormal, uniform) all live on ``[low, high]``: a law with a longer
 tail is cut there and scaled up. The algorithms work on a :class:`Discrete`
-law, made from one of the six by :func:`discretise` or from past runs by
-:func:`empirical`. Times are in any unit, the same throughout.
+law, made from one of the six by :func:`discretize` or from past runs by
+:func:`empirical_law`. Times are in any unit, the same throughout.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from scheduler.base import MOST, InputError, check_range
+from scheduler.base import MAX_VALUE, InputError, check_range
 
 Array = NDArray[np.float64]
 
@@ -59,7 +59,7 @@ def _uniform(_: Mapping[str, float]) -> Uncut:
     return Uncut(np.asarray, np.asarray, np.ones_like)
 
 
-class Form(NamedTuple):
+class LawFamily(NamedTuple):
     """One of the six, before it is cut.
 
     Attributes:
@@ -71,33 +71,35 @@ class Form(NamedTuple):
     """
 
     uncut: Callable[[Mapping[str, float]], Uncut]
-    own: tuple[str, ...]
+    shape_parameters: tuple[str, ...]
     positive: tuple[str, ...]
-    place: Callable[[Mapping[str, float]], tuple[float, float]]
+    origin_and_unit: Callable[[Mapping[str, float]], tuple[float, float]]
     is_log: bool = False
 
 
 LAWS = {
-    "truncnorm": Form(_normal, ("mu", "sigma"), ("sigma",), lambda p: (p["mu"], p["sigma"])),
-    "beta": Form(
+    "truncnorm": LawFamily(_normal, ("mu", "sigma"), ("sigma",), lambda p: (p["mu"], p["sigma"])),
+    "beta": LawFamily(
         _beta, ("alpha", "beta"), ("alpha", "beta"), lambda p: (p["low"], p["high"] - p["low"])
     ),
-    "exponential": Form(_exponential, ("rate",), ("rate",), lambda p: (p["low"], 1 / p["rate"])),
-    "pareto": Form(
+    "exponential": LawFamily(
+        _exponential, ("rate",), ("rate",), lambda p: (p["low"], 1 / p["rate"])
+    ),
+    "pareto": LawFamily(
         _exponential,
         ("alpha",),
         ("alpha", "low"),
         lambda p: (p["low"], 1 / p["alpha"]),
         is_log=True,
     ),
-    "lognormal": Form(
+    "lognormal": LawFamily(
         _normal,
         ("mu", "sigma"),
         ("sigma",),  # e to the 600 is beyond all times
         lambda p: (math.exp(min(max(p["mu"], -600.0), 600.0)), p["sigma"]),
         is_log=True,
     ),
-    "uniform": Form(_uniform, (), (), lambda p: (p["low"], p["high"] - p["low"])),
+    "uniform": LawFamily(_uniform, (), (), lambda p: (p["low"], p["high"] - p["low"])),
 }
 
 
@@ -117,7 +119,7 @@ class Law:
     name: str
     low: float
     high: float
-    own: Mapping[str, float]
+    shape_parameters: Mapping[str, float]
 
     def __post_init__(self) -> None:
         parameters = self.parameters()
@@ -134,7 +136,7 @@ class Law:
                 f"{self.name}: low is {self.low} and high is {self.high}; "
                 "it must be 0 <= low < high"
             )
-        check_range(f"{self.name}: high", self.high, 0, MOST)
+        check_range(f"{self.name}: high", self.high, 0, MAX_VALUE)
         if not self._inside > 1e-9 * abs(
             self._below
         ):  # a difference without digits is no probability
@@ -146,7 +148,7 @@ class Law:
         """Every parameter by name, the bounds last."""
         return {
             name: float(value)
-            for name, value in {**self.own, "low": self.low, "high": self.high}.items()
+            for name, value in {**self.shape_parameters, "low": self.low, "high": self.high}.items()
         }
 
     def cdf(self, times: ArrayLike) -> Array:
@@ -158,7 +160,7 @@ class Law:
         """Density, zero outside the bounds."""
         times = np.asarray(times, float)
         clipped = np.clip(times, self.low, self.high)
-        density = self._uncut.pdf(self._scaled(clipped)) / (self._place[1] * self._inside)
+        density = self._uncut.pdf(self._scaled(clipped)) / (self._origin_and_unit[1] * self._inside)
         if LAWS[self.name].is_log:
             density /= np.maximum(clipped, np.finfo(float).tiny)
         return np.where(times == clipped, density, 0.0)
@@ -170,7 +172,7 @@ class Law:
             at = -self._uncut.inverse(-level)
         else:
             at = self._uncut.inverse(level)
-        origin, unit = self._place
+        origin, unit = self._origin_and_unit
         if LAWS[self.name].is_log:
             times = origin * np.exp(unit * at)
         else:
@@ -187,15 +189,15 @@ class Law:
 
     @cached_property
     def _uncut(self) -> Uncut:
-        return LAWS[self.name].uncut(self.own)
+        return LAWS[self.name].uncut(self.shape_parameters)
 
     @cached_property
-    def _place(self) -> tuple[float, float]:
-        return LAWS[self.name].place(self.parameters())
+    def _origin_and_unit(self) -> tuple[float, float]:
+        return LAWS[self.name].origin_and_unit(self.parameters())
 
     def _scaled(self, times: ArrayLike) -> Array:
         """Where times are on the scale of the uncut law."""
-        origin, unit = self._place
+        origin, unit = self._origin_and_unit
         if not LAWS[self.name].is_log:
             return (np.asarray(times) - origin) / unit
         with np.errstate(divide="ignore"):  # log 0 = -inf, whose probability is 0
@@ -236,7 +238,7 @@ def make_law(name: str, **parameters: float) -> Law:
     """
     if name not in LAWS:
         raise InputError(f"unknown distribution {name!r}; there are: {', '.join(LAWS)}")
-    wanted = ("low", "high", *LAWS[name].own)
+    wanted = ("low", "high", *LAWS[name].shape_parameters)
     if set(parameters) != set(wanted):
         raise InputError(
             f"{name} takes {', '.join(wanted)}; given: {', '.join(parameters) or 'none'}"
@@ -245,7 +247,7 @@ def make_law(name: str, **parameters: float) -> Law:
         name,
         parameters["low"],
         parameters["high"],
-        {own: parameters[own] for own in LAWS[name].own},
+        {own: parameters[own] for own in LAWS[name].shape_parameters},
     )
 
 
@@ -298,7 +300,7 @@ class Discrete:
         """The longest run time that has a probability."""
         return float(self.values[np.flatnonzero(self.probabilities)[-1]])
 
-    def beyond(self, time: float) -> Discrete | None:
+    def longer_than(self, time: float) -> Discrete | None:
         """The law of the runs that take longer than ``time``; None when there are none."""
         if time < self.values[0]:
             return self
@@ -332,7 +334,7 @@ class Discrete:
         )
 
 
-def discretise(law: Law, points: int) -> Discrete:
+def discretize(law: Law, points: int) -> Discrete:
     """Put a continuous law on ``points + 1`` equally spaced values from low to high.
 
     A value stands for the interval that ends there, so a run is never taken
@@ -345,7 +347,7 @@ def discretise(law: Law, points: int) -> Discrete:
     Raises:
         InputError: ``points`` is below 1 or above a million.
 
-    >>> discretise(make_law("uniform", low=0, high=4), 4).probabilities
+    >>> discretize(make_law("uniform", low=0, high=4), 4).probabilities
     array([0.  , 0.25, 0.25, 0.25, 0.25])
     """
     check_range("the number of points", points, 1, MAX_POINTS)
@@ -354,7 +356,7 @@ def discretise(law: Law, points: int) -> Discrete:
     return Discrete(values, mass / mass.sum())
 
 
-def empirical(runs: ArrayLike) -> Discrete:
+def empirical_law(runs: ArrayLike) -> Discrete:
     """The law of past runs: the times that were seen, each as likely as it was frequent.
 
     Args:
@@ -363,7 +365,7 @@ def empirical(runs: ArrayLike) -> Discrete:
     Raises:
         InputError: there are none, or one is not a time.
 
-    >>> empirical([3, 1, 3, 3]).values, empirical([3, 1, 3, 3]).probabilities
+    >>> empirical_law([3, 1, 3, 3]).values, empirical_law([3, 1, 3, 3]).probabilities
     (array([1., 3.]), array([0.25, 0.75]))
     """
     runs = np.asarray(runs, float)
@@ -375,7 +377,7 @@ def empirical(runs: ArrayLike) -> Discrete:
     return Discrete(values, counts / runs.size)
 
 
-def coarsened(law: Discrete, most: int) -> tuple[Discrete, float]:
+def coarsen(law: Discrete, most: int) -> tuple[Discrete, float]:
     """A law on fewer values, and by how much the sequence that is best for it may cost too much.
 
     Neighbouring values become the largest of them, so that none grows by more than a factor 1 + e; e is the
@@ -391,7 +393,7 @@ def coarsened(law: Discrete, most: int) -> tuple[Discrete, float]:
     Returns:
         The law, and e.
 
-    >>> coarse, excess = coarsened(Discrete([8, 10, 20, 21], [0.25, 0.25, 0.25, 0.25]), most=3)
+    >>> coarse, excess = coarsen(Discrete([8, 10, 20, 21], [0.25, 0.25, 0.25, 0.25]), most=3)
     >>> coarse.values.tolist(), coarse.probabilities.tolist(), round(excess, 6)
     ([8.0, 10.0, 21.0], [0.25, 0.25, 0.5], 0.05)
     """

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from scheduler.base import MOST, InputError
-from scheduler.files import line_blocks, numbers_in
+from scheduler.base import MAX_VALUE, InputError
+from scheduler.files import iter_line_blocks, parse_numbers
 from scheduler.reservation.distributions import Array, Discrete
 
 
@@ -25,13 +25,13 @@ def read_runs(path: str | Path) -> Array:
         InputError: the file cannot be read, holds no time, or a line is not a finite time above 0.
     """
     read = []
-    for line, block in line_blocks(path):
-        found = numbers_in(block, 1)
-        if found is None or not ((found > 0) & (found <= MOST)).all():
+    for line, block in iter_line_blocks(path):
+        found = parse_numbers(block, 1)
+        if found is None or not ((found > 0) & (found <= MAX_VALUE)).all():
             found = np.array(
                 [
                     _number(place, text, "a run time", above_zero=True)
-                    for place, text in _said(path, line, block)
+                    for place, text in _content_lines(path, line, block)
                 ]
             )
         read.append(found.ravel())
@@ -49,7 +49,7 @@ def read_table(path: str | Path) -> Discrete:
     """
     rows = []
     for place, text in (
-        said for line, block in line_blocks(path) for said in _said(path, line, block)
+        said for line, block in iter_line_blocks(path) for said in _content_lines(path, line, block)
     ):
         cells = text.split(",")
         if len(cells) != 2:
@@ -61,7 +61,7 @@ def read_table(path: str | Path) -> Discrete:
         raise InputError(f"{path}: {error}") from None
 
 
-def _said(path: str | Path, first: int, block: bytes) -> Iterator[tuple[str, str]]:
+def _content_lines(path: str | Path, first: int, block: bytes) -> Iterator[tuple[str, str]]:
     """Every line of a block that says something, with its place."""
     try:
         text = block.decode("utf-8")
@@ -79,9 +79,9 @@ def _number(place: str, text: str, what: str, *, above_zero: bool = False) -> fl
         value = float(text)
     except ValueError:
         raise InputError(f"{place}: {text.strip()!r} is not a number; it must be {what}") from None
-    if not 0 <= value <= MOST or (above_zero and value == 0):
+    if not 0 <= value <= MAX_VALUE or (above_zero and value == 0):
         raise InputError(
             f"{place}: {text.strip()} is not {what}: "
-            f"it must be {'above' if above_zero else 'at least'} 0 and at most {MOST:g}"
+            f"it must be {'above' if above_zero else 'at least'} 0 and at most {MAX_VALUE:g}"
         )
     return value

@@ -27,8 +27,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from scheduler.base import InputError
-from scheduler.reservation.blocks import running_sums, solve_in_blocks
-from scheduler.reservation.distributions import Array, Discrete, coarsened, empirical
+from scheduler.reservation.blocks import cumulative_sums, solve_in_blocks
+from scheduler.reservation.distributions import Array, Discrete, coarsen, empirical_law
 
 MIN_RUNS = 5  # with fewer past runs their law says too little of the longest run to come
 SAFETY = 2.0  # what is asked for then, and after everything known has failed: so many times the longest time
@@ -60,7 +60,7 @@ def optimal_requests(
     """The sequence of requests with the least expected makespan.
 
     With backfill the time grows with the square of the number of values. A law of more than ``MAX_EXACT`` is
-    first put on so many (:func:`scheduler.reservation.distributions.coarsened`), and the answer says what that may cost.
+    first put on so many (:func:`scheduler.reservation.distributions.coarsen`), and the answer says what that may cost.
 
     Args:
         law: what is known of the run time.
@@ -84,7 +84,7 @@ def optimal_requests(
         return RequestSequence(best.requests, best.expected_makespan + spent)
     if np.count_nonzero(law.probabilities) <= MAX_EXACT:
         return at_optimal(law, backfill_rate, spent)
-    coarse, excess = coarsened(law, MAX_EXACT)
+    coarse, excess = coarsen(law, MAX_EXACT)
     found = at_optimal(coarse, backfill_rate, spent).requests
     return RequestSequence(found, expected_makespan(law, found, backfill_rate, spent), excess)
 
@@ -141,7 +141,7 @@ def t_optimal(law: Discrete) -> RequestSequence:
     (2.0, 4.0)
     """
     values, mass = law.support
-    alive = running_sums(mass[::-1])[::-1]
+    alive = cumulative_sums(mass[::-1])[::-1]
     following: Sequence[int] | NDArray[np.int64]
     if len(values) < BLOCKS_FROM:
         cost, following = _sweep(values.tolist(), alive.tolist())
@@ -225,21 +225,21 @@ def at_optimal(law: Discrete, backfill_rate: float, spent: float = 0.0) -> Reque
     _check_rate(backfill_rate)
     support = _Support.of(law)
     last = len(support.values) - 1
-    labels = _Labels(spent)
+    labels = _LabelTable(spent)
     standing = labels.of(slice(1))
     bound = _Bound.of(law, support, backfill_rate, spent)
     for i in range(last):
-        asked = _ask(support, i, backfill_rate, standing)
+        asked = _extend_labels(support, i, backfill_rate, standing)
         if bound is not None:
             if i % SWEEP_EVERY == 0:
-                open_ = bound.may_ask_more(i, standing, asked)
+                open_ = bound.can_extend(i, standing, asked)
                 standing = standing.take(open_)
                 asked = asked.take(open_)
             asked = asked.take(bound.is_promising(i + 1, asked))
         if asked.cost.size:
             new = labels.add(i + 1, _non_dominated(asked, support.alive[i + 1], backfill_rate))
-            standing = standing.followed_by(new)
-    done = _ask(support, last, backfill_rate, standing)
+            standing = standing.concatenate(new)
+    done = _extend_labels(support, last, backfill_rate, standing)
     best = int(np.argmax(done.cost <= done.cost.min() * (1 + TIE)))  # the first
     indices = [last, *labels.asked_before(int(done.parent[best]))]
     return RequestSequence(tuple(support.values[indices[::-1]].tolist()), float(done.cost[best]))
@@ -258,19 +258,23 @@ def makespan_by_count(
     _check_rate(backfill_rate)
     support = _Support.of(law)
     last = len(support.values) - 1
-    labels = _Labels(0.0)
+    labels = _LabelTable(0.0)
     costs = []
     for count in range(1, min(most, last + 1) + 1):
         costs.append(
-            float(_ask(support, last, backfill_rate, labels.of(slice(labels.count))).cost.min())
+            float(
+                _extend_labels(
+                    support, last, backfill_rate, labels.of(slice(labels.count))
+                ).cost.min()
+            )
         )
-        longer = _Labels()
+        longer = _LabelTable()
         for i in range(count - 1, last):
             shorter = int(np.searchsorted(labels.ruled_out[: labels.count], i, side="right"))
             longer.add(
                 i + 1,
                 _non_dominated(
-                    _ask(support, i, backfill_rate, labels.of(slice(shorter))),
+                    _extend_labels(support, i, backfill_rate, labels.of(slice(shorter))),
                     support.alive[i + 1],
                     backfill_rate,
                 ),
@@ -300,18 +304,18 @@ class _Support:
         )
 
 
-class _Asked(NamedTuple):
+class _NewLabels(NamedTuple):
     """What a request makes of each label it is added to."""
 
     cost: Array
     spent: Array
     parent: NDArray[np.int64]
 
-    def take(self, rows: Any) -> _Asked:
-        return _Asked(self.cost[rows], self.spent[rows], self.parent[rows])
+    def take(self, rows: Any) -> _NewLabels:
+        return _NewLabels(self.cost[rows], self.spent[rows], self.parent[rows])
 
 
-class _Standing(NamedTuple):
+class _Labels(NamedTuple):
     """Labels from which one may ask: what each has cost and spent, how many values it has ruled out, its number."""
 
     cost: Array
@@ -319,14 +323,14 @@ class _Standing(NamedTuple):
     ruled_out: NDArray[np.int64]
     number: NDArray[np.int64]
 
-    def take(self, rows: Any) -> _Standing:
-        return _Standing(self.cost[rows], self.spent[rows], self.ruled_out[rows], self.number[rows])
+    def take(self, rows: Any) -> _Labels:
+        return _Labels(self.cost[rows], self.spent[rows], self.ruled_out[rows], self.number[rows])
 
-    def followed_by(self, other: _Standing) -> _Standing:
-        return _Standing(*map(np.append, self, other))
+    def concatenate(self, other: _Labels) -> _Labels:
+        return _Labels(*map(np.append, self, other))
 
 
-class _Labels:
+class _LabelTable:
     """A growing table of labels, in the order of the number of values they have ruled out."""
 
     def __init__(self, spent: float | None = None) -> None:
@@ -336,18 +340,18 @@ class _Labels:
         self.ruled_out = np.empty(256, np.int64)
         self.parent = np.empty(256, np.int64)
         if spent is not None:  # the label of a job that has asked for nothing yet
-            self.add(0, _Asked(np.zeros(1), np.array([spent]), np.array([-1])))
+            self.add(0, _NewLabels(np.zeros(1), np.array([spent]), np.array([-1])))
 
-    def of(self, rows: slice) -> _Standing:
+    def of(self, rows: slice) -> _Labels:
         """Those of some rows."""
-        return _Standing(
+        return _Labels(
             self.cost[rows],
             self.spent[rows],
             self.ruled_out[rows],
             np.arange(*rows.indices(self.count)),
         )
 
-    def add(self, ruled_out: int, new: _Asked) -> _Standing:
+    def add(self, ruled_out: int, new: _NewLabels) -> _Labels:
         end = self.count + len(new.cost)
         if end > len(self.cost):
             for name in ("cost", "spent", "ruled_out", "parent"):
@@ -365,7 +369,7 @@ class _Labels:
             label = int(self.parent[label])
 
 
-def _ask(support: _Support, i: int, rate: float, labels: _Standing) -> _Asked:
+def _extend_labels(support: _Support, i: int, rate: float, labels: _Labels) -> _NewLabels:
     """Ask for value i after each label.
 
     Values up to (1 - zeta) v_i - zeta S leave room for all their backfill behind them and
@@ -383,7 +387,7 @@ def _ask(support: _Support, i: int, rate: float, labels: _Standing) -> _Asked:
         + (within - reached[j]) * (spent + value)
         + (moment[i + 1] - moment[room] + (reached[i + 1] - within) * spent) / (1.0 - rate)
     )
-    return _Asked(total, spent + value, number)
+    return _NewLabels(total, spent + value, number)
 
 
 @dataclass(frozen=True)
@@ -398,11 +402,11 @@ class _Bound:
         rest: for each j what is left of the mean run time.
     """
 
-    most: float
+    max_cost: float
     rate: float
     alive: Array
-    least: Array
-    rest: Array
+    min_to_come: Array
+    remaining_mean: Array
 
     @classmethod
     def of(cls, law: Discrete, support: _Support, rate: float, spent: float) -> _Bound | None:
@@ -410,7 +414,7 @@ class _Bound:
         size = len(support.values)
         if size <= 4 * COARSE:
             return None
-        found = at_optimal(_thinned(support, max(COARSE, size // 24)), rate, spent)
+        found = at_optimal(_thin(support, max(COARSE, size // 24)), rate, spent)
         return cls(
             expected_makespan(law, found.requests, rate, spent) * (1 + TIE),
             rate,
@@ -419,26 +423,28 @@ class _Bound:
             support.moment[-1] - support.moment,
         )
 
-    def is_promising(self, j: int, asked: _Asked) -> NDArray[np.bool_]:
+    def is_promising(self, j: int, asked: _NewLabels) -> NDArray[np.bool_]:
         """Which labels that have ruled out j values can.
 
         What is to come costs at least alive_j S + least_j, and at least (alive_j S + the rest of the mean) /
         (1 - zeta).
         """
         lost = self.alive[j] * asked.spent
-        to_come = np.maximum(lost + self.least[j], (lost + self.rest[j]) / (1.0 - self.rate))
-        return np.asarray(asked.cost + to_come <= self.most)
+        to_come = np.maximum(
+            lost + self.min_to_come[j], (lost + self.remaining_mean[j]) / (1.0 - self.rate)
+        )
+        return np.asarray(asked.cost + to_come <= self.max_cost)
 
-    def may_ask_more(self, i: int, labels: _Standing, asked: _Asked) -> NDArray[np.bool_]:
+    def can_extend(self, i: int, labels: _Labels, asked: _NewLabels) -> NDArray[np.bool_]:
         """From which labels it can be best to ask for value i, as they have here, or for a larger one.
 
         Runs beyond v_i cost at least (S + X) / (1 - zeta). So what all runs cost then grows with v_i.
         """
-        beyond = (self.rest[i + 1] + self.alive[i + 1] * labels.spent) / (1.0 - self.rate)
-        return np.asarray(asked.cost + beyond <= self.most)
+        beyond = (self.remaining_mean[i + 1] + self.alive[i + 1] * labels.spent) / (1.0 - self.rate)
+        return np.asarray(asked.cost + beyond <= self.max_cost)
 
 
-def _thinned(support: _Support, count: int) -> Discrete:
+def _thin(support: _Support, count: int) -> Discrete:
     """The law on up to 3 ``count`` of its values: evenly by index, by probability, and by the logarithm of survival."""
     last = len(support.values) - 1
     tail = -np.log(support.alive[:-1])
@@ -475,7 +481,7 @@ def _least_to_come(support: _Support, rate: float) -> Array:
     return least
 
 
-def _non_dominated(labels: _Asked, alive: float, rate: float) -> _Asked:
+def _non_dominated(labels: _NewLabels, alive: float, rate: float) -> _NewLabels:
     """Drop each label that another at the same value beats whatever follows."""
     flat = labels.cost + alive * labels.spent
     steep = labels.cost + alive / (1.0 - rate) * labels.spent
@@ -528,8 +534,8 @@ def requests_after(
     >>> requests_after(law, failed=[1, 10]).requests
     (20.0,)
     """
-    outlived, spent = _lost(failed)
-    remaining = law.beyond(outlived)
+    outlived, spent = _failed_times(failed)
+    remaining = law.longer_than(outlived)
     if remaining is None:
         return _single(SAFETY * max(law.longest, outlived), None, spent, backfill_rate)
     return optimal_requests(remaining, backfill_rate, spent)
@@ -555,19 +561,21 @@ def requests_from_runs(
     >>> requests_from_runs([3.0]).requests
     (6.0,)
     """
-    law = empirical(runs)
-    if not too_few(runs):
+    law = empirical_law(runs)
+    if not has_too_few_runs(runs):
         return requests_after(law, failed, backfill_rate)
-    outlived, spent = _lost(failed)
-    return _single(SAFETY * max(law.longest, outlived), law.beyond(outlived), spent, backfill_rate)
+    outlived, spent = _failed_times(failed)
+    return _single(
+        SAFETY * max(law.longest, outlived), law.longer_than(outlived), spent, backfill_rate
+    )
 
 
-def too_few(runs: ArrayLike) -> bool:
+def has_too_few_runs(runs: ArrayLike) -> bool:
     """Whether these past runs are too few to learn a law from."""
     return np.size(runs) < MIN_RUNS
 
 
-def _lost(failed: Sequence[float]) -> tuple[float, float]:
+def _failed_times(failed: Sequence[float]) -> tuple[float, float]:
     """The longest failed request, and the time of all of them."""
     lost = np.asarray(failed, float)
     if not np.all(np.isfinite(lost) & (lost > 0)):
@@ -579,7 +587,7 @@ def _single(
     request: float, law: Discrete | None, spent: float, backfill_rate: float
 ) -> RequestSequence:
     """One request, for a law that it covers or for a run of just that length."""
-    law = empirical([request]) if law is None else law
+    law = empirical_law([request]) if law is None else law
     return RequestSequence((request,), expected_makespan(law, [request], backfill_rate, spent))
 
 

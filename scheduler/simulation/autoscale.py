@@ -145,7 +145,7 @@ class _Simulation:
         self._decide_when_due()
 
     def _complete(self, run: _Run) -> None:
-        self._let_go(run)
+        self._release(run)
         self.running.remove(run)
         self.ended[run.number] = self.sim.now
         self._decide_when_due()
@@ -166,12 +166,12 @@ class _Simulation:
             if gpus:
                 self._hold(run, gpus, pause_min=0.0)
                 self.running.append(run)
-            elif self.settings.drop or run.curve.least > self.settings.gpus:
+            elif self.settings.drop or run.curve.min_gpus > self.settings.gpus:
                 self.dropped.append(run.number)
             else:
                 left.append(run)
         self.waiting = left
-        if self.running and self.settings.interval_min and self.settings.keeps_for_min:
+        if self.running and self.settings.interval_min and self.settings.effective_hold_min:
             self._decide_when_due(self.settings.interval_min)  # some may be free to change then
 
     # --- how it is done ---
@@ -193,7 +193,7 @@ class _Simulation:
 
     def _resize(self, run: _Run, gpus: int) -> None:
         run.end.cancel()
-        self._let_go(run)
+        self._release(run)
         self._hold(run, gpus, self.settings.rescale_cost_min)
         self.rescales += 1
 
@@ -203,7 +203,7 @@ class _Simulation:
         run.steady_min = self.sim.now + pause_min
         run.end = self.sim.at(run.end_min, _Kind.COMPLETE, partial(self._complete, run))
 
-    def _let_go(self, run: _Run) -> None:
+    def _release(self, run: _Run) -> None:
         now = self.sim.now
         run.work_min -= run.curve.factors[run.gpus - 1] * max(0.0, now - run.steady_min)
         self.holdings.append(JobHolding(run.number, run.gpus, run.start_min, run.steady_min, now))
@@ -214,7 +214,7 @@ class _Simulation:
         """The result, once the simulator has stopped."""
         self._complete_what_is_due()
         for run in self.running:
-            self._let_go(run)
+            self._release(run)
         held = math.fsum(h.gpus * (h.end_min - h.start_min) for h in self.holdings)
         done = math.fsum(self.jobs[number].length_min for number in self.ended)
         took = {number: end - self.jobs[number].arrival_min for number, end in self.ended.items()}

@@ -15,7 +15,7 @@ class Availability:
         >>> free = Availability(10)
         >>> free.reserve(0, 4, 6)
         >>> free.reserve(2, 3, 4)
-        >>> free.until(0, 4), free.until(0, 5), free.earliest(5, 1, 0)
+        >>> free.free_until(0, 4), free.free_until(0, 5), free.earliest_start(5, 1, 0)
         (2.0, 0.0, 4.0)
     """
 
@@ -35,14 +35,14 @@ class Availability:
         """Free processors at a moment."""
         return self._free[self._index(time)]
 
-    def until(self, time: float, processors: int) -> float:
+    def free_until(self, time: float, processors: int) -> float:
         """The moment up to which so many are free from ``time`` on: ``time`` itself when they are not."""
         for index in range(self._index(time), len(self._times)):
             if self._free[index] < processors:
                 return max(self._times[index], float(time))
         return math.inf
 
-    def least(self, start: float, end: float) -> int:
+    def min_free(self, start: float, end: float) -> int:
         """The fewest free processors from ``start`` to ``end``."""
         first = self._index(start)
         last = first + 1
@@ -50,7 +50,7 @@ class Availability:
             last += 1
         return min(self._free[first:last])
 
-    def earliest(self, processors: int, duration: float, after: float) -> float:
+    def earliest_start(self, processors: int, duration: float, after: float) -> float:
         """The first moment from ``after`` on at which so many (not more than the machine has) are free for so long."""
         times = self._times
         free = self._free

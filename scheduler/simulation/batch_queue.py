@@ -129,13 +129,13 @@ class Schedule:
         return max(run.end for run in self.runs)
 
     @property
-    def utilisation(self) -> float:
+    def utilization(self) -> float:
         """Processor time of completed runs over that of the machine ([SPEC] section 3.3)."""
         useful = sum(job.processors * job.run_time for job in self.jobs)
         return useful / (self.processors * (self.end - self.start))
 
     @property
-    def lost(self) -> float:
+    def failed_share(self) -> float:
         """Processor time of runs that failed, over that of the machine."""
         held = sum(
             self.jobs[run.job].processors * (run.end - run.start)
@@ -388,7 +388,9 @@ class _BatchQueue:
         """Hold processors for a job at the earliest time they are free, and start it then."""
         processors = waiting.job.processors
         request = waiting.request
-        start = self.free.earliest(processors, request, max(self.sim.now, waiting.tried_until))
+        start = self.free.earliest_start(
+            processors, request, max(self.sim.now, waiting.tried_until)
+        )
         self.free.reserve(start, start + request, processors)
         if start <= self.sim.now:
             self.begin(waiting, start + request)
@@ -441,7 +443,7 @@ class _BatchQueue:
         for waiting in self.candidates():
             processors = waiting.job.processors
             limit = now + waiting.request
-            if limit <= self.free.until(now, processors):
+            if limit <= self.free.free_until(now, processors):
                 self.withdraw(waiting)
                 self.free.reserve(now, limit, processors)
                 self.begin(waiting, limit)
@@ -454,7 +456,7 @@ class _BatchQueue:
         while self.small and len(passed) < DEPTH and self.free.at(now):
             waiting = self.small.popleft()
             limit = now + waiting.request
-            if limit <= self.free.until(now, waiting.job.processors):
+            if limit <= self.free.free_until(now, waiting.job.processors):
                 self.free.reserve(now, limit, waiting.job.processors)
                 self.begin(waiting, limit)
             else:
@@ -477,11 +479,11 @@ class _BatchQueue:
         now = self.sim.now
         for waiting in self.candidates():
             job = waiting.job
-            limit = self.free.until(now, job.processors)
+            limit = self.free.free_until(now, job.processors)
             if waiting.start is not None:
                 limit = min(limit, waiting.start)
             if job.law is None or not now < limit < math.inf:
                 continue
             work = job.processors * job.law.work_within(limit - now, after=waiting.outlived)
             if work > 0:
-                yield work / (self.free.least(now, limit) * (limit - now)), waiting, limit
+                yield work / (self.free.min_free(now, limit) * (limit - now)), waiting, limit

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from scheduler.base import InputError, Network, RateTable, check_range
 from scheduler.ensemble.rates_file import network_of
-from scheduler.files import MistakeReader
+from scheduler.files import RecordReader
 
 Floats = NDArray[np.float64]
 
@@ -40,7 +40,7 @@ _WAIT_PER_GPU = (0.003, 0.03)  # for the slowest of a group, as a share of the s
 
 
 @dataclass(frozen=True)
-class Drawn:
+class DrawnNetwork:
     """A network before its rate and size are brought into the paper's ranges."""
 
     name: str
@@ -93,7 +93,7 @@ def generate(networks: int = 100, seed: int = 0, heavy_tail: bool = False) -> Ra
     )
 
 
-def _draw(index: int, rng: Generator) -> Drawn:
+def _draw(index: int, rng: Generator) -> DrawnNetwork:
     bases = [base for base in BASES if base.startswith("ResNet" if index % 2 else "DenseNet")]
     base = bases[rng.integers(len(bases))]
     blocks = [
@@ -101,7 +101,7 @@ def _draw(index: int, rng: Generator) -> Drawn:
     ]
     count = _resnet if base.startswith("ResNet") else _densenet
     parameters, operations = count(blocks)
-    return Drawn(f"{base}-{index}", parameters, operations)
+    return DrawnNetwork(f"{base}-{index}", parameters, operations)
 
 
 def _resnet(blocks: list[int]) -> tuple[float, float]:
@@ -160,7 +160,7 @@ def convert(value: Any, place: str = "ensemble") -> RateTable:
     Raises:
         InputError: all mistakes in one line.
     """
-    read = MistakeReader()
+    read = RecordReader()
     top = read.record(value, "", ("images_per_epoch", "dnns"), optional=("gpus_per_node", "note"))
     networks = []
     for index, item in enumerate(read.items(top, "dnns", "dnns")):
@@ -168,8 +168,8 @@ def convert(value: Any, place: str = "ensemble") -> RateTable:
         record = read.record(item, at, ("r",), optional=("id", "base", "epochs", "params_mb"))
         networks.append(network_of(read, f"m{record.get('id', index)}", record, "r", at))
     if "dnns" in top and not networks:
-        read.mistake("dnns", "empty, but an ensemble needs at least one network")
-    read.own_names("dnns", networks)
+        read.add_mistake("dnns", "empty, but an ensemble needs at least one network")
+    read.check_unique_names("dnns", networks)
     if "gpus_per_node" in top:
         gpus = read.count(top, "gpus_per_node", "gpus_per_node")
     else:
@@ -177,7 +177,7 @@ def convert(value: Any, place: str = "ensemble") -> RateTable:
     table = RateTable(
         read.count(top, "images_per_epoch", "images_per_epoch"), gpus, tuple(networks)
     )
-    read.refuse_mistakes(place)
+    read.raise_mistakes(place)
     return table
 
 

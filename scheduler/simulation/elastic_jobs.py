@@ -23,8 +23,8 @@ from typing import Any
 import numpy as np
 
 from scheduler.base import CommTime, InputError, Network, StepTime, is_number
-from scheduler.elastic.allocate import BatchRange, ScalingCurve, scaling
-from scheduler.files import read_json, record_of
+from scheduler.elastic.allocate import BatchRange, ScalingCurve, scaling_curve
+from scheduler.files import check_record, read_json
 from scheduler.simulation.autoscale import ElasticJob
 
 CATEGORIES = Path(__file__).parents[1] / "data" / "elastic_categories.json"
@@ -59,7 +59,7 @@ def read_jobs(path: str | Path) -> JobFile:
         InputError: it cannot be read, is not JSON, or something in it is missing, unknown or
             impossible; the message names the place.
     """
-    top = record_of(read_json(path), str(path), ("gpus", "jobs"))
+    top = check_record(read_json(path), str(path), ("gpus", "jobs"))
     gpus = top["gpus"]
     if not (isinstance(gpus, int) and not isinstance(gpus, bool) and gpus >= 1):
         raise InputError(f"{path}: gpus is {gpus!r}; it must be a whole number of at least 1")
@@ -71,7 +71,7 @@ def read_jobs(path: str | Path) -> JobFile:
 
 
 def _job(value: Any, place: str) -> ElasticJob:
-    record = record_of(value, place, ("arrival_min", "length_min", "scaling"))
+    record = check_record(value, place, ("arrival_min", "length_min", "scaling"))
     arrival = _number(record["arrival_min"], f"{place}.arrival_min")
     length = _number(record["length_min"], f"{place}.length_min")
     if not 0 <= arrival <= LONGEST_MIN:
@@ -268,4 +268,4 @@ def _arrivals(
 def _curve(category: int, batch: int | None) -> ScalingCurve:
     assumed = workload()
     kind = assumed.categories[category]
-    return scaling(kind.network, assumed.comm_s, kind.batches, assumed.most_gpus, batch)
+    return scaling_curve(kind.network, assumed.comm_s, kind.batches, assumed.most_gpus, batch)

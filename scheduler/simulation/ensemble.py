@@ -2,7 +2,7 @@
 
 The simulation asks the same policy functions as the live runtime, at the same
 moments (the start; a group ends an epoch, finishes or stops), and carries out
-their answers by the same moves (:mod:`scheduler.ensemble.moves`). It runs on the
+their answers by the same moves (:mod:`scheduler.ensemble.plan_moves`). It runs on the
 project's one event kernel.
 
 Every GPU-second of a run is one of: training, waiting (free, or held by a
@@ -20,12 +20,21 @@ from functools import partial
 
 from scheduler.base import Cluster, InputError, Member, Network, Options, Progress, RateTable, Round
 from scheduler.ensemble.costs import Costs
-from scheduler.ensemble.elastic import at_best, epoch_rate
-from scheduler.ensemble.moves import GroupHolding, Grow, Move, Shrink, Stance, Start, Stop, moves
+from scheduler.ensemble.elastic import epoch_rate, with_best_batches
+from scheduler.ensemble.moves import (
+    GroupHolding,
+    Grow,
+    Move,
+    Shrink,
+    Stance,
+    Start,
+    Stop,
+    plan_moves,
+)
 from scheduler.ensemble.pace import Stream
 from scheduler.ensemble.planning import plan
 from scheduler.ensemble.policies import Policy
-from scheduler.ensemble.probing import probes_of_plan
+from scheduler.ensemble.probing import find_probes_of_plan
 from scheduler.ensemble.rates import curves
 from scheduler.ensemble.sharing import share, speedup
 from scheduler.ensemble.waterfill import lower_bound
@@ -141,8 +150,8 @@ def simulate(
     gpus = cluster.whole_gpus
     stream = policy.stream if stream is None else stream
     if policy.sets_batch:
-        rates = at_best(rates, gpus)
-        told = None if told is None else at_best(told, gpus)
+        rates = with_best_batches(rates, gpus)
+        told = None if told is None else with_best_batches(told, gpus)
     # No GPU does more work than those networks together that do most on it.
     bound = lower_bound(rates, gpus) / max(
         speedup(rates.sharing, count) for count in range(1, cluster.slots + 1)
@@ -187,14 +196,14 @@ class _Group:
         self.name = network.name
         self.row = row
         self.last_epoch = network.epochs or 0
-        self.least = network.min_gpus
+        self.min_gpus = network.min_gpus
         self.state = _State.WAITING
         self.devices: tuple[int, ...] = ()
         self.epoch = 0
         self.position = 0.0  # samples into the epoch
         self.batch: int | None = None  # of its epoch, where the policy has chosen one
         self.rate = 0.0  # samples/s on its devices, beside the others there
-        self.beside = 1  # how many networks, itself among them, are on its GPUs
+        self.networks_per_gpu = 1  # how many networks, itself among them, are on its GPUs
         self.pace = 0.0  # samples/s, at most the rate
         self.ready_s = 0.0  # when it began to train on its devices
         self.since = 0.0  # the moment of the position
@@ -216,7 +225,7 @@ class _Group:
             stance = Stance.INSIDE
         else:
             stance = Stance.BETWEEN
-        return GroupHolding(self.devices, stance, self.least)
+        return GroupHolding(self.devices, stance, self.min_gpus)
 
 
 class _Run:
@@ -242,7 +251,9 @@ class _Run:
         self.costs = costs
         self.stream = stream
         # A policy must not know when networks will converge.
-        self.told = replace(told, models=tuple(replace(n, epochs=None) for n in told.models))
+        self.policy_rates = replace(
+            told, models=tuple(replace(n, epochs=None) for n in told.models)
+        )
         self.learner = learner
         self.arrivals = arrivals
         self.samples = rates.samples_per_epoch
@@ -251,18 +262,18 @@ class _Run:
             network.name: _Group(network, row) for row, network in enumerate(rates.models)
         }
         self.free = set(cluster.devices)
-        self.wanted = Round()
+        self.target = Round()
         self.window: deque[int] = deque(
-            maxlen=stream.ring.kept if stream.ring else 1
+            maxlen=stream.ring.window_shards if stream.ring else 1
         )  # shards of the ring
         self.production: Event | None = None
         self.shards = 0  # produced so far
-        self.book = _Book(self.samples)
+        self.book = _RunRecord(self.samples)
 
     def run(self, bound: float) -> Simulated:
         self.sim.after(self.costs.profile_s, _Kind.DECIDE, self._decide)
         for moment in sorted(set(self.arrivals.values())):
-            self.sim.at(max(moment, self.costs.profile_s), _Kind.LOOK, self._ask)
+            self.sim.at(max(moment, self.costs.profile_s), _Kind.LOOK, self._decide_soon)
         self.sim.run()
         left = [group.name for group in self.groups.values() if group.state is not _State.FINISHED]
         if left:
@@ -280,16 +291,16 @@ class _Run:
 
     # Deciding
 
-    def _ask(self) -> None:
+    def _decide_soon(self) -> None:
         """Decide, once, after all that happens at this moment."""
         self.sim.soon(_Kind.DECIDE, self._decide)
 
     def _decide(self) -> None:
         self._advance_all()
-        told = self.told
+        told = self.policy_rates
         progress = self._progress()
         if self.learner is not None:
-            told = replace(self.learner.told(), supply=told.supply)
+            told = replace(self.learner.table(), supply=told.supply)
             progress = replace(
                 progress,
                 rates_changed=self.learner.rates.has_news,
@@ -304,17 +315,17 @@ class _Run:
             )
         wanted = plan(self.policy, told, progress, self.cluster, self.options)
         if self.learner is not None:
-            tried = probes_of_plan(
+            tried = find_probes_of_plan(
                 self.policy,
                 told,
-                self.learner.rates.least,
+                self.learner.rates.lower_rates,
                 progress,
                 self.cluster,
                 self.options,
                 wanted,
             )
-            self.learner.planned(wanted != self.wanted, tried)
-        self.wanted = wanted
+            self.learner.record_plan(wanted != self.target, tried)
+        self.target = wanted
         self._carry_out()
 
     def _observe(self) -> None:
@@ -322,17 +333,17 @@ class _Run:
         if self.learner is not None:
             for group in self._training():
                 if self.sim.now >= group.ready_s + self.learner.after_s:
-                    self.learner.observe(group.name, len(group.devices), group.beside)
+                    self.learner.observe(group.name, len(group.devices), group.networks_per_gpu)
 
-    def _look(self) -> None:
+    def _check_idle_devices(self) -> None:
         """See whether devices that are idle could be used by groups of which nothing was known before."""
         self._observe()
         if (
             self.learner is not None
             and self.learner.rates.may_grow
-            and self.wanted.gpus < self.cluster.gpus
+            and self.target.gpus < self.cluster.gpus
         ):
-            self._ask()
+            self._decide_soon()
 
     def _progress(self) -> Progress:
         groups = self.groups.values()
@@ -342,7 +353,7 @@ class _Run:
                 group.name: done for group in groups if (done := group.epochs_done(self.samples))
             },
             finished=frozenset(group.name for group in groups if group.state is _State.FINISHED),
-            wanted=self.wanted,
+            target=self.target,
         )
 
     # Carrying out
@@ -361,17 +372,19 @@ class _Run:
         if changed:
             self.book.scheduling_s += self.costs.scheduling_s
             self.book.change(self.sim.now, self.groups.values())
-        self._share_gpus()
+        self._update_sharing()
         self._set_paces()
 
-    def _share_gpus(self) -> None:
+    def _update_sharing(self) -> None:
         """Let each group train at the rate that it has beside the others on its GPUs."""
         if self.cluster.slots == 1:
             return
         groups = [group for group in self.groups.values() if group.devices]
         there = Counter(self.cluster.gpu(device) for group in groups for device in group.devices)
         for group in groups:
-            group.beside = max(there[self.cluster.gpu(device)] for device in group.devices)
+            group.networks_per_gpu = max(
+                there[self.cluster.gpu(device)] for device in group.devices
+            )
             group.rate = self._rate(group)
 
     def _rate(self, group: _Group) -> float:
@@ -385,11 +398,11 @@ class _Run:
         paid = 1 / (
             1 / alone + self.costs.epoch_s / self.samples
         )  # with what passes between epochs
-        return paid * share(self.rates.sharing, group.beside)
+        return paid * share(self.rates.sharing, group.networks_per_gpu)
 
     def _take_batches(self) -> None:
         """Let each group that stands before an epoch train it with the batch that is wanted now."""
-        for member in self.wanted.members:
+        for member in self.target.members:
             group = self.groups.get(member.name)
             if group is None:  # a policy of one's own may name any
                 continue
@@ -402,7 +415,7 @@ class _Run:
 
     def _moves(self) -> tuple[Move, ...]:
         """The moves towards what is wanted, by all groups that are not as they should be."""
-        wanted = {member.name: member for member in self.wanted.members}
+        wanted = {member.name: member for member in self.target.members}
         apart = [
             group
             for group in self.groups.values()
@@ -410,9 +423,9 @@ class _Run:
             and group.devices != (wanted[group.name].devices if group.name in wanted else ())
         ]
         names = {group.name for group in apart}
-        return moves(
+        return plan_moves(
             {group.name: group.holding() for group in apart if group.devices},
-            Round(tuple(member for member in self.wanted.members if member.name in names)),
+            Round(tuple(member for member in self.target.members if member.name in names)),
             self.free,
             frees_at_once=True,
         )
@@ -422,7 +435,9 @@ class _Run:
         group.state = _State.STOPPING
         group.pace = 0.0
         self.book.checkpoint(
-            self.sim.now, self.sim.now + self.costs.checkpoint_s, len(group.devices) / group.beside
+            self.sim.now,
+            self.sim.now + self.costs.checkpoint_s,
+            len(group.devices) / group.networks_per_gpu,
         )
         self._next(group, self.costs.checkpoint_s, _Kind.STOPPED, self._stopped)
 
@@ -435,10 +450,10 @@ class _Run:
         group.devices = devices
         group.state = _State.FORMING
         group.pace = 0.0
-        self._share_gpus()
+        self._update_sharing()
         group.rate = self._rate(group)
         delay = self.costs.regroup_s + self.costs.scheduling_s
-        self.book.regroup_gpu_s += delay * len(devices) / group.beside
+        self.book.regroup_gpu_s += delay * len(devices) / group.networks_per_gpu
         group.stint_start = self.sim.now
         self._next(group, delay, _Kind.READY, self._ready)
 
@@ -452,7 +467,7 @@ class _Run:
         if self.learner is not None and not self.learner.rates.has_seen(
             group.name, len(group.devices)
         ):
-            self.sim.after(self.learner.after_s, _Kind.LOOK, self._look)
+            self.sim.after(self.learner.after_s, _Kind.LOOK, self._check_idle_devices)
         group.stint_epochs = group.epochs_done(self.samples)
         self._advance_all()
         self._carry_out()
@@ -471,15 +486,15 @@ class _Run:
         group.supplied = 0.0
         self._observe()
         if self.learner is not None:
-            self.learner.observe(group.name, len(group.devices), group.beside)
+            self.learner.observe(group.name, len(group.devices), group.networks_per_gpu)
         if group.epoch >= group.last_epoch:
             self._end_stint(group)
             self._release(group, _State.FINISHED)
-        self._ask()
+        self._decide_soon()
 
     def _stopped(self, group: _Group) -> None:
         self._release(group, _State.WAITING)
-        self._ask()
+        self._decide_soon()
 
     def _release(self, group: _Group, state: _State) -> None:
         self.free |= set(group.devices)
@@ -513,7 +528,7 @@ class _Run:
         elapsed = self.sim.now - group.since
         group.position += group.pace * elapsed
         self.book.busy_gpu_s += (
-            len(group.devices) / group.beside * elapsed * group.pace / group.rate
+            len(group.devices) / group.networks_per_gpu * elapsed * group.pace / group.rate
         )
         group.since = self.sim.now
 
@@ -578,7 +593,7 @@ class _Run:
         group.next = self.sim.after(delay, kind, partial(what, group))
 
 
-class _Book:
+class _RunRecord:
     """The record of a run."""
 
     def __init__(self, samples: int) -> None:

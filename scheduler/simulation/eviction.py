@@ -136,7 +136,7 @@ class _Machine:
     ) -> None:
         self.sim = Simulator()
         self.storage = storage
-        self.wanted = wanted
+        self.nodes_needed = wanted
         self.length_min = length_min
         self.start_min: float | None = None
         self.free_since: dict[int, float] = {}  # node -> moment
@@ -152,7 +152,9 @@ class _Machine:
     def _ask(self, jobs: Sequence[BatchJob], actions: Mapping[str, Action]) -> None:
         first = 0
         for job in jobs:
-            self._place(job, frozenset(range(first, first + job.checkpointing.nodes)), job.left_min)
+            self._place_job(
+                job, frozenset(range(first, first + job.checkpointing.nodes)), job.left_min
+            )
             first += job.checkpointing.nodes
         for running in list(self.running.values()):
             action = actions.get(running.id)
@@ -172,12 +174,12 @@ class _Machine:
                 )
         self.sim.at(0, _Kind.START, self._start)
 
-    def _place(self, job: BatchJob, nodes: frozenset[int], left_min: float) -> None:
+    def _place_job(self, job: BatchJob, nodes: frozenset[int], left_min: float) -> None:
         running = _Running(job, nodes, self.sim.now, left_min)
-        running.end = self.sim.after(left_min, _Kind.END, partial(self._let_go, running))
+        running.end = self.sim.after(left_min, _Kind.END, partial(self._release, running))
         self.running[running.id] = running
 
-    def _let_go(self, running: _Running) -> None:
+    def _release(self, running: _Running) -> None:
         """The job ends or is stopped; its nodes are free."""
         running.end.cancel()
         del self.running[running.id]
@@ -204,7 +206,7 @@ class _Machine:
         redo_min = running.job.checkpointing.since_checkpoint_min
         self.lost_node_s += 60 * redo_min * len(running.nodes)
         self.stopped.append((running.job, running.left_min + redo_min))
-        self._let_go(running)
+        self._release(running)
 
     def _due(self, running: _Running, action: Action, write_min: float) -> None:
         """The job may be checkpointed; one that checkpoints itself stands still until it is its turn."""
@@ -234,25 +236,25 @@ class _Machine:
         self.stopped.append(
             (running.job, running.left_min - (running.paused_min - running.since_min))
         )
-        self._let_go(running)
+        self._release(running)
         self.writing = False
         self._write()
 
     def _start(self) -> None:
         """Start whoever finds nodes: the on-demand job first."""
         if self.start_min is None:
-            if len(self.free_since) < self.wanted:
+            if len(self.free_since) < self.nodes_needed:
                 return
             self.start_min = self.sim.now
             self.idle_node_s = 60 * sum(self.sim.now - since for since in self.free_since.values())
-            nodes = self._take(self.wanted)
+            nodes = self._take(self.nodes_needed)
             self.uses.append(
                 Use(ON_DEMAND, nodes, self.sim.now, self.sim.now + self.length_min, self.length_min)
             )
             self.sim.after(self.length_min, _Kind.END, partial(self._free, nodes))
         while self.stopped and len(self.free_since) >= self.stopped[0][0].checkpointing.nodes:
             job, left_min = self.stopped.popleft()
-            self._place(job, self._take(job.checkpointing.nodes), left_min)
+            self._place_job(job, self._take(job.checkpointing.nodes), left_min)
 
     def _take(self, count: int) -> frozenset[int]:
         nodes = sorted(self.free_since)[:count]

@@ -29,20 +29,20 @@ from enum import IntEnum
 
 import numpy as np
 
-from scheduler.base import MOST, InputError, check_range
+from scheduler.base import MAX_VALUE, InputError, check_range
 from scheduler.idle import allocate as sharing
-from scheduler.simulation.idle_trace import Heard, Trace, TrainerJob, with_objective
+from scheduler.simulation.idle_trace import ProgressCallback, Trace, TrainerJob, with_objective
 from scheduler.simulation.kernel import Event, Simulator
 
 Policy = Callable[[Sequence[sharing.Trainer], Sequence[int], int, float], sharing.Counts]
 Placement = Callable[[sharing.IntArray, Mapping[int, int]], sharing.IntArray]
 
 POLICIES: dict[str, Policy] = {
-    "equal": sharing.equal,
-    "equal-as-published": sharing.equal_as_published,
+    "equal": sharing.allocate_equally,
+    "equal-as-published": sharing.allocate_equally_as_published,
     "exact": sharing.allocate,
 }
-HEARD_EVERY = 256  # changes of the trace
+PROGRESS_EVERY = 256  # changes of the trace
 
 PLACEMENTS: dict[str, Placement] = {
     "index": sharing.place_by_index,
@@ -73,7 +73,7 @@ class Settings:
             raise InputError(
                 f"max_parallel is {self.max_parallel}; at least 1 trainer must take part"
             )
-        check_range("the horizon", self.horizon_s, 0, MOST, "s")
+        check_range("the horizon", self.horizon_s, 0, MAX_VALUE, "s")
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class TrainerRecord:
 
 
 @dataclass(frozen=True)
-class Replayed:
+class ReplayResult:
     """What happened in a replay.
 
     Attributes:
@@ -170,8 +170,8 @@ def replay(
     trace: Trace,
     jobs: Sequence[TrainerJob],
     settings: Settings,
-    heard: Heard = lambda done, total: None,
-) -> Replayed:
+    heard: ProgressCallback = lambda done, total: None,
+) -> ReplayResult:
     """Replay a trace.
 
     Args:
@@ -187,7 +187,7 @@ def replay(
 
 
 def efficiency(
-    trace: Trace, jobs: Sequence[TrainerJob], replayed: Replayed, max_parallel: int
+    trace: Trace, jobs: Sequence[TrainerJob], replayed: ReplayResult, max_parallel: int
 ) -> float:
     """Resource utilisation efficiency U = A_e / A_s (section 4.1.2 of the paper).
 
@@ -252,8 +252,8 @@ def _static_outcome(
     return total * seconds / max(ends)
 
 
-def summarise(
-    trace: Trace, jobs: Sequence[TrainerJob], settings: Settings, replayed: Replayed
+def summarize(
+    trace: Trace, jobs: Sequence[TrainerJob], settings: Settings, replayed: ReplayResult
 ) -> Summary:
     """A replay in numbers; the caller adds the time that it took."""
     node_seconds = trace.node_seconds()
@@ -317,7 +317,7 @@ class _Active:
 
 class _Replay:
     def __init__(
-        self, trace: Trace, jobs: Sequence[TrainerJob], settings: Settings, heard: Heard
+        self, trace: Trace, jobs: Sequence[TrainerJob], settings: Settings, heard: ProgressCallback
     ) -> None:
         self.trace = trace
         self.jobs = jobs
@@ -327,17 +327,17 @@ class _Replay:
         self.owner: sharing.IntArray = np.full(trace.size, sharing.BUSY, dtype=np.int64)
         self.idle = 0
         self.active: list[_Active] = []
-        self.gone: list[_Active] = []
+        self.finished: list[_Active] = []
         self.admitted = 0
         self.settled_s = 0.0
         self.next_change_s = math.inf
         self.preemption_cost = self.rescale_cost = 0.0
-        self.outcome_gone = 0.0
+        self.finished_outcome = 0.0
         self.completion: Event | None = None
         # Time, idle nodes, used ones, outcome: columns that take 32 bytes a note, for traces of millions of changes.
         self.timeline = (array("d"), array("q"), array("q"), array("d"))
 
-    def run(self) -> Replayed:
+    def run(self) -> ReplayResult:
         self._schedule_change(0)
         if self.settings.completions_are_events:
             for time in sorted({job.submit_s for job in self.jobs}):
@@ -346,13 +346,13 @@ class _Replay:
             self.sim.step()
         self._settle(self.trace.end_s)
         self._note(self.trace.end_s)
-        everyone = sorted(self.gone + self.active, key=lambda trainer: trainer.number)
+        everyone = sorted(self.finished + self.active, key=lambda trainer: trainer.number)
         records = tuple(
             TrainerRecord(trainer.number, trainer.started_s, trainer.ended_s, trainer.done)
             for trainer in everyone
         )
         times, idle, used, outcome = self.timeline
-        return Replayed(
+        return ReplayResult(
             self.trace.end_s,
             records,
             self.preemption_cost,
@@ -373,7 +373,7 @@ class _Replay:
 
     def _change(self, place: int) -> None:
         """Nodes leave and join."""
-        if place % HEARD_EVERY == 0:
+        if place % PROGRESS_EVERY == 0:
             self.heard(place, len(self.trace.times_s))
         self._settle(self.sim.now)
         rows = slice(self.trace.starts[place], self.trace.starts[place + 1])
@@ -438,8 +438,8 @@ class _Replay:
     def _retire(self) -> None:
         for trainer in [trainer for trainer in self.active if trainer.ended_s is not None]:
             self.active.remove(trainer)
-            self.gone.append(trainer)
-            self.outcome_gone += trainer.outcome
+            self.finished.append(trainer)
+            self.finished_outcome += trainer.outcome
             self.owner[self.owner == trainer.number] = sharing.FREE
 
     def _admit(self) -> None:
@@ -451,7 +451,7 @@ class _Replay:
             trainer = _Active(self.admitted, self.jobs[self.admitted], self.sim.now)
             if trainer.job.total_samples == 0:  # done before it needs a node
                 trainer.ended_s = self.sim.now
-                self.gone.append(trainer)
+                self.finished.append(trainer)
             else:
                 self.active.append(trainer)
             self.admitted += 1
@@ -492,7 +492,7 @@ class _Replay:
 
     def _note(self, now: float) -> None:
         used = sum(trainer.nodes for trainer in self.active)
-        outcome = self.outcome_gone + sum(trainer.outcome for trainer in self.active)
+        outcome = self.finished_outcome + sum(trainer.outcome for trainer in self.active)
         times, idles, uses, outcomes = self.timeline
         times.append(now)
         idles.append(self.idle)

@@ -24,8 +24,15 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduler.base import MOST, NAME, InputError, check_range, is_name, is_number
-from scheduler.files import Heard, line_blocks, numbers_in, parse_json, read_bytes, record_of
+from scheduler.base import MAX_VALUE, NAME, InputError, check_range, is_name, is_number
+from scheduler.files import (
+    ProgressCallback,
+    check_record,
+    iter_line_blocks,
+    parse_json,
+    parse_numbers,
+    read_bytes,
+)
 from scheduler.idle.allocate import FloatArray, IntArray, RateCurve, Trainer
 
 HEADING = "t_s,node,delta"
@@ -91,7 +98,7 @@ class Trace:
             raise InputError(
                 f"a replay of {end_s:g} s shows nothing; it must last longer than that"
             )
-        check_range("the end of a replay", end_s, 0, MOST, "s")
+        check_range("the end of a replay", end_s, 0, MAX_VALUE, "s")
         if (first, last, end_s) == (0, self.size, self.end_s):
             return self
         times = np.repeat(self.times_s, np.diff(self.starts))
@@ -153,7 +160,7 @@ class TrainerJob:
 # What a trainer is taken to gain: its samples, its speed-up over one node, or what its file says.
 OBJECTIVES: dict[str, Callable[[TrainerJob], RateCurve]] = {
     "samples": lambda job: job.samples,
-    "efficiency": lambda job: job.samples.normalised(),
+    "efficiency": lambda job: job.samples.normalized(),
     "file": lambda job: job.trainer.objective,
 }
 
@@ -184,8 +191,8 @@ def with_objective(
             raise InputError(
                 f"a weight for the unknown network {name!r}; there are: " + ", ".join(sorted(known))
             )
-        check_range(f"the weight of {name}", weight, 0, MOST)
-    check_range("the rescale factor", rescale_factor, 0, MOST)
+        check_range(f"the weight of {name}", weight, 0, MAX_VALUE)
+    check_range("the rescale factor", rescale_factor, 0, MAX_VALUE)
 
     def changed(job: TrainerJob) -> TrainerJob:
         curve = OBJECTIVES[objective](job).scaled(weights.get(job.curve, 1.0))
@@ -205,7 +212,7 @@ def with_objective(
 # --- Events -------------------------------------------------------------------------------------
 
 
-def read_events(path: str | Path, heard: Heard = lambda done, total: None) -> Trace:
+def read_events(path: str | Path, heard: ProgressCallback = lambda done, total: None) -> Trace:
     """Read an events file.
 
     It is read and checked in blocks, so that beside the trace itself (13 bytes a row, and 16 for each moment) it
@@ -223,7 +230,7 @@ def read_events(path: str | Path, heard: Heard = lambda done, total: None) -> Tr
             back, a node joins that is idle or leaves that is not.
     """
     rows = _Rows(path)
-    for line, block in line_blocks(path, heard):
+    for line, block in iter_line_blocks(path, heard):
         rows.add(line, block)
     return rows.trace()
 
@@ -239,7 +246,7 @@ class _Block(NamedTuple):
     def take(self, rows: Any) -> _Block:
         return _Block(self.times[rows], self.nodes[rows], self.joined[rows], self.lines[rows])
 
-    def followed_by(self, other: _Block) -> _Block:
+    def concatenate(self, other: _Block) -> _Block:
         return _Block(
             np.concatenate((self.times, other.times)),
             np.concatenate((self.nodes, other.nodes)),
@@ -257,7 +264,7 @@ class _Rows:
     def __init__(self, path: str | Path) -> None:
         self.path = path
         self.blank = 1  # the first of the blank lines that are the last so far
-        self.there = np.zeros(0, np.bool_)  # whether each node is idle now
+        self.is_idle = np.zeros(0, np.bool_)  # whether each node is idle now
         self.done: list[tuple[FloatArray, NodeArray, BoolArray]] = []
         self.open = _NO_ROWS  # those of the last moment, of which the next block may have more
 
@@ -276,7 +283,7 @@ class _Rows:
         self.blank = line + said.count(b"\n") + 1
         rows = _parse(self.path, line, said + b"\n")
         _check_rows(self.path, line, rows, self.open.times[-1] if len(self.open.times) else 0.0)
-        block = self.open.followed_by(
+        block = self.open.concatenate(
             _Block(
                 rows[:, 0],
                 rows[:, 1].astype(np.int32),
@@ -308,14 +315,14 @@ class _Rows:
 
     def _check_alternation(self, nodes: NodeArray, joined: BoolArray, lines: IntArray) -> None:
         """Each node joins, leaves, joins, ...; at one moment it leaves first."""
-        if nodes.max() >= len(self.there):
-            self.there = np.concatenate((self.there, np.zeros(nodes.max() + 1, dtype=bool)))
+        if nodes.max() >= len(self.is_idle):
+            self.is_idle = np.concatenate((self.is_idle, np.zeros(nodes.max() + 1, dtype=bool)))
         order = np.argsort(nodes, kind="stable")
         node = nodes[order]
         joins = joined[order]
         before = np.roll(joins, 1)
         first = np.flatnonzero(np.diff(node, prepend=-1))
-        before[first] = self.there[node[first]]
+        before[first] = self.is_idle[node[first]]
         wrong = joins == before
         if wrong.any():
             row = order[wrong][lines[order][wrong].argmin()]
@@ -325,12 +332,12 @@ class _Rows:
                 what = "leaves, but is not there"
             raise InputError(f"{self.path}:{lines[row]}: node {nodes[row]} {what}")
         last = np.append(first[1:], len(node)) - 1
-        self.there[node[last]] = joins[last]
+        self.is_idle[node[last]] = joins[last]
 
 
 def _parse(path: str | Path, line: int, block: bytes) -> FloatArray:
     """The rows of a CSV of three numbers each (rows, 3)."""
-    rows = numbers_in(block, 3)
+    rows = parse_numbers(block, 3)
     if rows is not None and len(rows) == block.count(b"\n"):
         return rows
     for number, words in enumerate(block.decode("utf-8", "replace").split("\n")[:-1], line):
@@ -348,8 +355,8 @@ def _check_rows(path: str | Path, line: int, rows: FloatArray, since: float) -> 
     back = np.diff(times, prepend=since) < 0
     for wrong, what in (
         (
-            ~(np.abs(rows) <= MOST).all(axis=1),
-            f"t_s, node and delta must be numbers up to {MOST:g}",
+            ~(np.abs(rows) <= MAX_VALUE).all(axis=1),
+            f"t_s, node and delta must be numbers up to {MAX_VALUE:g}",
         ),
         (times < 0, "t_s is negative"),
         (back, "t_s goes back; events must be sorted by time"),
@@ -382,7 +389,7 @@ def read_trainers(path: str | Path) -> tuple[TrainerJob, ...]:
     Raises:
         InputError: the file cannot be read, a key is unknown or missing, or a value is wrong.
     """
-    document = record_of(
+    document = check_record(
         parse_json(_read(path), path),
         str(path),
         ("curves", "jobs"),
@@ -409,12 +416,12 @@ JOB_COLUMNS = ("dnn", "submit_s", "t_up_s", "t_down_s", "n_min", "n_max", "total
 
 def _curves(path: str | Path, name: str, value: Any) -> tuple[RateCurve, RateCurve]:
     place = f"curves.{name}"
-    value = record_of(value, f"{path}: {place}", ("nodes", "samples_per_s"), ("objective",))
+    value = check_record(value, f"{path}: {place}", ("nodes", "samples_per_s"), ("objective",))
     for key, items in value.items():
         if not isinstance(items, list) or not all(
-            is_number(item) and abs(item) <= MOST for item in items
+            is_number(item) and abs(item) <= MAX_VALUE for item in items
         ):
-            raise InputError(f"{path}: {place}.{key} must be a list of numbers up to {MOST:g}")
+            raise InputError(f"{path}: {place}.{key} must be a list of numbers up to {MAX_VALUE:g}")
     if not all(float(count).is_integer() for count in value["nodes"]):
         raise InputError(f"{path}: {place}.nodes must be whole numbers")
     nodes = tuple(map(int, value["nodes"]))
@@ -438,10 +445,10 @@ def _job(
     if name not in list(curves):  # a list, for the name may be anything
         raise InputError(f"{path}: {place}: no curve {name!r}; there are: {', '.join(curves)}")
     for column, number in zip(JOB_COLUMNS[1:], numbers, strict=True):
-        if not (is_number(number) and 0 <= number <= MOST):
+        if not (is_number(number) and 0 <= number <= MAX_VALUE):
             raise InputError(
                 f"{path}: {place}: {column} is {repr(number)[:40]}; it must be a number from 0 to "
-                f"{MOST:g}"
+                f"{MAX_VALUE:g}"
             )
     submit_s, up_s, down_s, n_min, n_max, total = map(float, numbers)
     if not (n_min.is_integer() and n_max.is_integer()):

@@ -12,7 +12,7 @@ import numpy as np
 
 from scheduler.base import InputError, Network, RateTable
 from scheduler.ensemble.online import Observation, OnlineRates, Traits
-from scheduler.ensemble.probing import Tried
+from scheduler.ensemble.probing import Probes
 from scheduler.ensemble.rates import curve
 from scheduler.ensemble.sharing import share
 
@@ -93,11 +93,11 @@ class Learner:
                 name, gpus, Observation(rate * noise, error * _STEPS**0.5, _STEPS, beside)
             )
 
-    def told(self) -> RateTable:
+    def table(self) -> RateTable:
         """What the policy is told."""
         return self.rates.table()
 
-    def planned(self, is_new: bool, tried: Tried) -> None:
+    def record_plan(self, is_new: bool, tried: Probes) -> None:
         """The policy has answered by what it was told last.
 
         Args:
@@ -106,7 +106,7 @@ class Learner:
         """
         self.replans += self.rates.has_news
         if is_new or self.rates.has_news:
-            self.rates.planned(tried)
+            self.rates.record_plan(tried)
 
 
 def _traits(network: Network, wrong: float) -> Traits:

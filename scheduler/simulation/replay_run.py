@@ -20,7 +20,7 @@ from scheduler.simulation.ensemble import Simulated, Stint, simulate
 
 
 @dataclass(frozen=True)
-class AsItRan:
+class ReplayedRun:
     """A run beside its simulation.
 
     Args:
@@ -42,7 +42,7 @@ def replay(
     options: Options,
     costs: Costs,
     stream: Stream,
-) -> AsItRan:
+) -> ReplayedRun:
     """Simulate what a live run has recorded.
 
     Args:
@@ -76,7 +76,7 @@ def replay(
         ),
     )
     simulated = simulate(trained, cluster, policy, options, costs, stream)
-    return AsItRan(records[-1].t_s - stints[0].start_s, stints, simulated)
+    return ReplayedRun(records[-1].t_s - stints[0].start_s, stints, simulated)
 
 
 def stints_of(records: Iterable[Record]) -> tuple[Stint, ...]:

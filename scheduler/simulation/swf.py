@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import astuple, dataclass, field, fields
 from pathlib import Path
 
-from scheduler.base import MOST, InputError, pluralize
+from scheduler.base import MAX_VALUE, InputError, pluralize
 from scheduler.files import read_bytes
 
 UNKNOWN = -1
@@ -144,10 +144,10 @@ def _job(place: str, cells: list[str]) -> SwfJob:
             value = float(cell)
         except ValueError:
             value = math.nan
-        if not abs(value) <= MOST or (column in INTEGERS and not value.is_integer()):
+        if not abs(value) <= MAX_VALUE or (column in INTEGERS and not value.is_integer()):
             wanted = "a whole number" if column in INTEGERS else "a number"
             raise InputError(
-                f"{place}: {column} is {cell[:40]!r}; it must be {wanted} up to {MOST:g}"
+                f"{place}: {column} is {cell[:40]!r}; it must be {wanted} up to {MAX_VALUE:g}"
             )
         values.append(int(value) if column in INTEGERS else value)
     job = SwfJob(*values)  # type: ignore[arg-type]  # each value has the type of its column by now

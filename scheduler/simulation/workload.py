@@ -4,7 +4,7 @@ What a job asks for is decided by one of five rules:
 
 - ``classical``: the longest run time known; where a law is given, its upper bound.
 - ``recent``: the longest of the application's last ten runs, and the classical request when that fails.
-- ``toptimal``, ``atoptimal``: the optimal sequence (:mod:`scheduler.reservation.requests`) for what is known.
+- ``toptimal``, ``atoptimal``: the optimal sequence (:mod:`scheduler.reservation.choose_requests`) for what is known.
 - ``user``: what the trace says the user asked for (traces only).
 """
 
@@ -19,9 +19,9 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduler.base import MOST, InputError, check_range
-from scheduler.reservation.distributions import Discrete, Law, discretise, empirical, make_law
-from scheduler.reservation.requests import optimal_requests, too_few
+from scheduler.base import MAX_VALUE, InputError, check_range
+from scheduler.reservation.distributions import Discrete, Law, discretize, empirical_law, make_law
+from scheduler.reservation.requests import has_too_few_runs, optimal_requests
 from scheduler.simulation.batch_queue import QueueJob, Run, Schedule, Stream
 from scheduler.simulation.swf import SwfJob, Trace
 
@@ -50,7 +50,7 @@ class Sizes(StrEnum):
     BETA = "beta"
 
 
-def requests(
+def choose_requests(
     rule: Rule, law: Discrete, recent: Sequence[float], backfill_rate: float = 0.0
 ) -> tuple[float, ...]:
     """What a job asks for, one request after the other.
@@ -61,7 +61,7 @@ def requests(
         recent: the last runs of the application.
         backfill_rate: zeta, for ``atoptimal``.
 
-    >>> requests(Rule.RECENT, Discrete([1, 2, 9], [0.5, 0.4, 0.1]), [1, 2, 1])
+    >>> choose_requests(Rule.RECENT, Discrete([1, 2, 9], [0.5, 0.4, 0.1]), [1, 2, 1])
     (2.0, 9.0)
     """
     if rule is Rule.CLASSICAL:
@@ -118,13 +118,15 @@ def draw_jobs(
         past: how many past runs of its own each job knows; the rule ``recent`` asks for the longest of them.
     """
     check_range("the number of jobs", count, 1, MAX_JOBS)
-    check_range("the number of processors", processors, 1, MOST)
-    known = discretise(law, points)
+    check_range("the number of processors", processors, 1, MAX_VALUE)
+    known = discretize(law, points)
     runs = law.sample(rng, count)
     wanted = draw_sizes(sizes, processors, count, rng)
     recent = law.sample(rng, count * past).reshape(count, past)
     return [
-        QueueJob(submit, int(size), float(run), requests(rule, known, own, backfill_rate), known)
+        QueueJob(
+            submit, int(size), float(run), choose_requests(rule, known, own, backfill_rate), known
+        )
         for size, run, own in zip(wanted, runs, recent, strict=True)
     ]
 
@@ -186,12 +188,12 @@ def jobs_from_trace(trace: Trace, rule: Rule, backfill_rate: float = 0.0) -> lis
     for job in ran:
         past = applications.setdefault((job.user, job.executable), _Past(len(applications) + 1))
         runs = past.until(job.submit_s)
-        law = None if too_few(runs) else empirical(runs)
+        law = None if has_too_few_runs(runs) else empirical_law(runs)
         asked: tuple[float, ...] = (
             max(job.requested_s, job.run_s) if job.requested_s > 0 else longest,
         )
         if law is not None and rule is not Rule.USER:
-            asked = requests(rule, law, runs[-RECENT:], backfill_rate)
+            asked = choose_requests(rule, law, runs[-RECENT:], backfill_rate)
         jobs.append(
             QueueJob(job.submit_s, job.size, job.run_s, asked, law, application=past.number)
         )

@@ -73,7 +73,7 @@ def dynamic_programme(curves: Sequence[ScalingCurve], gpus: int) -> Allocation |
     """
     if not curves:
         return Allocation((), 0.0, "dynamic programme")
-    least = np.array([curve.least for curve in curves], np.int64)
+    least = np.array([curve.min_gpus for curve in curves], np.int64)
     spare = gpus - int(least.sum())
     if spare < 0:
         return None

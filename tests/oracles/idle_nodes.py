@@ -29,7 +29,7 @@ from itertools import pairwise
 import numpy as np
 
 from scheduler.base import InputError
-from scheduler.idle.allocate import Counts, RateCurve, Trainer, check
+from scheduler.idle.allocate import Counts, RateCurve, Trainer, check_state
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def allocate_nodes(
     owned = [node for mine in held for node in mine]
     if len(set(owned)) < len(owned) or not all(0 <= node < nodes for node in owned):
         raise InputError(f"each node 0..{nodes - 1} can be held once, by one trainer")
-    check(trainers, [len(mine) for mine in held], nodes, horizon_s)
+    check_state(trainers, [len(mine) for mine in held], nodes, horizon_s)
     program = _Program()
     taken = []
     for trainer, mine in zip(trainers, held, strict=True):
@@ -113,7 +113,7 @@ def allocate_counts(
     Raises:
         InputError: as there.
     """
-    check(trainers, current, nodes, horizon_s)
+    check_state(trainers, current, nodes, horizon_s)
     program = _Program()
     counts = program.variables(len(trainers), upper=nodes)
     for trainer, had, count in zip(trainers, current, counts.tolist(), strict=True):

@@ -37,7 +37,7 @@ from scheduler.base import MOST_SLOTS, Cluster, RateTable
 from scheduler.ensemble.costs import Costs
 from scheduler.ensemble.pace import Stream
 from scheduler.ensemble.policies import POLICIES, Policy
-from scheduler.ensemble.rates import as_printed, steadied
+from scheduler.ensemble.rates import extend_as_printed, smooth_rates
 from scheduler.ensemble.rates_file import read_rates
 from scheduler.simulation.draw import redraw_epochs, with_errors
 from scheduler.simulation.ensemble import Simulated, simulate
@@ -165,7 +165,7 @@ def run(args: argparse.Namespace) -> None:
     if args.draw_epochs:
         rates = redraw_epochs(rates, options.seed)
     if not options.peak_limited:  # the rates that the networks have, too
-        rates = as_printed(rates, cluster.whole_gpus)
+        rates = extend_as_printed(rates, cluster.whole_gpus)
     told = rates
     learning = None
     if is_online:
@@ -173,7 +173,7 @@ def run(args: argparse.Namespace) -> None:
             math.log(args.prior_factor or _FACTOR), args.rate_error, seed=options.seed
         )
     elif args.rate_error:
-        told = steadied(with_errors(rates, args.rate_error, options.seed), cluster.whole_gpus)
+        told = smooth_rates(with_errors(rates, args.rate_error, options.seed), cluster.whole_gpus)
     outcomes = [
         simulate(
             rates,

@@ -16,7 +16,7 @@ from fleet.commands.options import add_seed
 from fleet.commands.output import add_json, show
 from fleet.terminal import print_table
 from fleet.units import pluralize
-from scheduler.base import LEAST, MOST
+from scheduler.base import MAX_VALUE, MIN_VALUE
 from scheduler.eviction.plan import Plan, RunningJob, plan_evictions
 from scheduler.simulation.eviction import Outcome, simulate
 from scheduler.simulation.greedy import greedy
@@ -67,7 +67,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add("--step", type=count, default=1, metavar="MIN", help="minutes between deadlines (1)")
     add(
         "--length",
-        type=number(LEAST, MOST),
+        type=number(MIN_VALUE, MAX_VALUE),
         default=60.0,
         metavar="MIN",
         help="minutes for which the on-demand job runs (60)",
@@ -125,7 +125,7 @@ def _print(args: argparse.Namespace, results: list[dict[str, float]]) -> None:
 
 def _machine(args: argparse.Namespace, seed: int) -> list[tuple[Plan, Outcome]]:
     jobs = theta_like(args.running, seed, args.machine)
-    plans = _plans(args, [job.checkpointing.costs(STORAGE) for job in jobs])
+    plans = _plans(args, [job.checkpointing.running_job(STORAGE) for job in jobs])
     return [
         (plan, simulate(jobs, plan.actions, args.nodes, args.length, STORAGE)) for plan in plans
     ]

@@ -23,11 +23,11 @@ from scheduler.simulation import idle_trace as files
 from scheduler.simulation.idle_nodes import (
     PLACEMENTS,
     POLICIES,
-    Replayed,
+    ReplayResult,
     Settings,
     Summary,
     replay,
-    summarise,
+    summarize,
 )
 
 # Names that are found without being asked for, beside the events.
@@ -138,7 +138,7 @@ def run(args: argparse.Namespace) -> None:
     replayed = replay(trace, jobs, settings, pace)
     pace.end()
     summary = dataclasses.replace(
-        summarise(trace, jobs, settings, replayed), wall_s=time.perf_counter() - start
+        summarize(trace, jobs, settings, replayed), wall_s=time.perf_counter() - start
     )
     if args.plot:
         plot(args.plot, replayed, summary)
@@ -211,7 +211,7 @@ def _print(summary: Summary, jobs: int) -> None:
     )
 
 
-def plot(path: Path, replayed: Replayed, summary: Summary) -> None:
+def plot(path: Path, replayed: ReplayResult, summary: Summary) -> None:
     """Draw a replay: idle and used nodes, and what was done, over time."""
     hours = replayed.times_s / 3600
     with figure_file(path, 9, 5) as figure:

@@ -11,7 +11,7 @@ from fleet.domain.network import Outcome
 from fleet.spec import NetworkSpec, Profile
 from fleet.spec.train import Batch
 from scheduler.base import StepTime
-from scheduler.elastic.analyzer import Timed
+from scheduler.elastic.analyzer import StepTimings
 from tests.examples import examples
 from tests.fleet.histories import spec
 
@@ -41,7 +41,7 @@ def elastic(name, least=1):
 
 
 def timed(*batches, gpus=1):
-    return Timed(
+    return StepTimings(
         {gpus: tuple(StepTime(batch, batch / 10) for batch in batches)}, parameters=250_000
     )
 
@@ -63,7 +63,7 @@ def run(survey, rate=lambda name, gpus: 10.0 * gpus, idle=4):
 
 
 def test_steps_of_several_batches_that_were_timed_before_are_not_timed_again():
-    both = Timed({**timed(8, 16, 32).steps, **timed(32, gpus=2).steps}, 250_000)
+    both = StepTimings({**timed(8, 16, 32).steps, **timed(32, gpus=2).steps}, 250_000)
     known = survey([elastic("a")], known={"a": {1: 10.0, 2: 20.0}}, devices=2, timed={"a": both})
     assert run(known, idle=2) == []
     table = known.table(100)
@@ -74,7 +74,7 @@ def test_steps_of_several_batches_that_were_timed_before_are_not_timed_again():
 @pytest.mark.parametrize(
     ("before", "again"),
     [
-        (Timed(), [1, 2]),  # a rate alone, as earlier versions kept it
+        (StepTimings(), [1, 2]),  # a rate alone, as earlier versions kept it
         (timed(4, 8, 16), [1, 2]),  # it was to have two GPUs at least
         (timed(8, 16), [2]),  # 32 samples did not fit
     ],

@@ -7,7 +7,7 @@ import pytest
 
 from fleet.storage.rate_cache import KnownRate, RateBook, rates_of, read_cache, timings
 from scheduler.base import StepTime
-from scheduler.elastic.analyzer import Timed
+from scheduler.elastic.analyzer import StepTimings
 
 ONE = KnownRate(238.0, 0.03, 20, 1.7e9, "node7: 8 cores", "measured", "net")
 
@@ -43,7 +43,7 @@ def test_the_steps_of_a_network_whose_batch_is_chosen_are_kept(path):
     book.add("b", 1, ONE)
     book.write()
     assert read_cache(path)["a"] == {1: timed}
-    assert timings(read_cache(path)) == {"a": Timed({1: timed.timed}, 1000)}
+    assert timings(read_cache(path)) == {"a": StepTimings({1: timed.timed}, 1000)}
 
 
 def test_the_cache_keeps_what_other_runs_have_measured_meanwhile(path):

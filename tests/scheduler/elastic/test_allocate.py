@@ -208,7 +208,7 @@ def all_rates(gpus, batches):
 @pytest.mark.parametrize("ends", [(8, 64), (20, 20), (1, 300), (40, 50)])
 def test_the_best_batch_is_the_best_of_all(ends):
     batches = elastic.BatchRange(*ends)
-    curve = elastic.scaling(network(), EXCHANGES, batches, gpus=6)
+    curve = elastic.scaling_curve(network(), EXCHANGES, batches, gpus=6)
     reference = min(32, batches.largest)
     reference /= elastic.step_seconds(STEPS, np.array([reference]))[0]
     for k, (samples, rates) in enumerate(all_rates(6, batches)):
@@ -218,7 +218,9 @@ def test_the_best_batch_is_the_best_of_all(ends):
 
 
 def test_a_fixed_batch_is_measured_against_the_same_reference():
-    curve = elastic.scaling(network(), EXCHANGES, elastic.BatchRange(16, 64), gpus=4, fixed=48)
+    curve = elastic.scaling_curve(
+        network(), EXCHANGES, elastic.BatchRange(16, 64), gpus=4, fixed=48
+    )
     reference = 32 / 1.8
     assert curve.factors[0] == 0
     assert curve.factors[1] == pytest.approx(48 / (1.4 + 0.5) / reference)
@@ -226,15 +228,15 @@ def test_a_fixed_batch_is_measured_against_the_same_reference():
 
 
 def test_a_job_whose_smallest_batch_needs_more_gpus_starts_there():
-    curve = elastic.scaling(network(), EXCHANGES, elastic.BatchRange(65, 100), gpus=4)
-    assert curve.least == 3
+    curve = elastic.scaling_curve(network(), EXCHANGES, elastic.BatchRange(65, 100), gpus=4)
+    assert curve.min_gpus == 3
 
 
 def test_a_batch_that_fits_nowhere_is_refused():
     with pytest.raises(
         InputError, match="'net': a batch of 200 does not fit on 4 GPUs of 32 samples each"
     ):
-        elastic.scaling(network(), EXCHANGES, elastic.BatchRange(200, 300), gpus=4)
+        elastic.scaling_curve(network(), EXCHANGES, elastic.BatchRange(200, 300), gpus=4)
 
 
 @pytest.mark.parametrize(
@@ -246,7 +248,7 @@ def test_a_batch_that_fits_nowhere_is_refused():
 )
 def test_missing_measurements_are_named(given, message):
     with pytest.raises(InputError, match=message):
-        elastic.scaling(given, EXCHANGES, elastic.BatchRange(8, 64), gpus=2)
+        elastic.scaling_curve(given, EXCHANGES, elastic.BatchRange(8, 64), gpus=2)
 
 
 @pytest.mark.parametrize("ends", [(0, 8), (9, 8)])
@@ -271,7 +273,9 @@ def test_a_profile_feeds_the_analyzer():
             "comm_s": [{"params_mb": 100.0, "gpus": 2, "seconds": 0.5}],
         }
     )
-    curve = elastic.scaling(profile.models[0], profile.comm_s, elastic.BatchRange(8, 64), gpus=2)
+    curve = elastic.scaling_curve(
+        profile.models[0], profile.comm_s, elastic.BatchRange(8, 64), gpus=2
+    )
     assert curve.factors == pytest.approx((1.0, (64 / 2.3) / (32 / 1.8)))
     assert curve.batches == (32, 64)
 

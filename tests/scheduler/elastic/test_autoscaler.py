@@ -146,7 +146,7 @@ def test_a_decision_states_the_method_of_the_optimizer_and_the_throughput():
 
 
 def test_how_long_a_size_is_kept_can_be_said():
-    assert Autoscaling(gpus=1, rescale_cost_min=2.0, hold_min=5.0).keeps_for_min == 5.0
+    assert Autoscaling(gpus=1, rescale_cost_min=2.0, hold_min=5.0).effective_hold_min == 5.0
 
 
 @pytest.mark.parametrize(

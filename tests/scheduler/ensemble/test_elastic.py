@@ -18,9 +18,9 @@ from scheduler.base import (
     Round,
     StepTime,
 )
-from scheduler.elastic.allocate import BatchRange, scaling
+from scheduler.elastic.allocate import BatchRange, scaling_curve
 from scheduler.ensemble.costs import Costs
-from scheduler.ensemble.elastic import at_best, curve_of, step_rate
+from scheduler.ensemble.elastic import curve_of, step_rate, with_best_batches
 from scheduler.ensemble.policies import POLICIES, check_round
 from scheduler.simulation.ensemble import simulate
 from tests.examples import examples
@@ -44,7 +44,7 @@ def grown(answer, **more):
     """Progress in which an answer has been carried out."""
     return Progress(
         running=tuple(Member(one.name, one.devices) for one in answer.members),
-        wanted=answer,
+        target=answer,
         **more,
     )
 
@@ -59,7 +59,7 @@ def test_the_scaling_factors_of_all_networks_sum_to_the_most_with_the_best_batch
 ):
     models = [network(f"n{place}", batches) for place, batches in enumerate(ranges)]
     answer = decide(models, gpus)
-    curves = {one.name: scaling(one, COMM, BatchRange(*one.batches), gpus) for one in models}
+    curves = {one.name: scaling_curve(one, COMM, BatchRange(*one.batches), gpus) for one in models}
     reached = sum(curves[one.name].factors[one.gpus - 1] for one in answer.members)
     best = max(
         sum(curve.factors[count - 1] for curve, count in zip(curves.values(), counts, strict=True))
@@ -113,20 +113,20 @@ def test_bounds_of_groups_hold():
 
 def test_a_network_has_the_gpus_that_its_least_batch_takes():
     wide = network("wide", (100, 128))
-    assert curve_of(wide, COMM, 8).least == 4
-    (told,) = at_best(RateTable(1000, 4, (wide,), COMM), 8).models
+    assert curve_of(wide, COMM, 8).min_gpus == 4
+    (told,) = with_best_batches(RateTable(1000, 4, (wide,), COMM), 8).models
     assert told.min_gpus == 4
     assert decide([wide, network("a")], 4).counts == {"wide": 4}
     with pytest.raises(
         InputError, match="a batch of 100 does not fit on 2 GPUs of 32 samples each"
     ):
-        at_best(RateTable(1000, 4, (network("wide", (100, 128), max_gpus=2),), COMM), 8)
+        with_best_batches(RateTable(1000, 4, (network("wide", (100, 128), max_gpus=2),), COMM), 8)
 
 
 def test_the_best_rates_are_those_of_the_analyzer():
     one = network("a")
-    (told,) = at_best(RateTable(1000, 4, (one,), COMM), 8).models
-    curve = scaling(one, COMM, BatchRange(*one.batches), 8)
+    (told,) = with_best_batches(RateTable(1000, 4, (one,), COMM), 8).models
+    curve = scaling_curve(one, COMM, BatchRange(*one.batches), 8)
     alone = step_rate(one, COMM, 1, 32)
     assert told.rates == pytest.approx([alone * factor for factor in curve.factors])
 

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from scheduler.base import Delta, InputError, Network, Options, RateTable
 from scheduler.ensemble import flotilla as algorithm_2
-from scheduler.ensemble.flotilla import flotilla
-from scheduler.ensemble.rates import as_printed, curve, rate
+from scheduler.ensemble.flotilla import form_flotilla
+from scheduler.ensemble.rates import curve, extend_as_printed, rate
 from tests.examples import examples
 from tests.scheduler.strategies import ensembles
 
@@ -31,7 +31,7 @@ def written_out(table, gpus):
 
 def by_the_book(table, candidates, gpus, delta, peak_limited):
     """Algorithm 2 line by line, without a thought for speed; None where a tie leaves it open."""
-    table = table if peak_limited else as_printed(table, gpus)
+    table = table if peak_limited else extend_as_printed(table, gpus)
 
     def sizes(network):
         most = min(network.max_gpus or gpus, gpus)
@@ -90,7 +90,7 @@ def by_the_book(table, candidates, gpus, delta, peak_limited):
 def test_a_flotilla_is_what_algorithm_2_says_line_by_line(drawn, delta, peak_limited):
     table, cluster = drawn
     options = Options(delta=Delta(delta, relative=False), peak_limited=peak_limited)
-    found = flotilla(table, names(table), cluster.gpus, options)
+    found = form_flotilla(table, names(table), cluster.gpus, options)
     expected = by_the_book(table, set(names(table)), cluster.gpus, delta, peak_limited)
     if expected is not None:
         assert found == expected
@@ -101,7 +101,7 @@ def test_a_flotilla_is_what_algorithm_2_says_line_by_line(drawn, delta, peak_lim
 def test_members_are_joined_within_delta_before_spare_gpus_are_given(drawn, delta, peak_limited):
     table, cluster = drawn
     options = Options(delta=Delta(delta / 100, relative=True), peak_limited=peak_limited)
-    found = flotilla(table, names(table), cluster.gpus, options)
+    found = form_flotilla(table, names(table), cluster.gpus, options)
     known = {network.name: network for network in table.models}
     reference = max(rate(network, network.min_gpus) for network in table.models)
     assert sum(found.values()) <= cluster.gpus
@@ -117,7 +117,7 @@ def test_ties_go_to_fewer_gpus_then_to_the_order_of_the_table():
         (Network("slow", (5.0, 10.0)), Network("b", (10.0, 11.0)), Network("c", (10.0, 11.0))),
     )
     assert list(
-        flotilla(table, ["c", "b", "slow"], 2, Options(delta=Delta(0.0, relative=False)))
+        form_flotilla(table, ["c", "b", "slow"], 2, Options(delta=Delta(0.0, relative=False)))
     ) == ["b", "c"]
 
 
@@ -130,9 +130,9 @@ def test_bounds_of_a_group_are_kept():
             Network("b", (10.0, 20.0), min_gpus=5),
         ),
     )
-    assert flotilla(table, ["a", "b"], 4, Options()) == {"a": 3}
-    assert flotilla(table, ["b"], 4, Options()) == {}
-    assert flotilla(table, [], 4, Options()) == {}
+    assert form_flotilla(table, ["a", "b"], 4, Options()) == {"a": 3}
+    assert form_flotilla(table, ["b"], 4, Options()) == {}
+    assert form_flotilla(table, [], 4, Options()) == {}
 
 
 @pytest.mark.parametrize("value", [-3.0, float("nan"), float("inf")])
@@ -153,10 +153,10 @@ def test_an_alpha_that_is_no_share_is_refused(alpha):
 def test_many_spare_gpus_go_where_they_would_go_one_by_one(case, width):
     table, cluster = case
     options = Options(delta=Delta(float(width), relative=False))
-    one_by_one = flotilla(table, names(table), cluster.gpus, options)
+    one_by_one = form_flotilla(table, names(table), cluster.gpus, options)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(algorithm_2, "MANY_SPARE", 0)
-        assert flotilla(table, names(table), cluster.gpus, options) == one_by_one
+        assert form_flotilla(table, names(table), cluster.gpus, options) == one_by_one
 
 
 @given(ensembles(most_gpus=80), st.integers(1, 90), st.integers(0, 1))
@@ -165,15 +165,15 @@ def test_columns_that_are_worked_out_later_change_nothing(drawn, delta, away):
     table, cluster = drawn
     options = Options(delta=Delta(float(delta), relative=False))
     candidates = names(table)[away:]
-    expected = flotilla(table, candidates, cluster.gpus, options)
+    expected = form_flotilla(table, candidates, cluster.gpus, options)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(algorithm_2, "FIRST_COLUMNS", 1)
-        assert flotilla(table, candidates, cluster.gpus, options) == expected
+        assert form_flotilla(table, candidates, cluster.gpus, options) == expected
 
 
 def test_a_million_gpus_are_given_to_networks_that_scale_without_end():
     table = RateTable(100, 4, tuple(Network(f"n{i}", (10.0, 20.0 + i)) for i in range(8)))
-    found = flotilla(table, names(table), 10**6, Options())
+    found = form_flotilla(table, names(table), 10**6, Options())
     assert sum(found.values()) == 10**6
     paces = [rate(network, found[network.name]) for network in table.models]
     assert max(paces) < min(paces) + 14  # one GPU more
@@ -187,9 +187,9 @@ def test_to_the_letter_a_live_run_too_estimates_rates_from_two_nodes():
     )  # beyond two nodes of one GPU each, where the efficiency falls by 0.6
     table = RateTable(100, 1, (Network("falls", measured), Network("b", (10.0, 19.0, 28.0))))
     options = Options(delta=Delta(1.0, relative=True), peak_limited=False)
-    assert flotilla(table, names(table), 12, options) == flotilla(
-        as_printed(table, 12), names(table), 12, options
+    assert form_flotilla(table, names(table), 12, options) == form_flotilla(
+        extend_as_printed(table, 12), names(table), 12, options
     )
-    assert flotilla(table, names(table), 12, options) != flotilla(
+    assert form_flotilla(table, names(table), 12, options) != form_flotilla(
         written_out(table, 12), names(table), 12, options
     )

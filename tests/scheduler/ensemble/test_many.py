@@ -10,8 +10,20 @@ from hypothesis import strategies as st
 
 from scheduler.base import Cluster, Delta, Member, Network, Options, Progress, RateTable
 from scheduler.ensemble import flotilla, waterfill
-from scheduler.ensemble.adaptive import HOLDER_BONUS, PAYS, _sizes, _until_rungs, group_sizes
-from scheduler.ensemble.indexed import IndexedSet, IndexedValues, left, rising, values_of
+from scheduler.ensemble.adaptive import (
+    HOLDER_BONUS,
+    PAYS,
+    _allowed_sizes,
+    _until_rungs,
+    group_sizes,
+)
+from scheduler.ensemble.indexed import (
+    IndexedSet,
+    IndexedValues,
+    iter_ascending,
+    rows_outside,
+    values_of,
+)
 from scheduler.ensemble.online import RENEWED, Observation, OnlineRates, Traits
 from scheduler.ensemble.policies import POLICIES
 from scheduler.ensemble.rates import bent_curves, curve, curves, kinds, rate
@@ -41,7 +53,11 @@ def test_the_rows_that_are_left_are_those_that_are_not_gone_however_the_table_gr
             case "another":
                 table = (*table[number % len(table) :], *table[: number % len(table)])
         expected = [name not in gone for name in table]
-        assert left(table, gone).tolist() == left(table, frozenset(gone)).tolist() == expected
+        assert (
+            rows_outside(table, gone).tolist()
+            == rows_outside(table, frozenset(gone)).tolist()
+            == expected
+        )
 
 
 @given(
@@ -79,8 +95,8 @@ def test_what_is_sorted_as_far_as_it_is_looked_at_is_sorted(pairs, few):
         np.array([one for one, _ in pairs], np.float64),
         np.array([other for _, other in pairs], np.int64),
     )
-    assert list(rising(values, few, tie)) == sorted_whole(values, few, tie)
-    assert list(rising(values, few)) == sorted_whole(values, few)
+    assert list(iter_ascending(values, few, tie)) == sorted_whole(values, few, tie)
+    assert list(iter_ascending(values, few)) == sorted_whole(values, few)
 
 
 @given(
@@ -93,11 +109,11 @@ def test_what_is_sorted_as_far_as_it_is_looked_at_is_sorted(pairs, few):
 def test_a_flotilla_of_a_crowd_is_that_of_all_choices_sorted(drawn, finished, peak_limited, delta):
     (table, cluster), gone = drawn, IndexedSet(finished)
     options = Options(delta=Delta(delta, relative=True), peak_limited=peak_limited)
-    found = flotilla.flotilla(table, left(table.names, gone), cluster.gpus, options)
+    found = flotilla.form_flotilla(table, rows_outside(table.names, gone), cluster.gpus, options)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(flotilla, "rising", sorted_whole)
         names = [name for name in table.names if name not in finished]
-        expected = flotilla.flotilla(table, names, cluster.gpus, options)
+        expected = flotilla.form_flotilla(table, names, cluster.gpus, options)
     assert list(found.items()) == list(expected.items())
 
 
@@ -114,7 +130,7 @@ def test_networks_of_a_kind_have_the_curves_that_each_would_have_alone(drawn, co
         alone = curves(replace(table, models=(network,)), gpus)
         assert known.rate[row].tolist() == curve(network, gpus).tolist()
         assert known.useful[row].tolist() == alone.useful[0].tolist()
-        assert (known.least[row], known.index[network.name]) == (network.min_gpus, row)
+        assert (known.min_gpus[row], known.index[network.name]) == (network.min_gpus, row)
     hulls = waterfill.hulls(replace(table, models=models), gpus)
     for row, network in enumerate(models):
         alone = waterfill.hulls(replace(table, models=(network,)), gpus)
@@ -140,7 +156,7 @@ def those_who_share(rates, progress, cluster):
     first = {
         row
         for row in there
-        if known.names[row] in progress.survivors and known.least[row] <= cluster.gpus
+        if known.names[row] in progress.survivors and known.min_gpus[row] <= cluster.gpus
     }
     if not first:
         return set(there)
@@ -148,7 +164,7 @@ def those_who_share(rates, progress, cluster):
     for row in sorted(begun, key=lambda row: row in first):
         network, (least, *larger) = (
             rates.models[row],
-            _sizes(known, row, rates.models[row], cluster).tolist(),
+            _allowed_sizes(known, row, rates.models[row], cluster).tolist(),
         )
         spare -= max(
             [
@@ -162,7 +178,7 @@ def those_who_share(rates, progress, cluster):
             ]
         )
     for row in there:
-        if row not in begun and (spare := spare - known.least[row]) >= 0:
+        if row not in begun and (spare := spare - known.min_gpus[row]) >= 0:
             begun.add(row)
     return begun
 
@@ -172,7 +188,7 @@ def sizes_of_all(rates, progress, cluster):
     known = bent_curves(rates, cluster.gpus)
     those = those_who_share(rates, progress, cluster)
     rows = np.array(
-        [row for row in sorted(those) if known.least[row] <= cluster.gpus], dtype=np.int64
+        [row for row in sorted(those) if known.min_gpus[row] <= cluster.gpus], dtype=np.int64
     )
     if not len(rows):
         return {}
@@ -189,10 +205,13 @@ def sizes_of_all(rates, progress, cluster):
         np.array([*work.values()], np.float64),
         cluster.gpus,
     ).gpus
-    sizes = {row: _sizes(known, row, rates.models[row], cluster).tolist() for row in rows.tolist()}
+    sizes = {
+        row: _allowed_sizes(known, row, rates.models[row], cluster).tolist()
+        for row in rows.tolist()
+    }
     held = {known.index[member.name]: member.gpus for member in progress.running}
     if progress.ahead:
-        least = known.least[rows]
+        least = known.min_gpus[rows]
         shares = _until_rungs(
             shares, least, np.array([row in held for row in rows.tolist()]), cluster.gpus
         )
@@ -205,28 +224,32 @@ def sizes_of_all(rates, progress, cluster):
             larger.append(
                 (-remainder - HOLDER_BONUS * (held.get(row, 0) >= above[0]), row, above[0])
             )
-    left = cluster.gpus - sum(given_.values())
+    rows_outside = cluster.gpus - sum(given_.values())
     for _, row, size in sorted(larger):
-        if size - given_[row] <= left:
-            left -= size - given_[row]
+        if size - given_[row] <= rows_outside:
+            rows_outside -= size - given_[row]
             given_[row] = size
     slowest = [
         (rate(rates.models[row], size) / work[row] if size else 0.0, row)
         for row, size in given_.items()
     ]
     heapq.heapify(slowest)
-    while left and slowest:
+    while rows_outside and slowest:
         _, row = heapq.heappop(slowest)
         above = [size for size in sizes[row] if size > given_[row]]
-        if above and above[0] - given_[row] <= left:
-            left -= above[0] - given_[row]
+        if above and above[0] - given_[row] <= rows_outside:
+            rows_outside -= above[0] - given_[row]
             given_[row] = above[0]
             heapq.heappush(slowest, (rate(rates.models[row], given_[row]) / work[row], row))
-    left = cluster.gpus - sum(given_.values())
+    rows_outside = cluster.gpus - sum(given_.values())
     for row, name in enumerate(known.names):
-        if row not in those and name not in progress.finished and known.least[row] <= left:
-            given_[row] = int(known.least[row])
-            left -= given_[row]
+        if (
+            row not in those
+            and name not in progress.finished
+            and known.min_gpus[row] <= rows_outside
+        ):
+            given_[row] = int(known.min_gpus[row])
+            rows_outside -= given_[row]
     return {known.names[row]: given_[row] for row in sorted(given_) if given_[row]}
 
 
@@ -335,18 +358,18 @@ def crowd(count):
 
 def test_the_table_of_hundreds_is_made_anew_after_some_observations_and_calls_for_a_plan_only_then():
     rates = crowd(3 * RENEWED)
-    rates.planned()
+    rates.record_plan()
     before = rates.table()
     for number in range(2):
         rates.observe(f"n{number}", 1, Observation(1e9))
         assert (rates.is_off, rates.has_news) == (True, False)
         assert rates.table() is before
-        rates.planned()  # a plan that was made meanwhile does not settle it
+        rates.record_plan()  # a plan that was made meanwhile does not settle it
     rates.observe("n2", 1, Observation(1e9))
     assert rates.has_news
     assert rates.table().by_name["n0"].rates[0] == 1e9
     assert rates.has_news
-    rates.planned()
+    rates.record_plan()
     assert not rates.has_news
 
 

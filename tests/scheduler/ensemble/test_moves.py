@@ -74,7 +74,7 @@ BY_HAND = {
         (m.Grow("a", (0, 1)),),
     ),
     "a group stops when too little would stay": (
-        {"a": group(0, 1, least=2)},
+        {"a": group(0, 1, min_devices=2)},
         wanted(a=[1, 2]),
         {2},
         (m.Stop("a"),),
@@ -157,16 +157,18 @@ BY_HAND = {
 
 @pytest.mark.parametrize(("held", "target", "free", "expected"), BY_HAND.values(), ids=BY_HAND)
 def test_a_move_is_made_when_it_can_be(held, target, free, expected):
-    assert m.moves(held, target, free=free) == expected
+    assert m.plan_moves(held, target, free=free) == expected
 
 
 def test_where_devices_are_free_at_once_they_are_taken_at_once_but_those_of_a_group_that_stops():
     """It saves first."""
-    assert m.moves({"a": group(0, 1)}, wanted(b=[1], a=[0]), free=(), frees_at_once=True) == (
+    assert m.plan_moves({"a": group(0, 1)}, wanted(b=[1], a=[0]), free=(), frees_at_once=True) == (
         m.Shrink("a", (0,)),
         m.Start("b", (1,)),
     )
-    assert m.moves({"a": group(0)}, wanted(b=[0]), free=(), frees_at_once=True) == (m.Stop("a"),)
+    assert m.plan_moves({"a": group(0)}, wanted(b=[0]), free=(), frees_at_once=True) == (
+        m.Stop("a"),
+    )
 
 
 # ---- what all moves promise --------------------------------------------------------------------
@@ -214,7 +216,7 @@ def situations(draw, stances=tuple(m.Stance), must_build=st.booleans()):
 def test_each_move_takes_devices_that_nobody_else_has(situation, frees_at_once):
     held, target, free = situation
     left = set(free)
-    for move in m.moves(held, target, free, frees_at_once):
+    for move in m.plan_moves(held, target, free, frees_at_once):
         mine = held.get(getattr(move, "name", ""))
         if isinstance(move, m.Start | m.Recruit):
             assert left >= set(move.devices)
@@ -237,7 +239,7 @@ def test_each_move_takes_devices_that_nobody_else_has(situation, frees_at_once):
 @given(situations(), st.booleans())
 def test_no_group_is_asked_for_what_it_cannot_do(situation, frees_at_once):
     held, target, free = situation
-    found = m.moves(held, target, free, frees_at_once)
+    found = m.plan_moves(held, target, free, frees_at_once)
     changed = [move.name for move in found if not isinstance(move, m.Recruit | m.Dismiss)]
     assert len(set(changed)) == len(changed)
     for move in found:
@@ -253,7 +255,7 @@ def test_no_group_is_asked_for_what_it_cannot_do(situation, frees_at_once):
             )
         if isinstance(move, m.Grow | m.Shrink):
             assert mine.can_change
-            assert len(set(move.devices) & set(mine.devices)) >= mine.least
+            assert len(set(move.devices) & set(mine.devices)) >= mine.min_devices
             assert move.devices[0] in mine.devices
 
 
@@ -289,7 +291,7 @@ def carried_out(held, found):
 def test_moves_lead_to_what_is_wanted_and_then_there_are_none(situation, frees_at_once):
     held, target, free = situation
     for _ in range(6):
-        held = carried_out(held, m.moves(held, target, free, frees_at_once))
+        held = carried_out(held, m.plan_moves(held, target, free, frees_at_once))
         taken = [
             device for mine in held.values() for device in (*mine.devices, *(mine.recruits or ()))
         ]
@@ -298,4 +300,4 @@ def test_moves_lead_to_what_is_wanted_and_then_there_are_none(situation, frees_a
     assert {name: set(mine.devices) for name, mine in held.items()} == {
         member.name: set(member.devices) for member in target.members
     }
-    assert m.moves(held, target, free, frees_at_once) == ()
+    assert m.plan_moves(held, target, free, frees_at_once) == ()

@@ -116,11 +116,11 @@ def test_all_may_have_twice_the_largest_size_of_any_once_some_have_been_seen_at_
 
 def test_a_group_that_has_shown_its_rate_on_all_it_was_allowed_may_grow():
     rates = online("a", gpus=8)
-    rates.planned()
+    rates.record_plan()
     assert most(rates, "a") == 1
     rates.observe("a", 1, learn.Observation(told(rates, "a", 1)))
     assert (rates.may_grow, rates.is_off, most(rates, "a")) == (True, False, 2)
-    rates.planned()
+    rates.record_plan()
     assert not rates.has_news
     rates.observe("a", 1, learn.Observation(told(rates, "a", 1)))
     assert not rates.has_news  # nothing new
@@ -233,7 +233,7 @@ def test_what_differs_from_epoch_to_epoch_calls_for_no_other_plan_but_a_change_d
         learn.Traits("a", "a", operations=1.0), learn.Traits("b", "b", operations=1.0), gpus=8
     )
     rates.observe("a", 1, learn.Observation(100.0))
-    rates.planned()
+    rates.record_plan()
     called = []
     for shown in (120.0, 95.0, 115.0, 90.0, 120.0, 100.0, 135.0, 300.0):
         rates.observe("a", 1, learn.Observation(shown))
@@ -244,7 +244,7 @@ def test_what_differs_from_epoch_to_epoch_calls_for_no_other_plan_but_a_change_d
 @given(st.floats(0.01, 0.3), st.integers(0, 99), st.floats(1.5, 9.0))
 def test_noise_is_that_of_observations_whatever_happens_once(deviation, seed, jump):
     draw = np.random.default_rng(seed)
-    shown = 100 * np.exp(deviation * draw.standard_normal(learn.LATEST + 1))
+    shown = 100 * np.exp(deviation * draw.standard_normal(learn.MAX_CHANGES + 1))
     noise = learn.Noise()
     for before, now in pairwise(np.r_[shown[:25], jump * shown[25:]]):
         noise.add(before, now)
@@ -253,7 +253,7 @@ def test_noise_is_that_of_observations_whatever_happens_once(deviation, seed, ju
 
 def test_too_few_observations_say_nothing_of_noise():
     noise = learn.Noise()
-    for _ in range(learn.LEAST - 1):
+    for _ in range(learn.MIN_CHANGES - 1):
         noise.add(1.0, 2.0)
     assert noise.deviation == 0
     noise.add(1.0, 2.0)
@@ -264,13 +264,13 @@ def test_a_plan_by_wrong_rates_is_made_again():
     rates = online(
         learn.Traits("a", "a", operations=1.0), learn.Traits("b", "b", operations=1.0), gpus=8
     )
-    rates.planned()
+    rates.record_plan()
     shown = told(rates, "a", 1)
     rates.observe("a", 1, learn.Observation(shown * 1.2))
     assert not rates.is_off
     rates.observe("b", 1, learn.Observation(shown * 1.5))
     assert rates.is_off
-    rates.planned()
+    rates.record_plan()
     assert not rates.has_news
 
 
@@ -280,17 +280,17 @@ def test_the_share_of_a_network_that_proves_slow_grows():
     for gpus in (1, 2, 4):
         rates.observe("a", gpus, learn.Observation(40.0 * gpus))
         rates.observe("b", gpus, learn.Observation(40.0 * gpus))
-    rates.planned()
+    rates.record_plan()
     decide = POLICIES["adaptive"].decide
     first = decide(rates.table(), Progress(), cluster, None)
     assert first.counts == {"a": 4, "b": 4}
     for gpus in (1, 2, 4):
         rates.observe("b", gpus, learn.Observation(10.0 * gpus))
-    progress = Progress(running=first.members, wanted=first)
+    progress = Progress(running=first.members, target=first)
     assert decide(rates.table(), progress, cluster, None) == first
     again = decide(
         rates.table(),
-        Progress(running=first.members, wanted=first, rates_changed=rates.has_news),
+        Progress(running=first.members, target=first, rates_changed=rates.has_news),
         cluster,
         None,
     )
@@ -344,7 +344,7 @@ def test_every_policy_can_carry_out_a_plan_by_online_rates(policy, seen, gpus, c
     assert first.members
     for name, size, found in seen:
         rates.observe(name, min(size, gpus), learn.Observation(found))
-    progress = Progress(running=first.members, wanted=first, rates_changed=changed)
+    progress = Progress(running=first.members, target=first, rates_changed=changed)
     answer = POLICIES[policy].decide(rates.table(), progress, cluster, Options())
     if answer != Round():
         given_devices = [device for member in answer.members for device in member.devices]

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scheduler.base import InputError, Member
-from scheduler.ensemble.placement import greedy, place, rearrange, score
+from scheduler.ensemble.placement import place_greedily, place_groups, rearrange, score
 from tests.examples import examples
 
 
@@ -46,10 +46,10 @@ def assert_valid(members, groups, devices):
 @settings(max_examples=examples(120), deadline=None)
 def test_small_placements_are_optimal_and_never_worse_than_algorithm_3(problem):
     groups, devices, per_node = problem
-    members = place(groups, devices, per_node)
+    members = place_groups(groups, devices, per_node)
     assert_valid(members, groups, devices)
     found = score(members, per_node)
-    assert found <= score(greedy(groups, devices, per_node), per_node) + 1e-9
+    assert found <= score(place_greedily(groups, devices, per_node), per_node) + 1e-9
     assert found == pytest.approx(least_score(list(groups.values()), devices, per_node))
 
 
@@ -58,28 +58,28 @@ def test_small_placements_are_optimal_and_never_worse_than_algorithm_3(problem):
 def test_large_placements_are_valid_and_never_worse_than_algorithm_3(sizes, per_node, spare):
     groups = {f"g{i}": size for i, size in enumerate(sizes)}
     devices = range(sum(sizes) + spare)
-    for place_them in (greedy, place):
+    for place_them in (place_greedily, place_groups):
         assert_valid(place_them(groups, devices, per_node), groups, devices)
-    assert score(place(groups, devices, per_node), per_node) <= score(
-        greedy(groups, devices, per_node), per_node
+    assert score(place_groups(groups, devices, per_node), per_node) <= score(
+        place_greedily(groups, devices, per_node), per_node
     )
 
 
 def test_the_exact_search_finds_what_the_permutations_of_algorithm_3_miss():
     groups = {f"g{i}": size for i, size in enumerate((3, 3, 3, 3, 11, 11, 11, 11))}
-    paper, best = (score(f(groups, range(56), 4), 4) for f in (greedy, place))
+    paper, best = (score(f(groups, range(56), 4), 4) for f in (place_greedily, place_groups))
     assert (paper, best) == (pytest.approx(100 / 33), pytest.approx(92 / 33))
 
 
 def test_groups_of_a_thousand_nodes_are_placed():
     groups = {f"g{i}": 4001 + i for i in range(5)}
-    assert_valid(place(groups, range(20_100), 4), groups, range(20_100))
+    assert_valid(place_groups(groups, range(20_100), 4), groups, range(20_100))
 
 
 def test_algorithm_3_fills_nodes_then_pairs_then_searches():
     members = {
         m.name: m.devices
-        for m in greedy({"one": 1, "eight": 8, "three": 3, "two": 2}, range(16), 4)
+        for m in place_greedily({"one": 1, "eight": 8, "three": 3, "two": 2}, range(16), 4)
     }
     assert members["eight"] == tuple(range(8))
     assert set(members["one"] + members["three"]) == set(range(8, 12))
@@ -88,14 +88,14 @@ def test_algorithm_3_fills_nodes_then_pairs_then_searches():
 
 def test_more_groups_than_devices_is_an_error():
     with pytest.raises(InputError, match="groups need 5 GPUs, and 4 can be had"):
-        place({"a": 2, "b": 3}, range(4), 4)
+        place_groups({"a": 2, "b": 3}, range(4), 4)
 
 
 @given(problems(), st.data())
 @settings(max_examples=examples(120), deadline=None)
 def test_rearranging_keeps_what_a_group_has(problem, data):
     groups, devices, per_node = problem
-    running = list(place(groups, devices, per_node))
+    running = list(place_groups(groups, devices, per_node))
     left, wanted = len(devices), {}
     for name in [*groups, "new"]:
         size = data.draw(st.integers(0, left))

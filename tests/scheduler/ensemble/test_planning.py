@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scheduler.base import Cluster, InputError, Member, Network, Options, Progress, RateTable, Round
 from scheduler.ensemble.costs import Costs
 from scheduler.ensemble.pace import LOCKSTEP, Ring, Stream
-from scheduler.ensemble.planning import apart, networks_per_gpu, plan, supplied
+from scheduler.ensemble.planning import limit_to_supply, networks_per_gpu, plan, separate_slots
 from scheduler.ensemble.policies import POLICIES
 from scheduler.ensemble.rates import rate
 from scheduler.simulation.ensemble import simulate
@@ -76,7 +76,7 @@ def test_no_group_has_two_slots_of_a_gpu_whatever_ends_or_dies(drawn, name, data
         cluster = cluster.without(gone)
         left = tuple(member for member in answer.members if member.name not in over)
         progress = Progress(
-            left, finished=progress.finished | over, wanted=answer, rates_changed=bool(gone)
+            left, finished=progress.finished | over, target=answer, rates_changed=bool(gone)
         )
 
 
@@ -110,7 +110,7 @@ def test_networks_share_gpus_while_they_outnumber_them_and_the_last_ones_have_wh
     # Those that are left are all on one GPU, and each gets two whole ones.
     left = tuple(member for member in first.members if cluster.gpu(member.devices[0]) == 0)
     over = frozenset(member.name for member in first.members if member not in left)
-    last = plan(adaptive, rates, Progress(left, finished=over, wanted=first), cluster, Options())
+    last = plan(adaptive, rates, Progress(left, finished=over, target=first), cluster, Options())
     assert [member.gpus for member in last.members] == [2, 2]
     assert len({cluster.gpu(device) for member in last.members for device in member.devices}) == 4
 
@@ -137,7 +137,7 @@ def test_slots_are_filled_only_where_that_pays_unless_that_is_asked_for(sharing,
 def test_a_policy_that_moves_no_group_leaves_two_on_a_gpu_that_need_not_share_it_any_more():
     rates, cluster = table((10,), (10,), sharing=SHARING), Cluster.of(2, 2, slots=2)
     running = (Member("n0", (0,)), Member("n1", (2,)))
-    progress = Progress(running, wanted=Round(running), rates_changed=True)
+    progress = Progress(running, target=Round(running), rates_changed=True)
     assert plan(POLICIES["local"], rates, progress, cluster, Options()) == Round(running)
     moved = plan(POLICIES["adaptive"], rates, progress, cluster, Options())
     assert [cluster.gpu(member.devices[0]) for member in moved.members] == [0, 1]
@@ -146,11 +146,11 @@ def test_a_policy_that_moves_no_group_leaves_two_on_a_gpu_that_need_not_share_it
 def test_what_has_run_out_of_memory_beside_others_waits_until_it_can_be_alone():
     rates, cluster = table(*[(10,)] * 4, sharing=SHARING), Cluster.of(1, 1, slots=4)
     adaptive = POLICIES["adaptive"]
-    together = plan(adaptive, rates, Progress(alone=frozenset({"n0"})), cluster, Options())
+    together = plan(adaptive, rates, Progress(exclusive=frozenset({"n0"})), cluster, Options())
     assert {member.name for member in together.members} == {"n1", "n2", "n3"}
     over = frozenset({"n1", "n2", "n3"})
     last = plan(
-        adaptive, rates, Progress(finished=over, alone=frozenset({"n0"})), cluster, Options()
+        adaptive, rates, Progress(finished=over, exclusive=frozenset({"n0"})), cluster, Options()
     )
     assert last.counts == {"n0": 1}
 
@@ -158,7 +158,11 @@ def test_what_has_run_out_of_memory_beside_others_waits_until_it_can_be_alone():
 def test_devices_of_a_group_are_exchanged_rather_with_free_ones():
     cluster = Cluster.of(gpus=3, gpus_per_node=3, slots=2)
     members = [Member("a", (0, 3, 1)), Member("b", (2,)), Member("c", (4,))]
-    assert [member.devices for member in apart(members, cluster, {2})] == [(0, 5, 1), (2,), (4,)]
+    assert [member.devices for member in separate_slots(members, cluster, {2})] == [
+        (0, 5, 1),
+        (2,),
+        (4,),
+    ]
 
 
 # --- an input that is slow ----------------------------------------------------------------------
@@ -168,7 +172,7 @@ def test_devices_of_a_group_are_exchanged_rather_with_free_ones():
 @settings(max_examples=examples(80), deadline=None)
 def test_no_rate_is_above_what_the_input_gives_and_no_gpu_is_given_for_nothing(drawn, supply):
     rates, cluster = drawn
-    found = supplied(replace(rates, supply=supply), cluster.gpus)
+    found = limit_to_supply(replace(rates, supply=supply), cluster.gpus)
     for before, now in zip(rates.models, found.models, strict=True):
         most = now.max_gpus or cluster.gpus
         reached = [rate(now, gpus) for gpus in range(now.min_gpus, most + 1)]

@@ -17,7 +17,7 @@ from scheduler.base import (
     RateTable,
     Round,
 )
-from scheduler.ensemble.moves import GroupHolding, Stance, Stop, moves
+from scheduler.ensemble.moves import GroupHolding, Stance, Stop, plan_moves
 from scheduler.ensemble.policies import POLICIES, SETTINGS, Policy, check_round
 from scheduler.ensemble.rates import curve, rate
 from tests.examples import examples
@@ -35,7 +35,7 @@ class Trainer:
         self.rates, self.cluster = drawn
         self.policy, self.options, self.rng, self.devices_die = policy, options, rng, devices_die
         self.left = {network.name: network.epochs for network in self.rates.models}
-        self.running, self.wanted, self.rounds = {}, Round(), []
+        self.running, self.target, self.rounds = {}, Round(), []
 
     def progress(self):
         return Progress(
@@ -46,17 +46,17 @@ class Trainer:
                 if self.left[n.name] < n.epochs
             },
             finished=frozenset(name for name, left in self.left.items() if left == 0),
-            wanted=self.wanted,
+            target=self.target,
         )
 
     def ask(self):
         progress = self.progress()
-        self.wanted = POLICIES[self.policy].decide(self.rates, progress, self.cluster, self.options)
-        check_round(self.wanted, self.rates, progress, self.cluster)
-        assert self.wanted == POLICIES[self.policy].decide(
+        self.target = POLICIES[self.policy].decide(self.rates, progress, self.cluster, self.options)
+        check_round(self.target, self.rates, progress, self.cluster)
+        assert self.target == POLICIES[self.policy].decide(
             self.rates, progress, self.cluster, self.options
         )
-        self.rounds.append(self.wanted)
+        self.rounds.append(self.target)
 
     def carry_out(self, ended=None):
         held = {
@@ -64,7 +64,7 @@ class Trainer:
             for name, devices in self.running.items()
         }
         free = set(self.cluster.devices).difference(*self.running.values())
-        for move in moves(held, self.wanted, free, frees_at_once=True):
+        for move in plan_moves(held, self.target, free, frees_at_once=True):
             if isinstance(move, Stop):
                 del self.running[move.name]
                 self.ask()
@@ -163,7 +163,7 @@ class TestEveryPolicy:
     def test_a_finished_network_is_never_wanted_again(self, policy):
         progress = Progress(
             finished=frozenset({"n0"}),
-            wanted=Round((Member("n0", (0,)), Member("n1", (1,)))),
+            target=Round((Member("n0", (0,)), Member("n1", (1,)))),
             running=(Member("n1", (1,)),),
         )
         decided = POLICIES[policy].decide(
@@ -281,11 +281,11 @@ class TestGlobal:
 
     def test_a_round_of_which_a_part_has_begun_goes_on(self):
         wanted = self.decide()
-        assert self.decide(running=wanted.members[:1], wanted=wanted).counts == wanted.counts
+        assert self.decide(running=wanted.members[:1], target=wanted).counts == wanted.counts
 
     def test_a_new_round_waits_until_a_finished_network_has_let_go_of_its_devices(self):
         late = (Member("n0", (0, 1)),)
-        assert self.decide(running=late, finished=frozenset({"n0"}), wanted=Round()) == Round()
+        assert self.decide(running=late, finished=frozenset({"n0"}), target=Round()) == Round()
 
     def test_a_round_that_never_reached_alpha_goes_on_if_a_new_one_would_be_the_same(self):
         slow = table((10.0,), (10.0,))  # one measurement: no use for a second GPU
@@ -322,7 +322,7 @@ def test_no_device_is_given_twice_where_a_network_goes_on_while_its_group_still_
     progress = Progress(
         tuple(running),
         finished=frozenset(data.draw(st.sets(st.sampled_from(rates.names)))),
-        wanted=Round(tuple(wanted)),
+        target=Round(tuple(wanted)),
     )
     cluster = Cluster.of(3, 3)
     check_round(
@@ -363,7 +363,7 @@ def test_homogeneous_waits_for_the_last_of_its_subset():
     first = POLICIES["homogeneous"].decide(rates, Progress(), Cluster.of(2, 2), Options())
     assert len(first.members) == 2
     one, other = first.members
-    half_begun = Progress(running=(one,), wanted=first)
+    half_begun = Progress(running=(one,), target=first)
     assert (
         POLICIES["homogeneous"].decide(rates, half_begun, Cluster.of(2, 2), Options()).counts
         == first.counts
@@ -389,32 +389,32 @@ class TestAdaptive:
         first = self.decide()
         assert sorted(first.counts.values()) == [1, 1, 2]
         left = tuple(member for member in first.members if member.name != "n2")
-        second = self.decide(running=left, wanted=first, finished=frozenset({"n2"}))
+        second = self.decide(running=left, target=first, finished=frozenset({"n2"}))
         assert second.counts == {"n0": 2, "n1": 2}
         for before, after in zip(left, second.members, strict=True):
             assert set(before.devices) <= set(after.devices)
 
     def test_its_last_answer_stands_until_a_network_finishes(self):
         wanted = Round((Member("n0", (0, 1)), Member("n1", (2,)), Member("n2", (3,))))
-        assert self.decide(running=(Member("n0", (0, 1, 2)),), wanted=wanted) == wanted
+        assert self.decide(running=(Member("n0", (0, 1, 2)),), target=wanted) == wanted
 
     @pytest.mark.parametrize(
         "held", [(0,), (0, 1, 2, 3)], ids=["beside idle GPUs", "beside a wide group"]
     )
     def test_a_network_that_comes_does_not_wait_for_another_to_finish(self, held):
         wanted = Round((Member("n0", held),))
-        come = self.decide(running=wanted.members, wanted=wanted, finished=frozenset({"n2"}))
+        come = self.decide(running=wanted.members, target=wanted, finished=frozenset({"n2"}))
         assert come.counts == {"n0": 2, "n1": 2}
 
     def test_where_each_has_its_least_a_network_waits_for_another_to_finish(self):
         rates = table(*[(10.0, 19.0)] * 3)
         wanted = Round((Member("n0", (0,)), Member("n2", (1,))))
-        progress = Progress(running=wanted.members, wanted=wanted)
+        progress = Progress(running=wanted.members, target=wanted)
         assert POLICIES["adaptive"].decide(rates, progress, Cluster.of(2, 2), Options()) == wanted
 
     def test_it_answers_anew_when_a_device_has_died(self):
         wanted = Round((Member("n0", (0, 1)), Member("n1", (2,)), Member("n2", (3,))))
-        progress = Progress(running=wanted.members, wanted=wanted)
+        progress = Progress(running=wanted.members, target=wanted)
         decided = POLICIES["adaptive"].decide(
             self.RATES, progress, Cluster((0, 1, 2), 4), Options()
         )
@@ -440,7 +440,7 @@ class TestAdaptive:
         wanted = Round((Member("n0", (0, 1)), Member("n1", (2, 3))))
         progress = Progress(
             running=wanted.members,
-            wanted=wanted,
+            target=wanted,
             ahead={"n0": 18.0, "n1": 18.0, "n2": 1.0, "n3": 1.0},
         )
         decided = POLICIES["adaptive"].decide(rates, progress, Cluster.of(4, 4), Options())
@@ -497,7 +497,7 @@ class TestAdaptive:
         )
         decided = POLICIES["adaptive"].decide(rates, progress, Cluster.of(4, 4), Options())
         assert decided.counts == counts
-        later = replace(progress, running=decided.members, wanted=decided)
+        later = replace(progress, running=decided.members, target=decided)
         assert POLICIES["adaptive"].decide(rates, later, Cluster.of(4, 4), Options()) == decided
 
     def test_others_begin_on_gpus_that_networks_which_have_passed_a_rung_cannot_use(self):

@@ -10,7 +10,7 @@ from scheduler.base import Cluster, Network, Options, Progress, RateTable, Round
 from scheduler.ensemble.adaptive import group_sizes
 from scheduler.ensemble.online import Observation, OnlineRates, Traits
 from scheduler.ensemble.policies import POLICIES
-from scheduler.ensemble.probing import AT_A_TIME, probes, probes_of_plan
+from scheduler.ensemble.probing import AT_A_TIME, find_probes, find_probes_of_plan
 from tests.examples import examples
 
 GPUS = 8
@@ -76,7 +76,7 @@ def test_a_probe_is_a_size_of_the_plan_that_is_in_doubt_and_would_be_another_at_
 ):
     told, least = drawn
     sizes = answer(told)
-    found = probes(sizes, told, least.__getitem__, answer)
+    found = find_probes(sizes, told, least.__getitem__, answer)
     assert len(found) <= AT_A_TIME
     for name, gpus in found:
         assert sizes[name] == gpus
@@ -89,7 +89,7 @@ def test_a_probe_is_a_size_of_the_plan_that_is_in_doubt_and_would_be_another_at_
 def test_no_value_of_a_rate_in_doubt_changes_the_size_of_a_network_that_is_no_probe(drawn, weight):
     told, least = drawn
     sizes = keen(told)
-    found = probes(sizes, told, least.__getitem__, keen)
+    found = find_probes(sizes, told, least.__getitem__, keen)
     for network in told.models:  # no more than are asked about at a time
         between = [
             high**weight * low ** (1 - weight)
@@ -106,9 +106,9 @@ def test_no_value_of_a_rate_in_doubt_changes_the_size_of_a_network_that_is_no_pr
 def test_nothing_is_a_probe_where_all_has_been_seen_or_the_plan_is_the_same_whatever_is_seen(drawn):
     told, least = drawn
     seen = {network.name: network.rates for network in told.models}
-    assert not probes(shares(told), told, seen.__getitem__, shares)
+    assert not find_probes(shares(told), told, seen.__getitem__, shares)
     fixed = {network.name: len(network.rates) for network in told.models}
-    assert not probes(fixed, told, least.__getitem__, lambda table: fixed)
+    assert not find_probes(fixed, told, least.__getitem__, lambda table: fixed)
 
 
 def test_of_many_doubts_the_greatest_are_asked_about():
@@ -121,7 +121,7 @@ def test_of_many_doubts_the_greatest_are_asked_about():
         return dict.fromkeys(names, 1)
 
     least = {name: (10.0, 19.0 - number) for number, name in enumerate(names)}
-    found = probes(dict.fromkeys(names, 2), told, least.__getitem__, answer)
+    found = find_probes(dict.fromkeys(names, 2), told, least.__getitem__, answer)
     assert asked == names[:2:-1]
     assert found == {(name, 2) for name in asked}
 
@@ -141,14 +141,14 @@ def uncertain():
     return rates
 
 
-def asked(rates, policy="adaptive", wanted=None):
+def asked(rates, policy="adaptive", target=None):
     """What is left to plan is x; returns the answer, and what it only tries."""
     progress = Progress(
-        finished=frozenset("abcdef"), wanted=wanted or Round(), rates_changed=rates.has_news
+        finished=frozenset("abcdef"), target=target or Round(), rates_changed=rates.has_news
     )
     answer = POLICIES[policy].decide(rates.table(), progress, CLUSTER, Options())
-    return answer, probes_of_plan(
-        POLICIES[policy], rates.table(), rates.least, progress, CLUSTER, Options(), answer
+    return answer, find_probes_of_plan(
+        POLICIES[policy], rates.table(), rates.lower_rates, progress, CLUSTER, Options(), answer
     )
 
 
@@ -156,20 +156,20 @@ def test_the_answer_of_a_probe_calls_for_another_plan_though_it_is_off_by_less_t
     rates = uncertain()
     answer, tried = asked(rates)
     assert (answer.counts, tried) == ({"x": 2}, {("x", 2)})
-    rates.planned(tried)
+    rates.record_plan(tried)
     assert not rates.has_news
     rates.observe("x", 2, Observation(9.6))
     assert (rates.is_off, rates.has_news) == (False, True)
-    again, tried = asked(rates, wanted=answer)
+    again, tried = asked(rates, target=answer)
     assert (again.counts, tried) == ({"x": 1}, frozenset())
-    rates.planned(tried)
+    rates.record_plan(tried)
     rates.observe("x", 2, Observation(9.7))
     assert not rates.has_news
 
 
 def test_a_size_whose_rate_could_not_change_the_plan_calls_for_no_other_one():
     rates = uncertain()
-    rates.planned()
+    rates.record_plan()
     rates.observe("x", 2, Observation(rates.table().by_name["x"].rates[1] * 0.9))
     assert not rates.has_news
 
@@ -185,12 +185,12 @@ def test_an_answer_that_stands_tries_nothing_new():
     rates = uncertain()
     answer, tried = asked(rates)
     assert tried
-    assert asked(rates, wanted=answer) == (answer, frozenset())
+    assert asked(rates, target=answer) == (answer, frozenset())
 
 
 def test_the_lower_end_is_what_was_seen_where_it_was_seen_and_less_elsewhere():
     rates = uncertain()
-    assert rates.least("a") == rates.table().by_name["a"].rates
-    told, least = rates.table().by_name["x"].rates, rates.least("x")
+    assert rates.lower_rates("a") == rates.table().by_name["a"].rates
+    told, least = rates.table().by_name["x"].rates, rates.lower_rates("x")
     assert (least[0], len(least)) == (told[0], len(told))
     assert 0 < least[1] < told[1]

@@ -55,7 +55,7 @@ def test_arrays_hold_what_single_curves_say_whatever_the_number_of_gpus(drawn):
 
 def test_steadied_rates_keep_what_was_measured_and_equation_5_where_nothing_is_noisy():
     exact = table(tuple(10.0 * m * 0.95 ** (m - 1) for m in range(1, 9)))
-    steady = rt.steadied(exact, 12).models[0].rates
+    steady = rt.smooth_rates(exact, 12).models[0].rates
     assert steady[:8] == exact.models[0].rates
     assert steady == pytest.approx(rt.curve(exact.models[0], 12).tolist())
 
@@ -72,13 +72,13 @@ def test_steadied_rates_err_less_than_equation_5_where_measurements_are_noisy():
         return np.std(logs)
 
     measured = with_errors(exact, 0.05, seed=1)
-    assert error(rt.steadied(measured, 30)) < error(measured) / 4
+    assert error(rt.smooth_rates(measured, 30)) < error(measured) / 4
 
 
 def test_steadied_slopes_differ_as_far_as_measurements_are_exact():
     steep, flat = (tuple(10.0 * m * fall ** (m - 1) for m in range(1, 5)) for fall in (0.8, 0.99))
     exact = table(steep, flat)
-    for before, after in zip(exact.models, rt.steadied(exact, 8).models, strict=True):
+    for before, after in zip(exact.models, rt.smooth_rates(exact, 8).models, strict=True):
         assert after.rates == pytest.approx(rt.curve(before, 8).tolist())
 
 
@@ -133,7 +133,7 @@ def test_what_differs_by_rounding_alone_scales_without_end():
 
 def test_to_the_letter_equation_5_starts_from_two_nodes_also_where_more_was_measured():
     measured = tuple(10.0 * m * 0.97 ** (m - 1) * (1 if m <= 4 else 0.8) for m in range(1, 8))
-    found = rt.as_printed(table(measured, gpus_per_node=2), 12).models[0]
+    found = rt.extend_as_printed(table(measured, gpus_per_node=2), 12).models[0]
     assert found.rates[:7] == measured
     for m in range(8, 13):  # r(m) = m r(4)/4 (r(4)/r(3) x 3/4)^(m-4)
         expected = m * measured[3] / 4 * (measured[3] / measured[2] * 3 / 4) ** (m - 4)
@@ -144,4 +144,4 @@ def test_to_the_letter_equation_5_starts_from_two_nodes_also_where_more_was_meas
 @pytest.mark.parametrize("measured", [(10.0, 19.0), (10.0, 19.0, 27.0, 34.0)])
 def test_to_the_letter_or_not_is_one_where_no_more_than_two_nodes_were_measured(measured):
     rates = table(measured, gpus_per_node=2)
-    assert rt.as_printed(rates, 12) == rates
+    assert rt.extend_as_printed(rates, 12) == rates

@@ -8,7 +8,14 @@ from hypothesis import strategies as st
 
 from scheduler.base import Network, RateTable
 from scheduler.ensemble.online import Observation, OnlineRates, Traits
-from scheduler.ensemble.sharing import REACH, Sharing, paying, share, speedup, worth
+from scheduler.ensemble.sharing import (
+    REACH,
+    Sharing,
+    best_networks_per_gpu,
+    share,
+    speedup,
+    useful_networks_per_gpu,
+)
 from tests.examples import examples
 
 SURE = 0.0, 1000  # a spread of nothing over many steps
@@ -96,7 +103,7 @@ def test_that_a_core_has_nothing_to_spare_is_taken_as_given_until_something_show
         )
         for supply in (math.inf, 2.0)
     ]
-    assert [paying(table, "ab", 3) for table in tables] == [1, 3]
+    assert [best_networks_per_gpu(table, "ab", 3) for table in tables] == [1, 3]
     sharing.observe(("a", 1), 2, 8.0, 0.0, 400)
     assert sharing.curve == (1.0, 1.6, 1.6)
 
@@ -105,15 +112,15 @@ def test_that_a_core_has_nothing_to_spare_is_taken_as_given_until_something_show
 @settings(max_examples=examples(60), deadline=None)
 def test_beyond_what_is_known_networks_share_with_twice_as_many_at_most(curve, most):
     table = RateTable(1, 1, (Network("a", (10.0,)),), sharing=curve)
-    found = paying(table, "a", most)
+    found = best_networks_per_gpu(table, "a", most)
     assert 1 <= found <= min(most, REACH * len(curve))
-    assert found >= min(most, worth(curve))
+    assert found >= min(most, useful_networks_per_gpu(curve))
     assert all(speedup(curve, count + 1) > speedup(curve, count) for count in range(1, found))
 
 
 def test_an_input_that_is_slow_makes_sharing_pay_that_makes_no_step_faster():
     def together(supply):
-        return paying(
+        return best_networks_per_gpu(
             RateTable(1, 1, (Network("a", (6936.0,)),), sharing=(1.0,) * 3, supply=supply), "a", 3
         )
 
@@ -127,10 +134,10 @@ def test_rates_that_were_seen_beside_others_stand_for_those_that_networks_have_a
     rates = OnlineRates([Traits("a", "a"), Traits("b", "b")], 100, 1, 1, slots=4)
     assert rates.table().sharing == ()
     rates.observe("a", 1, Observation(10.0, steps=1000))
-    rates.planned()
-    rates.observe("a", 1, Observation(7.5, steps=1000, beside=2))
+    rates.record_plan()
+    rates.observe("a", 1, Observation(7.5, steps=1000, networks_per_gpu=2))
     assert rates.has_news  # more is known of sharing than when it was planned
-    rates.observe("b", 1, Observation(30.0, steps=1000, beside=2))
+    rates.observe("b", 1, Observation(30.0, steps=1000, networks_per_gpu=2))
     assert rates.table().sharing == (1.0, 1.5)
     assert [network.rates for network in rates.table().models] == [
         (pytest.approx(10.0),),
@@ -141,6 +148,6 @@ def test_rates_that_were_seen_beside_others_stand_for_those_that_networks_have_a
 def test_where_no_gpu_is_shared_nothing_is_learned_of_it():
     rates = OnlineRates([Traits("a", "a")], 100, 1, 1)
     rates.observe("a", 1, Observation(10.0, steps=1000))
-    rates.planned()
+    rates.record_plan()
     rates.observe("a", 1, Observation(10.1))
     assert (rates.sharing, rates.table().sharing, rates.has_news) == (None, (1.0,), False)

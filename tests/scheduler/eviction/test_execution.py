@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduler.base import InputError
-from scheduler.eviction.execution import Eviction, rehearse
+from scheduler.eviction.execution import Eviction, dry_run
 from scheduler.eviction.plan import RunningJob, plan_evictions
 
 QUICK, SLOW = RunningJob("quick", 2, 9000, app_time=2), RunningJob("slow", 2, 9000, app_time=4)
@@ -16,12 +16,14 @@ def look(eviction, minute, *jobs, ending=()):
     """What there is to do; some jobs may hold their nodes still though they cannot be asked any more."""
     held = {job.id: job.nodes for job in (*jobs, *ending)}
     return [
-        (step.what, step.job) for step in eviction.look(minute, jobs, held) if step.what != "plan"
+        (step.kind, step.job)
+        for step in eviction.next_steps(minute, jobs, held)
+        if step.kind != "plan"
     ]
 
 
 def test_those_that_save_do_so_one_after_the_other_and_those_that_lose_work_stop_last():
-    eviction = Eviction(6, 10, margin_min=1, told={"quick", "slow"})
+    eviction = Eviction(6, 10, margin_min=1, saves_on_request={"quick", "slow"})
     assert look(eviction, 0, QUICK, SLOW, CHEAP, DEAR) == [("save", "quick")]
     assert look(eviction, 1, QUICK, SLOW, CHEAP, DEAR) == []
     assert look(eviction, 2, SLOW, CHEAP, DEAR) == [("freed", "quick"), ("save", "slow")]
@@ -41,14 +43,14 @@ def test_nobody_is_stopped_for_nothing_when_a_job_ends_by_itself():
 
 
 def test_what_ends_by_itself_leaves_fewer_nodes_to_free():
-    eviction = Eviction(4, 10, margin_min=1, told={"slow"})
+    eviction = Eviction(4, 10, margin_min=1, saves_on_request={"slow"})
     assert look(eviction, 0, SLOW, CHEAP, DEAR) == [("save", "slow")]
     assert look(eviction, 1, SLOW, CHEAP) == [("ended", "dear"), ("enough", "")]
     assert look(eviction, 9, CHEAP, ending=[SLOW]) == [("deaf", "slow"), ("stop", "cheap")]
 
 
 def test_a_job_that_does_not_save_in_time_is_planned_anew_as_one_that_can_only_be_stopped():
-    eviction = Eviction(2, 10, margin_min=1, told={"quick"})
+    eviction = Eviction(2, 10, margin_min=1, saves_on_request={"quick"})
     assert look(eviction, 0, QUICK, DEAR) == [("save", "quick")]
     assert look(eviction, 2, QUICK, DEAR) == [
         ("deaf", "quick")
@@ -57,7 +59,7 @@ def test_a_job_that_does_not_save_in_time_is_planned_anew_as_one_that_can_only_b
 
 
 def test_there_may_be_time_for_another_to_save_instead():
-    eviction = Eviction(2, 10, margin_min=1, told={"quick", "slow"})
+    eviction = Eviction(2, 10, margin_min=1, saves_on_request={"quick", "slow"})
     assert look(eviction, 0, QUICK, SLOW) == [("save", "quick")]
     assert look(eviction, 2, QUICK, SLOW) == [("deaf", "quick"), ("save", "slow")]
 
@@ -78,12 +80,12 @@ def test_a_job_that_was_stopped_and_stays_is_stopped_again():
 def test_what_could_not_be_done_is_planned_anew():
     eviction = Eviction(2, 0, margin_min=0)
     assert look(eviction, 0, CHEAP, DEAR) == [("stop", "cheap")]
-    eviction.refused("cheap")  # another user's by now, say: it is no candidate any more
+    eviction.cancel_action("cheap")  # another user's by now, say: it is no candidate any more
     assert look(eviction, 0.1, DEAR, ending=[CHEAP]) == [("stop", "dear")]
 
 
 def test_when_the_jobs_that_are_left_are_too_few_it_is_said_once_and_none_is_stopped_in_vain():
-    eviction = Eviction(4, 10, margin_min=1, told={"slow"})
+    eviction = Eviction(4, 10, margin_min=1, saves_on_request={"slow"})
     assert look(eviction, 0, SLOW, CHEAP) == [("save", "slow")]
     assert look(eviction, 1, SLOW, ending=[CHEAP]) == [("short", "")]
     assert look(eviction, 9, ending=[SLOW, CHEAP]) == [("deaf", "slow")]
@@ -106,18 +108,18 @@ def test_where_all_obey_the_nodes_are_free_in_time_at_the_loss_of_the_plan(machi
     ]
     nodes = data.draw(st.integers(0, sum(job.nodes for job in jobs)))
     deadline = data.draw(st.integers(0, 10))
-    eviction = Eviction(nodes, deadline, margin_min=0, told={job.id for job in jobs})
-    steps = rehearse(jobs, eviction)
+    eviction = Eviction(nodes, deadline, margin_min=0, saves_on_request={job.id for job in jobs})
+    steps = dry_run(jobs, eviction)
     assert all(minute <= deadline + 1e-6 for minute, _ in steps)
     lost = sum(
-        job.loss for job in jobs if ("stop", job.id) in {(step.what, step.job) for _, step in steps}
+        job.loss for job in jobs if ("stop", job.id) in {(step.kind, step.job) for _, step in steps}
     )
     assert eviction.freed >= nodes
     assert lost == plan_evictions(jobs, nodes, deadline, deadline or 1)[-1].loss
 
 
 def test_when_a_job_saves_early_another_may_save_instead_of_being_stopped():
-    eviction = Eviction(4, 6, margin_min=1, told={"quick", "slow"})
+    eviction = Eviction(4, 6, margin_min=1, saves_on_request={"quick", "slow"})
     assert look(eviction, 0, QUICK, SLOW, CHEAP) == [
         ("save", "quick")
     ]  # and cheap would be stopped: 2 + 4 > 5 min
@@ -128,10 +130,10 @@ def test_when_a_job_saves_early_another_may_save_instead_of_being_stopped():
 
 
 def test_a_job_that_has_taken_free_nodes_makes_room_in_turn():
-    eviction = Eviction(2, 10, margin_min=1, told={"quick"})
+    eviction = Eviction(2, 10, margin_min=1, saves_on_request={"quick"})
     assert look(eviction, 0, QUICK) == [("save", "quick")]
     assert look(eviction, 2) == [("freed", "quick")]
-    eviction.taken("slow", 2, is_told=True)
+    eviction.add_job("slow", 2, is_told=True)
     assert not eviction.is_done
     assert look(eviction, 3, SLOW) == [("save", "slow")]
     assert look(eviction, 5) == [("freed", "slow")]

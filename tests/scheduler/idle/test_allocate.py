@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from scheduler.base import InputError
 from scheduler.idle import allocate as sharing
-from scheduler.idle.allocate import worth
+from scheduler.idle.allocate import objective_value
 from tests.examples import examples
 from tests.oracles.idle_nodes import allocate_counts, allocate_nodes
 from tests.scheduler.contracts import AllocatorContract, Table
@@ -28,7 +28,7 @@ class Problem:
         return allocator(self.trainers, self.current, self.nodes, self.horizon_s)
 
     def worth(self, counts):
-        return worth(self.trainers, self.current, counts, self.horizon_s)
+        return objective_value(self.trainers, self.current, counts, self.horizon_s)
 
 
 SPEEDS = st.floats(0, 1000)
@@ -94,11 +94,11 @@ def test_counts_that_are_in_no_optimum_change_nothing(problem):
 
 def test_as_published_a_share_counts_only_where_it_is_greater_than_n_min():
     team = [sharing.Trainer(sharing.RateCurve((0, 8), (0.0, 8.0)), n_min=2, n_max=3)] * 3
-    assert sharing.equal(team, (0, 0, 0), 6, 60) == (2, 2, 2)
-    assert sharing.equal_as_published(team, (0, 0, 0), 6, 60) == (3, 3, 0)
+    assert sharing.allocate_equally(team, (0, 0, 0), 6, 60) == (2, 2, 2)
+    assert sharing.allocate_equally_as_published(team, (0, 0, 0), 6, 60) == (3, 3, 0)
     assert (
-        sharing.equal_as_published(team, (0, 0, 0), 9, 60)
-        == sharing.equal(team, (0, 0, 0), 9, 60)
+        sharing.allocate_equally_as_published(team, (0, 0, 0), 9, 60)
+        == sharing.allocate_equally(team, (0, 0, 0), 9, 60)
         == (3, 3, 3)
     )
 
@@ -107,7 +107,7 @@ class TestEqual(IdleNodesContract):
     exact = False
 
     def counts(self, problem):
-        return problem.ask(sharing.equal)
+        return problem.ask(sharing.allocate_equally)
 
 
 class TestCountsProgram(IdleNodesContract):
@@ -152,8 +152,8 @@ def test_thirty_trainers_on_hundreds_of_nodes_have_the_optimum_of_the_counts_pro
     current = rng.integers(0, 20, 30).tolist()
     best = allocate_counts(team, current, 400, 120.0)
     counts = sharing.allocate(team, current, 400, 120.0)
-    assert worth(team, current, counts, 120.0) == pytest.approx(
-        worth(team, current, best.counts, 120.0), rel=1e-9
+    assert objective_value(team, current, counts, 120.0) == pytest.approx(
+        objective_value(team, current, best.counts, 120.0), rel=1e-9
     )
 
 
@@ -203,17 +203,17 @@ def test_weights_and_normalised_curves_change_who_is_served():
         )
 
     assert share(slow, fast) == (0, 2)
-    assert share(slow.normalised(), fast.normalised()) == (2, 0)
+    assert share(slow.normalized(), fast.normalized()) == (2, 0)
     assert share(slow.scaled(20), fast) == (2, 0)
 
 
 def test_equal_serves_the_first_comer_where_there_are_fewer_nodes_than_trainers():
     team = [sharing.Trainer(sharing.RateCurve((4,), (4.0,)), n_min, 4) for n_min in (3, 1, 1)]
-    assert sharing.equal(team, (0, 0, 0), 2, 60.0) == (0, 2, 0)
-    assert sharing.equal(team, (0, 0, 0), 8, 60.0) == (4, 2, 2)
+    assert sharing.allocate_equally(team, (0, 0, 0), 2, 60.0) == (0, 2, 0)
+    assert sharing.allocate_equally(team, (0, 0, 0), 8, 60.0) == (4, 2, 2)
 
 
-@pytest.mark.parametrize("allocator", [sharing.allocate, sharing.equal, allocate_counts])
+@pytest.mark.parametrize("allocator", [sharing.allocate, sharing.allocate_equally, allocate_counts])
 @pytest.mark.parametrize(
     ("current", "nodes", "horizon_s", "complaint"),
     [
@@ -271,7 +271,7 @@ def test_a_trainer_that_cannot_be_is_refused(n_min, n_max, up_s, complaint):
 
 def test_a_curve_of_no_worth_on_one_node_has_no_speed_up():
     with pytest.raises(InputError, match="0 on one node"):
-        sharing.RateCurve((1, 2), (0.0, 2.0)).normalised()
+        sharing.RateCurve((1, 2), (0.0, 2.0)).normalized()
 
 
 # --- Which nodes

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduler.base import InputError
-from scheduler.reservation.chained_requests import best_chain, expected
-from scheduler.reservation.distributions import Discrete, discretise, make_law
+from scheduler.reservation.chained_requests import best_chain, evaluate_chain
+from scheduler.reservation.distributions import Discrete, discretize, make_law
 
 
 @st.composite
@@ -31,7 +31,7 @@ def test_no_other_choice_of_ends_asks_for_less(law, overhead, jobs):
         for inner in combinations(values[:-1], count)
     ]
     sums = [
-        expected(law, (np.diff((0.0, *ends)) + overhead).tolist(), overhead).asked
+        evaluate_chain(law, (np.diff((0.0, *ends)) + overhead).tolist(), overhead).asked
         for ends in choices
     ]
     found = best_chain(law, overhead, jobs)
@@ -47,7 +47,7 @@ def test_a_job_that_costs_much_is_asked_for_once_and_one_that_costs_nothing_for_
 
 
 def test_a_law_of_many_values_is_put_on_fewer_and_still_reaches_the_longest():
-    law = discretise(make_law("truncnorm", mu=8, sigma=2, low=0, high=20), 20_000)
+    law = discretize(make_law("truncnorm", mu=8, sigma=2, low=0, high=20), 20_000)
     found = best_chain(law, overhead=0.05, jobs=20)
     assert law.mean < found.used < found.asked < 20
     assert sum(found.requests) - 0.05 * len(found.requests) >= law.longest * (1 - 1e-9)
@@ -63,7 +63,7 @@ def test_a_law_of_many_values_is_put_on_fewer_and_still_reaches_the_longest():
 )
 def test_requests_that_cannot_be_are_refused(requests, message):
     with pytest.raises(InputError, match=message):
-        expected(Discrete([4], [1]), requests, overhead=1)
+        evaluate_chain(Discrete([4], [1]), requests, overhead=1)
 
 
 @pytest.mark.parametrize(("overhead", "jobs"), [(-1, 3), (1, 0), (float("inf"), 1)])

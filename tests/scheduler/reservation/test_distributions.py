@@ -7,7 +7,13 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from scheduler.base import InputError
-from scheduler.reservation.distributions import Discrete, coarsened, discretise, empirical, make_law
+from scheduler.reservation.distributions import (
+    Discrete,
+    coarsen,
+    discretize,
+    empirical_law,
+    make_law,
+)
 
 LAWS = {
     "truncnorm": ({"mu": 8, "sigma": 2, "low": 6, "high": 16}, stats.norm(8, 2)),
@@ -51,7 +57,7 @@ def test_samples_follow_the_law(pair):
 
 def test_a_discretised_law_has_the_same_distribution_function_at_its_values(pair):
     law, _ = pair
-    discrete = discretise(law, 50)
+    discrete = discretize(law, 50)
     assert np.cumsum(discrete.probabilities) == pytest.approx(law.cdf(discrete.values))
     assert discrete.mean - law.mean == pytest.approx(0.5 * (law.high - law.low) / 50, rel=0.3)
 
@@ -74,16 +80,16 @@ def test_a_law_cut_far_out_in_its_tail_keeps_its_digits(name, parameters, uncut)
 
 
 def test_the_law_of_past_runs_counts_equal_ones_together():
-    law = empirical([5.0, 2.0, 5.0, 2.0, 9.0])
+    law = empirical_law([5.0, 2.0, 5.0, 2.0, 9.0])
     assert law.values.tolist() == [2.0, 5.0, 9.0]
     assert law.probabilities.tolist() == [0.4, 0.4, 0.2]
 
 
 def test_the_law_beyond_a_time_is_conditional():
     law = Discrete([1, 2, 3], [0.5, 0.25, 0.25])
-    assert law.beyond(1).probabilities.tolist() == [0.5, 0.5]
-    assert law.beyond(3) is None
-    assert Discrete([1, 2], [1, 0]).beyond(1) is None
+    assert law.longer_than(1).probabilities.tolist() == [0.5, 0.5]
+    assert law.longer_than(3) is None
+    assert Discrete([1, 2], [1, 0]).longer_than(1) is None
 
 
 def test_work_within_a_time_is_what_a_run_stopped_there_achieves():
@@ -147,12 +153,12 @@ def test_values_and_probabilities_that_are_no_law_are_refused(values, probabilit
 @pytest.mark.parametrize("runs", [[1, 0], [1, float("inf")], [1, float("nan")]])
 def test_runs_that_are_no_times_are_refused(runs):
     with pytest.raises(InputError, match="finite and above 0"):
-        empirical(runs)
+        empirical_law(runs)
 
 
 def test_a_law_wants_a_point():
     with pytest.raises(InputError, match="the number of points is 0"):
-        discretise(make_law("uniform", low=0, high=1), 0)
+        discretize(make_law("uniform", low=0, high=1), 0)
 
 
 @given(
@@ -163,7 +169,7 @@ def test_a_law_wants_a_point():
 def test_a_coarse_law_has_few_values_none_shorter_and_none_longer_than_it_says(values, most, zero):
     values = np.sort([0.0, *values] if zero else values)
     law = Discrete(values, np.full(len(values), 1 / len(values)))
-    coarse, excess = coarsened(law, most + zero)
+    coarse, excess = coarsen(law, most + zero)
     assert len(coarse.values) <= most + zero
     rounded = coarse.values[np.searchsorted(coarse.values, values)]
     assert (rounded >= values).all()
@@ -172,5 +178,5 @@ def test_a_coarse_law_has_few_values_none_shorter_and_none_longer_than_it_says(v
 
 
 def test_a_law_of_few_values_stays_as_it_is():
-    coarse, excess = coarsened(Discrete([1, 2, 3], [0.5, 0, 0.5]), 2)
+    coarse, excess = coarsen(Discrete([1, 2, 3], [0.5, 0, 0.5]), 2)
     assert (coarse.values.tolist(), excess) == ([1, 3], 0.0)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scheduler.base import InputError
 from scheduler.reservation import blocks
 from scheduler.reservation import requests as req
-from scheduler.reservation.distributions import Discrete, discretise, empirical, make_law
+from scheduler.reservation.distributions import Discrete, discretize, empirical_law, make_law
 from scheduler.reservation.log import read_runs
 from tests.examples import examples
 from tests.places import SHARED
@@ -106,7 +106,7 @@ def test_bounding_the_search_loses_no_optimum(law, rate, spent, coarse):
     ],
 )
 def test_the_bounded_search_agrees_with_the_full_one(monkeypatch, law, rate):
-    known = discretise(law, 300)
+    known = discretize(law, 300)
     bounded = req.at_optimal(known, rate, spent=2.0)
     monkeypatch.setattr(req, "COARSE", 1000)
     assert bounded.expected_makespan == pytest.approx(
@@ -157,7 +157,7 @@ def test_theorem_2_started_at_the_first_value_would_lose_its_probability():
 @pytest.mark.parametrize("seed", range(5))
 def test_the_envelope_and_the_labels_agree_without_backfill(seed):
     rng = np.random.default_rng(seed)
-    law = empirical(rng.lognormal(1.0, 1.0, 300))
+    law = empirical_law(rng.lognormal(1.0, 1.0, 300))
     labels = req.at_optimal(law, 0.0).expected_makespan
     assert req.t_optimal(law).expected_makespan == pytest.approx(labels, rel=1e-12)
 
@@ -173,7 +173,7 @@ LARGE = {
 
 @pytest.mark.parametrize("name", LARGE)
 def test_in_blocks_the_sequence_is_that_of_the_sweep_value_by_value(name, monkeypatch):
-    law = discretise(LARGE[name], 20_000)
+    law = discretize(LARGE[name], 20_000)
     found = req.t_optimal(law)
     monkeypatch.setattr(req, "BLOCKS_FROM", 10**9)
     assert req.t_optimal(law) == req.RequestSequence(
@@ -233,11 +233,11 @@ def test_on_fewer_values_the_answer_is_as_near_the_least_as_it_says(law, rate, m
 
 
 def test_of_a_million_equal_values_the_longest_is_asked_for_at_once():
-    assert req.t_optimal(discretise(LARGE["uniform"], 10**6)).requests == (20.0,)
+    assert req.t_optimal(discretize(LARGE["uniform"], 10**6)).requests == (20.0,)
 
 
 def test_table_1_toptimal():
-    assert req.t_optimal(discretise(PAPER, 200)).requests == (10.8, 13.4, 15.4, 17.1, 18.7, 20.0)
+    assert req.t_optimal(discretize(PAPER, 200)).requests == (10.8, 13.4, 15.4, 17.1, 18.7, 20.0)
 
 
 @pytest.mark.parametrize(
@@ -245,7 +245,7 @@ def test_table_1_toptimal():
     [(0.1, [10.86, 13.91, 18.69, 20.0]), (0.5, [13.04, 20.0]), (0.9, [17.39, 20.0])],
 )
 def test_table_1_atoptimal(rate, requests):
-    found = req.at_optimal(discretise(PAPER, 46), rate).requests
+    found = req.at_optimal(discretize(PAPER, 46), rate).requests
     assert [math.floor(100 * request + 1e-9) / 100 for request in found] == requests
 
 
@@ -255,7 +255,7 @@ def test_a_request_is_never_made_where_there_is_no_probability():
 
 @pytest.mark.parametrize("rate", [0.0, 1e-15])
 def test_when_another_request_gains_nothing_it_is_not_made(rate):
-    uniform = discretise(make_law("uniform", low=0, high=3), 30)
+    uniform = discretize(make_law("uniform", low=0, high=3), 30)
     assert req.optimal_requests(uniform, rate).requests == (3.0,)
 
 
@@ -268,7 +268,7 @@ def test_after_a_failure_the_optimal_sequence_goes_on():
 
 def test_backfill_counts_the_time_of_the_failed_requests():
     runs, failed = [1, 2, 5, 6, 9, 12], [4.0]
-    law = empirical(runs).beyond(4)
+    law = empirical_law(runs).longer_than(4)
     found = req.requests_from_runs(runs, failed, backfill_rate=0.3)
     assert found.expected_makespan == pytest.approx(
         min(makespan(law, requests, 0.3, spent=4.0) for requests in every_sequence(law))
@@ -289,7 +289,7 @@ def test_a_job_that_outlived_all_past_runs_asks_for_twice_what_failed():
 @pytest.mark.skipif(not WALLTIMES.is_dir(), reason="the logs of run times are not here")
 @pytest.mark.parametrize("name", ["SLANT_walltime.log", "CT_eye_segmentation.log"])
 def test_on_real_logs_a_sequence_beats_asking_for_the_longest_run(name):
-    law = empirical(read_runs(WALLTIMES / name))
+    law = empirical_law(read_runs(WALLTIMES / name))
     for rate in (0.0, 0.1):
         assert req.optimal_requests(law, rate).expected_makespan < req.expected_makespan(
             law, [law.longest], rate
@@ -299,11 +299,11 @@ def test_on_real_logs_a_sequence_beats_asking_for_the_longest_run(name):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: req.optimal_requests(empirical([1]), 1.0), "at least 0 and below 1"),
-        (lambda: req.optimal_requests(empirical([1]), float("nan")), "at least 0 and below 1"),
-        (lambda: req.optimal_requests(empirical([1]), spent=-1), "at least 0"),
-        (lambda: req.expected_makespan(empirical([1, 3]), [2]), "below the longest run time 3"),
-        (lambda: req.expected_makespan(empirical([1, 3]), [3, 3]), "increasing"),
+        (lambda: req.optimal_requests(empirical_law([1]), 1.0), "at least 0 and below 1"),
+        (lambda: req.optimal_requests(empirical_law([1]), float("nan")), "at least 0 and below 1"),
+        (lambda: req.optimal_requests(empirical_law([1]), spent=-1), "at least 0"),
+        (lambda: req.expected_makespan(empirical_law([1, 3]), [2]), "below the longest run time 3"),
+        (lambda: req.expected_makespan(empirical_law([1, 3]), [3, 3]), "increasing"),
         (lambda: req.requests_from_runs([]), "no past run"),
         (lambda: req.requests_from_runs([1, -2]), "above 0"),
         (lambda: req.requests_from_runs([1, 2], failed=[0]), "failed requests"),

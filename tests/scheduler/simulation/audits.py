@@ -46,7 +46,7 @@ def audit_autoscaled(outcome, jobs, settings):
         _audit_counts(number, job, own, settings)
         _audit_work(number, job, own, outcome.completion_min[number])
     for number, own in held.items():
-        early[own[0].start_min] -= jobs[number].curve.least
+        early[own[0].start_min] -= jobs[number].curve.min_gpus
     must(not +early, f"more jobs than needed are resized too soon, at {[*+early]} min")
 
 
@@ -79,7 +79,7 @@ def _audit_changes(number, own, settings):
         must(
             h.steady_min == h.start_min + settings.rescale_cost_min, f"{at} does not pay its resize"
         )
-        if h.start_min - before.steady_min < settings.keeps_for_min:
+        if h.start_min - before.steady_min < settings.effective_hold_min:
             must(h.gpus < before.gpus, f"{at} grows too soon")
             early[h.start_min] += 1
     return early

@@ -143,8 +143,8 @@ def test_every_simulation_keeps_the_rules_and_resizes_are_bounded(some, how, min
     outcome = simulate(some, how, minutes)
     if how.rescale_cost_min:
         held = math.fsum(h.end_min - h.start_min for h in outcome.holdings)
-        needed = sum(some[number].curve.least for number in {h.job for h in outcome.holdings})
-        assert outcome.rescales <= held / how.keeps_for_min + needed
+        needed = sum(some[number].curve.min_gpus for number in {h.job for h in outcome.holdings})
+        assert outcome.rescales <= held / how.effective_hold_min + needed
 
 
 @settings(max_examples=examples(100), deadline=None)
@@ -154,7 +154,7 @@ def test_in_the_end_every_job_has_completed_or_was_dropped(some, how):
     assert outcome.completed + len(outcome.dropped) == len(some)
     if not how.drop:
         assert set(outcome.dropped) == {
-            n for n, job in enumerate(some) if job.curve.least > how.gpus
+            n for n, job in enumerate(some) if job.curve.min_gpus > how.gpus
         }
 
 

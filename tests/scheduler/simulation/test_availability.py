@@ -27,14 +27,14 @@ def both(holds):
 def test_the_free_processors_are_those_of_the_array(holds):
     free, array, _ = both(holds)
     assert [free.at(t) for t in range(HORIZON)] == array.tolist()
-    assert free.least(3, 9) == array[3:9].min()
+    assert free.min_free(3, 9) == array[3:9].min()
 
 
 @given(st.lists(spans, max_size=12), st.integers(1, 10), st.integers(0, 20))
 def test_processors_are_free_until_the_first_entry_that_is_too_small(holds, processors, time):
     free, array, _ = both(holds)
     busy = [t for t in range(time, HORIZON) if array[t] < processors]
-    assert free.until(time, processors) == (busy[0] if busy else math.inf)
+    assert free.free_until(time, processors) == (busy[0] if busy else math.inf)
 
 
 @given(st.lists(spans, max_size=12), st.integers(1, 10), st.integers(1, 8), st.integers(0, 20))
@@ -42,7 +42,7 @@ def test_the_earliest_place_is_the_first_with_room(holds, processors, duration, 
     free, array, _ = both(holds)
     endless = np.concatenate((array, np.full(duration, 10)))
     places = (t for t in range(after, HORIZON) if endless[t : t + duration].min() >= processors)
-    assert free.earliest(processors, duration, after) == next(places)
+    assert free.earliest_start(processors, duration, after) == next(places)
 
 
 @given(st.lists(spans, max_size=8), st.integers(0, 20))
@@ -54,5 +54,5 @@ def test_what_is_released_and_what_is_past_leaves_no_step(holds, time):
         if end > time:
             free.release(max(start, time), end, processors)
     free.forget(time)
-    assert free.until(time, 10) == math.inf
+    assert free.free_until(time, 10) == math.inf
     assert len(free._times) == 1

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scheduler.base import InputError
-from scheduler.reservation.distributions import Discrete, empirical
+from scheduler.reservation.distributions import Discrete, empirical_law
 from scheduler.simulation.batch_queue import Convention, QueueJob, Run, Schedule, Stream
 from tests.examples import examples
 from tests.scheduler.simulation.audits import BrokenRuleError, audit_queued
@@ -30,7 +30,7 @@ def jobs(draw, most=8, small=True):
                 processors=draw(st.integers(1, 10)),
                 run_time=draw(st.integers(1, 9)),
                 requests=tuple(sorted(asked)),
-                law=draw(st.sampled_from([None, empirical([1, 3, 6, 9])])),
+                law=draw(st.sampled_from([None, empirical_law([1, 3, 6, 9])])),
                 small=small and draw(st.integers(0, 4)) == 0,
             )
         )
@@ -51,9 +51,9 @@ def test_every_simulation_passes_its_audit(made, convention, speculative, stream
     stream = Stream(2.0, lambda rng: float(rng.integers(1, 4)), processors=2) if streamed else None
     schedule = simulate(made, 10, convention, speculative=speculative, stream=stream)
     useful = sum(job.processors * job.run_time for job in schedule.jobs)
-    assert 0 < schedule.utilisation <= 1
-    assert schedule.utilisation + schedule.lost <= 1 + 1e-9
-    assert schedule.utilisation == pytest.approx(useful / (10 * (schedule.end - schedule.start)))
+    assert 0 < schedule.utilization <= 1
+    assert schedule.utilization + schedule.failed_share <= 1 + 1e-9
+    assert schedule.utilization == pytest.approx(useful / (10 * (schedule.end - schedule.start)))
     if not speculative:
         assert not any(run.speculative for run in schedule.runs)
         for index, times in starts(
@@ -123,8 +123,8 @@ def test_a_failed_job_waits_for_the_next_round():
     schedule = simulate(made, 4, PLANNED)
     assert starts(schedule) == {0: [0, 3], 1: [2]}
     assert [run.completed for run in schedule.runs] == [False, True, True]
-    assert schedule.utilisation == pytest.approx((3 + 1) / 6)
-    assert schedule.lost == pytest.approx(2 / 6)
+    assert schedule.utilization == pytest.approx((3 + 1) / 6)
+    assert schedule.failed_share == pytest.approx(2 / 6)
     assert schedule.response() == pytest.approx((6 + 3) / 2)
 
 
@@ -209,7 +209,7 @@ def test_the_stream_brings_its_rate_of_work_while_other_jobs_are_there():
     tiny = [job for job in schedule.jobs if job.small]
     assert [job.submit for job in tiny] == [0.5 * k for k in range(1, 200)]
     assert schedule.response(small=True) == 1.0  # four are free, two are needed
-    assert schedule.utilisation == pytest.approx((400 + 199) / (8 * schedule.end))
+    assert schedule.utilization == pytest.approx((400 + 199) / (8 * schedule.end))
 
 
 def test_small_jobs_wait_for_a_gap_and_go_in_the_order_of_arrival():

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from scheduler.base import InputError
-from scheduler.elastic.allocate import scaling
+from scheduler.elastic.allocate import scaling_curve
 from scheduler.simulation.elastic_jobs import generate, job_record, read_jobs, workload
 
 JOB = {"arrival_min": 0, "length_min": 30, "scaling": [1, 1.5]}
@@ -128,9 +128,9 @@ def test_jobs_arrive_in_order_and_within_the_minutes():
 
 
 def test_a_fixed_batch_needs_at_least_the_gpus_that_hold_it():
-    least = {job.curve.least for job in generate(400, 60, "high", "fixed", seed=0)}
+    least = {job.curve.min_gpus for job in generate(400, 60, "high", "fixed", seed=0)}
     assert least == set(range(1, 9))
-    assert {job.curve.least for job in generate(400, 60, "high", "elastic", seed=0)} == {1}
+    assert {job.curve.min_gpus for job in generate(400, 60, "high", "elastic", seed=0)} == {1}
 
 
 @pytest.mark.parametrize(
@@ -163,13 +163,13 @@ def test_the_first_category_scales_as_the_paper_measured():
     """[ELASTIC] Table II: scaling factors of category 1 on two GPUs, by batch per GPU."""
     kind, *_ = workload().categories
     for per_gpu, measured in [(8, 0.86), (11, 1.06), (16, 1.3), (22, 1.45), (32, 1.66)]:
-        curve = scaling(kind.network, workload().comm_s, kind.batches, 2, fixed=2 * per_gpu)
+        curve = scaling_curve(kind.network, workload().comm_s, kind.batches, 2, fixed=2 * per_gpu)
         assert curve.factors[1] == pytest.approx(measured, abs=0.005)
 
 
 def test_communication_bound_jobs_scale_worst_and_compute_bound_ones_best():
     compute, communication, balanced, rigid = (
-        np.array(scaling(kind.network, workload().comm_s, kind.batches, 10).factors)
+        np.array(scaling_curve(kind.network, workload().comm_s, kind.batches, 10).factors)
         for kind in workload().categories
     )
     assert (compute >= balanced).all()
@@ -191,7 +191,7 @@ def test_the_smallest_and_the_largest_batch_are_baselines_too():
     }
     assert {batch for batch in ends["smallest"].batches if batch} == {32}
     assert {batch for batch in ends["largest"].batches if batch} == {256}
-    assert ends["largest"].least > ends["smallest"].least == 1
+    assert ends["largest"].min_gpus > ends["smallest"].min_gpus == 1
 
 
 def test_there_are_four_categories():

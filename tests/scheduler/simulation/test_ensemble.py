@@ -22,7 +22,7 @@ from scheduler.base import (
 from scheduler.ensemble.costs import PAPER_COSTS, REGROUPING_COSTS, Costs
 from scheduler.ensemble.pace import Ring, Stream
 from scheduler.ensemble.policies import POLICIES, Policy
-from scheduler.ensemble.rates import steadied
+from scheduler.ensemble.rates import smooth_rates
 from scheduler.ensemble.waterfill import lower_bound
 from scheduler.files import read_json
 from scheduler.simulation.draw import convert, redraw_epochs, with_errors
@@ -364,7 +364,7 @@ def test_global_to_the_letter_takes_about_the_times_of_the_papers_table_4(
 @pytest.mark.parametrize(("gpus", "most"), [(20, 1.03), (60, 1.04), (160, 1.09)])
 def test_adaptive_comes_close_to_the_bound_without_knowing_the_epochs(calibrated, gpus, most):
     rates = redraw_epochs(calibrated, seed=gpus)
-    told = steadied(with_errors(rates, 0.05, seed=gpus), gpus)
+    told = smooth_rates(with_errors(rates, 0.05, seed=gpus), gpus)
     found = simulate(
         rates,
         Cluster.of(gpus, 4),

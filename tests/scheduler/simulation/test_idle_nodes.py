@@ -157,7 +157,7 @@ def test_where_dedicated_nodes_are_done_even_earlier_their_mean_rate_goes_on():
 
 def test_without_idle_nodes_there_is_no_efficiency():
     nodes = trace(100, (50, [0], [])).select(end_s=40)
-    summary = idle_nodes.summarise(
+    summary = idle_nodes.summarize(
         nodes, [job()], idle_nodes.Settings(), replay(nodes, [job()], idle_nodes.Settings())
     )
     assert (summary.node_hours, summary.events, summary.completed) == (0, 0, 0)
@@ -286,6 +286,6 @@ def week():
 def test_the_week_of_the_paper_has_the_efficiency_that_is_known(week, settings, expected):
     by_index, by_name, jobs = week
     nodes = by_name if settings.placement is place_in_order else by_index
-    summary = idle_nodes.summarise(nodes, jobs, settings, replay(nodes, jobs, settings))
+    summary = idle_nodes.summarize(nodes, jobs, settings, replay(nodes, jobs, settings))
     assert summary.efficiency == pytest.approx(expected, abs=0.004)
     assert summary.equivalent_nodes == pytest.approx(85.094, abs=0.001)

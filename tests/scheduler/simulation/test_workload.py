@@ -30,18 +30,18 @@ def drawn(rule, **changes):
     ],
 )
 def test_what_each_rule_asks_for(rule, expected):
-    assert workload.requests(rule, KNOWN, recent=[1, 4, 1], backfill_rate=0.95) == expected
+    assert workload.choose_requests(rule, KNOWN, recent=[1, 4, 1], backfill_rate=0.95) == expected
 
 
 def test_recent_runs_as_long_as_the_longest_known_are_asked_for_once():
-    assert workload.requests(workload.Rule.RECENT, KNOWN, recent=[9, 1]) == (9.0,)
+    assert workload.choose_requests(workload.Rule.RECENT, KNOWN, recent=[9, 1]) == (9.0,)
 
 
 def test_only_a_trace_knows_what_users_asked_for():
     with pytest.raises(
         InputError, match="the other rules are: classical, recent, toptimal, atoptimal"
     ):
-        workload.requests(workload.Rule.USER, KNOWN, [1])
+        workload.choose_requests(workload.Rule.USER, KNOWN, [1])
 
 
 def test_all_rules_draw_the_same_jobs():
