@@ -31,7 +31,7 @@ from fleet.runtime.compatibility import find_data_changes
 from fleet.storage.network_leases import find_held_lease
 from fleet.storage.paths import RunPaths
 from fleet.terminal import print_table
-from fleet.units import counted, format_duration
+from fleet.units import format_duration, pluralize
 
 _LOOK_S = 1.0  # between two looks whether a launch is still at work
 
@@ -141,7 +141,7 @@ def _print(report: RunReport, over: HarvestEnded | None) -> None:
     if report.rungs:
         print_table(*rungs_table(report.rungs), title="What was pruned when")
     print(
-        f"{format_duration(account.seconds)} on {counted(account.gpus, account.device)}: "
+        f"{format_duration(account.seconds)} on {pluralize(account.gpus, account.device)}: "
         + ", ".join(f"{name} {share:.1%}" for name, share in account.spent.shares.items())
     )
     if report.cache_summary:
@@ -156,7 +156,7 @@ def _print(report: RunReport, over: HarvestEnded | None) -> None:
     if account.first_signal_s is not None:
         print(f"every network had ended an epoch after {format_duration(account.first_signal_s)}")
     if report.run.missed:
-        print(MISSED_CHUNKS.format(chunks=counted(report.run.missed, "chunk")))
+        print(MISSED_CHUNKS.format(chunks=pluralize(report.run.missed, "chunk")))
     if account.ratio is not None:
         print(
             f"makespan {account.measured_s:.1f} s, simulated {account.simulated_s:.1f} s: {account.ratio:.3f}"

@@ -348,9 +348,9 @@ class _Course:
         held |= {
             job: self.taken_by[job] for job in taken if job in self.taken_by
         }  # also one that has begun anew
-        for step in self.eviction.look(minute, jobs, held):
+        for step in self.eviction.next_steps(minute, jobs, held):
             self._take(step, minute, found)
-            if step.what in ("freed", "ended"):
+            if step.kind in ("freed", "ended"):
                 self.holding.watch(step.job)
         self.holding.hold_waiting(found.queue)
         if not self.eviction.is_done:
@@ -390,7 +390,7 @@ class _Course:
             self.machine.seen[job] = found.queue[job]
             self.taken_by[job] = len(nodes)
             self.freed.track_job(job, nodes)
-            self.eviction.taken(job, len(nodes), job in found.signals)
+            self.eviction.add_job(job, len(nodes), job in found.signals)
 
     def _end(self, minute: float, found: ClusterSnapshot | None) -> tuple[bool, str] | None:
         """Whether it has ended well, and why it has ended; None while it goes on."""
@@ -438,9 +438,9 @@ class _Course:
             "minute": round(minute, 3),
             **({"job": step.job} if step.job else {}),
         }
-        if not step.is_act:
+        if not step.is_action:
             more = {"actions": step.actions} if step.actions else {}
-            self.diary.note(step.what, describe_step(minute, step), **where, **more)
+            self.diary.note(step.kind, describe_step(minute, step), **where, **more)
             return
         user = self.machine.seen[step.job].user
         try:
@@ -453,7 +453,7 @@ class _Course:
             wrong = str(error)
             done = ""
         if wrong:
-            self.eviction.refused(step.job)
+            self.eviction.cancel_action(step.job)
             self.diary.note(
                 "refused",
                 f"{minute:7.1f} min  job {step.job} of {user}: nothing was done: {wrong}",
@@ -462,7 +462,7 @@ class _Course:
             )
         else:
             self.diary.note(
-                step.what,
+                step.kind,
                 f"{describe_step(minute, step)} (of {user}; {done})",
                 **where,
                 user=user,
@@ -471,13 +471,13 @@ class _Course:
 
     def _do(self, step: Step, minute: float, found: ClusterSnapshot) -> str:
         """What was done, in words."""
-        if step.what == "yield":
+        if step.kind == "yield":
             self.room.touch(60 * (step.until_min - minute))  # nobody looks until that has an end
             gone = self.machine.give_back(
                 found.runs[step.job], step.nodes, 60 * (step.until_min - minute)
             )
             return f"{', '.join(gone)} given back; it keeps {', '.join(slurm_control.shrink(step.job, gone))}"
-        if step.what == "stop":
+        if step.kind == "stop":
             return self.holding.put_back(step.job)
         signal = found.signals.get(step.job)
         if signal is None:
@@ -535,7 +535,7 @@ def describe_step(minute: float, step: Step) -> str:
         "short": "not enough",
     }
     who = f"job {step.job}: " if step.job else ""
-    return f"{minute:7.1f} min  {who}{words[step.what]}{f': {step.said}' if step.said else ''}"
+    return f"{minute:7.1f} min  {who}{words[step.kind]}{f': {step.detail}' if step.detail else ''}"
 
 
 def dry_run_lines(
@@ -544,14 +544,14 @@ def dry_run_lines(
     """What would be done, for a dry run; ``freed`` needs no line."""
     lines = []
     for minute, step in steps:
-        if step.is_act or step.what == "plan":
+        if step.is_action or step.kind == "plan":
             how = {
                 "yield": " (as its comment says that it can)",
                 "save": f" (signal {signals[step.job]})"
                 if step.job in signals
                 else " (it saves by itself)",
                 "stop": " (requeue and hold for a while, or cancel where Slurm refuses that)",
-            }.get(step.what, "")
+            }.get(step.kind, "")
             owner = f" of {users[step.job]}" if step.job else ""
             lines.append(
                 describe_step(minute, step).replace(

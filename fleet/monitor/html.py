@@ -32,7 +32,7 @@ from fleet.monitor.search_summary import (
 from fleet.prediction.ensembles import TOGETHER, make_table
 from fleet.storage.files import atomic_write
 from fleet.storage.results import Status, short_names
-from fleet.units import counted, format_duration
+from fleet.units import format_duration, pluralize
 
 # The parts of the GPU time in the order of the bar: each one's name for people and its colour.
 _SPENT = {
@@ -147,7 +147,7 @@ def _summary(report: RunReport) -> str:
     counts = report.counts
     launches = f", {account.launches} launches" if account.launches > 1 else ""
     if account.slots > 1:
-        shared = f", up to {counted(account.slots, 'network')} on each"
+        shared = f", up to {pluralize(account.slots, 'network')} on each"
     else:
         shared = ""
     facts = [
@@ -399,7 +399,7 @@ def _startup(account: Account) -> list[str]:
 
 def _missed(report: RunReport) -> str:
     missed = report.run.missed
-    return _note(f"{MISSED_CHUNKS.format(chunks=counted(missed, 'chunk'))}." if missed else "")
+    return _note(f"{MISSED_CHUNKS.format(chunks=pluralize(missed, 'chunk'))}." if missed else "")
 
 
 def _note(text: str) -> str:

@@ -20,7 +20,7 @@ from fleet.spec.space import Dimension, Range, Space
 from fleet.spec.train import Stopping
 from fleet.storage.results import NetworkResult, Status, short_names, without_fold_means
 from fleet.terminal import brief
-from fleet.units import counted, listed
+from fleet.units import listed, pluralize
 
 _SHOWN = 12  # rows and names that a table shows
 _BEST = 200  # networks that the table of a search has
@@ -132,7 +132,7 @@ class SearchReport:
                 "one, it answered None."
             )
         counts = Counter(str(one.status) for one in self.trials)
-        said = f"{counted(len(self.trials), 'network')}: " + ", ".join(
+        said = f"{pluralize(len(self.trials), 'network')}: " + ", ".join(
             f"{number} {status}" for status, number in counts.items()
         )
         if not self.improvements:
