@@ -47,7 +47,7 @@ class Case:
         return [
             in_seconds(job)
             if self.step == "1 s"
-            else job.checkpointing.costs(STORAGE, resolution=1)
+            else job.checkpointing.running_job(STORAGE, resolution=1)
             for job in jobs
         ]
 

@@ -43,7 +43,7 @@ Curve = list[float]
 
 def costs(jobs: Sequence[BatchJob]) -> list[RunningJob]:
     """As the paper plans: in whole minutes."""
-    return [job.checkpointing.costs(STORAGE, resolution=1) for job in jobs]
+    return [job.checkpointing.running_job(STORAGE, resolution=1) for job in jobs]
 
 
 # --- Figs. 5 to 7 -------------------------------------------------------------------------------
@@ -227,7 +227,7 @@ def machine_block(draws: int) -> str:
 
 
 def carried_out(jobs: Sequence[BatchJob], nodes: int, deadline: int) -> list[float]:
-    plan = plan_evictions([job.checkpointing.costs(STORAGE) for job in jobs], nodes, deadline)[-1]
+    plan = plan_evictions([job.checkpointing.running_job(STORAGE) for job in jobs], nodes, deadline)[-1]
     outcome = simulate(jobs, plan.actions, nodes, ON_DEMAND_MIN, STORAGE)
     return [
         plan.checkpoint_time,

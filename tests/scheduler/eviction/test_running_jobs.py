@@ -42,20 +42,20 @@ def test_costs_follow_from_sizes_bandwidths_and_the_last_checkpoint():
     job = Checkpointing(
         "a", 100, since_checkpoint_min=40, interval_min=60, critical_gb=6, memory_gb=60
     )
-    assert job.costs(STORAGE) == RunningJob("a", 100, 240_000, app_time=20.1, sys_time=1)
-    assert job.costs(STORAGE, resolution=1) == RunningJob(
+    assert job.running_job(STORAGE) == RunningJob("a", 100, 240_000, app_time=20.1, sys_time=1)
+    assert job.running_job(STORAGE, resolution=1) == RunningJob(
         "a", 100, 240_000, app_time=21, sys_time=1
     )
 
 
 def test_nodes_may_differ_in_what_they_write():
-    assert Checkpointing("a", 2, 0, memory_gb=[1, 36]).costs(STORAGE).sys_time == 0.3
+    assert Checkpointing("a", 2, 0, memory_gb=[1, 36]).running_job(STORAGE).sys_time == 0.3
 
 
 @pytest.mark.parametrize("fields", [{"interval_min": None}, {"critical_gb": None}])
 def test_without_an_interval_or_a_size_a_job_does_not_checkpoint_itself(fields):
     job = Checkpointing("a", 1, 0, **{"interval_min": 60, "critical_gb": 1, **fields})
-    assert job.costs(STORAGE) == RunningJob("a", 1, 0)
+    assert job.running_job(STORAGE) == RunningJob("a", 1, 0)
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,7 @@ def test_checkpoints_are_written_one_at_a_time_and_who_waits_for_the_system_work
 
 def test_waits_overlap_so_the_nodes_are_free_before_the_planned_moment():
     jobs = [job("a", 1, since=50), job("b", 1, since=50)]
-    plan = plan_evictions([j.checkpointing.costs(SLOW) for j in jobs], 2, 30)[-1]
+    plan = plan_evictions([j.checkpointing.running_job(SLOW) for j in jobs], 2, 30)[-1]
     assert plan.actions == {"a": "sys", "b": "sys"}
     outcome = simulate(jobs, {"a": "app", "b": "app"}, nodes=2, length_min=1, storage=SLOW)
     assert outcome.start_min == 12  # planned: 11 + 11
@@ -73,7 +73,7 @@ def test_every_plan_keeps_its_promise_and_the_audit_finds_nothing(
     seed, count, share, deadline, optimal
 ):
     jobs = theta_like(count, seed, nodes=200)
-    costs = [j.checkpointing.costs(STORAGE) for j in jobs]
+    costs = [j.checkpointing.running_job(STORAGE) for j in jobs]
     nodes = round(share * 200)
     plan = (
         plan_evictions(costs, nodes, deadline, step=deadline or 1)[-1]
