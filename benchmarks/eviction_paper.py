@@ -227,7 +227,9 @@ def machine_block(draws: int) -> str:
 
 
 def carried_out(jobs: Sequence[BatchJob], nodes: int, deadline: int) -> list[float]:
-    plan = plan_evictions([job.checkpointing.running_job(STORAGE) for job in jobs], nodes, deadline)[-1]
+    plan = plan_evictions(
+        [job.checkpointing.running_job(STORAGE) for job in jobs], nodes, deadline
+    )[-1]
     outcome = simulate(jobs, plan.actions, nodes, ON_DEMAND_MIN, STORAGE)
     return [
         plan.checkpoint_time,

@@ -22,13 +22,13 @@ class InputError(ValueError):
     """Input that no algorithm can work on; the message names the place and what would be right."""
 
 
-def pluralize(number: int, what: str) -> str:
+def pluralize(number: int, noun: str) -> str:
     """So many of something.
 
     >>> counted(1, "GPU"), counted(2, "GPU")
     ('1 GPU', '2 GPUs')
     """
-    return f"{number} {what}{'' if number == 1 else 's'}"
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 # What a machine may have; sums, products and quotients of such numbers are numbers as well.
@@ -63,7 +63,7 @@ def is_name(value: Any) -> bool:
     return isinstance(value, str) and value != "" and value.isprintable()
 
 
-def check_range(what: str, value: float, least: float, most: float, unit: str = "") -> None:
+def check_range(name: str, value: float, low: float, high: float, unit: str = "") -> None:
     """See that a number is within bounds that keep time and memory within bounds.
 
     Raises:
@@ -74,9 +74,9 @@ def check_range(what: str, value: float, least: float, most: float, unit: str = 
     ...
     scheduler.base.InputError: --points is 1000000000000; it must be a number from 1 to 1e+06
     """
-    if not least <= value <= most:
-        shown = f"{str(value)[:40]} {unit}".rstrip()
-        raise InputError(f"{what} is {shown}; it must be a number from {least:g} to {most:g}")
+    if not low <= value <= high:
+        text = f"{str(value)[:40]} {unit}".rstrip()
+        raise InputError(f"{name} is {text}; it must be a number from {low:g} to {high:g}")
 
 
 @dataclass(frozen=True)
@@ -198,7 +198,7 @@ class RateTable:
 
     def __getstate__(self) -> dict[str, Any]:
         return {
-            one.name: getattr(self, one.name) for one in fields(self)
+            field_.name: getattr(self, field_.name) for field_ in fields(self)
         }  # another process hashes otherwise
 
     def with_network(self, network: Network) -> RateTable:
@@ -294,8 +294,8 @@ class Cluster:
         >>> [Cluster.of(gpus=4, gpus_per_node=2, slots=2).gpu(device) for device in range(8)]
         [0, 1, 0, 1, 2, 3, 2, 3]
         """
-        whole = self.gpus_per_node // self.slots
-        return self.node(device) * whole + device % self.gpus_per_node % whole
+        gpus = self.gpus_per_node // self.slots
+        return self.node(device) * gpus + device % self.gpus_per_node % gpus
 
     @cached_property
     def whole_gpus(self) -> int:
@@ -314,10 +314,10 @@ class Cluster:
 
     def without(self, devices: set[int] | list[int] | tuple[int, ...]) -> Cluster:
         """The cluster after some devices died, or while others hold them."""
-        gone = set(devices)
-        if not gone:
+        excluded = set(devices)
+        if not excluded:
             return self
-        return replace(self, devices=tuple(d for d in self.devices if d not in gone))
+        return replace(self, devices=tuple(d for d in self.devices if d not in excluded))
 
 
 @dataclass(frozen=True)
@@ -332,7 +332,7 @@ class Member:
     devices: tuple[int, ...]
     batch: int | None = None
 
-    def batch_on(self, gpus: int, least: int) -> int | None:
+    def batch_on(self, gpus: int, min_batch: int) -> int | None:
         """The batch of an epoch that begins on fewer GPUs, because others are not free yet: as many samples on each.
 
         Args:
@@ -344,7 +344,7 @@ class Member:
         """
         if self.batch is None or gpus >= self.gpus:
             return self.batch
-        return max(least, self.batch * gpus // self.gpus)
+        return max(min_batch, self.batch * gpus // self.gpus)
 
     @property
     def gpus(self) -> int:

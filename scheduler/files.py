@@ -77,7 +77,7 @@ def _opened(path: str | Path) -> Iterator[IO[bytes]]:
 
 
 def iter_line_blocks(
-    path: str | Path, heard: ProgressCallback = lambda done, total: None
+    path: str | Path, on_progress: ProgressCallback = lambda done, total: None
 ) -> Iterator[tuple[int, bytes]]:
     """A file in pieces of whole lines, each with the number of its first; unzipped, where its name ends in ``.gz``.
 
@@ -87,20 +87,20 @@ def iter_line_blocks(
     Raises:
         InputError: as of :func:`read_bytes`.
     """
-    rest = b""
+    pending = b""
     line = 1
     with _opened(path) as file:
         size = os.fstat(file.fileno()).st_size
         while piece := file.read(BLOCK):
-            rest += piece
-            end = rest.rfind(b"\n") + 1
+            pending += piece
+            end = pending.rfind(b"\n") + 1
             if end:
-                yield line, rest[:end]
-                line = line + rest.count(b"\n", 0, end)
-                rest = rest[end:]
-            heard(os.lseek(file.fileno(), 0, os.SEEK_CUR), size)
-    if rest:
-        yield line, rest + b"\n"
+                yield line, pending[:end]
+                line = line + pending.count(b"\n", 0, end)
+                pending = pending[end:]
+            on_progress(os.lseek(file.fileno(), 0, os.SEEK_CUR), size)
+    if pending:
+        yield line, pending + b"\n"
 
 
 def parse_numbers(block: bytes, columns: int) -> NDArray[np.float64] | None:
@@ -123,7 +123,7 @@ def parse_numbers(block: bytes, columns: int) -> NDArray[np.float64] | None:
 
 
 def check_record(
-    value: Any, place: str, required: Iterable[str], optional: Iterable[str] = ()
+    value: Any, location: str, required: Iterable[str], optional: Iterable[str] = ()
 ) -> dict[str, Any]:
     """A record with no other keys than these.
 
@@ -131,9 +131,9 @@ def check_record(
         InputError: it is none, or has other keys.
     """
     read = RecordReader()
-    found = read.record(value, "", required, optional)
-    read.raise_mistakes(place)
-    return found
+    record = read.record(value, "", required, optional)
+    read.raise_mistakes(location)
+    return record
 
 
 class RecordReader:
@@ -145,93 +145,95 @@ class RecordReader:
     def __init__(self) -> None:
         self.mistakes: list[str] = []
 
-    def raise_mistakes(self, place: str) -> None:
+    def raise_mistakes(self, source: str) -> None:
         """Raise InputError if there was any mistake, with all of them in one line."""
         if self.mistakes:
             more = len(self.mistakes) - MAX_MISTAKES
             raise InputError(
-                f"{place}: "
+                f"{source}: "
                 + "; ".join(self.mistakes[:MAX_MISTAKES])
                 + (f"; and {more} more" if more > 0 else "")
             )
 
-    def add_mistake(self, place: str, text: str) -> None:
+    def add_mistake(self, location: str, text: str) -> None:
         """Note what is wrong at a place."""
-        self.mistakes.append(f"{place} is {text}" if place else text)
+        self.mistakes.append(f"{location} is {text}" if location else text)
 
     def record(
-        self, value: Any, place: str, required: Iterable[str], optional: Iterable[str] = ()
+        self, value: Any, location: str, required: Iterable[str], optional: Iterable[str] = ()
     ) -> dict[str, Any]:
         """A record with no other keys than these."""
-        required, known = tuple(required), (*required, *optional)
+        required, allowed = tuple(required), (*required, *optional)
         if not isinstance(value, dict):
             self.add_mistake(
-                place or "the whole",
-                f"{_short(value)}, but must be an object with " + ", ".join(known),
+                location or "the whole",
+                f"{_short(value)}, but must be an object with " + ", ".join(allowed),
             )
             return {}
-        prefix = f"{place}." if place else ""
+        prefix = f"{location}." if location else ""
         for key in value:
-            if key not in known:
+            if key not in allowed:
                 self.add_mistake(
-                    prefix + str(key), "an unknown key; the keys are " + ", ".join(known)
+                    prefix + str(key), "an unknown key; the keys are " + ", ".join(allowed)
                 )
         for key in required:
             if key not in value:
                 self.add_mistake(prefix + key, "missing")
         return value
 
-    def check_unique_names(self, place: str, networks: Sequence[Network]) -> None:
+    def check_unique_names(self, location: str, networks: Sequence[Network]) -> None:
         """Each network has a name of its own."""
         for name, count in sorted(Counter(network.name for network in networks).items()):
             if count > 1:
                 self.add_mistake(
-                    "", f"{place}: {count} networks are named {name!r}, but names must be unique"
+                    "", f"{location}: {count} networks are named {name!r}, but names must be unique"
                 )
 
-    def items(self, record: dict[str, Any], key: str, place: str) -> list[Any]:
+    def items(self, record: dict[str, Any], key: str, location: str) -> list[Any]:
         """The list under a key; empty where there is none."""
         value = record.get(key, [])
         if isinstance(value, list):
             return value
-        self.add_mistake(place, f"{_short(value)}, but must be a list")
+        self.add_mistake(location, f"{_short(value)}, but must be a list")
         return []
 
-    def positive(self, value: Any, place: str, unit: str) -> float:
+    def positive(self, value: Any, location: str, unit: str) -> float:
         """A number above 0, of a size that a machine may have: sums and quotients of such are numbers as well."""
         return self._number(
             value,
-            place,
+            location,
             lambda x: MIN_VALUE <= x <= MAX_VALUE,
             f"from {MIN_VALUE} to {MAX_VALUE} {unit}",
         )
 
-    def not_negative(self, value: Any, place: str, unit: str) -> float:
+    def not_negative(self, value: Any, location: str, unit: str) -> float:
         """0, or such a number."""
         return self._number(
             value,
-            place,
+            location,
             lambda x: x == 0 or MIN_VALUE <= x <= MAX_VALUE,
             f"0 or from {MIN_VALUE} to {MAX_VALUE} {unit}",
         )
 
-    def count(self, record: dict[str, Any], key: str, place: str) -> int:
+    def count(self, record: dict[str, Any], key: str, location: str) -> int:
         """A whole number from 1 to 1e12."""
         if key not in record:
             return 1  # that it is missing has been said
         return int(
             self._number(
                 record[key],
-                place,
+                location,
                 lambda x: 1 <= x <= 1e12 and x == int(x),
                 "a whole number from 1",
             )
         )
 
-    def _number(self, value: Any, place: str, right: Callable[[float], bool], wanted: str) -> float:
+    def _number(
+        self, value: Any, location: str, right: Callable[[float], bool], requirement: str
+    ) -> float:
         if is_number(value) and right(value):
             return value
-        self.add_mistake(place, f"{_short(value)}, but must be {wanted}")
+        self.add_mistake(location, f"{_short(value)}, but must be {requirement}")
         return 1.0
 
 

@@ -33,8 +33,8 @@ def concave_hulls(
     changes = np.flatnonzero(np.diff(row)) + 1
     left = np.concatenate(([0], changes))
     right = np.concatenate((changes, [len(row)])) - 1
-    found = [left, right]
-    least = TOLERANCE * float(np.abs(y).max(initial=0.0))
+    vertices = [left, right]
+    tolerance = TOLERANCE * float(np.abs(y).max(initial=0.0))
     inner = np.ones(len(row), np.bool_)
     inner[left] = inner[right] = False
     point = np.flatnonzero(inner)
@@ -44,10 +44,10 @@ def concave_hulls(
         width = x[right] - x[left]
         slope = (y[right] - y[left]) / np.where(width > 0, width, 1)
         above = (y[point] - y[left][line]) - slope[line] * (x[point] - x[left][line])
-        kept = above > least
-        point = point[kept]
-        line = line[kept]
-        above = above[kept]
+        is_above = above > tolerance
+        point = point[is_above]
+        line = line[is_above]
+        above = above[is_above]
         if not len(point):
             break
         first = np.flatnonzero(np.diff(line, prepend=-1))
@@ -55,7 +55,7 @@ def concave_hulls(
         group = np.cumsum(np.diff(line, prepend=line[0]) != 0)
         at_top = np.flatnonzero(above == highest[group])
         vertex = point[at_top[np.flatnonzero(np.diff(group[at_top], prepend=-1))]]
-        found.append(vertex)
+        vertices.append(vertex)
         old = line[first]
         left = np.stack((left[old], vertex), 1).reshape(-1)
         right = np.stack((vertex, right[old]), 1).reshape(-1)
@@ -63,4 +63,4 @@ def concave_hulls(
         inside = point != vertex[group]
         point = point[inside]
         line = line[inside]
-    return np.unique(np.concatenate(found))
+    return np.unique(np.concatenate(vertices))

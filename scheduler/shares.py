@@ -85,22 +85,22 @@ def climb(gains: Sequence[Gains], units: int) -> Climb:
     >>> climb([Gains(np.array([0.0, 3, 5])), Gains(np.array([0.0, 1, 6]))], units=3)
     Climb(counts=array([1, 2]), price=2.0, left=0)
     """
-    new = [one for one in gains if one.steps is None]
+    new = [gain for gain in gains if gain.steps is None]
     if new:
         _find_steps(new)
-    steps: list[Any] = [one.steps for one in gains]
-    first = np.array([one.first for one in steps], np.int64)
+    steps: list[Any] = [gain.steps for gain in gains]
+    first = np.array([gain.first for gain in steps], np.int64)
     spare = units - int(first.sum())
-    owner = np.repeat(np.arange(len(steps)), [len(one.length) for one in steps])
-    length = np.concatenate([one.length for one in steps])
-    slope = np.concatenate([one.slope for one in steps])
+    owner = np.repeat(np.arange(len(steps)), [len(gain.length) for gain in steps])
+    length = np.concatenate([gain.length for gain in steps])
+    slope = np.concatenate([gain.slope for gain in steps])
     steep = np.arange(len(slope))
     if 0 <= spare < len(slope) - 1:  # no more of them than units can be taken
         steep = np.flatnonzero(slope >= np.partition(slope, -spare - 1)[-spare - 1])
     order = steep[np.argsort(-slope[steep], kind="stable")]
-    taken = order[: int(np.searchsorted(np.cumsum(length[order]), spare, side="right"))]
-    counts = first + np.bincount(owner[taken], length[taken], len(steps)).astype(np.int64)
-    price = float(slope[order[len(taken)]]) if len(taken) < len(order) else 0.0
+    chosen = order[: int(np.searchsorted(np.cumsum(length[order]), spare, side="right"))]
+    counts = first + np.bincount(owner[chosen], length[chosen], len(steps)).astype(np.int64)
+    price = float(slope[order[len(chosen)]]) if len(chosen) < len(order) else 0.0
     return Climb(counts, price, units - int(counts.sum()))
 
 
@@ -114,16 +114,16 @@ def _find_steps(gains: Sequence[Gains]) -> None:
     rising = np.flatnonzero((row[1:] == row[:-1]) & (rise > 0))
     length, slope = length[rising], rise[rising] / length[rising]
     ends = [0, *np.searchsorted(row[1:][rising], np.arange(1, len(gains) + 1)).tolist()]
-    for place, one in enumerate(gains):
-        own = slice(ends[place], ends[place + 1])
-        one.steps = Steps(first[place], length[own], slope[own])
+    for index, taker in enumerate(gains):
+        span = slice(ends[index], ends[index + 1])
+        taker.steps = Steps(first[index], length[span], slope[span])
 
 
 def _possible(gains: Sequence[Gains]) -> tuple[IntArray, IntArray, FloatArray]:
     """Of all counts that takers may have, one after the other: the taker, the count, and what it gains."""
-    sizes = [len(one.values) for one in gains]
+    sizes = [len(taker.values) for taker in gains]
     row = np.repeat(np.arange(len(gains)), sizes)
-    gain = np.concatenate([one.values for one in gains])
+    gain = np.concatenate([taker.values for taker in gains])
     count = np.arange(len(gain)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
     possible = np.flatnonzero(np.isfinite(gain))
     return row[possible], count[possible], gain[possible]
@@ -141,23 +141,25 @@ def optimal_counts(gains: Sequence[Gains], reached: Climb) -> list[int]:
     better = gain - gain[more == 0][row]
     loss = reached.price * more - better
     rounding = 1e-9 * max(1.0, float(np.abs(gain).max()))
-    kept = loss <= reached.price * reached.unused - better[more <= reached.unused].max() + rounding
-    row = row[kept]
-    count = count[kept]
-    gain = gain[kept]
+    is_candidate = (
+        loss <= reached.price * reached.unused - better[more <= reached.unused].max() + rounding
+    )
+    row = row[is_candidate]
+    count = count[is_candidate]
+    gain = gain[is_candidate]
     starts = np.searchsorted(row, np.arange(len(gains)))
-    fewest = count[starts]
-    most = count[np.append(starts[1:], len(row)) - 1]
-    offsets = np.cumsum(most - fewest + 1) - (most - fewest + 1)
-    dense = np.full(int((most - fewest + 1).sum()), -math.inf)
-    dense[offsets[row] + count - fewest[row]] = gain
-    open_ = np.flatnonzero(most > fewest)
+    low = count[starts]
+    high = count[np.append(starts[1:], len(row)) - 1]
+    offsets = np.cumsum(high - low + 1) - (high - low + 1)
+    dense = np.full(int((high - low + 1).sum()), -math.inf)
+    dense[offsets[row] + count - low[row]] = gain
+    open_ = np.flatnonzero(high > low)
     parts = [
-        dense[offsets[place] : offsets[place] + most[place] - fewest[place] + 1] for place in open_
+        dense[offsets[index] : offsets[index] + high[index] - low[index] + 1] for index in open_
     ]
-    spare = int(reached.counts.sum() - fewest.sum()) + reached.unused
-    fewest[open_] += np.array(dynamic_program(parts, spare), np.int64)
-    return fewest.tolist()
+    spare = int(reached.counts.sum() - low.sum()) + reached.unused
+    low[open_] += np.array(dynamic_program(parts, spare), np.int64)
+    return low.tolist()
 
 
 class _Window(NamedTuple):
@@ -189,11 +191,11 @@ def dynamic_program(gains: Sequence[FloatArray], units: int) -> list[int]:
     best = np.zeros(1)
     windows = []
     for gain in gains:
-        most = len(gain) - 1
-        later -= most
+        max_units = len(gain) - 1
+        later -= max_units
         first = max(0, units - later)
-        last = min(units, low + len(best) - 1 + most)
-        windows.append(_Window(first - most, _reach(best, low, first - most, last)))
+        last = min(units, low + len(best) - 1 + max_units)
+        windows.append(_Window(first - max_units, _reach(best, low, first - max_units, last)))
         low = first
         best = _convolve(windows[-1].values, gain)
     return _trace_back(gains, windows, units)
@@ -202,10 +204,10 @@ def dynamic_program(gains: Sequence[FloatArray], units: int) -> list[int]:
 def _reach(best: FloatArray, low: int, first: int, last: int) -> FloatArray:
     """F on the budgets first..last, from its values on low, low + 1, ...: none below 0, constant beyond."""
     values = np.empty(last - first + 1)
-    known = low - first
+    start = low - first
     end = low - first + len(best)
-    values[:known] = -math.inf
-    values[known:end] = best[: last - low + 1]
+    values[:start] = -math.inf
+    values[start:end] = best[: last - low + 1]
     values[end:] = best[-1]
     return values
 

@@ -204,7 +204,7 @@ def measured_rates(
         if not measured:
             return None
         rates = rates_up_to_gap(
-            measured, least=min(measured)
+            measured, min_gpus=min(measured)
         )  # a group is never smaller than its network allows
         models.append(
             Network(network.name, rates, min_gpus=network.min_gpus, max_gpus=network.max_gpus)

@@ -350,7 +350,7 @@ class Estimator:
                 self._spec.options,
                 costs,
                 self._stream(),
-                told=table({}),
+                policy_rates=table({}),
             )
         except (
             InputError,

@@ -230,14 +230,14 @@ def scaling_curve(
         step = _step_table(network.step_s, batches)
     except InputError as error:
         raise InputError(f"network {network.name!r}: {error}") from None
-    most = len(step) - 1
-    reference = most / step[most]
+    max_batch = len(step) - 1
+    reference = max_batch / step[max_batch]
     allowed = batches if fixed is None else BatchRange(fixed, fixed)
     best = [_best_batch(step, exchange[k - 1], allowed, k) for k in range(1, gpus + 1)]
     if not any(batch for _, batch in best):
         raise InputError(
             f"network {network.name!r}: a batch of {allowed.smallest} does not fit "
-            f"on {pluralize(gpus, 'GPU')} of {pluralize(most, 'sample')} each"
+            f"on {pluralize(gpus, 'GPU')} of {pluralize(max_batch, 'sample')} each"
         )
     return ScalingCurve(
         tuple(rate / reference for rate, _ in best), tuple(batch for _, batch in best)
@@ -246,17 +246,17 @@ def scaling_curve(
 
 def _step_table(measured: Sequence[StepTime], batches: BatchRange) -> Array:
     """Seconds of a step on 0, 1, ... samples, up to the most that one GPU holds and the job may use."""
-    most = min(max((step.batch for step in measured), default=0), batches.largest)
-    return step_seconds(measured, np.arange(most + 1))
+    max_batch = min(max((step.batch for step in measured), default=0), batches.largest)
+    return step_seconds(measured, np.arange(max_batch + 1))
 
 
 def _best_batch(step: Array, exchange: float, batches: BatchRange, gpus: int) -> tuple[float, int]:
     """The highest rate on a number of GPUs and its global batch; (0, 0) where none fits."""
-    fewest = -(-batches.smallest // gpus)
-    most = min(-(-batches.largest // gpus), len(step) - 1)
-    if fewest > most:
+    low = -(-batches.smallest // gpus)
+    high = min(-(-batches.largest // gpus), len(step) - 1)
+    if low > high:
         return 0.0, 0
-    per_gpu = np.arange(fewest, most + 1)
+    per_gpu = np.arange(low, high + 1)
     batch = np.minimum(per_gpu * gpus, batches.largest)
     rate = batch / (step[per_gpu] + exchange)
     at = int(rate.argmax())

@@ -41,8 +41,8 @@ class StepTimings:
         >>> StepTimings({1: [StepTime(8, 0.5), StepTime(16, 0.9)]}).has_batches((8, 16, 32)), StepTimings({}).has_batches((8, 16))
         (True, False)
         """
-        found = tuple(step.batch for step in self.steps.get(1, ()))
-        return bool(found) and found == tuple(batches[: len(found)])
+        timed = tuple(step.batch for step in self.steps.get(1, ()))
+        return bool(timed) and timed == tuple(batches[: len(timed)])
 
     @property
     def params_mb(self) -> float:
@@ -69,13 +69,13 @@ def batches_to_time(
     >>> batches_to_time((1, 1), 1, 1), batches_to_time((100, 128), 4, 2, fits=32)
     ((1, 2), (64,))
     """
-    least, most = (-(-batch // least_gpus) for batch in batches)
+    low, high = (-(-batch // least_gpus) for batch in batches)
     if gpus > 1:
-        return (min(batches[1], gpus * (fits or most)),)
-    if least == most:  # from one time nothing follows about others
-        least = max(1, most // 2)
-        most = max(2, most)
-    return tuple(sorted({least, round((least * most) ** 0.5), most}))
+        return (min(batches[1], gpus * (fits or high)),)
+    if low == high:  # from one time nothing follows about others
+        low = max(1, high // 2)
+        high = max(2, high)
+    return tuple(sorted({low, round((low * high) ** 0.5), high}))
 
 
 def analyze(network: Network, timed: StepTimings) -> tuple[Network, tuple[CommTime, ...]]:
@@ -101,9 +101,9 @@ def analyze(network: Network, timed: StepTimings) -> tuple[Network, tuple[CommTi
         if gpus == 1 or not several:
             continue
         alone = step_seconds(steps, np.array([-(-step.batch // gpus) for step in several]))
-        left = float(np.median([step.seconds for step in several] - alone))
-        if np.isfinite(left):  # else one GPU was never seen with so many samples
-            exchanges.append(CommTime(timed.params_mb, gpus, max(0.0, left)))
+        exchange_s = float(np.median([step.seconds for step in several] - alone))
+        if np.isfinite(exchange_s):  # else one GPU was never seen with so many samples
+            exchanges.append(CommTime(timed.params_mb, gpus, max(0.0, exchange_s)))
     return replace(network, step_s=steps, params_mb=timed.params_mb), tuple(exchanges)
 
 
@@ -113,10 +113,10 @@ def merge_exchanges(exchanges: Iterable[CommTime]) -> tuple[CommTime, ...]:
     >>> merge_exchanges([CommTime(2.0, 2, 0.3), CommTime(1.0, 2, 0.2), CommTime(2.0, 2, 0.5)])
     (CommTime(params_mb=1.0, gpus=2, seconds=0.2), CommTime(params_mb=2.0, gpus=2, seconds=0.4))
     """
-    found: defaultdict[tuple[int, float], list[float]] = defaultdict(list)
+    seconds_of: defaultdict[tuple[int, float], list[float]] = defaultdict(list)
     for exchange in exchanges:
-        found[exchange.gpus, exchange.params_mb].append(exchange.seconds)
+        seconds_of[exchange.gpus, exchange.params_mb].append(exchange.seconds)
     return tuple(
         CommTime(params_mb, gpus, float(np.mean(seconds)))
-        for (gpus, params_mb), seconds in sorted(found.items())
+        for (gpus, params_mb), seconds in sorted(seconds_of.items())
     )

@@ -125,13 +125,13 @@ def decide(
         The decision.
     """
     room = _Room(running, now_min, settings)
-    admitted = [place for place, job in enumerate(waiting) if room.admit(job.curve.min_gpus)]
-    curves = room.curves() + [waiting[place].curve for place in admitted]
+    admitted = [index for index, job in enumerate(waiting) if room.admit(job.curve.min_gpus)]
+    curves = room.curves() + [waiting[index].curve for index in admitted]
     allocation = allocate(curves, settings.gpus)
     assert allocation is not None, "running jobs hold no more GPUs than there are"
     started = [0] * len(waiting)
-    for place, gpus in zip(admitted, allocation.gpus[len(running) :], strict=True):
-        started[place] = gpus
+    for index, gpus in zip(admitted, allocation.gpus[len(running) :], strict=True):
+        started[index] = gpus
     return Decision(
         allocation.gpus[: len(running)], tuple(started), allocation.throughput, allocation.method
     )
@@ -142,39 +142,43 @@ class _Room:
 
     def __init__(self, running: Sequence[ScaledJob], now_min: float, settings: Autoscaling) -> None:
         self.running = running
-        self.kept = [now_min - job.steady_min < settings.effective_hold_min for job in running]
+        self.keeps_size = [
+            now_min - job.steady_min < settings.effective_hold_min for job in running
+        ]
         self.free = settings.gpus - sum(
-            job.gpus if kept else job.curve.min_gpus
-            for job, kept in zip(running, self.kept, strict=True)
+            job.gpus if keeps else job.curve.min_gpus
+            for job, keeps in zip(running, self.keeps_size, strict=True)
         )
         # Of the jobs that keep their size, the one with most to give comes first (last in the list), so
         # that few are resized.
         self.givers = sorted(
-            (place for place, kept in enumerate(self.kept) if kept), key=self._surplus
+            (index for index, keeps in enumerate(self.keeps_size) if keeps), key=self._surplus
         )
         self.reserve = sum(map(self._surplus, self.givers))
         self.shrinking: set[int] = set()
 
-    def _surplus(self, place: int) -> int:
-        return self.running[place].gpus - self.running[place].curve.min_gpus
+    def _surplus(self, index: int) -> int:
+        return self.running[index].gpus - self.running[index].curve.min_gpus
 
-    def admit(self, least: int) -> bool:
+    def admit(self, min_gpus: int) -> bool:
         """Whether a job that needs so many GPUs can be admitted; then it is."""
-        if least > self.free + self.reserve:
+        if min_gpus > self.free + self.reserve:
             return False
-        while self.free < least:
-            place = self.givers.pop()
-            self.shrinking.add(place)
-            self.free += self._surplus(place)
-            self.reserve -= self._surplus(place)
-        self.free -= least
+        while self.free < min_gpus:
+            index = self.givers.pop()
+            self.shrinking.add(index)
+            self.free += self._surplus(index)
+            self.reserve -= self._surplus(index)
+        self.free -= min_gpus
         return True
 
     def curves(self) -> list[ScalingCurve]:
         """The curves of the running jobs over the counts that they may have."""
         return [
-            job.curve if not kept else _up_to(job.curve, job.gpus, only=place not in self.shrinking)
-            for place, (job, kept) in enumerate(zip(self.running, self.kept, strict=True))
+            job.curve
+            if not keeps
+            else _up_to(job.curve, job.gpus, only=index not in self.shrinking)
+            for index, (job, keeps) in enumerate(zip(self.running, self.keeps_size, strict=True))
         ]
 
 

@@ -64,36 +64,36 @@ def group_sizes(rates: RateTable, progress: Progress, cluster: Cluster) -> dict[
     >>> group_sizes(table, Progress(ahead={"a": 1, "b": 4}), Cluster.of(3, 3))
     {'a': 1, 'b': 2}
     """
-    known = bent_curves(rates, cluster.gpus)
-    those = select_admitted(rates, progress, cluster)
-    rows = np.flatnonzero(those & (known.min_gpus <= cluster.gpus))
+    rate_curves = bent_curves(rates, cluster.gpus)
+    admitted = select_admitted(rates, progress, cluster)
+    rows = np.flatnonzero(admitted & (rate_curves.min_gpus <= cluster.gpus))
     if not len(rows):
         return {}
-    work = _work(known.names, rows, progress)
+    work = _work(rate_curves.names, rows, progress)
     shares = water_fill(hulls(rates, cluster.gpus), rows, work, cluster.gpus).gpus
     sizes = _sizes_of(rates, cluster)
-    held = {known.index[member.name]: member.gpus for member in progress.running}
+    current = {rate_curves.index[member.name]: member.gpus for member in progress.running}
     if progress.ahead:
-        least = known.min_gpus[rows]
-        shares = _until_rungs(shares, least, np.isin(rows, list(held)), cluster.gpus)
+        min_gpus = rate_curves.min_gpus[rows]
+        shares = _until_rungs(shares, min_gpus, np.isin(rows, list(current)), cluster.gpus)
         # otherwise they would keep more than their least
-        if least.sum() <= cluster.gpus:
-            held = held
+        if min_gpus.sum() <= cluster.gpus:
+            current = current
         else:
-            held = {}
-    given = _round(rows, shares, sizes, held)
-    epochs = work[np.searchsorted(rows, [*given])].tolist()
-    before = dict(zip(given, epochs, strict=True))
+            current = {}
+    sizes_of = _round(rows, shares, sizes, current)
+    epochs = work[np.searchsorted(rows, [*sizes_of])].tolist()
+    before = dict(zip(sizes_of, epochs, strict=True))
     # What rounding left over goes to the network that is latest; one that has none by now needs more than is left.
     raise_slowest(
-        given,
+        sizes_of,
         sizes,
-        cluster.gpus - sum(given.values()),
-        lambda row: rate(rates.models[row], given[row]) / before[row],
+        cluster.gpus - sum(sizes_of.values()),
+        lambda row: rate(rates.models[row], sizes_of[row]) / before[row],
     )
-    if those is not (there := rows_outside(known.names, progress.finished)):
-        _fill(given, np.flatnonzero(there & ~those), known, cluster.gpus)
-    return {known.names[row]: given[row] for row in sorted(given)}
+    if admitted is not (unfinished := rows_outside(rate_curves.names, progress.finished)):
+        _fill(sizes_of, np.flatnonzero(unfinished & ~admitted), rate_curves, cluster.gpus)
+    return {rate_curves.names[row]: sizes_of[row] for row in sorted(sizes_of)}
 
 
 def select_admitted(rates: RateTable, progress: Progress, cluster: Cluster) -> NDArray[np.bool_]:
@@ -114,30 +114,32 @@ def select_admitted(rates: RateTable, progress: Progress, cluster: Cluster) -> N
     >>> select_admitted(table, Progress(survivors=frozenset("c")), Cluster.of(3, 3))
     array([ True, False,  True])
     """
-    there = rows_outside(rates.names, progress.finished)
+    unfinished = rows_outside(rates.names, progress.finished)
     if not progress.survivors:
-        return there
-    known = bent_curves(rates, cluster.gpus)
+        return unfinished
+    rate_curves = bent_curves(rates, cluster.gpus)
     first = [
         row
-        for row in (known.index[name] for name in progress.survivors if name in known.index)
-        if there[row] and known.min_gpus[row] <= cluster.gpus
+        for row in (
+            rate_curves.index[name] for name in progress.survivors if name in rate_curves.index
+        )
+        if unfinished[row] and rate_curves.min_gpus[row] <= cluster.gpus
     ]
     if not first:
-        return there
-    begun = np.zeros_like(there)
-    begun[[*first, *(known.index[member.name] for member in progress.running)]] = True
-    others = begun.copy()
-    others[first] = False
+        return unfinished
+    started = np.zeros_like(unfinished)
+    started[[*first, *(rate_curves.index[member.name] for member in progress.running)]] = True
+    rivals = started.copy()
+    rivals[first] = False
     sizes = _sizes_of(rates, cluster)
     spare = (
         cluster.gpus
-        - known.min_gpus[others].sum()
+        - rate_curves.min_gpus[rivals].sum()
         - sum(_largest_paying_size(rates.models[row], sizes[row]) for row in first)
     )
-    new = np.flatnonzero(there & ~begun)
-    begun[new[np.cumsum(known.min_gpus[new]) <= spare]] = True
-    return there & begun
+    new = np.flatnonzero(unfinished & ~started)
+    started[new[np.cumsum(rate_curves.min_gpus[new]) <= spare]] = True
+    return unfinished & started
 
 
 def _largest_paying_size(network: Network, sizes: NDArray[np.int64]) -> int:
@@ -146,14 +148,14 @@ def _largest_paying_size(network: Network, sizes: NDArray[np.int64]) -> int:
     return int(sizes[of_each >= PAYS * of_each[0]][-1])
 
 
-def _fill(given: dict[int, int], rows: NDArray[np.int64], known: Curves, gpus: int) -> None:
+def _fill(sizes: dict[int, int], rows: NDArray[np.int64], rate_curves: Curves, gpus: int) -> None:
     """Let further networks begin, in their order, on GPUs that those who share cannot use."""
-    spare = gpus - sum(given.values())
-    for row in rows[known.min_gpus[rows] <= spare].tolist():
-        least = int(known.min_gpus[row])
-        if least <= spare:
-            given[row] = least
-            spare -= least
+    spare = gpus - sum(sizes.values())
+    for row in rows[rate_curves.min_gpus[rows] <= spare].tolist():
+        min_gpus = int(rate_curves.min_gpus[row])
+        if min_gpus <= spare:
+            sizes[row] = min_gpus
+            spare -= min_gpus
 
 
 class _Sizes(dict[int, NDArray[np.int64]]):
@@ -162,15 +164,17 @@ class _Sizes(dict[int, NDArray[np.int64]]):
     Of thousands of networks only as many as there are GPUs can have any.
     """
 
-    def __init__(self, known: Curves, rates: RateTable, cluster: Cluster) -> None:
+    def __init__(self, rate_curves: Curves, rates: RateTable, cluster: Cluster) -> None:
         super().__init__()
-        self.known = known
+        self.rate_curves = rate_curves
         self._rates = rates
         self.cluster = cluster
 
     def __missing__(self, row: int) -> NDArray[np.int64]:
-        self[row] = found = _allowed_sizes(self.known, row, self._rates.models[row], self.cluster)
-        return found
+        self[row] = sizes = _allowed_sizes(
+            self.rate_curves, row, self._rates.models[row], self.cluster
+        )
+        return sizes
 
 
 @lru_cache(maxsize=2)
@@ -191,7 +195,7 @@ def _work(
 
 
 def _until_rungs(
-    shares: NDArray[np.float64], least: NDArray[np.int64], holds: NDArray[np.bool_], gpus: int
+    shares: NDArray[np.float64], min_gpus: NDArray[np.int64], holds: NDArray[np.bool_], gpus: int
 ) -> NDArray[np.float64]:
     """Shares with which no network waits for GPUs that others have beyond their least, and none is stopped for another.
 
@@ -204,32 +208,34 @@ def _until_rungs(
     >>> np.round(_until_rungs(np.array([1.7, 0.2, 0.1]), one_each, np.array([False, False, True]), 2), 3)
     array([1. , 0.2, 1. ])
     """
-    if least.sum() > gpus:
+    if min_gpus.sum() > gpus:
         return np.where(
-            holds, least, np.minimum(shares, least * (1 - 1e-6))
+            holds, min_gpus, np.minimum(shares, min_gpus * (1 - 1e-6))
         )  # less than their least: they take turns
-    more = np.maximum(shares - least, 0.0)
-    return least + more * min(1.0, float(gpus - least.sum()) / (float(more.sum()) or 1.0))
+    more = np.maximum(shares - min_gpus, 0.0)
+    return min_gpus + more * min(1.0, float(gpus - min_gpus.sum()) / (float(more.sum()) or 1.0))
 
 
 def _allowed_sizes(
-    known: Curves, row: int, network: Network, cluster: Cluster
+    rate_curves: Curves, row: int, network: Network, cluster: Cluster
 ) -> NDArray[np.int64]:
     """The group sizes a network may be given: useful ones within a node or of whole nodes.
 
     The least and the best are among them wherever they lie.
     """
     per_node = cluster.gpus_per_node
-    dense = known.rate.shape[1]
-    useful = 1 + np.flatnonzero(known.useful[row])
+    dense = rate_curves.rate.shape[1]
+    useful = 1 + np.flatnonzero(rate_curves.useful[row])
     last = min(cluster.gpus, network.max_gpus or cluster.gpus)
     if is_straight(network) and last > dense:
         within = np.arange(dense + 1, per_node)
-        whole = np.arange(per_node * (dense // per_node + 1), last, per_node)
-        beyond = np.concatenate((within[within < last], whole, [last]))
+        whole_nodes = np.arange(per_node * (dense // per_node + 1), last, per_node)
+        larger = np.concatenate((within[within < last], whole_nodes, [last]))
         useful = np.append(
             useful,
-            beyond[extrapolate_rates(network.rates, beyond) > known.rate[row, useful[-1] - 1]],
+            larger[
+                extrapolate_rates(network.rates, larger) > rate_curves.rate[row, useful[-1] - 1]
+            ],
         )
     aligned = (useful < per_node) | (useful % per_node == 0)
     aligned[[0, -1]] = True
@@ -237,48 +243,50 @@ def _allowed_sizes(
 
 
 def _round(
-    rows: NDArray[np.int64], shares: NDArray[np.float64], sizes: _Sizes, held: Mapping[int, int]
+    rows: NDArray[np.int64], shares: NDArray[np.float64], sizes: _Sizes, current: Mapping[int, int]
 ) -> dict[int, int]:
     """Group sizes from average shares: each rounded down, then up by largest remainder while GPUs last.
 
     Returns:
         Row -> GPUs, of those that get any.
     """
-    is_small = shares + 1e-9 < sizes.known.min_gpus[rows]  # these wait, or have their least size
-    given = {}
+    is_small = (
+        shares + 1e-9 < sizes.rate_curves.min_gpus[rows]
+    )  # these wait, or have their least size
+    rounded = {}
     larger = []
     for row, share in zip(rows[~is_small].tolist(), shares[~is_small].tolist(), strict=True):
         above = int(np.searchsorted(sizes[row], share + 1e-9, side="right"))
-        given[row] = int(sizes[row][above - 1])
+        rounded[row] = int(sizes[row][above - 1])
         if above < len(sizes[row]):
             size = int(sizes[row][above])
-            remainder = (share - given[row]) / (size - given[row])
-            larger.append((-remainder - HOLDER_BONUS * (held.get(row, 0) >= size), row, size))
-    spare = sizes.cluster.gpus - sum(given.values())
+            remainder = (share - rounded[row]) / (size - rounded[row])
+            larger.append((-remainder - HOLDER_BONUS * (current.get(row, 0) >= size), row, size))
+    spare = sizes.cluster.gpus - sum(rounded.values())
     for _, row, size in heapq.merge(
-        sorted(larger), _min_sizes(rows[is_small], shares[is_small], sizes, held)
+        sorted(larger), _min_sizes(rows[is_small], shares[is_small], sizes, current)
     ):
         if not spare:
             break
-        if size - given.get(row, 0) <= spare:
-            spare -= size - given.get(row, 0)
-            given[row] = size
-    return given
+        if size - rounded.get(row, 0) <= spare:
+            spare -= size - rounded.get(row, 0)
+            rounded[row] = size
+    return rounded
 
 
 def _min_sizes(
-    rows: NDArray[np.int64], shares: NDArray[np.float64], sizes: _Sizes, held: Mapping[int, int]
+    rows: NDArray[np.int64], shares: NDArray[np.float64], sizes: _Sizes, current: Mapping[int, int]
 ) -> Iterator[tuple[float, int, int]]:
     """The same of networks whose share is less than their least size, by the order in which they have it.
 
     Args:
         rows: rising.
     """
-    least = sizes.known.min_gpus[rows]
-    order = -(shares / least)
-    for row, gpus in held.items():
-        place = int(np.searchsorted(rows, row))
-        if place < len(rows) and rows[place] == row and gpus >= least[place]:
-            order[place] -= HOLDER_BONUS
-    for place in iter_ascending(order, sizes.cluster.gpus):
-        yield float(order[place]), int(rows[place]), int(least[place])
+    min_gpus = sizes.rate_curves.min_gpus[rows]
+    order = -(shares / min_gpus)
+    for row, gpus in current.items():
+        index = int(np.searchsorted(rows, row))
+        if index < len(rows) and rows[index] == row and gpus >= min_gpus[index]:
+            order[index] -= HOLDER_BONUS
+    for index in iter_ascending(order, sizes.cluster.gpus):
+        yield float(order[index]), int(rows[index]), int(min_gpus[index])

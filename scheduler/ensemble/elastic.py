@@ -51,15 +51,15 @@ def curve_of(network: Network, comm: tuple[CommTime, ...], gpus: int) -> Scaling
         InputError: its batch may change, and its step times or exchanges were not measured; or no batch of its range
             fits on so many GPUs as it may have.
     """
-    most = _max_gpus(network, gpus)
+    max_gpus = _max_gpus(network, gpus)
     batches: tuple[int, ...] = ()
     if network.batches is None:
-        rates = curve(network, most)
+        rates = curve(network, max_gpus)
         factors = tuple((rates / rates[0]).tolist())
     else:
-        found = scaling_curve(network, comm, BatchRange(*network.batches), most)
-        factors = found.factors
-        batches = found.batches
+        scaled = scaling_curve(network, comm, BatchRange(*network.batches), max_gpus)
+        factors = scaled.factors
+        batches = scaled.batches
     return ScalingCurve(
         (*(0.0,) * (network.min_gpus - 1), *factors[network.min_gpus - 1 :]), batches
     )
@@ -99,9 +99,11 @@ def epoch_rate(
     >>> epoch_rate(net, (CommTime(10.0, 2, 0.1),), 2, 32, 40)
     25.0
     """
-    steps, left = divmod(samples, batch)
+    steps, remainder = divmod(samples, batch)
     seconds = steps * batch / step_rate(network, comm, gpus, batch)
-    return samples / (seconds + (left / step_rate(network, comm, gpus, left) if left else 0.0))
+    return samples / (
+        seconds + (remainder / step_rate(network, comm, gpus, remainder) if remainder else 0.0)
+    )
 
 
 def with_best_batches(table: RateTable, gpus: int) -> RateTable:
@@ -125,15 +127,18 @@ def with_best_batches(table: RateTable, gpus: int) -> RateTable:
 
 def _with_best_batches(network: Network, comm: tuple[CommTime, ...], gpus: int) -> Network:
     """The same; on fewer GPUs than its least batch fits on it does not train."""
-    most = _max_gpus(network, gpus)
-    found = curve_of(replace(network, min_gpus=1), comm, most)
+    max_gpus = _max_gpus(network, gpus)
+    scaled = curve_of(replace(network, min_gpus=1), comm, max_gpus)
     rates = [
         step_rate(
-            network, comm, max(count, found.min_gpus), found.batches[max(count, found.min_gpus) - 1]
+            network,
+            comm,
+            max(count, scaled.min_gpus),
+            scaled.batches[max(count, scaled.min_gpus) - 1],
         )
-        for count in range(1, most + 1)
+        for count in range(1, max_gpus + 1)
     ]
-    return replace(network, rates=tuple(rates), min_gpus=max(found.min_gpus, network.min_gpus))
+    return replace(network, rates=tuple(rates), min_gpus=max(scaled.min_gpus, network.min_gpus))
 
 
 def elastic_round(rates: RateTable, progress: Progress, cluster: Cluster) -> Round:
@@ -142,12 +147,12 @@ def elastic_round(rates: RateTable, progress: Progress, cluster: Cluster) -> Rou
     Until the networks that run or could run are others, rates change, or devices are lost, the last answer stands.
     """
     admitted = _admitted(rates, progress, cluster)
-    wanted = progress.target.members
-    held = {device for member in wanted for device in member.devices}
+    target = progress.target.members
+    used = {device for member in target for device in member.devices}
     if (
-        {member.name for member in wanted} == set(admitted)
+        {member.name for member in target} == set(admitted)
         and not progress.rates_changed
-        and (held <= set(cluster.devices))
+        and (used <= set(cluster.devices))
     ):
         return progress.target
     allocation = allocate(list(admitted.values()), cluster.gpus)
@@ -170,7 +175,7 @@ def _batch(curve: ScalingCurve, member: Member) -> int | None:
 
 def _admitted(rates: RateTable, progress: Progress, cluster: Cluster) -> dict[str, ScalingCurve]:
     """What should run, in the order of the table: the networks that do, and of the others the first that fit."""
-    begun = {member.name for member in (*progress.running, *progress.target.members)}
+    started = {member.name for member in (*progress.running, *progress.target.members)}
     curves = {
         network.name: curve_of(network, rates.comm_s, cluster.gpus)
         for network in rates.models
@@ -178,7 +183,7 @@ def _admitted(rates: RateTable, progress: Progress, cluster: Cluster) -> dict[st
     }
     room = cluster.gpus
     names = set()
-    for name in sorted(curves, key=lambda name: name not in begun):
+    for name in sorted(curves, key=lambda name: name not in started):
         if curves[name].min_gpus <= room:
             names.add(name)
             room -= curves[name].min_gpus

@@ -81,75 +81,76 @@ def _form(
 ) -> tuple[dict[str, int], bool]:
     """The flotilla if no group may have more than ``width`` GPUs, and whether that may have made a difference."""
     if options.peak_limited:
-        known = useful_curves(rates, gpus, width)
+        rate_curves = useful_curves(rates, gpus, width)
     else:
-        known = curves(rates, gpus)
-    rows = rows[known.min_gpus[rows] <= gpus]
+        rate_curves = curves(rates, gpus)
+    rows = rows[rate_curves.min_gpus[rows] <= gpus]
     if not len(rows):
         return {}, False
-    members, limit = _join(known, rows, gpus, options)
-    _give_spare(known, members, gpus - sum(members.values()), options.peak_limited)
+    members, limit = _join(rate_curves, rows, gpus, options)
+    _give_spare(rate_curves, members, gpus - sum(members.values()), options.peak_limited)
     is_cut = any(
-        known.rate[row, -1] <= limit
-        or members.get(row) == 1 + np.flatnonzero(known.useful[row])[-1]
+        rate_curves.rate[row, -1] <= limit
+        or members.get(row) == 1 + np.flatnonzero(rate_curves.useful[row])[-1]
         for row in rows[all_last_useful(rates, gpus)[rows] > width].tolist()
     )
-    return {known.names[row]: count for row, count in members.items()}, is_cut
+    return {rate_curves.names[row]: count for row, count in members.items()}, is_cut
 
 
 def _join(
-    known: Curves, rows: np.ndarray, gpus: int, options: Options
+    rate_curves: Curves, rows: np.ndarray, gpus: int, options: Options
 ) -> tuple[dict[int, int], float]:
     """Lines 1 to 11: row -> GPUs, before spare GPUs are given; and the greatest rate with which one may join."""
-    single = known.rate[rows, known.min_gpus[rows] - 1]
+    single = rate_curves.rate[rows, rate_curves.min_gpus[rows] - 1]
     fastest = int(rows[np.argmax(single)])
     reference = float(single.max())
-    members = {fastest: int(known.min_gpus[fastest])}
+    members = {fastest: int(rate_curves.min_gpus[fastest])}
     limit = reference + options.delta.of(reference)
-    left = gpus - members[fastest]
-    if not left:  # as whenever one GPU becomes free
+    free = gpus - members[fastest]
+    if not free:  # as whenever one GPU becomes free
         return members, limit
-    distance, column, pick = _near(known, rows, reference, options)
+    distance, column, pick = _near(rate_curves, rows, reference, options)
     # The GPUs that are left only become fewer, so a choice that does not fit now never will:
     # one pass over all choices, closest first, finds the same members as a search for each.
-    for place in iter_ascending(distance, gpus, pick, column):
-        if not left:
+    for index in iter_ascending(distance, gpus, pick, column):
+        if not free:
             break
-        row = int(pick[place])
-        count = int(column[place]) + 1
-        if count <= left and row not in members:
+        row = int(pick[index])
+        count = int(column[index]) + 1
+        if count <= free and row not in members:
             members[row] = count
-            left -= count
+            free -= count
     return members, limit
 
 
 def _near(
-    known: Curves, rows: np.ndarray, reference: float, options: Options
+    rate_curves: Curves, rows: np.ndarray, reference: float, options: Options
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """All choices within delta of the reference rate: distance, column and row of each."""
-    found = []
-    step = max(1, AT_ONCE // known.rate.shape[1])
-    for some in np.split(
+    choices = []
+    step = max(1, AT_ONCE // rate_curves.rate.shape[1])
+    for block in np.split(
         rows, range(step, len(rows), step)
     ):  # which needs little memory for a million GPUs, too
-        distance = np.abs(known.rate[some] - reference)
+        distance = np.abs(rate_curves.rate[block] - reference)
         pick, column = np.nonzero(
-            known.counts(options.peak_limited)[some] & (distance <= options.delta.of(reference))
+            rate_curves.counts(options.peak_limited)[block]
+            & (distance <= options.delta.of(reference))
         )
-        found.append((distance[pick, column], column, some[pick]))
-    distance, column, row = map(np.concatenate, zip(*found, strict=True))
+        choices.append((distance[pick, column], column, block[pick]))
+    distance, column, row = map(np.concatenate, zip(*choices, strict=True))
     return distance, column, row
 
 
 def _raise_together(
-    known: Curves, members: dict[int, int], counts: dict[int, np.ndarray], spare: int
+    rate_curves: Curves, members: dict[int, int], counts: dict[int, np.ndarray], spare: int
 ) -> int:
     """The first of those steps at once: all from rates below a level, which is as high as they fit; the GPUs given.
 
     Rates rise with the counts, so the slowest is raised in the order of the rates before each step, and the steps
     below a level are exactly those that come first.
     """
-    paces = {row: known.rate[row, counts[row] - 1] for row in members}
+    paces = {row: rate_curves.rate[row, counts[row] - 1] for row in members}
 
     def reached(level: float) -> dict[int, int]:
         places = {row: int(paces[row].searchsorted(level)) for row in members}
@@ -171,9 +172,13 @@ def _raise_together(
     return sum(members.values()) - before
 
 
-def _give_spare(known: Curves, members: dict[int, int], spare: int, peak_limited: bool) -> None:
+def _give_spare(
+    rate_curves: Curves, members: dict[int, int], spare: int, peak_limited: bool
+) -> None:
     """Lines 12 to 16: raise the counts of the slowest members while GPUs are left."""
-    counts = {row: 1 + np.flatnonzero(known.counts(peak_limited)[row]) for row in members}
+    counts = {row: 1 + np.flatnonzero(rate_curves.counts(peak_limited)[row]) for row in members}
     if peak_limited and spare > MANY_SPARE:
-        spare -= _raise_together(known, members, counts, spare)
-    raise_slowest(members, counts, spare, lambda row: float(known.rate[row, members[row] - 1]))
+        spare -= _raise_together(rate_curves, members, counts, spare)
+    raise_slowest(
+        members, counts, spare, lambda row: float(rate_curves.rate[row, members[row] - 1])
+    )

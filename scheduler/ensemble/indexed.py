@@ -38,14 +38,14 @@ class _Column:
         Args:
             table: the names of its rows. The same names, or those and further ones, are not looked through again.
         """
-        known = len(self._table)
-        if table is not self._table and table[:known] != self._table:
-            known = 0
+        start = len(self._table)
+        if table is not self._table and table[:start] != self._table:
+            start = 0
             self._row_of = {}
-        if known < len(table) or known < len(self._values):
-            self._row_of.update(zip(table[known:], range(known, len(table)), strict=True))
-            more = list(map(self._look, table[known:]))
-            self._values = np.append(self._values[:known], np.array(more, self._kind))
+        if start < len(table) or start < len(self._values):
+            self._row_of.update(zip(table[start:], range(start, len(table)), strict=True))
+            more = list(map(self._look, table[start:]))
+            self._values = np.append(self._values[:start], np.array(more, self._kind))
         self._table = table
         return self._values
 
@@ -103,15 +103,15 @@ def values_of(table: tuple[str, ...], values: Mapping[str, float]) -> NDArray[np
     return np.array([values.get(name, np.nan) for name in table], np.float64)
 
 
-def rows_outside(table: tuple[str, ...], gone: AbstractSet[str]) -> NDArray[np.bool_]:
+def rows_outside(table: tuple[str, ...], names: AbstractSet[str]) -> NDArray[np.bool_]:
     """Which rows of a table are not in a set, shape (rows,); a view of what goes on changing.
 
     Args:
         table: the names of its rows.
     """
-    if isinstance(gone, IndexedSet):
-        return gone.rows_outside(table)
-    return np.array([name not in gone for name in table], np.bool_)
+    if isinstance(names, IndexedSet):
+        return names.rows_outside(table)
+    return np.array([name not in names for name in table], np.bool_)
 
 
 def iter_ascending(
@@ -128,12 +128,12 @@ def iter_ascending(
     """
     is_first = values <= (np.partition(values, few)[few] if len(values) > 4 * few else np.inf)
     for places in (np.flatnonzero(is_first), np.flatnonzero(~is_first)):
-        for place in places[np.lexsort((*(tie[places] for tie in ties), values[places]))]:
-            yield int(place)
+        for index in places[np.lexsort((*(tie[places] for tie in ties), values[places]))]:
+            yield int(index)
 
 
 def raise_slowest(
-    given: dict[int, int],
+    gpus_of: dict[int, int],
     sizes: Mapping[int, NDArray[np.int64]],
     spare: int,
     pace: Callable[[int], float],
@@ -146,13 +146,13 @@ def raise_slowest(
         spare: GPUs that are left.
         pace: of a network with the GPUs that it has now.
     """
-    slowest = [(pace(row), row) for row in given]
+    slowest = [(pace(row), row) for row in gpus_of]
     heapq.heapify(slowest)
     while spare > 0 and slowest:
         _, row = heapq.heappop(slowest)
-        larger = sizes[row][np.searchsorted(sizes[row], given[row], side="right") :]
-        if not len(larger) or larger[0] - given[row] > spare:
+        larger = sizes[row][np.searchsorted(sizes[row], gpus_of[row], side="right") :]
+        if not len(larger) or larger[0] - gpus_of[row] > spare:
             continue  # nothing that is left makes it faster
-        spare -= int(larger[0]) - given[row]
-        given[row] = int(larger[0])
+        spare -= int(larger[0]) - gpus_of[row]
+        gpus_of[row] = int(larger[0])
         heapq.heappush(slowest, (pace(row), row))

@@ -48,13 +48,13 @@ class GroupHolding:
     grows_inside: bool = True
     recruits: Mapping[int, bool] | None = None
 
-    def devices_to_keep(self, wanted: Iterable[int]) -> tuple[int, ...]:
+    def devices_to_keep(self, target: Iterable[int]) -> tuple[int, ...]:
         """The devices that it keeps on its way to the wanted ones; none where it has to be started anew."""
-        target = set(wanted)
-        kept = tuple(device for device in self.devices if device in target)
-        can_go_on = self.can_change and len(kept) >= self.min_devices
-        if can_go_on or target == set(self.devices):
-            return kept
+        targets = set(target)
+        common = tuple(device for device in self.devices if device in targets)
+        can_go_on = self.can_change and len(common) >= self.min_devices
+        if can_go_on or targets == set(self.devices):
+            return common
         return ()
 
     def are_ready(self, devices: Iterable[int], free: set[int]) -> bool:
@@ -97,8 +97,8 @@ class Stop(Move):
 
 
 def plan_moves(
-    held: Mapping[str, GroupHolding],
-    wanted: Round,
+    groups: Mapping[str, GroupHolding],
+    target: Round,
     free: Iterable[int],
     frees_at_once: bool = False,
 ) -> tuple[Move, ...]:
@@ -122,59 +122,59 @@ def plan_moves(
     >>> plan_moves({"b": GroupHolding((2, 3), Stance.INSIDE)}, wanted, free={0, 1})
     (Start(name='c', devices=(1,)),)
     """
-    target = {member.name: member.devices for member in wanted.members}
-    left = set(free)
-    found: list[Move] = []
+    targets = {member.name: member.devices for member in target.members}
+    free_devices = set(free)
+    moves: list[Move] = []
     changing: set[str] = set()
-    for name, holding in held.items():
+    for name, holding in groups.items():
         if holding.stance is Stance.BUSY:
             continue
-        found += _dismiss(name, holding, target.get(name, ()))
+        moves += _dismiss(name, holding, targets.get(name, ()))
         if holding.stance is Stance.BETWEEN and (
-            move := _release_devices(name, holding, target.get(name, ()), left)
+            move := _release_devices(name, holding, targets.get(name, ()), free_devices)
         ):
-            found.append(move)
+            moves.append(move)
             changing.add(name)
             if frees_at_once and isinstance(move, Shrink):
-                left |= set(holding.devices) - set(move.devices)
-    for name, devices in target.items():
-        group = held.get(name)
+                free_devices |= set(holding.devices) - set(move.devices)
+    for name, devices in targets.items():
+        group = groups.get(name)
         if group is None:
-            found += [Start(name, devices)] if left.issuperset(devices) else []
+            moves += [Start(name, devices)] if free_devices.issuperset(devices) else []
         elif group.stance is not Stance.BUSY and name not in changing:
-            found += _add_devices(name, group, devices, left)
-    return tuple(found)
+            moves += _add_devices(name, group, devices, free_devices)
+    return tuple(moves)
 
 
-def _dismiss(name: str, holding: GroupHolding, wanted: tuple[int, ...]) -> Iterator[Move]:
-    devices = tuple(device for device in holding.recruits or () if device not in wanted)
+def _dismiss(name: str, holding: GroupHolding, target: tuple[int, ...]) -> Iterator[Move]:
+    devices = tuple(device for device in holding.recruits or () if device not in target)
     if devices:
         yield Dismiss(name, devices)
 
 
 def _release_devices(
-    name: str, holding: GroupHolding, wanted: tuple[int, ...], free: set[int]
+    name: str, holding: GroupHolding, target: tuple[int, ...], free: set[int]
 ) -> Move | None:
     """What a group does between two epochs that has devices which it should not have."""
-    kept = holding.devices_to_keep(wanted)
-    if len(kept) == len(holding.devices):
+    common = holding.devices_to_keep(target)
+    if len(common) == len(holding.devices):
         return None
-    if not kept:
+    if not common:
         return Stop(name)
-    new = tuple(device for device in wanted if device not in kept)
+    new = tuple(device for device in target if device not in common)
     # One step where newcomers have built the network. Those that merely are free take a step of their own.
     if new and holding.recruits is not None and holding.are_ready(new, free):
-        return Grow(name, (*kept, *new))
-    return Shrink(name, kept)
+        return Grow(name, (*common, *new))
+    return Shrink(name, common)
 
 
 def _add_devices(
-    name: str, holding: GroupHolding, wanted: tuple[int, ...], free: set[int]
+    name: str, holding: GroupHolding, target: tuple[int, ...], free: set[int]
 ) -> Iterator[Move]:
     """What a group does that should have devices which it does not have."""
-    kept = holding.devices_to_keep(wanted)
-    new = tuple(device for device in wanted if device not in holding.devices)
-    if not kept or not new:
+    common = holding.devices_to_keep(target)
+    new = tuple(device for device in target if device not in holding.devices)
+    if not common or not new:
         return
     if holding.recruits is not None:
         recruited = tuple(
@@ -183,5 +183,5 @@ def _add_devices(
         if recruited:
             yield Recruit(name, recruited)
     is_allowed = holding.grows_inside or holding.stance is Stance.BETWEEN
-    if is_allowed and len(kept) == len(holding.devices) and holding.are_ready(new, free):
+    if is_allowed and len(common) == len(holding.devices) and holding.are_ready(new, free):
         yield Grow(name, (*holding.devices, *new))

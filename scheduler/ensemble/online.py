@@ -95,7 +95,7 @@ class Observation:
         return self.spread / math.sqrt(max(1, self.steps))
 
 
-def is_off(observed: Observation, told: float, noise: float = 0.0) -> bool:
+def is_off(observed: Observation, expected: float, noise: float = 0.0) -> bool:
     """Whether a rate is wrong by more than a quarter, and that is no matter of chance.
 
     Args:
@@ -109,9 +109,9 @@ def is_off(observed: Observation, told: float, noise: float = 0.0) -> bool:
     """
     doubt = math.exp(SURE * math.hypot(observed.error, noise))
     nearest = min(
-        max(told, observed.rate / doubt), observed.rate * doubt
+        max(expected, observed.rate / doubt), observed.rate * doubt
     )  # that it may be, for all that it shows
-    return abs(nearest - told) > OFF * told
+    return abs(nearest - expected) > OFF * expected
 
 
 class Noise:
@@ -161,7 +161,7 @@ class OnlineRates:
         samples_per_epoch: int,
         gpus_per_node: int,
         gpus: int,
-        known: Mapping[str, Mapping[int, float]] | None = None,
+        prior: Mapping[str, Mapping[int, float]] | None = None,
         slots: int = 1,
         shared: Mapping[int, float] | None = None,
         idle_slots: int = 1,
@@ -172,7 +172,7 @@ class OnlineRates:
         self._gpus = gpus
         keys = {network.key for network in networks}
         self._prior = {
-            key: dict(rates) for key, rates in (known or {}).items() if key in keys and rates
+            key: dict(rates) for key, rates in (prior or {}).items() if key in keys and rates
         }
         self._seen: dict[
             str, dict[int, dict[str, Observation]]
@@ -207,15 +207,15 @@ class OnlineRates:
             False  # whether one has been made at the most GPUs that its network was allowed
         )
 
-    def add(self, network: Traits, known: Mapping[int, float]) -> None:
+    def add(self, network: Traits, prior: Mapping[int, float]) -> None:
         """A network has come.
 
         Args:
             known: GPUs -> samples/s, of earlier runs; nothing new of a speed that training has shown.
         """
         self._networks[network.name] = network
-        if known and network.key not in self._seen:
-            self._prior.setdefault(network.key, dict(known))
+        if prior and network.key not in self._seen:
+            self._prior.setdefault(network.key, dict(prior))
         self._register(network)
         if self._table is None or self._estimate is None or len(self._networks) < 2 * RENEWED:
             self._table = None
@@ -266,13 +266,13 @@ class OnlineRates:
             len(self._networks) // RENEWED if len(self._networks) > 2 * RENEWED else 1
         ):
             self._table = None
-        told = self._plan_rates.get(name)
-        if told is not None:
-            self.is_off |= is_off(alone, rate(told, gpus), self._noise.deviation)
+        planned = self._plan_rates.get(name)
+        if planned is not None:
+            self.is_off |= is_off(alone, rate(planned, gpus), self._noise.deviation)
             self.is_off |= curves_differ(self._plan_sharing, self._curve, OFF)
             self.is_answered |= is_first and (name, gpus) in self._probes
-            most = told.max_gpus or self._gpus
-            self.may_grow |= is_first and gpus >= most < self._max_gpus(
+            max_gpus = planned.max_gpus or self._gpus
+            self.may_grow |= is_first and gpus >= max_gpus < self._max_gpus(
                 self._kind_of[name], self._is_sure
             )
             self.may_grow |= len(self._curve) > len(self._plan_sharing)
@@ -319,13 +319,13 @@ class OnlineRates:
             self._table is None or not self._unread
         )
 
-    def record_plan(self, tried: AbstractSet[tuple[str, int]] = frozenset()) -> None:
+    def record_plan(self, probes: AbstractSet[tuple[str, int]] = frozenset()) -> None:
         """A plan was made by the table as it is now.
 
         Args:
             tried: the networks and numbers of GPUs whose rates it depends on, and that nobody has seen.
         """
-        self._probes = tried
+        self._probes = probes
         self._plan_rates = self.table().by_name
         self._plan_sharing = self._curve
         if not self._unread:  # otherwise the next table knows more
@@ -344,9 +344,11 @@ class OnlineRates:
 
     def lower_rates(self, name: str) -> tuple[float, ...]:
         """The rates of a network as in the table, but beyond what was seen at the lower end of what they may be."""
-        told = self.table().by_name[name]
+        estimate = self.table().by_name[name]
         assert self._estimate is not None
-        return self._estimate.curve(self._kind_of[name], told.max_gpus or self._gpus, is_high=False)
+        return self._estimate.curve(
+            self._kind_of[name], estimate.max_gpus or self._gpus, is_high=False
+        )
 
     def measured_table(self) -> RateTable:
         """The rates of the networks that are known, each on as many GPUs as was seen, and estimated only between."""
@@ -361,12 +363,12 @@ class OnlineRates:
             models=tuple(
                 Network(
                     network.name,
-                    network.rates[:most],
+                    network.rates[:max_gpus],
                     min_gpus=network.min_gpus,
                     max_gpus=kind.max_gpus,
                 )
                 for network in table.models
-                if (most := largest[(kind := kinds[network.name]).key])
+                if (max_gpus := largest[(kind := kinds[network.name]).key])
             ),
         )
 
@@ -387,14 +389,16 @@ class OnlineRates:
         """
         sizes = self._prior.get(kind.key, {}).keys() | self._seen.get(kind.key, {}).keys()
         largest = self._largest if is_sure else max(sizes, default=self._largest)
-        most = min(max(1, REACH * largest), kind.max_gpus or self._gpus, self._gpus)
-        return max(most, kind.min_gpus)
+        max_gpus = min(max(1, REACH * largest), kind.max_gpus or self._gpus, self._gpus)
+        return max(max_gpus, kind.min_gpus)
 
     def points(self, key: str) -> dict[int, Observation]:
         """GPUs -> rate, of what is known of networks of a key: seen in training, or else by an earlier run."""
-        found = {gpus: Observation(one) for gpus, one in self._prior.get(key, {}).items()}
-        return found | {
-            gpus: _pool([self._alone(one) for one in by_name.values()])
+        prior = {
+            gpus: Observation(observation) for gpus, observation in self._prior.get(key, {}).items()
+        }
+        return prior | {
+            gpus: _pool([self._alone(observation) for observation in by_name.values()])
             for gpus, by_name in self._seen.get(key, {}).items()
         }
 
@@ -403,9 +407,11 @@ def _pool(observations: Sequence[Observation]) -> Observation:
     """What several networks of one speed have shown together."""
     if len(observations) == 1:
         return observations[0]
-    steps = np.array([one.steps for one in observations], dtype=np.float64)
-    mean = float(steps @ [one.rate for one in observations] / steps.sum())
-    spread = math.sqrt(float(steps @ [one.spread**2 for one in observations] / steps.sum()))
+    steps = np.array([observation.steps for observation in observations], dtype=np.float64)
+    mean = float(steps @ [observation.rate for observation in observations] / steps.sum())
+    spread = math.sqrt(
+        float(steps @ [observation.spread**2 for observation in observations] / steps.sum())
+    )
     return Observation(mean, spread, int(steps.sum()))
 
 
@@ -416,9 +422,9 @@ class _Estimate:
         self._rates = rates
         self._points = {key: rates.points(key) for key in rates._of_key}
         errors = [
-            max(one.error, _PLAIN_ERROR) ** 2
+            max(observation.error, _PLAIN_ERROR) ** 2
             for points in self._points.values()
-            for one in points.values()
+            for observation in points.values()
         ]
         lines = {
             key: Line.through(sorted(points), [points[gpus].rate for gpus in sorted(points)])
@@ -436,11 +442,11 @@ class _Estimate:
     def table(self) -> RateTable:
         rates = self._rates
         is_sure = self._rates._is_sure
-        told = {id(kind): self._plan_rates("", kind, is_sure) for kind in rates._kinds.values()}
+        network_of = {id(kind): self._network("", kind, is_sure) for kind in rates._kinds.values()}
         return RateTable(
             rates._samples,
             rates._gpus_per_node,
-            tuple(told[id(kind)].with_name(name) for name, kind in rates._kind_of.items()),
+            tuple(network_of[id(kind)].with_name(name) for name, kind in rates._kind_of.items()),
             sharing=rates._curve,
         )
 
@@ -448,47 +454,47 @@ class _Estimate:
         """A network that came after the estimate, by what was known then."""
         if kind.key not in self._points:
             self._points[kind.key] = self._rates.points(kind.key)
-        return self._plan_rates(name, kind, self._rates._is_sure)
+        return self._network(name, kind, self._rates._is_sure)
 
-    def _plan_rates(self, name: str, kind: Traits, is_sure: bool) -> Network:
+    def _network(self, name: str, kind: Traits, is_sure: bool) -> Network:
         """A network with its rates, on as many GPUs as it may be planned on."""
-        most = self._rates._max_gpus(kind, is_sure)
-        return Network(name, self.curve(kind, most), min_gpus=kind.min_gpus, max_gpus=most)
+        max_gpus = self._rates._max_gpus(kind, is_sure)
+        return Network(name, self.curve(kind, max_gpus), min_gpus=kind.min_gpus, max_gpus=max_gpus)
 
     def _slope(self, key: str, deviations: float = 1.0) -> float:
         """By how much the logarithm of the efficiency falls with a further GPU, seen as well as can be."""
         mean, deviation = self._slopes.of.get(key, self._common)
         return min(0.0, mean + deviations * deviation)
 
-    def curve(self, kind: Traits, most: int, is_high: bool = True) -> tuple[float, ...]:
+    def curve(self, kind: Traits, max_gpus: int, is_high: bool = True) -> tuple[float, ...]:
         """Samples/s on 1..most GPUs, beyond those that were seen at the upper or the lower end of what they may be."""
         points = self._points[kind.key]
         slope = self._slope(kind.key)
-        beyond = slope if is_high else self._slope(kind.key, -1.0)
-        count = np.arange(1, most + 1)
+        outer_slope = slope if is_high else self._slope(kind.key, -1.0)
+        count = np.arange(1, max_gpus + 1)
         if not points:
             single = self._base_of(kind) + self._offset(kind.family)
             return tuple((count * np.exp(single + slope * (count - 1))).tolist())
         sizes = np.array(sorted(points))
         logs = np.log([points[int(size)].rate / size for size in sizes])
         inside = np.clip(count, sizes[0], sizes[-1])
-        slopes = np.where(count > inside, beyond, slope)
-        found = count * np.exp(np.interp(inside, sizes, logs) + slopes * (count - inside))
-        seen = sizes <= most
-        found[sizes[seen] - 1] = [
+        slopes = np.where(count > inside, outer_slope, slope)
+        rates = count * np.exp(np.interp(inside, sizes, logs) + slopes * (count - inside))
+        seen = sizes <= max_gpus
+        rates[sizes[seen] - 1] = [
             points[int(size)].rate for size in sizes[seen]
         ]  # as they are, to the last bit
-        return tuple(found.tolist())
+        return tuple(rates.tolist())
 
     # ---- on one GPU ----
 
     def _base_of_unknown(self) -> float:
         """What stands for minus the logarithm of the operations that nobody knows: its mean over networks."""
-        known = [
+        logs = [
             -math.log(kind.operations) for kind in self._rates._kind_of.values() if kind.operations
         ]
-        if known:
-            return float(np.mean(known))
+        if logs:
+            return float(np.mean(logs))
         return -math.log(NOMINAL)
 
     def _base_of(self, kind: Traits) -> float:
@@ -508,7 +514,7 @@ class _Estimate:
                 single = math.log(points[size].rate / size) - self._slope(kind.key) * (size - 1)
                 residuals.setdefault(kind.family, {})[kind.key] = single - self._base_of(kind)
         machine, families, scatter = _offsets(
-            {family: list(found.values()) for family, found in residuals.items()}
+            {family: list(of_keys.values()) for family, of_keys in residuals.items()}
         )
         return lambda family: families.get(family, machine) - scatter
 
@@ -526,21 +532,21 @@ def _offsets(residuals: Mapping[str, Sequence[float]]) -> tuple[float, dict[str,
     """
     if not residuals:
         return math.log(NOMINAL), {}, 0.0
-    means = {family: float(np.mean(found)) for family, found in residuals.items()}
+    means = {family: float(np.mean(values)) for family, values in residuals.items()}
     machine = float(np.mean(list(means.values())))
-    freedom = sum(len(found) - 1 for found in residuals.values())
+    freedom = sum(len(values) - 1 for values in residuals.values())
     if not freedom:
         return machine, means, 0.0
     variance = (
         sum(
-            float(np.sum((np.asarray(found) - means[family]) ** 2))
-            for family, found in residuals.items()
+            float(np.sum((np.asarray(values) - means[family]) ** 2))
+            for family, values in residuals.items()
         )
         / freedom
     )
     if len(means) < 2:
         return machine, means, math.sqrt(variance)
-    error = {family: variance / len(found) for family, found in residuals.items()}
+    error = {family: variance / len(values) for family, values in residuals.items()}
     true = max(
         0.0, float(np.var(list(means.values()), ddof=1)) - float(np.mean(list(error.values())))
     )

@@ -88,14 +88,14 @@ def place_greedily(
         raise InputError(
             f"groups need {pluralize(sum(groups.values()), 'GPU')}, and {len(slots)} can be had"
         )
-    order, rest = _fill_nodes(groups, gpus_per_node)
-    order += _best_permutation(groups, order, rest, np.array(slots, np.int64) // gpus_per_node)
-    taken: dict[str, tuple[int, ...]] = {}
+    order, remaining = _fill_nodes(groups, gpus_per_node)
+    order += _best_permutation(groups, order, remaining, np.array(slots, np.int64) // gpus_per_node)
+    devices_of: dict[str, tuple[int, ...]] = {}
     start = 0
     for name in order:
-        taken[name] = tuple(slots[start : start + groups[name]])
+        devices_of[name] = tuple(slots[start : start + groups[name]])
         start += groups[name]
-    return tuple(Member(name, taken[name]) for name in groups)
+    return tuple(Member(name, devices_of[name]) for name in groups)
 
 
 def rearrange(
@@ -120,70 +120,73 @@ def rearrange(
     ...                               range(8), gpus_per_node=4)]
     [(0,), (4, 5, 6), (1, 2)]
     """
-    held = {member.name: member.devices for member in running if member.name in groups}
-    kept = {name: _keep(mine, groups[name], gpus_per_node) for name, mine in held.items()}
-    taken = {device for mine in kept.values() for device in mine}
-    free = {device for device in devices if device not in taken}
+    current = {member.name: member.devices for member in running if member.name in groups}
+    devices_of = {
+        name: _keep(owned, groups[name], gpus_per_node) for name, owned in current.items()
+    }
+    used = {device for owned in devices_of.values() for device in owned}
+    free = {device for device in devices if device not in used}
     for name in sorted(
-        (name for name in kept if groups[name] > len(kept[name])), key=lambda name: groups[name]
+        (name for name in devices_of if groups[name] > len(devices_of[name])),
+        key=lambda name: groups[name],
     ):
-        more = _near(kept[name], groups[name] - len(kept[name]), free, gpus_per_node)
-        kept[name] += more
+        more = _near(devices_of[name], groups[name] - len(devices_of[name]), free, gpus_per_node)
+        devices_of[name] += more
         free -= set(more)
     new = place_groups(
-        {name: size for name, size in groups.items() if name not in kept},
+        {name: size for name, size in groups.items() if name not in devices_of},
         sorted(free),
         gpus_per_node,
     )
-    kept.update((member.name, member.devices) for member in new)
-    return tuple(Member(name, kept[name]) for name in groups)
+    devices_of.update((member.name, member.devices) for member in new)
+    return tuple(Member(name, devices_of[name]) for name in groups)
 
 
-def _keep(mine: tuple[int, ...], size: int, gpus_per_node: int) -> tuple[int, ...]:
+def _keep(owned: tuple[int, ...], size: int, gpus_per_node: int) -> tuple[int, ...]:
     """The devices that a shrinking group keeps: its first, and where it has the most."""
-    if size >= len(mine):
-        return mine
-    on_node = Counter(device // gpus_per_node for device in mine)
+    if size >= len(owned):
+        return owned
+    on_node = Counter(device // gpus_per_node for device in owned)
     best = sorted(
-        mine[1:],
+        owned[1:],
         key=lambda device: (
-            device // gpus_per_node != mine[0] // gpus_per_node,
+            device // gpus_per_node != owned[0] // gpus_per_node,
             -on_node[device // gpus_per_node],
             device,
         ),
     )
-    keep = {mine[0], *best[: size - 1]}
-    return tuple(device for device in mine if device in keep)
+    keep = {owned[0], *best[: size - 1]}
+    return tuple(device for device in owned if device in keep)
 
 
-def _near(mine: tuple[int, ...], more: int, free: set[int], gpus_per_node: int) -> tuple[int, ...]:
+def _near(owned: tuple[int, ...], more: int, free: set[int], gpus_per_node: int) -> tuple[int, ...]:
     """Free devices for a growing group: on its own nodes, then on as few others as possible."""
-    own = {device // gpus_per_node for device in mine}
-    there: dict[int, list[int]] = {}
+    own_nodes = {device // gpus_per_node for device in owned}
+    free_on: dict[int, list[int]] = {}
     for device in sorted(free):
-        there.setdefault(device // gpus_per_node, []).append(device)
-    taken: list[int] = []
-    while len(taken) < more:
-        need = more - len(taken)
+        free_on.setdefault(device // gpus_per_node, []).append(device)
+    chosen: list[int] = []
+    while len(chosen) < more:
+        need = more - len(chosen)
         node = min(
-            there,
+            free_on,
             key=lambda node: (
-                node not in own,
-                len(there[node]) < need,
-                abs(len(there[node]) - need),
+                node not in own_nodes,
+                len(free_on[node]) < need,
+                abs(len(free_on[node]) - need),
                 node,
             ),
         )
-        taken += there.pop(node)[:need]
-    return tuple(taken)
+        chosen += free_on.pop(node)[:need]
+    return tuple(chosen)
 
 
 def _by_node(devices: Iterable[int], gpus_per_node: int) -> list[int]:
     """Devices node by node, the nodes with the most free ones first."""
     sorted_ = np.sort(np.fromiter(devices, np.int64))
     _, node, free = np.unique(sorted_ // gpus_per_node, return_inverse=True, return_counts=True)
-    found: list[int] = sorted_[np.argsort(-free[node], kind="stable")].tolist()
-    return found
+    ordered: list[int] = sorted_[np.argsort(-free[node], kind="stable")].tolist()
+    return ordered
 
 
 def _fill_nodes(groups: Groups, gpus_per_node: int) -> tuple[list[str], list[str]]:
@@ -203,17 +206,17 @@ def _fill_nodes(groups: Groups, gpus_per_node: int) -> tuple[list[str], list[str
 
 
 def _best_permutation(
-    groups: Groups, order: list[str], rest: list[str], nodes: NDArray[np.int64]
+    groups: Groups, order: list[str], remaining: list[str], nodes: NDArray[np.int64]
 ) -> list[str]:
     """The order of the rest that touches the fewest nodes, of the first 1024."""
     rank = [0, *np.cumsum(np.diff(nodes) != 0).tolist()]  # of the node of each slot
     start = sum(groups[name] for name in order)
     # 7! > 1024: the first permutations leave the head as it is
-    head = rest[:-7]
-    tail = rest[-7:]
+    head = remaining[:-7]
+    tail = remaining[-7:]
     start += sum(groups[name] for name in head)
     if len({groups[name] for name in tail}) < 2:  # all permutations touch as many
-        return rest
+        return remaining
 
     def cost(permutation: Iterable[str]) -> float:
         total = 0.0
@@ -257,8 +260,8 @@ def _exact(
         if (placed, state.free) in seen:
             continue
         seen.add((placed, state.free))
-        most = int((reached - state.cost - to_come.min_scores[placed + 1]) * sizes[placed])
-        for shares in _iter_shares(sizes[placed], state.free, most):
+        max_nodes = int((reached - state.cost - to_come.min_scores[placed + 1]) * sizes[placed])
+        for shares in _iter_shares(sizes[placed], state.free, max_nodes):
             cost = state.cost + len(shares) / sizes[placed]
             free = _take_shares(state.free, shares)
             estimate = cost + to_come(placed + 1, free)
@@ -290,10 +293,10 @@ class _LowerBound:
     def __call__(self, placed: int, free: tuple[int, ...]) -> float:
         touched = 0
         spare = self._spare
-        for left in range(1, len(free)):
-            untouched = min(free[left], spare // left)
-            spare -= untouched * left
-            touched += free[left] - untouched
+        for size in range(1, len(free)):
+            untouched = min(free[size], spare // size)
+            spare -= untouched * size
+            touched += free[size] - untouched
         return self.min_scores[placed] + max(0, touched - self._shares[placed]) * self._cheapest
 
 
@@ -313,29 +316,29 @@ class _State(NamedTuple):
 
 
 def _iter_shares(
-    size: int, free: tuple[int, ...], most: int, largest: Share | None = None
+    size: int, free: tuple[int, ...], max_nodes: int, largest: Share | None = None
 ) -> Iterator[tuple[Share, ...]]:
     """All ways to take ``size`` devices from at most ``most`` nodes, in falling order of shares."""
     if size == 0:
         yield ()
         return
-    if most < 1:
+    if max_nodes < 1:
         return
-    for taken in range(min(size, len(free) - 1), -(-size // most) - 1, -1):
-        for left in range(len(free) - 1, taken - 1, -1):
-            share = (taken, left)
-            if free[left] == 0 or (largest is not None and share > largest):
+    for count in range(min(size, len(free) - 1), -(-size // max_nodes) - 1, -1):
+        for free_here in range(len(free) - 1, count - 1, -1):
+            share = (count, free_here)
+            if free[free_here] == 0 or (largest is not None and share > largest):
                 continue
-            one_less = (*free[:left], free[left] - 1, *free[left + 1 :])
-            for others in _iter_shares(size - taken, one_less, most - 1, share):
-                yield (share, *others)
+            one_less = (*free[:free_here], free[free_here] - 1, *free[free_here + 1 :])
+            for shares in _iter_shares(size - count, one_less, max_nodes - 1, share):
+                yield (share, *shares)
 
 
 def _take_shares(free: tuple[int, ...], shares: tuple[Share, ...]) -> tuple[int, ...]:
     nodes = list(free)
-    for taken, left in shares:
-        nodes[left] -= 1
-        nodes[left - taken] += 1
+    for count, size in shares:
+        nodes[size] -= 1
+        nodes[size - count] += 1
     return tuple(nodes)
 
 
@@ -352,15 +355,15 @@ def _on_devices(
         nodes.setdefault(device // gpus_per_node, []).append(device)
     chosen: dict[str, tuple[int, ...]] = {}
     for name, shares in zip(names, reversed(steps), strict=True):
-        mine: list[int] = []
+        devices_of_group: list[int] = []
         # All the nodes of a group are found before any is changed: a share of 1 of 2 leaves a
         # node with 1 free, which must not be taken for another share of the same group.
         used: list[tuple[int, int]] = []
-        for taken, left in shares:
-            node = next(n for n in nodes if len(nodes[n]) == left and n not in dict(used))
-            used.append((node, taken))
-        for node, taken in used:
-            mine += nodes[node][:taken]
-            del nodes[node][:taken]
-        chosen[name] = tuple(sorted(mine))
+        for count, size in shares:
+            node = next(n for n in nodes if len(nodes[n]) == size and n not in dict(used))
+            used.append((node, count))
+        for node, count in used:
+            devices_of_group += nodes[node][:count]
+            del nodes[node][:count]
+        chosen[name] = tuple(sorted(devices_of_group))
     return tuple(Member(name, chosen[name]) for name in groups)

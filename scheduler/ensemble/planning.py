@@ -76,23 +76,25 @@ def _limit_to_supply(network: Network, supply: float, gpus: int) -> Network:
     enough = (rates >= supply).nonzero()[0]
     if not len(enough):
         return network
-    most = max(int(enough[0]) + 1, network.min_gpus)
+    max_gpus = max(int(enough[0]) + 1, network.min_gpus)
     return replace(
-        network, rates=tuple(min(rate, supply) for rate in rates[:most].tolist()), max_gpus=most
+        network,
+        rates=tuple(min(rate, supply) for rate in rates[:max_gpus].tolist()),
+        max_gpus=max_gpus,
     )
 
 
 def networks_per_gpu(rates: RateTable, progress: Progress, cluster: Cluster) -> int:
     """How many networks should share each GPU now."""
-    left = [
+    unfinished = [
         network.name
         for network in rates.models
         if network.name not in progress.finished and network.name not in progress.exclusive
     ]
-    most = max(1, min(cluster.slots, -(-len(left) // max(1, cluster.whole_gpus))))
+    max_networks = max(1, min(cluster.slots, -(-len(unfinished) // max(1, cluster.whole_gpus))))
     if cluster.fills:
-        return most
-    return best_networks_per_gpu(rates, left, most)
+        return max_networks
+    return best_networks_per_gpu(rates, unfinished, max_networks)
 
 
 @dataclass(frozen=True)
@@ -118,7 +120,7 @@ class _SharedPlan:
         answer = self.policy.decide(
             self._policy_rates(rates), self._progress(rates, inner), cluster, options
         )
-        held = {
+        in_use = {
             inner[device]
             for member in self.progress.running
             for device in member.devices
@@ -127,46 +129,46 @@ class _SharedPlan:
         return Round(
             tuple(
                 replace(member, devices=tuple(actual[number] for number in member.devices))
-                for member in separate_slots(answer.members, cluster, held)
+                for member in separate_slots(answer.members, cluster, in_use)
             )
         )
 
     def _used(self) -> dict[int, list[int]]:
         """GPU -> the slots of it that may be used."""
-        held = [
+        in_use = [
             device
             for member in self.progress.running
             if member.name not in self.progress.finished
             for device in member.devices
         ]
-        wanted = [
+        targeted = [
             device
             for member in self.progress.target.members
             if member.name not in self.progress.finished
             for device in member.devices
         ]
-        taken = {*held, *wanted}
+        occupied = {*in_use, *targeted}
         slots: defaultdict[int, list[int]] = defaultdict(list)
         for device in self.cluster.devices:
             slots[self.cluster.gpu(device)].append(device)
         used = {}
         for gpu, devices in slots.items():
-            devices.sort(key=lambda device: (device not in wanted, device not in held, device))
+            devices.sort(key=lambda device: (device not in targeted, device not in in_use, device))
             if self.policy.rearranges:
                 keeps = 0
             else:
-                keeps = sum(device in taken for device in devices)
+                keeps = sum(device in occupied for device in devices)
             used[gpu] = sorted(devices[: max(self.count, keeps)])
         return used
 
     def _inner(self, used: Mapping[int, Sequence[int]]) -> dict[int, int]:
         """Device -> its number in the cluster that the policy is told of."""
         width = max(map(len, used.values()), default=1)
-        whole = self.cluster.gpus_per_node // self.cluster.slots
+        gpus = self.cluster.gpus_per_node // self.cluster.slots
         return {
-            device: (gpu // whole * width + place) * whole + gpu % whole
+            device: (gpu // gpus * width + slot) * gpus + gpu % gpus
             for gpu, devices in used.items()
-            for place, device in enumerate(devices)
+            for slot, device in enumerate(devices)
         }
 
     def _policy_rates(self, rates: RateTable) -> RateTable:
@@ -195,39 +197,39 @@ class _SharedPlan:
         }
         if self.count > 1:
             waits |= progress.exclusive
-        wanted = _members(progress.target.members, inner)
-        is_other = self.policy.rearranges and wanted != _members(
-            progress.target.members, inner, whole=True
+        target = _members(progress.target.members, inner)
+        is_other = self.policy.rearranges and target != _members(
+            progress.target.members, inner, only_complete=True
         )
         return replace(
             progress,
             running=_members(progress.running, inner),
-            target=Round(wanted),
+            target=Round(target),
             finished=progress.finished | waits,
             rates_changed=progress.rates_changed or is_other,
         )
 
 
 def _members(
-    members: Iterable[Member], inner: Mapping[int, int], whole: bool = False
+    members: Iterable[Member], inner: Mapping[int, int], only_complete: bool = False
 ) -> tuple[Member, ...]:
     """Groups by other numbers, with those devices that have one.
 
     Args:
         whole: leave out groups that lose any.
     """
-    found = (
+    renumbered = (
         replace(
             member, devices=tuple(inner[device] for device in member.devices if device in inner)
         )
         for member in members
-        if not whole or all(device in inner for device in member.devices)
+        if not only_complete or all(device in inner for device in member.devices)
     )
-    return tuple(member for member in found if member.devices)
+    return tuple(member for member in renumbered if member.devices)
 
 
 def separate_slots(
-    members: Sequence[Member], cluster: Cluster, held: set[int]
+    members: Sequence[Member], cluster: Cluster, in_use: set[int]
 ) -> tuple[Member, ...]:
     """The same groups on devices of which no two of one group are slots of one GPU.
 
@@ -246,20 +248,20 @@ def separate_slots(
     groups = {member.name: list(member.devices) for member in members}
     owner = {device: name for name, devices in groups.items() for device in devices}
     for name, devices in groups.items():
-        for place, device in enumerate(devices):
-            if cluster.gpu(device) not in {cluster.gpu(other) for other in devices[:place]}:
+        for index, device in enumerate(devices):
+            if cluster.gpu(device) not in {cluster.gpu(swap) for swap in devices[:index]}:
                 continue
-            other = _exchange(name, device, groups, owner, cluster, held)
-            if other is None:
+            swap = _exchange(name, device, groups, owner, cluster, in_use)
+            if swap is None:
                 continue
-            loser = owner.get(other)
+            loser = owner.get(swap)
             if loser is not None:
-                groups[loser][groups[loser].index(other)] = device
+                groups[loser][groups[loser].index(swap)] = device
                 owner[device] = loser
             else:
                 del owner[device]
-            devices[place] = other
-            owner[other] = name
+            devices[index] = swap
+            owner[swap] = name
     return tuple(
         replace(member, devices=tuple(_one_each(groups[member.name], cluster)))
         for member in members
@@ -272,29 +274,31 @@ def _exchange(
     groups: Mapping[str, Sequence[int]],
     owner: Mapping[int, str],
     cluster: Cluster,
-    held: set[int],
+    in_use: set[int],
 ) -> int | None:
     """The best device to have instead; None where there is none."""
-    mine = {cluster.gpu(other) for other in groups[name]}
+    own_gpus = {cluster.gpu(candidate) for candidate in groups[name]}
 
-    def can_give(other: int) -> bool:
-        loser = owner.get(other)
+    def can_give(candidate: int) -> bool:
+        loser = owner.get(candidate)
         return loser is None or cluster.gpu(device) not in {
-            cluster.gpu(one) for one in groups[loser] if one != other
+            cluster.gpu(slot) for slot in groups[loser] if slot != candidate
         }
 
     able = [
-        other for other in cluster.devices if cluster.gpu(other) not in mine and can_give(other)
+        candidate
+        for candidate in cluster.devices
+        if cluster.gpu(candidate) not in own_gpus and can_give(candidate)
     ]
     if not able:
         return None
     return min(
         able,
-        key=lambda other: (
-            other in owner,
-            other in held,
-            cluster.node(other) != cluster.node(device),
-            other,
+        key=lambda candidate: (
+            candidate in owner,
+            candidate in in_use,
+            cluster.node(candidate) != cluster.node(device),
+            candidate,
         ),
     )
 

@@ -138,7 +138,7 @@ def _with_guessed(
     counts: Mapping[str, int], rates: RateTable, progress: Progress, gpus: int
 ) -> dict[str, int]:
     """A flotilla, and on the devices that it leaves idle networks whose rates are guesses, each on its least."""
-    found = dict(counts)
+    sizes = dict(counts)
     spare = gpus - sum(counts.values())
     for network in rates.models if progress.guessed else ():
         if not spare:
@@ -146,12 +146,12 @@ def _with_guessed(
         if (
             network.name in progress.guessed
             and network.name not in progress.finished
-            and network.name not in found
+            and network.name not in sizes
             and network.min_gpus <= spare
         ):
-            found[network.name] = network.min_gpus
+            sizes[network.name] = network.min_gpus
             spare -= network.min_gpus
-    return found
+    return sizes
 
 
 def local(rates: RateTable, progress: Progress, cluster: Cluster, options: Options) -> Round:
@@ -176,12 +176,12 @@ def adaptive(rates: RateTable, progress: Progress, cluster: Cluster, options: Op
     Until then the last answer stands, even where groups are still on their way to it. See
     :mod:`scheduler.ensemble.adaptive`.
     """
-    wanted = progress.target
-    gone = {member.name for member in wanted.members} & progress.finished
-    held = {device for member in wanted.members for device in member.devices}
-    is_over = gone or progress.rates_changed or not held <= set(cluster.devices)
-    if wanted.members and not is_over and not _may_begin(rates, progress, cluster):
-        return wanted
+    target = progress.target
+    ended = {member.name for member in target.members} & progress.finished
+    used = {device for member in target.members for device in member.devices}
+    is_over = ended or progress.rates_changed or not used <= set(cluster.devices)
+    if target.members and not is_over and not _may_begin(rates, progress, cluster):
+        return target
     running = _alive_groups(rates, progress, cluster)
     sizes = group_sizes(rates, replace(progress, running=running), cluster)
     return Round(rearrange(sizes, running, cluster.devices, cluster.gpus_per_node))
@@ -189,12 +189,12 @@ def adaptive(rates: RateTable, progress: Progress, cluster: Cluster, options: Op
 
 def _may_begin(rates: RateTable, progress: Progress, cluster: Cluster) -> bool:
     """Whether a network waits for which there are devices: idle ones, or more than the least of others."""
-    wanted = progress.target.members
-    spare = cluster.gpus - sum(rates.models[rates.rows[member.name]].min_gpus for member in wanted)
+    targets = progress.target.members
+    spare = cluster.gpus - sum(rates.models[rates.rows[member.name]].min_gpus for member in targets)
     if spare <= 0:
         return False
-    waiting = _waiting(wanted, rates, progress) & select_admitted(
-        rates, replace(progress, running=wanted), cluster
+    waiting = _waiting(targets, rates, progress) & select_admitted(
+        rates, replace(progress, running=targets), cluster
     )
     return any(rates.models[row].min_gpus <= spare for row in np.flatnonzero(waiting).tolist())
 
@@ -305,7 +305,7 @@ def check_round(answer: object, rates: RateTable, progress: Progress, cluster: C
     """
     if not isinstance(answer, Round):
         raise InputError(f"returns a {type(answer).__name__}; it must return a Round")
-    given: list[int] = []
+    devices: list[int] = []
     names: set[str] = set()
     for member in answer.members:
         if isinstance(member, Member):
@@ -322,23 +322,23 @@ def check_round(answer: object, rates: RateTable, progress: Progress, cluster: C
                 f"gives {pluralize(member.gpus, 'device')} to {member.name}, which takes "
                 f"{network.min_gpus} to {network.max_gpus or cluster.gpus}"
             )
-        least, most = network.batches or (None, None)
+        low, high = network.batches or (None, None)
         if member.batch is not None and (
-            least is None or most is None or not least <= member.batch <= most
+            low is None or high is None or not low <= member.batch <= high
         ):
             raise InputError(
                 f"gives {member.name} a batch of {member.batch}; "
                 + (
-                    f"it must be from {least} to {most}"
+                    f"it must be from {low} to {high}"
                     if network.batches
                     else "its batch cannot change"
                 )
             )
-        given += member.devices
+        devices += member.devices
         names.add(member.name)
-    if len(set(given)) < len(given) or not set(given) <= set(cluster.devices):
+    if len(set(devices)) < len(devices) or not set(devices) <= set(cluster.devices):
         raise InputError(
-            f"hands out the devices {sorted(given)}; it can hand out each of {list(cluster.devices)} once"
+            f"hands out the devices {sorted(devices)}; it can hand out each of {list(cluster.devices)} once"
         )
 
 
@@ -354,15 +354,15 @@ def _formed_groups(rates: RateTable, progress: Progress, cluster: Cluster) -> tu
     keeps them.
     """
     running = _alive_groups(rates, progress, cluster)
-    begun = {member.name for member in running}
-    held = {device for member in running for device in member.devices}
+    started = {member.name for member in running}
+    in_use = {device for member in running for device in member.devices}
     answered = _without_dead_devices(progress.target.members, rates, progress, cluster)
     return (
         *running,
         *(
             member
             for member in answered
-            if member.name not in begun and held.isdisjoint(member.devices)
+            if member.name not in started and in_use.isdisjoint(member.devices)
         ),
     )
 

@@ -25,8 +25,8 @@ Probes = frozenset[tuple[str, int]]  # networks, each on a number of GPUs
 
 def find_probes(
     sizes: Sizes,
-    told: RateTable,
-    least: Callable[[str], Sequence[float]],
+    rates: RateTable,
+    lower_rates: Callable[[str], Sequence[float]],
     answer: Callable[[RateTable], Sizes],
 ) -> Probes:
     """The sizes that networks have because their rates there may be as high as was told.
@@ -54,15 +54,15 @@ def find_probes(
     """
     doubts = []
     for name, gpus in sizes.items():
-        high = rate(told.by_name[name], gpus)
-        lower = least(name)
+        high = rate(rates.by_name[name], gpus)
+        lower = lower_rates(name)
         if gpus <= len(lower) and lower[gpus - 1] < high:
             doubts.append((gpus * (1 - lower[gpus - 1] / high), name, tuple(lower)))
     doubts.sort(key=lambda doubt: (-doubt[0], doubt[1]))
     return frozenset(
         (name, sizes[name])
         for _, name, lower in doubts[:AT_A_TIME]
-        if answer(_with_rates(told, name, lower)).get(name) != sizes[name]
+        if answer(_with_rates(rates, name, lower)).get(name) != sizes[name]
     )
 
 
@@ -79,11 +79,11 @@ def _with_rates(table: RateTable, name: str, rates: tuple[float, ...]) -> RateTa
 def find_probes_of_plan(
     policy: Policy,
     rates: RateTable,
-    least: Callable[[str], Sequence[float]],
+    lower_rates: Callable[[str], Sequence[float]],
     progress: Progress,
     cluster: Cluster,
     options: Options,
-    wanted: Round,
+    target: Round,
 ) -> Probes:
     """The probes of an answer that a policy has given.
 
@@ -96,13 +96,13 @@ def find_probes_of_plan(
         None for a policy that leaves groups as they are: it would not act upon what they show. None where the answer
         is what it was, since its probes are known.
     """
-    if not policy.rearranges or (wanted == progress.target and not progress.rates_changed):
+    if not policy.rearranges or (target == progress.target and not progress.rates_changed):
         return frozenset()
     again = replace(progress, rates_changed=True)
     # On its least GPUs a network has been seen, or nowhere; and of thousands on one each, nothing need be asked.
     sizes = {
-        name: gpus for name, gpus in wanted.counts.items() if gpus > rates.by_name[name].min_gpus
+        name: gpus for name, gpus in target.counts.items() if gpus > rates.by_name[name].min_gpus
     }
     return find_probes(
-        sizes, rates, least, lambda other: plan(policy, other, again, cluster, options).counts
+        sizes, rates, lower_rates, lambda other: plan(policy, other, again, cluster, options).counts
     )

@@ -127,12 +127,12 @@ def curves(table: RateTable, gpus: int) -> Curves:
     """The rate table as arrays, up to a number of GPUs."""
     # Policies ask for many numbers of GPUs; every column depends on those before it alone, so
     # all are slices of a few large tables.
-    known = _curves(table, 1 << max(0, gpus - 1).bit_length())
+    wide = _curves(table, 1 << max(0, gpus - 1).bit_length())
     return replace(
-        known,
-        rate=known.rate[:, :gpus],
-        allowed=known.allowed[:, :gpus],
-        useful=known.useful[:, :gpus],
+        wide,
+        rate=wide.rate[:, :gpus],
+        allowed=wide.allowed[:, :gpus],
+        useful=wide.useful[:, :gpus],
     )
 
 
@@ -225,14 +225,14 @@ def bent_curves(table: RateTable, gpus: int) -> Curves:
 def _curves(table: RateTable, gpus: int) -> Curves:
     rows, kind = kinds(table)
     networks = [table.models[row] for row in rows]
-    least = np.array([network.min_gpus for network in networks], dtype=np.int64)
+    min_gpus = np.array([network.min_gpus for network in networks], dtype=np.int64)
     rates = np.empty((len(networks), gpus))
     allowed, useful = np.zeros((2, *rates.shape), np.bool_)
     for row, network in enumerate(networks):
         rates[row] = curve(network, gpus)
         allowed[row, network.min_gpus - 1 : network.max_gpus] = True
         useful[row] = _useful(rates[row], allowed[row])
-    return Curves(table.names, table.rows, rates[kind], allowed[kind], useful[kind], least[kind])
+    return Curves(table.names, table.rows, rates[kind], allowed[kind], useful[kind], min_gpus[kind])
 
 
 def _useful(rate: NDArray[np.float64], allowed: NDArray[np.bool_]) -> NDArray[np.bool_]:
@@ -261,13 +261,13 @@ def extend_as_printed(table: RateTable, gpus: int) -> RateTable:
     """
     b = 2 * table.gpus_per_node
 
-    def beyond(rates: tuple[float, ...]) -> list[float]:
+    def extrapolated(rates: tuple[float, ...]) -> list[float]:
         return extrapolate_rates(rates[:b], np.arange(len(rates) + 1, gpus + 1)).tolist()
 
     return replace(
         table,
         models=tuple(
-            replace(network, rates=(*network.rates, *beyond(network.rates)))
+            replace(network, rates=(*network.rates, *extrapolated(network.rates)))
             if 1 < b < len(network.rates) < gpus
             else network
             for network in table.models
@@ -377,9 +377,9 @@ def shrink_slopes(lines: Mapping[str, Line], least_noise: float = 0.0) -> Slopes
 
 
 def _extended(rates: tuple[float, ...], slope: float, gpus: int) -> tuple[float, ...]:
-    beyond = np.arange(len(rates) + 1, gpus + 1)
+    counts = np.arange(len(rates) + 1, gpus + 1)
     extrapolate_rates = (
-        beyond * rates[-1] / len(rates) * np.exp(min(0.0, slope) * (beyond - len(rates)))
+        counts * rates[-1] / len(rates) * np.exp(min(0.0, slope) * (counts - len(rates)))
     )
     return (*rates, *extrapolate_rates)
 
@@ -431,7 +431,7 @@ def preprocessors_needed(throughput: Sequence[float], demand: float) -> int:
     return 1 + max(range(len(throughput)), key=throughput.__getitem__)
 
 
-def rates_up_to_gap(known: Mapping[int, float], least: int = 1) -> tuple[float, ...]:
+def rates_up_to_gap(rates: Mapping[int, float], min_gpus: int = 1) -> tuple[float, ...]:
     """Samples/s on 1, 2, ... GPUs up to the first gap; in proportion on fewer than a network may have.
 
     Args:
@@ -440,5 +440,5 @@ def rates_up_to_gap(known: Mapping[int, float], least: int = 1) -> tuple[float, 
     >>> rates_up_to_gap({2: 30.0, 3: 40.0, 5: 60.0}, min_gpus=2)
     (15.0, 30.0, 40.0)
     """
-    most = next(gpus for gpus in itertools.count(least) if gpus + 1 not in known)
-    return tuple(known.get(gpus, known[least] * gpus / least) for gpus in range(1, most + 1))
+    last = next(gpus for gpus in itertools.count(min_gpus) if gpus + 1 not in rates)
+    return tuple(rates.get(gpus, rates[min_gpus] * gpus / min_gpus) for gpus in range(1, last + 1))

@@ -31,7 +31,7 @@ def read_rates(path: str | Path) -> RateTable:
     return parse_rates(read_json(path), str(path))
 
 
-def parse_rates(value: Any, place: str = "rates") -> RateTable:
+def parse_rates(value: Any, source: str = "rates") -> RateTable:
     """Make a rate table of what JSON said.
 
     Args:
@@ -63,7 +63,7 @@ def parse_rates(value: Any, place: str = "rates") -> RateTable:
         comm,
         _sharing(read, top),
     )
-    read.raise_mistakes(place)
+    read.raise_mistakes(source)
     return table
 
 
@@ -84,13 +84,13 @@ def write_rates(table: RateTable) -> dict[str, Any]:
 def _sharing(read: RecordReader, top: dict[str, Any]) -> tuple[float, ...]:
     if "sharing" not in top:
         return (1.0,)
-    found = tuple(
+    speedups = tuple(
         read.positive(speedup, f"sharing[{i}]", "times as much as one network alone")
         for i, speedup in enumerate(read.items(top, "sharing", "sharing"))
     )
-    if not found or found[0] != 1:
+    if not speedups or speedups[0] != 1:
         read.add_mistake("sharing", "without the 1 of one network alone, but must begin with it")
-    return found
+    return speedups
 
 
 def _network_record(network: Network) -> dict[str, Any]:
@@ -105,77 +105,77 @@ def _network_record(network: Network) -> dict[str, Any]:
     return {key: value for key, value in record.items() if value is not None}
 
 
-def _network(read: RecordReader, value: Any, place: str) -> Network:
+def _network(read: RecordReader, value: Any, location: str) -> Network:
     record = read.record(
         value,
-        place,
+        location,
         required=("name", "rates"),
         optional=("epochs", "params_mb", "step_s", "batches"),
     )
-    name = record.get("name", place)
+    name = record.get("name", location)
     if not is_name(name):
-        read.add_mistake(f"{place}.name", f"{ascii(name)[:60]}, but must be {NAME}")
+        read.add_mistake(f"{location}.name", f"{ascii(name)[:60]}, but must be {NAME}")
     steps = tuple(
-        _step_time(read, item, f"{place}.step_s[{i}]")
-        for i, item in enumerate(read.items(record, "step_s", f"{place}.step_s"))
+        _step_time(read, item, f"{location}.step_s[{i}]")
+        for i, item in enumerate(read.items(record, "step_s", f"{location}.step_s"))
     )
     return replace(
-        network_of(read, str(name), record, "rates", place),
+        network_of(read, str(name), record, "rates", location),
         step_s=steps,
-        batches=_batches(read, record, place),
+        batches=_batches(read, record, location),
     )
 
 
 def network_of(
-    read: RecordReader, name: str, record: dict[str, Any], key: str, place: str
+    read: RecordReader, name: str, record: dict[str, Any], key: str, location: str
 ) -> Network:
     """A network with the rates that stand under a key of a record, and perhaps its epochs and its size."""
     rates = tuple(
-        read.positive(rate, f"{place}.{key}[{i}]", "samples/s")
-        for i, rate in enumerate(read.items(record, key, f"{place}.{key}"))
+        read.positive(rate, f"{location}.{key}[{i}]", "samples/s")
+        for i, rate in enumerate(read.items(record, key, f"{location}.{key}"))
     )
     if key in record and not rates:
-        read.add_mistake(f"{place}.{key}", "empty, but needs at least the rate on 1 GPU")
+        read.add_mistake(f"{location}.{key}", "empty, but needs at least the rate on 1 GPU")
     return Network(
         name,
         rates,
-        epochs=read.count(record, "epochs", f"{place}.epochs") if "epochs" in record else None,
+        epochs=read.count(record, "epochs", f"{location}.epochs") if "epochs" in record else None,
         params_mb=(
-            read.positive(record["params_mb"], f"{place}.params_mb", "MB")
+            read.positive(record["params_mb"], f"{location}.params_mb", "MB")
             if "params_mb" in record
             else None
         ),
     )
 
 
-def _batches(read: RecordReader, record: dict[str, Any], place: str) -> tuple[int, int] | None:
+def _batches(read: RecordReader, record: dict[str, Any], location: str) -> tuple[int, int] | None:
     if "batches" not in record:
         return None
-    found = [
-        read.count({"batch": batch}, "batch", f"{place}.batches[{i}]")
-        for i, batch in enumerate(read.items(record, "batches", f"{place}.batches"))
+    bounds = [
+        read.count({"batch": batch}, "batch", f"{location}.batches[{i}]")
+        for i, batch in enumerate(read.items(record, "batches", f"{location}.batches"))
     ]
-    if len(found) != 2 or found[0] > found[1]:
+    if len(bounds) != 2 or bounds[0] > bounds[1]:
         read.add_mistake(
-            f"{place}.batches",
+            f"{location}.batches",
             "no range, but must be the least and the largest batch, such as [64, 512]",
         )
         return None
-    return found[0], found[1]
+    return bounds[0], bounds[1]
 
 
-def _step_time(read: RecordReader, value: Any, place: str) -> StepTime:
-    record = read.record(value, place, required=("batch", "seconds"))
+def _step_time(read: RecordReader, value: Any, location: str) -> StepTime:
+    record = read.record(value, location, required=("batch", "seconds"))
     return StepTime(
-        read.count(record, "batch", f"{place}.batch"),
-        read.positive(record.get("seconds", 1.0), f"{place}.seconds", "seconds"),
+        read.count(record, "batch", f"{location}.batch"),
+        read.positive(record.get("seconds", 1.0), f"{location}.seconds", "seconds"),
     )
 
 
-def _comm_time(read: RecordReader, value: Any, place: str) -> CommTime:
-    record = read.record(value, place, required=("params_mb", "gpus", "seconds"))
+def _comm_time(read: RecordReader, value: Any, location: str) -> CommTime:
+    record = read.record(value, location, required=("params_mb", "gpus", "seconds"))
     return CommTime(
-        read.positive(record.get("params_mb", 1.0), f"{place}.params_mb", "MB"),
-        read.count(record, "gpus", f"{place}.gpus"),
-        read.not_negative(record.get("seconds", 1.0), f"{place}.seconds", "seconds"),
+        read.positive(record.get("params_mb", 1.0), f"{location}.params_mb", "MB"),
+        read.count(record, "gpus", f"{location}.gpus"),
+        read.not_negative(record.get("seconds", 1.0), f"{location}.seconds", "seconds"),
     )

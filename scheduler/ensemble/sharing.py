@@ -46,8 +46,8 @@ def speedup(sharing: Sequence[float], count: int) -> float:
     >>> speedup((1.0, 1.5), 2), speedup((1.0, 1.5), 8)
     (1.5, 3.0)
     """
-    known = max(1, min(count, len(sharing)))
-    return (sharing[known - 1] if sharing else 1.0) * math.sqrt(count / known)
+    last = max(1, min(count, len(sharing)))
+    return (sharing[last - 1] if sharing else 1.0) * math.sqrt(count / last)
 
 
 def share(sharing: Sequence[float], count: int) -> float:
@@ -55,7 +55,7 @@ def share(sharing: Sequence[float], count: int) -> float:
     return speedup(sharing, count) / count
 
 
-def best_networks_per_gpu(rates: RateTable, names: Iterable[str], most: int) -> int:
+def best_networks_per_gpu(rates: RateTable, names: Iterable[str], max_networks: int) -> int:
     """How many networks should share a GPU: another one only while all together train more, by 3 % at least.
 
     What the input does not give, nobody trains: one network of 900 samples/s on an input of 100 trains as much beside
@@ -72,10 +72,10 @@ def best_networks_per_gpu(rates: RateTable, names: Iterable[str], most: int) -> 
     >>> [best_networks_per_gpu(RateTable(1, 1, pair, sharing=sharing), "ab", 8) for sharing in ((), (1.0,), (1.0, 1.4))]
     [1, 2, 4]
     """
-    most = min(most, max(1, REACH * len(rates.sharing)))
-    wanted = set(names)
+    max_networks = min(max_networks, max(1, REACH * len(rates.sharing)))
+    selected = set(names)
     alone = np.array(
-        [rate(network, network.min_gpus) for network in rates.models if network.name in wanted]
+        [rate(network, network.min_gpus) for network in rates.models if network.name in selected]
     )
     if not len(alone):
         return 1
@@ -84,7 +84,7 @@ def best_networks_per_gpu(rates: RateTable, names: Iterable[str], most: int) -> 
         return count * float(np.minimum(alone * share(rates.sharing, count), rates.supply).mean())
 
     count = 1
-    while count < most and together(count + 1) > PAYS * together(count):
+    while count < max_networks and together(count + 1) > PAYS * together(count):
         count += 1
     return count
 
@@ -148,11 +148,11 @@ class Sharing:
 
     def __init__(
         self,
-        known: Mapping[int, float] | None = None,
+        prior: Mapping[int, float] | None = None,
         alone: Mapping[str, Mapping[int, float]] | None = None,
         idle_slots: int = 1,
     ) -> None:
-        self._prior = dict(known or {})
+        self._prior = dict(prior or {})
         self.expected = (1.0,) * idle_slots
         self._fit: dict[int, float] = {}
         self._observations = {
@@ -188,51 +188,53 @@ class Sharing:
     @property
     def curve(self) -> tuple[float, ...]:
         """s(1), s(2), ... as far as anything is known; between, as the square root grows."""
-        known = self._prior | self._fit
+        values = self._prior | self._fit
         curve = [1.0]
-        if not (known or any(one.count == 1 for one in self._observations.values())):
+        if not (
+            values or any(observation.count == 1 for observation in self._observations.values())
+        ):
             return ()
-        for count in range(2, 1 + max([*known, len(self.expected)])):
+        for count in range(2, 1 + max([*values, len(self.expected)])):
             guess = curve[-1] if count <= len(self.expected) else speedup(curve, count)
-            curve.append(known.get(count, guess))
+            curve.append(values.get(count, guess))
         return tuple(curve)
 
 
-def _fit_sharing(shown: Sequence[_SharedRate]) -> dict[int, float]:
+def _fit_sharing(observations: Sequence[_SharedRate]) -> dict[int, float]:
     """s(k) of each k that hangs together with k = 1 by units that were seen at both.
 
     >>> _fit_sharing([_SharedRate(("a", 1), 1, 10.0), _SharedRate(("a", 1), 2, 8.0), _SharedRate(("b", 1), 3, 4.0)])
     {2: 1.6}
     """
-    counts = _connected_counts(shown)
-    used = [one for one in shown if one.count in counts]
-    units = sorted({one.unit for one in used})
+    counts = _connected_counts(observations)
+    used = [observation for observation in observations if observation.count in counts]
+    units = sorted({observation.unit for observation in used})
     columns = sorted(counts - {1})
     if not columns:
         return {}
     design = np.zeros((len(used), len(units) + len(columns)))
-    for row, one in enumerate(used):
-        design[row, units.index(one.unit)] = 1.0
-        if one.count > 1:
-            design[row, len(units) + columns.index(one.count)] = 1.0
-    weights = 1 / np.array([one.error for one in used])
-    logs = np.log([one.rate for one in used])
-    found = np.linalg.lstsq(design * weights[:, np.newaxis], logs * weights, rcond=None)[0][
+    for row, observation in enumerate(used):
+        design[row, units.index(observation.unit)] = 1.0
+        if observation.count > 1:
+            design[row, len(units) + columns.index(observation.count)] = 1.0
+    weights = 1 / np.array([observation.error for observation in used])
+    logs = np.log([observation.rate for observation in used])
+    solution = np.linalg.lstsq(design * weights[:, np.newaxis], logs * weights, rcond=None)[0][
         len(units) :
     ]
     # None trains faster beside others than alone: what says so is noise.
     return {
         count: round(count * min(1.0, math.exp(log)), 9)
-        for count, log in zip(columns, found, strict=True)
+        for count, log in zip(columns, solution, strict=True)
     }
 
 
-def _connected_counts(shown: Sequence[_SharedRate]) -> set[int]:
+def _connected_counts(observations: Sequence[_SharedRate]) -> set[int]:
     """The numbers of networks on a GPU that can be compared with one."""
     reached = {1}
     while True:
-        units = {one.unit for one in shown if one.count in reached}
-        more = {one.count for one in shown if one.unit in units}
+        units = {observation.unit for observation in observations if observation.count in reached}
+        more = {observation.count for observation in observations if observation.unit in units}
         if more <= reached:
             return reached
         reached |= more

@@ -72,12 +72,15 @@ def hulls(rates: RateTable, gpus: int) -> Hulls:
 
     A network that needs more GPUs than there are has (0, 0) alone.
     """
-    known = bent_curves(rates, gpus)
+    rate_curves = bent_curves(rates, gpus)
     (rows, kind) = kinds(rates)
-    rising = [_corners(rates.models[row], known.useful[row], known.rate[row], gpus) for row in rows]
+    rising = [
+        _corners(rates.models[row], rate_curves.useful[row], rate_curves.rate[row], gpus)
+        for row in rows
+    ]
     row = np.repeat(np.arange(len(rising)), [1 + len(counts) for counts, _ in rising])
     count = np.concatenate([np.append(0, counts) for counts, _ in rising])
-    rate = np.concatenate([np.append(0.0, found) for _, found in rising])
+    rate = np.concatenate([np.append(0.0, values) for _, values in rising])
     corner = concave_hulls(row, count, rate)
     first = np.searchsorted(row[corner], np.arange(len(rising)))
     number = np.diff(first, append=len(corner))
@@ -133,8 +136,8 @@ def water_fill(hull: Hulls, rows: Rows, work: Floats, gpus: float) -> Level:
     level = _of_a_crowd(hull, rows, work, gpus)
     if level is not None:
         rate = np.minimum(work * level, peak)
-        single, least = (values[rows] for values in hull.first)
-        return Level(1 / level, least - least / single * (single - rate), rate)
+        single, smallest = (values[rows] for values in hull.first)
+        return Level(1 / level, smallest - smallest / single * (single - rate), rate)
     held_from = peak / work  # the level 1/T from which a network is at its peak
 
     def demand(level: float) -> tuple[Floats, float]:
@@ -157,10 +160,10 @@ def _of_a_crowd(hull: Hulls, rows: Rows, work: Floats, gpus: float) -> float | N
     """
     if not len(rows) or hull.rate.shape[1] < 2:
         return None
-    first, least = (values[rows] for values in hull.first)
+    first, smallest = (values[rows] for values in hull.first)
     if not first.min() > 0:  # one needs more GPUs than there are
         return None
-    level = float(gpus / (work * least / first).sum())
+    level = float(gpus / (work * smallest / first).sum())
     if level * float((work / first).max()) <= 1:
         return level
     return None

@@ -78,12 +78,12 @@ class Eviction:
         nodes: int,
         deadline_min: float,
         margin_min: float,
-        told: Collection[str] = (),
+        saves_on_request: Collection[str] = (),
         yielding: Collection[str] = (),
     ) -> None:
         self.nodes = nodes
         self.deadline_min = deadline_min
-        self.saves_on_request = set(told)
+        self.saves_on_request = set(saves_on_request)
         self.last_min = float(
             max(0, deadline_min - margin_min)
         )  # for the first acts of jobs that lose work
@@ -104,7 +104,7 @@ class Eviction:
         return self.freed >= self.nodes
 
     def next_steps(
-        self, now_min: float, jobs: Sequence[RunningJob], held: Mapping[str, int]
+        self, now_min: float, jobs: Sequence[RunningJob], nodes_held: Mapping[str, int]
     ) -> list[Step]:
         """What is to be done now.
 
@@ -122,18 +122,18 @@ class Eviction:
         if not self._has_looked:
             self._has_looked = True
             check_jobs(jobs, self.nodes)
-        steps = [*self._note_freed(now_min, held), *self._note_overdue(now_min, held)]
+        steps = [*self._note_freed(now_min, nodes_held), *self._note_overdue(now_min, nodes_held)]
         if self.is_done:
             return steps
-        coming = sum(held[job] for job in (*self._saving, *self._stopped)) + sum(
+        coming = sum(nodes_held[job] for job in (*self._saving, *self._stopped)) + sum(
             self._yielding.values()
         )
         need = self.nodes - self.freed - coming
-        asked = self._ask_one(now_min, jobs, need)
-        if asked is not None:
+        request = self._ask_one(now_min, jobs, need)
+        if request is not None:
             return [
                 *steps,
-                asked,
+                request,
             ]  # its answer may take long, and what the others do follows from it
         busy = self._yielding.keys() | self._saving.keys() | self._stopped.keys()
         free_to_act = [
@@ -160,7 +160,7 @@ class Eviction:
         self._stopped.pop(job, None)
         self._is_planned = False
 
-    def add_job(self, job: str, nodes: int, is_told: bool) -> None:
+    def add_job(self, job: str, nodes: int, saves_on_request: bool) -> None:
         """A job that was not there before has taken nodes that were free: it may be asked in turn.
 
         Args:
@@ -170,14 +170,14 @@ class Eviction:
         self.freed -= nodes
         self._nodes_held[job] = nodes
         self._is_planned = False
-        if is_told:
+        if saves_on_request:
             self.saves_on_request.add(job)
 
     # --- what has happened ---
 
-    def _note_freed(self, now_min: float, held: Mapping[str, int]) -> list[Step]:
+    def _note_freed(self, now_min: float, nodes_held: Mapping[str, int]) -> list[Step]:
         steps = []
-        for job in self._nodes_held.keys() - held.keys():
+        for job in self._nodes_held.keys() - nodes_held.keys():
             self.freed += self._nodes_held[job]
             as_planned = job in self._saving or job in self._stopped
             if now_min < self._saving.pop(job, now_min) - GRAIN:
@@ -189,16 +189,16 @@ class Eviction:
             steps.append(Step("freed" if as_planned else "ended", job))
             if not as_planned:
                 self._is_planned = False
-        for job in self._nodes_held.keys() & held.keys():
-            fewer = self._nodes_held[job] - held[job]
+        for job in self._nodes_held.keys() & nodes_held.keys():
+            fewer = self._nodes_held[job] - nodes_held[job]
             if fewer > 0:
                 self.freed += fewer
                 self._yielding.pop(job, None)
                 steps.append(Step("shrunk", job, nodes=fewer, detail=f"{fewer} nodes"))
-        self._nodes_held = dict(held)
+        self._nodes_held = dict(nodes_held)
         return sorted(steps, key=lambda step: step.job)
 
-    def _note_overdue(self, now_min: float, held: Mapping[str, int]) -> list[Step]:
+    def _note_overdue(self, now_min: float, nodes_held: Mapping[str, int]) -> list[Step]:
         steps = []
         for job in [job for job, until in self._saving.items() if now_min >= until]:
             del self._saving[job]
@@ -236,20 +236,20 @@ class Eviction:
 
     def _plan(self, now_min: float, jobs: Sequence[RunningJob], need: int) -> list[Step]:
         begin = max([now_min, *self._saving.values()])  # one saves at a time
-        left = max(0.0, math.floor((self.last_min - begin) / GRAIN + 1e-6) * GRAIN)
+        remaining = max(0.0, math.floor((self.last_min - begin) / GRAIN + 1e-6) * GRAIN)
         try:
             check_jobs(jobs, need)
         except InputError as error:
-            told_before = self._is_short
+            was_short = self._is_short
             self._is_short = True
             self.actions = {}
-            if told_before:
+            if was_short:
                 return []
             return [Step("short", detail=str(error))]
         before = self.actions
         self._is_short = False
         self._is_planned = True
-        plan = plan_evictions(jobs, need, round(left, 6), step=round(left, 6) or 1)[-1]
+        plan = plan_evictions(jobs, need, round(remaining, 6), step=round(remaining, 6) or 1)[-1]
         self.actions = dict(plan.actions)
         if before == self.actions:
             return []
@@ -285,10 +285,10 @@ class Eviction:
             ]
         return steps
 
-    def _stop(self, job: str, now_min: float, said: str) -> Step:
+    def _stop(self, job: str, now_min: float, detail: str) -> Step:
         self.actions.pop(job, None)
         self._stopped[job] = now_min
-        return Step("stop", job, detail=said)
+        return Step("stop", job, detail=detail)
 
 
 def dry_run(jobs: Sequence[RunningJob], eviction: Eviction) -> list[tuple[float, Step]]:
@@ -299,27 +299,27 @@ def dry_run(jobs: Sequence[RunningJob], eviction: Eviction) -> list[tuple[float,
     [(0.0, 'plan', ''), (0.0, 'save', 'c'), (4.0, 'freed', 'c'), (5.0, 'stop', 'b'), (5.0, 'freed', 'b')]
     """
     now = 0.0
-    left = {job.id: job for job in jobs}
+    running = {job.id: job for job in jobs}
     steps = []
     ends: dict[str, float] = {}
     while not eviction.is_done:
         for job in [job for job, end in ends.items() if end <= now]:
-            del left[job], ends[job]
-        found = eviction.next_steps(
-            now, list(left.values()), {job.id: job.nodes for job in left.values()}
+            del running[job], ends[job]
+        taken_steps = eviction.next_steps(
+            now, list(running.values()), {job.id: job.nodes for job in running.values()}
         )
-        steps += [(now, step) for step in found]
-        left |= {
-            step.job: replace(left[step.job], nodes=left[step.job].nodes - step.nodes)
-            for step in found
+        steps += [(now, step) for step in taken_steps]
+        running |= {
+            step.job: replace(running[step.job], nodes=running[step.job].nodes - step.nodes)
+            for step in taken_steps
             if step.kind == "yield"
         }
         ends |= {
             step.job: step.until_min if step.kind == "save" else now
-            for step in found
+            for step in taken_steps
             if step.kind in ("save", "stop")
         }
-        has_yielded = any(step.kind == "yield" for step in found)
+        has_yielded = any(step.kind == "yield" for step in taken_steps)
         if has_yielded:
             now = now
         else:

@@ -206,8 +206,8 @@ def groups_to_stop(
     rounded = [group.rounded_up(grain) for group in groups]
     # More than all need one after another changes nothing, but every moment of it would be looked at.
     enough = sum(exact(max(group.app_time or 0, group.sys_time or 0)) for group in rounded)
-    whole = plain(min(exact(deadline) // exact(grain) * exact(grain), enough))
-    return plan_evictions(rounded, gpus, whole, step=whole or 1)[-1].actions
+    rounded_deadline = plain(min(exact(deadline) // exact(grain) * exact(grain), enough))
+    return plan_evictions(rounded, gpus, rounded_deadline, step=rounded_deadline or 1)[-1].actions
 
 
 class Spectrum:
@@ -344,8 +344,8 @@ def _is_whole(value: Any) -> bool:
     return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
-def _check_amount(what: str, value: Number) -> None:
-    check_range(what, value, 0, MAX_AMOUNT)
+def _check_amount(name: str, value: Number) -> None:
+    check_range(name, value, 0, MAX_AMOUNT)
 
 
 def _common_unit(values: Iterable[Number]) -> int | Fraction:
@@ -400,20 +400,20 @@ class _Problem:
         loss_unit = _common_unit(job.loss for job in jobs)
         block = math.gcd(*(job.nodes for job in jobs)) or 1
         columns = [int(exact(moment) / time_unit) for moment in deadlines]
-        most = len(jobs) + 1  # more than the jobs of any kind
+        base = len(jobs) + 1  # more than the jobs of any kind
         items = [
             _Item(
                 job.id,
                 job.nodes // block,
-                kill=int(exact(job.loss) / loss_unit) * most**3 + (job.loss == 0) * most**2 + 1,
-                pause=(way is not None and way[1] == "sys") * most + 1,
+                kill=int(exact(job.loss) / loss_unit) * base**3 + (job.loss == 0) * base**2 + 1,
+                pause=(way is not None and way[1] == "sys") * base + 1,
                 wait=int(exact(way[0]) / time_unit) if way else columns[-1] + 1,
                 way=way[1] if way else "app",
             )
             for job, way in zip(jobs, ways, strict=True)
         ]
         items.sort(key=lambda item: -item.rows)
-        return cls(jobs, deadlines, columns, items, block, time_unit, loss_unit, most**3)
+        return cls(jobs, deadlines, columns, items, block, time_unit, loss_unit, base**3)
 
     @property
     def rows(self) -> int:
@@ -462,15 +462,15 @@ class _Table:
         every_count: will those below it be asked for too?
     """
 
-    def __init__(self, problem: _Problem, wanted: int, every_count: bool = False) -> None:
+    def __init__(self, problem: _Problem, last_row: int, every_count: bool = False) -> None:
         self.problem = problem
-        windows = _windows(problem.items, wanted, every_count)
-        edge = max((min(item.rows, wanted) for item in problem.items), default=0)
-        shape = (edge + wanted + 1, problem.columns[-1] + 1)
+        windows = _windows(problem.items, last_row, every_count)
+        edge = max((min(item.rows, last_row) for item in problem.items), default=0)
+        shape = (edge + last_row + 1, problem.columns[-1] + 1)
         cells = shape[1] * sum(high - low for low, high in windows)
         if 8 * shape[0] * shape[1] + cells // 4 > MAX_BYTES:
             raise InputError(
-                f"{len(problem.jobs)} jobs, {wanted} counts of nodes and moments of "
+                f"{len(problem.jobs)} jobs, {last_row} counts of nodes and moments of "
                 f"{float(problem.time_unit):g} each would fill more than {MAX_BYTES / 1e9:g} GB; "
                 "coarser times and a coarser step make it less"
             )
@@ -484,7 +484,7 @@ class _Table:
                 cost,
                 edge + low,
                 edge + high,
-                min(item.rows, wanted),
+                min(item.rows, last_row),
                 item.kill,
                 item.pause,
                 item.wait,
@@ -498,11 +498,11 @@ class _Table:
     def min_losses(self, row: int) -> tuple[NDArray[Any], NDArray[np.int64]]:
         """The least loss within each deadline, in units, and the first column that has it."""
         loss = self.cost[row] // self.problem.ties
-        least = np.minimum.accumulate(loss)
-        better = np.concatenate(([True], least[1:] < least[:-1]))
+        best = np.minimum.accumulate(loss)
+        better = np.concatenate(([True], best[1:] < best[:-1]))
         first = np.maximum.accumulate(np.where(better, np.arange(len(loss)), 0))
         columns = list(self.problem.columns)
-        return least[columns], first[columns]
+        return best[columns], first[columns]
 
     def plans(self, row: int) -> list[Plan]:
         """The best plan for each deadline."""
@@ -534,16 +534,16 @@ class _Table:
                 row -= item.rows
 
 
-def _windows(items: Sequence[_Item], wanted: int, every_count: bool) -> list[tuple[int, int]]:
+def _windows(items: Sequence[_Item], last_row: int, every_count: bool) -> list[tuple[int, int]]:
     """For each job the rows that matter, as a range; row 0 never changes."""
     windows = []
     done = 0
-    left = sum(item.rows for item in items)
+    later = sum(item.rows for item in items)
     for item in items:
         done += item.rows
-        left -= item.rows
-        low = 1 if every_count else max(1, wanted - left)
-        windows.append((low, max(low, min(wanted, done) + 1)))
+        later -= item.rows
+        low = 1 if every_count else max(1, last_row - later)
+        windows.append((low, max(low, min(last_row, done) + 1)))
     return windows
 
 
@@ -570,13 +570,13 @@ def _sweep(
     for end in range(high, low, -at_once):  # downwards, for a row builds on one below it
         start = max(low, end - at_once)
         without = cost[start - rows : end - rows]
-        here = cost[start:end]
+        cells = cost[start:end]
         if_killed = without + kill
         if_paused = _later(without, wait, pause, never)
-        np.less(if_killed, here, out=killed[start - low : end - low])
-        np.minimum(if_killed, here, out=here)
-        np.less(if_paused, here, out=paused[start - low : end - low])
-        np.minimum(if_paused, here, out=here)
+        np.less(if_killed, cells, out=killed[start - low : end - low])
+        np.minimum(if_killed, cells, out=cells)
+        np.less(if_paused, cells, out=paused[start - low : end - low])
+        np.minimum(if_paused, cells, out=cells)
     return paused, killed
 
 

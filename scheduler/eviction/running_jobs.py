@@ -168,14 +168,14 @@ def read_jobs(
         raise InputError(f"{path}: the name of a file of jobs must end in .csv or .json")
     jobs = []
     first: dict[str, str] = {}
-    for place, record, number in reader(path):
+    for location, record, number in reader(path):
         try:
             job = _job(_read(record, number), storage, resolution)
         except InputError as error:
-            raise InputError(f"{place}: {error}") from None
+            raise InputError(f"{location}: {error}") from None
         if job.id in first:
-            raise InputError(f"{place}: job {job.id} appears twice, first at {first[job.id]}")
-        first[job.id] = place
+            raise InputError(f"{location}: job {job.id} appears twice, first at {first[job.id]}")
+        first[job.id] = location
         jobs.append(job)
     return jobs
 
@@ -228,21 +228,21 @@ def _csv_records(path: str | Path) -> Records:
 
 
 def _json_records(path: str | Path) -> Records:
-    whole = read_json(path)
-    if isinstance(whole, dict) and whole.keys() == {"jobs"}:
-        jobs = whole["jobs"]
+    document = read_json(path)
+    if isinstance(document, dict) and document.keys() == {"jobs"}:
+        jobs = document["jobs"]
     else:
-        jobs = whole
+        jobs = document
     if not isinstance(jobs, list):
         raise InputError(f'{path}: it must be a list of jobs, or {{"jobs": [...]}}')
     for number, record in enumerate(jobs):
-        place = f"{path}: jobs[{number}]"
+        location = f"{path}: jobs[{number}]"
         if not isinstance(record, dict):
             raise InputError(
-                f"{place}: {json.dumps(record)} is not a job, which is an object with the keys "
+                f"{location}: {json.dumps(record)} is not a job, which is an object with the keys "
                 f"{', '.join(DIRECT)}"
             )
-        yield place, record, _value
+        yield location, record, _value
 
 
 def _form(names: Iterable[str]) -> tuple[str, ...]:

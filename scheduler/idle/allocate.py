@@ -101,10 +101,10 @@ class RateCurve:
         Raises:
             InputError: the curve is 0 on one node.
         """
-        one = float(self.table(1)[1])
-        if one == 0:
+        single = float(self.table(1)[1])
+        if single == 0:
             raise InputError("a curve is 0 on one node, so there is no speed-up over one node")
-        return self.scaled(1 / one)
+        return self.scaled(1 / single)
 
 
 @dataclass(frozen=True)
@@ -175,10 +175,10 @@ class Trainer:
 
         The last ones are kept: from one decision to the next, most trainers keep their nodes.
         """
-        asked = current, horizon_s
-        before, kept = vars(self).get("_kept", (None, None))
-        if before == asked and kept is not None:
-            return kept
+        key = current, horizon_s
+        before, cached = vars(self).get("_kept", (None, None))
+        if before == key and cached is not None:
+            return cached
         rates = self.rates
         gains = horizon_s * rates
         rate = float(rates[current])
@@ -188,7 +188,7 @@ class Trainer:
         if self.n_min > 1:
             gains[1 : self.n_min] = -math.inf
         gains.setflags(write=False)
-        vars(self)["_kept"] = asked, (offered := Gains(gains))
+        vars(self)["_kept"] = key, (offered := Gains(gains))
         return offered
 
 
@@ -239,13 +239,13 @@ def allocate(
     place of its mixed integer program.
     """
     check_state(trainers, current, nodes, horizon_s)
-    known = [trainer.offer(had, horizon_s) for trainer, had in zip(trainers, current, strict=True)]
-    wanted = tuple(one.best for one in known)
-    if sum(wanted) <= nodes:  # so that each can have what it is best on
-        return wanted
-    gains = [one.up_to(nodes) for one in known]
-    if sum(len(one.values) for one in gains) <= FEW_COUNTS:
-        return tuple(dynamic_program([one.values for one in gains], nodes))
+    offers = [trainer.offer(had, horizon_s) for trainer, had in zip(trainers, current, strict=True)]
+    best = tuple(offer.best for offer in offers)
+    if sum(best) <= nodes:  # so that each can have what it is best on
+        return best
+    gains = [offer.up_to(nodes) for offer in offers]
+    if sum(len(offer.values) for offer in gains) <= FEW_COUNTS:
+        return tuple(dynamic_program([offer.values for offer in gains], nodes))
     return tuple(optimal_counts(gains, climb(gains, nodes)))
 
 
@@ -285,12 +285,12 @@ def allocate_equally(
         min(share, trainer.n_max) if share >= trainer.n_min + more_than_n_min else 0
         for trainer in trainers
     ]
-    left = nodes - sum(counts)
-    for place, trainer in enumerate(trainers):
-        more = min(left, trainer.n_max - counts[place])
-        if counts[place] + more >= trainer.n_min:
-            counts[place] += more
-            left -= more
+    spare = nodes - sum(counts)
+    for index, trainer in enumerate(trainers):
+        more = min(spare, trainer.n_max - counts[index])
+        if counts[index] + more >= trainer.n_min:
+            counts[index] += more
+            spare -= more
     return tuple(counts)
 
 
@@ -320,10 +320,10 @@ def check_state(
         )
     if not (math.isfinite(horizon_s) and horizon_s >= 0):
         raise InputError(f"the horizon is {horizon_s}; it must be a number of seconds, 0 or more")
-    for place, (trainer, had) in enumerate(zip(trainers, current, strict=True)):
+    for index, (trainer, had) in enumerate(zip(trainers, current, strict=True)):
         if not 0 <= had <= trainer.n_max:
             raise InputError(
-                f"trainer {place} has {pluralize(had, 'node')}; it can have 0 to {trainer.n_max}"
+                f"trainer {index} has {pluralize(had, 'node')}; it can have 0 to {trainer.n_max}"
             )
     if sum(current) > nodes:
         raise InputError(
@@ -353,22 +353,24 @@ def place_by_index(owner: IntArray, counts: Mapping[int, int]) -> IntArray:
     new = owner.copy()
     if not counts and not (owner >= 0).any():
         return new
-    held = np.bincount(owner - BUSY, minlength=max(counts, default=-1) - BUSY + 1)[-BUSY:].tolist()
-    for number, has in enumerate(held):
+    current = np.bincount(owner - BUSY, minlength=max(counts, default=-1) - BUSY + 1)[
+        -BUSY:
+    ].tolist()
+    for number, has in enumerate(current):
         if has and number not in counts:
             raise InputError(f"trainer {number} has nodes, but no count")
     for number, count in counts.items():
-        if count < held[number]:
+        if count < current[number]:
             new[np.flatnonzero(new == number)[count:]] = FREE
     free = np.flatnonzero(new == FREE)
-    taken = 0
+    used = 0
     for number, count in counts.items():
-        if count > held[number]:
-            more = count - held[number]
-            new[free[taken : taken + more]] = number
-            taken += more
-    if taken > len(free):
-        raise InputError(f"{taken - len(free)} more nodes are given away than are idle")
+        if count > current[number]:
+            more = count - current[number]
+            new[free[used : used + more]] = number
+            used += more
+    if used > len(free):
+        raise InputError(f"{used - len(free)} more nodes are given away than are idle")
     return new
 
 

@@ -93,16 +93,16 @@ class _Blocks:
 
     def fill(self, envelope: _Envelope, below: int) -> int:
         """Fill in the states before ``below`` as far as the envelope holds their best line; the first of them."""
-        known = below
+        solved = below
         size = FIRST
         while True:
-            first = max(0, known - size)
-            self._read(envelope, first, known)
+            first = max(0, solved - size)
+            self._read(envelope, first, solved)
             if self._better_line(first, below) is not None:
-                return self._first_right(first, known, below)
+                return self._first_right(first, solved, below)
             if first == 0:
                 return 0
-            known = first
+            solved = first
             size = 2 * size
 
     def _read(self, envelope: _Envelope, first: int, end: int) -> None:
@@ -184,8 +184,8 @@ class _Blocks:
         undercut = self.at(
             new.lines[np.searchsorted(new.begins, x, side="right") - 1], x
         ) < self.at(lines[1:], x)
-        kept = 1 + (int(undercut.argmax()) if undercut.any() else len(x))
-        last = int(lines[kept - 1])
+        count = 1 + (int(undercut.argmax()) if undercut.any() else len(x))
+        last = int(lines[count - 1])
         x = new.begins[1:]
         undercut = self.at(new.lines[1:], x) < self.at(last, x)
         to = int(undercut.argmax()) if undercut.any() else len(x)
@@ -194,6 +194,6 @@ class _Blocks:
             self.values[last] - self.values[line]
         )
         return _Envelope(
-            np.concatenate((lines[:kept], new.lines[to:])),
-            np.concatenate((begins[:kept], [crossing], new.begins[to + 1 :])),
+            np.concatenate((lines[:count], new.lines[to:])),
+            np.concatenate((begins[:count], [crossing], new.begins[to + 1 :])),
         )

@@ -61,11 +61,11 @@ def evaluate_chain(law: Discrete, requests: Sequence[float], overhead: float) ->
             f"the requests do {done[-1]:g} together, and the longest run takes {law.longest:g}"
         )
     served_by = np.minimum(np.searchsorted(done * (1 + 1e-9), law.values), len(done) - 1)
-    asked = np.cumsum(requests)[served_by]
+    total = np.cumsum(requests)[served_by]
     count = served_by + 1
     return Chain(
         tuple(requests),
-        float(law.probabilities @ asked),
+        float(law.probabilities @ total),
         float(law.probabilities @ (law.values + overhead * count)),
         float(law.probabilities @ count),
     )
@@ -93,10 +93,10 @@ def best_chain(law: Discrete, overhead: float, jobs: int) -> Chain:
             f"{jobs} jobs with an overhead of {overhead}: there must be at least one, at least 0"
         )
     if np.count_nonzero(law.probabilities) > MAX_VALUES:
-        known = coarsen(law, MAX_VALUES)[0]
+        coarse = coarsen(law, MAX_VALUES)[0]
     else:
-        known = law
-    values, mass = known.support
+        coarse = law
+    values, mass = coarse.support
     ends = np.concatenate(([0.0], values))
     alive = np.concatenate(
         (np.cumsum(mass[::-1])[::-1], [0.0])
@@ -107,18 +107,18 @@ def best_chain(law: Discrete, overhead: float, jobs: int) -> Chain:
     cost = np.full(len(ends), math.inf)
     ways = []
     cost[-1] = 0.0
-    least = math.inf
-    found = 0
+    best = math.inf
+    best_count = 0
     for count in range(1, min(jobs, len(values)) + 1):
         total = step + cost[None, :]
         ways.append(total.argmin(axis=1))
         cost = total.min(axis=1)
-        if cost[0] < least * (1 - 1e-12):
-            least = float(cost[0])
-            found = count
-    place = 0
+        if cost[0] < best * (1 - 1e-12):
+            best = float(cost[0])
+            best_count = count
+    index = 0
     requests = []
-    for way in reversed(ways[:found]):
-        requests.append(float(ends[way[place]] - ends[place] + overhead))
-        place = int(way[place])
+    for way in reversed(ways[:best_count]):
+        requests.append(float(ends[way[index]] - ends[index] + overhead))
+        index = int(way[index])
     return evaluate_chain(law, requests, overhead)

@@ -43,11 +43,11 @@ def _exponential(_: Mapping[str, float]) -> Uncut:
     return Uncut(lambda at: -np.expm1(-at), lambda level: -np.log1p(-level), lambda at: np.exp(-at))
 
 
-def _beta(own: Mapping[str, float]) -> Uncut:
+def _beta(parameters: Mapping[str, float]) -> Uncut:
     from scipy.special import betainc, betaincinv, betaln, xlog1py, xlogy
 
-    alpha = own["alpha"]
-    beta = own["beta"]
+    alpha = parameters["alpha"]
+    beta = parameters["beta"]
     return Uncut(
         partial(betainc, alpha, beta),
         partial(betaincinv, alpha, beta),
@@ -238,16 +238,16 @@ def make_law(name: str, **parameters: float) -> Law:
     """
     if name not in LAWS:
         raise InputError(f"unknown distribution {name!r}; there are: {', '.join(LAWS)}")
-    wanted = ("low", "high", *LAWS[name].shape_parameters)
-    if set(parameters) != set(wanted):
+    required = ("low", "high", *LAWS[name].shape_parameters)
+    if set(parameters) != set(required):
         raise InputError(
-            f"{name} takes {', '.join(wanted)}; given: {', '.join(parameters) or 'none'}"
+            f"{name} takes {', '.join(required)}; given: {', '.join(parameters) or 'none'}"
         )
     return Law(
         name,
         parameters["low"],
         parameters["high"],
-        {own: parameters[own] for own in LAWS[name].shape_parameters},
+        {parameter: parameters[parameter] for parameter in LAWS[name].shape_parameters},
     )
 
 
@@ -292,8 +292,8 @@ class Discrete:
     @property
     def support(self) -> tuple[Array, Array]:
         """The values that have a probability, and these."""
-        kept = self.probabilities > 0
-        return self.values[kept], self.probabilities[kept]
+        positive = self.probabilities > 0
+        return self.values[positive], self.probabilities[positive]
 
     @property
     def longest(self) -> float:
@@ -304,10 +304,10 @@ class Discrete:
         """The law of the runs that take longer than ``time``; None when there are none."""
         if time < self.values[0]:
             return self
-        left = self.values > time
-        weight = self.probabilities[left].sum()
+        longer = self.values > time
+        weight = self.probabilities[longer].sum()
         if weight > 0:
-            return Discrete(self.values[left], self.probabilities[left] / weight)
+            return Discrete(self.values[longer], self.probabilities[longer] / weight)
         return None
 
     def work_within(self, time: float, after: float = 0.0) -> float:
@@ -377,7 +377,7 @@ def empirical_law(runs: ArrayLike) -> Discrete:
     return Discrete(values, counts / runs.size)
 
 
-def coarsen(law: Discrete, most: int) -> tuple[Discrete, float]:
+def coarsen(law: Discrete, max_values: int) -> tuple[Discrete, float]:
     """A law on fewer values, and by how much the sequence that is best for it may cost too much.
 
     Neighbouring values become the largest of them, so that none grows by more than a factor 1 + e; e is the
@@ -399,20 +399,20 @@ def coarsen(law: Discrete, most: int) -> tuple[Discrete, float]:
     """
     values, mass = law.support
     excess = (
-        math.expm1(math.log(values[-1] / values[values > 0][0]) / most) or 1e-15
+        math.expm1(math.log(values[-1] / values[values > 0][0]) / max_values) or 1e-15
     )  # nearly always enough
-    while len(_groups(values, excess, most)) > most:
+    while len(_groups(values, excess, max_values)) > max_values:
         excess *= 2
-    while excess > 1e-12 and len(_groups(values, excess / 2, most)) <= most:
+    while excess > 1e-12 and len(_groups(values, excess / 2, max_values)) <= max_values:
         excess /= 2
-    least = excess / 2
-    while excess - least > 0.01 * excess:
-        middle = (least + excess) / 2
-        if len(_groups(values, middle, most)) > most:
-            least = middle
+    low = excess / 2
+    while excess - low > 0.01 * excess:
+        middle = (low + excess) / 2
+        if len(_groups(values, middle, max_values)) > max_values:
+            low = middle
         else:
             excess = middle
-    starts = np.array(_groups(values, excess, most))
+    starts = np.array(_groups(values, excess, max_values))
     largest = values[np.append(starts[1:], len(values)) - 1]
     grown = np.where(
         largest > values[starts], largest / np.maximum(values[starts], np.finfo(float).tiny), 1.0
@@ -421,10 +421,10 @@ def coarsen(law: Discrete, most: int) -> tuple[Discrete, float]:
     return Discrete(largest, merged / merged.sum()), float(grown.max()) - 1
 
 
-def _groups(values: Array, excess: float, most: int) -> list[int]:
+def _groups(values: Array, excess: float, max_groups: int) -> list[int]:
     """Where groups begin within which no value is more than 1 + excess times another; not many more than ``most``."""
     starts = [0]
-    while len(starts) <= most:
+    while len(starts) <= max_groups:
         end = int(values.searchsorted(values[starts[-1]] * (1 + excess), side="right"))
         if end == len(values):
             break

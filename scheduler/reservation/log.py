@@ -26,15 +26,15 @@ def read_runs(path: str | Path) -> Array:
     """
     read = []
     for line, block in iter_line_blocks(path):
-        found = parse_numbers(block, 1)
-        if found is None or not ((found > 0) & (found <= MAX_VALUE)).all():
-            found = np.array(
+        times = parse_numbers(block, 1)
+        if times is None or not ((times > 0) & (times <= MAX_VALUE)).all():
+            times = np.array(
                 [
-                    _number(place, text, "a run time", above_zero=True)
-                    for place, text in _content_lines(path, line, block)
+                    _number(location, text, "a run time", above_zero=True)
+                    for location, text in _content_lines(path, line, block)
                 ]
             )
-        read.append(found.ravel())
+        read.append(times.ravel())
     runs = np.concatenate(read) if read else np.empty(0)
     if not runs.size:
         raise InputError(f"{path}: it has no run times; it must have one number per line")
@@ -48,13 +48,17 @@ def read_table(path: str | Path) -> Discrete:
         InputError: the file cannot be read, a line is wrong, or the probabilities do not sum to 1.
     """
     rows = []
-    for place, text in (
-        said for line, block in iter_line_blocks(path) for said in _content_lines(path, line, block)
+    for location, text in (
+        content
+        for line, block in iter_line_blocks(path)
+        for content in _content_lines(path, line, block)
     ):
         cells = text.split(",")
         if len(cells) != 2:
-            raise InputError(f"{place}: {text!r} is not a row 'time,probability'")
-        rows.append((_number(place, cells[0], "a time"), _number(place, cells[1], "a probability")))
+            raise InputError(f"{location}: {text!r} is not a row 'time,probability'")
+        rows.append(
+            (_number(location, cells[0], "a time"), _number(location, cells[1], "a probability"))
+        )
     try:
         return Discrete(np.array([row[0] for row in rows]), np.array([row[1] for row in rows]))
     except InputError as error:
@@ -74,14 +78,16 @@ def _content_lines(path: str | Path, first: int, block: bytes) -> Iterator[tuple
             yield f"{path}:{number}", content
 
 
-def _number(place: str, text: str, what: str, *, above_zero: bool = False) -> float:
+def _number(location: str, text: str, noun: str, *, above_zero: bool = False) -> float:
     try:
         value = float(text)
     except ValueError:
-        raise InputError(f"{place}: {text.strip()!r} is not a number; it must be {what}") from None
+        raise InputError(
+            f"{location}: {text.strip()!r} is not a number; it must be {noun}"
+        ) from None
     if not 0 <= value <= MAX_VALUE or (above_zero and value == 0):
         raise InputError(
-            f"{place}: {text.strip()} is not {what}: "
+            f"{location}: {text.strip()} is not {noun}: "
             f"it must be {'above' if above_zero else 'at least'} 0 and at most {MAX_VALUE:g}"
         )
     return value

@@ -85,8 +85,8 @@ def optimal_requests(
     if np.count_nonzero(law.probabilities) <= MAX_EXACT:
         return at_optimal(law, backfill_rate, spent)
     coarse, excess = coarsen(law, MAX_EXACT)
-    found = at_optimal(coarse, backfill_rate, spent).requests
-    return RequestSequence(found, expected_makespan(law, found, backfill_rate, spent), excess)
+    requests = at_optimal(coarse, backfill_rate, spent).requests
+    return RequestSequence(requests, expected_makespan(law, requests, backfill_rate, spent), excess)
 
 
 def expected_makespan(
@@ -107,17 +107,17 @@ def expected_makespan(
     15.0
     """
     _check_rate(backfill_rate)
-    asked = np.asarray(requests, float)
-    if not asked.size or asked[0] <= 0 or np.any(np.diff(asked) <= 0):
+    times = np.asarray(requests, float)
+    if not times.size or times[0] <= 0 or np.any(np.diff(times) <= 0):
         raise InputError("requests must be above 0 and increasing")
-    if asked[-1] < law.longest:
+    if times[-1] < law.longest:
         raise InputError(
-            f"the last request is {asked[-1]:g}, below the longest run time {law.longest:g}"
+            f"the last request is {times[-1]:g}, below the longest run time {law.longest:g}"
         )
     values, mass = law.support
-    served_by = np.searchsorted(asked, values)
-    failed = spent + np.concatenate(([0.0], np.cumsum(asked)))[served_by]
-    makespan = np.maximum(failed + asked[served_by], (failed + values) / (1.0 - backfill_rate))
+    served_by = np.searchsorted(times, values)
+    failed = spent + np.concatenate(([0.0], np.cumsum(times)))[served_by]
+    makespan = np.maximum(failed + times[served_by], (failed + values) / (1.0 - backfill_rate))
     return float(np.sum(mass * makespan) / np.sum(mass))
 
 
@@ -229,15 +229,15 @@ def at_optimal(law: Discrete, backfill_rate: float, spent: float = 0.0) -> Reque
     standing = labels.of(slice(1))
     bound = _Bound.of(law, support, backfill_rate, spent)
     for i in range(last):
-        asked = _extend_labels(support, i, backfill_rate, standing)
+        extended = _extend_labels(support, i, backfill_rate, standing)
         if bound is not None:
             if i % SWEEP_EVERY == 0:
-                open_ = bound.can_extend(i, standing, asked)
+                open_ = bound.can_extend(i, standing, extended)
                 standing = standing.take(open_)
-                asked = asked.take(open_)
-            asked = asked.take(bound.is_promising(i + 1, asked))
-        if asked.cost.size:
-            new = labels.add(i + 1, _non_dominated(asked, support.alive[i + 1], backfill_rate))
+                extended = extended.take(open_)
+            extended = extended.take(bound.is_promising(i + 1, extended))
+        if extended.cost.size:
+            new = labels.add(i + 1, _non_dominated(extended, support.alive[i + 1], backfill_rate))
             standing = standing.concatenate(new)
     done = _extend_labels(support, last, backfill_rate, standing)
     best = int(np.argmax(done.cost <= done.cost.min() * (1 + TIE)))  # the first
@@ -246,7 +246,7 @@ def at_optimal(law: Discrete, backfill_rate: float, spent: float = 0.0) -> Reque
 
 
 def makespan_by_count(
-    law: Discrete, backfill_rate: float = 0.0, most: int = 8
+    law: Discrete, backfill_rate: float = 0.0, max_requests: int = 8
 ) -> tuple[float, ...]:
     """Least expected makespan with exactly 1, 2, ..., ``most`` requests, as far as the law has values.
 
@@ -260,7 +260,7 @@ def makespan_by_count(
     last = len(support.values) - 1
     labels = _LabelTable(0.0)
     costs = []
-    for count in range(1, min(most, last + 1) + 1):
+    for count in range(1, min(max_requests, last + 1) + 1):
         costs.append(
             float(
                 _extend_labels(
@@ -326,8 +326,8 @@ class _Labels(NamedTuple):
     def take(self, rows: Any) -> _Labels:
         return _Labels(self.cost[rows], self.spent[rows], self.ruled_out[rows], self.number[rows])
 
-    def concatenate(self, other: _Labels) -> _Labels:
-        return _Labels(*map(np.append, self, other))
+    def concatenate(self, more: _Labels) -> _Labels:
+        return _Labels(*map(np.append, self, more))
 
 
 class _LabelTable:
@@ -414,34 +414,36 @@ class _Bound:
         size = len(support.values)
         if size <= 4 * COARSE:
             return None
-        found = at_optimal(_thin(support, max(COARSE, size // 24)), rate, spent)
+        sequence = at_optimal(_thin(support, max(COARSE, size // 24)), rate, spent)
         return cls(
-            expected_makespan(law, found.requests, rate, spent) * (1 + TIE),
+            expected_makespan(law, sequence.requests, rate, spent) * (1 + TIE),
             rate,
             support.alive,
             _least_to_come(support, rate),
             support.moment[-1] - support.moment,
         )
 
-    def is_promising(self, j: int, asked: _NewLabels) -> NDArray[np.bool_]:
+    def is_promising(self, j: int, labels: _NewLabels) -> NDArray[np.bool_]:
         """Which labels that have ruled out j values can.
 
         What is to come costs at least alive_j S + least_j, and at least (alive_j S + the rest of the mean) /
         (1 - zeta).
         """
-        lost = self.alive[j] * asked.spent
+        overhead = self.alive[j] * labels.spent
         to_come = np.maximum(
-            lost + self.min_to_come[j], (lost + self.remaining_mean[j]) / (1.0 - self.rate)
+            overhead + self.min_to_come[j], (overhead + self.remaining_mean[j]) / (1.0 - self.rate)
         )
-        return np.asarray(asked.cost + to_come <= self.max_cost)
+        return np.asarray(labels.cost + to_come <= self.max_cost)
 
-    def can_extend(self, i: int, labels: _Labels, asked: _NewLabels) -> NDArray[np.bool_]:
+    def can_extend(self, i: int, labels: _Labels, extended: _NewLabels) -> NDArray[np.bool_]:
         """From which labels it can be best to ask for value i, as they have here, or for a larger one.
 
         Runs beyond v_i cost at least (S + X) / (1 - zeta). So what all runs cost then grows with v_i.
         """
-        beyond = (self.remaining_mean[i + 1] + self.alive[i + 1] * labels.spent) / (1.0 - self.rate)
-        return np.asarray(asked.cost + beyond <= self.max_cost)
+        later_cost = (self.remaining_mean[i + 1] + self.alive[i + 1] * labels.spent) / (
+            1.0 - self.rate
+        )
+        return np.asarray(extended.cost + later_cost <= self.max_cost)
 
 
 def _thin(support: _Support, count: int) -> Discrete:
@@ -455,9 +457,9 @@ def _thin(support: _Support, count: int) -> Discrete:
             np.searchsorted(tail, np.linspace(0, tail[-1], count)),
         )
     )
-    kept = np.unique(np.append(np.minimum(picked, last), last).astype(np.int64))
-    mass = np.diff(support.reached[kept + 1], prepend=0.0)
-    return Discrete(support.values[kept], mass / mass.sum())
+    indices = np.unique(np.append(np.minimum(picked, last), last).astype(np.int64))
+    mass = np.diff(support.reached[indices + 1], prepend=0.0)
+    return Discrete(support.values[indices], mass / mass.sum())
 
 
 def _least_to_come(support: _Support, rate: float) -> Array:
@@ -467,7 +469,7 @@ def _least_to_come(support: _Support, rate: float) -> Array:
     moment = support.moment
     alive = support.alive
     size = len(values)
-    least = np.zeros(size + 1)
+    bound = np.zeros(size + 1)
     room = np.searchsorted(values, (1.0 - rate) * values, side="right")
     for j in range(size - 1, -1, -1):
         to = np.maximum(room[j:], j)
@@ -475,10 +477,10 @@ def _least_to_come(support: _Support, rate: float) -> Array:
             (reached[to] - reached[j]) * values[j:]
             + (moment[j + 1 :] - moment[to]) / (1.0 - rate)
             + alive[j + 1 :] * values[j:]
-            + least[j + 1 :]
+            + bound[j + 1 :]
         )
-        least[j] = cost.min()
-    return least
+        bound[j] = cost.min()
+    return bound
 
 
 def _non_dominated(labels: _NewLabels, alive: float, rate: float) -> _NewLabels:
@@ -577,10 +579,10 @@ def has_too_few_runs(runs: ArrayLike) -> bool:
 
 def _failed_times(failed: Sequence[float]) -> tuple[float, float]:
     """The longest failed request, and the time of all of them."""
-    lost = np.asarray(failed, float)
-    if not np.all(np.isfinite(lost) & (lost > 0)):
+    times = np.asarray(failed, float)
+    if not np.all(np.isfinite(times) & (times > 0)):
         raise InputError("failed requests must be finite and above 0")
-    return float(lost.max(initial=0.0)), float(lost.sum())
+    return float(times.max(initial=0.0)), float(times.sum())
 
 
 def _single(

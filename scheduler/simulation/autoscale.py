@@ -161,7 +161,7 @@ class _Simulation:
         for run, gpus in zip(self.running, decision.running, strict=True):
             if gpus != run.gpus:
                 self._resize(run, gpus)
-        left = []
+        waiting = []
         for run, gpus in zip(self.waiting, decision.started, strict=True):
             if gpus:
                 self._hold(run, gpus, pause_min=0.0)
@@ -169,8 +169,8 @@ class _Simulation:
             elif self.settings.drop or run.curve.min_gpus > self.settings.gpus:
                 self.dropped.append(run.number)
             else:
-                left.append(run)
-        self.waiting = left
+                waiting.append(run)
+        self.waiting = waiting
         if self.running and self.settings.interval_min and self.settings.effective_hold_min:
             self._decide_when_due(self.settings.interval_min)  # some may be free to change then
 
@@ -215,12 +215,12 @@ class _Simulation:
         self._complete_what_is_due()
         for run in self.running:
             self._release(run)
-        held = math.fsum(h.gpus * (h.end_min - h.start_min) for h in self.holdings)
+        gpu_minutes = math.fsum(h.gpus * (h.end_min - h.start_min) for h in self.holdings)
         done = math.fsum(self.jobs[number].length_min for number in self.ended)
         took = {number: end - self.jobs[number].arrival_min for number, end in self.ended.items()}
         arrived = len(self.ended) + len(self.running) + len(self.waiting) + len(self.dropped)
         return Outcome(
-            sjs_efficiency=done / held if held else math.nan,
+            sjs_efficiency=done / gpu_minutes if gpu_minutes else math.nan,
             drop_ratio=len(self.dropped) / arrived if arrived else 0.0,
             mean_completion_min=math.fsum(took.values()) / len(took) if took else math.nan,
             completed=len(took),

@@ -74,9 +74,9 @@ class QueueJob:
 
     def request(self, failed: int) -> float:
         """What it asks for after so many failed requests."""
-        beyond = failed - len(self.requests) + 1
-        if beyond > 0:
-            return self.requests[-1] * SAFETY**beyond
+        excess = failed - len(self.requests) + 1
+        if excess > 0:
+            return self.requests[-1] * SAFETY**excess
         return self.requests[failed]
 
 
@@ -137,12 +137,12 @@ class Schedule:
     @property
     def failed_share(self) -> float:
         """Processor time of runs that failed, over that of the machine."""
-        held = sum(
+        failed_time = sum(
             self.jobs[run.job].processors * (run.end - run.start)
             for run in self.runs
             if not run.completed
         )
-        return held / (self.processors * (self.end - self.start))
+        return failed_time / (self.processors * (self.end - self.start))
 
     def response(self, *, small: bool | None = None) -> float:
         """Mean time from arrival to completion: of all jobs, of the small ones, or of the others."""

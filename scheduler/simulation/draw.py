@@ -154,7 +154,7 @@ def _epochs(rng: Generator, networks: int, heavy_tail: bool) -> NDArray[np.int64
     return np.maximum(6, np.round(rng.normal(13.0, 4.5, networks))).astype(np.int64)
 
 
-def convert(value: Any, place: str = "ensemble") -> RateTable:
+def convert(value: Any, source: str = "ensemble") -> RateTable:
     """Make a rate table of ``{"images_per_epoch", "gpus_per_node", "dnns": [{"id", "r", "epochs", "params_mb"}]}``.
 
     Raises:
@@ -177,7 +177,7 @@ def convert(value: Any, place: str = "ensemble") -> RateTable:
     table = RateTable(
         read.count(top, "images_per_epoch", "images_per_epoch"), gpus, tuple(networks)
     )
-    read.raise_mistakes(place)
+    read.raise_mistakes(source)
     return table
 
 
@@ -192,13 +192,13 @@ def redraw_epochs(table: RateTable, seed: int, heavy_tail: bool = False) -> Rate
     if heavy_tail:
         drawn = _epochs(rng, count, heavy_tail=True)
     else:
-        known = [network.epochs for network in table.models]
-        if None in known:
+        epochs_of = [network.epochs for network in table.models]
+        if None in epochs_of:
             raise InputError(
-                f"{table.models[known.index(None)].name} has no epochs; to draw epochs, each network must "
+                f"{table.models[epochs_of.index(None)].name} has no epochs; to draw epochs, each network must "
                 "have them"
             )
-        drawn = rng.choice(np.array(known, dtype=np.int64), count)
+        drawn = rng.choice(np.array(epochs_of, dtype=np.int64), count)
     return replace(
         table,
         models=tuple(

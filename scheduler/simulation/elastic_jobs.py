@@ -70,41 +70,41 @@ def read_jobs(path: str | Path) -> JobFile:
     )
 
 
-def _job(value: Any, place: str) -> ElasticJob:
-    record = check_record(value, place, ("arrival_min", "length_min", "scaling"))
-    arrival = _number(record["arrival_min"], f"{place}.arrival_min")
-    length = _number(record["length_min"], f"{place}.length_min")
+def _job(value: Any, location: str) -> ElasticJob:
+    record = check_record(value, location, ("arrival_min", "length_min", "scaling"))
+    arrival = _number(record["arrival_min"], f"{location}.arrival_min")
+    length = _number(record["length_min"], f"{location}.length_min")
     if not 0 <= arrival <= LONGEST_MIN:
         raise InputError(
-            f"{place}.arrival_min is {arrival:g}; it must be 0 to {LONGEST_MIN:g} minutes from the start"
+            f"{location}.arrival_min is {arrival:g}; it must be 0 to {LONGEST_MIN:g} minutes from the start"
         )
     if length <= 0:
         raise InputError(
-            f"{place}.length_min is {length:g}; it must be above 0 (minutes on a scaling factor of 1)"
+            f"{location}.length_min is {length:g}; it must be above 0 (minutes on a scaling factor of 1)"
         )
     if not isinstance(record["scaling"], list):
         raise InputError(
-            f"{place}.scaling is {record['scaling']!r}; it must be a list of factors on 1, 2, ... GPUs"
+            f"{location}.scaling is {record['scaling']!r}; it must be a list of factors on 1, 2, ... GPUs"
         )
     factors = tuple(
-        _number(factor, f"{place}.scaling[{k}]") for k, factor in enumerate(record["scaling"])
+        _number(factor, f"{location}.scaling[{k}]") for k, factor in enumerate(record["scaling"])
     )
     try:
         job = ElasticJob(arrival, length, ScalingCurve(factors))
     except InputError as error:
-        raise InputError(f"{place}.scaling: {error}") from None
+        raise InputError(f"{location}.scaling: {error}") from None
     slowest = min(factor for factor in factors if factor > 0)
     if length > LONGEST_MIN * slowest:
         raise InputError(
-            f"{place}: {length:g} min on a scaling factor of {slowest:g} take more than "
+            f"{location}: {length:g} min on a scaling factor of {slowest:g} take more than "
             f"{LONGEST_MIN:g} min"
         )
     return job
 
 
-def _number(value: Any, place: str) -> float:
+def _number(value: Any, location: str) -> float:
     if not is_number(value):
-        raise InputError(f"{place} is {value!r}; it must be a number")
+        raise InputError(f"{location} is {value!r}; it must be a number")
     return float(value)
 
 
@@ -239,14 +239,14 @@ def generate(
     drawn = rng.integers(len(assumed.categories), size=len(arrivals))
     if category is not None:
         drawn[:] = category - 1
-    place = rng.random(len(arrivals))
+    shares = rng.random(len(arrivals))
     jobs = []
-    for arrival, which, share in zip(arrivals, drawn.tolist(), place.tolist(), strict=True):
-        batches = assumed.categories[which].batches
+    for arrival, index, share in zip(arrivals, drawn.tolist(), shares.tolist(), strict=True):
+        batches = assumed.categories[index].batches
         batch = batches.smallest + math.floor(share * (batches.largest - batches.smallest + 1))
-        kept = {"fixed": batch, "smallest": batches.smallest, "largest": batches.largest}
-        curve = _curve(which, kept.get(policy))
-        jobs.append(ElasticJob(arrival, assumed.categories[which].length_min, curve))
+        fixed_batches = {"fixed": batch, "smallest": batches.smallest, "largest": batches.largest}
+        curve = _curve(index, fixed_batches.get(policy))
+        jobs.append(ElasticJob(arrival, assumed.categories[index].length_min, curve))
     return jobs
 
 

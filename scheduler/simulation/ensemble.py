@@ -123,7 +123,7 @@ def simulate(
     options: Options,
     costs: Costs | None = None,
     stream: Stream | None = None,
-    told: RateTable | None = None,
+    policy_rates: RateTable | None = None,
     learning: Learning | None = None,
     arrivals: Mapping[str, float] | None = None,
 ) -> Simulated:
@@ -151,12 +151,12 @@ def simulate(
     stream = policy.stream if stream is None else stream
     if policy.sets_batch:
         rates = with_best_batches(rates, gpus)
-        told = None if told is None else with_best_batches(told, gpus)
+        policy_rates = None if policy_rates is None else with_best_batches(policy_rates, gpus)
     # No GPU does more work than those networks together that do most on it.
     bound = lower_bound(rates, gpus) / max(
         speedup(rates.sharing, count) for count in range(1, cluster.slots + 1)
     )
-    told = replace(told or rates, supply=stream.supply)
+    policy_rates = replace(policy_rates or rates, supply=stream.supply)
     return _Run(
         rates,
         cluster,
@@ -164,7 +164,7 @@ def simulate(
         options,
         policy.costs if costs is None else costs,
         stream,
-        told,
+        policy_rates,
         None if learning is None else Learner(rates, gpus, learning, cluster.slots),
         arrivals or {},
     ).run(bound)
@@ -239,7 +239,7 @@ class _Run:
         options: Options,
         costs: Costs,
         stream: Stream,
-        told: RateTable,
+        policy_rates: RateTable,
         learner: Learner | None,
         arrivals: Mapping[str, float],
     ) -> None:
@@ -252,7 +252,7 @@ class _Run:
         self.stream = stream
         # A policy must not know when networks will converge.
         self.policy_rates = replace(
-            told, models=tuple(replace(n, epochs=None) for n in told.models)
+            policy_rates, models=tuple(replace(n, epochs=None) for n in policy_rates.models)
         )
         self.learner = learner
         self.arrivals = arrivals
@@ -275,10 +275,12 @@ class _Run:
         for moment in sorted(set(self.arrivals.values())):
             self.sim.at(max(moment, self.costs.profile_s), _Kind.LOOK, self._decide_soon)
         self.sim.run()
-        left = [group.name for group in self.groups.values() if group.state is not _State.FINISHED]
-        if left:
+        waiting = [
+            group.name for group in self.groups.values() if group.state is not _State.FINISHED
+        ]
+        if waiting:
             raise InputError(
-                f"the policy {self.policy.name} leaves {', '.join(left)} waiting for ever"
+                f"the policy {self.policy.name} leaves {', '.join(waiting)} waiting for ever"
             )
         return self.book.close(
             self.policy.name,
@@ -297,35 +299,37 @@ class _Run:
 
     def _decide(self) -> None:
         self._advance_all()
-        told = self.policy_rates
+        policy_rates = self.policy_rates
         progress = self._progress()
         if self.learner is not None:
-            told = replace(self.learner.table(), supply=told.supply)
+            policy_rates = replace(self.learner.table(), supply=policy_rates.supply)
             progress = replace(
                 progress,
                 rates_changed=self.learner.rates.has_news,
                 guessed=frozenset() if self.stream.count else self.learner.rates.guessed,
             )
         if self.arrivals:
-            told = replace(
-                told,
+            policy_rates = replace(
+                policy_rates,
                 models=tuple(
-                    one for one in told.models if self.arrivals.get(one.name, 0.0) <= self.sim.now
+                    network
+                    for network in policy_rates.models
+                    if self.arrivals.get(network.name, 0.0) <= self.sim.now
                 ),
             )
-        wanted = plan(self.policy, told, progress, self.cluster, self.options)
+        target = plan(self.policy, policy_rates, progress, self.cluster, self.options)
         if self.learner is not None:
-            tried = find_probes_of_plan(
+            probes = find_probes_of_plan(
                 self.policy,
-                told,
+                policy_rates,
                 self.learner.rates.lower_rates,
                 progress,
                 self.cluster,
                 self.options,
-                wanted,
+                target,
             )
-            self.learner.record_plan(wanted != self.target, tried)
-        self.target = wanted
+            self.learner.record_plan(target != self.target, probes)
+        self.target = target
         self._carry_out()
 
     def _observe(self) -> None:
@@ -380,10 +384,12 @@ class _Run:
         if self.cluster.slots == 1:
             return
         groups = [group for group in self.groups.values() if group.devices]
-        there = Counter(self.cluster.gpu(device) for group in groups for device in group.devices)
+        networks_on = Counter(
+            self.cluster.gpu(device) for group in groups for device in group.devices
+        )
         for group in groups:
             group.networks_per_gpu = max(
-                there[self.cluster.gpu(device)] for device in group.devices
+                networks_on[self.cluster.gpu(device)] for device in group.devices
             )
             group.rate = self._rate(group)
 
@@ -415,16 +421,16 @@ class _Run:
 
     def _moves(self) -> tuple[Move, ...]:
         """The moves towards what is wanted, by all groups that are not as they should be."""
-        wanted = {member.name: member for member in self.target.members}
-        apart = [
+        target = {member.name: member for member in self.target.members}
+        changing = [
             group
             for group in self.groups.values()
             if group.state is not _State.FINISHED
-            and group.devices != (wanted[group.name].devices if group.name in wanted else ())
+            and group.devices != (target[group.name].devices if group.name in target else ())
         ]
-        names = {group.name for group in apart}
+        names = {group.name for group in changing}
         return plan_moves(
-            {group.name: group.holding() for group in apart if group.devices},
+            {group.name: group.holding() for group in changing if group.devices},
             Round(tuple(member for member in self.target.members if member.name in names)),
             self.free,
             frees_at_once=True,
@@ -548,8 +554,8 @@ class _Run:
             can_go_on = group.position < group.supplied or group.position >= self.samples
             if can_go_on and (pace != group.pace or group.next is None):
                 group.pace = pace
-                left = max(0.0, group.supplied - group.position)
-                self._next(group, left / pace, _Kind.TRAINED, self._trained)
+                remaining = max(0.0, group.supplied - group.position)
+                self._next(group, remaining / pace, _Kind.TRAINED, self._trained)
 
     def _supply(self, group: _Group) -> None:
         """Give a group samples: the whole epoch, or with a ring the oldest shard that it lacks."""
@@ -586,11 +592,11 @@ class _Run:
         self._set_paces()
 
     def _next(
-        self, group: _Group, delay: float, kind: _Kind, what: Callable[[_Group], None]
+        self, group: _Group, delay: float, kind: _Kind, action: Callable[[_Group], None]
     ) -> None:
         if group.next is not None:
             group.next.cancel()
-        group.next = self.sim.after(delay, kind, partial(what, group))
+        group.next = self.sim.after(delay, kind, partial(action, group))
 
 
 class _RunRecord:

@@ -130,13 +130,13 @@ class _Machine:
         self,
         jobs: Sequence[BatchJob],
         actions: Mapping[str, Action],
-        wanted: int,
+        nodes_needed: int,
         length_min: float,
         storage: FileSystem,
     ) -> None:
         self.sim = Simulator()
         self.storage = storage
-        self.nodes_needed = wanted
+        self.nodes_needed = nodes_needed
         self.length_min = length_min
         self.start_min: float | None = None
         self.free_since: dict[int, float] = {}  # node -> moment

@@ -170,7 +170,7 @@ def replay(
     trace: Trace,
     jobs: Sequence[TrainerJob],
     settings: Settings,
-    heard: ProgressCallback = lambda done, total: None,
+    on_progress: ProgressCallback = lambda done, total: None,
 ) -> ReplayResult:
     """Replay a trace.
 
@@ -183,7 +183,7 @@ def replay(
     Returns:
         What happened.
     """
-    return _Replay(trace, jobs, settings, heard).run()
+    return _Replay(trace, jobs, settings, on_progress).run()
 
 
 def efficiency(
@@ -229,12 +229,12 @@ def static_outcome(
     Returns:
         The outcome, carried on at its mean rate where all jobs are done earlier.
     """
-    whole = int(nodes)
+    whole_nodes = int(nodes)
     part = nodes - int(nodes)
-    low = _static_outcome(jobs, whole, seconds, max_parallel)
+    low = _static_outcome(jobs, whole_nodes, seconds, max_parallel)
     if part == 0:
         return low
-    return (1 - part) * low + part * _static_outcome(jobs, whole + 1, seconds, max_parallel)
+    return (1 - part) * low + part * _static_outcome(jobs, whole_nodes + 1, seconds, max_parallel)
 
 
 def _static_outcome(
@@ -317,12 +317,16 @@ class _Active:
 
 class _Replay:
     def __init__(
-        self, trace: Trace, jobs: Sequence[TrainerJob], settings: Settings, heard: ProgressCallback
+        self,
+        trace: Trace,
+        jobs: Sequence[TrainerJob],
+        settings: Settings,
+        on_progress: ProgressCallback,
     ) -> None:
         self.trace = trace
         self.jobs = jobs
         self.settings = settings
-        self.heard = heard
+        self.on_progress = on_progress
         self.sim = Simulator()
         self.owner: sharing.IntArray = np.full(trace.size, sharing.BUSY, dtype=np.int64)
         self.idle = 0
@@ -365,32 +369,32 @@ class _Replay:
 
     # What happens.
 
-    def _schedule_change(self, place: int) -> None:
+    def _schedule_change(self, index: int) -> None:
         self.next_change_s = math.inf
-        if place < len(self.trace.times_s):
-            self.next_change_s = float(self.trace.times_s[place])
-            self.sim.at(self.next_change_s, _Kind.CHANGE, lambda: self._change(place))
+        if index < len(self.trace.times_s):
+            self.next_change_s = float(self.trace.times_s[index])
+            self.sim.at(self.next_change_s, _Kind.CHANGE, lambda: self._change(index))
 
-    def _change(self, place: int) -> None:
+    def _change(self, index: int) -> None:
         """Nodes leave and join."""
-        if place % PROGRESS_EVERY == 0:
-            self.heard(place, len(self.trace.times_s))
+        if index % PROGRESS_EVERY == 0:
+            self.on_progress(index, len(self.trace.times_s))
         self._settle(self.sim.now)
-        rows = slice(self.trace.starts[place], self.trace.starts[place + 1])
+        rows = slice(self.trace.starts[index], self.trace.starts[index + 1])
         nodes = self.trace.nodes[rows]
         joined = self.trace.joined[rows]
         leaving = nodes[~joined]
         joining = nodes[joined]
-        lost = Counter(self.owner[leaving].tolist())
+        nodes_lost = Counter(self.owner[leaving].tolist())
         for trainer in self.active:
-            if lost[trainer.number]:
+            if nodes_lost[trainer.number]:
                 self.preemption_cost -= trainer.work(-trainer.job.trainer.down_s)
-                trainer.nodes -= lost[trainer.number]
+                trainer.nodes -= nodes_lost[trainer.number]
         self.owner[leaving] = sharing.BUSY
         self.owner[joining] = sharing.FREE
         self.idle += len(joining) - len(leaving)
         self._decide_soon()
-        self._schedule_change(place + 1)
+        self._schedule_change(index + 1)
 
     def _submit(self) -> None:
         """A trainer is submitted; it may have to wait its turn."""
@@ -467,8 +471,8 @@ class _Replay:
             self.rescale_cost -= trainer.work(-seconds)
             trainer.nodes = count
         if changed:
-            wanted = {trainer.number: trainer.nodes for trainer in self.active}
-            self.owner = self.settings.placement(self.owner, wanted)
+            nodes_of = {trainer.number: trainer.nodes for trainer in self.active}
+            self.owner = self.settings.placement(self.owner, nodes_of)
 
     def _await_completion(self) -> None:
         """Wake up when the next trainer is done, if that is before the trace changes."""

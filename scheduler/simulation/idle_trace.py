@@ -102,9 +102,13 @@ class Trace:
         if (first, last, end_s) == (0, self.size, self.end_s):
             return self
         times = np.repeat(self.times_s, np.diff(self.starts))
-        mine = (self.nodes >= first) & (self.nodes < last) & (times <= end_s)
+        selected = (self.nodes >= first) & (self.nodes < last) & (times <= end_s)
         return Trace.of(
-            times[mine], self.nodes[mine] - first, self.joined[mine], last - first, end_s
+            times[selected],
+            self.nodes[selected] - first,
+            self.joined[selected],
+            last - first,
+            end_s,
         )
 
     def arranged(self, order: IntArray) -> Trace:
@@ -185,11 +189,12 @@ def with_objective(
     weights = weights or {}
     if objective not in OBJECTIVES:
         raise InputError(f"unknown objective {objective!r}; there are: {', '.join(OBJECTIVES)}")
-    known = {job.curve for job in jobs}
+    curves = {job.curve for job in jobs}
     for name, weight in weights.items():
-        if name not in known:
+        if name not in curves:
             raise InputError(
-                f"a weight for the unknown network {name!r}; there are: " + ", ".join(sorted(known))
+                f"a weight for the unknown network {name!r}; there are: "
+                + ", ".join(sorted(curves))
             )
         check_range(f"the weight of {name}", weight, 0, MAX_VALUE)
     check_range("the rescale factor", rescale_factor, 0, MAX_VALUE)
@@ -212,7 +217,9 @@ def with_objective(
 # --- Events -------------------------------------------------------------------------------------
 
 
-def read_events(path: str | Path, heard: ProgressCallback = lambda done, total: None) -> Trace:
+def read_events(
+    path: str | Path, on_progress: ProgressCallback = lambda done, total: None
+) -> Trace:
     """Read an events file.
 
     It is read and checked in blocks, so that beside the trace itself (13 bytes a row, and 16 for each moment) it
@@ -230,7 +237,7 @@ def read_events(path: str | Path, heard: ProgressCallback = lambda done, total: 
             back, a node joins that is idle or leaves that is not.
     """
     rows = _Rows(path)
-    for line, block in iter_line_blocks(path, heard):
+    for line, block in iter_line_blocks(path, on_progress):
         rows.add(line, block)
     return rows.trace()
 
@@ -246,12 +253,12 @@ class _Block(NamedTuple):
     def take(self, rows: Any) -> _Block:
         return _Block(self.times[rows], self.nodes[rows], self.joined[rows], self.lines[rows])
 
-    def concatenate(self, other: _Block) -> _Block:
+    def concatenate(self, more: _Block) -> _Block:
         return _Block(
-            np.concatenate((self.times, other.times)),
-            np.concatenate((self.nodes, other.nodes)),
-            np.concatenate((self.joined, other.joined)),
-            np.concatenate((self.lines, other.lines)),
+            np.concatenate((self.times, more.times)),
+            np.concatenate((self.nodes, more.nodes)),
+            np.concatenate((self.joined, more.joined)),
+            np.concatenate((self.lines, more.lines)),
         )
 
 
@@ -275,13 +282,13 @@ class _Rows:
             if heading.strip().decode("utf-8", "replace") != HEADING:
                 raise InputError(f"{self.path}:1: the heading must be {HEADING!r}")
             line = self.blank = 2
-        said = text.rstrip()
-        if not said:
+        content = text.rstrip()
+        if not content:
             return
         if self.blank < line:
-            line, said = self.blank, b"\n" * (line - self.blank) + said
-        self.blank = line + said.count(b"\n") + 1
-        rows = _parse(self.path, line, said + b"\n")
+            line, content = self.blank, b"\n" * (line - self.blank) + content
+        self.blank = line + content.count(b"\n") + 1
+        rows = _parse(self.path, line, content + b"\n")
         _check_rows(self.path, line, rows, self.open.times[-1] if len(self.open.times) else 0.0)
         block = self.open.concatenate(
             _Block(
@@ -327,10 +334,10 @@ class _Rows:
         if wrong.any():
             row = order[wrong][lines[order][wrong].argmin()]
             if joined[row]:
-                what = "joins, but is idle already"
+                problem = "joins, but is idle already"
             else:
-                what = "leaves, but is not there"
-            raise InputError(f"{self.path}:{lines[row]}: node {nodes[row]} {what}")
+                problem = "leaves, but is not there"
+            raise InputError(f"{self.path}:{lines[row]}: node {nodes[row]} {problem}")
         last = np.append(first[1:], len(node)) - 1
         self.is_idle[node[last]] = joins[last]
 
@@ -353,7 +360,7 @@ def _parse(path: str | Path, line: int, block: bytes) -> FloatArray:
 def _check_rows(path: str | Path, line: int, rows: FloatArray, since: float) -> None:
     times, nodes, deltas = rows.T
     back = np.diff(times, prepend=since) < 0
-    for wrong, what in (
+    for wrong, problem in (
         (
             ~(np.abs(rows) <= MAX_VALUE).all(axis=1),
             f"t_s, node and delta must be numbers up to {MAX_VALUE:g}",
@@ -367,7 +374,7 @@ def _check_rows(path: str | Path, line: int, rows: FloatArray, since: float) -> 
         (np.abs(deltas) != 1, "delta must be 1 (joins) or -1 (leaves)"),
     ):
         if wrong.any():
-            raise InputError(f"{path}:{int(wrong.argmax()) + line}: {what}")
+            raise InputError(f"{path}:{int(wrong.argmax()) + line}: {problem}")
 
 
 # A node number beyond this is a mistake, and would only cost memory.
@@ -404,7 +411,7 @@ def read_trainers(path: str | Path) -> tuple[TrainerJob, ...]:
         raise InputError(f"{path}: curves: {ascii(wrong[0])[:60]} must be {NAME}")
     curves = {name: _curves(path, name, value) for name, value in document["curves"].items()}
     jobs = [
-        _job(path, f"jobs[{place}]", value, curves) for place, value in enumerate(document["jobs"])
+        _job(path, f"jobs[{index}]", value, curves) for index, value in enumerate(document["jobs"])
     ]
     if not jobs:
         raise InputError(f"{path}: there are no jobs")
@@ -415,49 +422,49 @@ JOB_COLUMNS = ("dnn", "submit_s", "t_up_s", "t_down_s", "n_min", "n_max", "total
 
 
 def _curves(path: str | Path, name: str, value: Any) -> tuple[RateCurve, RateCurve]:
-    place = f"curves.{name}"
-    value = check_record(value, f"{path}: {place}", ("nodes", "samples_per_s"), ("objective",))
+    location = f"curves.{name}"
+    value = check_record(value, f"{path}: {location}", ("nodes", "samples_per_s"), ("objective",))
     for key, items in value.items():
         if not isinstance(items, list) or not all(
             is_number(item) and abs(item) <= MAX_VALUE for item in items
         ):
-            raise InputError(f"{path}: {place}.{key} must be a list of numbers up to {MAX_VALUE:g}")
+            raise InputError(
+                f"{path}: {location}.{key} must be a list of numbers up to {MAX_VALUE:g}"
+            )
     if not all(float(count).is_integer() for count in value["nodes"]):
-        raise InputError(f"{path}: {place}.nodes must be whole numbers")
+        raise InputError(f"{path}: {location}.nodes must be whole numbers")
     nodes = tuple(map(int, value["nodes"]))
-    found = []
+    both = []
     for key in ("samples_per_s", "objective"):
         try:
-            found.append(
-                RateCurve(nodes, tuple(map(float, value.get(key, value["samples_per_s"]))))
-            )
+            both.append(RateCurve(nodes, tuple(map(float, value.get(key, value["samples_per_s"])))))
         except InputError as error:
-            raise InputError(f"{path}: {place}.{key}: {error}") from None
-    return found[0], found[1]
+            raise InputError(f"{path}: {location}.{key}: {error}") from None
+    return both[0], both[1]
 
 
 def _job(
-    path: str | Path, place: str, value: Any, curves: Mapping[str, tuple[RateCurve, RateCurve]]
+    path: str | Path, location: str, value: Any, curves: Mapping[str, tuple[RateCurve, RateCurve]]
 ) -> TrainerJob:
     if not isinstance(value, list) or len(value) != len(JOB_COLUMNS):
-        raise InputError(f"{path}: {place} must be a list: {', '.join(JOB_COLUMNS)}")
+        raise InputError(f"{path}: {location} must be a list: {', '.join(JOB_COLUMNS)}")
     name, *numbers = value
     if name not in list(curves):  # a list, for the name may be anything
-        raise InputError(f"{path}: {place}: no curve {name!r}; there are: {', '.join(curves)}")
+        raise InputError(f"{path}: {location}: no curve {name!r}; there are: {', '.join(curves)}")
     for column, number in zip(JOB_COLUMNS[1:], numbers, strict=True):
         if not (is_number(number) and 0 <= number <= MAX_VALUE):
             raise InputError(
-                f"{path}: {place}: {column} is {repr(number)[:40]}; it must be a number from 0 to "
+                f"{path}: {location}: {column} is {repr(number)[:40]}; it must be a number from 0 to "
                 f"{MAX_VALUE:g}"
             )
     submit_s, up_s, down_s, n_min, n_max, total = map(float, numbers)
     if not (n_min.is_integer() and n_max.is_integer()):
-        raise InputError(f"{path}: {place}: n_min and n_max must be whole numbers")
+        raise InputError(f"{path}: {location}: n_min and n_max must be whole numbers")
     samples, objective = curves[name]
     try:
         trainer = Trainer(objective, int(n_min), int(n_max), up_s, down_s)
     except InputError as error:
-        raise InputError(f"{path}: {place}: {error}") from None
+        raise InputError(f"{path}: {location}: {error}") from None
     return TrainerJob(name, submit_s, total, samples, trainer)
 
 

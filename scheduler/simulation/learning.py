@@ -41,9 +41,9 @@ class Learning:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name, most in (("prior_error", 5.0), ("error", 1.0), ("after_s", 1e9)):
-            if not 0 <= (value := getattr(self, name)) <= most:
-                raise InputError(f"{name} is {value}; it must be a number from 0 to {most:g}")
+        for name, high in (("prior_error", 5.0), ("error", 1.0), ("after_s", 1e9)):
+            if not 0 <= (value := getattr(self, name)) <= high:
+                raise InputError(f"{name} is {value}; it must be a number from 0 to {high:g}")
 
 
 class Learner:
@@ -81,23 +81,23 @@ class Learner:
             slots=slots,
         )
 
-    def observe(self, name: str, gpus: int, beside: int) -> None:
+    def observe(self, name: str, gpus: int, networks_per_gpu: int) -> None:
         """A group has trained for a while, with so many networks on its GPUs."""
-        if (name, gpus, beside) not in self._observed:
-            self._observed.add((name, gpus, beside))
+        if (name, gpus, networks_per_gpu) not in self._observed:
+            self._observed.add((name, gpus, networks_per_gpu))
             index = self._index[name]
             error = self._learning.error
             noise = max(0.5, 1 + error * float(self._errors[index].standard_normal()))
-            rate = float(self._curves[index][gpus - 1]) * share(self._sharing, beside)
+            rate = float(self._curves[index][gpus - 1]) * share(self._sharing, networks_per_gpu)
             self.rates.observe(
-                name, gpus, Observation(rate * noise, error * _STEPS**0.5, _STEPS, beside)
+                name, gpus, Observation(rate * noise, error * _STEPS**0.5, _STEPS, networks_per_gpu)
             )
 
     def table(self) -> RateTable:
         """What the policy is told."""
         return self.rates.table()
 
-    def record_plan(self, is_new: bool, tried: Probes) -> None:
+    def record_plan(self, is_new: bool, probes: Probes) -> None:
         """The policy has answered by what it was told last.
 
         Args:
@@ -106,7 +106,7 @@ class Learner:
         """
         self.replans += self.rates.has_news
         if is_new or self.rates.has_news:
-            self.rates.record_plan(tried)
+            self.rates.record_plan(probes)
 
 
 def _traits(network: Network, wrong: float) -> Traits:

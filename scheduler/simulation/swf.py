@@ -133,10 +133,10 @@ def write_swf(path: str | Path, trace: Trace) -> None:
         raise InputError(f"{path}: cannot be written: {error.strerror}") from None
 
 
-def _job(place: str, cells: list[str]) -> SwfJob:
+def _job(location: str, cells: list[str]) -> SwfJob:
     if len(cells) != len(COLUMNS):
         raise InputError(
-            f"{place}: {pluralize(len(cells), 'column')}, but a job has {len(COLUMNS)}"
+            f"{location}: {pluralize(len(cells), 'column')}, but a job has {len(COLUMNS)}"
         )
     values: list[float] = []
     for column, cell in zip(COLUMNS, cells, strict=True):
@@ -145,14 +145,14 @@ def _job(place: str, cells: list[str]) -> SwfJob:
         except ValueError:
             value = math.nan
         if not abs(value) <= MAX_VALUE or (column in INTEGERS and not value.is_integer()):
-            wanted = "a whole number" if column in INTEGERS else "a number"
+            requirement = "a whole number" if column in INTEGERS else "a number"
             raise InputError(
-                f"{place}: {column} is {cell[:40]!r}; it must be {wanted} up to {MAX_VALUE:g}"
+                f"{location}: {column} is {cell[:40]!r}; it must be {requirement} up to {MAX_VALUE:g}"
             )
         values.append(int(value) if column in INTEGERS else value)
     job = SwfJob(*values)  # type: ignore[arg-type]  # each value has the type of its column by now
     if job.submit_s < 0:
-        raise InputError(f"{place}: submit_s is {job.submit_s:g}; it must be at least 0")
+        raise InputError(f"{location}: submit_s is {job.submit_s:g}; it must be at least 0")
     return job
 
 

@@ -67,7 +67,7 @@ def theta_like(jobs: int, seed: int, nodes: int = NODES, granularity: int = 1) -
     rng = np.random.default_rng(seed)
     counts = granularity * _shares(rng, jobs, nodes // granularity)
     ran = rng.uniform(30, 360, jobs).round(1)
-    left = rng.uniform(30, 240, jobs).round(1)
+    remaining = rng.uniform(30, 240, jobs).round(1)
     memory = (NODE_GB * rng.uniform(0.4, 0.9, jobs)).round(1)
     critical = (memory * rng.uniform(0.2, 0.6, jobs)).round(1)
     return [
@@ -80,7 +80,7 @@ def theta_like(jobs: int, seed: int, nodes: int = NODES, granularity: int = 1) -
                 float(critical[index]),
                 float(memory[index]),
             ),
-            float(left[index]),
+            float(remaining[index]),
         )
         for index in range(jobs)
     ]

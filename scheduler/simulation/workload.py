@@ -74,7 +74,7 @@ def choose_requests(
     if rule is Rule.USER:
         raise InputError(
             "only a trace knows what users asked for; the other rules are: "
-            + ", ".join(other for other in Rule if other is not Rule.USER)
+            + ", ".join(name for name in Rule if name is not Rule.USER)
         )
     return _optimal(law, backfill_rate if rule is Rule.ATOPTIMAL else 0.0)
 
@@ -119,15 +119,19 @@ def draw_jobs(
     """
     check_range("the number of jobs", count, 1, MAX_JOBS)
     check_range("the number of processors", processors, 1, MAX_VALUE)
-    known = discretize(law, points)
+    discrete = discretize(law, points)
     runs = law.sample(rng, count)
-    wanted = draw_sizes(sizes, processors, count, rng)
+    processors_of = draw_sizes(sizes, processors, count, rng)
     recent = law.sample(rng, count * past).reshape(count, past)
     return [
         QueueJob(
-            submit, int(size), float(run), choose_requests(rule, known, own, backfill_rate), known
+            submit,
+            int(size),
+            float(run),
+            choose_requests(rule, discrete, past_runs, backfill_rate),
+            discrete,
         )
-        for size, run, own in zip(wanted, runs, recent, strict=True)
+        for size, run, past_runs in zip(processors_of, runs, recent, strict=True)
     ]
 
 
@@ -189,13 +193,13 @@ def jobs_from_trace(trace: Trace, rule: Rule, backfill_rate: float = 0.0) -> lis
         past = applications.setdefault((job.user, job.executable), _Past(len(applications) + 1))
         runs = past.until(job.submit_s)
         law = None if has_too_few_runs(runs) else empirical_law(runs)
-        asked: tuple[float, ...] = (
+        walltimes: tuple[float, ...] = (
             max(job.requested_s, job.run_s) if job.requested_s > 0 else longest,
         )
         if law is not None and rule is not Rule.USER:
-            asked = choose_requests(rule, law, runs[-RECENT:], backfill_rate)
+            walltimes = choose_requests(rule, law, runs[-RECENT:], backfill_rate)
         jobs.append(
-            QueueJob(job.submit_s, job.size, job.run_s, asked, law, application=past.number)
+            QueueJob(job.submit_s, job.size, job.run_s, walltimes, law, application=past.number)
         )
         if job.completed:
             past.add(job)

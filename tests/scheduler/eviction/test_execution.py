@@ -133,7 +133,7 @@ def test_a_job_that_has_taken_free_nodes_makes_room_in_turn():
     eviction = Eviction(2, 10, margin_min=1, saves_on_request={"quick"})
     assert look(eviction, 0, QUICK) == [("save", "quick")]
     assert look(eviction, 2) == [("freed", "quick")]
-    eviction.add_job("slow", 2, is_told=True)
+    eviction.add_job("slow", 2, saves_on_request=True)
     assert not eviction.is_done
     assert look(eviction, 3, SLOW) == [("save", "slow")]
     assert look(eviction, 5) == [("freed", "slow")]

@@ -123,7 +123,7 @@ def test_the_makespan_by_number_of_requests_is_the_best_of_that_number(law, rate
         expected[len(requests)] = min(
             expected.get(len(requests), math.inf), makespan(law, requests, rate)
         )
-    assert req.makespan_by_count(law, rate, most=99) == pytest.approx(
+    assert req.makespan_by_count(law, rate, max_requests=99) == pytest.approx(
         [expected[count] for count in sorted(expected)]
     )
 
