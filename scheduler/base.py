@@ -1,4 +1,4 @@
-"""The vocabulary that the scheduling algorithms share: values only, no algorithm.
+"""Define the values that all scheduling algorithms share; no algorithm is here.
 
 A *device* is one GPU (or one CPU core) and one trainer, named by a number;
 device d sits on node ``d // gpus_per_node``. Where several trainers share a
@@ -19,11 +19,11 @@ from typing import Any, Literal, NamedTuple
 
 
 class InputError(ValueError):
-    """Input that no algorithm can work on; the message names the place and what would be right."""
+    """Invalid input; the message names the place and what would be right."""
 
 
 def pluralize(number: int, noun: str) -> str:
-    """So many of something.
+    """Format a count and its noun.
 
     >>> counted(1, "GPU"), counted(2, "GPU")
     ('1 GPU', '2 GPUs')
@@ -39,7 +39,7 @@ MAX_SLOTS = 64  # of a GPU
 
 
 def is_number(value: Any) -> bool:
-    """Whether a value, such as JSON has, is a finite number within the range of floats.
+    """Return True if a value, for example from JSON, is a finite float or integer.
 
     >>> is_number(3), is_number(True), is_number(10**400), is_number(math.inf), is_number("3")
     (True, False, False, False, False)
@@ -55,7 +55,7 @@ NAME = "a name of printable characters: no line breaks, control characters or ma
 
 
 def is_name(value: Any) -> bool:
-    """Whether a value can be shown as a name, on one line and in the order in which it is written.
+    """Return True if a value can be shown as a name on one line.
 
     >>> is_name("relax | heat"), is_name("m0\\n"), is_name("m0\\u202e"), is_name(""), is_name(3)
     (True, False, False, False, False)
@@ -64,7 +64,7 @@ def is_name(value: Any) -> bool:
 
 
 def check_range(name: str, value: float, low: float, high: float, unit: str = "") -> None:
-    """See that a number is within bounds that keep time and memory within bounds.
+    """Check that a number is within bounds that keep time and memory in bounds.
 
     Raises:
         InputError: it is not; the message tells both.
@@ -120,7 +120,7 @@ class Network:
     batches: tuple[int, int] | None = None
 
     def with_name(self, name: str) -> Network:
-        """The same under another name; of thousands that are equal, several times as quick as to make each anew."""
+        """Return a copy with another name; several times faster than `replace` for thousands of copies."""
         network = object.__new__(Network)
         values = vars(network)
         values.update(vars(self))
@@ -130,7 +130,7 @@ class Network:
 
 @dataclass(frozen=True)
 class RateTable:
-    """The training rates of an ensemble: what a profile holds and a plan starts from.
+    """The training rates of an ensemble: the content of a profile and the input of a plan.
 
     Args:
         samples_per_epoch: training samples.
@@ -161,7 +161,7 @@ class RateTable:
 
     @cached_property
     def rows(self) -> dict[str, int]:
-        """The places of the networks in that order, by name."""
+        """The row of each network, by name."""
         return {name: row for row, name in enumerate(self.names)}
 
     @cached_property
@@ -182,6 +182,7 @@ class RateTable:
         )  # equal tables have equal ones
 
     def __eq__(self, other: object) -> bool:
+        """!"""
         if (
             not isinstance(other, RateTable)
             or self._settings != other._settings
@@ -202,7 +203,7 @@ class RateTable:
         }  # another process hashes otherwise
 
     def with_network(self, network: Network) -> RateTable:
-        """The table with a further network."""
+        """Return the table with one more network."""
         table = replace(self, models=(*self.models, network))
         # Where many come, one by one, that is quicker than to begin anew.
         vars(table).update(
@@ -215,7 +216,7 @@ class RateTable:
 
 @dataclass(frozen=True)
 class Cluster:
-    """The devices that can be used; after a rank died they need not be contiguous.
+    """The usable devices; after a rank has died they need not be contiguous.
 
     Args:
         devices: their numbers.
@@ -248,7 +249,7 @@ class Cluster:
 
     @classmethod
     def of(cls, gpus: int, gpus_per_node: int, slots: int = 1, fills: bool = False) -> Cluster:
-        """A whole cluster; its last node may be partly ours.
+        """Return a cluster of whole GPUs; its last node may be partly outside the launch.
 
         Args:
             gpus, gpus_per_node: whole GPUs.
@@ -285,11 +286,11 @@ class Cluster:
 
     @property
     def gpus(self) -> int:
-        """How many devices can be used."""
+        """The number of usable devices."""
         return len(self.devices)
 
     def gpu(self, device: int) -> int:
-        """The GPU of a device, counted over all nodes; without slots it is the device.
+        """Return the GPU of a device, numbered over all nodes; without slots it is the device.
 
         >>> [Cluster.of(gpus=4, gpus_per_node=2, slots=2).gpu(device) for device in range(8)]
         [0, 1, 0, 1, 2, 3, 2, 3]
@@ -299,21 +300,21 @@ class Cluster:
 
     @cached_property
     def whole_gpus(self) -> int:
-        """How many GPUs can be used, with any of their slots."""
+        """The number of GPUs with at least one usable slot."""
         if self.slots == 1:
             return self.gpus
         return len({self.gpu(device) for device in self.devices})
 
     def node(self, device: int) -> int:
-        """The node on which a device sits."""
+        """Return the node of a device."""
         return device // self.gpus_per_node
 
     def usable(self, devices: tuple[int, ...]) -> tuple[int, ...]:
-        """Those of some devices that can be used."""
+        """Return the given devices that are usable."""
         return tuple(device for device in devices if device in self.devices)
 
     def without(self, devices: set[int] | list[int] | tuple[int, ...]) -> Cluster:
-        """The cluster after some devices died, or while others hold them."""
+        """Return the cluster without some devices, because they died or are used by others."""
         excluded = set(devices)
         if not excluded:
             return self
@@ -322,7 +323,7 @@ class Cluster:
 
 @dataclass(frozen=True)
 class Member:
-    """A network and the devices of its training group; the first is the master's.
+    """A network and the devices of its group; the first device is the master's.
 
     Args:
         batch: the global batch of its next epochs, where the policy chooses it; None for the network's own.
@@ -333,13 +334,13 @@ class Member:
     batch: int | None = None
 
     def batch_on(self, gpus: int, min_batch: int) -> int | None:
-        """The batch of an epoch that begins on fewer GPUs, because others are not free yet: as many samples on each.
+        """Return the batch for an epoch on fewer GPUs: as many samples per GPU as planned.
 
         Args:
             gpus: that the group has.
             least: batch that there may be.
 
-        >>> [Member("a", (0, 1, 2, 3), 512).batch_on(gpus, least=256) for gpus in (1, 3, 4)]
+        >>> [Member("a", (0, 1, 2, 3), 512).batch_on(gpus, min_batch=256) for gpus in (1, 3, 4)]
         [256, 384, 512]
         """
         if self.batch is None or gpus >= self.gpus:
@@ -364,7 +365,7 @@ class Round:
 
     @property
     def gpus(self) -> int:
-        """How many devices it uses."""
+        """The number of devices in use."""
         return sum(member.gpus for member in self.members)
 
     @property
@@ -374,7 +375,7 @@ class Round:
 
 
 class Record(NamedTuple):
-    """One thing that happened in a live run.
+    """One event of a live run.
 
     Attributes:
         t_s: when, in seconds from any origin.
@@ -392,7 +393,7 @@ class Record(NamedTuple):
 
 @dataclass(frozen=True)
 class Progress:
-    """What a policy may know of the run so far: of epochs to come, only how soon networks are judged.
+    """The state of a run as a policy sees it; it does not say how many epochs are to come.
 
     Sets and mappings may be views of what goes on changing: they hold while the policy is asked.
 
@@ -423,7 +424,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class Delta:
-    """How far from the reference rate a network may be and still join a flotilla.
+    """The largest difference from the reference rate at which a network may join a flotilla.
 
     Args:
         value: a share of the reference rate, or samples/s.
@@ -448,7 +449,7 @@ class Delta:
             )
 
     def of(self, reference: float) -> float:
-        """The distance in samples/s at a reference rate."""
+        """Return the difference in samples/s at a reference rate."""
         if self.relative:
             return self.value * reference
         return self.value
@@ -461,7 +462,7 @@ class Delta:
 
 @dataclass(frozen=True)
 class Options:
-    """The settings of all policies; each reads its own.
+    """The settings of all policies; each policy reads its own.
 
     Args:
         alpha: share of the GPUs below which a round of ``global`` ends ([FLEET] section 4.3.2).

@@ -1,4 +1,4 @@
-"""Files of users, JSON and numbers in lines: reading them, and naming every mistake in them."""
+"""Read users' files of JSON or numbers, and report all mistakes in them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def read_json(path: str | Path) -> Any:
 
 
 def parse_json(text: str | bytes, path: str | Path) -> Any:
-    """What a JSON file holds.
+    """Parse the text of a JSON file.
 
     Raises:
         InputError: it is not JSON (with the line).
@@ -55,7 +55,7 @@ def parse_json(text: str | bytes, path: str | Path) -> Any:
 
 
 def read_bytes(path: str | Path) -> bytes:
-    """What a file holds; unzipped, where its name ends in ``.gz``.
+    """Return the content of a file; decompressed if its name ends in ``.gz``.
 
     Raises:
         InputError: there is no such file, or it is no whole gzip file.
@@ -79,7 +79,9 @@ def _opened(path: str | Path) -> Iterator[IO[bytes]]:
 def iter_line_blocks(
     path: str | Path, on_progress: ProgressCallback = lambda done, total: None
 ) -> Iterator[tuple[int, bytes]]:
-    """A file in pieces of whole lines, each with the number of its first; unzipped, where its name ends in ``.gz``.
+    """Yield blocks of whole lines of a file, each with the number of its first line.
+
+    Files whose names end in ``.gz`` are decompressed.
 
     Args:
         heard: is told after each piece how many bytes of the file have been read, and of how many.
@@ -104,7 +106,7 @@ def iter_line_blocks(
 
 
 def parse_numbers(block: bytes, columns: int) -> NDArray[np.float64] | None:
-    """The numbers of lines that have so many each, with commas between them, (lines, columns).
+    """Parse lines of comma-separated numbers into an array of shape (lines, columns).
 
     Blank lines and ``#`` comments are passed over.
 
@@ -125,7 +127,7 @@ def parse_numbers(block: bytes, columns: int) -> NDArray[np.float64] | None:
 def check_record(
     value: Any, location: str, required: Iterable[str], optional: Iterable[str] = ()
 ) -> dict[str, Any]:
-    """A record with no other keys than these.
+    """Return a record after checking that it has the right keys.
 
     Raises:
         InputError: it is none, or has other keys.
@@ -137,7 +139,7 @@ def check_record(
 
 
 class RecordReader:
-    """Takes values out of what JSON said and collects what is wrong with them.
+    """Reader of JSON values that collects all mistakes instead of stopping at the first.
 
     A wrong value is read as 1, so that reading goes on to the next mistake.
     """
@@ -146,7 +148,7 @@ class RecordReader:
         self.mistakes: list[str] = []
 
     def raise_mistakes(self, source: str) -> None:
-        """Raise InputError if there was any mistake, with all of them in one line."""
+        """Raise InputError with all mistakes on one line, if there are any."""
         if self.mistakes:
             more = len(self.mistakes) - MAX_MISTAKES
             raise InputError(
@@ -156,13 +158,13 @@ class RecordReader:
             )
 
     def add_mistake(self, location: str, text: str) -> None:
-        """Note what is wrong at a place."""
+        """Record a mistake at a location."""
         self.mistakes.append(f"{location} is {text}" if location else text)
 
     def record(
         self, value: Any, location: str, required: Iterable[str], optional: Iterable[str] = ()
     ) -> dict[str, Any]:
-        """A record with no other keys than these."""
+        """Return a record; unknown and missing keys are mistakes."""
         required, allowed = tuple(required), (*required, *optional)
         if not isinstance(value, dict):
             self.add_mistake(
@@ -182,7 +184,7 @@ class RecordReader:
         return value
 
     def check_unique_names(self, location: str, networks: Sequence[Network]) -> None:
-        """Each network has a name of its own."""
+        """Check that no two networks have the same name."""
         for name, count in sorted(Counter(network.name for network in networks).items()):
             if count > 1:
                 self.add_mistake(
@@ -190,7 +192,7 @@ class RecordReader:
                 )
 
     def items(self, record: dict[str, Any], key: str, location: str) -> list[Any]:
-        """The list under a key; empty where there is none."""
+        """Return the list of a key; an empty list if the key is missing."""
         value = record.get(key, [])
         if isinstance(value, list):
             return value
@@ -198,7 +200,7 @@ class RecordReader:
         return []
 
     def positive(self, value: Any, location: str, unit: str) -> float:
-        """A number above 0, of a size that a machine may have: sums and quotients of such are numbers as well."""
+        """Return a positive number within the range of machines, so that sums and quotients are finite."""
         return self._number(
             value,
             location,
@@ -207,7 +209,7 @@ class RecordReader:
         )
 
     def not_negative(self, value: Any, location: str, unit: str) -> float:
-        """0, or such a number."""
+        """Return 0 or a positive number."""
         return self._number(
             value,
             location,
@@ -216,7 +218,7 @@ class RecordReader:
         )
 
     def count(self, record: dict[str, Any], key: str, location: str) -> int:
-        """A whole number from 1 to 1e12."""
+        """Return a whole number from 1 to 1e12."""
         if key not in record:
             return 1  # that it is missing has been said
         return int(

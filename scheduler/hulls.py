@@ -1,4 +1,4 @@
-"""Concave hulls of many functions at once, from which bounds and prices follow."""
+"""Compute the concave hulls of many functions at once; bounds and prices follow from them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TOLERANCE = 1e-13  # of the largest value: a point that is above a line by less 
 def concave_hulls(
     row: NDArray[np.int64], x: NDArray[Any], y: NDArray[np.float64]
 ) -> NDArray[np.int64]:
-    """The points on the least concave functions above some functions given as points; of those on a line, the ends.
+    """Return the vertices of the least concave functions above functions that are given as points.
 
     QuickHull: of the points above the line between two vertices the farthest is a vertex, too, and those that are
     not above it are on no hull. All lines of all functions are treated at once, so that there are about as many

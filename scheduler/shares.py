@@ -1,4 +1,4 @@
-"""Units shared out among takers so that all together gain the most: nodes among trainers, GPUs among jobs.
+"""Share units among takers so that the total gain is largest: nodes among trainers, GPUs among jobs.
 
 Let g_j(n) be what taker j gains on n units. The best counts are those that
 
@@ -26,7 +26,7 @@ IntArray = NDArray[np.int64]
 
 
 class Steps(NamedTuple):
-    """Steps along the least concave function above gains that rise.
+    """The steps along the least concave function above a taker's gains.
 
     Attributes:
         first: the fewest units that a taker may have, from where they begin.
@@ -40,7 +40,7 @@ class Steps(NamedTuple):
 
 
 class Gains:
-    """What one taker gains.
+    """The gains of one taker.
 
     Args:
         values: on 0, 1, ... units, minus infinity where it cannot have so many; finite somewhere.
@@ -55,18 +55,18 @@ class Gains:
 
     @cached_property
     def best(self) -> int:
-        """The fewest units on which it gains the most."""
+        """The fewest units with the largest gain."""
         return int(self.values.argmax())
 
     def up_to(self, units: int) -> Gains:
-        """The same where there are no more units."""
+        """Return the gains limited to a number of units."""
         if len(self.values) <= units + 1:
             return self
         return Gains(self.values[: units + 1])
 
 
 class Climb(NamedTuple):
-    """Where steps along the hulls led, the steepest first.
+    """The result of :func:`climb`.
 
     Attributes:
         counts: units of each taker.
@@ -80,10 +80,10 @@ class Climb(NamedTuple):
 
 
 def climb(gains: Sequence[Gains], units: int) -> Climb:
-    """Steps along the hulls while they fit, the steepest first, the earlier taker first where they are equal.
+    """Take steps along the hulls while they fit, steepest first; ties go to the earlier taker.
 
     >>> climb([Gains(np.array([0.0, 3, 5])), Gains(np.array([0.0, 1, 6]))], units=3)
-    Climb(counts=array([1, 2]), price=2.0, left=0)
+    Climb(counts=array([1, 2]), price=2.0, unused=0)
     """
     new = [gain for gain in gains if gain.steps is None]
     if new:
@@ -120,7 +120,7 @@ def _find_steps(gains: Sequence[Gains]) -> None:
 
 
 def _possible(gains: Sequence[Gains]) -> tuple[IntArray, IntArray, FloatArray]:
-    """Of all counts that takers may have, one after the other: the taker, the count, and what it gains."""
+    """Return the taker, the count and the gain of every possible count, taker after taker."""
     sizes = [len(taker.values) for taker in gains]
     row = np.repeat(np.arange(len(gains)), sizes)
     gain = np.concatenate([taker.values for taker in gains])
@@ -130,7 +130,7 @@ def _possible(gains: Sequence[Gains]) -> tuple[IntArray, IntArray, FloatArray]:
 
 
 def optimal_counts(gains: Sequence[Gains], reached: Climb) -> list[int]:
-    """An optimum, from where the climb led; of several the one of :func:`dynamic_program`.
+    """Return an optimum, starting from a climb; ties are broken as in :func:`dynamic_program`.
 
     The slope of the step that did not fit is a price per unit. A count whose gain, less its price, is below the
     taker's best by more than the relaxation is above some allocation, is in no optimum (Dantzig 1957; reduced-cost
@@ -163,14 +163,14 @@ def optimal_counts(gains: Sequence[Gains], reached: Climb) -> list[int]:
 
 
 class _Window(NamedTuple):
-    """F of the takers before one, on the budgets first, first + 1, ... that it may leave them."""
+    """F of the earlier takers on the budgets first, first + 1, ... that a taker may leave them."""
 
     first: int
     values: FloatArray
 
 
 def dynamic_program(gains: Sequence[FloatArray], units: int) -> list[int]:
-    """The best counts, by dynamic programming; among equally good ones those by which later takers have the fewest.
+    """Return the best counts by dynamic programming; ties give later takers the fewest units.
 
     Let F_j(v) be the most that the first j takers gain on at most v units. Then F_0 = 0 and
 
@@ -202,7 +202,7 @@ def dynamic_program(gains: Sequence[FloatArray], units: int) -> list[int]:
 
 
 def _reach(best: FloatArray, low: int, first: int, last: int) -> FloatArray:
-    """F on the budgets first..last, from its values on low, low + 1, ...: none below 0, constant beyond."""
+    """Return F on the budgets first..last from its values on low, low + 1, ...; constant beyond."""
     values = np.empty(last - first + 1)
     start = low - first
     end = low - first + len(best)
@@ -213,7 +213,7 @@ def _reach(best: FloatArray, low: int, first: int, last: int) -> FloatArray:
 
 
 def _convolve(values: FloatArray, gain: FloatArray) -> FloatArray:
-    """max over n of gain[n] + values[v - n], for each v that has all the values."""
+    """Return max over n of gain[n] + values[v - n] for each v that has all the values."""
     shifts = len(gain)
     budgets = len(values) - len(gain) + 1
     step = values.itemsize

@@ -1,4 +1,4 @@
-"""How many GPUs and which batch each elastic job gets ([ELASTIC] sections III-B and III-C).
+"""Decide how many GPUs and which batch each elastic job gets ([ELASTIC] sections III-B and III-C).
 
 The job scalability analyzer turns measurements into a :class:`ScalingCurve` per job:
 :func:`step_seconds` and :func:`exchange_seconds` interpolate what a profile
@@ -27,7 +27,7 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class ScalingCurve:
-    """What a job makes of GPUs.
+    """The throughput of a job on 1, 2, ... GPUs.
 
     Args:
         factors: ``factors[k-1]`` = throughput scaling factor on k GPUs; 0 where it cannot run.
@@ -54,7 +54,7 @@ class ScalingCurve:
 
     @cached_property
     def gains(self) -> Gains:
-        """The same as the optimizer has it; worked out once for all decisions in which the job takes part."""
+        """The curve as input of the optimizer, computed once for all decisions."""
         values = np.array((0.0, *self.factors))
         values[values == 0] = -math.inf
         return Gains(values)
@@ -64,7 +64,7 @@ class ScalingCurve:
 
 
 def step_seconds(measured: Sequence[StepTime], batch: NDArray[np.int64]) -> Array:
-    """t_proc: the time of one training step at other batch sizes than the measured ones.
+    """Compute t_proc: the time of one training step at any batch size.
 
     Between two measured sizes the time is interpolated. Below the smallest the
     line through the two smallest goes on, within what can be: a smaller batch
@@ -109,7 +109,7 @@ def _measured_steps(measured: Sequence[StepTime]) -> tuple[Array, Array]:
 
 
 def exchange_seconds(measured: Sequence[CommTime], params_mb: float, gpus: int) -> Array:
-    """t_comm: the time of one gradient exchange of a model on 1, 2, ... GPUs.
+    """Compute t_comm: the time of one gradient exchange of a model on 1, 2, ... GPUs.
 
     For each measured number of GPUs the time is linear in the model's size
     between the measured sizes, in proportion to it below the smallest, and on
@@ -159,7 +159,7 @@ def _exchange_on(rows: list[CommTime], params_mb: float) -> float:
 
 
 def _extended(x: Array, xs: Array, ys: Array) -> Array:
-    """Linear between the points; the last slope goes on beyond the last point, never downwards."""
+    """Interpolate linearly; beyond the last point the last slope continues, never downwards."""
     if len(xs) > 1:
         slope = max(0.0, (ys[-1] - ys[-2]) / (xs[-1] - xs[-2]))
     else:
@@ -188,7 +188,7 @@ def scaling_curve(
     gpus: int,
     fixed: int | None = None,
 ) -> ScalingCurve:
-    """The throughput scaling factor of a job on 1, 2, ... GPUs and the batch that reaches it.
+    """Compute the throughput scaling factor of a job on 1, 2, ... GPUs and the best batch of each.
 
     A global batch b on k GPUs is processed at
 
@@ -245,13 +245,13 @@ def scaling_curve(
 
 
 def _step_table(measured: Sequence[StepTime], batches: BatchRange) -> Array:
-    """Seconds of a step on 0, 1, ... samples, up to the most that one GPU holds and the job may use."""
+    """Return the seconds of a step on 0, 1, ... samples, up to the largest batch of one GPU."""
     max_batch = min(max((step.batch for step in measured), default=0), batches.largest)
     return step_seconds(measured, np.arange(max_batch + 1))
 
 
 def _best_batch(step: Array, exchange: float, batches: BatchRange, gpus: int) -> tuple[float, int]:
-    """The highest rate on a number of GPUs and its global batch; (0, 0) where none fits."""
+    """Return the highest rate on a number of GPUs and its global batch; (0, 0) where none fits."""
     low = -(-batches.smallest // gpus)
     high = min(-(-batches.largest // gpus), len(step) - 1)
     if low > high:
@@ -282,7 +282,7 @@ class Allocation:
 
 
 def allocate(curves: Sequence[ScalingCurve], gpus: int) -> Allocation | None:
-    """Give every job at least the GPUs that it needs, such that the scaling factors sum to the most.
+    """Allocate GPUs so that the scaling factors sum to the most and every job has at least its minimum.
 
         maximise sum_j T_j(k_j)   subject to   sum_j k_j <= K,  T_j(k_j) > 0      ([ELASTIC] Eq. 3)
 

@@ -1,4 +1,4 @@
-"""The job scalability analyzer's measurements: from whole training steps to step times and exchange times.
+"""Turn timed training steps into step times and exchange times, for the job scalability analyzer.
 
 What is timed are steps of a network on one GPU with some batches, and on several GPUs with one batch each. On one GPU
 nothing is exchanged, so these are the step times ([ELASTIC] section III-B1). What a step on several GPUs takes longer
@@ -21,7 +21,7 @@ BYTES = 4  # of a parameter in an exchange
 
 @dataclass(frozen=True)
 class StepTimings:
-    """What was timed of one network.
+    """The timed steps of one network.
 
     Args:
         steps: number of GPUs -> global batches and the seconds of their steps.
@@ -32,11 +32,11 @@ class StepTimings:
     parameters: int = 0
 
     def with_steps(self, gpus: int, steps: Sequence[StepTime], parameters: int) -> StepTimings:
-        """The same, and what was timed on another number of GPUs."""
+        """Return these timings with those of another number of GPUs."""
         return StepTimings({**self.steps, gpus: steps}, max(parameters, self.parameters))
 
     def has_batches(self, batches: Sequence[int]) -> bool:
-        """Whether on one GPU the steps of these batches were timed, up to the first that does not fit.
+        """Return True if these batches were timed on one GPU, up to the first that does not fit.
 
         >>> StepTimings({1: [StepTime(8, 0.5), StepTime(16, 0.9)]}).has_batches((8, 16, 32)), StepTimings({}).has_batches((8, 16))
         (True, False)
@@ -46,14 +46,14 @@ class StepTimings:
 
     @property
     def params_mb(self) -> float:
-        """MB of an exchange."""
+        """The size of one exchange, MB."""
         return max(1, self.parameters) * BYTES / 1e6
 
 
 def batches_to_time(
     batches: tuple[int, int], least_gpus: int, gpus: int, fits: int | None = None
 ) -> tuple[int, ...]:
-    """The global batches whose steps should be timed, rising.
+    """Return the global batches whose steps should be timed, ascending.
 
     On one GPU these are the least that it may ever hold of the range, the most, and the one in their middle; on several
     the largest that fits, which is less than the range where even its least wants more GPUs.
@@ -79,7 +79,7 @@ def batches_to_time(
 
 
 def analyze(network: Network, timed: StepTimings) -> tuple[Network, tuple[CommTime, ...]]:
-    """A network with its step times and the size of its exchanges, and the exchanges' times.
+    """Return a network with its step times and the size of its exchanges, and the exchange times.
 
     Args:
         timed: on one GPU, and perhaps on more.
@@ -108,7 +108,7 @@ def analyze(network: Network, timed: StepTimings) -> tuple[Network, tuple[CommTi
 
 
 def merge_exchanges(exchanges: Iterable[CommTime]) -> tuple[CommTime, ...]:
-    """The exchanges of several networks; of those of one size the mean.
+    """Merge the exchanges of several networks; exchanges of the same size are averaged.
 
     >>> merge_exchanges([CommTime(2.0, 2, 0.3), CommTime(1.0, 2, 0.2), CommTime(2.0, 2, 0.5)])
     (CommTime(params_mb=1.0, gpus=2, seconds=0.2), CommTime(params_mb=2.0, gpus=2, seconds=0.4))

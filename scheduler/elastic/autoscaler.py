@@ -1,4 +1,4 @@
-"""When jobs start, and how many GPUs each then has ([ELASTIC] section III-D).
+"""Decide when jobs start and how many GPUs each has ([ELASTIC] section III-D).
 
 Jobs arrive, wait, run and leave. At certain moments the autoscaler decides
 anew: it admits waiting jobs one by one, in order of arrival, as long as every
@@ -63,7 +63,7 @@ class Autoscaling:
 
     @property
     def effective_hold_min(self) -> float:
-        """How long after a start or a resize is done a job keeps its size."""
+        """The minutes for which a job keeps its size after a start or a resize."""
         if self.hold_min is None:
             return 9 * self.rescale_cost_min
         return self.hold_min
@@ -71,7 +71,7 @@ class Autoscaling:
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class ScaledJob:
-    """What the autoscaler looks at in a job.
+    """The state of a job that the autoscaler reads.
 
     Attributes:
         curve: its throughput scaling factors.
@@ -86,7 +86,7 @@ class ScaledJob:
 
 @dataclass(frozen=True)
 class Decision:
-    """What should hold now.
+    """The sizes that all jobs should have now.
 
     Args:
         running: GPUs of each running job, in the order given.
@@ -107,7 +107,7 @@ def decide(
     now_min: float,
     settings: Autoscaling,
 ) -> Decision:
-    """Admit what fits and share the GPUs.
+    """Admit waiting jobs that fit and share the GPUs.
 
     The paper asks the optimizer after each job that it adds whether the set is
     still feasible. It is exactly as long as the least counts sum to no more
@@ -138,7 +138,7 @@ def decide(
 
 
 class _Room:
-    """How many GPUs the running jobs can leave to others, and what each may then do."""
+    """The GPUs that running jobs can give up, and the sizes that those jobs may then have."""
 
     def __init__(self, running: Sequence[ScaledJob], now_min: float, settings: Autoscaling) -> None:
         self.running = running
@@ -161,7 +161,7 @@ class _Room:
         return self.running[index].gpus - self.running[index].curve.min_gpus
 
     def admit(self, min_gpus: int) -> bool:
-        """Whether a job that needs so many GPUs can be admitted; then it is."""
+        """Admit a job if so many GPUs can be freed; return True if it was admitted."""
         if min_gpus > self.free + self.reserve:
             return False
         while self.free < min_gpus:
@@ -173,7 +173,7 @@ class _Room:
         return True
 
     def curves(self) -> list[ScalingCurve]:
-        """The curves of the running jobs over the counts that they may have."""
+        """Return the curves of the running jobs over the counts that they may have."""
         return [
             job.curve
             if not keeps
@@ -184,14 +184,14 @@ class _Room:
 
 @lru_cache(maxsize=4096)
 def _up_to(curve: ScalingCurve, gpus: int, only: bool) -> ScalingCurve:
-    """The curve of a job that must keep its size, or may shrink but not grow."""
+    """Return the curve of a job that must keep its size, or may shrink but not grow."""
     return ScalingCurve(
         (*(0.0,) * (gpus - 1), curve.factors[gpus - 1]) if only else curve.factors[:gpus]
     )
 
 
 def next_decision(now_min: float, interval_min: float) -> float:
-    """The first moment from now on at which a decision may be made: 1, 2, ... times the interval.
+    """Return the next moment at which a decision may be made: a multiple of the interval.
 
     A moment that rounding made a little later than such a multiple counts as one.
 

@@ -1,4 +1,4 @@
-"""``adaptive``: groups that grow and shrink so that all networks would finish together.
+"""Size groups so that all networks finish together: the policy ``adaptive``.
 
 When a network finishes, the others share its devices. Nobody knows how many
 epochs each still needs, so all are taken to need equally many: then the shares
@@ -42,7 +42,7 @@ PAYS = 0.8  # of the samples/s that each GPU of the least group trains, and a la
 
 
 def group_sizes(rates: RateTable, progress: Progress, cluster: Cluster) -> dict[str, int]:
-    """The GPUs of every unfinished network; those that get none wait.
+    """Compute the GPUs of every unfinished network; networks without GPUs wait.
 
     Args:
         rates: of all networks.
@@ -97,7 +97,7 @@ def group_sizes(rates: RateTable, progress: Progress, cluster: Cluster) -> dict[
 
 
 def select_admitted(rates: RateTable, progress: Progress, cluster: Cluster) -> NDArray[np.bool_]:
-    """The networks that share the GPUs, shape (networks,): all that are left, unless some have passed a rung.
+    """Select the networks that share the GPUs, shape (networks,): all unfinished ones, or survivors first.
 
     A network that has passed one is more likely to be the best than one that has not begun. So others begin on those
     GPUs only that do not pay for the first: a group pays as long as each of its GPUs trains at least ``PAYS`` of what
@@ -143,13 +143,13 @@ def select_admitted(rates: RateTable, progress: Progress, cluster: Cluster) -> N
 
 
 def _largest_paying_size(network: Network, sizes: NDArray[np.int64]) -> int:
-    """The largest of some group sizes that pays."""
+    """Return the largest group size that pays."""
     of_each = curve(network, int(sizes[-1]))[sizes - 1] / sizes
     return int(sizes[of_each >= PAYS * of_each[0]][-1])
 
 
 def _fill(sizes: dict[int, int], rows: NDArray[np.int64], rate_curves: Curves, gpus: int) -> None:
-    """Let further networks begin, in their order, on GPUs that those who share cannot use."""
+    """Start more networks, in their order, on GPUs that the admitted ones cannot use."""
     spare = gpus - sum(sizes.values())
     for row in rows[rate_curves.min_gpus[rows] <= spare].tolist():
         min_gpus = int(rate_curves.min_gpus[row])
@@ -159,7 +159,7 @@ def _fill(sizes: dict[int, int], rows: NDArray[np.int64], rate_curves: Curves, g
 
 
 class _Sizes(dict[int, NDArray[np.int64]]):
-    """Row of a network -> the group sizes that it may be given; worked out for those that are asked for.
+    """Mapping from the row of a network to its allowed group sizes, computed on demand.
 
     Of thousands of networks only as many as there are GPUs can have any.
     """
@@ -179,14 +179,14 @@ class _Sizes(dict[int, NDArray[np.int64]]):
 
 @lru_cache(maxsize=2)
 def _sizes_of(rates: RateTable, cluster: Cluster) -> _Sizes:
-    """One for all decisions between which no rate changes: of a thousand networks they are a third of the time."""
+    """Return a cache shared by all decisions between which no rate changes."""
     return _Sizes(bent_curves(rates, cluster.gpus), rates, cluster)
 
 
 def _work(
     names: tuple[str, ...], rows: NDArray[np.int64], progress: Progress
 ) -> NDArray[np.float64]:
-    """The epochs that networks have before them, shape (rows,); the mean of the others' where nobody knows."""
+    """Return the remaining epochs of networks, shape (rows,); the mean of the others where unknown."""
     if not progress.ahead:
         return np.ones(len(rows))
     work = values_of(names, progress.ahead)[rows]
@@ -197,7 +197,7 @@ def _work(
 def _until_rungs(
     shares: NDArray[np.float64], min_gpus: NDArray[np.int64], holds: NDArray[np.bool_], gpus: int
 ) -> NDArray[np.float64]:
-    """Shares with which no network waits for GPUs that others have beyond their least, and none is stopped for another.
+    """Adjust shares so that no network waits for GPUs that others have beyond their minimum.
 
     One that is soon judged needs little to come there with the others: so little that it would wait until they are
     nearly there, and nobody would know meanwhile whether it is better than they are.
@@ -219,7 +219,7 @@ def _until_rungs(
 def _allowed_sizes(
     rate_curves: Curves, row: int, network: Network, cluster: Cluster
 ) -> NDArray[np.int64]:
-    """The group sizes a network may be given: useful ones within a node or of whole nodes.
+    """Return the useful group sizes that fit within a node or fill whole nodes.
 
     The least and the best are among them wherever they lie.
     """
@@ -245,7 +245,7 @@ def _allowed_sizes(
 def _round(
     rows: NDArray[np.int64], shares: NDArray[np.float64], sizes: _Sizes, current: Mapping[int, int]
 ) -> dict[int, int]:
-    """Group sizes from average shares: each rounded down, then up by largest remainder while GPUs last.
+    """Round average shares to group sizes: down first, then up by largest remainder while GPUs last.
 
     Returns:
         Row -> GPUs, of those that get any.
@@ -277,7 +277,7 @@ def _round(
 def _min_sizes(
     rows: NDArray[np.int64], shares: NDArray[np.float64], sizes: _Sizes, current: Mapping[int, int]
 ) -> Iterator[tuple[float, int, int]]:
-    """The same of networks whose share is less than their least size, by the order in which they have it.
+    """Yield (order, row, GPUs) of networks whose share is below their smallest size.
 
     Args:
         rows: rising.

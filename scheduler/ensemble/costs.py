@@ -1,4 +1,4 @@
-"""What it costs to move networks between devices, and what each kind of system pays."""
+"""Define what it costs to move networks between devices."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from scheduler.base import InputError
 
 @dataclass(frozen=True)
 class Costs:
-    """What moves cost, in seconds.
+    """The costs of moves, in seconds.
 
     Args:
         checkpoint_s: a group that stops unfinished holds its devices that much longer.

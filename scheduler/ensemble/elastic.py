@@ -1,4 +1,4 @@
-"""``elastic``: GPUs and a batch size for every network, shared anew whenever networks arrive or leave.
+"""Share GPUs and choose batch sizes whenever networks arrive or leave: the policy ``elastic``.
 
 A network whose batch may lie anywhere in a range can use more GPUs than one with a fixed batch, and can do with fewer.
 How fast it is on k GPUs, and with which batch, follows from measured step times and exchange times
@@ -39,7 +39,7 @@ def _max_gpus(network: Network, gpus: int) -> int:
 
 @lru_cache(maxsize=4096)
 def curve_of(network: Network, comm: tuple[CommTime, ...], gpus: int) -> ScalingCurve:
-    """What a network makes of 1, 2, ... GPUs within its bounds, with the batch of each where it may change.
+    """Return the scaling curve of a network within its bounds, with the best batch of each count.
 
     The same object for the same arguments, so that it is worked out once for the optimizer.
 
@@ -67,7 +67,7 @@ def curve_of(network: Network, comm: tuple[CommTime, ...], gpus: int) -> Scaling
 
 @lru_cache(maxsize=4096)
 def step_rate(network: Network, comm: tuple[CommTime, ...], gpus: int, batch: int) -> float:
-    """T(b, k) of [ELASTIC] Eq. 1: samples/s of a network on ``gpus`` GPUs with a global batch; 0 where it fits not.
+    """Compute T(b, k) of [ELASTIC] Eq. 1: samples/s on ``gpus`` GPUs with a global batch; 0 if it does not fit.
 
     Args:
         network: with its ``step_s`` and ``params_mb``.
@@ -86,7 +86,7 @@ def step_rate(network: Network, comm: tuple[CommTime, ...], gpus: int, batch: in
 def epoch_rate(
     network: Network, comm: tuple[CommTime, ...], gpus: int, batch: int, samples: int
 ) -> float:
-    """Samples/s over an epoch, whose last step has what is left: fewer samples, and as long an exchange.
+    """Compute samples/s over an epoch; its last step has fewer samples but a full exchange.
 
     Args:
         network, comm, gpus, batch: as for :func:`step_rate`.
@@ -107,7 +107,7 @@ def epoch_rate(
 
 
 def with_best_batches(table: RateTable, gpus: int) -> RateTable:
-    """The table with the rates that networks whose batch may change reach with the best batch on each number of GPUs.
+    """Return the table with the rates that networks reach with the best batch on each number of GPUs.
 
     So all that reads ``rates`` alone (bounds, estimates, a slow input) holds for them as well.
 
@@ -126,7 +126,7 @@ def with_best_batches(table: RateTable, gpus: int) -> RateTable:
 
 
 def _with_best_batches(network: Network, comm: tuple[CommTime, ...], gpus: int) -> Network:
-    """The same; on fewer GPUs than its least batch fits on it does not train."""
+    """Return one network with its best rates; it needs the GPUs on which its smallest batch fits."""
     max_gpus = _max_gpus(network, gpus)
     scaled = curve_of(replace(network, min_gpus=1), comm, max_gpus)
     rates = [
@@ -142,7 +142,7 @@ def _with_best_batches(network: Network, comm: tuple[CommTime, ...], gpus: int) 
 
 
 def elastic_round(rates: RateTable, progress: Progress, cluster: Cluster) -> Round:
-    """What should run now, on which devices, with which batches.
+    """Return the groups that should run now, with their devices and batches.
 
     Until the networks that run or could run are others, rates change, or devices are lost, the last answer stands.
     """
@@ -174,7 +174,7 @@ def _batch(curve: ScalingCurve, member: Member) -> int | None:
 
 
 def _admitted(rates: RateTable, progress: Progress, cluster: Cluster) -> dict[str, ScalingCurve]:
-    """What should run, in the order of the table: the networks that do, and of the others the first that fit."""
+    """Return the curves of running networks, then of the first waiting ones that fit, in table order."""
     started = {member.name for member in (*progress.running, *progress.target.members)}
     curves = {
         network.name: curve_of(network, rates.comm_s, cluster.gpus)

@@ -1,4 +1,4 @@
-"""Which networks train together, and on how many GPUs each ([FLEET] Algorithm 2)."""
+"""Choose which networks train together, and on how many GPUs each ([FLEET] Algorithm 2)."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def form_flotilla(
 def _form(
     rates: RateTable, rows: NDArray[np.int64], gpus: int, width: int, options: Options
 ) -> tuple[dict[str, int], bool]:
-    """The flotilla if no group may have more than ``width`` GPUs, and whether that may have made a difference."""
+    """Return the flotilla with at most ``width`` GPUs per group, and whether that limit mattered."""
     if options.peak_limited:
         rate_curves = useful_curves(rates, gpus, width)
     else:
@@ -100,7 +100,7 @@ def _form(
 def _join(
     rate_curves: Curves, rows: np.ndarray, gpus: int, options: Options
 ) -> tuple[dict[int, int], float]:
-    """Lines 1 to 11: row -> GPUs, before spare GPUs are given; and the greatest rate with which one may join."""
+    """Run lines 1 to 11: return row -> GPUs before spare GPUs are given, and the highest joining rate."""
     single = rate_curves.rate[rows, rate_curves.min_gpus[rows] - 1]
     fastest = int(rows[np.argmax(single)])
     reference = float(single.max())
@@ -126,7 +126,7 @@ def _join(
 def _near(
     rate_curves: Curves, rows: np.ndarray, reference: float, options: Options
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """All choices within delta of the reference rate: distance, column and row of each."""
+    """Return all choices within delta of the reference rate: distance, column and row of each."""
     choices = []
     step = max(1, AT_ONCE // rate_curves.rate.shape[1])
     for block in np.split(
@@ -145,7 +145,7 @@ def _near(
 def _raise_together(
     rate_curves: Curves, members: dict[int, int], counts: dict[int, np.ndarray], spare: int
 ) -> int:
-    """The first of those steps at once: all from rates below a level, which is as high as they fit; the GPUs given.
+    """Take the first raises at once, up to the highest level that fits; return the GPUs given.
 
     Rates rise with the counts, so the slowest is raised in the order of the rates before each step, and the steps
     below a level are exactly those that come first.
@@ -175,7 +175,7 @@ def _raise_together(
 def _give_spare(
     rate_curves: Curves, members: dict[int, int], spare: int, peak_limited: bool
 ) -> None:
-    """Lines 12 to 16: raise the counts of the slowest members while GPUs are left."""
+    """Run lines 12 to 16: raise the counts of the slowest members while GPUs are left."""
     counts = {row: 1 + np.flatnonzero(rate_curves.counts(peak_limited)[row]) for row in members}
     if peak_limited and spare > MANY_SPARE:
         spare -= _raise_together(rate_curves, members, counts, spare)

@@ -1,4 +1,4 @@
-"""Thousands of networks: what policies ask at each epoch's end, without going through all of them one by one."""
+"""Index per-network values by table row, so that policies need not scan thousands of networks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 
 class _Column:
-    """What is known of each row of the table that was asked about last.
+    """An array of one value per row of the last table.
 
     Args:
         look: what is known of a name.
@@ -27,13 +27,13 @@ class _Column:
         self._values: NDArray[Any] = np.zeros(0, kind)
 
     def note(self, name: str) -> None:
-        """Something else is known of a name."""
+        """Update the value of a name."""
         row = self._row_of.get(name)
         if row is not None:
             self._values[row] = self._look(name)
 
     def of(self, table: tuple[str, ...]) -> NDArray[Any]:
-        """What is known of the rows of a table, shape (rows,).
+        """Return the values of the rows of a table, shape (rows,).
 
         Args:
             table: the names of its rows. The same names, or those and further ones, are not looked through again.
@@ -51,7 +51,7 @@ class _Column:
 
 
 class IndexedSet(set[str]):
-    """The networks that get no devices: a set of names that knows which rows of a table are in it.
+    """A set of names that also knows which rows of a table it contains.
 
     A policy would otherwise look at all networks, and pass over all that have finished, at each epoch's end.
     Names come by :meth:`add` and leave by :meth:`discard`.
@@ -62,22 +62,22 @@ class IndexedSet(set[str]):
         self._column = _Column(lambda name: name not in self, np.bool_)
 
     def add(self, name: str) -> None:
-        """Put a name in."""
+        """Add a name."""
         super().add(name)
         self._column.note(name)
 
     def discard(self, name: str) -> None:
-        """Take a name out, if it is there."""
+        """Remove a name if it is present."""
         super().discard(name)
         self._column.note(name)
 
     def rows_outside(self, table: tuple[str, ...]) -> NDArray[np.bool_]:
-        """Which rows of a table are not in the set, shape (rows,); see :meth:`_Column.of`."""
+        """Return which rows of a table are not in the set, bool of shape (rows,)."""
         return self._column.of(table)
 
 
 class IndexedValues(dict[str, float]):
-    """Numbers of networks, by name, that can be had for the rows of a table as well; they are set one by one."""
+    """A mapping from names to numbers that also returns them by table row."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -88,12 +88,12 @@ class IndexedValues(dict[str, float]):
         self._column.note(name)
 
     def of(self, table: tuple[str, ...]) -> NDArray[np.float64]:
-        """The numbers of the rows of a table, shape (rows,), NaN where there is none; see :meth:`_Column.of`."""
+        """Return the numbers of the rows of a table, float64 of shape (rows,), NaN where missing."""
         return self._column.of(table)
 
 
 def values_of(table: tuple[str, ...], values: Mapping[str, float]) -> NDArray[np.float64]:
-    """The numbers of the rows of a table, shape (rows,), NaN where there is none; a view of what goes on changing.
+    """Return the numbers of the rows of a table, float64 of shape (rows,), NaN where missing; may be a view.
 
     Args:
         table: the names of its rows.
@@ -104,7 +104,7 @@ def values_of(table: tuple[str, ...], values: Mapping[str, float]) -> NDArray[np
 
 
 def rows_outside(table: tuple[str, ...], names: AbstractSet[str]) -> NDArray[np.bool_]:
-    """Which rows of a table are not in a set, shape (rows,); a view of what goes on changing.
+    """Return which rows of a table are not in a set, bool of shape (rows,); may be a view.
 
     Args:
         table: the names of its rows.
@@ -117,7 +117,7 @@ def rows_outside(table: tuple[str, ...], names: AbstractSet[str]) -> NDArray[np.
 def iter_ascending(
     values: NDArray[np.float64], few: int, *ties: NDArray[np.int64]
 ) -> Iterator[int]:
-    """The places of values in their rising order, worked out as far as they are looked at.
+    """Yield the indices of values in ascending order, sorted lazily.
 
     Args:
         few: as many as that are looked at nearly always.
@@ -138,7 +138,7 @@ def raise_slowest(
     spare: int,
     pace: Callable[[int], float],
 ) -> None:
-    """Give spare GPUs to the network that is slowest, again and again, as long as a larger group can be had.
+    """Give spare GPUs to the slowest network, repeatedly, while a larger group is possible.
 
     Args:
         given: the GPUs of some networks by their rows; raised in place.

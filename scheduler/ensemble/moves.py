@@ -1,4 +1,4 @@
-"""From the groups that run to those that should: the moves that lead from one round to the next.
+"""Compute the moves from the running groups to the groups of the next round.
 
 A :class:`scheduler.base.Round` says which assignment should hold now; :func:`plan_moves` says what can be done about it at
 this moment. The live coordinator and the simulator both carry rounds out by it, so these rules hold in both:
@@ -20,7 +20,7 @@ from scheduler.base import Round
 
 
 class Stance(Enum):
-    """Where in its training a group is, as far as its devices are concerned."""
+    """The state of a group with respect to changes of its devices."""
 
     INSIDE = auto()  # an epoch: it can take devices in
     BETWEEN = auto()  # two epochs: it can also let go of devices, and stop
@@ -29,7 +29,7 @@ class Stance(Enum):
 
 @dataclass(frozen=True)
 class GroupHolding:
-    """The devices of a network's group, and what can be done about them.
+    """The devices of a network's group, and which changes are possible.
 
     Attributes:
         devices: that it has, the master's first.
@@ -49,7 +49,7 @@ class GroupHolding:
     recruits: Mapping[int, bool] | None = None
 
     def devices_to_keep(self, target: Iterable[int]) -> tuple[int, ...]:
-        """The devices that it keeps on its way to the wanted ones; none where it has to be started anew."""
+        """Return the devices that it keeps on the way to the target; empty if it must restart."""
         targets = set(target)
         common = tuple(device for device in self.devices if device in targets)
         can_go_on = self.can_change and len(common) >= self.min_devices
@@ -58,7 +58,7 @@ class GroupHolding:
         return ()
 
     def are_ready(self, devices: Iterable[int], free: set[int]) -> bool:
-        """Whether devices that are new to it can join it now."""
+        """Return True if new devices can join the group now."""
         if self.recruits is None:
             return free.issuperset(devices)
         return all(self.recruits.get(device, False) for device in devices)
@@ -66,7 +66,7 @@ class GroupHolding:
 
 @dataclass(frozen=True)
 class Move:
-    """Something that the group of a network does, with some devices."""
+    """An action of a network's group on some devices."""
 
     name: str
     devices: tuple[int, ...] = ()
@@ -77,19 +77,19 @@ class Start(Move):
 
 
 class Recruit(Move):
-    """Have free devices build the network, so that they can join its group."""
+    """Let free devices build the network, so that they can join its group."""
 
 
 class Dismiss(Move):
-    """Free devices that were to join a group."""
+    """Free devices that were about to join a group."""
 
 
 class Grow(Move):
-    """Go on with these devices: first those of the group's own that it keeps, then those that are new."""
+    """Continue on these devices: first those that the group keeps, then the new ones."""
 
 
 class Shrink(Move):
-    """Go on with these devices of the group's own, and free the others."""
+    """Continue on these devices and free the others."""
 
 
 class Stop(Move):
@@ -102,7 +102,7 @@ def plan_moves(
     free: Iterable[int],
     frees_at_once: bool = False,
 ) -> tuple[Move, ...]:
-    """The moves that are possible now and bring what runs nearer to what should run.
+    """Return the moves that are possible now and lead toward the target round.
 
     Args:
         held: network -> its group, of all that run.
@@ -155,7 +155,7 @@ def _dismiss(name: str, holding: GroupHolding, target: tuple[int, ...]) -> Itera
 def _release_devices(
     name: str, holding: GroupHolding, target: tuple[int, ...], free: set[int]
 ) -> Move | None:
-    """What a group does between two epochs that has devices which it should not have."""
+    """Return the move by which a group between epochs gives up devices that it should not have."""
     common = holding.devices_to_keep(target)
     if len(common) == len(holding.devices):
         return None
@@ -171,7 +171,7 @@ def _release_devices(
 def _add_devices(
     name: str, holding: GroupHolding, target: tuple[int, ...], free: set[int]
 ) -> Iterator[Move]:
-    """What a group does that should have devices which it does not have."""
+    """Yield the moves by which a group gets devices that it should have."""
     common = holding.devices_to_keep(target)
     new = tuple(device for device in target if device not in holding.devices)
     if not common or not new:

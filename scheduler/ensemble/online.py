@@ -1,4 +1,4 @@
-"""Training rates learned from training itself, so that nothing has to be measured before it.
+"""Estimate training rates from training itself, so that nothing must be measured before it.
 
 What is told to a policy is a :class:`scheduler.base.RateTable`, as if all had been measured. It comes from three
 sources:
@@ -55,7 +55,7 @@ _PLAIN_ERROR = 0.02  # of an observation, at least: machines are never quite the
 
 @dataclass(frozen=True)
 class Traits:
-    """What is known of a network before its first step.
+    """The properties of a network that are known before its first step.
 
     Args:
         name: unique in the ensemble.
@@ -75,7 +75,7 @@ class Traits:
 
 @dataclass(frozen=True)
 class Observation:
-    """How fast the steps of a group were, without its first ones, waits for data and checkpoints.
+    """The speed of a group's steps, without its first steps, waits for data and checkpoints.
 
     Args:
         rate: samples/s of the whole group.
@@ -96,15 +96,15 @@ class Observation:
 
 
 def is_off(observed: Observation, expected: float, noise: float = 0.0) -> bool:
-    """Whether a rate is wrong by more than a quarter, and that is no matter of chance.
+    """Return True if a rate is wrong by more than a quarter, and not by chance.
 
     Args:
         told: samples/s.
         noise: standard deviation of such observations from one epoch to the next, as a share of them.
 
-    >>> is_off(Observation(13.0), told=10.0), is_off(Observation(12.0), told=10.0)
+    >>> is_off(Observation(13.0), expected=10.0), is_off(Observation(12.0), expected=10.0)
     (True, False)
-    >>> is_off(Observation(13.0, spread=0.5, steps=16), told=10.0), is_off(Observation(13.0), told=10.0, noise=0.1)
+    >>> is_off(Observation(13.0, spread=0.5, steps=16), expected=10.0), is_off(Observation(13.0), expected=10.0, noise=0.1)
     (False, False)
     """
     doubt = math.exp(SURE * math.hypot(observed.error, noise))
@@ -115,7 +115,7 @@ def is_off(observed: Observation, expected: float, noise: float = 0.0) -> bool:
 
 
 class Noise:
-    """By how much what a group shows differs from one epoch to the next, though nothing has changed.
+    """The variation of a group's rate between epochs when nothing has changed.
 
     Steps of one epoch are alike; but on a machine that others use as well, or with more ranks than cores, the next
     epoch's are not like them. The deviation is that of the median of the latest changes, so that a change of the
@@ -126,12 +126,12 @@ class Noise:
         self._changes: deque[float] = deque(maxlen=MAX_CHANGES)
 
     def add(self, before: float, now: float) -> None:
-        """A group has shown a rate once more."""
+        """Add a change between two rates of a group."""
         self._changes.append(abs(math.log(now / before)))
 
     @property
     def deviation(self) -> float:
-        """The standard deviation of an observation, as a share of it; 0 as long as there are too few to say."""
+        """The relative standard deviation of an observation; 0 while there are too few changes."""
         if len(self._changes) < MIN_CHANGES:
             return 0.0
         return (
@@ -140,7 +140,7 @@ class Noise:
 
 
 class OnlineRates:
-    """The rates of an ensemble, as far as training has shown them.
+    """The rates of an ensemble as far as training has shown them.
 
     Args:
         networks: of the ensemble.
@@ -208,7 +208,7 @@ class OnlineRates:
         )
 
     def add(self, network: Traits, prior: Mapping[int, float]) -> None:
-        """A network has come.
+        """Add a network.
 
         Args:
             known: GPUs -> samples/s, of earlier runs; nothing new of a speed that training has shown.
@@ -234,7 +234,7 @@ class OnlineRates:
     # ---- observe ----
 
     def observe(self, name: str, gpus: int, observed: Observation) -> None:
-        """A group has trained for a while; what it says replaces what it said before, or what its network knew."""
+        """Record the rate of a group; it replaces its earlier observation or the prior of its network."""
         if not observed.rate > 0:
             return
         key = self._networks[name].key
@@ -278,7 +278,7 @@ class OnlineRates:
             self.may_grow |= len(self._curve) > len(self._plan_sharing)
 
     def _alone(self, observed: Observation) -> Observation:
-        """What the group would show on GPUs of its own."""
+        """Return the observation converted to GPUs that the group does not share."""
         if observed.networks_per_gpu == 1:
             return observed
         return replace(
@@ -289,38 +289,38 @@ class OnlineRates:
 
     @property
     def _curve(self) -> tuple[float, ...]:
-        """s(1), s(2), ... as far as it is known."""
+        """s(1), s(2), ... as far as they are known."""
         if self.sharing is None:
             return (1.0,)
         return self.sharing.curve
 
     def has_seen(self, name: str, gpus: int | None = None) -> bool:
-        """Whether training has shown how fast a network is, on any number of GPUs or on this one."""
+        """Return True if training has shown the rate of a network, on any or on this number of GPUs."""
         seen = self._seen.get(self._networks[name].key, {})
         if gpus is None:
             return bool(seen)
         return gpus in seen
 
     def is_known(self, name: str) -> bool:
-        """Whether its rates rest on anything but its traits: training, or an earlier run."""
+        """Return True if the rates of a network rest on training or an earlier run."""
         return self.has_seen(name) or self._networks[name].key in self._prior
 
     @property
     def guessed(self) -> AbstractSet[str]:
-        """The networks of which nothing is known but their traits; a view."""
+        """A view of the networks whose rates rest on their traits alone."""
         return self._guessed
 
     # ---- plan ----
 
     @property
     def has_news(self) -> bool:
-        """Whether another plan may be better than the present one, by all that a table has."""
+        """Whether another plan may be better than the present one, according to the current table."""
         return (self.is_off or self.is_answered or self.may_grow) and (
             self._table is None or not self._unread
         )
 
     def record_plan(self, probes: AbstractSet[tuple[str, int]] = frozenset()) -> None:
-        """A plan was made by the table as it is now.
+        """Record that a plan was made from the current table.
 
         Args:
             tried: the networks and numbers of GPUs whose rates it depends on, and that nobody has seen.
@@ -332,7 +332,7 @@ class OnlineRates:
             self.is_off = self.is_answered = self.may_grow = False
 
     def table(self) -> RateTable:
-        """The rates of all networks, each on as many GPUs as it may be planned on.
+        """Return the rates of all networks, each up to the GPUs on which it may be planned.
 
         Shapes: ``rates`` of a network has an entry for each number of GPUs from 1 to its ``max_gpus``.
         """
@@ -343,7 +343,7 @@ class OnlineRates:
         return self._table
 
     def lower_rates(self, name: str) -> tuple[float, ...]:
-        """The rates of a network as in the table, but beyond what was seen at the lower end of what they may be."""
+        """Return the rates of a network with unmeasured sizes at the lower end of their range."""
         estimate = self.table().by_name[name]
         assert self._estimate is not None
         return self._estimate.curve(
@@ -351,7 +351,7 @@ class OnlineRates:
         )
 
     def measured_table(self) -> RateTable:
-        """The rates of the networks that are known, each on as many GPUs as was seen, and estimated only between."""
+        """Return the rates of measured networks up to their largest measured size."""
         largest = {
             key: max([*self._prior.get(key, ()), *self._seen.get(key, ())], default=0)
             for key in self._of_key
@@ -373,17 +373,17 @@ class OnlineRates:
         )
 
     def limit_gpus(self, gpus: int) -> None:
-        """The cluster has become smaller."""
+        """Set the number of GPUs after the cluster has become smaller."""
         self._gpus = gpus
         self._table = None
 
     @property
     def _is_sure(self) -> bool:
-        """Whether enough networks have been seen at two sizes to say how well all others scale."""
+        """Whether enough networks were measured at two sizes to predict how all others scale."""
         return sum(len(seen) > 1 for seen in self._seen.values()) >= POOLED
 
     def _max_gpus(self, kind: Traits, is_sure: bool) -> int:
-        """The most GPUs that a network may be planned on now: one as long as nothing has been seen.
+        """Return the most GPUs on which a network may be planned now; one before any measurement.
 
         Thought twice as fast on two, the first networks would each have had two, and others none.
         """
@@ -393,7 +393,7 @@ class OnlineRates:
         return max(max_gpus, kind.min_gpus)
 
     def points(self, key: str) -> dict[int, Observation]:
-        """GPUs -> rate, of what is known of networks of a key: seen in training, or else by an earlier run."""
+        """Return GPUs -> rate of the networks of a key, from training or else an earlier run."""
         prior = {
             gpus: Observation(observation) for gpus, observation in self._prior.get(key, {}).items()
         }
@@ -404,7 +404,7 @@ class OnlineRates:
 
 
 def _pool(observations: Sequence[Observation]) -> Observation:
-    """What several networks of one speed have shown together."""
+    """Combine the observations of several networks with the same speed."""
     if len(observations) == 1:
         return observations[0]
     steps = np.array([observation.steps for observation in observations], dtype=np.float64)
@@ -416,7 +416,7 @@ def _pool(observations: Sequence[Observation]) -> Observation:
 
 
 class _Estimate:
-    """One estimate of all rates from what is known now."""
+    """One estimate of all rates from the current observations."""
 
     def __init__(self, rates: OnlineRates) -> None:
         self._rates = rates
@@ -451,23 +451,23 @@ class _Estimate:
         )
 
     def add_network(self, name: str, kind: Traits) -> Network:
-        """A network that came after the estimate, by what was known then."""
+        """Return a network that was added after the estimate, from the knowledge of that time."""
         if kind.key not in self._points:
             self._points[kind.key] = self._rates.points(kind.key)
         return self._network(name, kind, self._rates._is_sure)
 
     def _network(self, name: str, kind: Traits, is_sure: bool) -> Network:
-        """A network with its rates, on as many GPUs as it may be planned on."""
+        """Return a network with its rates up to the GPUs on which it may be planned."""
         max_gpus = self._rates._max_gpus(kind, is_sure)
         return Network(name, self.curve(kind, max_gpus), min_gpus=kind.min_gpus, max_gpus=max_gpus)
 
     def _slope(self, key: str, deviations: float = 1.0) -> float:
-        """By how much the logarithm of the efficiency falls with a further GPU, seen as well as can be."""
+        """Return the change of the log efficiency per further GPU, at the optimistic end."""
         mean, deviation = self._slopes.of.get(key, self._common)
         return min(0.0, mean + deviations * deviation)
 
     def curve(self, kind: Traits, max_gpus: int, is_high: bool = True) -> tuple[float, ...]:
-        """Samples/s on 1..most GPUs, beyond those that were seen at the upper or the lower end of what they may be."""
+        """Return samples/s on 1..max_gpus GPUs; unmeasured sizes are at the upper or lower end of their range."""
         points = self._points[kind.key]
         slope = self._slope(kind.key)
         outer_slope = slope if is_high else self._slope(kind.key, -1.0)
@@ -489,7 +489,7 @@ class _Estimate:
     # ---- on one GPU ----
 
     def _base_of_unknown(self) -> float:
-        """What stands for minus the logarithm of the operations that nobody knows: its mean over networks."""
+        """Return minus the log of unknown operations: the mean over networks."""
         logs = [
             -math.log(kind.operations) for kind in self._rates._kind_of.values() if kind.operations
         ]
@@ -503,7 +503,7 @@ class _Estimate:
         return self._base
 
     def _offset_of_families(self) -> Callable[[str], float]:
-        """What a family adds to the logarithm of the rate on one GPU, at the lower end of what that may be."""
+        """Return the offset of a family to the log rate on one GPU, at the lower end of its range."""
         residuals: dict[
             str, dict[str, float]
         ] = {}  # family -> key -> how far what was seen is above the base
@@ -520,7 +520,7 @@ class _Estimate:
 
 
 def _offsets(residuals: Mapping[str, Sequence[float]]) -> tuple[float, dict[str, float], float]:
-    """The machine's offset, and that of each family: its mean, moved towards the machine's as far as it is error.
+    """Return the offset of the machine, of each family (shrunk toward it), and the scatter within families.
 
     Returns:
         Both, and the standard deviation of networks within their families.

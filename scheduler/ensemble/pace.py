@@ -1,4 +1,4 @@
-"""How networks that share preprocessed data hold each other back: the pace of each.
+"""Model how networks that share preprocessed data hold each other back: the pace of each.
 
 ==========  ==========================================================================
 free        the window holds the whole data set: every network at its own rate
@@ -25,7 +25,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Ring:
-    """A ring of shards, of which a window is kept decoded.
+    """A ring of shards with a decoded window.
 
     Args:
         shards: into how many the data set is cut.
@@ -46,7 +46,7 @@ class Ring:
 
     @property
     def window_shards(self) -> int:
-        """How many shards the window holds."""
+        """The number of shards in the window."""
         return max(1, round(self.window * self.shards))
 
 
@@ -79,11 +79,11 @@ class Stream:
 
     @property
     def supply(self) -> float:
-        """Samples/s that each network is given at most."""
+        """The most samples/s that each network gets."""
         return self.rate / max(1, self.count)
 
     def split(self, rates: Sequence[float], gpus: Sequence[int]) -> list[int]:
-        """Which stream each network would best be in: the cut that wastes the fewest GPUs.
+        """Return the best stream for each network: the cut that wastes the fewest GPUs.
 
         Networks in order of their rates are cut into ``count`` runs. A GPU of
         network i in a run whose slowest has rate s is busy for a share s / r_i.
@@ -102,7 +102,7 @@ class Stream:
         )
 
     def paces(self, rates: Sequence[float], streams: Sequence[int]) -> list[float]:
-        """The pace of each network, samples/s.
+        """Return the pace of each network, samples/s.
 
         Args:
             rates: of the networks on their groups, samples/s.

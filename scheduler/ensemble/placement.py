@@ -1,4 +1,4 @@
-"""Which devices each training group gets: as few nodes per group as possible ([FLEET] Algorithm 3).
+"""Choose the devices of each group: as few nodes per group as possible ([FLEET] Algorithm 3).
 
 The problem: given group sizes m_i and free devices on nodes, choose disjoint
 sets of devices a_i with |a_i| = m_i so that sum_i c(a_i) / m_i is least, where
@@ -29,7 +29,7 @@ Share = tuple[int, int]  # (devices that a group takes of a node, how many the n
 
 
 def score(members: Iterable[Member], gpus_per_node: int) -> float:
-    """The sum over groups of nodes touched per GPU, Eq. 4; less is better.
+    """Return the sum over groups of nodes touched per GPU, Eq. 4; less is better.
 
     >>> score([Member("a", (0, 1)), Member("b", (2, 3, 4))], gpus_per_node=4)
     1.1666666666666665
@@ -38,12 +38,12 @@ def score(members: Iterable[Member], gpus_per_node: int) -> float:
 
 
 def nodes_of(devices: Sequence[int], gpus_per_node: int) -> int:
-    """How many nodes some devices are on."""
+    """Return the number of nodes of some devices."""
     return len({device // gpus_per_node for device in devices})
 
 
 def place_groups(groups: Groups, devices: Sequence[int], gpus_per_node: int) -> tuple[Member, ...]:
-    """Give every group its devices, on as few nodes as possible.
+    """Place every group on as few nodes as possible.
 
     Args:
         groups: name -> GPUs, each at least 1.
@@ -71,7 +71,7 @@ def place_groups(groups: Groups, devices: Sequence[int], gpus_per_node: int) -> 
 def place_greedily(
     groups: Groups, devices: Sequence[int], gpus_per_node: int
 ) -> tuple[Member, ...]:
-    """Algorithm 3: lay the groups one after the other along the devices, in a good order.
+    """Run Algorithm 3: lay the groups one after the other along the devices, in a good order.
 
     First the groups that fill nodes, then pairs that fill nodes, then the best
     of the first 1024 permutations of the rest. Two slips of its listing are
@@ -101,7 +101,7 @@ def place_greedily(
 def rearrange(
     groups: Groups, running: Iterable[Member], devices: Sequence[int], gpus_per_node: int
 ) -> tuple[Member, ...]:
-    """Give groups their devices while others train: whoever has some keeps them.
+    """Place groups while others train: running groups keep their devices.
 
     A group that shrinks gives up devices where it has the fewest; one that
     grows takes more on its own nodes, then where they fit closest; new groups
@@ -143,7 +143,7 @@ def rearrange(
 
 
 def _keep(owned: tuple[int, ...], size: int, gpus_per_node: int) -> tuple[int, ...]:
-    """The devices that a shrinking group keeps: its first, and where it has the most."""
+    """Return the devices that a shrinking group keeps: its first, and those on its fullest nodes."""
     if size >= len(owned):
         return owned
     on_node = Counter(device // gpus_per_node for device in owned)
@@ -160,7 +160,7 @@ def _keep(owned: tuple[int, ...], size: int, gpus_per_node: int) -> tuple[int, .
 
 
 def _near(owned: tuple[int, ...], more: int, free: set[int], gpus_per_node: int) -> tuple[int, ...]:
-    """Free devices for a growing group: on its own nodes, then on as few others as possible."""
+    """Return free devices for a growing group: on its own nodes, then on as few others as possible."""
     own_nodes = {device // gpus_per_node for device in owned}
     free_on: dict[int, list[int]] = {}
     for device in sorted(free):
@@ -182,7 +182,7 @@ def _near(owned: tuple[int, ...], more: int, free: set[int], gpus_per_node: int)
 
 
 def _by_node(devices: Iterable[int], gpus_per_node: int) -> list[int]:
-    """Devices node by node, the nodes with the most free ones first."""
+    """Return devices node by node, the nodes with the most free ones first."""
     sorted_ = np.sort(np.fromiter(devices, np.int64))
     _, node, free = np.unique(sorted_ // gpus_per_node, return_inverse=True, return_counts=True)
     ordered: list[int] = sorted_[np.argsort(-free[node], kind="stable")].tolist()
@@ -190,7 +190,7 @@ def _by_node(devices: Iterable[int], gpus_per_node: int) -> list[int]:
 
 
 def _fill_nodes(groups: Groups, gpus_per_node: int) -> tuple[list[str], list[str]]:
-    """The groups and pairs that fill nodes, in order; and the rest."""
+    """Return the groups and pairs that fill nodes, in order, and the remaining groups."""
     order = [name for name, size in groups.items() if size % gpus_per_node == 0]
     alone: dict[int, str] = {}  # GPUs beyond full nodes -> the group that waits for its other half
     for name, size in groups.items():
@@ -208,7 +208,7 @@ def _fill_nodes(groups: Groups, gpus_per_node: int) -> tuple[list[str], list[str
 def _best_permutation(
     groups: Groups, order: list[str], remaining: list[str], nodes: NDArray[np.int64]
 ) -> list[str]:
-    """The order of the rest that touches the fewest nodes, of the first 1024."""
+    """Return the order of the remaining groups with the fewest nodes, of the first 1024."""
     rank = [0, *np.cumsum(np.diff(nodes) != 0).tolist()]  # of the node of each slot
     start = sum(groups[name] for name in order)
     # 7! > 1024: the first permutations leave the head as it is
@@ -233,7 +233,7 @@ def _best_permutation(
 def _exact(
     groups: Groups, devices: Sequence[int], gpus_per_node: int, reached: float
 ) -> tuple[Member, ...] | None:
-    """The best placement, if it is better than a score reached already and found within the budget.
+    """Return the best placement if it beats a known score and is found within the budget.
 
     A* over the groups, small ones first. A state is how many groups are placed
     and how many nodes have 0, 1, 2, ... devices free; nodes are alike
@@ -274,7 +274,7 @@ def _exact(
 
 
 class _LowerBound:
-    """The least that the groups still to be placed can add to the score.
+    """A lower bound on what the groups still to be placed add to the score.
 
     Each takes at least its fewest nodes. And only the devices to spare can stay
     free, so most nodes must be touched: where there are more of them than
@@ -318,7 +318,7 @@ class _State(NamedTuple):
 def _iter_shares(
     size: int, free: tuple[int, ...], max_nodes: int, largest: Share | None = None
 ) -> Iterator[tuple[Share, ...]]:
-    """All ways to take ``size`` devices from at most ``most`` nodes, in falling order of shares."""
+    """Yield all ways to take ``size`` devices from at most ``max_nodes`` nodes, largest shares first."""
     if size == 0:
         yield ()
         return
@@ -345,7 +345,7 @@ def _take_shares(free: tuple[int, ...], shares: tuple[Share, ...]) -> tuple[int,
 def _on_devices(
     groups: Groups, names: list[str], state: _State, devices: Sequence[int], gpus_per_node: int
 ) -> tuple[Member, ...]:
-    """Name the devices of a complete state."""
+    """Return the devices of a complete state."""
     steps = []
     while state.before is not None:
         state, shares = state.before

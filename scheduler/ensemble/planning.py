@@ -1,4 +1,4 @@
-"""What should run now on a cluster whose GPUs may be shared and whose input may be slow: a policy is asked, once.
+"""Ask a policy for a plan on a cluster with shared GPUs and a limited input rate.
 
 A policy knows neither. :func:`plan` tells it rates that are to be had, and as many devices as should be used:
 
@@ -28,7 +28,7 @@ from scheduler.ensemble.sharing import best_networks_per_gpu, share
 def plan(
     policy: Policy, rates: RateTable, progress: Progress, cluster: Cluster, options: Options
 ) -> Round:
-    """Ask a policy.
+    """Ask a policy which groups should run now.
 
     Args:
         rates: as they would be on GPUs that nobody shares, with an input that is fast enough.
@@ -47,7 +47,7 @@ def plan(
 
 @lru_cache(maxsize=16)
 def limit_to_supply(rates: RateTable, gpus: int) -> RateTable:
-    """The rates that networks reach with the input that there is; beyond the peak, no GPU is of use.
+    """Limit rates to the supply of the input; GPUs beyond that peak are of no use.
 
     >>> table = RateTable(1, 4, (Network("a", (60.0, 110.0, 150.0)), Network("b", (10.0, 20.0))), supply=100.0)
     >>> [(network.rates, network.max_gpus) for network in limit_to_supply(table, 4).models]
@@ -64,7 +64,7 @@ def limit_to_supply(rates: RateTable, gpus: int) -> RateTable:
 
 
 def max_rate(network: Network, gpus: int) -> float:
-    """At least the best rate of a network: each GPU adds at most as much as the first, or what was measured."""
+    """Return an upper bound on the rate of a network: each GPU adds at most as much as the first."""
     if len(network.rates) > 1:
         return max(max(network.rates), gpus * network.rates[-1] / len(network.rates))
     return network.rates[0]
@@ -85,7 +85,7 @@ def _limit_to_supply(network: Network, supply: float, gpus: int) -> Network:
 
 
 def networks_per_gpu(rates: RateTable, progress: Progress, cluster: Cluster) -> int:
-    """How many networks should share each GPU now."""
+    """Return how many networks should share each GPU now."""
     unfinished = [
         network.name
         for network in rates.models
@@ -134,7 +134,7 @@ class _SharedPlan:
         )
 
     def _used(self) -> dict[int, list[int]]:
-        """GPU -> the slots of it that may be used."""
+        """Return GPU -> its usable slots."""
         in_use = [
             device
             for member in self.progress.running
@@ -162,7 +162,7 @@ class _SharedPlan:
         return used
 
     def _inner(self, used: Mapping[int, Sequence[int]]) -> dict[int, int]:
-        """Device -> its number in the cluster that the policy is told of."""
+        """Return device -> its number in the cluster that the policy sees."""
         width = max(map(len, used.values()), default=1)
         gpus = self.cluster.gpus_per_node // self.cluster.slots
         return {
@@ -190,7 +190,7 @@ class _SharedPlan:
         )
 
     def _progress(self, rates: RateTable, inner: Mapping[int, int]) -> Progress:
-        """The same in the policy's numbers. What must wait is as if it had finished."""
+        """Return the progress in the policy's numbers; networks that must wait appear as finished."""
         progress = self.progress
         waits = {
             network.name for network in rates.models if network.min_gpus > self.cluster.whole_gpus
@@ -213,7 +213,7 @@ class _SharedPlan:
 def _members(
     members: Iterable[Member], inner: Mapping[int, int], only_complete: bool = False
 ) -> tuple[Member, ...]:
-    """Groups by other numbers, with those devices that have one.
+    """Return groups with renumbered devices; devices without a number are dropped.
 
     Args:
         whole: leave out groups that lose any.
@@ -231,7 +231,7 @@ def _members(
 def separate_slots(
     members: Sequence[Member], cluster: Cluster, in_use: set[int]
 ) -> tuple[Member, ...]:
-    """The same groups on devices of which no two of one group are slots of one GPU.
+    """Move groups so that no group has two slots of one GPU.
 
     A device that a group has too much of a GPU is exchanged for a free one of another GPU, or for that of another
     group, which rather does not run yet. Where that cannot be, the group does without.
@@ -276,7 +276,7 @@ def _exchange(
     cluster: Cluster,
     in_use: set[int],
 ) -> int | None:
-    """The best device to have instead; None where there is none."""
+    """Return the best device to swap with; None if there is none."""
     own_gpus = {cluster.gpu(candidate) for candidate in groups[name]}
 
     def can_give(candidate: int) -> bool:
@@ -304,7 +304,7 @@ def _exchange(
 
 
 def _one_each(devices: Sequence[int], cluster: Cluster) -> list[int]:
-    """The first device of each GPU."""
+    """Return the first device of each GPU."""
     first: dict[int, int] = {}
     for device in devices:
         first.setdefault(cluster.gpu(device), device)

@@ -1,4 +1,4 @@
-"""What should run now: every policy is one function of (rates, progress, cluster, options), and one row of a table.
+"""Define the policies: functions of (rates, progress, cluster, options) with a table of their properties.
 
 The live runtime and the simulator call the same functions, at the start and
 whenever a group ends an epoch, stops, finishes or fails. A policy keeps no
@@ -45,7 +45,7 @@ SETTINGS = frozenset(field.name for field in dataclasses.fields(Options))  # tha
 
 @dataclass(frozen=True)
 class Policy:
-    """One policy, and all that others must know of it.
+    """A policy and its properties.
 
     Args:
         name: as users call it.
@@ -88,7 +88,7 @@ class Policy:
             )
 
     def describe_reads(self, settings: Mapping[str, str]) -> str:
-        """What it reads of some settings, in a few words.
+        """Describe which of some settings the policy reads.
 
         Args:
             settings: fields of :class:`~scheduler.base.Options` -> what users call them.
@@ -102,7 +102,7 @@ class Policy:
 
 
 def fleet_global(rates: RateTable, progress: Progress, cluster: Cluster, options: Options) -> Round:
-    """FLEET-G: train a flotilla until fewer than alpha of the devices are active, then form a new one.
+    """Train a flotilla until fewer than alpha of the devices are active, then form a new one (FLEET-G).
 
     A round that has fallen below alpha goes on nevertheless where a new
     flotilla would give every network what it has and start no other: stopping
@@ -137,7 +137,7 @@ def fleet_global(rates: RateTable, progress: Progress, cluster: Cluster, options
 def _with_guessed(
     counts: Mapping[str, int], rates: RateTable, progress: Progress, gpus: int
 ) -> dict[str, int]:
-    """A flotilla, and on the devices that it leaves idle networks whose rates are guesses, each on its least."""
+    """Add networks with guessed rates to a flotilla, on devices that it leaves idle."""
     sizes = dict(counts)
     spare = gpus - sum(counts.values())
     for network in rates.models if progress.guessed else ():
@@ -155,7 +155,7 @@ def _with_guessed(
 
 
 def local(rates: RateTable, progress: Progress, cluster: Cluster, options: Options) -> Round:
-    """FLEET-L: whenever devices are free, form a flotilla of waiting networks on just those.
+    """Form a flotilla of waiting networks on the free devices, whenever there are any (FLEET-L).
 
     Groups that run are left alone until their networks finish; when none
     waits, free devices stay free.
@@ -171,7 +171,7 @@ def local(rates: RateTable, progress: Progress, cluster: Cluster, options: Optio
 
 
 def adaptive(rates: RateTable, progress: Progress, cluster: Cluster, options: Options) -> Round:
-    """Share the devices anew whenever a network finishes or comes, or rates change.
+    """Share the devices anew whenever a network finishes or arrives, or rates change.
 
     Until then the last answer stands, even where groups are still on their way to it. See
     :mod:`scheduler.ensemble.adaptive`.
@@ -188,7 +188,7 @@ def adaptive(rates: RateTable, progress: Progress, cluster: Cluster, options: Op
 
 
 def _may_begin(rates: RateTable, progress: Progress, cluster: Cluster) -> bool:
-    """Whether a network waits for which there are devices: idle ones, or more than the least of others."""
+    """Return True if a network waits and there are devices for it."""
     targets = progress.target.members
     spare = cluster.gpus - sum(rates.models[rates.rows[member.name]].min_gpus for member in targets)
     if spare <= 0:
@@ -200,12 +200,15 @@ def _may_begin(rates: RateTable, progress: Progress, cluster: Cluster) -> bool:
 
 
 def elastic(rates: RateTable, progress: Progress, cluster: Cluster, options: Options) -> Round:
-    """GPUs and a batch for every network, whenever networks arrive or leave; see :mod:`scheduler.ensemble.elastic`."""
+    """Share GPUs and choose batches anew whenever networks arrive or finish.
+
+    See :mod:`scheduler.ensemble.elastic`.
+    """
     return elastic_round(rates, progress, cluster)
 
 
 def baseline(rates: RateTable, progress: Progress, cluster: Cluster, options: Options) -> Round:
-    """One network per device: a device that is free takes a random one of those that wait.
+    """Train one network per device: a free device takes a random waiting network.
 
     A network whose group has a lower bound gets that many devices. The random
     choice is a random order of all networks, drawn from the seed once and for
@@ -219,7 +222,7 @@ def baseline(rates: RateTable, progress: Progress, cluster: Cluster, options: Op
 
 
 def homogeneous(rates: RateTable, progress: Progress, cluster: Cluster, options: Options) -> Round:
-    """As many random networks as there are devices, one each; the next ones when all of them are done.
+    """Train as many random networks as there are devices, one each; start the next when all are done.
 
     Groups are as in :func:`baseline`; the difference lies in the stream that
     they share, and in waiting for the last.
@@ -288,7 +291,9 @@ REFERENCE = POLICIES["baseline"]  # that speed-ups are measured against
 
 
 def default_policy(settings: Collection[str] = ()) -> Policy:
-    """The policy of who names none: `adaptive`, or `global` where settings are given that only that one reads.
+    """Return the policy to use when none is named.
+
+    It is `adaptive`, or `global` if a setting is given that only `global` reads.
 
     Args:
         settings: names of the fields of :class:`Options` that are given; others do not count.
@@ -298,7 +303,7 @@ def default_policy(settings: Collection[str] = ()) -> Policy:
 
 
 def check_round(answer: object, rates: RateTable, progress: Progress, cluster: Cluster) -> None:
-    """See that a policy's answer can be carried out, for policies that are not ours.
+    """Check that the answer of a custom policy can be carried out.
 
     Raises:
         InputError: it is no :class:`~scheduler.base.Round`, or one of networks and devices that cannot be given.
@@ -343,12 +348,12 @@ def check_round(answer: object, rates: RateTable, progress: Progress, cluster: C
 
 
 def _alive_groups(rates: RateTable, progress: Progress, cluster: Cluster) -> tuple[Member, ...]:
-    """The running groups, without devices that died and without groups left below their least size."""
+    """Return the running groups without dead devices and without groups below their minimum size."""
     return _without_dead_devices(progress.running, rates, progress, cluster)
 
 
 def _formed_groups(rates: RateTable, progress: Progress, cluster: Cluster) -> tuple[Member, ...]:
-    """The running groups, and those of the last answer that still wait for their devices.
+    """Return the running groups, and those of the last answer that still wait for devices.
 
     They wait no longer where the group that lets go of them is that of a network which has just been let go on: it
     keeps them.
@@ -384,7 +389,7 @@ def _without_dead_devices(
 
 
 def _waiting(groups: Sequence[Member], rates: RateTable, progress: Progress) -> NDArray[np.bool_]:
-    """Which networks are left that have none of these groups, shape (networks,)."""
+    """Return which unfinished networks have none of these groups, bool of shape (networks,)."""
     waiting = rows_outside(rates.names, progress.finished).copy()
     waiting[[rates.rows[member.name] for member in groups]] = False
     return waiting
@@ -399,7 +404,7 @@ def _free(running: tuple[Member, ...], cluster: Cluster) -> list[int]:
 def _one_each(
     rates: RateTable, running: tuple[Member, ...], progress: Progress, cluster: Cluster, seed: int
 ) -> tuple[Member, ...]:
-    """Waiting networks in random order on the free devices, each on its least GPUs."""
+    """Place waiting networks in random order on the free devices, each on its minimum of GPUs."""
     free = _free(running, cluster)
     started = []
     if not free:
@@ -417,5 +422,5 @@ def _one_each(
 
 @lru_cache(maxsize=4)
 def _order(seed: int, networks: int) -> NDArray[np.int64]:
-    """The rows of networks in a random order, shape (networks,)."""
+    """Return the rows of networks in a random order, shape (networks,)."""
     return np.random.default_rng(seed).permutation(networks)

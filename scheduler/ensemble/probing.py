@@ -1,4 +1,4 @@
-"""Which group sizes a plan only tries: those whose rates nobody has seen, and on which the plan depends.
+"""Find which group sizes of a plan are probes: unmeasured sizes on which the plan depends.
 
 Rates from training itself (:mod:`scheduler.ensemble.online`) are told at the upper end of what they may be. So where
 any value within the uncertainty would have a network get another size, the plan gives it that size: a probe, made by a
@@ -29,7 +29,7 @@ def find_probes(
     lower_rates: Callable[[str], Sequence[float]],
     answer: Callable[[RateTable], Sizes],
 ) -> Probes:
-    """The sizes that networks have because their rates there may be as high as was told.
+    """Return the sizes that networks have only because their rates there are uncertain.
 
     Args:
         sizes: that the plan gives, by the rates that were told.
@@ -85,7 +85,7 @@ def find_probes_of_plan(
     options: Options,
     target: Round,
 ) -> Probes:
-    """The probes of an answer that a policy has given.
+    """Return the probes in the answer of a policy.
 
     Args:
         rates, progress, cluster, options: by which it answered.

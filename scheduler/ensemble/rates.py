@@ -1,4 +1,4 @@
-"""Training rates: what was measured, and what is estimated beyond it ([FLEET] appendix B.3).
+"""Compute training rates: measured ones, and estimates beyond them ([FLEET] appendix B.3).
 
 A rate r(m) is samples/s of one network on m GPUs. Rates need not rise: Eq. 5
 falls beyond its peak, and measured ones may dip (a group that leaves its
@@ -23,7 +23,7 @@ ROUNDING = 1e-12  # of an efficiency
 
 
 def curve(network: Network, gpus: int) -> NDArray[np.float64]:
-    """The rates of one network on 1..``gpus`` GPUs, shape (gpus,), samples/s.
+    """Return the rates of one network on 1..``gpus`` GPUs, shape (gpus,), samples/s.
 
     Up to the last measured count b they are the measured ones; beyond it, as
     in Eq. 5, the efficiency r(b)/b goes on falling by the factor that it fell
@@ -49,7 +49,7 @@ def curve(network: Network, gpus: int) -> NDArray[np.float64]:
 
 
 def extrapolate_rates(rates: Sequence[float], counts: NDArray[np.int64]) -> NDArray[np.float64]:
-    """The rates on more GPUs than were measured."""
+    """Return the rates on more GPUs than were measured, in the shape of ``counts``."""
     base = len(rates)
     last = rates[-1]
     if base == 1:
@@ -60,7 +60,7 @@ def extrapolate_rates(rates: Sequence[float], counts: NDArray[np.int64]) -> NDAr
 
 
 def _falling(rates: Sequence[float]) -> float:
-    """e of Eq. 5: the factor by which the efficiency falls with each GPU; 1 where it falls by rounding alone."""
+    """Return e of Eq. 5, the factor of efficiency per GPU; 1 if it falls by rounding alone."""
     base = len(rates)
     factor = (rates[-1] / base) / (rates[-2] / (base - 1))
     if factor < 1 - ROUNDING:
@@ -69,12 +69,12 @@ def _falling(rates: Sequence[float]) -> float:
 
 
 def is_straight(network: Network) -> bool:
-    """Whether each GPU beyond the measured ones adds as much as those before, without end."""
+    """Return True if each further GPU adds as much as those before."""
     return len(network.rates) > 1 and _falling(network.rates) == 1
 
 
 def rate(network: Network, gpus: int) -> float:
-    """The rate of one network on a number of GPUs, samples/s."""
+    """Return the rate of one network on a number of GPUs, samples/s."""
     measured = gpus <= len(network.rates)
     return float(
         network.rates[gpus - 1]
@@ -84,7 +84,7 @@ def rate(network: Network, gpus: int) -> float:
 
 
 def median_rates(networks: Sequence[Network]) -> tuple[float, ...]:
-    """The rates of the network that is in the middle of all by its rate on one GPU; (1.0,) where there is none.
+    """Return the rates of the network with the median rate on one GPU; (1.0,) without networks.
 
     >>> median_rates([Network("slow", (1.0,)), Network("fast", (9.0, 12.0)), Network("other", (4.0, 6.0))])
     (4.0, 6.0)
@@ -116,7 +116,7 @@ class Curves:
     min_gpus: NDArray[np.int64]
 
     def counts(self, peak_limited: bool) -> NDArray[np.bool_]:
-        """The group sizes that may be given."""
+        """Return which group sizes may be given."""
         if peak_limited:
             return self.useful
         return self.allowed
@@ -124,7 +124,7 @@ class Curves:
 
 @lru_cache(maxsize=64)
 def curves(table: RateTable, gpus: int) -> Curves:
-    """The rate table as arrays, up to a number of GPUs."""
+    """Return the rate table as arrays, up to a number of GPUs."""
     # Policies ask for many numbers of GPUs; every column depends on those before it alone, so
     # all are slices of a few large tables.
     wide = _curves(table, 1 << max(0, gpus - 1).bit_length())
@@ -137,7 +137,7 @@ def curves(table: RateTable, gpus: int) -> Curves:
 
 
 def last_useful(network: Network, gpus: int) -> int:
-    """Beyond how many GPUs none of so many is useful to a network: the least that it needs, or the peak of Eq. 5."""
+    """Return the number of GPUs beyond which no more are useful to a network."""
     base = len(network.rates)
     last = max(base, network.min_gpus)
     if base > 1:
@@ -147,7 +147,7 @@ def last_useful(network: Network, gpus: int) -> int:
 
 
 class _Kinds:
-    """The kinds of the networks of the table that was asked about last.
+    """The kinds of networks of the last table; networks may be appended one by one.
 
     Networks may come to it one by one, and there may be thousands.
     """
@@ -159,7 +159,7 @@ class _Kinds:
         self._of_rows = np.zeros(0, np.int64)
 
     def of(self, models: tuple[Network, ...]) -> tuple[list[int], NDArray[np.int64]]:
-        """See :func:`kinds`."""
+        """Return the kinds of the networks; see :func:`kinds`."""
         start = len(self._models)
         if models[:start] != self._models:
             start = 0
@@ -183,32 +183,32 @@ _KINDS = _Kinds()
 
 @lru_cache(maxsize=16)
 def kinds(table: RateTable) -> tuple[list[int], NDArray[np.int64]]:
-    """The first row of each kind of networks, which differ in more than their names; and of each row its kind."""
+    """Return the first row of each kind of network, and the kind of each row; names do not count."""
     return _KINDS.of(table.models)
 
 
 @lru_cache(maxsize=64)
 def all_last_useful(table: RateTable, gpus: int) -> NDArray[np.int64]:
-    """:func:`last_useful` of all networks, shape (networks,)."""
+    """Return :func:`last_useful` of all networks, shape (networks,)."""
     rows, kind = kinds(table)
     return np.array([last_useful(table.models[row], gpus) for row in rows], dtype=np.int64)[kind]
 
 
 @lru_cache(maxsize=64)
 def useful_curves(table: RateTable, gpus: int, width: int) -> Curves:
-    """As :func:`curves`, up to ``width`` columns, and none that is useful to no network."""
+    """Return :func:`curves` up to ``width`` columns, without columns that are useful to no network."""
     return curves(table, min(width, int(all_last_useful(table, gpus).max(initial=1))))
 
 
 @lru_cache(maxsize=64)
 def widest(table: RateTable) -> int:
-    """The GPUs up to which any network was measured, or needs."""
+    """Return the largest number of GPUs that any network was measured on, or needs."""
     return max((max(network.min_gpus, len(network.rates)) for network in table.models), default=1)
 
 
 @lru_cache(maxsize=64)
 def bent_curves(table: RateTable, gpus: int) -> Curves:
-    """As :func:`curves`, without the columns beyond which each network is straight, or none more is useful to it.
+    """Return :func:`curves` without the columns where all networks are straight or at their peak.
 
     On a large cluster these are nearly all.
     """
@@ -236,7 +236,7 @@ def _curves(table: RateTable, gpus: int) -> Curves:
 
 
 def _useful(rate: NDArray[np.float64], allowed: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Which allowed counts are faster than all smaller ones that are allowed; 1, 2, ... GPUs."""
+    """Return which allowed counts are faster than all smaller allowed ones."""
     rises = rate[1:] > rate[:-1]
     if rises.all():
         return allowed
@@ -248,7 +248,7 @@ def _useful(rate: NDArray[np.float64], allowed: NDArray[np.bool_]) -> NDArray[np
 
 @lru_cache(maxsize=16)
 def extend_as_printed(table: RateTable, gpus: int) -> RateTable:
-    """The table with rates up to a number of GPUs, beyond the measured ones by Eq. 5 as the paper prints it.
+    """Extend rates beyond the measured ones by Eq. 5 as the paper prints it.
 
     There b is M_b, twice the GPUs of a node, also where more was measured (up to M_t = max(M_a, M_b)); in
     :func:`curve` it is the last measured count. A network that was measured on fewer than M_b is left as it is.
@@ -276,7 +276,7 @@ def extend_as_printed(table: RateTable, gpus: int) -> RateTable:
 
 
 def smooth_rates(table: RateTable, gpus: int) -> RateTable:
-    """The table with rates up to a number of GPUs, estimated with less noise than Eq. 5.
+    """Extend rates beyond the measured ones with less noise than Eq. 5.
 
     Eq. 5 takes the fall of efficiency from the last two measured counts, so an
     error of 5 % in each is one of 7 % per GPU, and grows with every further
@@ -310,7 +310,7 @@ def smooth_rates(table: RateTable, gpus: int) -> RateTable:
 
 @dataclass(frozen=True)
 class Line:
-    """A straight line through logarithms of efficiencies: its slope, and what its error depends on.
+    """A straight line through logarithms of efficiencies, with what its error depends on.
 
     Attributes:
         slope: by which the logarithm changes with each GPU.
@@ -326,7 +326,7 @@ class Line:
 
     @classmethod
     def through(cls, gpus: Sequence[int], rates: Sequence[float]) -> Line:
-        """The line through the rates on some numbers of GPUs, at least two."""
+        """Fit the line through the rates on at least two numbers of GPUs."""
         count = np.asarray(gpus, dtype=np.float64)
         logs = np.log(np.asarray(rates) / count)
         x = count - count.mean()
@@ -338,14 +338,14 @@ class Line:
 
 @dataclass(frozen=True)
 class Slopes:
-    """The slopes of several networks, each with its standard deviation; and the variance that they truly have."""
+    """The slopes of networks with their standard deviations, and the variance of the true slopes."""
 
     of: Mapping[str, tuple[float, float]]
     true: float
 
 
 def shrink_slopes(lines: Mapping[str, Line], least_noise: float = 0.0) -> Slopes:
-    """Slopes, moved towards their mean by the share of their variance that is error.
+    """Shrink slopes toward their mean by the share of their variance that is error.
 
     Args:
         least_noise: the variance of one logarithm, if the scatter about the lines says no more.
@@ -385,7 +385,7 @@ def _extended(rates: tuple[float, ...], slope: float, gpus: int) -> tuple[float,
 
 
 def counts_to_measure(single: Sequence[float], gpus_per_node: int, gpus: int) -> int:
-    """Up to how many GPUs to profile: M_t of [FLEET] appendix B.3.
+    """Return up to how many GPUs to profile: M_t of [FLEET] appendix B.3.
 
     M_a = ceil(fastest / slowest single-GPU rate) is what the slowest network
     needs to keep up with the fastest, M_b is two nodes; M_t is the larger,
@@ -406,7 +406,7 @@ def counts_to_measure(single: Sequence[float], gpus_per_node: int, gpus: int) ->
 
 
 def preprocessors_needed(throughput: Sequence[float], demand: float) -> int:
-    """The least number of preprocessors whose measured throughput meets a demand ([FLEET] appendix B.3).
+    """Return the fewest preprocessors that meet a demand ([FLEET] appendix B.3).
 
     Args:
         throughput: samples/s of 1, 2, ... preprocessors.
@@ -432,7 +432,7 @@ def preprocessors_needed(throughput: Sequence[float], demand: float) -> int:
 
 
 def rates_up_to_gap(rates: Mapping[int, float], min_gpus: int = 1) -> tuple[float, ...]:
-    """Samples/s on 1, 2, ... GPUs up to the first gap; in proportion on fewer than a network may have.
+    """Return samples/s on 1, 2, ... GPUs up to the first gap; proportional below the minimum.
 
     Args:
         known: GPUs -> samples/s; ``least`` is among them.

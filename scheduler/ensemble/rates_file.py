@@ -1,4 +1,4 @@
-"""The rates file: training rates as JSON, read with all its mistakes named, and written.
+"""Read and write the rates file: training rates as JSON.
 
     {"samples_per_epoch": 30606, "gpus_per_node": 4,
      "models": [{"name": "m0", "rates": [22.5, 44.9], "epochs": 8, "params_mb": 1179.0}, ...]}
@@ -32,7 +32,7 @@ def read_rates(path: str | Path) -> RateTable:
 
 
 def parse_rates(value: Any, source: str = "rates") -> RateTable:
-    """Make a rate table of what JSON said.
+    """Make a rate table from parsed JSON.
 
     Args:
         value: dicts, lists and numbers.
@@ -68,7 +68,7 @@ def parse_rates(value: Any, source: str = "rates") -> RateTable:
 
 
 def write_rates(table: RateTable) -> dict[str, Any]:
-    """What the rates file of a table holds; ``read_rates`` gives the table back.
+    """Return the content of the rates file of a table; ``read_rates`` reads it back.
 
     The bounds of groups are not part of the format: they belong to the spec.
     """
@@ -129,7 +129,7 @@ def _network(read: RecordReader, value: Any, location: str) -> Network:
 def network_of(
     read: RecordReader, name: str, record: dict[str, Any], key: str, location: str
 ) -> Network:
-    """A network with the rates that stand under a key of a record, and perhaps its epochs and its size."""
+    """Return a network from a record: its rates, and optionally its epochs and size."""
     rates = tuple(
         read.positive(rate, f"{location}.{key}[{i}]", "samples/s")
         for i, rate in enumerate(read.items(record, key, f"{location}.{key}"))

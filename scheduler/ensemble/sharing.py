@@ -1,4 +1,4 @@
-"""What several networks on one GPU train together, as far as training has shown it.
+"""Estimate the combined throughput of networks that share a GPU.
 
 s(k) is how many times as many samples/s k networks on one GPU train as one does alone; s(1) = 1. Each of them trains
 at a share s(k) / k of the rate that it has alone. One curve is taken to hold for all networks of a machine.
@@ -38,7 +38,7 @@ Unit: TypeAlias = tuple[
 
 
 def speedup(sharing: Sequence[float], count: int) -> float:
-    """s(k): how many times as many samples/s as one so many networks on a GPU train together.
+    """Return s(k): the combined throughput of k networks on a GPU relative to one.
 
     Args:
         sharing: s(1), s(2), ... as far as they are known.
@@ -51,12 +51,12 @@ def speedup(sharing: Sequence[float], count: int) -> float:
 
 
 def share(sharing: Sequence[float], count: int) -> float:
-    """s(k) / k: the part of its own rate at which each of so many networks on a GPU trains."""
+    """Return s(k) / k: the relative rate of each of k networks on a GPU."""
     return speedup(sharing, count) / count
 
 
 def best_networks_per_gpu(rates: RateTable, names: Iterable[str], max_networks: int) -> int:
-    """How many networks should share a GPU: another one only while all together train more, by 3 % at least.
+    """Return how many networks should share a GPU: one more must add at least 3 % throughput.
 
     What the input does not give, nobody trains: one network of 900 samples/s on an input of 100 trains as much beside
     seven others.
@@ -90,7 +90,7 @@ def best_networks_per_gpu(rates: RateTable, names: Iterable[str], max_networks: 
 
 
 def useful_networks_per_gpu(sharing: Sequence[float]) -> int:
-    """How many networks should share a GPU, as far as the curve is known, where the input is no limit.
+    """Return how many networks should share a GPU if the input is no limit.
 
     >>> useful_networks_per_gpu((1.0, 1.6, 1.9, 1.91)), useful_networks_per_gpu((1.0,))
     (3, 1)
@@ -102,7 +102,7 @@ def useful_networks_per_gpu(sharing: Sequence[float]) -> int:
 
 
 def curves_differ(before: Sequence[float], now: Sequence[float], off: float) -> bool:
-    """Whether a plan that was made by one curve may be wrong by another: more is known, or s is off by a share.
+    """Return True if a plan made from one curve may be wrong for another.
 
     >>> curves_differ((1.0,), (1.0, 1.4), 0.25), curves_differ((1.0, 1.4), (1.0, 1.5), 0.25), curves_differ((1.0, 1.4), (1.0, 1.0), 0.25)
     (True, False, True)
@@ -117,7 +117,7 @@ def curves_differ(before: Sequence[float], now: Sequence[float], off: float) -> 
 
 
 def alone_rates(rates: RateTable | None) -> dict[str, dict[int, float]]:
-    """Network -> {GPUs: samples/s}, of a table of networks on GPUs that they share with none."""
+    """Return network -> {GPUs: samples/s} of a table of networks that do not share GPUs."""
     if rates:
         return {network.name: dict(enumerate(network.rates, start=1)) for network in rates.models}
     return {}
@@ -125,7 +125,7 @@ def alone_rates(rates: RateTable | None) -> dict[str, dict[int, float]]:
 
 @dataclass(frozen=True)
 class _SharedRate:
-    """The rate of a unit beside so many others, samples/s, and its standard error as a share of it."""
+    """The rate of a unit beside others, samples/s, and its relative standard error."""
 
     unit: Unit
     count: int
@@ -134,7 +134,7 @@ class _SharedRate:
 
 
 class Sharing:
-    """The curve s, learned.
+    """The curve s, estimated from training.
 
     Args:
         known: s(2), s(3), ... of earlier runs, by k; what training shows counts instead.
@@ -162,7 +162,7 @@ class Sharing:
         }
 
     def observe(self, unit: Unit, count: int, rate: float, spread: float, steps: int) -> None:
-        """A group has trained while so many networks, itself among them, were on its GPU.
+        """Record the rate of a group while ``count`` networks, including its own, used its GPU.
 
         Args:
             rate: samples/s of the whole group.
@@ -178,16 +178,16 @@ class Sharing:
 
     @property
     def fitted(self) -> dict[int, float]:
-        """k -> s(k), of each k above 1 that this run has shown."""
+        """k -> s(k) for each k above 1 that this run has measured."""
         return dict(self._fit)
 
     def is_known(self, count: int) -> bool:
-        """Whether s(k) rests on anything but a guess."""
+        """Return True if s(k) rests on measurements."""
         return count == 1 or count in self._fit or count in self._prior
 
     @property
     def curve(self) -> tuple[float, ...]:
-        """s(1), s(2), ... as far as anything is known; between, as the square root grows."""
+        """s(1), s(2), ... as far as they are known; gaps are filled by the square root."""
         values = self._prior | self._fit
         curve = [1.0]
         if not (
@@ -201,7 +201,7 @@ class Sharing:
 
 
 def _fit_sharing(observations: Sequence[_SharedRate]) -> dict[int, float]:
-    """s(k) of each k that hangs together with k = 1 by units that were seen at both.
+    """Return s(k) of each k that is connected to k = 1 by units measured at both.
 
     >>> _fit_sharing([_SharedRate(("a", 1), 1, 10.0), _SharedRate(("a", 1), 2, 8.0), _SharedRate(("b", 1), 3, 4.0)])
     {2: 1.6}
@@ -230,7 +230,7 @@ def _fit_sharing(observations: Sequence[_SharedRate]) -> dict[int, float]:
 
 
 def _connected_counts(observations: Sequence[_SharedRate]) -> set[int]:
-    """The numbers of networks on a GPU that can be compared with one."""
+    """Return the numbers of networks on a GPU that can be compared with one."""
     reached = {1}
     while True:
         units = {observation.unit for observation in observations if observation.count in reached}

@@ -1,4 +1,4 @@
-"""Shares of the GPUs that let all networks finish together: the malleable schedule.
+"""Compute shares of the GPUs that let all networks finish together: the malleable schedule.
 
 Suppose every network could change its group at any moment at no cost. To train
 W samples within a time T, a network then needs the average rate W / T. What
@@ -45,11 +45,11 @@ class Hulls:
 
     @cached_property
     def first(self) -> tuple[Floats, Floats]:
-        """The rates and GPUs of the first vertices that are no zeros, if any network has one."""
+        """The rates and GPUs of the first non-zero vertices."""
         return self.rate[:, 1].copy(), self.gpus[:, 1].copy()
 
     def demand(self, rate: Floats, rows: Rows) -> tuple[Floats, Floats]:
-        """The average GPUs that average rates cost at least.
+        """Compute the fewest average GPUs for average rates.
 
         Args:
             rate: samples/s wanted of each network, shape (rows,); at most its peak.
@@ -68,7 +68,7 @@ class Hulls:
 
 @lru_cache(maxsize=16)
 def hulls(rates: RateTable, gpus: int) -> Hulls:
-    """The concave hulls of all rate curves over the group sizes that networks may have.
+    """Compute the concave hulls of all rate curves over the allowed group sizes.
 
     A network that needs more GPUs than there are has (0, 0) alone.
     """
@@ -91,7 +91,7 @@ def hulls(rates: RateTable, gpus: int) -> Hulls:
 def _corners(
     network: Network, useful: NDArray[np.bool_], rate: Floats, gpus: int
 ) -> tuple[NDArray[np.int64], Floats]:
-    """Useful counts and their rates, those left out that lie on a straight line to the last."""
+    """Return useful counts and their rates, without those on a straight line to the last."""
     counts = np.flatnonzero(useful) + 1
     rising = rate[useful]
     last = min(gpus, network.max_gpus or gpus)
@@ -104,7 +104,7 @@ def _corners(
 
 @dataclass(frozen=True, eq=False)
 class Level:
-    """What water-filling found.
+    """The result of water-filling.
 
     Args:
         time_s: the time after which the networks would finish; those at their peak later.
@@ -118,7 +118,7 @@ class Level:
 
 
 def water_fill(hull: Hulls, rows: Rows, work: Floats, gpus: float) -> Level:
-    """Share GPUs so that all networks finish at one time, as early as can be.
+    """Share GPUs so that all networks finish at one time, as early as possible.
 
     A network that would have to be faster than its peak is held there, and the
     others share what is left.
@@ -154,7 +154,7 @@ def water_fill(hull: Hulls, rows: Rows, work: Floats, gpus: float) -> Level:
 
 
 def _of_a_crowd(hull: Hulls, rows: Rows, work: Floats, gpus: float) -> float | None:
-    """The level 1/T where so many networks share the GPUs that none has more than its least group; None elsewhere.
+    """Return the level 1/T if no network gets more than its smallest group, else None.
 
     Up to there shares are in proportion to the level, so nothing has to be searched for.
     """
@@ -170,7 +170,7 @@ def _of_a_crowd(hull: Hulls, rows: Rows, work: Floats, gpus: float) -> float | N
 
 
 def _newton(demand: Callable[[float], tuple[Floats, float]], level: float, gpus: float) -> float:
-    """The level at which demand is ``gpus``, from one at which it is more.
+    """Return the level at which demand is ``gpus``, starting from a higher one.
 
     Left of there demand is convex and piecewise linear, so Newton's steps
     never go too far and end after finitely many. Where a network is as fast
@@ -187,7 +187,7 @@ def _newton(demand: Callable[[float], tuple[Floats, float]], level: float, gpus:
 
 
 def lower_bound(rates: RateTable, gpus: int) -> float:
-    """Seconds that no schedule of the ensemble can beat, however its groups change.
+    """Return a lower bound, in seconds, on the time of any schedule of the ensemble.
 
     Args:
         rates: with the epochs of every network.

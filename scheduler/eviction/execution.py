@@ -1,5 +1,4 @@
-"""When which job is told to save or stopped, so that nodes are free by a deadline, and what to do when it does not go
-by the plan.
+"""Decide step by step which jobs save or stop, so that nodes are free by a deadline.
 
 A plan says which jobs make room and how; here it becomes acts, one look at the machine after the other. Jobs that
 save do so one after the other, as the plan counts, the quickest first. Jobs that lose work are stopped last, for some
@@ -30,7 +29,7 @@ StepKind = Literal[
 
 @dataclass(frozen=True)
 class Step:
-    """Something that is done, or noted.
+    """An action, or an event to report.
 
     Args:
         what: ``yield``: have the job give some nodes back, and go on; ``save``: tell the job to save now; ``stop``: put
@@ -54,12 +53,12 @@ class Step:
 
     @property
     def is_action(self) -> bool:
-        """Whether something has to be done."""
+        """Whether the step is an action to carry out."""
         return self.kind in ("yield", "save", "stop")
 
 
 class Eviction:
-    """One eviction from its first look at the machine to its last.
+    """One eviction, from the first look at the machine to the last.
 
     Args:
         nodes: to free, of those that running jobs hold.
@@ -106,7 +105,7 @@ class Eviction:
     def next_steps(
         self, now_min: float, jobs: Sequence[RunningJob], nodes_held: Mapping[str, int]
     ) -> list[Step]:
-        """What is to be done now.
+        """Return what has happened since the last call, and what to do now.
 
         Args:
             now_min: minutes since the first look.
@@ -154,14 +153,14 @@ class Eviction:
         return [*steps, *self._acts(now_min, {job.id: job for job in free_to_act})]
 
     def cancel_action(self, job: str) -> None:
-        """An act was not possible: the job is not what it was, or does not give nodes back."""
+        """Record that an action was not possible: the job has changed or gives no nodes back."""
         self._yielding.pop(job, None)
         self._saving.pop(job, None)
         self._stopped.pop(job, None)
         self._is_planned = False
 
     def add_job(self, job: str, nodes: int, saves_on_request: bool) -> None:
-        """A job that was not there before has taken nodes that were free: it may be asked in turn.
+        """Add a new job that has taken free nodes; it may be asked in turn.
 
         Args:
             nodes: of those that were free; from now on the job holds them.
@@ -215,7 +214,7 @@ class Eviction:
     # --- what to do ---
 
     def _ask_one(self, now_min: float, jobs: Sequence[RunningJob], need: int) -> Step | None:
-        """Have the largest job that can do with fewer nodes give some back, while there is time to do without."""
+        """Ask the largest shrinkable job to give nodes back, if there is time to do without."""
         for job in sorted(jobs, key=lambda job: (-job.nodes, job.id)):
             count = min(need, job.nodes - 1)
             if (
@@ -292,7 +291,7 @@ class Eviction:
 
 
 def dry_run(jobs: Sequence[RunningJob], eviction: Eviction) -> list[tuple[float, Step]]:
-    """The steps if every job does as it is told and none ends by itself; with the minute of each.
+    """Return the steps, with their minutes, if every job obeys and none ends by itself.
 
     >>> jobs = [RunningJob("a", 2, 7200, app_time=3), RunningJob("b", 2, 100), RunningJob("c", 4, 90000, app_time=4)]
     >>> [(minute, step.kind, step.job) for minute, step in dry_run(jobs, Eviction(6, 6, margin_min=1))]

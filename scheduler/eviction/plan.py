@@ -1,4 +1,4 @@
-"""Which running jobs to checkpoint or kill so that nodes are free in time, for every deadline at once.
+"""Choose which running jobs to checkpoint or kill so that nodes are free in time, for every deadline.
 
 A job that must make room is *killed*, which takes no time and loses its
 progress since its last checkpoint; or checkpoints itself (*app*), which loses
@@ -77,11 +77,11 @@ class RunningJob:
                 _check_amount(f"job {self.id}: {name}", time)
 
     def time(self, action: Action) -> Number | None:
-        """What an action takes; None where it is not possible."""
+        """Return the time of an action; None if it is not possible."""
         return {"kill": 0, "app": self.app_time, "sys": self.sys_time}[action]
 
     def rounded_up(self, grain: Number) -> RunningJob:
-        """The job with its times rounded up to multiples of ``grain``."""
+        """Return the job with its times rounded up to multiples of ``grain``."""
         app_time, sys_time = (
             None if time is None else round_up(time, grain)
             for time in (self.app_time, self.sys_time)
@@ -89,7 +89,7 @@ class RunningJob:
         return replace(self, app_time=app_time, sys_time=sys_time)
 
     def checkpoint_within(self, deadline: Number) -> tuple[Number, Action] | None:
-        """Its faster checkpoint, *app* where both take as long; None where that takes too long.
+        """Return its faster checkpoint, *app* on ties; None if that takes too long.
 
         The slower one is never worth taking: it loses as little and takes longer.
         """
@@ -102,7 +102,7 @@ class RunningJob:
 
 @dataclass(frozen=True)
 class Plan:
-    """What to do for one deadline.
+    """The actions for one deadline.
 
     Args:
         deadline: by which the nodes are free.
@@ -122,7 +122,7 @@ class Plan:
     def of(
         cls, jobs: Iterable[RunningJob], deadline: Number, actions: Mapping[str, Action]
     ) -> Plan:
-        """The plan of some actions, with its sums worked out.
+        """Make a plan from actions and compute its sums.
 
         >>> jobs = [RunningJob("a", 4, 900), RunningJob("b", 2, 300, app_time=3)]
         >>> Plan.of(jobs, 5, {"b": "app", "a": "kill"})
@@ -143,7 +143,9 @@ class Plan:
 def plan_evictions(
     jobs: Sequence[RunningJob], nodes: int, deadline: Number, step: Number = 1
 ) -> list[Plan]:
-    """The best plan for each deadline 0, step, 2 step, ... up to ``deadline`` ([COSIM] section III-C).
+    """Compute the best plan for each deadline 0, step, 2 step, ... up to ``deadline``.
+
+    See [COSIM] section III-C.
 
     Args:
         jobs: that run now, each id once.
@@ -177,7 +179,7 @@ def plan_evictions(
 def groups_to_stop(
     groups: Sequence[RunningJob], gpus: int, deadline: Number, grain: Number = 0.1
 ) -> Mapping[str, Action]:
-    """Which training groups must stop so that ``gpus`` GPUs are free by a deadline, and how.
+    """Choose which groups must stop, and how, so that ``gpus`` GPUs are free by a deadline.
 
     This decides and carries nothing out. A group is a :class:`RunningJob` whose
     ``nodes`` are its GPUs, whose ``loss`` is GPU-seconds since its last
@@ -211,7 +213,7 @@ def groups_to_stop(
 
 
 class Spectrum:
-    """The best plans for every deadline and every count of nodes, 0 to all, from one pass.
+    """The best plans for every deadline and every count of nodes, from one pass.
 
     Args:
         jobs: that run now, each id once.
@@ -234,7 +236,7 @@ class Spectrum:
         self.deadlines = self._problem.deadlines
 
     def losses(self) -> NDArray[np.float64]:
-        """The least loss, node-seconds, of shape (nodes of all jobs + 1, deadlines)."""
+        """Return the least loss, node-seconds, of shape (nodes of all jobs + 1, deadlines)."""
         problem = self._problem
         if 8 * (problem.nodes + 1) * len(self.deadlines) > MAX_BYTES:
             raise InputError(
@@ -248,7 +250,7 @@ class Spectrum:
         return units.astype(float)[row_of] * float(problem.loss_unit)
 
     def plans(self, nodes: int) -> list[Plan]:
-        """The best plan for each deadline when ``nodes`` are to come free.
+        """Return the best plan for each deadline to free ``nodes`` nodes.
 
         Raises:
             InputError: the jobs have fewer.
@@ -260,7 +262,7 @@ class Spectrum:
 
 
 def check_jobs(jobs: Sequence[RunningJob], nodes: int) -> None:
-    """See that ids differ and that the jobs have ``nodes`` nodes.
+    """Check that ids differ and that the jobs have ``nodes`` nodes.
 
     Raises:
         InputError: they do not.
@@ -282,7 +284,7 @@ def check_jobs(jobs: Sequence[RunningJob], nodes: int) -> None:
 
 
 def deadlines_up_to(deadline: Number, step: Number) -> list[Number]:
-    """0, step, 2 step, ... as far as ``deadline``.
+    """Return 0, step, 2 step, ... up to ``deadline``.
 
     Raises:
         InputError: one of them is out of range, or there would be too many.
@@ -303,7 +305,7 @@ def deadlines_up_to(deadline: Number, step: Number) -> list[Number]:
 
 
 def exact(value: Number | None) -> int | Fraction:
-    """A number as it is written in decimal, without the rounding of binary fractions.
+    """Return a number as it is written in decimal, without the rounding of binary fractions.
 
     >>> exact(0.1) * 3 == exact(0.3), 0.1 * 3 == 0.3
     (True, False)
@@ -314,14 +316,14 @@ def exact(value: Number | None) -> int | Fraction:
 
 
 def plain(value: int | Fraction) -> Number:
-    """An exact number as Python prints it best."""
+    """Return an exact number as int or float."""
     if value.denominator == 1:
         return int(value)
     return float(value)
 
 
 def exact_sum(values: Iterable[Number | None]) -> Number:
-    """The sum in decimal.
+    """Return the sum in decimal.
 
     >>> exact_sum([0.1, 0.2]), sum([0.1, 0.2])
     (0.3, 0.30000000000000004)
@@ -330,7 +332,7 @@ def exact_sum(values: Iterable[Number | None]) -> Number:
 
 
 def round_up(value: Number, grain: Number) -> Number:
-    """The least multiple of ``grain`` that is not below ``value``.
+    """Return the smallest multiple of ``grain`` that is at least ``value``.
 
     >>> round_up(1.23, 0.1), round_up(1.2, 0.1), round_up(3, 1)
     (1.3, 1.2, 3)
@@ -349,7 +351,7 @@ def _check_amount(name: str, value: Number) -> None:
 
 
 def _common_unit(values: Iterable[Number]) -> int | Fraction:
-    """The largest number of which all are whole multiples; 1 where all are 0."""
+    """Return the largest number of which all values are whole multiples; 1 if all are 0."""
     numbers = [exact(value) for value in values]
     below = math.lcm(*(number.denominator for number in numbers))
     above = math.gcd(*(int(number * below) for number in numbers))
@@ -362,7 +364,7 @@ def _common_unit(values: Iterable[Number]) -> int | Fraction:
 
 
 class _Item(NamedTuple):
-    """A job as the table sees it."""
+    """A job in the units of the table."""
 
     id: str
     rows: int  # its nodes
@@ -417,7 +419,7 @@ class _Problem:
 
     @property
     def rows(self) -> int:
-        """What all jobs together free."""
+        """The rows that all jobs together free."""
         return sum(item.rows for item in self.items)
 
     @property
@@ -426,7 +428,7 @@ class _Problem:
         return self.rows * self.block
 
     def row(self, nodes: int) -> int:
-        """The row of the table in which ``nodes`` are free."""
+        """Return the row of the table in which ``nodes`` are free."""
         check_jobs(self.jobs, nodes)
         return -(-nodes // self.block)
 
@@ -435,7 +437,7 @@ class _Problem:
 
 
 class _Stage(NamedTuple):
-    """What the table says of one job: two bits for each cell of the rows that matter to it."""
+    """The choices of the table for one job: two bits per cell of the rows that matter to it."""
 
     item: _Item
     low: int  # the first of those rows
@@ -444,7 +446,7 @@ class _Stage(NamedTuple):
 
 
 class _Table:
-    """The dynamic programme of [COSIM] Algorithm 1.
+    """The dynamic program of [COSIM] Algorithm 1.
 
     With the first j jobs considered, cell (n, t) holds the least cost of freeing
     at least n rows in exactly t columns of checkpointing. Job j runs on, which
@@ -496,7 +498,7 @@ class _Table:
         self.cost = cost[edge:]
 
     def min_losses(self, row: int) -> tuple[NDArray[Any], NDArray[np.int64]]:
-        """The least loss within each deadline, in units, and the first column that has it."""
+        """Return the least loss within each deadline, in units, and the first column that has it."""
         loss = self.cost[row] // self.problem.ties
         best = np.minimum.accumulate(loss)
         better = np.concatenate(([True], best[1:] < best[:-1]))
@@ -505,7 +507,7 @@ class _Table:
         return best[columns], first[columns]
 
     def plans(self, row: int) -> list[Plan]:
-        """The best plan for each deadline."""
+        """Return the best plan for each deadline."""
         columns = self.min_losses(row)[1].tolist()
         plans = {
             column: Plan.of(self.problem.jobs, 0, dict(self._actions(row, column)))
@@ -535,7 +537,7 @@ class _Table:
 
 
 def _windows(items: Sequence[_Item], last_row: int, every_count: bool) -> list[tuple[int, int]]:
-    """For each job the rows that matter, as a range; row 0 never changes."""
+    """Return for each job the range of rows that matter; row 0 never changes."""
     windows = []
     done = 0
     later = sum(item.rows for item in items)
@@ -550,7 +552,7 @@ def _windows(items: Sequence[_Item], last_row: int, every_count: bool) -> list[t
 def _sweep(
     cost: Any, low: int, high: int, rows: int, kill: int, pause: int, wait: int, never: int
 ) -> tuple[Any, Any]:
-    """Bring one more job into the table, in place.
+    """Add one more job to the table, in place.
 
     Args:
         cost: shape (rows, columns), contiguous, without this job.
@@ -581,7 +583,7 @@ def _sweep(
 
 
 def _later(cost: Any, wait: int, pause: int, never: int) -> Any:
-    """Rows shifted by ``wait`` columns, plus the cost of a checkpoint.
+    """Return rows shifted by ``wait`` columns, plus the cost of a checkpoint.
 
     They are shifted as one run, which is several times faster than row by row; then what spilled over
     from the end of one row into the next is struck out.

@@ -1,4 +1,4 @@
-"""The jobs that run now, read from a file, and what checkpointing and losing them costs.
+"""Read running jobs from a file, with the costs of checkpointing and losing them.
 
 A file is CSV with a header, or JSON: a list of objects, or ``{"jobs": [...]}``.
 It has one of two forms. The direct one says what each job costs; an empty cell,
@@ -35,7 +35,7 @@ RESOLUTION = 0.1  # minutes to whose multiples computed times are rounded up
 
 @dataclass(frozen=True)
 class FileSystem:
-    """The bandwidths that bound a checkpoint, GB/s: of the whole file system, and of one node."""
+    """The bandwidths that bound a checkpoint, GB/s: of the whole file system and of one node."""
 
     aggregate_gbps: float
     node_gbps: float
@@ -45,7 +45,7 @@ class FileSystem:
             check_range(f"the {name} bandwidth", value, MIN_VALUE, MAX_VALUE, "GB/s")
 
     def seconds(self, node_gb: Sequence[float]) -> float:
-        """How long a job takes to write a checkpoint ([COSIM] Eq. 1).
+        """Return how long a job takes to write a checkpoint ([COSIM] Eq. 1).
 
         Its nodes together may fill the file system, or its fullest node its own link.
 
@@ -64,7 +64,7 @@ class FileSystem:
 
 @dataclass(frozen=True)
 class Checkpointing:
-    """What the costs of stopping a job follow from.
+    """The data from which the costs of stopping a job follow.
 
     Args:
         id, nodes: of the job.
@@ -97,12 +97,12 @@ class Checkpointing:
 
     @property
     def loss(self) -> int:
-        """Of killing it, whole node-seconds."""
+        """The loss of killing it, in whole node-seconds."""
         return round(self.nodes * self.since_checkpoint_min * 60)
 
     @property
     def wait_min(self) -> Number | None:
-        """Until its next own checkpoint is due."""
+        """Minutes until its next own checkpoint is due."""
         if self.interval_min is None:
             return None
         since = exact(self.since_checkpoint_min)
@@ -110,14 +110,14 @@ class Checkpointing:
         return plain(-since % interval if since else interval)
 
     def sizes(self, way: Action) -> Sequence[Number] | None:
-        """GB that a checkpoint writes on each node; None where it is not possible."""
+        """Return the GB that a checkpoint writes on each node; None if it is not possible."""
         sizes = {"app": self.critical_gb, "sys": self.memory_gb}[way]
         if sizes is None or isinstance(sizes, Sequence):
             return sizes
         return [sizes] * self.nodes
 
     def running_job(self, storage: FileSystem, resolution: Number = RESOLUTION) -> RunningJob:
-        """The job as the planner wants it.
+        """Return the job as input of the planner.
 
         Args:
             storage: to which checkpoints are written.
@@ -246,7 +246,7 @@ def _json_records(path: str | Path) -> Records:
 
 
 def _form(names: Iterable[str]) -> tuple[str, ...]:
-    """The form that has more of these names."""
+    """Return the form that has more of these names."""
     names = set(names)
     if len(names & set(RAW)) > len(names & set(DIRECT)):
         return RAW
@@ -266,7 +266,7 @@ def _check_names(names: Sequence[str], required: Iterable[str]) -> None:
 
 
 def _read(record: Mapping[str, Any], number: Callable[[str, Any], Any]) -> dict[str, Any]:
-    """The values of a record as numbers, but for the id."""
+    """Return the values of a record as numbers, except the id."""
     _check_names(
         list(record), required=[name for name in _form(record) if name not in MAY_BE_EMPTY]
     )

@@ -1,4 +1,4 @@
-"""Which idle nodes each trainer gets, now that the pool of idle nodes has changed.
+"""Allocate idle nodes to trainers whenever the pool of idle nodes changes.
 
 A batch system leaves nodes idle that no waiting job fits into. Trainers that can
 grow and shrink use them until the batch system takes them back. Whenever nodes
@@ -88,15 +88,15 @@ class RateCurve:
             raise InputError(f"a curve is {self.values[0]} on 0 nodes; it must be 0 there")
 
     def table(self, n_max: int) -> FloatArray:
-        """Its values on 0, 1, ..., ``n_max`` nodes."""
+        """Return its values on 0, 1, ..., ``n_max`` nodes."""
         return np.interp(np.arange(n_max + 1), self.nodes, self.values)
 
     def scaled(self, factor: float) -> RateCurve:
-        """The curve times a factor, such as a user's weight."""
+        """Return the curve multiplied by a factor, such as a user's weight."""
         return RateCurve(self.nodes, tuple(value * factor for value in self.values))
 
     def normalized(self) -> RateCurve:
-        """The speed-up over one node: the paper's scaling efficiency objective (section 5.2.1).
+        """Return the speed-up over one node: the paper's scaling efficiency (section 5.2.1).
 
         Raises:
             InputError: the curve is 0 on one node.
@@ -109,7 +109,7 @@ class RateCurve:
 
 @dataclass(frozen=True)
 class Trainer:
-    """What a decision must know of a trainer.
+    """The properties of a trainer on which a decision depends.
 
     Args:
         objective: what it gains per second, against its number of nodes: samples, speed-up, or
@@ -151,7 +151,7 @@ class Trainer:
         return rates
 
     def rescale_s(self, before: int, after: int) -> float:
-        """Seconds that the change from one count to another costs (Eq. 13)."""
+        """Return the seconds that a change of the node count costs (Eq. 13)."""
         if after == before:
             return 0.0
         if after > before:
@@ -159,7 +159,7 @@ class Trainer:
         return self.down_s
 
     def gains(self, current: int, horizon_s: float) -> FloatArray:
-        """Its term of Eq. 16 for each count 0..n_max, minus infinity where it cannot run.
+        """Return its term of Eq. 16 for each count 0..n_max; minus infinity where it cannot run.
 
         Args:
             current: nodes that it has now, which may be fewer than n_min after some left.
@@ -171,7 +171,7 @@ class Trainer:
         return self.offer(current, horizon_s).values
 
     def offer(self, current: int, horizon_s: float) -> Gains:
-        """The same for :mod:`scheduler.shares`.
+        """Return :meth:`gains` as input of :mod:`scheduler.shares`.
 
         The last ones are kept: from one decision to the next, most trainers keep their nodes.
         """
@@ -195,7 +195,7 @@ class Trainer:
 def objective_value(
     trainers: Sequence[Trainer], current: Sequence[int], counts: Sequence[int], horizon_s: float
 ) -> float:
-    """The objective of an allocation (Eq. 16); minus infinity where a trainer cannot run on its count."""
+    """Return the objective of an allocation (Eq. 16); minus infinity if a trainer cannot run on its count."""
     return math.fsum(
         trainer.gains(had, horizon_s)[count] if count <= trainer.n_max else -math.inf
         for trainer, had, count in zip(trainers, current, counts, strict=True)
@@ -208,7 +208,7 @@ def objective_value(
 def allocate(
     trainers: Sequence[Trainer], current: Sequence[int], nodes: int, horizon_s: float
 ) -> Counts:
-    """Share out idle nodes so that no other way is worth more.
+    """Allocate idle nodes optimally.
 
     A dynamic programme decides (:func:`scheduler.shares.dynamic_program`), in time O(J N n_max) at most; where there are many
     counts, those that are in no optimum are left out first (:func:`scheduler.shares.optimal_counts`).
@@ -297,7 +297,7 @@ def allocate_equally(
 def allocate_equally_as_published(
     trainers: Sequence[Trainer], current: Sequence[int], nodes: int, horizon_s: float
 ) -> Counts:
-    """As :func:`allocate_equally`, as the authors' replay has it: a share counts only where it is greater than ``n_min``.
+    """Allocate as the authors' replay does: a share counts only if it is greater than ``n_min``.
 
     >>> trainers = [Trainer(RateCurve((0, 8), (0.0, 8.0)), n_min=3, n_max=8)] * 3
     >>> allocate_equally(trainers, (0, 0, 0), 9, horizon_s=60), allocate_equally_as_published(trainers, (0, 0, 0), 9, horizon_s=60)
@@ -309,7 +309,7 @@ def allocate_equally_as_published(
 def check_state(
     trainers: Sequence[Trainer], current: Sequence[int], nodes: int, horizon_s: float
 ) -> None:
-    """Refuse a state in which the trainers cannot be.
+    """Check that the trainers can be in this state.
 
     Raises:
         InputError: see there.
@@ -335,7 +335,7 @@ def check_state(
 
 
 def place_by_index(owner: IntArray, counts: Mapping[int, int]) -> IntArray:
-    """Give trainers their nodes: who gives up nodes gives its last, who gains takes the first that are free.
+    """Place trainers on nodes: losers give their last nodes, gainers take the first free ones.
 
     Args:
         owner: who has each node: a trainer's number, FREE, or BUSY where it is not idle.
@@ -375,7 +375,7 @@ def place_by_index(owner: IntArray, counts: Mapping[int, int]) -> IntArray:
 
 
 def place_in_order(owner: IntArray, counts: Mapping[int, int]) -> IntArray:
-    """The same, but the smallest trainer takes first; for nodes that stand in the order of their names.
+    """Place trainers on nodes sorted by name: the smallest trainer takes first.
 
     A batch system hands out and takes back nodes that are near in name together, and the first
     of that order most often. So a trainer whose nodes are neighbours is hit less often, and the
@@ -398,7 +398,7 @@ def place_in_order(owner: IntArray, counts: Mapping[int, int]) -> IntArray:
 
 
 def name_order(names: Sequence[str]) -> IntArray:
-    """Numbers of the nodes in the order of their names.
+    """Return the numbers of the nodes in the order of their names.
 
     >>> name_order(["b01", "a10", "a09"])
     array([2, 1, 0])

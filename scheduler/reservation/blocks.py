@@ -1,4 +1,4 @@
-"""The dynamic programme of TOptimal on large laws, in blocks that numpy works on at once.
+"""Solve the dynamic program of TOptimal on large laws, in blocks that numpy works on at once.
 
 With values v_0 < v_1 < ... and Q_j the probability that a run outlives the first
 j of them, the least expected cost from there on is (Gainaru et al., ICPP 2019,
@@ -32,7 +32,7 @@ FIRST = 64  # states of a block that are tried first; twice as many next, as lon
 
 
 def cumulative_sums(terms: Array) -> Array:
-    """As ``numpy.cumsum``, with an error that grows with the square root of its: row by row, then over the rows.
+    """Compute ``numpy.cumsum`` with an error that grows only with the square root of numpy's.
 
     The law of a million equal values has many sequences of one cost, which rounding must not tell apart.
 
@@ -47,14 +47,14 @@ def cumulative_sums(terms: Array) -> Array:
 
 
 class _Envelope(NamedTuple):
-    """The lines that are lowest somewhere: ``lines[k]`` from ``begins[k]`` to the next, steepest first."""
+    """A lower envelope: ``lines[k]`` is lowest from ``begins[k]`` to the next; steepest first."""
 
     lines: Indices
     begins: Array
 
 
 def solve_in_blocks(values: Array, alive: Array, tie: float) -> tuple[float, Indices]:
-    """The least expected cost, and for each j the index of the value to ask for.
+    """Return the least expected cost, and for each j the index of the value to ask for.
 
     Args:
         values: increasing, shape (n,).
@@ -86,13 +86,13 @@ class _Blocks:
         self.following: Indices = np.zeros(len(values), np.int64)
 
     def at(self, line: Indices | int, x: Array | float) -> Array:
-        """Lines at Q = x."""
+        """Return the height of lines at Q = x."""
         return np.asarray(self.values[line] * x + self.heights[line])
 
     # --- a block ---
 
     def fill(self, envelope: _Envelope, below: int) -> int:
-        """Fill in the states before ``below`` as far as the envelope holds their best line; the first of them."""
+        """Fill in the states before ``below`` for which the envelope holds the best line; return the first."""
         solved = below
         size = FIRST
         while True:
@@ -106,7 +106,7 @@ class _Blocks:
             size = 2 * size
 
     def _read(self, envelope: _Envelope, first: int, end: int) -> None:
-        """Costs and best lines of states first..end - 1."""
+        """Set the costs and best lines of states first..end - 1."""
         x = self.alive[first:end]
         last, start = np.searchsorted(envelope.begins, (x[0], x[-1]), side="right")
         lines = envelope.lines[start - 1 : last]
@@ -123,7 +123,7 @@ class _Blocks:
         self.cost[first:end] = cost
 
     def _better_line(self, state: int, below: int) -> int | None:
-        """The best line of the block itself for a state, where it is below the envelope."""
+        """Return the block's best line for a state if it is below the envelope."""
         if state >= below - 1:
             return None
         costs = self.values[state : below - 1] * self.alive[state]
@@ -134,7 +134,7 @@ class _Blocks:
         return None
 
     def _first_right(self, wrong: int, right: int, below: int) -> int:
-        """The first state from which on the envelope holds the best lines; ``wrong`` is none, ``right`` is one."""
+        """Return the first state from which on the envelope holds the best lines, by bisection."""
         state = wrong
         while wrong < right - 1:
             line = self._better_line(state, below)
@@ -147,7 +147,7 @@ class _Blocks:
         return right
 
     def _last_better(self, line: int, state: int, right: int) -> int:
-        """The last state for which a line of the block is below the envelope, from one for which it is."""
+        """Return the last state for which a line of the block is below the envelope."""
         end = min(line + 1, right)
         while end - state > 1:
             middle = (state + end) // 2
@@ -160,7 +160,7 @@ class _Blocks:
     # --- the envelope ---
 
     def lines_between(self, first: int, last: int) -> _Envelope:
-        """The envelope of lines first..last, where the states before them will read it."""
+        """Return the envelope of lines first..last, where the states before them will read it."""
         lines = np.arange(last, first - 1, -1)
         steepest = int(self.at(lines, self.alive[first]).argmin())
         lines = lines[steepest:]
@@ -174,7 +174,7 @@ class _Blocks:
             lines = lines[lowest]
 
     def merged(self, old: _Envelope, new: _Envelope, first: int) -> _Envelope:
-        """The envelope of both: new lines are flatter, so they are lowest from one crossing on."""
+        """Merge two envelopes: new lines are flatter, so they are lowest from one crossing on."""
         start = (
             int(np.searchsorted(old.begins, self.alive[first], side="right")) - 1
         )  # steeper ones are done with

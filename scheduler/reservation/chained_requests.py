@@ -1,4 +1,4 @@
-"""How long to ask for when a job that was stopped goes on where it was: the requests of a chain.
+"""Compute the requests of a chain, where a stopped job resumes in the next one.
 
 In :mod:`scheduler.reservation.requests` a job that outlives its request has lost all its work. One that saves before
 it is stopped has lost only what each further job costs: to start, and to save in time. With run time X, that overhead
@@ -28,7 +28,7 @@ MAX_VALUES = 500  # of a law; more are put on so many
 
 @dataclass(frozen=True)
 class Chain:
-    """What the jobs of a chain ask for, and what is to be expected.
+    """The requests of a chain and their expected cost.
 
     Attributes:
         requests: of each job, in the unit of the law; overheads included.
@@ -44,13 +44,13 @@ class Chain:
 
 
 def evaluate_chain(law: Discrete, requests: Sequence[float], overhead: float) -> Chain:
-    """What is to be expected of some requests.
+    """Compute the expected cost of given requests.
 
     Raises:
         InputError: one is not longer than the overhead, or together they do not reach the longest run.
 
     >>> evaluate_chain(Discrete([1, 10], [0.5, 0.5]), [2, 10], overhead=1)
-    Chain(requests=(2, 10), asked=7.0, used=7.0, jobs=1.5)
+    Chain(requests=(2, 10), requested=7.0, used=7.0, jobs=1.5)
     """
     work = np.asarray(requests, float) - overhead
     if not work.size or work.min() <= 0:
@@ -72,7 +72,7 @@ def evaluate_chain(law: Discrete, requests: Sequence[float], overhead: float) ->
 
 
 def best_chain(law: Discrete, overhead: float, jobs: int) -> Chain:
-    """The requests with the least expected sum.
+    """Return the requests with the least expected sum.
 
     Args:
         law: of the run time.
@@ -86,7 +86,7 @@ def best_chain(law: Discrete, overhead: float, jobs: int) -> Chain:
     and one would be 11.
 
     >>> best_chain(Discrete([1, 10], [0.5, 0.5]), overhead=1, jobs=5)
-    Chain(requests=(2.0, 10.0), asked=7.0, used=7.0, jobs=1.5)
+    Chain(requests=(2.0, 10.0), requested=7.0, used=7.0, jobs=1.5)
     """
     if jobs < 1 or not 0 <= overhead < math.inf:
         raise InputError(

@@ -1,4 +1,4 @@
-"""What is known of a run time: a law on a bounded interval, or finitely many values with their probabilities.
+"""Define laws of run times: continuous ones on a bounded interval, and discrete ones.
 
 The six laws of the reservations (truncated normal, beta, exponential, bounded
 Pareto, lognormal, uniform) all live on ``[low, high]``: a law with a longer
@@ -26,7 +26,7 @@ MAX_POINTS = 1_000_000  # that a law is put on
 
 
 class Uncut(NamedTuple):
-    """A law before it is placed and cut: its distribution function, the inverse of that, and its density."""
+    """A law before it is shifted and cut: its distribution function, the inverse of that, its density."""
 
     cdf: Callable[[Array], Array]
     inverse: Callable[[Array], Array]
@@ -60,7 +60,7 @@ def _uniform(_: Mapping[str, float]) -> Uncut:
 
 
 class LawFamily(NamedTuple):
-    """One of the six, before it is cut.
+    """One of the six families, before it is cut.
 
     Attributes:
         uncut: the law, from the parameters.
@@ -105,7 +105,7 @@ LAWS = {
 
 @dataclass(frozen=True, eq=False)
 class Law:
-    """A continuous law of run times on ``[low, high]``; all that is public is about the cut law.
+    """A continuous law of run times, cut to ``[low, high]``.
 
     Args:
         name: a key of ``LAWS``.
@@ -145,19 +145,19 @@ class Law:
             )
 
     def parameters(self) -> dict[str, float]:
-        """Every parameter by name, the bounds last."""
+        """Return every parameter by name, the bounds last."""
         return {
             name: float(value)
             for name, value in {**self.shape_parameters, "low": self.low, "high": self.high}.items()
         }
 
     def cdf(self, times: ArrayLike) -> Array:
-        """Probability that a run takes at most this long."""
+        """Return the probability that a run takes at most these times, in their shape."""
         clipped = np.clip(np.asarray(times, float), self.low, self.high)
         return np.asarray((self._reached(clipped) - self._below) / self._inside)
 
     def pdf(self, times: ArrayLike) -> Array:
-        """Density, zero outside the bounds."""
+        """Return the density, zero outside the bounds, in the shape of ``times``."""
         times = np.asarray(times, float)
         clipped = np.clip(times, self.low, self.high)
         density = self._uncut.pdf(self._scaled(clipped)) / (self._origin_and_unit[1] * self._inside)
@@ -196,7 +196,7 @@ class Law:
         return LAWS[self.name].origin_and_unit(self.parameters())
 
     def _scaled(self, times: ArrayLike) -> Array:
-        """Where times are on the scale of the uncut law."""
+        """Return times on the scale of the uncut law."""
         origin, unit = self._origin_and_unit
         if not LAWS[self.name].is_log:
             return (np.asarray(times) - origin) / unit
@@ -210,7 +210,7 @@ class Law:
         )  # the normal law's upper half: the others start at 0
 
     def _reached(self, times: ArrayLike) -> Array:
-        """The uncut distribution function; less 1 in its upper tail, for near 1 it has no digits left."""
+        """Return the uncut distribution function; minus 1 in its upper tail, to keep digits."""
         at = self._scaled(times)
         return np.asarray(-self._uncut.cdf(-at) if self._is_tail else self._uncut.cdf(at))
 
@@ -291,17 +291,17 @@ class Discrete:
 
     @property
     def support(self) -> tuple[Array, Array]:
-        """The values that have a probability, and these."""
+        """The values with a positive probability, and these probabilities."""
         positive = self.probabilities > 0
         return self.values[positive], self.probabilities[positive]
 
     @property
     def longest(self) -> float:
-        """The longest run time that has a probability."""
+        """The longest run time with a positive probability."""
         return float(self.values[np.flatnonzero(self.probabilities)[-1]])
 
     def longer_than(self, time: float) -> Discrete | None:
-        """The law of the runs that take longer than ``time``; None when there are none."""
+        """Return the law of the runs that take longer than ``time``; None if there are none."""
         if time < self.values[0]:
             return self
         longer = self.values > time
@@ -311,7 +311,7 @@ class Discrete:
         return None
 
     def work_within(self, time: float, after: float = 0.0) -> float:
-        """Expected useful time of a run that is stopped at ``time``: E[X; X <= time | X > after].
+        """Return the expected useful time of a run stopped at ``time``: E[X; X <= time | X > after].
 
         >>> Discrete([1, 2, 4], [0.5, 0.25, 0.25]).work_within(2)
         1.0
@@ -357,7 +357,7 @@ def discretize(law: Law, points: int) -> Discrete:
 
 
 def empirical_law(runs: ArrayLike) -> Discrete:
-    """The law of past runs: the times that were seen, each as likely as it was frequent.
+    """Return the law of past runs: each observed time with its relative frequency.
 
     Args:
         runs: run times, finite and above 0, in any order.
@@ -378,7 +378,7 @@ def empirical_law(runs: ArrayLike) -> Discrete:
 
 
 def coarsen(law: Discrete, max_values: int) -> tuple[Discrete, float]:
-    """A law on fewer values, and by how much the sequence that is best for it may cost too much.
+    """Reduce a law to fewer values; also return the relative excess cost of its best sequence.
 
     Neighbouring values become the largest of them, so that none grows by more than a factor 1 + e; e is the
     least for which ``most`` values are left, to 1 %. Of a sequence that is best for the law given, multiply all
@@ -393,7 +393,7 @@ def coarsen(law: Discrete, max_values: int) -> tuple[Discrete, float]:
     Returns:
         The law, and e.
 
-    >>> coarse, excess = coarsen(Discrete([8, 10, 20, 21], [0.25, 0.25, 0.25, 0.25]), most=3)
+    >>> coarse, excess = coarsen(Discrete([8, 10, 20, 21], [0.25, 0.25, 0.25, 0.25]), max_values=3)
     >>> coarse.values.tolist(), coarse.probabilities.tolist(), round(excess, 6)
     ([8.0, 10.0, 21.0], [0.25, 0.25, 0.5], 0.05)
     """
@@ -422,7 +422,7 @@ def coarsen(law: Discrete, max_values: int) -> tuple[Discrete, float]:
 
 
 def _groups(values: Array, excess: float, max_groups: int) -> list[int]:
-    """Where groups begin within which no value is more than 1 + excess times another; not many more than ``most``."""
+    """Return where groups begin whose values differ by at most a factor 1 + excess."""
     starts = [0]
     while len(starts) <= max_groups:
         end = int(values.searchsorted(values[starts[-1]] * (1 + excess), side="right"))

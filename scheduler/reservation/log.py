@@ -1,4 +1,4 @@
-"""Past run times and tabulated laws, read from text files."""
+"""Read past run times and tabulated laws from text files."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from scheduler.reservation.distributions import Array, Discrete
 
 
 def read_runs(path: str | Path) -> Array:
-    """Read a log of run times: one number a line; blank lines and ``#`` comments are passed over.
+    """Read a log of run times, one number per line; blank lines and ``#`` comments are skipped.
 
     Ten million lines take a few seconds: only a block in which numpy finds something else than one number a line is
     read line by line.
@@ -42,7 +42,7 @@ def read_runs(path: str | Path) -> Array:
 
 
 def read_table(path: str | Path) -> Discrete:
-    """Read a law: ``time,probability`` a line; blank lines and ``#`` comments are passed over.
+    """Read a law, ``time,probability`` per line; blank lines and ``#`` comments are skipped.
 
     Raises:
         InputError: the file cannot be read, a line is wrong, or the probabilities do not sum to 1.
@@ -66,7 +66,7 @@ def read_table(path: str | Path) -> Discrete:
 
 
 def _content_lines(path: str | Path, first: int, block: bytes) -> Iterator[tuple[str, str]]:
-    """Every line of a block that says something, with its place."""
+    """Yield the non-empty lines of a block with their locations."""
     try:
         text = block.decode("utf-8")
     except UnicodeDecodeError as error:

@@ -1,4 +1,4 @@
-"""How long to ask for: the sequence of walltime requests for a job of uncertain run time.
+"""Compute the best sequence of walltime requests for a job of uncertain run time.
 
 A job that outlives its request is stopped and asks again for more. With run
 time X, requests t_1 < t_2 < ..., t_r the first that is at least X, and S the
@@ -41,7 +41,7 @@ TIE = 1e-12  # costs that differ by less, relatively, are equal; the fewer reque
 
 @dataclass(frozen=True)
 class RequestSequence:
-    """Walltimes to ask for, one after the other, and the expected time until the job has succeeded.
+    """Walltimes to request, one after the other, and the expected time until the job succeeds.
 
     Attributes:
         requests: increasing.
@@ -57,7 +57,7 @@ class RequestSequence:
 def optimal_requests(
     law: Discrete, backfill_rate: float = 0.0, spent: float = 0.0
 ) -> RequestSequence:
-    """The sequence of requests with the least expected makespan.
+    """Return the sequence of requests with the least expected makespan.
 
     With backfill the time grows with the square of the number of values. A law of more than ``MAX_EXACT`` is
     first put on so many (:func:`scheduler.reservation.distributions.coarsen`), and the answer says what that may cost.
@@ -92,7 +92,7 @@ def optimal_requests(
 def expected_makespan(
     law: Discrete, requests: Sequence[float], backfill_rate: float = 0.0, spent: float = 0.0
 ) -> float:
-    """Expected makespan of any sequence of requests ([SPEC] Theorem 1, summed over the values of the law).
+    """Compute the expected makespan of requests ([SPEC] Theorem 1, summed over the law).
 
     Args:
         law: what is known of the run time.
@@ -125,7 +125,7 @@ def expected_makespan(
 
 
 def t_optimal(law: Discrete) -> RequestSequence:
-    """TOptimal: the best sequence without backfill, in time linear in the number of values.
+    """Run TOptimal: the best sequence without backfill, in time linear in the number of values.
 
     With Q_j the probability that a run outlives the first j values, the least
     expected cost from there on is E_j = min over i >= j of v_i Q_j + E_{i+1}
@@ -156,7 +156,7 @@ def t_optimal(law: Discrete) -> RequestSequence:
 
 
 def _sweep(values: list[float], alive: list[float]) -> tuple[float, list[int]]:
-    """The least expected cost E_0, and for each j the argmin i, value by value from the last one down.
+    """Return the least expected cost E_0, and for each j the argmin i, from the last value down.
 
     The textbook's form: faster than :mod:`scheduler.reservation.blocks` on small laws, and its oracle.
     """
@@ -200,7 +200,7 @@ def _sweep(values: list[float], alive: list[float]) -> tuple[float, list[int]]:
 
 
 def at_optimal(law: Discrete, backfill_rate: float, spent: float = 0.0) -> RequestSequence:
-    """ATOptimal: the best sequence with backfill, exactly, by non-dominated labels.
+    """Run ATOptimal: the best sequence with backfill, exactly, by non-dominated labels.
 
     A label is a way to have ruled out the first j values: its cost so far and
     its time spent S. [SPEC] Theorem 2 tabulates every possible S, O(n^4) in all;
@@ -248,7 +248,7 @@ def at_optimal(law: Discrete, backfill_rate: float, spent: float = 0.0) -> Reque
 def makespan_by_count(
     law: Discrete, backfill_rate: float = 0.0, max_requests: int = 8
 ) -> tuple[float, ...]:
-    """Least expected makespan with exactly 1, 2, ..., ``most`` requests, as far as the law has values.
+    """Return the least expected makespan with exactly 1, 2, ... ``max_requests`` requests.
 
     The labels of :func:`at_optimal`, kept apart by their number of requests.
 
@@ -285,7 +285,7 @@ def makespan_by_count(
 
 @dataclass(frozen=True)
 class _Support:
-    """The values of a law that have a probability, with the sums that make a cost O(1)."""
+    """The values of a law with positive probability, with the sums that make a cost O(1)."""
 
     values: Array
     reached: Array  # reached[j] = probability of the first j values
@@ -305,7 +305,7 @@ class _Support:
 
 
 class _NewLabels(NamedTuple):
-    """What a request makes of each label it is added to."""
+    """The labels that one more request makes of existing labels."""
 
     cost: Array
     spent: Array
@@ -316,7 +316,7 @@ class _NewLabels(NamedTuple):
 
 
 class _Labels(NamedTuple):
-    """Labels from which one may ask: what each has cost and spent, how many values it has ruled out, its number."""
+    """Labels that can be extended: cost, time spent, values ruled out, and number."""
 
     cost: Array
     spent: Array
@@ -331,7 +331,7 @@ class _Labels(NamedTuple):
 
 
 class _LabelTable:
-    """A growing table of labels, in the order of the number of values they have ruled out."""
+    """A growing table of labels, in the order of the number of values that they rule out."""
 
     def __init__(self, spent: float | None = None) -> None:
         self.count = 0
@@ -343,7 +343,7 @@ class _LabelTable:
             self.add(0, _NewLabels(np.zeros(1), np.array([spent]), np.array([-1])))
 
     def of(self, rows: slice) -> _Labels:
-        """Those of some rows."""
+        """Return the labels of some rows."""
         return _Labels(
             self.cost[rows],
             self.spent[rows],
@@ -363,14 +363,14 @@ class _LabelTable:
         return self.of(rows)
 
     def asked_before(self, label: int) -> Iterator[int]:
-        """Indices of the values asked for on the way to a label, the last one first."""
+        """Yield the indices of the values requested on the way to a label, last first."""
         while self.parent[label] >= 0:
             yield int(self.ruled_out[label]) - 1
             label = int(self.parent[label])
 
 
 def _extend_labels(support: _Support, i: int, rate: float, labels: _Labels) -> _NewLabels:
-    """Ask for value i after each label.
+    """Request value i after each label.
 
     Values up to (1 - zeta) v_i - zeta S leave room for all their backfill behind them and
     cost S + v_i; above that the backfill of (S + X) / (1 - zeta) decides ([SPEC] Equation 4).
@@ -392,7 +392,7 @@ def _extend_labels(support: _Support, i: int, rate: float, labels: _Labels) -> _
 
 @dataclass(frozen=True)
 class _Bound:
-    """Which labels can still be the best, as a sequence found on fewer values says how much is too much.
+    """A filter for labels that can still be the best, by the cost of a sequence on fewer values.
 
     Attributes:
         most: what that sequence costs.
@@ -410,7 +410,7 @@ class _Bound:
 
     @classmethod
     def of(cls, law: Discrete, support: _Support, rate: float, spent: float) -> _Bound | None:
-        """None for a law of few values, where it would take longer than it saves."""
+        """Return the bound; None for a law of few values, where it costs more than it saves."""
         size = len(support.values)
         if size <= 4 * COARSE:
             return None
@@ -424,7 +424,7 @@ class _Bound:
         )
 
     def is_promising(self, j: int, labels: _NewLabels) -> NDArray[np.bool_]:
-        """Which labels that have ruled out j values can.
+        """Return which labels that have ruled out j values can still be the best.
 
         What is to come costs at least alive_j S + least_j, and at least (alive_j S + the rest of the mean) /
         (1 - zeta).
@@ -436,7 +436,7 @@ class _Bound:
         return np.asarray(labels.cost + to_come <= self.max_cost)
 
     def can_extend(self, i: int, labels: _Labels, extended: _NewLabels) -> NDArray[np.bool_]:
-        """From which labels it can be best to ask for value i, as they have here, or for a larger one.
+        """Return from which labels it can be best to request value i or a larger one.
 
         Runs beyond v_i cost at least (S + X) / (1 - zeta). So what all runs cost then grows with v_i.
         """
@@ -447,7 +447,7 @@ class _Bound:
 
 
 def _thin(support: _Support, count: int) -> Discrete:
-    """The law on up to 3 ``count`` of its values: evenly by index, by probability, and by the logarithm of survival."""
+    """Return the law on up to 3 ``count`` values, even by index, probability and log survival."""
     last = len(support.values) - 1
     tail = -np.log(support.alive[:-1])
     picked = np.concatenate(
@@ -463,7 +463,7 @@ def _thin(support: _Support, count: int) -> Discrete:
 
 
 def _least_to_come(support: _Support, rate: float) -> Array:
-    """For each j a lower bound on what is to come beside alive_j S: S counts only where it is spent."""
+    """Return for each j a lower bound on the cost to come beside alive_j S."""
     values = support.values
     reached = support.reached
     moment = support.moment
@@ -484,7 +484,7 @@ def _least_to_come(support: _Support, rate: float) -> Array:
 
 
 def _non_dominated(labels: _NewLabels, alive: float, rate: float) -> _NewLabels:
-    """Drop each label that another at the same value beats whatever follows."""
+    """Drop each label that another label at the same value beats in every continuation."""
     flat = labels.cost + alive * labels.spent
     steep = labels.cost + alive / (1.0 - rate) * labels.spent
     best = np.argmin(flat)
@@ -513,7 +513,7 @@ def _non_dominated(labels: _NewLabels, alive: float, rate: float) -> _NewLabels:
 def requests_after(
     law: Discrete, failed: Sequence[float] = (), backfill_rate: float = 0.0
 ) -> RequestSequence:
-    """What to ask for next, and next after that, when some requests have failed already.
+    """Return the next requests after some requests have failed.
 
     The optimal sequence for the law beyond the longest failed request. A job
     that has outlived the whole law asks for twice the longest time known.
@@ -546,7 +546,7 @@ def requests_after(
 def requests_from_runs(
     runs: ArrayLike, failed: Sequence[float] = (), backfill_rate: float = 0.0
 ) -> RequestSequence:
-    """:func:`requests_after` for the law of past runs, if there are at least five.
+    """Return :func:`requests_after` for the law of at least five past runs.
 
     Fewer tell too little of how long a run can take: ask for twice the longest time known.
 
@@ -573,12 +573,12 @@ def requests_from_runs(
 
 
 def has_too_few_runs(runs: ArrayLike) -> bool:
-    """Whether these past runs are too few to learn a law from."""
+    """Return True if these past runs are too few to estimate a law."""
     return np.size(runs) < MIN_RUNS
 
 
 def _failed_times(failed: Sequence[float]) -> tuple[float, float]:
-    """The longest failed request, and the time of all of them."""
+    """Return the longest failed request, and the sum of all of them."""
     times = np.asarray(failed, float)
     if not np.all(np.isfinite(times) & (times > 0)):
         raise InputError("failed requests must be finite and above 0")
@@ -588,7 +588,7 @@ def _failed_times(failed: Sequence[float]) -> tuple[float, float]:
 def _single(
     request: float, law: Discrete | None, spent: float, backfill_rate: float
 ) -> RequestSequence:
-    """One request, for a law that it covers or for a run of just that length."""
+    """Return one request, for a law that it covers or for a run of just that length."""
     law = empirical_law([request]) if law is None else law
     return RequestSequence((request,), expected_makespan(law, [request], backfill_rate, spent))
 

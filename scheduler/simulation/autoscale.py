@@ -1,4 +1,4 @@
-"""What the autoscaler makes of jobs that arrive over time ([ELASTIC] sections III-E and IV-C).
+"""Simulate the autoscaler on jobs that arrive over time ([ELASTIC] sections III-E and IV-C).
 
     outcome = simulate(jobs, Autoscaling(gpus=400, interval_min=0))
 
@@ -41,7 +41,7 @@ class ElasticJob:
 
 @dataclass(frozen=True, slots=True)
 class JobHolding:
-    """A while in which a job had a number of GPUs; it progressed from ``steady_min`` on."""
+    """A period in which a job had a number of GPUs; it progressed from ``steady_min`` on."""
 
     job: int
     gpus: int
@@ -52,7 +52,7 @@ class JobHolding:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a simulation went.
+    """The result of a simulation.
 
     Args:
         sjs_efficiency: scheduled job scaling efficiency: lengths of the completed jobs over the
@@ -83,7 +83,7 @@ class Outcome:
 def simulate(
     jobs: Sequence[ElasticJob], settings: Autoscaling, minutes: float = math.inf
 ) -> Outcome:
-    """Run the autoscaler over jobs.
+    """Run the autoscaler on jobs.
 
     Args:
         jobs: in any order; those of one moment count as arriving in the order given.
@@ -100,7 +100,7 @@ def simulate(
 
 
 class _Kind(IntEnum):
-    """What happens at one moment, in this order."""
+    """The kinds of events at one moment, in this order."""
 
     COMPLETE = 0
     ARRIVE = 1
@@ -211,7 +211,7 @@ class _Simulation:
     # --- what came of it ---
 
     def outcome(self) -> Outcome:
-        """The result, once the simulator has stopped."""
+        """Return the result, once the simulator has stopped."""
         self._complete_what_is_due()
         for run in self.running:
             self._release(run)

@@ -1,4 +1,4 @@
-"""How many processors are free, from now into the future: the availability profile of a batch system."""
+"""Track how many processors are free over time: the availability profile of a batch system."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ class Availability:
         self._add(start, end, processors)
 
     def at(self, time: float) -> int:
-        """Free processors at a moment."""
+        """Return the free processors at a moment."""
         return self._free[self._index(time)]
 
     def free_until(self, time: float, processors: int) -> float:
-        """The moment up to which so many are free from ``time`` on: ``time`` itself when they are not."""
+        """Return the moment up to which so many stay free from ``time`` on; ``time`` if they are not free."""
         for index in range(self._index(time), len(self._times)):
             if self._free[index] < processors:
                 return max(self._times[index], float(time))
         return math.inf
 
     def min_free(self, start: float, end: float) -> int:
-        """The fewest free processors from ``start`` to ``end``."""
+        """Return the fewest free processors from ``start`` to ``end``."""
         first = self._index(start)
         last = first + 1
         while last < len(self._times) and self._times[last] < end:
@@ -51,7 +51,7 @@ class Availability:
         return min(self._free[first:last])
 
     def earliest_start(self, processors: int, duration: float, after: float) -> float:
-        """The first moment from ``after`` on at which so many (not more than the machine has) are free for so long."""
+        """Return the first moment from ``after`` on at which so many are free for ``duration``."""
         times = self._times
         free = self._free
         index = self._index(after)
@@ -84,7 +84,7 @@ class Availability:
                 del self._times[index], self._free[index]
 
     def _step_at(self, time: float) -> int:
-        """The step that begins at ``time``, made where there is none."""
+        """Return the index of the step that begins at ``time``; insert it if needed."""
         index = self._index(time)
         if self._times[index] < time:
             index += 1

@@ -1,4 +1,4 @@
-"""A batch system with reservations, simulated: jobs that ask for a walltime and may have to ask again.
+"""Simulate a batch system with reservations: jobs request walltimes and may have to ask again.
 
 Much depends on when a reservation starts, so there are three conventions:
 
@@ -73,7 +73,7 @@ class QueueJob:
     application: int = 1
 
     def request(self, failed: int) -> float:
-        """What it asks for after so many failed requests."""
+        """Return its request after so many failed requests."""
         excess = failed - len(self.requests) + 1
         if excess > 0:
             return self.requests[-1] * SAFETY**excess
@@ -82,7 +82,7 @@ class QueueJob:
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """Small jobs that arrive evenly for as long as other jobs are there, each of known run time.
+    """Small jobs that arrive evenly while other jobs are present, each of known run time.
 
     Attributes:
         interval: time between two arrivals.
@@ -97,7 +97,7 @@ class Stream:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One time on the machine: job ``job`` (an index) held its processors from ``start`` to ``end``.
+    """One run: job ``job`` (an index) held its processors from ``start`` to ``end``.
 
     ``limit`` is when it would have been stopped.
     """
@@ -112,7 +112,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Schedule:
-    """What happened to every job."""
+    """The runs of every job."""
 
     processors: int
     jobs: tuple[QueueJob, ...]
@@ -120,12 +120,12 @@ class Schedule:
 
     @property
     def start(self) -> float:
-        """When the first job arrived."""
+        """The arrival of the first job."""
         return min(job.submit for job in self.jobs)
 
     @property
     def end(self) -> float:
-        """When the last job had completed."""
+        """The completion of the last job."""
         return max(run.end for run in self.runs)
 
     @property
@@ -136,7 +136,7 @@ class Schedule:
 
     @property
     def failed_share(self) -> float:
-        """Processor time of runs that failed, over that of the machine."""
+        """Processor time of failed runs over that of the machine."""
         failed_time = sum(
             self.jobs[run.job].processors * (run.end - run.start)
             for run in self.runs
@@ -145,7 +145,7 @@ class Schedule:
         return failed_time / (self.processors * (self.end - self.start))
 
     def response(self, *, small: bool | None = None) -> float:
-        """Mean time from arrival to completion: of all jobs, of the small ones, or of the others."""
+        """Return the mean time from arrival to completion: of all jobs, the small ones, or the others."""
         times = [
             run.end - self.jobs[run.job].submit
             for run in self.runs
@@ -219,7 +219,7 @@ def _check(jobs: Sequence[QueueJob], processors: int, stream: Stream | None) -> 
 
 
 class _Kind(IntEnum):
-    """What happens first at one moment."""
+    """The kinds of events at one moment, in this order."""
 
     END = 0
     ARRIVE = 1
@@ -245,12 +245,12 @@ class _Waiting:
 
     @property
     def priority(self) -> tuple[int, float, int]:
-        """Earlier rounds before later ones; in a round the largest processors x request first."""
+        """The sort key: earlier rounds first; in a round the largest processors x request first."""
         return self.failed, -self.job.processors * self.request, self.index
 
 
 class _BatchQueue:
-    """The state of one simulation, and what happens in it."""
+    """The state of one simulation."""
 
     def __init__(
         self,
@@ -307,7 +307,7 @@ class _BatchQueue:
         self.sim.after(self.stream.interval, _Kind.FILL, self.stream_arrives)
 
     def begin(self, waiting: _Waiting, limit: float, *, speculative: bool = False) -> None:
-        """Start a run; its processors are held until ``limit`` already."""
+        """Start a run; its processors are already reserved until ``limit``."""
         if speculative:
             waiting.tried_until = limit
         else:
@@ -349,7 +349,7 @@ class _BatchQueue:
         self.decide_soon()
 
     def decide_soon(self) -> None:
-        """Decide at this moment, once, after everything that ends or arrives at it."""
+        """Decide once at this moment, after everything that ends or arrives at it."""
         self.sim.soon(_Kind.DECIDE, self.decide)
 
     def decide(self) -> None:
@@ -368,7 +368,7 @@ class _BatchQueue:
     # ------------------------------------------------------------ reservations
 
     def in_order(self) -> list[_Waiting]:
-        """The waiting jobs, the most important first."""
+        """Return the waiting jobs by priority."""
         return sorted(self.waiting.values(), key=lambda waiting: waiting.priority)
 
     def plan_anew(self) -> None:
@@ -385,7 +385,7 @@ class _BatchQueue:
             self.reserve(waiting)
 
     def reserve(self, waiting: _Waiting) -> None:
-        """Hold processors for a job at the earliest time they are free, and start it then."""
+        """Reserve processors for a job at the earliest possible time, and start it then."""
         processors = waiting.job.processors
         request = waiting.request
         start = self.free.earliest_start(
@@ -398,7 +398,7 @@ class _BatchQueue:
             waiting.start = start
 
     def withdraw(self, waiting: _Waiting) -> None:
-        """Give up the reservation of a job that still waits for it, if it has one."""
+        """Cancel the reservation of a waiting job, if it has one."""
         if waiting.start is not None:
             self.free.release(
                 waiting.start, waiting.start + waiting.request, waiting.job.processors
@@ -406,7 +406,7 @@ class _BatchQueue:
             waiting.start = None
 
     def set_alarm(self) -> None:
-        """Wake up when the next reservation starts."""
+        """Schedule a wake-up for the next reservation."""
         start = min(
             (waiting.start for waiting in self.waiting.values() if waiting.start is not None),
             default=math.inf,
@@ -428,7 +428,7 @@ class _BatchQueue:
     # ------------------------------------------------------------ gaps
 
     def candidates(self) -> list[_Waiting]:
-        """The jobs that a gap may be given to, the most important first."""
+        """Return the jobs that may use a gap, by priority."""
         now = self.sim.now
         planned = self.convention is Convention.PLANNED
         return [
@@ -438,7 +438,7 @@ class _BatchQueue:
         ][:DEPTH]
 
     def backfill(self) -> None:
-        """Start what fits into a gap; its own reservation does not count as one, and is given up."""
+        """Start jobs that fit into a gap; their own reservations do not block them and are cancelled."""
         now = self.sim.now
         for waiting in self.candidates():
             processors = waiting.job.processors
@@ -449,7 +449,7 @@ class _BatchQueue:
                 self.begin(waiting, limit)
 
     def fill(self) -> None:
-        """Start the small jobs that fit, in the order of their arrival."""
+        """Start the small jobs that fit, in order of arrival."""
         now = self.sim.now
         self.free.forget(now)
         passed: list[_Waiting] = []
@@ -464,14 +464,14 @@ class _BatchQueue:
         self.small.extendleft(reversed(passed))
 
     def speculate(self) -> None:
-        """Try jobs in gaps shorter than their requests, the best use of a gap first ([SPEC] section 4.3)."""
+        """Try jobs in gaps shorter than their requests, best use of a gap first ([SPEC] section 4.3)."""
         while (best := max(self.gaps(), default=None, key=lambda gap: gap[0])) is not None:
             _, waiting, limit = best
             self.free.reserve(self.sim.now, limit, waiting.job.processors)
             self.begin(waiting, limit, speculative=True)
 
     def gaps(self) -> Iterator[tuple[float, _Waiting, float]]:
-        """The jobs that might complete in their gap: the gap's expected utilisation G, the job, its limit.
+        """Yield jobs that might complete in their gap: expected utilization G, the job, its limit.
 
         The gap of a job lasts as long as its p processors stay free, but not beyond its own reservation, d;
         it is as wide as the g processors that stay free meanwhile. G = p E[X; X <= d | X > outlived] / (g d).

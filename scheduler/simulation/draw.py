@@ -1,4 +1,4 @@
-"""Ensembles to simulate: drawn like the paper's, converted from a table, with other epochs or errors."""
+"""Draw ensembles to simulate, convert them from a table, or change their epochs and rates."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _WAIT_PER_GPU = (0.003, 0.03)  # for the slowest of a group, as a share of the s
 
 @dataclass(frozen=True)
 class DrawnNetwork:
-    """A network before its rate and size are brought into the paper's ranges."""
+    """A network before its rate and size are mapped to the paper's ranges."""
 
     name: str
     parameters: float  # of the convolutions
@@ -105,13 +105,13 @@ def _draw(index: int, rng: Generator) -> DrawnNetwork:
 
 
 def _resnet(blocks: list[int]) -> tuple[float, float]:
-    """Parameters and multiplications of bottleneck blocks: 1x1 down, 3x3, 1x1 up."""
+    """Return parameters and multiplications of bottleneck blocks: 1x1 down, 3x3, 1x1 up."""
     parameters = [blocks[stage] * 17 * (64 * 2**stage) ** 2 for stage in range(4)]
     return sum(parameters), sum(p * side**2 for p, side in zip(parameters, _SIDES, strict=True))
 
 
 def _densenet(blocks: list[int]) -> tuple[float, float]:
-    """Parameters and multiplications of dense layers: 1x1 to four times the growth, 3x3 to the growth."""
+    """Return parameters and multiplications of dense layers: 1x1 to four times the growth, then 3x3."""
     channels = 2 * _GROWTH
     total = 0.0
     operations = 0.0
@@ -127,7 +127,7 @@ def _densenet(blocks: list[int]) -> tuple[float, float]:
 
 
 def _into_range(logs: Any, bounds: tuple[float, float]) -> Floats:
-    """Map logarithms linearly so that the least and largest are the logarithms of the bounds."""
+    """Map logarithms linearly so that the extremes are the logarithms of the bounds."""
     logs = np.asarray(logs, dtype=np.float64)
     low, high = np.log(bounds)
     spread = float(np.ptp(logs))
@@ -137,7 +137,7 @@ def _into_range(logs: Any, bounds: tuple[float, float]) -> Floats:
 
 
 def _scaled(single: float, gradients_mb: float, wait: float) -> tuple[float, ...]:
-    """Rates on one GPU to two nodes."""
+    """Return rates on one GPU to two nodes."""
     step = _BATCH / single
     rates = []
     for gpus in range(1, 2 * GPUS_PER_NODE + 1):
@@ -155,7 +155,9 @@ def _epochs(rng: Generator, networks: int, heavy_tail: bool) -> NDArray[np.int64
 
 
 def convert(value: Any, source: str = "ensemble") -> RateTable:
-    """Make a rate table of ``{"images_per_epoch", "gpus_per_node", "dnns": [{"id", "r", "epochs", "params_mb"}]}``.
+    """Make a rate table from the JSON of an older format.
+
+        {"images_per_epoch", "gpus_per_node", "dnns": [{"id", "r", "epochs", "params_mb"}]}
 
     Raises:
         InputError: all mistakes in one line.
@@ -182,7 +184,7 @@ def convert(value: Any, source: str = "ensemble") -> RateTable:
 
 
 def redraw_epochs(table: RateTable, seed: int, heavy_tail: bool = False) -> RateTable:
-    """The same networks with other epochs: drawn from those of the table, or heavy-tailed.
+    """Return the networks with new epochs: drawn from those of the table, or heavy-tailed.
 
     Raises:
         InputError: a network has no epochs to draw from.
@@ -209,7 +211,7 @@ def redraw_epochs(table: RateTable, seed: int, heavy_tail: bool = False) -> Rate
 
 
 def with_errors(table: RateTable, error: float, seed: int) -> RateTable:
-    """The rates as a profile might have measured them: each with its own normal error.
+    """Return the rates as a profile might have measured them, each with a normal error.
 
     Args:
         table: the true rates.

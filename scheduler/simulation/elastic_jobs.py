@@ -1,4 +1,4 @@
-"""The jobs that the autoscaler's simulation runs: read from a file, or drawn at random.
+"""Read or draw the jobs of the autoscaler's simulation.
 
 A file says when jobs arrive, how long they run on a scaling factor of 1, and
 what they make of GPUs:
@@ -46,7 +46,7 @@ POLICIES = (
 
 @dataclass(frozen=True)
 class JobFile:
-    """What a file of jobs holds."""
+    """The content of a file of jobs."""
 
     gpus: int
     jobs: tuple[ElasticJob, ...]
@@ -109,7 +109,7 @@ def _number(value: Any, location: str) -> float:
 
 
 def job_record(gpus: int, jobs: Sequence[ElasticJob]) -> dict[str, Any]:
-    """What a file of these jobs holds; :func:`read_jobs` gives them back."""
+    """Return the content of a file of these jobs; :func:`read_jobs` reads it back."""
     return {
         "gpus": gpus,
         "jobs": [
@@ -143,7 +143,7 @@ class Category:
 
 @dataclass(frozen=True)
 class Workload:
-    """What is assumed of the jobs and of the cluster.
+    """The assumptions about the jobs and the cluster.
 
     Args:
         categories: drawn with equal probability.
@@ -162,7 +162,7 @@ class Workload:
 
 @lru_cache(maxsize=1)
 def workload() -> Workload:
-    """The workload of ``data/elastic_categories.json``."""
+    """Return the workload of ``data/elastic_categories.json``."""
     data = read_json(CATEGORIES)
     return Workload(
         tuple(_category(record) for record in data["categories"]),
@@ -191,7 +191,7 @@ def generate(
     load: float = 1.0,
     category: int | None = None,
 ) -> list[ElasticJob]:
-    """Draw jobs that arrive over a while.
+    """Draw jobs that arrive during a period.
 
     Arrivals are a Poisson process. In busy times they bring, at ``load`` 1, as
     much work as the cluster does with every job on one GPU; in quiet times a

@@ -1,4 +1,4 @@
-"""An ensemble trained on a cluster of numbers: what a policy's makespan would be.
+"""Simulate an ensemble on a cluster: the makespan of a policy.
 
 The simulation asks the same policy functions as the live runtime, at the same
 moments (the start; a group ends an epoch, finishes or stops), and carries out
@@ -54,7 +54,7 @@ class Share:
 
 @dataclass(frozen=True)
 class SimulatedRound:
-    """The time from one change of the assignment to the next (a group that only ends is none)."""
+    """The time between two changes of the assignment; a group that only ends is no change."""
 
     start_s: float
     end_s: float
@@ -63,7 +63,7 @@ class SimulatedRound:
 
 @dataclass(frozen=True)
 class Stint:
-    """A network on fixed devices from one moment to another."""
+    """A period in which a network trained on fixed devices."""
 
     name: str
     devices: tuple[int, ...]
@@ -74,7 +74,7 @@ class Stint:
 
 @dataclass(frozen=True)
 class Simulated:
-    """What happened.
+    """The result of a simulation.
 
     Args:
         policy: its name.
@@ -102,7 +102,7 @@ class Simulated:
 
     @property
     def first_signal_s(self) -> float:
-        """When every network has ended its first epoch: from then on they can be compared."""
+        """The time at which every network has ended its first epoch, so that they can be compared."""
         done: defaultdict[str, float] = defaultdict(float)
         latest = 0.0
         for stint in self.stints:
@@ -127,7 +127,7 @@ def simulate(
     learning: Learning | None = None,
     arrivals: Mapping[str, float] | None = None,
 ) -> Simulated:
-    """Train an ensemble on numbers.
+    """Simulate the training of an ensemble.
 
     Args:
         rates: the true rates, with the epochs after which each network converges, and what networks that share a GPU
@@ -171,7 +171,7 @@ def simulate(
 
 
 class _Kind(IntEnum):
-    """What happens at one moment happens in this order."""
+    """The kinds of events at one moment, in this order."""
 
     SHARD = auto()
     STOPPED = auto()
@@ -190,7 +190,7 @@ class _State(Enum):
 
 
 class _Group:
-    """One network and, while it has devices, its training group."""
+    """A network and, while it has devices, its group."""
 
     def __init__(self, network: Network, row: int) -> None:
         self.name = network.name
@@ -218,7 +218,7 @@ class _Group:
         return self.epoch + self.position / samples
 
     def holding(self) -> GroupHolding:
-        """Its devices, and what can be done about them: newcomers need no time to build a network of numbers."""
+        """Return its devices and their possible changes; simulated networks are built at once."""
         if self.state is not _State.TRAINING:
             stance = Stance.BUSY
         elif self.position:
@@ -294,7 +294,7 @@ class _Run:
     # Deciding
 
     def _decide_soon(self) -> None:
-        """Decide, once, after all that happens at this moment."""
+        """Decide once, after everything else at this moment."""
         self.sim.soon(_Kind.DECIDE, self._decide)
 
     def _decide(self) -> None:
@@ -333,14 +333,14 @@ class _Run:
         self._carry_out()
 
     def _observe(self) -> None:
-        """Look how fast groups are that have trained for long enough."""
+        """Record the rates of groups that have trained for long enough."""
         if self.learner is not None:
             for group in self._training():
                 if self.sim.now >= group.ready_s + self.learner.after_s:
                     self.learner.observe(group.name, len(group.devices), group.networks_per_gpu)
 
     def _check_idle_devices(self) -> None:
-        """See whether devices that are idle could be used by groups of which nothing was known before."""
+        """Decide again if idle devices could be used by groups that were just measured."""
         self._observe()
         if (
             self.learner is not None
@@ -380,7 +380,7 @@ class _Run:
         self._set_paces()
 
     def _update_sharing(self) -> None:
-        """Let each group train at the rate that it has beside the others on its GPUs."""
+        """Set the rate of each group beside the others on its GPUs."""
         if self.cluster.slots == 1:
             return
         groups = [group for group in self.groups.values() if group.devices]
@@ -407,7 +407,7 @@ class _Run:
         return paid * share(self.rates.sharing, group.networks_per_gpu)
 
     def _take_batches(self) -> None:
-        """Let each group that stands before an epoch train it with the batch that is wanted now."""
+        """Let each group that is before an epoch use the batch of the target round."""
         for member in self.target.members:
             group = self.groups.get(member.name)
             if group is None:  # a policy of one's own may name any
@@ -420,7 +420,7 @@ class _Run:
                     group.rate = self._rate(group)
 
     def _moves(self) -> tuple[Move, ...]:
-        """The moves towards what is wanted, by all groups that are not as they should be."""
+        """Return the moves toward the target, of all groups that differ from it."""
         target = {member.name: member for member in self.target.members}
         changing = [
             group
@@ -448,7 +448,7 @@ class _Run:
         self._next(group, self.costs.checkpoint_s, _Kind.STOPPED, self._stopped)
 
     def _form(self, group: _Group, devices: tuple[int, ...]) -> None:
-        """Make a group of exactly these devices."""
+        """Form a group of exactly these devices."""
         if group.state is _State.TRAINING:
             self._end_stint(group)
         self.free |= set(group.devices)
@@ -479,7 +479,7 @@ class _Run:
         self._carry_out()
 
     def _trained(self, group: _Group) -> None:
-        """A group has trained on all the samples it had."""
+        """End the samples that a group had."""
         self._advance(group)
         group.position = group.supplied
         group.pace = 0.0
@@ -530,7 +530,7 @@ class _Run:
             self._advance(group)
 
     def _advance(self, group: _Group) -> None:
-        """Bring the position up to now."""
+        """Update the position to the current time."""
         elapsed = self.sim.now - group.since
         group.position += group.pace * elapsed
         self.book.busy_gpu_s += (
@@ -558,7 +558,7 @@ class _Run:
                 self._next(group, remaining / pace, _Kind.TRAINED, self._trained)
 
     def _supply(self, group: _Group) -> None:
-        """Give a group samples: the whole epoch, or with a ring the oldest shard that it lacks."""
+        """Give a group samples: the whole epoch, or with a ring the oldest missing shard."""
         ring = self.stream.ring
         if ring is None:
             group.supplied = self.samples
@@ -573,7 +573,7 @@ class _Run:
             self._produce_next()
 
     def _produce_next(self) -> None:
-        """Turn the ring by one shard, as long as any group trains."""
+        """Produce the next shard of the ring while any group trains."""
         ring = self.stream.ring
         self.production = None
         fastest = max((group.rate for group in self._training()), default=0.0)
@@ -620,7 +620,7 @@ class _RunRecord:
         self._checkpoint_until = max(self._checkpoint_until, end)
 
     def change(self, now: float, groups: Iterable[_Group]) -> None:
-        """A new round begins with the groups that have devices now."""
+        """Begin a new round with the groups that have devices now."""
         self._end_round(now)
         self._round_start = now
         self._round = [

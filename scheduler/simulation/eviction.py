@@ -1,4 +1,4 @@
-"""What an eviction plan does to a machine, minute by minute.
+"""Simulate what an eviction plan does to a machine, minute by minute.
 
 Batch jobs fill the machine when an on-demand job asks for nodes. The plan is
 carried out: who is killed lets go at once; who is checkpointed by the system
@@ -31,7 +31,7 @@ ON_DEMAND = "on-demand"
 
 @dataclass(frozen=True)
 class Use:
-    """Some nodes ran a job for a while; ``done_min`` of it was work that counts."""
+    """A period in which nodes ran a job; ``done_min`` of it was work that counts."""
 
     job: str
     nodes: frozenset[int]
@@ -42,7 +42,7 @@ class Use:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of the machine.
+    """The result of a simulation.
 
     Args:
         start_min: when the on-demand job started, from the moment it was asked for.
@@ -68,7 +68,7 @@ def simulate(
     length_min: float,
     storage: FileSystem,
 ) -> Outcome:
-    """Carry out a plan and let everything end.
+    """Carry out a plan and let all jobs end.
 
     Args:
         jobs: that run when the on-demand job asks.
@@ -100,7 +100,7 @@ def simulate(
 
 
 class _Kind(IntEnum):
-    """What happens first at one moment."""
+    """The kinds of events at one moment, in this order."""
 
     END = 0
     DUE = 1
@@ -124,7 +124,7 @@ class _Running:
 
 
 class _Machine:
-    """The machine, from the moment at which the on-demand job asks."""
+    """The machine, from the moment of the on-demand request."""
 
     def __init__(
         self,
@@ -180,7 +180,7 @@ class _Machine:
         self.running[running.id] = running
 
     def _release(self, running: _Running) -> None:
-        """The job ends or is stopped; its nodes are free."""
+        """End or stop a job; its nodes are free."""
         running.end.cancel()
         del self.running[running.id]
         if running.paused_min is None:
@@ -209,7 +209,7 @@ class _Machine:
         self._release(running)
 
     def _due(self, running: _Running, action: Action, write_min: float) -> None:
-        """The job may be checkpointed; one that checkpoints itself stands still until it is its turn."""
+        """Queue a job's checkpoint; a job that checkpoints itself pauses until its turn."""
         if self.running.get(running.id) is running:
             if action == "app":
                 self._pause(running)
@@ -241,7 +241,7 @@ class _Machine:
         self._write()
 
     def _start(self) -> None:
-        """Start whoever finds nodes: the on-demand job first."""
+        """Start jobs that fit on the free nodes, the on-demand job first."""
         if self.start_min is None:
             if len(self.free_since) < self.nodes_needed:
                 return

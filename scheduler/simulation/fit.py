@@ -1,4 +1,4 @@
-"""Which of the six laws describes given run times, with which parameters."""
+"""Fit the six laws to run times."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FEWEST = 5
 
 @dataclass(frozen=True)
 class Fit:
-    """A law fitted to run times, and how well it fits.
+    """A law fitted to run times, with its goodness of fit.
 
     Attributes:
         law: the law with the likeliest parameters.
@@ -92,7 +92,7 @@ def _fit(name: str, sample: Array, low: float, high: float) -> Fit:
 
 
 def _guess(name: str, sample: Array, low: float, high: float) -> dict[str, float]:
-    """Parameters to start from: moments of the sample, as if nothing were cut."""
+    """Return start parameters: moments of the sample, as if nothing were cut."""
     if name == "truncnorm":
         return {"mu": float(sample.mean()), "sigma": float(sample.std())}
     if name == "lognormal":

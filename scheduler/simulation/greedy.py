@@ -1,4 +1,4 @@
-"""The heuristic with which [COSIM] compares its dynamic programme; it answers for one deadline."""
+"""Plan evictions by the heuristic that [COSIM] compares with, for one deadline."""
 
 from __future__ import annotations
 

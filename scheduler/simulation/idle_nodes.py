@@ -1,4 +1,4 @@
-"""Replay of a trace of idle nodes: what would trainers have done on them?
+"""Replay a trace of idle nodes: what would trainers have done on them?
 
 The decisions of :mod:`scheduler.idle.allocate` are taken at each change of the trace,
 on the event kernel of the project. What is counted, and how, follows BFTrainer
@@ -52,7 +52,7 @@ PLACEMENTS: dict[str, Placement] = {
 
 @dataclass(frozen=True)
 class Settings:
-    """How a replay decides.
+    """The settings of a replay.
 
     Attributes:
         policy: how many nodes each trainer gets.
@@ -78,7 +78,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class TrainerRecord:
-    """What became of a trainer that took part.
+    """The record of a trainer that took part.
 
     Attributes:
         job: number of its job.
@@ -95,7 +95,7 @@ class TrainerRecord:
 
 @dataclass(frozen=True)
 class ReplayResult:
-    """What happened in a replay.
+    """The result of a replay.
 
     Attributes:
         end_s: how long it lasted.
@@ -119,12 +119,12 @@ class ReplayResult:
 
     @property
     def completed(self) -> int:
-        """How many trainers were done."""
+        """The number of completed trainers."""
         return sum(record.ended_s is not None for record in self.trainers)
 
     @property
     def mean_trainer_hours(self) -> float:
-        """Mean time of those that were done; NaN where none was."""
+        """Mean hours of the completed trainers; NaN if there are none."""
         hours = [
             (record.ended_s - record.started_s) / 3600
             for record in self.trainers
@@ -135,13 +135,13 @@ class ReplayResult:
         return math.nan
 
     def outcome_until(self, time_s: float | sharing.FloatArray) -> sharing.FloatArray:
-        """What was done until a time, in units of the objective; between two notes it grows evenly."""
+        """Return the outcome at a time, in units of the objective; linear between entries."""
         return np.interp(time_s, self.times_s, self.outcome)
 
 
 @dataclass(frozen=True)
 class Summary:
-    """A replay in numbers, in the format that commands share.
+    """The key figures of a replay, in the format that commands share.
 
     Attributes:
         efficiency: see :func:`efficiency`.
@@ -189,7 +189,7 @@ def replay(
 def efficiency(
     trace: Trace, jobs: Sequence[TrainerJob], replayed: ReplayResult, max_parallel: int
 ) -> float:
-    """Resource utilisation efficiency U = A_e / A_s (section 4.1.2 of the paper).
+    """Compute the resource utilization efficiency U = A_e / A_s (section 4.1.2 of the paper).
 
     A_e is what the replay did, A_s what the same jobs do on dedicated nodes, as many as were idle
     on average, shared out at best and at no cost, for as long; both in units of the
@@ -218,7 +218,7 @@ def efficiency(
 def static_outcome(
     jobs: Sequence[TrainerJob], nodes: float, seconds: float, max_parallel: int
 ) -> float:
-    """What jobs do at best on dedicated nodes, in units of the objective.
+    """Compute the best outcome of jobs on dedicated nodes, in units of the objective.
 
     Args:
         jobs: by time of submission.
@@ -255,7 +255,7 @@ def _static_outcome(
 def summarize(
     trace: Trace, jobs: Sequence[TrainerJob], settings: Settings, replayed: ReplayResult
 ) -> Summary:
-    """A replay in numbers; the caller adds the time that it took."""
+    """Return the key figures of a replay; the caller adds the time that it took."""
     node_seconds = trace.node_seconds()
     return Summary(
         efficiency(trace, jobs, replayed, settings.max_parallel),
@@ -273,7 +273,7 @@ def summarize(
 
 
 class _Kind(IntEnum):
-    """What happens at one moment, in this order: work is done before its nodes leave."""
+    """The kinds of events at one moment, in this order: work is done before its nodes leave."""
 
     COMPLETION = 0
     CHANGE = 1
@@ -308,7 +308,7 @@ class _Active:
         return float(self.job.trainer.rates[self.nodes])
 
     def work(self, seconds: float) -> float:
-        """Work so long, backwards where it is negative; the samples."""
+        """Work for some seconds, backwards if negative; return the samples."""
         samples = self.rate * seconds
         self.done += samples
         self.outcome += self.gain * seconds
@@ -376,7 +376,7 @@ class _Replay:
             self.sim.at(self.next_change_s, _Kind.CHANGE, lambda: self._change(index))
 
     def _change(self, index: int) -> None:
-        """Nodes leave and join."""
+        """Apply one change of the trace: nodes leave and join."""
         if index % PROGRESS_EVERY == 0:
             self.on_progress(index, len(self.trace.times_s))
         self._settle(self.sim.now)
@@ -397,12 +397,12 @@ class _Replay:
         self._schedule_change(index + 1)
 
     def _submit(self) -> None:
-        """A trainer is submitted; it may have to wait its turn."""
+        """Submit a trainer; it may have to wait its turn."""
         if len(self.active) < self.settings.max_parallel:
             self._decide_soon()
 
     def _complete(self, trainer: _Active) -> None:
-        """A trainer has done its last sample."""
+        """Complete a trainer that has done its last sample."""
         self._settle(self.sim.now)
         trainer.done = trainer.job.total_samples
         trainer.ended_s = self.sim.now
@@ -412,11 +412,11 @@ class _Replay:
         self._await_completion()
 
     def _decide_soon(self) -> None:
-        """Decide once all else of this moment has happened."""
+        """Decide after everything else at this moment."""
         self.sim.soon(_Kind.DECISION, self._decide)
 
     def _decide(self) -> None:
-        """Share out the idle nodes anew."""
+        """Allocate the idle nodes anew."""
         self._settle(self.sim.now)
         self._retire()
         self._admit()
@@ -475,7 +475,7 @@ class _Replay:
             self.owner = self.settings.placement(self.owner, nodes_of)
 
     def _await_completion(self) -> None:
-        """Wake up when the next trainer is done, if that is before the trace changes."""
+        """Schedule the next completion, if it comes before the trace changes."""
         if self.completion is not None:
             self.completion.cancel()
             self.completion = None

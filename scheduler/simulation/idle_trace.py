@@ -1,4 +1,4 @@
-"""The files of an idle-node replay: which nodes were idle when, who wants them, what they are called.
+"""Read the files of an idle-node replay: idle nodes over time, trainers, node names.
 
 Three formats (``.gz`` allowed for each), all checked as they are read: a mistake
 is one :class:`~scheduler.base.InputError` that names the file and the line, or the
@@ -65,7 +65,7 @@ class Trace:
     def of(
         times_s: FloatArray, nodes: NodeArray | IntArray, joined: BoolArray, size: int, end_s: float
     ) -> Trace:
-        """A trace from its rows, sorted by time."""
+        """Make a trace from its rows, sorted by time."""
         first = np.flatnonzero(np.diff(times_s, prepend=-math.inf))
         return Trace(
             times_s[first], np.append(first, len(times_s)), nodes, joined, size, float(end_s)
@@ -73,13 +73,13 @@ class Trace:
 
     @staticmethod
     def constant(nodes: int, seconds: float) -> Trace:
-        """A pool that does not change: nodes that are dedicated."""
+        """Return a constant pool: dedicated nodes."""
         return Trace.of(
             np.zeros(nodes), np.arange(nodes), np.ones(nodes, dtype=bool), nodes, seconds
         )
 
     def select(self, first: int = 0, last: int | None = None, end_s: float | None = None) -> Trace:
-        """The trace of the nodes first..last - 1 alone, numbered anew from 0, up to a time.
+        """Return the trace of nodes first..last - 1 alone, renumbered from 0, up to a time.
 
         Args:
             first: number of the first node.
@@ -112,7 +112,7 @@ class Trace:
         )
 
     def arranged(self, order: IntArray) -> Trace:
-        """The same trace with nodes numbered anew: node ``order[i]`` becomes node ``i``."""
+        """Return the trace with renumbered nodes: node ``order[i]`` becomes node ``i``."""
         rank = np.empty(self.size, dtype=np.int64)
         rank[order] = np.arange(self.size)
         return replace(self, nodes=rank[self.nodes])
@@ -123,7 +123,7 @@ class Trace:
         return np.cumsum(np.where(self.joined, 1, -1))[self.starts[1:] - 1]
 
     def node_seconds(self, until_s: float | None = None) -> float:
-        """Idle nodes, integrated over time from 0 (Eq. 17 of BFTrainer, there in hours).
+        """Integrate idle nodes over time from 0 (Eq. 17 of BFTrainer, there in hours).
 
         >>> trace = Trace.of(times_s=np.array([0.0, 0.0, 60.0]), nodes=np.array([0, 1, 0]),
         ...                  joined=np.array([True, True, False]), size=2, end_s=90)
@@ -137,7 +137,7 @@ class Trace:
 
 @dataclass(frozen=True)
 class TrainerJob:
-    """A trainer that somebody submits.
+    """A trainer that a user submits.
 
     Attributes:
         curve: name of its curve, such as the network it trains.
@@ -175,7 +175,7 @@ def with_objective(
     weights: Mapping[str, float] | None = None,
     rescale_factor: float = 1.0,
 ) -> tuple[TrainerJob, ...]:
-    """The same jobs with another objective, weights by curve, or dearer rescaling.
+    """Return the jobs with another objective, weights by curve, or costlier rescaling.
 
     Args:
         jobs: see there.
@@ -243,7 +243,7 @@ def read_events(
 
 
 class _Block(NamedTuple):
-    """Rows, and on which lines of the file they stand."""
+    """Rows and their lines in the file."""
 
     times: FloatArray
     nodes: NodeArray
@@ -276,7 +276,7 @@ class _Rows:
         self.open = _NO_ROWS  # those of the last moment, of which the next block may have more
 
     def add(self, line: int, text: bytes) -> None:
-        """Read a block of the file, which begins on a line; blank lines may end the file, but not stand within it."""
+        """Read a block that begins on a line; blank lines may end the file, but not be within it."""
         if line == 1 and text.strip():
             heading, _, text = text.partition(b"\n")
             if heading.strip().decode("utf-8", "replace") != HEADING:
@@ -303,7 +303,7 @@ class _Rows:
         self.open = block.take(np.arange(end, len(block.times)))
 
     def trace(self) -> Trace:
-        """All that was read."""
+        """Return the trace of all rows."""
         self._close(self.open)
         if self.blank == 1:
             raise InputError(f"{self.path}: the file is empty")
@@ -314,14 +314,14 @@ class _Rows:
         return Trace.of(times, nodes, joined, int(nodes.max()) + 1, times[-1])
 
     def _close(self, block: _Block) -> None:
-        """Take in the rows of whole moments."""
+        """Add the rows of complete moments."""
         if len(block.times):
             block = block.take(np.lexsort((block.nodes, block.joined, block.times)))
             self._check_alternation(block.nodes, block.joined, block.lines)
             self.done.append(block[:3])
 
     def _check_alternation(self, nodes: NodeArray, joined: BoolArray, lines: IntArray) -> None:
-        """Each node joins, leaves, joins, ...; at one moment it leaves first."""
+        """Check that each node joins and leaves in turn; at one moment it leaves first."""
         if nodes.max() >= len(self.is_idle):
             self.is_idle = np.concatenate((self.is_idle, np.zeros(nodes.max() + 1, dtype=bool)))
         order = np.argsort(nodes, kind="stable")
@@ -343,7 +343,7 @@ class _Rows:
 
 
 def _parse(path: str | Path, line: int, block: bytes) -> FloatArray:
-    """The rows of a CSV of three numbers each (rows, 3)."""
+    """Parse a CSV of three numbers per row, shape (rows, 3)."""
     rows = parse_numbers(block, 3)
     if rows is not None and len(rows) == block.count(b"\n"):
         return rows
@@ -488,7 +488,7 @@ def read_node_names(path: str | Path) -> tuple[str, ...]:
 
 
 def _read(path: str | Path) -> bytes:
-    """A file's content, unzipped; never empty."""
+    """Return the decompressed content of a file; it must not be empty."""
     data = read_bytes(path)
     if not data.strip():
         raise InputError(f"{path}: the file is empty")

@@ -1,4 +1,4 @@
-"""The event kernel that carries every simulation of the project.
+"""Run simulations on one event kernel.
 
 An event is a moment, a kind and a function to call. Events happen in order of
 time; at one moment in order of kind (an integer of the simulation's own enum,
@@ -28,7 +28,7 @@ import numpy as np
 
 @dataclass(order=True, slots=True)
 class Event:
-    """A moment at which something happens; compares by (time, kind, sequence)."""
+    """An event; compares by (time, kind, sequence)."""
 
     time: float
     kind: int
@@ -37,12 +37,12 @@ class Event:
     cancelled: bool = field(default=False, compare=False)
 
     def cancel(self) -> None:
-        """Make the event not happen. Cancelling twice, or after it happened, does nothing."""
+        """Cancel the event; has no effect if it was cancelled or has happened."""
         self.cancelled = True
 
 
 class Simulator:
-    """A clock, a queue of events and a source of randomness.
+    """A clock, a queue of events and a random generator.
 
     Args:
         start: the time at which the clock starts, in the unit of the simulation.
@@ -57,7 +57,7 @@ class Simulator:
         self._soon: set[int] = set()
 
     def at(self, time: float, kind: int, action: Callable[[], None]) -> Event:
-        """Schedule ``action`` at a moment; one that is now comes after what happens now.
+        """Schedule ``action`` at a moment; at the current time it runs after what happens now.
 
         Raises:
             ValueError: the moment has passed, or is not a finite number.
@@ -70,11 +70,11 @@ class Simulator:
         return event
 
     def after(self, delay: float, kind: int, action: Callable[[], None]) -> Event:
-        """Schedule ``action`` a while from now."""
+        """Schedule ``action`` after a delay."""
         return self.at(self.now + delay, kind, action)
 
     def soon(self, kind: int, action: Callable[[], None]) -> None:
-        """Schedule ``action`` at this moment; only once of each kind, until it happens."""
+        """Schedule ``action`` at this moment, only once per kind until it happens."""
 
         def act() -> None:
             self._soon.remove(kind)
@@ -85,7 +85,7 @@ class Simulator:
             self.at(self.now, kind, act)
 
     def peek(self) -> float:
-        """The time of the next event, infinity when there is none."""
+        """Return the time of the next event; infinity if there is none."""
         while self._queue and self._queue[0].cancelled:
             heapq.heappop(self._queue)
         if self._queue:
@@ -93,7 +93,7 @@ class Simulator:
         return math.inf
 
     def step(self) -> None:
-        """Let the next event happen.
+        """Run the next event.
 
         Raises:
             IndexError: there is none.
@@ -104,7 +104,7 @@ class Simulator:
         event.action()
 
     def run(self, until: float = math.inf) -> None:
-        """Let events happen while their time is before ``until``; then the clock shows ``until``.
+        """Run events while their time is before ``until``; then set the clock to ``until``.
 
         Without ``until`` the run ends with the last event, and the clock shows its time.
         """

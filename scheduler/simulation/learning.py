@@ -1,4 +1,4 @@
-"""Online rates in a simulation: what nobody knows before, and what steps show.
+"""Simulate online rates: unknown at first, shown by simulated steps.
 
 The estimate is that of a live run (:mod:`scheduler.ensemble.online`). Instead of counted operations it is given true
 rates with large errors, and instead of timed steps true rates with small ones.
@@ -21,7 +21,7 @@ _STEPS = 100  # that an observation is said to rest on
 
 @dataclass(frozen=True)
 class Learning:
-    """How a policy comes to know rates in the run itself.
+    """How a policy learns rates during the run.
 
     Args:
         prior_error: standard deviation of the natural logarithms of the rates on one GPU that are guessed before; 0.7
@@ -47,7 +47,7 @@ class Learning:
 
 
 class Learner:
-    """What is known in one simulation.
+    """The rates known in one simulation.
 
     Args:
         rates: the true ones.
@@ -82,7 +82,7 @@ class Learner:
         )
 
     def observe(self, name: str, gpus: int, networks_per_gpu: int) -> None:
-        """A group has trained for a while, with so many networks on its GPUs."""
+        """Record the rate of a group with so many networks on its GPU."""
         if (name, gpus, networks_per_gpu) not in self._observed:
             self._observed.add((name, gpus, networks_per_gpu))
             index = self._index[name]
@@ -94,11 +94,11 @@ class Learner:
             )
 
     def table(self) -> RateTable:
-        """What the policy is told."""
+        """Return the rates for the policy."""
         return self.rates.table()
 
     def record_plan(self, is_new: bool, probes: Probes) -> None:
-        """The policy has answered by what it was told last.
+        """Record that the policy has answered from the last table.
 
         Args:
             is_new: whether it answered otherwise than before.
@@ -110,7 +110,7 @@ class Learner:
 
 
 def _traits(network: Network, wrong: float) -> Traits:
-    """A network whose rate on one GPU is guessed, in a unit that nobody knows."""
+    """Return a network whose rate on one GPU is guessed, in an arbitrary unit."""
     return Traits(
         network.name,
         network.name,

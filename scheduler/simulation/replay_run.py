@@ -1,4 +1,4 @@
-"""A live run, replayed through the simulator: what it took, and what it should have taken.
+"""Replay a live run in the simulator: its time, and the time that it should have taken.
 
 The record of a live run says which group had which devices when, and how many
 epochs every network came to need. The simulator then trains the same networks
@@ -43,7 +43,7 @@ def replay(
     costs: Costs,
     stream: Stream,
 ) -> ReplayedRun:
-    """Simulate what a live run has recorded.
+    """Simulate a recorded live run.
 
     Args:
         records: of one launch, from its start to its end, in order of time.
@@ -80,7 +80,7 @@ def replay(
 
 
 def stints_of(records: Iterable[Record]) -> tuple[Stint, ...]:
-    """Who trained when on which devices.
+    """Return which network trained when on which devices.
 
     Raises:
         InputError: times go back, or a network ends an epoch without having devices.

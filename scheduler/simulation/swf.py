@@ -1,4 +1,4 @@
-"""Traces of batch systems in the Standard Workload Format: 18 columns a job.
+"""Read and write traces of batch systems in the Standard Workload Format: 18 columns per job.
 
 The format of the Parallel Workloads Archive (Chapin et al., Benchmarks and
 Standards for the Evaluation of Parallel Job Schedulers, 1999): header comments
@@ -47,32 +47,32 @@ class SwfJob:
 
     @property
     def size(self) -> int:
-        """Processors it ran on, or asked for where that is not known."""
+        """Processors that it ran on, or requested if unknown."""
         if self.processors > 0:
             return self.processors
         return self.requested_processors
 
     @property
     def ran(self) -> bool:
-        """Whether this line tells a whole job that ran."""
+        """Whether this line describes a whole job that ran."""
         return self.run_s > 0 and self.size > 0 and self.status not in PARTIAL
 
     @property
     def completed(self) -> bool:
-        """Whether it ran to its end, as far as the trace tells."""
+        """Whether it ran to its end, according to the trace."""
         return self.ran and self.status in (UNKNOWN, 1)
 
 
 @dataclass(frozen=True)
 class Trace:
-    """A trace: what its header says, and its jobs in the order of the file."""
+    """A trace: its header and its jobs in file order."""
 
     jobs: tuple[SwfJob, ...]
     header: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def machine_size(self) -> int | None:
-        """Processors of the machine as the header tells them, None where it does not."""
+        """Processors of the machine according to the header; None if it does not say."""
         for key in ("MaxProcs", "MaxNodes"):
             number = self.header.get(key, "").split()
             if number and number[0].isdecimal() and len(number[0]) <= 15 and int(number[0]) > 0:
@@ -85,7 +85,7 @@ INTEGERS = frozenset(column.name for column in fields(SwfJob) if column.type == 
 
 
 def read_swf(path: str | Path) -> Trace:
-    """Read a trace; a name that ends in ``.gz`` is decompressed.
+    """Read a trace; a file whose name ends in ``.gz`` is decompressed.
 
     Raises:
         InputError: the file cannot be read, a line has not 18 numbers, a whole number is wanted where there
@@ -113,7 +113,7 @@ def read_swf(path: str | Path) -> Trace:
 
 
 def write_swf(path: str | Path, trace: Trace) -> None:
-    """Write a trace; a name that ends in ``.gz`` is compressed. The file appears whole or not at all.
+    """Write a trace atomically; a file whose name ends in ``.gz`` is compressed.
 
     Raises:
         InputError: the file cannot be written.

@@ -1,4 +1,4 @@
-"""Batch jobs that fill a machine like Theta, drawn at random ([COSIM] sections IV-A and IV-B).
+"""Draw batch jobs that fill a machine like Theta ([COSIM] sections IV-A and IV-B).
 
 The paper takes three moments from Theta's trace at which 4,352 of its 4,392
 nodes ran 12, 16 and 24 jobs, none of which could be killed for nothing, and

@@ -1,4 +1,4 @@
-"""Jobs for the batch queue: drawn from a law, or taken from a trace; and a simulated schedule as a trace.
+"""Make jobs for the batch queue from a law or a trace, and write a schedule as a trace.
 
 What a job asks for is decided by one of five rules:
 
@@ -32,7 +32,7 @@ STREAM_SCALE = 100  # jobs of the stream are so many times shorter ([SPEC] secti
 
 
 class Rule(StrEnum):
-    """How the walltime to ask for is chosen."""
+    """The rule that chooses the walltime to request."""
 
     CLASSICAL = "classical"
     RECENT = "recent"
@@ -42,7 +42,7 @@ class Rule(StrEnum):
 
 
 class Sizes(StrEnum):
-    """How many processors the drawn jobs want ([SPEC] section 5.2)."""
+    """How many processors the drawn jobs need ([SPEC] section 5.2)."""
 
     FULL = "full"
     HALF = "half"
@@ -53,7 +53,7 @@ class Sizes(StrEnum):
 def choose_requests(
     rule: Rule, law: Discrete, recent: Sequence[float], backfill_rate: float = 0.0
 ) -> tuple[float, ...]:
-    """What a job asks for, one request after the other.
+    """Return the requests of a job, one after the other.
 
     Args:
         rule: any but ``user``.
@@ -81,7 +81,7 @@ def choose_requests(
 
 @lru_cache(maxsize=64)
 def _optimal(law: Discrete, backfill_rate: float) -> tuple[float, ...]:
-    """The optimal requests; the jobs of one application share their law."""
+    """Return the optimal requests; the jobs of one application share their law."""
     return optimal_requests(law, backfill_rate).requests
 
 
@@ -101,7 +101,7 @@ def draw_jobs(
     submit: float = 0.0,
     past: int = RECENT,
 ) -> list[QueueJob]:
-    """Jobs of one application that all arrive at once.
+    """Draw jobs of one application that all arrive at once.
 
     The same generator state gives the same jobs whatever the rule, so rules can be compared run by run.
 
@@ -138,7 +138,7 @@ def draw_jobs(
 def draw_sizes(
     sizes: Sizes, processors: int, count: int, rng: np.random.Generator
 ) -> NDArray[np.int64]:
-    """Processors of each of ``count`` jobs: all, half of them, or drawn from a law on [1, P].
+    """Return the processors of each of ``count`` jobs: all, half, or drawn from a law on [1, P].
 
     The laws are a normal of mean P/2 and standard deviation 0.3 P, and a beta with both shapes 2.
     """
@@ -154,7 +154,7 @@ def draw_sizes(
 
 
 def small_stream(law: Law, work_rate: float, processors: int) -> Stream:
-    """A stream of sequential small jobs that bring ``work_rate`` of the machine's capacity as work.
+    """Return a stream of small jobs with ``work_rate`` of the machine's capacity as work.
 
     Their run times follow the law scaled down by ``STREAM_SCALE``, and are known when they arrive.
     """
@@ -172,7 +172,7 @@ def small_stream(law: Law, work_rate: float, processors: int) -> Stream:
 
 
 def jobs_from_trace(trace: Trace, rule: Rule, backfill_rate: float = 0.0) -> list[QueueJob]:
-    """The jobs of a trace that ran, with requests from what was known when they arrived.
+    """Return the jobs of a trace that ran, with requests from what was known at their arrival.
 
     Known of a job are the completed runs of its application (its user and
     executable) that had ended by then in the trace, the latest 200. With fewer than five
@@ -208,7 +208,7 @@ def jobs_from_trace(trace: Trace, rule: Rule, backfill_rate: float = 0.0) -> lis
 
 @dataclass
 class _Past:
-    """The completed runs of one application: those that have ended, and those that have not yet."""
+    """The completed runs of one application: those that have ended, and those still running."""
 
     number: int
     ended: list[float] = field(default_factory=list)
@@ -224,7 +224,9 @@ class _Past:
 
 
 def schedule_to_trace(schedule: Schedule, unit_s: float = 1.0) -> Trace:
-    """A simulated schedule as a trace: a line for each run; one that asks again names the run before it.
+    """Return a simulated schedule as a trace, one line per run.
+
+    A job that asks again names its previous run.
 
     Args:
         schedule: what happened.

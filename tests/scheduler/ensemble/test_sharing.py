@@ -48,10 +48,10 @@ def test_nothing_is_known_before_anything_has_trained_alone():
     sharing = Sharing()
     sharing.observe(("a", 1), 2, 10.0, *SURE)
     sharing.observe(("a", 1), 4, 6.0, *SURE)
-    assert (sharing.curve, sharing.found, sharing.is_known(2)) == ((), {}, False)
+    assert (sharing.curve, sharing.fitted, sharing.is_known(2)) == ((), {}, False)
     sharing.observe(("b", 1), 4, 6.0, *SURE)
     sharing.observe(("b", 1), 1, 12.0, *SURE)  # by b and four, a and two hang together with one
-    assert sharing.found == {2: pytest.approx(2 * 10 / 12), 4: pytest.approx(2.0)}
+    assert sharing.fitted == {2: pytest.approx(2 * 10 / 12), 4: pytest.approx(2.0)}
 
 
 def test_noise_makes_no_network_faster_beside_others_than_alone():

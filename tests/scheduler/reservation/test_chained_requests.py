@@ -31,11 +31,11 @@ def test_no_other_choice_of_ends_asks_for_less(law, overhead, jobs):
         for inner in combinations(values[:-1], count)
     ]
     sums = [
-        evaluate_chain(law, (np.diff((0.0, *ends)) + overhead).tolist(), overhead).asked
+        evaluate_chain(law, (np.diff((0.0, *ends)) + overhead).tolist(), overhead).requested
         for ends in choices
     ]
     found = best_chain(law, overhead, jobs)
-    assert found.asked == pytest.approx(min(sums))
+    assert found.requested == pytest.approx(min(sums))
     assert len(found.requests) <= jobs
 
 
@@ -49,7 +49,7 @@ def test_a_job_that_costs_much_is_asked_for_once_and_one_that_costs_nothing_for_
 def test_a_law_of_many_values_is_put_on_fewer_and_still_reaches_the_longest():
     law = discretize(make_law("truncnorm", mu=8, sigma=2, low=0, high=20), 20_000)
     found = best_chain(law, overhead=0.05, jobs=20)
-    assert law.mean < found.used < found.asked < 20
+    assert law.mean < found.used < found.requested < 20
     assert sum(found.requests) - 0.05 * len(found.requests) >= law.longest * (1 - 1e-9)
 
 
