@@ -25,7 +25,7 @@ class InputError(ValueError):
 def pluralize(number: int, noun: str) -> str:
     """Format a count and its noun.
 
-    >>> counted(1, "GPU"), counted(2, "GPU")
+    >>> pluralize(1, "GPU"), pluralize(2, "GPU")
     ('1 GPU', '2 GPUs')
     """
     return f"{number} {noun}{'' if number == 1 else 's'}"
