@@ -15,7 +15,7 @@ from functools import cached_property
 
 from fleet.errors import UserError
 from fleet.spec import Spec
-from fleet.units import counted
+from fleet.units import pluralize
 from scheduler.base import Cluster
 
 
@@ -254,16 +254,16 @@ def assign(
             wanted = max(1, len(ranks) // 8)
         if wanted >= len(ranks):
             raise UserError(
-                f"node {node} has {counted(len(ranks), 'rank')}, and {counted(wanted, 'preprocessor')} would leave no "
-                f"trainer there: start at least {counted(wanted + 1, 'rank')} on each node (mpirun -n "
+                f"node {node} has {pluralize(len(ranks), 'rank')}, and {pluralize(wanted, 'preprocessor')} would leave no "
+                f"trainer there: start at least {pluralize(wanted + 1, 'rank')} on each node (mpirun -n "
                 f"{nodes * (wanted + 1)}) or lower resources.preprocessors"
             )
         chosen += ranks[:wanted]
         rest = ranks[wanted:]
         if room is not None and len(rest) > room:
             raise UserError(
-                f"node {node} has {counted(len(rest), 'rank')} for {counted(gpus_per_node or 0, device)} beside "
-                f"{counted(wanted, 'preprocessor')}: start {counted(room + wanted, 'rank')} there or raise "
+                f"node {node} has {pluralize(len(rest), 'rank')} for {pluralize(gpus_per_node or 0, device)} beside "
+                f"{pluralize(wanted, 'preprocessor')}: start {pluralize(room + wanted, 'rank')} there or raise "
                 "resources.preprocessors or resources.networks_per_gpu"
             )
         trainers_list += rest

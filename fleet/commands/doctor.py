@@ -49,7 +49,7 @@ from fleet.storage.lease import (
 )
 from fleet.storage.paths import RunPaths
 from fleet.storage.quota import folder_bytes
-from fleet.units import counted
+from fleet.units import pluralize
 from launch.binding import cores_per_node, process_cores
 from launch.devices import gpus_per_node, visible_gpus
 from launch.environment import find_launcher, launched_ranks, local_rank
@@ -147,7 +147,7 @@ def _examine(world: MPIWorld, args: argparse.Namespace) -> int:
         for fact, paths in zip(facts, left, strict=True):
             if paths:
                 print(
-                    f"fleet doctor: processes that are dead had left {counted(len(paths), 'item')} on "
+                    f"fleet doctor: processes that are dead had left {pluralize(len(paths), 'item')} on "
                     f"{fact.host}, which are removed now: {shortened(', '.join(map(str, paths)))}",
                     file=sys.stderr,
                 )

@@ -43,7 +43,7 @@ from fleet.spec.engines import find_engine
 from fleet.storage.files import write_json
 from fleet.storage.paths import RunPaths
 from fleet.terminal import print_table
-from fleet.units import about, counted, format_duration, listed
+from fleet.units import about, format_duration, listed, pluralize
 from preprocess.sample import SampleSpec
 from scheduler.base import Cluster, RateTable
 from scheduler.ensemble.costs import Costs
@@ -286,7 +286,7 @@ def _announce(
     by_what = "" if is_known else ", by estimated rates: nothing was measured"
     planned = next(outcome for outcome in outcomes if outcome.policy == policy)
     print(
-        f"{counted(len(spec.networks), 'network')}, {counted(rehearsal.rates.samples_per_epoch, 'sample')} an epoch; "
+        f"{pluralize(len(spec.networks), 'network')}, {pluralize(rehearsal.rates.samples_per_epoch, 'sample')} an epoch; "
         f"{describe_gpus(cluster)}; rates: {origin}"
     )
     print_policies(outcomes, is_known)
@@ -301,12 +301,12 @@ def _announce(
             ]
             for number, one in enumerate(planned.rounds[:10], start=1)
         ],
-        title=f"{policy}: {shown(planned.makespan_s)} in {counted(len(planned.rounds), 'round')}{by_what}",
+        title=f"{policy}: {shown(planned.makespan_s)} in {pluralize(len(planned.rounds), 'round')}{by_what}",
     )
     total_s = profiling.seconds + planned.makespan_s
     if profiling.measurements:
         print(
-            f"Before that, rates are measured: {counted(profiling.measurements, 'measurement')} in about "
+            f"Before that, rates are measured: {pluralize(profiling.measurements, 'measurement')} in about "
             f"{format_duration(profiling.seconds)}. The whole run: {about(total_s)}{by_what}."
         )
     if spec.document.walltime is not None and total_s > spec.document.walltime:
@@ -323,8 +323,8 @@ def _announce(
 
 def _print(told: Account, rehearsal: DryRun, profiling: SurveyEstimate, is_known: bool) -> None:
     print(
-        f"{counted(len({stint.name for stint in told.stints}), 'network')} trained in "
-        f"{counted(len(told.stints), 'group')}; GPU time: "
+        f"{pluralize(len({stint.name for stint in told.stints}), 'network')} trained in "
+        f"{pluralize(len(told.stints), 'group')}; GPU time: "
         + ", ".join(
             f"{name} {share:.1%}" for name, share in told.spent.shares.items() if share >= 0.0005
         )

@@ -34,11 +34,11 @@ from fleet.jobs.slurm_running import SiteCheckpoints, read_site, running_jobs
 from fleet.live_run import request_nodes, wait_for_nodes
 from fleet.monitor.charts import subsample
 from fleet.terminal import bar, print_table
-from fleet.units import counted
+from fleet.units import pluralize
 from launch import slurm_control, slurm_jobs
 from launch.slurm_jobs import SlurmJob
 from scheduler.base import InputError, check_range
-from scheduler.eviction.execution import Eviction, Step, rehearse
+from scheduler.eviction.execution import Eviction, Step, dry_run
 from scheduler.eviction.plan import Action, Plan, RunningJob, Spectrum, check_jobs, plan_evictions
 from scheduler.eviction.running_jobs import RESOLUTION, FileSystem, read_jobs
 
@@ -224,7 +224,7 @@ def _carry_out(args: argparse.Namespace) -> int:
         )
     if not args.yes:
         rivals = eviction.competing_jobs(first, args.urgent, machine)
-        steps = rehearse(first.jobs, plan)
+        steps = dry_run(first.jobs, plan)
         show(
             args,
             lambda: {
@@ -266,7 +266,7 @@ def _print_preview(
     waiting: Sequence[str],
 ) -> None:
     users = {job: status.user for job, status in machine.seen.items()}
-    print(f"{counted(len(first.jobs), 'running job')} of {whose} may be asked to make room")
+    print(f"{pluralize(len(first.jobs), 'running job')} of {whose} may be asked to make room")
     print("\n".join(eviction.dry_run_lines(steps, users, first.signals)))
     if rivals:
         print(f"{', '.join(rivals)}: would be held in the queue meanwhile")
@@ -312,7 +312,7 @@ def _storage(args: argparse.Namespace) -> FileSystem | None:
 def _print(jobs: Sequence[RunningJob], nodes: int, plans: Sequence[Plan]) -> None:
     in_use = sum(job.nodes for job in jobs)
     print(
-        f"{counted(len(jobs), 'running job')} on {counted(in_use, 'node')}; to free at least {nodes}"
+        f"{pluralize(len(jobs), 'running job')} on {pluralize(in_use, 'node')}; to free at least {nodes}"
     )
     shown = plans if len(plans) <= MOST_ROWS else _changes(plans)
     _show_trade_off(shown)
@@ -376,7 +376,7 @@ def _show_actions(jobs: Sequence[RunningJob], plans: Sequence[Plan]) -> None:
         print_table(["job", "nodes", *(str(plan.deadline) for plan in plans)], rows)
         print(
             "K killed, a checkpoints itself, s checkpointed by the system; "
-            f"not shown: {counted(len(jobs) - len(stopped), 'job')} that no plan stops"
+            f"not shown: {pluralize(len(jobs) - len(stopped), 'job')} that no plan stops"
         )
 
 
@@ -388,7 +388,7 @@ def _draw(plans: Sequence[Plan], nodes: int, path: Path) -> None:
         axes.set(
             xlabel="deadline, min",
             ylabel="loss, node-hours",
-            title=f"at least {counted(nodes, 'node')} free",
+            title=f"at least {pluralize(nodes, 'node')} free",
             ylim=(0, None),
         )
         times = axes.twinx()

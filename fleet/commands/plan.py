@@ -19,7 +19,7 @@ from fleet.commands.output import add_json, show
 from fleet.errors import UserError
 from fleet.plugins import find_policy
 from fleet.terminal import bar, print_table
-from fleet.units import counted
+from fleet.units import pluralize
 from launch.place import format_numbers
 from scheduler.base import Cluster, Member, Progress, RateTable, Round
 from scheduler.ensemble.elastic import with_best_batches
@@ -170,7 +170,7 @@ def _print(
     )
     waiting = len(rates.models) - len(planned.members)
     print(
-        f"{len(planned.members)} of {counted(len(rates.models), 'network')} to train now, {waiting} to wait; "
-        f"{counted(cluster.whole_gpus - len(tenants), 'idle GPU')}; "
+        f"{len(planned.members)} of {pluralize(len(rates.models), 'network')} to train now, {waiting} to wait; "
+        f"{pluralize(cluster.whole_gpus - len(tenants), 'idle GPU')}; "
         f"placement score {score(planned.members, cluster.gpus_per_node):.4g} (nodes per GPU, summed over groups)"
     )

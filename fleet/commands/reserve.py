@@ -19,7 +19,7 @@ from fleet.commands.options import add_law_parameters, law_of
 from fleet.commands.output import add_json, show
 from fleet.terminal import bar, print_table
 from scheduler.reservation import requests as asking
-from scheduler.reservation.distributions import LAWS, Discrete, discretise, empirical
+from scheduler.reservation.distributions import LAWS, Discrete, discretize, empirical_law
 from scheduler.reservation.log import read_runs, read_table
 
 PLOT_UP_TO = 2000  # values of a law: the costs by number of requests take time quadratic in them
@@ -59,7 +59,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     """Compute and print the requests."""
     known, best, is_short = _best(args)
-    remaining = known.beyond(max(args.failed, default=0.0))
+    remaining = known.longer_than(max(args.failed, default=0.0))
     if is_short or remaining is None:
         _say_why(remaining)
     if remaining is None:
@@ -93,14 +93,14 @@ def _best(args: argparse.Namespace) -> tuple[Discrete, asking.RequestSequence, b
     law = law_of(args)
     if args.log is not None:
         runs = read_runs(args.log)
-        known = empirical(runs)
-        if asking.too_few(runs):
+        known = empirical_law(runs)
+        if asking.has_too_few_runs(runs):
             return known, asking.requests_from_runs(runs, args.failed, args.backfill_rate), True
         return known, asking.requests_after(known, args.failed, args.backfill_rate), False
     if law is None:
         known = read_table(args.table)
     else:
-        known = discretise(law, args.points)
+        known = discretize(law, args.points)
     return known, asking.requests_after(known, args.failed, args.backfill_rate), False
 
 

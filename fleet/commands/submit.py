@@ -44,7 +44,7 @@ from fleet.storage.paths import RunPaths
 from launch.render import Job, render
 from launch.sites import Site
 from launch.systems import System, submit
-from scheduler.ensemble.sharing import worth
+from scheduler.ensemble.sharing import useful_networks_per_gpu
 
 RETRIES = 2
 
@@ -292,7 +292,7 @@ def _slots_that_pay(args: argparse.Namespace, spec: Spec, site: Site) -> str:
     slots = opts.roles_of_job(args, spec, site).slots
     speedups = recorded_sharing(spec)
     asked = spec.resources.networks_per_gpu
-    pays = worth(speedups)
+    pays = useful_networks_per_gpu(speedups)
     # What is known may all pay; then one more may, too.
     count = min(pays + (pays == len(speedups) == slots), math.ceil(networks / gpus))
     if len(speedups) < 2 or count <= slots:

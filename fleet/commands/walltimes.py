@@ -31,8 +31,8 @@ from launch.systems import System, past_runs
 from scheduler.base import Cluster, RateTable
 from scheduler.ensemble.costs import Costs
 from scheduler.ensemble.pace import Stream
-from scheduler.reservation.chained_requests import Chain, best_chain, expected
-from scheduler.reservation.distributions import Discrete, empirical
+from scheduler.reservation.chained_requests import Chain, best_chain, evaluate_chain
+from scheduler.reservation.distributions import Discrete, empirical_law
 from scheduler.reservation.requests import MIN_RUNS, SAFETY
 from scheduler.simulation.ensemble import simulate
 
@@ -74,12 +74,12 @@ class WalltimeRequests:
             again = ""
         else:
             again = " (the same command asks for the next; --chain does it by itself)"
-        cost = f"{_hours(self.chain.asked, nodes)} node-hours asked for, {_hours(self.chain.used, nodes)} used"
+        cost = f"{_hours(self.chain.requested, nodes)} node-hours asked for, {_hours(self.chain.used, nodes)} used"
         lines = [
             f"asks for {first}{then}{again}",
             f"by {self.reason}",
             f"expected: {cost}, {self.chain.jobs:.2f} jobs; with one request of "
-            f"{format_duration(self.single.requests[0])}: {_hours(self.single.asked, nodes)} and "
+            f"{format_duration(self.single.requests[0])}: {_hours(self.single.requested, nodes)} and "
             f"{_hours(self.single.used, nodes)}",
         ]
         if rest:
@@ -95,11 +95,11 @@ class WalltimeRequests:
         return {
             "requests_s": list(self.chain.requests),
             "why": self.reason,
-            "asked_s": self.chain.asked,
+            "asked_s": self.chain.requested,
             "used_s": self.chain.used,
             "jobs": self.chain.jobs,
             "single_s": self.single.requests[0],
-            "single_asked_s": self.single.asked,
+            "single_asked_s": self.single.requested,
             "single_used_s": self.single.used,
         }
 
@@ -132,7 +132,7 @@ def automatic(args: argparse.Namespace, spec: Spec, system: System, site: Site) 
     longest = _whole_minutes(known.law.longest + overhead)
 
     def chain(requests: list[float]) -> Chain:
-        asked = expected(known.law, requests, overhead)
+        asked = evaluate_chain(known.law, requests, overhead)
         return replace(
             asked, used=asked.used - saving_s
         )  # the last job ends before it would have to save
@@ -152,12 +152,12 @@ def _known(
     own = past.finished
     if len(own) >= MIN_RUNS:
         return KnownTimes(
-            empirical(own), f"{len(own)} finished chains in {spec.output} ({_range(own)})"
+            empirical_law(own), f"{len(own)} finished chains in {spec.output} ({_range(own)})"
         )
     others, silence = _accounted(spec.document.name, system)
     if len(others) >= MIN_RUNS:
         return KnownTimes(
-            empirical(others),
+            empirical_law(others),
             f"{len(others)} completed jobs named {spec.document.name} that "
             f"{system.past[0]} knows ({_range(others)})",
         )
@@ -203,7 +203,7 @@ def _left(known: KnownTimes, past: ChainTimes) -> KnownTimes:
     if past.so_far <= 0:
         return known
     done = f"; {format_duration(past.so_far)} of it are done"
-    beyond = known.law.beyond(past.so_far)
+    beyond = known.law.longer_than(past.so_far)
     if beyond is None:
         longest = max(known.law.longest, past.so_far)
         return KnownTimes(
@@ -272,7 +272,7 @@ def _simulated(args: argparse.Namespace, spec: Spec, site: Site) -> KnownTimes |
             ).makespan_s
         )
     return KnownTimes(
-        empirical(times),
+        empirical_law(times),
         (
             f"simulating it {len(times)} times on {pluralize(cluster.whole_gpus, 'device')}{shared} with the rates of "
             f"{origin}{given.words}, networks improving for 1 epoch to all that they may train ({_range(times)})"

@@ -11,7 +11,7 @@ import numpy as np
 
 from fleet.domain.json_record import MayBeNan, OmitDefault
 from fleet.spec import Stopping
-from fleet.units import counted
+from fleet.units import pluralize
 
 Code: TypeAlias = Mapping[
     str, str
@@ -212,7 +212,7 @@ def reason_of_deaths(deaths: Collection[Death], most: int) -> str:
     sure = [death.how for death in deaths if death.is_sure]
     if len(sure) < most:
         return ""
-    times = counted(len(sure), "time")
+    times = pluralize(len(sure), "time")
     return f"ranks were lost while they trained it, {times} (max_deaths: {most}): {'; '.join(sure)}"
 
 
@@ -252,7 +252,7 @@ class NetworkStatus:
     def pruned(cls, history: tuple[EpochRecord, ...]) -> NetworkStatus:
         """That of a network that was dropped before it was done."""
         return cls(
-            history, Outcome(f"pruned after {counted(len(history), 'epoch')}", is_pruned=True)
+            history, Outcome(f"pruned after {pluralize(len(history), 'epoch')}", is_pruned=True)
         )
 
     @property
@@ -387,9 +387,9 @@ def convergence(history: Sequence[EpochRecord], converge: Stopping) -> Convergen
     if converge.stop_at is not None and best_epoch and best >= sign * converge.stop_at:
         reason = f"{converge.watched} reached {sign * best:.4g}"
     elif converge.patience is not None and len(history) - improved >= converge.patience:
-        reason = f"no better {converge.watched} for {counted(converge.patience, 'epoch')}"
+        reason = f"no better {converge.watched} for {pluralize(converge.patience, 'epoch')}"
     elif len(history) >= converge.max_epochs:
-        reason = counted(converge.max_epochs, "epoch")
+        reason = pluralize(converge.max_epochs, "epoch")
     return Convergence(best_epoch, sign * best if best_epoch else math.nan, reason, improved)
 
 

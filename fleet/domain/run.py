@@ -17,7 +17,7 @@ from fleet.domain import events as e
 from fleet.domain.network import DATA, EpochRecord, NetworkStatus, Outcome
 from fleet.domain.network_status import Change, accepting, after, until
 from fleet.spec import Spec, Stopping
-from fleet.units import counted, format_duration
+from fleet.units import format_duration, pluralize
 from scheduler.base import Network, Record
 from scheduler.ensemble.rates import rate
 
@@ -133,7 +133,7 @@ class RunLaunch:
         total = max(seconds, 1e-9)
         gpu_seconds = total * max(self.start.cluster.whole_gpus, 1)
         return (
-            f"{format_duration(total)} in {counted(self.rounds, 'round')}; "
+            f"{format_duration(total)} in {pluralize(self.rounds, 'round')}; "
             f"profiling {self.profiling_s / total:.1%}, scheduling {self.scheduling_s / total:.3%}, "
             f"checkpointing {self.checkpointing_s / gpu_seconds:.2%}, "
             f"regrouping {self.regrouping_s / gpu_seconds:.2%} of it"

@@ -49,7 +49,7 @@ from fleet.storage.paths import RunPaths
 from fleet.storage.quota import check_quota
 from fleet.storage.run_spec import spec_for_run
 from fleet.stream.layout import Layout, plan_layout, plan_ring, row_bytes
-from fleet.units import counted, format_size
+from fleet.units import format_size, pluralize
 from preprocess.base import DataSet
 from preprocess.fingerprint import Fingerprint
 from preprocess.moments import Standardization
@@ -326,7 +326,7 @@ def plan_memory(
     if settings.folds is not None and needed > settings.shared_memory:
         raise UserError(
             f"data.shared_memory: {format_size(settings.shared_memory)} is too small for data.folds: "
-            f"networks are judged by all {counted(samples, 'sample')}, which would take "
+            f"networks are judged by all {pluralize(samples, 'sample')}, which would take "
             f"{format_size(needed)} on each node; give that much"
         )
     if settings.cache == "memory":
@@ -335,7 +335,7 @@ def plan_memory(
         if needed > settings.shared_memory:
             raise UserError(
                 f"data.shared_memory: {format_size(settings.shared_memory)} is too small for data.cache: memory: "
-                f"{counted(samples, 'decoded sample')} would take {format_size(needed)} on each node; "
+                f"{pluralize(samples, 'decoded sample')} would take {format_size(needed)} on each node; "
                 "give that much, or use data.order: ring"
             )
         return None

@@ -51,7 +51,7 @@ from fleet.storage.lease import Lease
 from fleet.storage.network_leases import NetworkLeases
 from fleet.storage.results import NetworkResult, Status
 from fleet.terminal import print_table
-from fleet.units import counted
+from fleet.units import pluralize
 from launch.environment import find_launcher
 from scheduler.ensemble.sharing import Sharing, worth
 
@@ -334,7 +334,7 @@ class RankZero:
             print(compare(self._launch.replayed, replayed, network.train.deterministic))
         if self.results.unreadable:
             print(
-                f"{counted(len(self.results.unreadable), 'sample')} could not be read: {self._launch.paths.unreadable_samples}"
+                f"{pluralize(len(self.results.unreadable), 'sample')} could not be read: {self._launch.paths.unreadable_samples}"
             )
         shown = "report.html shows it"
         try:

@@ -467,7 +467,11 @@ def _unread(document: Document, content: Mapping[str, Any]) -> Iterator[tuple[tu
     keys = {option: key for key, option in OPTION_OF.items()}
     for option, key in keys.items():
         if isinstance(schedule, Mapping) and key in schedule and option not in policy.reads:
-            yield ("schedule", key), f"{policy.name} does not read {key}", policy.reads_of(keys)
+            yield (
+                ("schedule", key),
+                f"{policy.name} does not read {key}",
+                policy.describe_reads(keys),
+            )
 
 
 def _unread_by_the_rule(name: str, prune: Any) -> Iterator[tuple[tuple, str, str]]:

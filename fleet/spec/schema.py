@@ -25,7 +25,7 @@ from fleet.spec.search import Prune, Search
 from fleet.spec.space import Grid, Space, size_of
 from fleet.spec.train import Train
 from fleet.units import parse_delta
-from scheduler.base import MOST_SLOTS, Options
+from scheduler.base import MAX_SLOTS, Options
 from scheduler.ensemble.policies import POLICIES, SETTINGS, Policy, default_policy
 
 MOST_NETWORKS = 10_000  # of one entry; more are a slip of the keyboard, and would fill the memory
@@ -311,15 +311,15 @@ class Resources:
             "without GPUs, all ranks that do not prepare samples."
         ),
     )
-    networks_per_gpu: (
-        Annotated[int, Field(ge=1, le=MOST_SLOTS), kinds.NO_FLAG] | Literal["auto"]
-    ) = Field(
-        default=1,
-        description=(
-            "How many networks may share a GPU while there are more networks than GPUs; each takes a rank. A number: that "
-            "many, as far as ranks were started. auto: as many as ranks were started, and as training shows to pay. "
-            "Without GPUs, a core of the node takes the place of a GPU, and further ranks share the cores."
-        ),
+    networks_per_gpu: Annotated[int, Field(ge=1, le=MAX_SLOTS), kinds.NO_FLAG] | Literal["auto"] = (
+        Field(
+            default=1,
+            description=(
+                "How many networks may share a GPU while there are more networks than GPUs; each takes a rank. A number: that "
+                "many, as far as ranks were started. auto: as many as ranks were started, and as training shows to pay. "
+                "Without GPUs, a core of the node takes the place of a GPU, and further ranks share the cores."
+            ),
+        )
     )
     exchange: Literal["auto", "horovod", "mpi", "library"] = Field(
         default="auto",

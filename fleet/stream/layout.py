@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fleet.errors import UserError
-from fleet.units import counted, format_size
+from fleet.units import format_size, pluralize
 from preprocess.sample import ImageSpec
 
 LABEL = np.dtype(np.int64)  # the type of a plain class
@@ -106,7 +106,7 @@ def plan_layout(
     if slots < least:
         raise UserError(
             f"data.shared_memory: {format_size(window)} is too small: the largest batch "
-            f"({counted(largest_batch, 'sample')} of {format_size(size)}) "
+            f"({pluralize(largest_batch, 'sample')} of {format_size(size)}) "
             f"and one chunk ahead need {format_size(least * chunk * size)}"
         )
     epoch = -(-samples // chunk)
@@ -132,7 +132,7 @@ def plan_ring(
     if slots < least:
         raise UserError(
             f"data.shared_memory: {format_size(window)} is too small for a ring: three shards of "
-            f"{counted(chunk, 'sample')} of {format_size(size)} need "
+            f"{pluralize(chunk, 'sample')} of {format_size(size)} need "
             f"{format_size(least * chunk * size)}; or cut the data set into more shards "
             f"than data.shards: {shards}"
         )

@@ -11,7 +11,7 @@ from typing import TypeVar
 from fleet.comm.protocols import World
 from fleet.errors import InfrastructureError
 from fleet.stream.sample_set import SampleSet
-from fleet.units import counted
+from fleet.units import pluralize
 
 T = TypeVar("T")
 
@@ -73,7 +73,7 @@ def make_set_clock(shared: SampleSet, what: str, stall_s: float) -> StallClock:
     def explain() -> str:
         return (
             f"no further {what} samples have arrived for {stall_s:.0f} s (data.data_timeout): {shared.ready()} of "
-            f"{counted(shared.chunks, 'chunk')} there, and the preprocessors that should write the others do not"
+            f"{pluralize(shared.chunks, 'chunk')} there, and the preprocessors that should write the others do not"
         )
 
     return StallClock(stall_s, explain, shared.ready)

@@ -93,9 +93,9 @@ class Policy:
         Args:
             settings: fields of :class:`~scheduler.base.Options` -> what users call them.
 
-        >>> settings = {"alpha": "--alpha", "delta": "--delta"}
+        >>> settings = {"alpha": "--round-end-share", "delta": "--pace-tolerance"}
         >>> POLICIES["local"].describe_reads(settings), POLICIES["adaptive"].describe_reads(settings)
-        ('it reads --delta', 'it reads none of --alpha, --delta')
+        ('it reads --pace-tolerance', 'it reads none of --round-end-share, --pace-tolerance')
         """
         read = [called for setting, called in settings.items() if setting in self.reads]
         return f"it reads {', '.join(read) or 'none of ' + ', '.join(settings.values())}"

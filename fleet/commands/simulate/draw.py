@@ -19,7 +19,7 @@ from fleet.commands.options import add_seed
 from fleet.commands.output import add_json, print_json, show
 from fleet.errors import StorageError, UserError
 from fleet.storage.files import write_json
-from fleet.units import counted
+from fleet.units import pluralize
 from scheduler.ensemble.rates_file import write_rates
 from scheduler.files import read_json
 from scheduler.simulation.draw import convert, generate
@@ -62,6 +62,6 @@ def run(args: argparse.Namespace) -> None:
         args,
         lambda: {"file": str(args.out), "networks": networks, "samples_per_epoch": samples},
         lambda: print(
-            f"{args.out}: {counted(networks, 'network')}, {counted(samples, 'sample')} per epoch"
+            f"{args.out}: {pluralize(networks, 'network')}, {pluralize(samples, 'sample')} per epoch"
         ),
     )

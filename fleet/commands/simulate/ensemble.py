@@ -33,7 +33,7 @@ from fleet.errors import UserError
 from fleet.plugins import find_policy
 from fleet.terminal import bar, print_table
 from fleet.units import pluralize
-from scheduler.base import MOST_SLOTS, Cluster, RateTable
+from scheduler.base import MAX_SLOTS, Cluster, RateTable
 from scheduler.ensemble.costs import Costs
 from scheduler.ensemble.pace import Stream
 from scheduler.ensemble.policies import POLICIES, Policy
@@ -208,16 +208,16 @@ def _slots(text: str) -> int | None:
     """How many networks may share a GPU; None for auto."""
     if text == "auto":
         return None
-    return integer(1, MOST_SLOTS)(text)
+    return integer(1, MAX_SLOTS)(text)
 
 
 def _sharing(text: str) -> tuple[float, ...]:
     """What 1, 2, ... networks on one GPU train together, as times of what one does."""
     found = tuple(map(positive, text.split(",")))
-    if found[0] != 1 or len(found) > MOST_SLOTS:
+    if found[0] != 1 or len(found) > MAX_SLOTS:
         raise argparse.ArgumentTypeError(
             f"{text[:40]!r} should begin with 1, as one network trains as much as one, "
-            f"and have at most {MOST_SLOTS} numbers"
+            f"and have at most {MAX_SLOTS} numbers"
         )
     return found
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from fleet.domain.json_record import Kind, MayBeNan, OmitDefault
 from fleet.spec.old_keys import search_with_new_keys, values_with_new_names
-from fleet.units import counted
+from fleet.units import pluralize
 
 USER = "user"  # who judges from outside
 
@@ -100,7 +100,7 @@ class EarlierRead(Kind, word="earlier"):
             f"; {number} {'is' if number == 1 else 'are'} left out: {why}"
             for why, number in self.left_out.items()
         )
-        return f"the searcher of {self.entry} is told of {counted(self.told, 'network')} of {self.source}{left}"
+        return f"the searcher of {self.entry} is told of {pluralize(self.told, 'network')} of {self.source}{left}"
 
 
 class SearchFailed(Kind, word="search_failed"):
