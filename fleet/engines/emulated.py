@@ -23,7 +23,7 @@ from fleet.comm.protocols import Group
 from fleet.engines.base import WIDTH, Arrays, EngineContext, StepTotals, check_arrays
 from fleet.errors import ModelError
 from fleet.spec import NetworkSpec
-from scheduler.base import counted
+from scheduler.base import pluralize
 from scheduler.ensemble.elastic import step_rate
 from scheduler.ensemble.rates import rate
 from scheduler.ensemble.sharing import share
@@ -63,7 +63,7 @@ class EmulatedEngine:
                 return self._time_scale * size / rate(rates, gpus)
             samples_per_s = step_rate(rates, self._comm_s, gpus, size)
             if not samples_per_s:
-                raise ModelError(f"a batch of {size} does not fit on {counted(gpus, 'GPU')}")
+                raise ModelError(f"a batch of {size} does not fit on {pluralize(gpus, 'GPU')}")
             return self._time_scale * size / samples_per_s
 
         return EmulatedNetwork(

@@ -11,7 +11,7 @@ from fleet.spec import Spec
 from fleet.storage.quota import folder_bytes
 from fleet.storage.results import known_parameters
 from fleet.stream.layout import row_bytes
-from fleet.units import counted, format_size
+from fleet.units import format_size, pluralize
 from preprocess.chain import count_fixed, split_scale
 from preprocess.sample import SampleSpec
 from preprocess.transforms.on_device import split_device
@@ -133,7 +133,7 @@ def _kept_row(opened: Inputs, part: str) -> int:
 
 
 def _count_samples(opened: Inputs) -> str:
-    return counted(len(opened.data.train), "sample")
+    return pluralize(len(opened.data.train), "sample")
 
 
 def _describe_decoding(opened: Inputs) -> str:

@@ -40,7 +40,7 @@ from fleet.storage.lease import Fence
 from fleet.storage.results import Results, read_network_status
 from scheduler.base import Cluster, Progress, RateTable
 from scheduler.ensemble.planning import plan
-from scheduler.ensemble.probing import Tried, probes_of_plan
+from scheduler.ensemble.probing import Probes, find_probes_of_plan
 
 log = logging.getLogger("fleet.runtime.coordinator")
 
@@ -353,9 +353,11 @@ class Coordinator:
         options = self._config.spec.options
         wanted = plan(policy, rates, progress, cluster, options)
         if min_steps is None:
-            tried: Tried = frozenset()
+            tried: Probes = frozenset()
         else:
-            tried = probes_of_plan(policy, rates, min_steps, progress, cluster, options, wanted)
+            tried = find_probes_of_plan(
+                policy, rates, min_steps, progress, cluster, options, wanted
+            )
         return PolicyAnswer(wanted, time.perf_counter() - began, tried)
 
     def _offer(self, nodes: int, within_s: float) -> e.NodeOffer:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from fleet.errors import UserError
 from fleet.spec import Spec
-from fleet.units import counted, listed
+from fleet.units import listed, pluralize
 from preprocess.base import DataSet, InputError
 from preprocess.chain import count_common, count_fixed, split_scale
 from preprocess.pipeline import Pipeline
@@ -174,7 +174,7 @@ def probe_shared_samples(
         return probe_splits(data, shared.transforms, spec.seed)
     except (InputError, UserError) as error:
         raise UserError(
-            f"data: networks share what the first {counted(len(shared.transforms), 'transform')} of all of "
+            f"data: networks share what the first {pluralize(len(shared.transforms), 'transform')} of all of "
             f"them make: {str(error).removeprefix('data: ')}, the same one in all entries; "
             f"{_suggest_own_samples(spec)}"
         ) from error
@@ -315,12 +315,12 @@ def describe_sharing(spec: Spec, pipelines: Mapping[str, InputPipeline]) -> str:
             if names[key]
         )
         return (
-            f"data: read once for all {counted(len(spec.networks), 'network')}, and prepared for {made}; by each "
+            f"data: read once for all {pluralize(len(spec.networks), 'network')}, and prepared for {made}; by each "
             f"network for itself: {rests}"
         )
     shared = spec.feeds[key].transforms[: shared_count[key]]
     return (
-        f"data: prepared once for all {counted(len(spec.networks), 'network')}: {_list_names(shared) or 'reading'}; by "
+        f"data: prepared once for all {pluralize(len(spec.networks), 'network')}: {_list_names(shared) or 'reading'}; by "
         f"each network for itself: {rests}"
     )
 

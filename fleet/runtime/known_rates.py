@@ -16,8 +16,8 @@ from fleet.spec import NetworkSpec, Spec
 from fleet.storage.files import WriteThrottle, with_retries, write_json
 from fleet.storage.paths import RunPaths
 from scheduler.base import InputError, Network, RateTable
-from scheduler.ensemble.elastic import at_best
-from scheduler.ensemble.rates import middle
+from scheduler.ensemble.elastic import with_best_batches
+from scheduler.ensemble.rates import median_rates
 from scheduler.ensemble.rates_file import read_rates, write_rates
 
 
@@ -85,7 +85,7 @@ def make_late_policy_network(
     if table is None:
         return None
     try:
-        return at_best(
+        return with_best_batches(
             dataclasses.replace(table, models=(make_policy_network(network, spec, table),)), gpus
         ).models[0]
     except InputError as error:  # the network has failed; the run goes on
@@ -103,7 +103,7 @@ def find_rates(network: NetworkSpec, spec: Spec, table: RateTable) -> Network:
     else:
         names = [network.name, spec.document.models[network.entry].stem]
     found = next((table.by_name[name] for name in names if name in table.by_name), None)
-    return found or Network(network.name, middle(table.models))
+    return found or Network(network.name, median_rates(table.models))
 
 
 def make_engine_rates(path: str | Path, table: RateTable) -> RateTable:

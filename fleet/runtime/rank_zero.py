@@ -53,7 +53,7 @@ from fleet.storage.results import NetworkResult, Status
 from fleet.terminal import print_table
 from fleet.units import pluralize
 from launch.environment import find_launcher
-from scheduler.ensemble.sharing import Sharing, worth
+from scheduler.ensemble.sharing import Sharing, useful_networks_per_gpu
 
 # For trackers, when all else is done: their libraries take seconds to load. Little of a walltime may be left.
 _PATIENCE_S = 60.0
@@ -182,7 +182,7 @@ class RankZero:
     @property
     def busy(self) -> tuple[int, ...]:
         """The trainers that can be busy at once, by what is left to train."""
-        together = max(1, worth(Sharing(self._rates.sharing).curve))
+        together = max(1, useful_networks_per_gpu(Sharing(self._rates.sharing).curve))
         return busy(
             self._unfinished, self._launch.roles, bool(self._launch.spec.searches), together
         )

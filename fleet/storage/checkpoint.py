@@ -28,7 +28,7 @@ from fleet.storage.files import atomic_write, blank_if_missing, nan_if_blank, st
 from fleet.storage.lease import Fence, fence_check
 from fleet.storage.paths import RunPaths
 from fleet.storage.verified_hdf5 import read_verified, write_verified
-from fleet.units import counted
+from fleet.units import pluralize
 
 # ---- files -------------------------------------------------------------------------------------
 
@@ -184,7 +184,7 @@ def _describe_extra_epochs(epochs: int, path: Path) -> str:
     """A word on the epochs that a network has trained beyond those of a checkpoint, as its table has them."""
     trained = len(read_history(path))
     if trained > epochs:
-        return f", though {counted(trained, 'epoch')} had been saved"
+        return f", though {pluralize(trained, 'epoch')} had been saved"
     return ""
 
 

@@ -15,7 +15,7 @@ from fleet.spec import Checkpoint, NetworkSpec, Spec
 from fleet.spec.engine_keys import optimizer_slots
 from fleet.spec.layers import count_for
 from fleet.storage.paths import RunPaths
-from fleet.units import counted, format_size
+from fleet.units import format_size, pluralize
 from preprocess.sample import SampleSpec
 
 log = logging.getLogger("fleet.storage.quota")
@@ -143,6 +143,6 @@ def check_quota(spec: Spec, sample: SampleSpec) -> None:
     if min_size > quota:
         raise UserError(
             f"checkpoint.quota: {format_size(quota)} is too small: {spec.checkpoint.keep} of "
-            f"{counted(len(sizes), 'network')}, and one being written, need at least "
+            f"{pluralize(len(sizes), 'network')}, and one being written, need at least "
             f"{format_size(min_size)}"
         )

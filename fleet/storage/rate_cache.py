@@ -23,7 +23,7 @@ from fleet.errors import StorageError
 from fleet.storage.files import WriteThrottle, write_json
 from fleet.storage.json_lines import read_json_object
 from scheduler.base import StepTime
-from scheduler.elastic.analyzer import Timed
+from scheduler.elastic.analyzer import StepTimings
 
 
 @dataclass(frozen=True)
@@ -215,10 +215,10 @@ def rates_of(known_rates: KnownRates) -> dict[str, dict[int, float]]:
     }
 
 
-def timings(known_rates: KnownRates) -> dict[str, Timed]:
+def timings(known_rates: KnownRates) -> dict[str, StepTimings]:
     """Return the timed steps of networks whose batch the policy chooses."""
     return {
-        key: Timed(
+        key: StepTimings(
             {gpus: rate.timed for gpus, rate in rates.items() if rate.timed},
             max(rate.parameters for rate in rates.values()),
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from fleet.spec.model import one_line
-from fleet.units import counted
+from fleet.units import pluralize
 
 _BUILD = (
     "HOROVOD_WITH_MPI=1 pip install --no-cache-dir --no-build-isolation --force-reinstall "
@@ -53,7 +53,7 @@ def problems_from(
     """
     if gpus and not seen:
         yield (
-            f"{counted(len(gpus), 'GPU')} shown, but TensorFlow {tensorflow} sees none",
+            f"{pluralize(len(gpus), 'GPU')} shown, but TensorFlow {tensorflow} sees none",
             "it needs the CUDA libraries: pip install 'tensorflow[and-cuda]==2.18.*', or load its "
             "module",
         )

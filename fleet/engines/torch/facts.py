@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fleet.spec.model import one_line
-from fleet.units import counted
+from fleet.units import pluralize
 
 _INSTALL = "install it on every node: pip install torch safetensors, or load its module"
 
@@ -27,7 +27,7 @@ def find_problems(gpus: Sequence[str], exchange: str) -> list[tuple[str, str]]:
     if gpus and not torch.cuda.device_count():
         problems.append(
             (
-                f"{counted(len(gpus), 'GPU')} shown, but PyTorch {torch.__version__} sees none",
+                f"{pluralize(len(gpus), 'GPU')} shown, but PyTorch {torch.__version__} sees none",
                 "it needs a build for CUDA and this driver: "
                 "https://pytorch.org/get-started/locally",
             )
