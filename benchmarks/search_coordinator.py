@@ -65,7 +65,7 @@ from fleet.runtime.searchers import Searchers
 from fleet.runtime.startup import Request, StartupTimer
 from fleet.search.controller import make_controller
 from fleet.spec import parse
-from fleet.spec.resolve import extremes
+from fleet.spec.resolve import with_extreme_networks
 from fleet.storage.event_log import EventLog
 from fleet.storage.paths import RunPaths
 from fleet.storage.results import Results
@@ -216,7 +216,7 @@ def cpu_of_an_epoch(
         run = RunState(spec)
         view = make_view(run, True)
         search = SearchParts(
-            make_controller(spec, extremes(spec), {}, trainers),
+            make_controller(spec, with_extreme_networks(spec), {}, trainers),
             Searchers({}),
             cast(Admission, SimpleNamespace(asked=lambda training, now_s: ())),
             (),

@@ -221,7 +221,7 @@ class Predictor:
         self._joined.save(Path(path))
 
     def _transforms(self, source: Source) -> tuple[Transform, ...]:
-        transforms = parse_transforms(self._spec.feeds[self._feed].transforms)
+        transforms = parse_transforms(self._spec.data_by_pipeline[self._feed].transforms)
         if isinstance(source, NamedRows | NewRows) or (
             transforms and isinstance(transforms[0], Decode)
         ):
@@ -257,9 +257,9 @@ def _columns_of(paths: RunPaths, spec: Spec, feed: str, sample: SampleSpec) -> C
     found = read_columns(paths)
     if found is not None or len(sample.image.shape) != 1:
         return found
-    if spec.feeds[feed].source != "table":
+    if spec.data_by_pipeline[feed].source != "table":
         return Columns((), False, ())
-    said = spec.feeds[feed].options
+    said = spec.data_by_pipeline[feed].options
     inputs, targets = (
         (one,) if isinstance(one, str) else tuple(one)
         for one in (said.get("inputs") or (), said.get("targets", "target"))

@@ -222,9 +222,9 @@ def _run(
     from fleet.runtime.engine_import import Ahead, Announcement, EngineImport
     from fleet.runtime.launch import Ranks
     from fleet.runtime.session import Session
-    from fleet.spec import look_beside
+    from fleet.spec import allow_imports_beside
 
-    look_beside(
+    allow_imports_beside(
         request.spec
     )  # on all ranks: what rank 0 shares may be of modules that are found there
     # Rank 0 finds all that is wrong with the input; then either all ranks go on or none does.
@@ -299,9 +299,9 @@ def _lease(world: World, request: Request) -> AbstractContextManager[Lease | Non
     """What keeps other launches out of the run's folder: rank 0 has it, and lets go of it when all is done."""
     if world.rank:
         return nullcontext()
-    from fleet.spec import look_beside
+    from fleet.spec import allow_imports_beside
 
-    look_beside(request.spec)  # a batch system of one's own may lie there
+    allow_imports_beside(request.spec)  # a batch system of one's own may lie there
     return lease_of_process(os.environ)
 
 

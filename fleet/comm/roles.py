@@ -154,7 +154,7 @@ def describe_missing_slots(spec: Spec, roles: Roles) -> str:
     """
     asked = spec.resources.networks_per_gpu
     devices = roles.cluster.whole_gpus
-    wanted = min(2 if asked == "auto" else asked, math.ceil(spec.most_at_once / devices))
+    wanted = min(2 if asked == "auto" else asked, math.ceil(spec.max_networks / devices))
     if roles.slots >= wanted or (
         asked == "auto" and roles.device == "core"
     ):  # which `auto` tries not to share

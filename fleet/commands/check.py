@@ -43,9 +43,9 @@ from fleet.runtime.searchers import make_searchers
 from fleet.spec import NetworkSpec, Spec
 from fleet.spec.criteria import check_comparable
 from fleet.spec.fields import default_of
-from fleet.spec.fit_checks import Misfit, joined, misfits
+from fleet.spec.fit_checks import Misfit, find_misfits, merge_misfits
 from fleet.spec.model import FAMILIES
-from fleet.spec.resolve import extremes, variants
+from fleet.spec.resolve import variants, with_extreme_networks
 from fleet.storage.event_log import read_run
 from fleet.storage.paths import RunPaths
 from fleet.storage.run_spec import spec_for_run
@@ -127,7 +127,9 @@ def _check(path: str, steps: bool) -> _Found:
     for line in opened.data.remark.splitlines():
         print(f"fleet check: {line}", file=sys.stderr)
     written = spec
-    spec = dataclasses.replace(spec, networks=(*spec.networks, *extremes(spec).networks))
+    spec = dataclasses.replace(
+        spec, networks=(*spec.networks, *with_extreme_networks(spec).networks)
+    )
     mistakes: list[SpecMistake] = []
     try:
         [spec] = resolve_with_data(opened, spec)
@@ -144,9 +146,9 @@ def _check(path: str, steps: bool) -> _Found:
         except SpecError as error:
             mistakes += error.mistakes
     every = dataclasses.replace(spec, networks=(*spec.networks, *variants(written)))
-    mistakes += joined(
+    mistakes += merge_misfits(
         spec,
-        misfits(
+        find_misfits(
             every,
             opened.sample,
             count_epoch_samples(opened.data, find_folds(spec, opened)),
@@ -157,7 +159,9 @@ def _check(path: str, steps: bool) -> _Found:
     if mistakes or unkept:
         return _Found(spec, None, {}, [*mistakes, *unkept], kept)
     trials, refused = _tried(spec, opened, steps)
-    tried = joined(spec, [_misfit(spec, trial) for trial in trials.values() if trial.problem])
+    tried = merge_misfits(
+        spec, [_misfit(spec, trial) for trial in trials.values() if trial.problem]
+    )
     return _Found(spec, opened, trials, [*refused, *tried], kept)
 
 

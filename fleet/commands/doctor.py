@@ -37,7 +37,7 @@ from fleet.runtime.caching import HostResources, choose_cache
 from fleet.runtime.folder import free_disk, nearest_folder
 from fleet.runtime.inputs import Inputs, open_inputs
 from fleet.runtime.prepare import shared_bytes
-from fleet.spec import NetworkSpec, Spec, load, look_beside, with_cache
+from fleet.spec import NetworkSpec, Spec, allow_imports_beside, load, with_cache
 from fleet.storage.event_log import read_run
 from fleet.storage.lease import (
     Fence,
@@ -111,7 +111,7 @@ def _examine(world: MPIWorld, args: argparse.Namespace) -> int:
     ):  # each takes itself for rank 0: let the first of each node speak
         return int(ExitStatus.INFRASTRUCTURE)
     if args.spec is not None:
-        look_beside(
+        allow_imports_beside(
             args.spec
         )  # on all ranks: what rank 0 shares may be of modules that are found there
     spec, opened, problem = world.broadcast_value(_open(args.spec) if world.rank == 0 else None)

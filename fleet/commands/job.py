@@ -21,7 +21,7 @@ from fleet.errors import UserError
 from fleet.jobs.chain import ChainJob, ChainLimits
 from fleet.jobs.harvest import Backlog, BatchQueue, HarvestJob, HarvestPlan
 from fleet.jobs.systems import find_system
-from fleet.spec import look_beside
+from fleet.spec import allow_imports_beside
 from fleet.storage.paths import RunPaths
 from launch.systems import System
 
@@ -74,7 +74,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Keep the job."""
-    look_beside(_spec_of(args.command))  # beside it lies what a user has made
+    allow_imports_beside(_spec_of(args.command))  # beside it lies what a user has made
     system = find_system(args.system)
     job = _job_id(system)
     if args.harvest is not None:

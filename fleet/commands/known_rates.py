@@ -83,7 +83,7 @@ def shared_cluster(spec: Spec, cluster: Cluster) -> Cluster:
     """A cluster of whole GPUs with the slots that the networks of a spec may use, if ranks are started for them."""
     asked = spec.resources.networks_per_gpu
     most = min(
-        MAX_SLOTS, math.ceil(spec.most_at_once / max(1, cluster.gpus))
+        MAX_SLOTS, math.ceil(spec.max_networks / max(1, cluster.gpus))
     )  # more would stay empty
     slots = most if asked == "auto" else min(asked, most)
     if slots <= 1:

@@ -285,7 +285,7 @@ def _limits(args: argparse.Namespace, system: System) -> tuple[int, int]:
 def _slots_that_pay(args: argparse.Namespace, spec: Spec, site: Site) -> str:
     """How many networks should share a GPU where the job lets fewer; nothing where that is not so, or not known."""
     gpus = args.nodes * site.gpus
-    networks = spec.most_at_once
+    networks = spec.max_networks
     if not spec.engine.uses_gpus or not 0 < gpus < networks:
         return ""
     ranks = opts.ranks_of(args, spec, site) or site.ranks

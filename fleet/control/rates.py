@@ -98,7 +98,7 @@ class Shared:
 
 def known_sharing(setup: LaunchConfig) -> events.SharingLearned | None:
     """What earlier runs have shown, where it says that more networks should share a GPU than may in this launch."""
-    told = Shared.of(setup, None).told(Sharing(setup.sharing).curve, setup.spec.most_at_once)
+    told = Shared.of(setup, None).told(Sharing(setup.sharing).curve, setup.spec.max_networks)
     if told.bound:
         return told
     return None

@@ -8,7 +8,7 @@ from fleet.domain.events import NetworkAdded
 from fleet.domain.run import RunState
 from fleet.errors import UserError
 from fleet.spec import NetworkSpec, Spec
-from fleet.spec.resolve import asked_network, refused_network, stand_in, with_added
+from fleet.spec.resolve import invalid_network, placeholder_for, proposed_network, with_entry
 
 
 def with_late(spec: Spec, run: RunState) -> Spec:
@@ -28,11 +28,11 @@ def with_late(spec: Spec, run: RunState) -> Spec:
         if command.do != "add":
             continue
         try:
-            spec, networks = with_added(spec, command.given, spec.by_name, command.place)
+            spec, networks = with_entry(spec, command.given, spec.by_name, command.place)
         except UserError:  # the spec is another one by now, and has no place for them
             continue
         given = [
-            stand_in(network, spec) if came[network.name].wrong else network
+            placeholder_for(network, spec) if came[network.name].wrong else network
             for network in networks
             if network.name in came
         ]
@@ -44,10 +44,10 @@ def _again(spec: Spec, index: int, added: NetworkAdded) -> NetworkSpec:
     try:
         if not added.wrong:
             return replace(
-                asked_network(spec, index, added.number, dict(added.values)),
+                proposed_network(spec, index, added.number, dict(added.values)),
                 parent=added.parent,
                 parent_epoch=added.parent_epoch,
             )
     except UserError:  # the spec is another one by now
         pass
-    return refused_network(spec, index, added.number, dict(added.values))
+    return invalid_network(spec, index, added.number, dict(added.values))

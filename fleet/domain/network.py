@@ -346,7 +346,7 @@ class Best(NamedTuple):
     def after(self, record: EpochRecord, converge: Stopping) -> Best:
         """Return the best when one more epoch has ended; values of other data cannot be compared."""
         best = self
-        score = converge.sign * record.value(converge.watched)
+        score = converge.sign * record.value(converge.metric)
         if self.newest is not None and self.newest.precedes_other_data:
             best = Best(improved_epoch=self.newest.epoch)
         # The first epoch is the best so far whatever it is; one that is no number gives way to any that is.
@@ -385,9 +385,9 @@ def convergence(history: Sequence[EpochRecord], converge: Stopping) -> Convergen
     best_epoch = 0 if record is None else record.epoch
     reason = ""
     if converge.stop_at is not None and best_epoch and best >= sign * converge.stop_at:
-        reason = f"{converge.watched} reached {sign * best:.4g}"
+        reason = f"{converge.metric} reached {sign * best:.4g}"
     elif converge.patience is not None and len(history) - improved >= converge.patience:
-        reason = f"no better {converge.watched} for {pluralize(converge.patience, 'epoch')}"
+        reason = f"no better {converge.metric} for {pluralize(converge.patience, 'epoch')}"
     elif len(history) >= converge.max_epochs:
         reason = pluralize(converge.max_epochs, "epoch")
     return Convergence(best_epoch, sign * best if best_epoch else math.nan, reason, improved)

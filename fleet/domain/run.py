@@ -651,7 +651,7 @@ class RunState:
         if entry is None:
             given = self.given.get(added.network, {}).get("train") or {}
         else:
-            given = entry.own_train
+            given = entry.train_overrides
         own = {"monitor": self._converge.monitor, **(given.get("stopping") or {})}
         network = self._meet(
             added.network, own["monitor"], added.max_epochs, added.number if added.entry else None

@@ -21,7 +21,7 @@ from fleet.errors import ModelError, SettingError, UserError, exit_reason
 from fleet.plugins import load_object
 from fleet.spec import NetworkSpec, Optimizer, Train
 from fleet.spec.measures import name_of, parameters_of
-from fleet.spec.model import Architecture, call_of, load_function, one_line, told_as
+from fleet.spec.model import Architecture, arguments_for, load_function, one_line, wrapping_errors
 from preprocess.user_code import UserCode, forget, seed_generators
 
 T = TypeVar("T")
@@ -72,7 +72,7 @@ def make_custom_loss(train: Train, kind: type, **always: Any) -> tuple[Any, dict
         raise SettingError(f"{name} is a {type(loss).__name__}, not a function", "train", "loss")
     if not (isinstance(loss, type) and issubclass(loss, kind)):
         return loss, arguments
-    with told_as(f"{name}:", SettingError, "train", "loss"):
+    with wrapping_errors(f"{name}:", SettingError, "train", "loss"):
         return loss(**{**always, **arguments}), {}
 
 
@@ -157,7 +157,7 @@ def make_custom_optimizer(
         SettingError: the function does not exist, or returns something else.
     """
     function = load_custom(settings.name, "optimizer", "optimizer", "name")
-    with told_as(f"{settings.name} raised", SettingError, "train", "optimizer"):
+    with wrapping_errors(f"{settings.name} raised", SettingError, "train", "optimizer"):
         optimizer = make(function)
     if not isinstance(optimizer, kind):
         raise SettingError(
@@ -187,7 +187,7 @@ def build_custom_model(
     """
     name = architecture.target
     function = load_function(architecture.target)
-    keywords = call_of(function, architecture, shape, outputs)
+    keywords = arguments_for(function, architecture, shape, outputs)
     try:
         inspect.signature(function).bind(**keywords)
     except (TypeError, ValueError) as error:  # wrong arguments, or a builtin that has no signature

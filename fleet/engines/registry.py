@@ -17,7 +17,7 @@ from fleet.plugins import load_object
 from fleet.spec import NetworkSpec, Spec
 from fleet.spec.engines import EngineInfo
 from fleet.spec.layers import count_for
-from fleet.spec.model import one_line, told_as
+from fleet.spec.model import one_line, wrapping_errors
 from fleet.storage.files import atomic_write_with
 from preprocess.sample import SampleSpec
 from preprocess.user_code import UserCode
@@ -57,7 +57,7 @@ def make_engine(
             slot=slot,
             folder=Path(spec.output).absolute(),
             pin=pin,
-            transforms={feed: data.transforms for feed, data in spec.feeds.items()},
+            transforms={feed: data.transforms for feed, data in spec.data_by_pipeline.items()},
         )
     )
     missing = [name for name in ("exchange_name", "build") if not hasattr(engine, name)]
@@ -104,7 +104,7 @@ def count_network_parameters(network: NetworkSpec, spec: Spec, sample: SampleSpe
 
 def count_parameters(network: NetworkSpec, spec: Spec, sample: SampleSpec) -> int | None:
     """The same; what a user's function raises is raised as it is."""
-    sample = sample.for_pipeline(network.feed)
+    sample = sample.for_pipeline(network.pipeline)
     architecture = network.architecture
     shape = sample.image.shape
     if architecture.kind == "family":
@@ -148,7 +148,7 @@ def write_onnx(engine: EngineInfo, file: Path, path: Path) -> None:
     if engine.to_onnx is None:
         raise UserError(f"--onnx: the {engine.name} engine writes no ONNX")
     write = _load_function(engine, engine.to_onnx)
-    with told_as(f"{file} cannot be written as ONNX:", UserError):
+    with wrapping_errors(f"{file} cannot be written as ONNX:", UserError):
         atomic_write_with(path, lambda temporary: write(file, temporary))
 
 

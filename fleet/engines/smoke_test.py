@@ -115,7 +115,7 @@ class _SmokeTest:
         if not spec.engine.learns or not self._fits_here():
             return  # it is not built
         with contextlib.closing(engine.build(network, SingleRankGroup())) as trainable:
-            start = network.train.begins
+            start = network.train.initial_weights
             if start and not network.parent and isinstance(trainable, SupportsPretrained):
                 trainable.load_pretrained(Path(start.file), start.skip)
             kind = _step_key(network)
@@ -156,10 +156,10 @@ class _SmokeTest:
         """Take a step if requested, check that it can learn, and return its bytes per row."""
         self._begin("a training step")
         if self.request.steps:
-            sample = self.request.sample.for_pipeline(self.network.feed)
+            sample = self.request.sample.for_pipeline(self.network.pipeline)
             image = sample.wire
             target = sample.target
-            images, targets = self.request.samples.get(self.network.feed) or (
+            images, targets = self.request.samples.get(self.network.pipeline) or (
                 np.zeros((_ROWS, *image.shape), image.dtype),
                 target.random_targets(np.random.default_rng(0), _ROWS),
             )
@@ -247,4 +247,4 @@ def _step_key(network: NetworkSpec) -> str:
         "optimizer": dataclasses.asdict(optimizer),
         "stopping": None,
     }
-    return json.dumps([network.architecture.key, network.feed, settings], sort_keys=True)
+    return json.dumps([network.architecture.key, network.pipeline, settings], sort_keys=True)

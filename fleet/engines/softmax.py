@@ -27,7 +27,7 @@ from fleet.engines.linear import AnyLinearOutputs, make_measure, make_metric
 from fleet.errors import ModelError, SettingError
 from fleet.spec import NetworkSpec
 from fleet.spec.measures import label_of, name_of, parameters_of
-from fleet.spec.model import Architecture, call_of, load_function
+from fleet.spec.model import Architecture, arguments_for, load_function
 from fleet.vocabulary.measures import canonical_name
 from preprocess.deferred_augmentation import finished
 from preprocess.sample import SampleSpec
@@ -47,12 +47,12 @@ class NumpyEngine:
         self._sample = sample
 
     def build(self, network: NetworkSpec, group: Group) -> SoftmaxRegression:  # noqa: D102 - Engine says it
-        sample = self._sample.for_pipeline(network.feed, network.fold)
+        sample = self._sample.for_pipeline(network.pipeline, network.fold)
         shape = (_features(sample) + 1, sample.classes)
         if network.architecture.kind == "import":
             function = load_function(network.architecture.target)
             weights = function(
-                **call_of(function, network.architecture, sample.image.shape, shape[1])
+                **arguments_for(function, network.architecture, sample.image.shape, shape[1])
             )
             weights = np.array(weights, np.float64)
             if weights.shape != shape:

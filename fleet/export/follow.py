@@ -24,7 +24,7 @@ from typing import IO
 from fleet.errors import FleetError
 from fleet.export.tracked_run import read_tracked_run
 from fleet.export.trackers import load, write
-from fleet.spec import look_beside
+from fleet.spec import allow_imports_beside
 from fleet.storage.paths import RunPaths
 
 # between two writings: so many times as long as the last one took, or so many seconds
@@ -41,7 +41,7 @@ def main(argv: list[str]) -> None:
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # what libraries print goes into the log
     threading.Thread(target=_end_in_time, args=(os.getppid(),), daemon=True).start()
-    look_beside(spec)
+    allow_imports_beside(spec)
     follower = Follower(
         RunPaths(Path(run)),
         [(name, Path(path)) for name, _, path in (one.partition("=") for one in wanted)],

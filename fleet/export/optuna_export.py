@@ -27,7 +27,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from fleet.errors import UserError
 from fleet.export.tracked_run import DATABASES, TrackedNetwork, TrackedRun
-from fleet.spec.hyperparameters import as_plain
+from fleet.spec.hyperparameters import to_scalar
 from fleet.spec.space import Range, key_of_value, member_of
 from fleet.storage.results import Status
 
@@ -226,10 +226,10 @@ def _different(choices: Sequence[Any]) -> list[Any]:
 
 def _categories(choices: Sequence[Any]) -> Callable[[Any], Any]:
     """How choices are written: as JSON where some are equal to Optuna that differ, such as 1, 1.0 and true."""
-    plain = list(map(as_plain, choices))
+    plain = list(map(to_scalar, choices))
     if len(set(plain)) < len(plain):
         return key_of_value
-    return as_plain
+    return to_scalar
 
 
 def _value(value: Any, distribution: BaseDistribution, dimension: Any) -> Any:

@@ -15,7 +15,7 @@ from fleet.domain.network import SCORES, Best, EpochRecord
 from fleet.domain.run import RunNetwork, RunState
 from fleet.monitor.run_history import read_log, read_past_run
 from fleet.spec import ModelEntry, NetworkSpec, Stopping
-from fleet.spec.hyperparameters import Plain, chosen
+from fleet.spec.hyperparameters import Plain, hyperparameters_of
 from fleet.storage.paths import RunPaths
 from fleet.storage.results import NetworkResult, Status
 
@@ -199,13 +199,11 @@ class _Making:
                 column: value for column, value in row.metrics.items() if column.startswith("test_")
             },
         }
-        monitored = TrackedObjective(
-            converge.watched, row.value(converge.watched), converge.sign > 0
-        )
+        monitored = TrackedObjective(converge.metric, row.value(converge.metric), converge.sign > 0)
         return TrackedNetwork(
             name,
             _digest(f"{self.key}\0{name}"),
-            chosen(spec),
+            hyperparameters_of(spec),
             spec.parameters,
             entry.stem if _space(entry) else "",
             self._objectives(entry, name, monitored),
@@ -245,7 +243,7 @@ class _Making:
         self, name: str, history: Sequence[EpochRecord], converge: Stopping
     ) -> Iterator[TrackedEpoch]:
         best = Best()
-        monitor = converge.watched
+        monitor = converge.metric
         for record in history:
             best = best.after(record, converge)
             values = {column: record.value(column) for column in (*SCORES, *record.metrics)}

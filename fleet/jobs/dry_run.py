@@ -98,7 +98,7 @@ def _of_classes(document: Document, spec: Spec, sample: SampleSpec) -> Document:
         document, models=tuple(dataclasses.replace(entry, data=None) for entry in document.models)
     )
     if all(
-        sample.for_pipeline(network.feed).target.kind == "class"
+        sample.for_pipeline(network.pipeline).target.kind == "class"
         and network.train.class_weights is None
         for network in spec.networks
     ):
@@ -218,7 +218,7 @@ def estimated_rates(spec: Spec, sample: SampleSpec, gpus_per_node: int) -> RateT
     They say which networks would be slower than others, not how long anything takes.
     """
     counts = {
-        network.name: count_for(network.architecture.settings, sample.for_pipeline(network.feed))
+        network.name: count_for(network.architecture.settings, sample.for_pipeline(network.pipeline))
         for network in spec.networks
         if network.architecture.kind == "family"
     }

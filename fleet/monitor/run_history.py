@@ -14,7 +14,7 @@ from fleet.errors import UserError
 from fleet.monitor.timeline import log_until, replay_log
 from fleet.prediction.sample_file import read_sample
 from fleet.spec import Spec
-from fleet.spec.criteria import settled
+from fleet.spec.criteria import with_data_defaults
 from fleet.storage.event_log import LoggedEvent, read_run
 from fleet.storage.paths import RunPaths
 from fleet.storage.results import NetworkResult, Results, Table, known_parameters, prefix_conflicts
@@ -74,10 +74,12 @@ def read_past_run(paths: RunPaths, t_s: float = math.inf) -> PastRun:
     run = replay_log(log, spec)
     spec, samples = with_late(spec, run), _samples(paths, spec)
     if samples:
-        spec = settled(spec, {feed: (sample.target, ()) for feed, sample in samples.items()})
+        spec = with_data_defaults(
+            spec, {feed: (sample.target, ()) for feed, sample in samples.items()}
+        )
     refused = run.refused
     known = {
-        network.name: known_parameters(network, samples[network.feed])
+        network.name: known_parameters(network, samples[network.pipeline])
         for network in spec.networks
         if samples and network.name not in refused
     }
@@ -94,7 +96,7 @@ def read_past_run(paths: RunPaths, t_s: float = math.inf) -> PastRun:
 def _samples(paths: RunPaths, spec: Spec) -> dict[str, SampleSpec]:
     """What a sample of each feed is; nothing where that was not kept."""
     if paths.sample.exists():
-        return {feed: read_sample(paths, feed) for feed in spec.feeds}
+        return {feed: read_sample(paths, feed) for feed in spec.data_by_pipeline}
     return {}
 
 

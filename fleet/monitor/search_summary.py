@@ -14,7 +14,7 @@ from fleet.domain.network import EpochRecord
 from fleet.domain.objectives import come_to, front
 from fleet.domain.run import RunState
 from fleet.spec import Spec
-from fleet.spec.hyperparameters import leaves
+from fleet.spec.hyperparameters import flatten
 from fleet.spec.search import Search
 from fleet.spec.space import Dimension, Range, Space
 from fleet.spec.train import Stopping
@@ -250,7 +250,13 @@ def make_search_reports(
     table = {row.name: row for row in rows}
     found = [
         _report(
-            entry, entries[entry].space or {}, entries[entry].own_train, spec, networks, ends, table
+            entry,
+            entries[entry].space or {},
+            entries[entry].train_overrides,
+            spec,
+            networks,
+            ends,
+            table,
         )
         for entry, networks in added.items()
         if entry in entries
@@ -327,7 +333,7 @@ def network_facts(row: NetworkResult, run: RunState) -> dict[str, float | None]:
 def _entry_settings(entry: Mapping[str, Any]) -> dict[str, Any]:
     """What an entry says, by dotted names; nothing of its own name."""
     return dict(
-        leaves(
+        flatten(
             "", {key: part for key, part in entry.items() if key not in ("name", "count", "seed")}
         )
     )
@@ -384,7 +390,7 @@ def _report(
     found = list[Improvement]()
     best = dict[str, float]()
     for t_s, _, network, record in mine:
-        value = record.value(converge.watched)
+        value = record.value(converge.metric)
         if not math.isfinite(value):
             continue
         if network not in failed and (
@@ -398,7 +404,7 @@ def _report(
         for one in sorted(added.values(), key=lambda one: one.number)
     ]
     return SearchReport(
-        name, converge.watched, converge.sign > 0, space, tuple(_placed(tried)), tuple(found)
+        name, converge.metric, converge.sign > 0, space, tuple(_placed(tried)), tuple(found)
     )
 
 

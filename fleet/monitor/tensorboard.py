@@ -19,7 +19,7 @@ from typing import Any
 from fleet.domain.events import EpochEnded, Event
 from fleet.domain.network import SCORES
 from fleet.spec import NetworkSpec
-from fleet.spec.hyperparameters import chosen
+from fleet.spec.hyperparameters import hyperparameters_of
 from fleet.storage.files import storage_errors, with_retries
 from fleet.storage.paths import RunPaths
 
@@ -103,7 +103,7 @@ class TensorBoardObserver:
                 events = [event]
                 now = time.time()
                 if not file.tell():
-                    hparams = self._hparams(chosen(self._networks[network]), network)
+                    hparams = self._hparams(hyperparameters_of(self._networks[network]), network)
                     events = [
                         self._make_event(wall_time=now, file_version="brain.Event:2"),
                         self._make_event(wall_time=now, summary=hparams),

@@ -71,9 +71,9 @@ def find_joinable(spec: Spec, rows: Sequence[NetworkResult]) -> tuple[str, list[
         The key of their feed, and the networks, the best first.
     """
     feeds = {
-        name: network.feed for network in spec.networks for name in (network.stem, network.name)
+        name: network.pipeline for network in spec.networks for name in (network.stem, network.name)
     }
-    searched = {entry.stem: spec.document.feed_of(entry) for entry in spec.searches.values()}
+    searched = {entry.stem: spec.document.pipeline_of(entry) for entry in spec.searches.values()}
 
     def feed(row: NetworkResult) -> str:
         """Of a network that is not in the spec, that of its search; what others add is fed with what all may be."""

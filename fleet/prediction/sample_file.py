@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from fleet.errors import UserError
-from fleet.spec.model import told_as
+from fleet.spec.model import wrapping_errors
 from fleet.storage.files import write_json
 from fleet.storage.paths import RunPaths
 from preprocess.moments import Standardization
@@ -56,7 +56,7 @@ def read_columns(paths: RunPaths) -> Columns | None:
     Raises:
         UserError: what was kept is damaged.
     """
-    with told_as(f"{paths.sample} cannot be read:", UserError):
+    with wrapping_errors(f"{paths.sample} cannot be read:", UserError):
         found = json.loads(paths.sample.read_text(encoding="utf-8")).get("table")
         if found is None:
             return None

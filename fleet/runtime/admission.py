@@ -18,7 +18,13 @@ from fleet.runtime.prepare import find_misfits, plan_memory, target_kinds, with_
 from fleet.search.controller import AddNetwork
 from fleet.spec import NetworkSpec
 from fleet.spec.criteria import check_comparable
-from fleet.spec.resolve import asked_network, refused_network, stand_in, variants, with_added
+from fleet.spec.resolve import (
+    invalid_network,
+    placeholder_for,
+    proposed_network,
+    variants,
+    with_entry,
+)
 from fleet.storage.checkpoint import copy_parent, saved_epochs
 from fleet.storage.identity import hash_all_sources, speed_identity
 from fleet.storage.quota import Quota
@@ -101,10 +107,10 @@ class Admission:
         spec = self._launch.spec
         wrong = add.wrong
         index = next(index for index, entry in spec.searches.items() if entry.stem == add.entry)
-        network = refused_network(spec, index, add.number, add.values)
+        network = invalid_network(spec, index, add.number, add.values)
         if not wrong:
             try:
-                pop_ready = self._check(asked_network(spec, index, add.number, add.values))
+                pop_ready = self._check(proposed_network(spec, index, add.number, add.values))
                 if add.parent:
                     epoch = copy_parent(
                         self._launch.paths,
@@ -146,7 +152,7 @@ class Admission:
             UserError: the entry is wrong.
         """
         before = self._spec
-        self._spec, networks = with_added(before, entry, self._results.networks)
+        self._spec, networks = with_entry(before, entry, self._results.networks)
         try:
             self._compare(networks)
         except UserError:
@@ -165,7 +171,7 @@ class Admission:
         Raises:
             UserError: the entry does not fit the spec as it is now.
         """
-        self._spec, networks = with_added(self._spec, command.given, (), command.place)
+        self._spec, networks = with_entry(self._spec, command.given, (), command.place)
         return networks
 
     def admit(self, network: NetworkSpec) -> Admitted:
@@ -174,7 +180,7 @@ class Admission:
         try:
             network = self._check(network)
         except UserError as error:
-            network = stand_in(network, self._spec)
+            network = placeholder_for(network, self._spec)
             wrong = " ".join(str(error).split())
         return self._admit(
             network,
@@ -273,7 +279,7 @@ class Admission:
         key = speed_identity(network, launch.spec.resources, sample, launch.machine, codes)
         self._keys[network.name] = key
         is_learned = self._learns and not added.wrong
-        seen = sample.for_pipeline(network.feed)
+        seen = sample.for_pipeline(network.pipeline)
         if is_learned:
             traits = traits_of(network, key, seen.image.shape, seen.classes)
         else:

@@ -112,7 +112,10 @@ def parse_pipeline_transforms(
     spec: Spec, data: Mapping[str, DataSet]
 ) -> dict[str, tuple[Transform, ...]]:
     """The transforms of each feed of some data."""
-    each = {key: parse_transforms(settings.transforms) for key, settings in spec.feeds.items()}
+    each = {
+        key: parse_transforms(settings.transforms)
+        for key, settings in spec.data_by_pipeline.items()
+    }
     if spec.data.augment_on == "device":
         each = {key: defer_to_device(found) for key, found in each.items()}
     return {
@@ -278,7 +281,7 @@ def _locate(spec: Spec, key: str) -> str:
     if not key:
         return "data"
     entries = enumerate(spec.document.models)
-    return f"models[{next(place for place, entry in entries if spec.document.feed_of(entry) == key)}].data"
+    return f"models[{next(place for place, entry in entries if spec.document.pipeline_of(entry) == key)}].data"
 
 
 def have_same_target(pipelines: Mapping[str, InputPipeline]) -> bool:
@@ -290,17 +293,17 @@ def have_same_target(pipelines: Mapping[str, InputPipeline]) -> bool:
 
 def describe_sharing(spec: Spec, pipelines: Mapping[str, InputPipeline]) -> str:
     """What of the samples is prepared how often, in one line; nothing where all networks are fed with the same."""
-    if len({network.feed for network in spec.networks}) < 2:  # a replay trains but one
+    if len({network.pipeline for network in spec.networks}) < 2:  # a replay trains but one
         return ""
     names: dict[str, list[str]] = {key: [] for key in pipelines}
     for network in spec.networks:
-        names[network.feed].append(network.name)
+        names[network.pipeline].append(network.name)
     shared_count = {
         key: len(inline_device_transforms(feed.transforms[: feed.shared_count]))
         for key, feed in pipelines.items()
     }
     rests = "; ".join(
-        f"{listed(names[key])}: {_list_names(spec.feeds[key].transforms[shared_count[key] :]) or 'nothing more'}"
+        f"{listed(names[key])}: {_list_names(spec.data_by_pipeline[key].transforms[shared_count[key] :]) or 'nothing more'}"
         f", {feed.samples['train'].target}"
         for key, feed in pipelines.items()
         if names[key]
@@ -310,7 +313,7 @@ def describe_sharing(spec: Spec, pipelines: Mapping[str, InputPipeline]) -> str:
     key, first = next(iter(pipelines.items()))
     if first.packed_slice is not None:
         made = "; ".join(
-            f"{listed(names[key])}: {_list_names(spec.feeds[key].transforms[: shared_count[key]])}"
+            f"{listed(names[key])}: {_list_names(spec.data_by_pipeline[key].transforms[: shared_count[key]])}"
             for key in pipelines
             if names[key]
         )
@@ -318,7 +321,7 @@ def describe_sharing(spec: Spec, pipelines: Mapping[str, InputPipeline]) -> str:
             f"data: read once for all {pluralize(len(spec.networks), 'network')}, and prepared for {made}; by each "
             f"network for itself: {rests}"
         )
-    shared = spec.feeds[key].transforms[: shared_count[key]]
+    shared = spec.data_by_pipeline[key].transforms[: shared_count[key]]
     return (
         f"data: prepared once for all {pluralize(len(spec.networks), 'network')}: {_list_names(shared) or 'reading'}; by "
         f"each network for itself: {rests}"
@@ -329,7 +332,7 @@ def describe_device_transforms(spec: Spec, each: Mapping[str, tuple[Transform, .
     """What of the transforms of each feed is left to the device, in a line or some."""
     lines = dict[str, None]()
     for key, transforms in each.items():
-        items = spec.feeds[key].transforms
+        items = spec.data_by_pipeline[key].transforms
         (host, left) = split_device(transforms)
         if left is not None:
             first = len(split_scale(host)[0])

@@ -15,7 +15,7 @@ from fleet.errors import UserError
 from fleet.runtime import input_pipelines as feeding
 from fleet.runtime.input_pipelines import InputPipeline
 from fleet.spec import Spec
-from fleet.spec.criteria import settled
+from fleet.spec.criteria import with_data_defaults
 from fleet.spec.data import Target
 from fleet.storage.files import storage_errors
 from fleet.terminal import progress_bar
@@ -244,7 +244,7 @@ def _describe_standardizing(spec: Spec, each: Mapping[str, tuple[Transform, ...]
 
 def _list_targets(spec: Spec) -> list[Target | str | None]:
     """The targets of all feeds, each once."""
-    targets = [feed.target for feed in spec.feeds.values()]
+    targets = [feed.target for feed in spec.data_by_pipeline.values()]
     return [target for place, target in enumerate(targets) if target not in targets[:place]]
 
 
@@ -258,7 +258,7 @@ def _split_by_pipeline(spec: Spec, found: tuple[DataSet, ...]) -> dict[str, Data
     wishes = _list_targets(spec)
     if spec.data.folds is not None:
         found = tuple(_use_folds(data, spec.data.folds, spec.seed) for data in found)
-    return {key: found[wishes.index(feed.target)] for key, feed in spec.feeds.items()}
+    return {key: found[wishes.index(feed.target)] for key, feed in spec.data_by_pipeline.items()}
 
 
 def _parse_target(target: str | Target | None) -> TargetWish | None:
@@ -283,7 +283,9 @@ def resolve_with_data(opened: Inputs, *specs: Spec) -> list[Spec]:
         target = target_of(source)
         counts = tuple[int, ...]()
         if any(
-            network.train.class_weights == "balanced" for network in networks if network.feed == key
+            network.train.class_weights == "balanced"
+            for network in networks
+            if network.pipeline == key
         ):
             if target.kind == "class":
                 counts = tuple(
@@ -294,7 +296,7 @@ def resolve_with_data(opened: Inputs, *specs: Spec) -> list[Spec]:
             elif target.kind == "mask":
                 counts = _count_class_pixels(source, target)
         told[key] = target, counts
-    return [settled(spec, told) for spec in specs]
+    return [with_data_defaults(spec, told) for spec in specs]
 
 
 def _count_class_pixels(source: Source, target: TargetSpec) -> tuple[int, ...]:
@@ -354,7 +356,7 @@ def standardize(
         InputError: no sample can be read.
     """
     found = dict[str, Standardization]()
-    for key, settings in spec.feeds.items():
+    for key, settings in spec.data_by_pipeline.items():
         feed = inputs.pipelines.get(key) or InputPipeline(
             inputs.data, inputs.transforms, inputs.samples, 0
         )
@@ -389,7 +391,7 @@ def standardize(
             sample.as_float64() if affine.precise else sample, affine=affine, folds=found[key].folds
         )
 
-    alone = "" if inputs.pipelines else next(iter(spec.feeds))
+    alone = "" if inputs.pipelines else next(iter(spec.data_by_pipeline))
     samples = {
         part: replace(
             sample if inputs.pipelines else told(sample, alone),

@@ -106,7 +106,7 @@ class Launch:
         if self.request.fresh or self.replayed:
             return ""
         ours = {network.stem for network in self.spec.networks}
-        others = sorted(name for name in self.spec.kept if name not in ours)
+        others = sorted(name for name in self.spec.existing if name not in ours)
         if not others:
             return ""
         return (

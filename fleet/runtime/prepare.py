@@ -40,8 +40,8 @@ from fleet.runtime.searchers import make_searchers
 from fleet.runtime.startup import Request
 from fleet.spec import NetworkSpec, Spec, with_cache
 from fleet.spec.criteria import check_comparable
-from fleet.spec.fit_checks import Misfit, joined, misfits
-from fleet.spec.resolve import extremes, variants
+from fleet.spec.fit_checks import Misfit, find_misfits, merge_misfits
+from fleet.spec.resolve import variants, with_extreme_networks
 from fleet.storage.event_log import read_run
 from fleet.storage.identity import Machine
 from fleet.storage.lease import Lease
@@ -221,7 +221,7 @@ def _make_plan(request: Request, ranks: Ranks, name: str) -> _Plan:
             told,
             replay,
         )
-    return _Plan(trained, spec, extremes(spec), written, roles, paths, left, told, None)
+    return _Plan(trained, spec, with_extreme_networks(spec), written, roles, paths, left, told, None)
 
 
 def _resolve_specs(
@@ -409,7 +409,7 @@ def shared_bytes(spec: Spec, opened: inputs.Inputs, roles: Roles, shared_free: f
 
 def target_kinds(sample: SampleSpec) -> Callable[[NetworkSpec], tuple[str]]:
     """The kind of each network's target, once the data is known (:func:`fleet.spec.criteria.check_comparable`)."""
-    return lambda network: (sample.for_pipeline(network.feed).target.kind,)
+    return lambda network: (sample.for_pipeline(network.pipeline).target.kind,)
 
 
 def check_networks(
@@ -430,7 +430,7 @@ def check_networks(
             "\n  ".join(
                 [
                     f"{count} of the networks cannot be trained as the spec says",
-                    *map(str, joined(spec, found)),
+                    *map(str, merge_misfits(spec, found)),
                 ]
             )
         )
@@ -441,7 +441,7 @@ def find_misfits(
 ) -> list[Misfit]:
     """What of the networks cannot be trained on this data, or on so few trainers; see :func:`check_networks`."""
     return [
-        *misfits(spec, sample, samples, data.validation is not None),
+        *find_misfits(spec, sample, samples, data.validation is not None),
         *(
             (
                 network,

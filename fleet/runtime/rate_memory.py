@@ -109,7 +109,7 @@ class RateMemory:
         )  # no number for each number of GPUs says its rate
         if launch.rates is not None or is_measured:
             return None
-        samples = [launch.sample.for_pipeline(network.feed) for network in self._unfinished]
+        samples = [launch.sample.for_pipeline(network.pipeline) for network in self._unfinished]
         traits = [
             traits_of(network, self.keys[network.name], sample.image.shape, sample.classes)
             for network, sample in zip(self._unfinished, samples, strict=True)

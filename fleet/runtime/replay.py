@@ -162,7 +162,7 @@ class Replay:
                 "it was trained there: go back to what it was, or compare all the same with "
                 "--accept-changes"
             )
-        start = network.train.begins
+        start = network.train.initial_weights
         if (
             self.history[0].start
             and start

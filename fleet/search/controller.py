@@ -104,7 +104,7 @@ def entries_of(ends: Spec) -> dict[int, Entry]:
             entry.search,
             entry.space or {},
             _mode(first[index]),
-            first[index].train.stopping.watched,
+            first[index].train.stopping.metric,
             min_delta=first[index].train.stopping.min_delta,
         )
         for index, entry in ends.searches.items()
@@ -540,7 +540,7 @@ class SearchController:
         if record.epoch != life.judged + 1:
             return False
         life.top = life.top.after(record, life.converge)
-        life.values.append(record.value(life.converge.watched))
+        life.values.append(record.value(life.converge.metric))
         life.seconds += record.seconds
         life.rate = max(
             life.rate, record.samples / (record.seconds * record.gpus) if record.seconds else 0.0
@@ -889,7 +889,7 @@ def make_controller(
         make_pruner(prune, most_epochs, spec.seed),
         prune.rule,
         _mode(everyone[0]) if everyone else "maximize",
-        everyone[0].train.stopping.watched if everyone else "val_accuracy",
+        everyone[0].train.stopping.metric if everyone else "val_accuracy",
         trainers,
         obeys=find_rule(prune.rule).obeys,
         parameters=parameters,

@@ -13,7 +13,7 @@ from fleet.errors import UserError
 from fleet.plugins import load_object
 from fleet.spec.model import one_line
 from fleet.spec.search import Mode
-from fleet.spec.space import Member, Range, Space, key_of_value, members, numbered
+from fleet.spec.space import Member, Range, Space, key_of_value, member_at, members
 from preprocess.user_code import UserCode, seed_generators
 
 
@@ -167,7 +167,7 @@ class GridSearcher(_Listing):
 
     def __init__(self, space: Space, seed: int, mode: Mode) -> None:
         numbers = itertools.count()
-        super().__init__(iter(lambda: numbered(space, next(numbers)), None))
+        super().__init__(iter(lambda: member_at(space, next(numbers)), None))
         for name, dimension in space.items():
             if isinstance(dimension, Range) and not dimension.integer:
                 raise UserError(

@@ -2,7 +2,7 @@
 
 from fleet.spec.data import Data
 from fleet.spec.documentation import json_schema
-from fleet.spec.resolve import load, look_beside, parse
+from fleet.spec.resolve import allow_imports_beside, load, parse
 from fleet.spec.schema import (
     Checkpoint,
     Document,
@@ -32,10 +32,10 @@ __all__ = [
     "Spec",
     "Stopping",
     "Train",
+    "allow_imports_beside",
     "dump",
     "json_schema",
     "load",
-    "look_beside",
     "parse",
     "read_yaml",
     "with_cache",

@@ -13,7 +13,7 @@ from functools import partial
 
 from fleet.errors import SpecError, SpecMistake, UserError
 from fleet.spec import measures as m
-from fleet.spec.fit_checks import unmeasured
+from fleet.spec.fit_checks import find_unfit_measures
 from fleet.spec.schema import NetworkSpec, Spec
 from fleet.spec.search import find_rule
 from fleet.spec.train import Train
@@ -28,7 +28,7 @@ _PROPOSED = {"value": "mean_absolute_error"}
 # ---- what the data decides ----------------------------------------------------------------------
 
 
-def settled(spec: Spec, told: Mapping[str, tuple[TargetSpec, tuple[int, ...]]]) -> Spec:
+def with_data_defaults(spec: Spec, told: Mapping[str, tuple[TargetSpec, tuple[int, ...]]]) -> Spec:
     """The spec with all of its networks fully said.
 
     Args:
@@ -39,7 +39,8 @@ def settled(spec: Spec, told: Mapping[str, tuple[TargetSpec, tuple[int, ...]]]) 
         UserError: weights of classes that there are not.
     """
     return replace(
-        spec, networks=tuple(_settled(network, *told[network.feed]) for network in spec.networks)
+        spec,
+        networks=tuple(_settled(network, *told[network.pipeline]) for network in spec.networks),
     )
 
 
@@ -54,7 +55,7 @@ def _settled(network: NetworkSpec, target: TargetSpec, counts: tuple[int, ...]) 
         try:
             if isinstance(wanted, str):
                 if counts:
-                    weights = m.balanced(counts)
+                    weights = m.balanced_weights(counts)
                 else:
                     weights = ()
             else:
@@ -96,7 +97,7 @@ class SelectionCriterion:
     def of(cls, train: Train) -> SelectionCriterion:
         """That of a network whose data is known."""
         return cls(
-            train.stopping.watched, train.stopping.sign, repr((train.loss, train.label_smoothing))
+            train.stopping.metric, train.stopping.sign, repr((train.loss, train.label_smoothing))
         )
 
 
@@ -146,7 +147,7 @@ def check_comparable(
         alike.setdefault(
             repr(
                 (
-                    network.feed,
+                    network.pipeline,
                     network.entry,
                     train.loss,
                     train.label_smoothing,
@@ -160,7 +161,7 @@ def check_comparable(
         ).append(network)
     questions: dict[str, list[list[NetworkSpec]]] = {}
     for some in alike.values():
-        data = spec.feeds.get(some[0].feed, spec.data)
+        data = spec.data_by_pipeline.get(some[0].pipeline, spec.data)
         questions.setdefault(repr(data.target), []).append(some)
     mistakes = []
     for groups in questions.values():
@@ -168,7 +169,7 @@ def check_comparable(
         possible = [
             kind
             for kind in kinds
-            if not any(any(unmeasured(group[0], spec, kind)) for group in groups)
+            if not any(any(find_unfit_measures(group[0], spec, kind)) for group in groups)
         ]
         found = [list(_Comparison(spec, groups, kind).mistakes()) for kind in possible or kinds]
         if found and all(found):
@@ -177,11 +178,11 @@ def check_comparable(
         raise SpecError(mistakes)
 
 
-def kinds_said(spec: Spec) -> Callable[[NetworkSpec], Collection[str]]:
+def target_kinds_of_spec(spec: Spec) -> Callable[[NetworkSpec], Collection[str]]:
     """What a spec says of the kinds of targets, before its data is known; see :func:`check_comparable`."""
 
     def kinds_of(network: NetworkSpec) -> Collection[str]:
-        said = spec.feeds.get(network.feed, spec.data).target
+        said = spec.data_by_pipeline.get(network.pipeline, spec.data).target
         if said is None:
             return sorted(KINDS, key=lambda kind: kind != "value")
         return (said if isinstance(said, str) else said.kind,)
@@ -269,13 +270,13 @@ class _Comparison:
         if name != "loss":
             return next(
                 (
-                    m.written(m.canonical(one, words.metrics))
+                    m.format_measure(m.canonical(one, words.metrics))
                     for one in train.metrics
                     if m.label_of(one) == name
                 ),
                 "",
             )
-        said = m.written(
+        said = m.format_measure(
             m.canonical_loss(train.loss, train.label_smoothing, self.kind, words.losses)
         )
         if monitor != "loss" or not (

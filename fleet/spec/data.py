@@ -63,7 +63,7 @@ class EntryData:
         )
 
 
-def feed_key(own: EntryData | None) -> str:
+def pipeline_key(own: EntryData | None) -> str:
     """A key: networks with the same one are fed with the same; empty for what the document says."""
     if own is None:
         return ""

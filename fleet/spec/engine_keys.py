@@ -20,7 +20,7 @@ Problem: TypeAlias = tuple[
 ]  # keys below `train`, what is wrong, what would be right
 
 
-def unknown_words(train: Train, engine: EngineInfo) -> Iterator[Problem]:
+def find_unknown_words(train: Train, engine: EngineInfo) -> Iterator[Problem]:
     """What an engine does not know of how a network is to be trained.
 
     A learning rate schedule need not be whole, see :func:`incomplete_schedule`. Where nothing is learned, no word means
@@ -36,7 +36,7 @@ def unknown_words(train: Train, engine: EngineInfo) -> Iterator[Problem]:
     for metric in train.metrics:
         yield from _of_measure(("metrics",), metric, words.metrics, engine)
     monitor = train.stopping.monitor
-    if monitor is not None and told_direction(train, engine) is None:
+    if monitor is not None and find_direction(train, engine) is None:
         yield (
             ("stopping", "monitor"),
             f"nobody can tell whether more of {monitor} is better",
@@ -71,9 +71,9 @@ def incomplete_schedule(train: Train, engine: EngineInfo) -> str:
     return find_missing(rate, engine.words.schedules[rate["name"]])
 
 
-def told_direction(train: Train, engine: EngineInfo) -> Direction | None:
+def find_direction(train: Train, engine: EngineInfo) -> Direction | None:
     """Whether more or less of what is monitored is better, by the spec or by what the engine knows of its metrics."""
-    monitor = train.stopping.watched
+    monitor = train.stopping.metric
     direction = train.stopping.direction or direction_of(monitor)
     if direction is not None:
         return direction
@@ -89,8 +89,8 @@ def told_direction(train: Train, engine: EngineInfo) -> Direction | None:
 def with_direction(train: Train, engine: EngineInfo) -> Train:
     """The same, with the direction of a metric that the engine alone knows."""
     converge = train.stopping
-    told = told_direction(train, engine)
-    if told is None or converge.direction is not None or direction_of(converge.watched) is not None:
+    told = find_direction(train, engine)
+    if told is None or converge.direction is not None or direction_of(converge.metric) is not None:
         return train
     return replace(train, stopping=replace(converge, direction=told))
 

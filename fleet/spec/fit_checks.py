@@ -8,7 +8,7 @@ from typing import TypeAlias
 from fleet.errors import SpecMistake, UserError
 from fleet.spec.engine_keys import optimizer_slots
 from fleet.spec.layers import count_for
-from fleet.spec.measures import unfit
+from fleet.spec.measures import describe_unfit
 from fleet.spec.model import Softmax, check_input
 from fleet.spec.schema import NetworkSpec, Spec
 from fleet.units import format_size, listed
@@ -23,7 +23,7 @@ Misfit: TypeAlias = tuple[
 ]  # network, key path, what is wrong, what would be right
 
 
-def misfits(spec: Spec, sample: SampleSpec, samples: int, is_validated: bool) -> list[Misfit]:
+def find_misfits(spec: Spec, sample: SampleSpec, samples: int, is_validated: bool) -> list[Misfit]:
     """What of the networks cannot be trained on this data.
 
     Args:
@@ -43,7 +43,7 @@ def _misfits(
     # With a batch that follows the GPUs, the smallest that there can be is that of the fewest.
     train = network.train
     batch = network.largest_batch(network.min_gpus)
-    sample = sample.for_pipeline(network.feed)
+    sample = sample.for_pipeline(network.pipeline)
     if batch > samples:
         yield (
             network,
@@ -51,7 +51,7 @@ def _misfits(
             f"train.batch.size: {batch} is more than the {samples} training samples",
             f"at most {samples}",
         )
-    monitor = train.stopping.watched
+    monitor = train.stopping.metric
     if not is_validated and monitor.startswith("val_"):
         yield (
             network,
@@ -59,7 +59,7 @@ def _misfits(
             f"train.stopping.monitor: {monitor} needs validation data",
             "give data.validation, or monitor accuracy or loss",
         )
-    yield from unmeasured(network, spec, sample.target.kind)
+    yield from find_unfit_measures(network, spec, sample.target.kind)
     is_softmax = network.architecture.kind == "family" and isinstance(
         network.architecture.settings, Softmax
     )
@@ -93,7 +93,7 @@ def _misfits(
             yield network, ("models", network.entry), wrong, "a smaller one"
 
 
-def unmeasured(network: NetworkSpec, spec: Spec, kind: str) -> Iterator[Misfit]:
+def find_unfit_measures(network: NetworkSpec, spec: Spec, kind: str) -> Iterator[Misfit]:
     """What of the loss and the metrics has no meaning for targets of a kind."""
     train = network.train
     losses = spec.engine.words.losses
@@ -114,10 +114,10 @@ def unmeasured(network: NetworkSpec, spec: Spec, kind: str) -> Iterator[Misfit]:
             yield (
                 network,
                 spec.place_of(network, "train", "stopping", "monitor"),
-                f"train.stopping.monitor: {unfit('accuracy', kind, metrics)}",
+                f"train.stopping.monitor: {describe_unfit('accuracy', kind, metrics)}",
                 "val_loss, or a metric such as val_mean_absolute_error from train.metrics",
             )
-    if train.loss is not None and (wrong := unfit(train.loss, kind, losses)):
+    if train.loss is not None and (wrong := describe_unfit(train.loss, kind, losses)):
         yield (
             network,
             spec.place_of(network, "train", "loss"),
@@ -125,7 +125,7 @@ def unmeasured(network: NetworkSpec, spec: Spec, kind: str) -> Iterator[Misfit]:
             _fitting(losses, kind),
         )
     for place, metric in enumerate(train.metrics):
-        wrong = unfit(metric, kind, metrics)
+        wrong = describe_unfit(metric, kind, metrics)
         if wrong:
             yield (
                 network,
@@ -144,7 +144,9 @@ def unmeasured(network: NetworkSpec, spec: Spec, kind: str) -> Iterator[Misfit]:
 
 def _fitting(known: Mapping[str, MeasureWord], kind: str) -> str:
     """The losses, or metrics, that have a meaning for targets of a kind."""
-    return "should be one of " + ", ".join(name for name in known if not unfit(name, kind, known))
+    return "should be one of " + ", ".join(
+        name for name in known if not describe_unfit(name, kind, known)
+    )
 
 
 def too_large(parameters: int, network: NetworkSpec, spec: Spec) -> str:
@@ -164,7 +166,7 @@ def training_bytes(parameters: int, network: NetworkSpec, spec: Spec) -> int:
     return spec.engine.checkpoint_bytes(parameters, slots + 1)  # a gradient is one more
 
 
-def joined(spec: Spec, found: Iterable[Misfit]) -> list[SpecMistake]:
+def merge_misfits(spec: Spec, found: Iterable[Misfit]) -> list[SpecMistake]:
     """One mistake for each thing that is wrong at a place, with the names of all networks that it is wrong with."""
     networks: dict[tuple[tuple, str, str], list[str]] = {}
     for network, where, wrong, right in found:

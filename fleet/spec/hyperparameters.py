@@ -13,7 +13,7 @@ from fleet.spec.yaml_file import plain
 Plain: TypeAlias = bool | int | float | str
 
 
-def chosen(network: NetworkSpec) -> dict[str, Plain]:
+def hyperparameters_of(network: NetworkSpec) -> dict[str, Plain]:
     """The hyper-parameters of a network, by the names that a space has for them.
 
     All arguments of a family are among them, and of the training settings the optimizer, its learning rate, the batch,
@@ -31,19 +31,19 @@ def chosen(network: NetworkSpec) -> dict[str, Plain]:
     }
     found = {
         "model": what.target,
-        **dict(leaves("", args)),
-        **dict(leaves("train", always)),
-        **dict(leaves("train", plain(train))),
+        **dict(flatten("", args)),
+        **dict(flatten("train", always)),
+        **dict(flatten("train", plain(train))),
         **({} if network.fold is None else {"fold": network.fold}),
     }
     return {
-        name: as_plain(value)
+        name: to_scalar(value)
         for name, value in (found | network.parameters).items()
         if value is not None
     }
 
 
-def as_plain(value: Any) -> Plain:
+def to_scalar(value: Any) -> Plain:
     """A value that is no number, text or flag as JSON.
 
     >>> as_plain(0.5), as_plain([1, 2])
@@ -54,7 +54,7 @@ def as_plain(value: Any) -> Plain:
     return json.dumps(value)
 
 
-def leaves(path: str, value: Any) -> Iterator[tuple[str, Any]]:
+def flatten(path: str, value: Any) -> Iterator[tuple[str, Any]]:
     """The values of nested settings, by dotted names; what is named by other things than settings stays whole.
 
     >>> list(leaves("train", {"batch": {"size": 8}, "class_weights": {"a cat": 2.0}}))
@@ -64,4 +64,4 @@ def leaves(path: str, value: Any) -> Iterator[tuple[str, Any]]:
         yield path, value
         return
     for key, part in value.items():
-        yield from leaves(f"{path}.{key}" if path else str(key), part)
+        yield from flatten(f"{path}.{key}" if path else str(key), part)

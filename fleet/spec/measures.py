@@ -96,7 +96,7 @@ def label_of(measure: Measure) -> str:
     return name
 
 
-def unfit(measure: Measure, kind: str, known: Mapping[str, MeasureWord]) -> str:
+def describe_unfit(measure: Measure, kind: str, known: Mapping[str, MeasureWord]) -> str:
     """Why a loss or a metric of those that are known has no meaning for targets of a kind; nothing where it may have.
 
     >>> from fleet.vocabulary.measures import METRICS
@@ -149,7 +149,7 @@ def canonical_loss(
     return canonical({name_of(said): given}, known)
 
 
-def written(measure: Measure) -> str:
+def format_measure(measure: Measure) -> str:
     """A loss or a metric as people write it.
 
     >>> written({"huber": {"delta": 2}}), written("mae")
@@ -230,7 +230,7 @@ def class_weight_vector(
     return tuple(weights)
 
 
-def balanced(counts: tuple[int, ...]) -> tuple[float, ...]:
+def balanced_weights(counts: tuple[int, ...]) -> tuple[float, ...]:
     """Weights by which all classes count the same, with the mean of 1 over samples; 0 for one without samples.
 
     >>> balanced((1, 3))

@@ -362,7 +362,7 @@ def _top_level_names(file: Path) -> set[str] | None:
     return names
 
 
-def call_of(
+def arguments_for(
     function: Callable[..., Any],
     architecture: Architecture,
     input_shape: tuple[int, ...],
@@ -395,7 +395,7 @@ def one_line(error: BaseException) -> str:
 
 
 @contextmanager
-def told_as(
+def wrapping_errors(
     what: str, kind: type[FleetError], *setting: str, of: tuple[type[Exception], ...] = (Exception,)
 ) -> Iterator[None]:
     """A context in which a library, or a user's function, is called: what it raises becomes an error of ours.

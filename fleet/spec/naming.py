@@ -39,7 +39,7 @@ def rule_of(name: str) -> str:
     return _RULE
 
 
-def checked_name(name: str) -> str:
+def check_name(name: str) -> str:
     """See that a text can name a network; returns it.
 
     Raises:
@@ -83,7 +83,7 @@ def names_of(
     for member in members:
         number = known.get(key_of_value(member))
         number = next(free) if number is None else number
-        names.append(checked_name(f"{stem}-{number:0{width}d}"))
+        names.append(check_name(f"{stem}-{number:0{width}d}"))
     if members and kept.get(stem) and key_of_value(kept[stem]) == key_of_value(members[0]):
         names[0] = stem
     return names

@@ -23,16 +23,16 @@ from pydantic import TypeAdapter, ValidationError
 
 from fleet.errors import SpecError, SpecMistake, UserError
 from fleet.plugins import find_policy
-from fleet.spec.criteria import check_comparable, kinds_said
+from fleet.spec.criteria import check_comparable, target_kinds_of_spec
 from fleet.spec.engine_keys import (
     Problem,
+    find_unknown_words,
     incomplete_schedule,
-    unknown_words,
     with_direction,
     with_rate,
 )
 from fleet.spec.engines import ENGINES, EngineInfo, find_engine
-from fleet.spec.fit_checks import joined, unmeasured
+from fleet.spec.fit_checks import find_unfit_measures, merge_misfits
 from fleet.spec.measures import FIELDS, label_of
 from fleet.spec.mistakes import explain
 from fleet.spec.model import (
@@ -43,7 +43,7 @@ from fleet.spec.model import (
     check_import,
     check_target,
 )
-from fleet.spec.naming import Kept, checked_name, is_name, names_in, names_of, rule_of
+from fleet.spec.naming import Kept, check_name, is_name, names_in, names_of, rule_of
 from fleet.spec.old_keys import entry_with_new_keys, with_new_keys
 from fleet.spec.origin import Origin, is_below, key_path
 from fleet.spec.schema import (
@@ -92,11 +92,11 @@ def load(path: str | Path, run: Path | None = None, **keys: Any) -> Spec:
         SpecError: with every mistake, each with file, line and key.
     """
     content, lines = read_yaml(Path(path))
-    look_beside(path)
+    allow_imports_beside(path)
     return _resolve({**keys, **content}, Origin(str(path), lines), run)
 
 
-def look_beside(path: str | Path) -> None:
+def allow_imports_beside(path: str | Path) -> None:
     """Have modules that a spec names found beside it too, after those of the working folder and installed ones."""
     folder = str(Path(path).absolute().parent)
     if folder not in sys.path:
@@ -191,15 +191,15 @@ def _resolve(content: Any, origin: Origin, run: Path | None = None) -> Spec:
             )
     if mistakes:
         raise SpecError(list(dict.fromkeys(mistakes)))
-    kinds_of = kinds_said(spec)
+    kinds_of = target_kinds_of_spec(spec)
     everyone = (*spec.networks, *variants(spec))
-    unfit = joined(
+    unfit = merge_misfits(
         spec,
         [
             misfit
             for network in everyone
             if len(kinds := kinds_of(network)) == 1
-            for misfit in unmeasured(network, spec, *kinds)
+            for misfit in find_unfit_measures(network, spec, *kinds)
         ],
     )
     if unfit:
@@ -303,7 +303,7 @@ def _unfinished(document: Document) -> Iterator[tuple[tuple, str, str]]:
             f"the engine {engine.name} does not crop and mirror samples",
             f"host, or one of the engines {able}",
         )
-    for feed in document.feeds.values():
+    for feed in document.data_by_pipeline.values():
         try:
             transforms = defer_to_device(parse_transforms(feed.transforms))
         except InputError:  # a mistake of its own
@@ -393,7 +393,7 @@ def _objective_problems(
     monitor = (entry.train.get("stopping") or {}).get("monitor")
     direction = (entry.train.get("stopping") or {}).get("direction")
     top = document.train.stopping
-    if direction is None and top.watched == objectives[0].value:
+    if direction is None and top.metric == objectives[0].value:
         direction = top.direction
     for place, objective in enumerate(objectives):
         where = ("models", index, "search", "objectives", place, "value")
@@ -489,7 +489,7 @@ def _unknown_at_the_top(
 ) -> Iterator[tuple[tuple, str, str]]:
     """What the engine does not know of the training settings that stand at the top, whichever entries take them."""
     engine = _known_engine(document)
-    for key, wrong, right in () if engine is None else unknown_words(document.train, engine):
+    for key, wrong, right in () if engine is None else find_unknown_words(document.train, engine):
         if holds(content, ("train", *key[:1])):
             yield ("train", *key), wrong, right
 
@@ -510,7 +510,7 @@ def _incomplete_schedules(spec: Spec) -> list[SpecMistake]:
 
 def _batch_mistakes(spec: Spec) -> list[SpecMistake]:
     """The ranges of batches of which no policy would choose one, each once; or too little measured to choose one."""
-    of_searches = _tried([], extremes, spec)
+    of_searches = _tried([], with_extreme_networks, spec)
     networks = [
         network
         for network in (*spec.networks, *(of_searches.networks if of_searches is not None else ()))
@@ -622,7 +622,7 @@ def _networks(
     return networks
 
 
-def extremes(spec: Spec) -> Spec:
+def with_extreme_networks(spec: Spec) -> Spec:
     """The spec with two networks for each search instead of all others: the ends of its space.
 
     They stand for those that will be asked for where memory is planned and data is looked at. Each has the name of its
@@ -631,7 +631,7 @@ def extremes(spec: Spec) -> Spec:
     found = []
     for index, entry in spec.searches.items():
         found += [
-            replace(asked_network(spec, index, 0, member), name=entry.stem)
+            replace(proposed_network(spec, index, 0, member), name=entry.stem)
             for member in ends(entry.space or {})
         ]
     return replace(spec, networks=tuple(found))
@@ -643,7 +643,7 @@ def variants(spec: Spec) -> tuple[NetworkSpec, ...]:
     Each varies one key alone, and has the name of its entry.
     """
     return tuple(
-        replace(asked_network(spec, index, 0, member), name=entry.stem)
+        replace(proposed_network(spec, index, 0, member), name=entry.stem)
         for index, entry in spec.searches.items()
         for member in _judged_members(entry.space or {})
     )
@@ -673,7 +673,7 @@ def _chosen_members(space: Space) -> Iterator[Member]:
             yield from ({**first, key: value} for value in values)
 
 
-def asked_network(spec: Spec, index: int, number: int, member: Member) -> NetworkSpec:
+def proposed_network(spec: Spec, index: int, number: int, member: Member) -> NetworkSpec:
     """A network that a search has asked for.
 
     Args:
@@ -685,7 +685,7 @@ def asked_network(spec: Spec, index: int, number: int, member: Member) -> Networ
         UserError: it cannot be built or trained with these values; the message says which, and what would be right.
     """
     document, entry = spec.document, spec.document.models[index]
-    name = checked_name(f"{entry.stem}-{number}")
+    name = check_name(f"{entry.stem}-{number}")
     engine = _known_engine(document)
     try:
         return _network(
@@ -706,7 +706,7 @@ def asked_network(spec: Spec, index: int, number: int, member: Member) -> Networ
         ) from None
 
 
-def refused_network(spec: Spec, index: int, number: int, values: Member) -> NetworkSpec:
+def invalid_network(spec: Spec, index: int, number: int, values: Member) -> NetworkSpec:
     """What stands for a network that cannot be: it has a name and values, and is never trained."""
     stem = spec.document.models[index].stem
     return _network(
@@ -742,7 +742,7 @@ def _network(
         parameters=dict(drawn),
         entry=index,
         fold=fold,
-        data=document.own_data(entry),
+        data=document.data_overrides(entry),
         number=number,
     )
 
@@ -780,7 +780,7 @@ def _draws(document: Document, index: int, entry: ModelEntry) -> list[dict[str, 
 def _names(entry: ModelEntry, draws: Sequence[Member], kept: Kept) -> list[str]:
     """The names of an entry's networks."""
     if entry.space is None and entry.grid is None:
-        return [checked_name(entry.stem)]
+        return [check_name(entry.stem)]
     return names_of(entry.stem, draws, kept, by_values=entry.grid is not None)
 
 
@@ -796,15 +796,18 @@ def _train(
     document: Document, entry: ModelEntry, drawn: Mapping[str, Any], engine: EngineInfo | None
 ) -> Train:
     """How a network of an entry is trained, in words that the engine knows."""
-    train = _merged(document.train, entry.own_train, drawn)
+    train = _merged(document.train, entry.train_overrides, drawn)
     if engine is None:  # a mistake of its own
         return train
     problems = []
-    for key, wrong, right in unknown_words(train, engine):
+    for key, wrong, right in find_unknown_words(train, engine):
         said = key_path(("train", *key))
         is_drawn = any(is_below(name, said) or is_below(said, name) for name in drawn)
         problems.append(
-            ((("train", *key), wrong, right), not is_drawn and not holds(entry.own_train, key))
+            (
+                (("train", *key), wrong, right),
+                not is_drawn and not holds(entry.train_overrides, key),
+            )
         )
     if problems:
         raise _WordsError(problems)
@@ -893,7 +896,7 @@ def _architecture(
 # ---- entries that come while a run goes on -----------------------------------------------------
 
 
-def with_added(
+def with_entry(
     spec: Spec, content: Any, taken: Collection[str], place: int | None = None
 ) -> tuple[Spec, tuple[NetworkSpec, ...]]:
     """A spec with one more entry, which was not in its file.
@@ -941,7 +944,7 @@ def with_added(
     filled = (*document.models, *[ModelEntry(family="softmax")] * drawn_at)[:drawn_at]
     problems: list[Exception] = []
     networks = _networks(
-        replace(document, models=(*filled, entry)), drawn_at, entry, problems, spec.kept
+        replace(document, models=(*filled, entry)), drawn_at, entry, problems, spec.existing
     )
     mistakes = [one for problem in problems for one in _told(problem, mistake)]
     found = Spec(
@@ -967,7 +970,7 @@ def with_added(
     return replace(spec, document=found.document), found.networks
 
 
-def stand_in(network: NetworkSpec, spec: Spec) -> NetworkSpec:
+def placeholder_for(network: NetworkSpec, spec: Spec) -> NetworkSpec:
     """What stands for a network that cannot be trained: it has its name, and what any spec may say."""
     return replace(network, architecture=Architecture("softmax"), train=spec.document.train)
 

@@ -17,7 +17,7 @@ from pydantic.dataclasses import dataclass
 
 from fleet.plugins import find_policy
 from fleet.spec import fields as kinds
-from fleet.spec.data import Data, EntryData, feed_key
+from fleet.spec.data import Data, EntryData, pipeline_key
 from fleet.spec.engines import ENGINES, EngineInfo, find_engine
 from fleet.spec.model import Architecture
 from fleet.spec.origin import Origin, is_below
@@ -127,7 +127,7 @@ class ModelEntry:
         return self.family or str(self.build)
 
     @property
-    def own_train(self) -> dict[str, Any]:
+    def train_overrides(self) -> dict[str, Any]:
         """Its training settings: the first objective of its search is what its networks monitor."""
         if self.search is None or not self.search.objectives:
             return self.train
@@ -436,7 +436,7 @@ class Document:
         ),
     )
 
-    def own_data(self, entry: ModelEntry) -> EntryData | None:
+    def data_overrides(self, entry: ModelEntry) -> EntryData | None:
         """The data settings of an entry that are not those of the document; None where there are none."""
         if entry.data is None:
             return None
@@ -450,19 +450,21 @@ class Document:
             return None
         return own
 
-    def feed_of(self, entry: ModelEntry) -> str:
+    def pipeline_of(self, entry: ModelEntry) -> str:
         """The key of what the networks of an entry are fed with; see :attr:`NetworkSpec.feed`."""
-        return feed_key(self.own_data(entry))
+        return pipeline_key(self.data_overrides(entry))
 
     @cached_property
-    def feeds(self) -> dict[str, Data]:
+    def data_by_pipeline(self) -> dict[str, Data]:
         """The data settings that networks have, by :attr:`NetworkSpec.feed`, those of the document first.
 
         Those of all entries: what all have in common, and how samples are divided, are the same for a part of them.
         """
-        each = sorted(map(self.own_data, self.models), key=lambda own: own is not None) or [None]
+        each = sorted(map(self.data_overrides, self.models), key=lambda own: own is not None) or [
+            None
+        ]
         return {
-            feed_key(own): self.data if own is None else own.put_into(self.data) for own in each
+            pipeline_key(own): self.data if own is None else own.put_into(self.data) for own in each
         }
 
 
@@ -496,9 +498,9 @@ class NetworkSpec:
         return self.name.removesuffix(f"-fold{self.fold}")
 
     @cached_property
-    def feed(self) -> str:
+    def pipeline(self) -> str:
         """A key: networks with the same one are fed with the same; empty for what the top of the document says."""
-        return feed_key(self.data)
+        return pipeline_key(self.data)
 
     def global_batch(self, gpus: int) -> int:
         """Samples in one step on ``gpus`` GPUs; the least, where the policy chooses."""
@@ -529,7 +531,7 @@ class Spec:
     document: Document
     networks: tuple[NetworkSpec, ...]
     origin: Origin = field(default=Origin(), compare=False, repr=False)
-    kept: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
+    existing: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
     notices: tuple[str, ...] = field(default=(), compare=False, repr=False)
 
     def place_of(self, network: NetworkSpec, *setting: str) -> tuple:
@@ -549,8 +551,8 @@ class Spec:
         return setting
 
     @property
-    def feeds(self) -> dict[str, Data]:  # noqa: D102
-        return self.document.feeds
+    def data_by_pipeline(self) -> dict[str, Data]:  # noqa: D102
+        return self.document.data_by_pipeline
 
     @property
     def searches(self) -> dict[int, ModelEntry]:
@@ -562,7 +564,7 @@ class Spec:
         }
 
     @property
-    def most_at_once(self) -> float:
+    def max_networks(self) -> float:
         """How many networks there may be at once: those that are written down, and those that are asked for."""
         asked = sum(
             min(

@@ -184,7 +184,7 @@ def members(dimensions: Space, seed: int) -> Iterator[Member]:
     return itertools.islice(stream, int(size))
 
 
-def numbered(dimensions: Space, number: int) -> Member | None:
+def member_at(dimensions: Space, number: int) -> Member | None:
     """A member of a space by its number, the last name's value varying fastest; None beyond the last one.
 
     Args:

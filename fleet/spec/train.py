@@ -273,14 +273,14 @@ class Stopping:
     )
 
     @property
-    def watched(self) -> str:
+    def metric(self) -> str:
         """What is monitored; val_accuracy where nobody has said it, neither the spec nor the data."""
         return self.monitor or "val_accuracy"
 
     @property
     def sign(self) -> int:
         """1 where more of what is monitored is better, else -1."""
-        if (self.direction or direction_of(self.watched)) == UP:
+        if (self.direction or direction_of(self.metric)) == UP:
             return 1
         return -1
 
@@ -392,7 +392,7 @@ class Train:
     )
 
     @property
-    def begins(self) -> Start | None:
+    def initial_weights(self) -> Start | None:
         """With which weights, as a mapping says it."""
         if isinstance(self.start, str):
             return Start(self.start)

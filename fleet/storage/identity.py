@@ -42,8 +42,8 @@ def training_identity(network: NetworkSpec, spec: Spec, sample: SampleSpec) -> s
     architecture under the same name or other transforms are refused. `stopping` and `deterministic` may change,
     because users want to train longer, or to repeat it; so may paths, because data sets are moved.
     """
-    data = spec.feeds[network.feed]
-    first = next(iter(spec.feeds.values()))
+    data = spec.data_by_pipeline[network.pipeline]
+    first = next(iter(spec.data_by_pipeline.values()))
     ring = {"shards": data.shards} if data.order == "ring" else {}
     # it is taken from the training samples
     if isinstance(data.test, float):
@@ -58,7 +58,9 @@ def training_identity(network: NetworkSpec, spec: Spec, sample: SampleSpec) -> s
     else:
         divided = {}
     fold = {} if network.fold is None else {"fold": [network.fold, data.folds]}
-    train = _TRAIN.dump_python(replace(network.train, start=network.train.begins), mode="json")
+    train = _TRAIN.dump_python(
+        replace(network.train, start=network.train.initial_weights), mode="json"
+    )
     for changeable in (
         "stopping",
         "deterministic",
@@ -88,7 +90,7 @@ def training_identity(network: NetworkSpec, spec: Spec, sample: SampleSpec) -> s
             "transforms": data.transforms,
             **target,
             "validation": None if isinstance(data.validation, str) else data.validation,
-            "inputs": sample.for_pipeline(network.feed, network.fold).identity(),
+            "inputs": sample.for_pipeline(network.pipeline, network.fold).identity(),
             **ring,
             **test,
             **fold,
@@ -128,7 +130,7 @@ def trial_identity(
         beside: the folder of the spec.
     """
     engine = hash_sources(spec.resources.engine, spec_folder)
-    start = network.train.begins
+    start = network.train.initial_weights
     return _hash(
         {
             "identity": training_identity(network, spec, sample),
@@ -212,11 +214,11 @@ def speed_identity(
             "deterministic": network.train.deterministic,
             "engine": resources.engine,
             "exchange": resources.exchange,
-            "inputs": sample.for_pipeline(network.feed).identity(),
+            "inputs": sample.for_pipeline(network.pipeline).identity(),
             "hardware": machine.hardware,
             **(
                 {}
-                if sample.for_pipeline(network.feed).deferred_input is None
+                if sample.for_pipeline(network.pipeline).deferred_input is None
                 else {"finish": "device"}
             ),
             "ranks_per_core": f"{machine.ranks_per_core:.3g}",

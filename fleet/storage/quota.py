@@ -131,7 +131,7 @@ def check_quota(spec: Spec, sample: SampleSpec) -> None:
         return
     sizes = [
         checkpoint_bytes(
-            count_for(network.architecture.settings, sample.for_pipeline(network.feed)),
+            count_for(network.architecture.settings, sample.for_pipeline(network.pipeline)),
             network,
             spec,
         )

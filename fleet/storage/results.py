@@ -563,7 +563,7 @@ def known_parameters(network: NetworkSpec, sample: SampleSpec) -> int | None:
     if network.architecture.kind != "family":
         return None
     try:
-        return count_for(network.architecture.settings, sample.for_pipeline(network.feed))
+        return count_for(network.architecture.settings, sample.for_pipeline(network.pipeline))
     except (
         UserError
     ):  # images too small for it, which is no matter to an engine that learns nothing

@@ -98,7 +98,7 @@ class KerasEngine:
     def _build(self, network: NetworkSpec, group: Group, code: UserCode | None) -> KerasNetwork:
         # What a network does to its inputs first is a part of its graph.
         key = _graph_key(
-            network, group, network.fold if self._sample.for_pipeline(network.feed).folds else None
+            network, group, network.fold if self._sample.for_pipeline(network.pipeline).folds else None
         )
         cached = self._cached
         self._cached = None
@@ -106,7 +106,7 @@ class KerasEngine:
             cached = None
         keras.backend.clear_session()  # names and memory of the network before this one
         train = network.train
-        sample = self._sample.for_pipeline(network.feed, network.fold)
+        sample = self._sample.for_pipeline(network.pipeline, network.fold)
         policy = keras.config.dtype_policy()
         keras.config.set_dtype_policy(train.precision)
         try:
@@ -120,8 +120,8 @@ class KerasEngine:
             )
         finally:
             keras.config.set_dtype_policy(policy)
-        if train.begins is not None:
-            freeze(model, train.begins.freeze)
+        if train.initial_weights is not None:
+            freeze(model, train.initial_weights.freeze)
         settings = with_default_rate(train.optimizer)
         rate = ScalableRate(settings)
         if train.batch.is_elastic:

@@ -24,7 +24,7 @@ from fleet.engines.measures import Metrics, scalar_result_error
 from fleet.errors import SettingError
 from fleet.spec import Train
 from fleet.spec.measures import Measure, label_of, name_of, parameters_of
-from fleet.spec.model import told_as
+from fleet.spec.model import wrapping_errors
 from fleet.vocabulary.measures import ACROSS_VALUES, canonical_name
 from preprocess.target import TargetSpec
 
@@ -143,7 +143,7 @@ def _make_metric(measure: Measure, target: TargetSpec) -> _Metric:
             "train",
             "metrics",
         )
-    with told_as(
+    with wrapping_errors(
         f"the metric {name} cannot be computed of {target}:", SettingError, "train", "metrics"
     ):
         metric = _Metric(

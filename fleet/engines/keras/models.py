@@ -23,7 +23,7 @@ from fleet.engines.keras.gradients import keep_gradients_with_graphs
 from fleet.errors import ModelError, NetworkWarning, UserError
 from fleet.spec.layers import Layer, layers_of
 from fleet.spec.measures import Measure
-from fleet.spec.model import Architecture, check_target, one_line, told_as
+from fleet.spec.model import Architecture, check_target, one_line, wrapping_errors
 from preprocess.target import TargetSpec, class_target
 
 # The epsilon of keras.applications, so that its weights give the same outputs here. The
@@ -219,7 +219,7 @@ def _build_application(
     if "include_preprocessing" in inspect.signature(function).parameters:
         args.setdefault("include_preprocessing", False)  # the spec's transforms scale the pixels
     prefix = f"keras.applications.{model.target} on {_pixels(input_shape)}:"
-    with told_as(
+    with wrapping_errors(
         prefix, UserError, of=(ValueError, TypeError)
     ):  # as Keras refuses shapes and arguments
         return function(

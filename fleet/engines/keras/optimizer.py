@@ -16,7 +16,7 @@ import tensorflow as tf
 from fleet.engines.custom import make_custom_optimizer
 from fleet.errors import SettingError
 from fleet.spec import Optimizer
-from fleet.spec.model import told_as
+from fleet.spec.model import wrapping_errors
 from fleet.vocabulary.optimizers import OPTIMIZERS
 
 _RATE = ("train", "optimizer", "learning_rate")
@@ -88,7 +88,7 @@ def make_optimizer(
     }
     if accumulate > 1:
         arguments["gradient_accumulation_steps"] = accumulate
-    with told_as(
+    with wrapping_errors(
         f"{settings.name}:", SettingError, "train", "optimizer"
     ):  # of a value that Keras refuses
         return _class_of(settings.name)(learning_rate=rate, **arguments)
@@ -197,7 +197,7 @@ def _make_custom(settings: Optimizer, rate: Any, accumulate: int) -> keras.optim
 def _schedule(settings: Mapping[str, Any]) -> keras.optimizers.schedules.LearningRateSchedule:
     arguments = dict(settings)
     name = arguments.pop("name")
-    with told_as(
+    with wrapping_errors(
         f"the schedule {name}:", SettingError, *_RATE
     ):  # of a value that Keras, or TensorFlow, refuses
         schedule = getattr(keras.optimizers.schedules, name)(**arguments)

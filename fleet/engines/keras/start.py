@@ -20,7 +20,7 @@ from keras.src.saving import saving_lib
 
 from fleet.engines.initial_weights import match_patterns, match_weights
 from fleet.errors import SettingError
-from fleet.spec.model import told_as
+from fleet.spec.model import wrapping_errors
 
 _NOT_LAYERS = (
     "optimizer",
@@ -174,7 +174,7 @@ def _layers(file: h5py.File) -> list[_Layer]:
 @contextmanager
 def _open_weights(file: Path) -> Iterator[h5py.File]:
     """Open the weights in a file."""
-    with told_as(
+    with wrapping_errors(
         f"{file} cannot be read as .weights.h5 or .keras:",
         SettingError,
         "train",

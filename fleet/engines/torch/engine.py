@@ -69,7 +69,7 @@ class TorchEngine:
 
     def _build(self, network: NetworkSpec, group: Group, code: UserCode | None) -> TorchNetwork:
         train = network.train
-        sample = self._sample.for_pipeline(network.feed, network.fold)
+        sample = self._sample.for_pipeline(network.pipeline, network.fold)
         module, dtype, differentiates = build_module(
             network.architecture,
             sample.image,
@@ -77,8 +77,8 @@ class TorchEngine:
             network.seed,
             sample.affine is not None,
         )
-        if train.begins is not None:
-            freeze(module, train.begins.freeze)
+        if train.initial_weights is not None:
+            freeze(module, train.initial_weights.freeze)
         measures = Measures(
             make_losses(train, sample.target, self._device), make_metrics(train, sample.target)
         )
@@ -91,7 +91,12 @@ class TorchEngine:
             with_default_rate(train.optimizer), scale, train.batch.accumulate, flat, module
         )
         note = partial(
-            note_of, network, sample, dtype, self._transforms.get(network.feed, ()), self._folder
+            note_of,
+            network,
+            sample,
+            dtype,
+            self._transforms.get(network.pipeline, ()),
+            self._folder,
         )
         kind = AsyncNetwork if self._device.type == "cuda" else TorchNetwork
         return kind(

@@ -30,7 +30,7 @@ from fleet.engines.torch.models import Built, build_module
 from fleet.errors import ModelError, UserError
 from fleet.plugins import append_import_path
 from fleet.spec import NetworkSpec
-from fleet.spec.model import Architecture, told_as
+from fleet.spec.model import Architecture, wrapping_errors
 from fleet.storage.files import atomic_write_with, write_json
 from fleet.storage.paths import RunPaths
 from preprocess.sample import ImageSpec, SampleSpec
@@ -129,7 +129,7 @@ def note_of(
         },
         "transforms": list(transforms),
         "target": {"kind": target.kind, "outputs": target.outputs, "size": target.size},
-        "classes": _names_in(folder, network.feed, target.outputs),
+        "classes": _names_in(folder, network.pipeline, target.outputs),
     }
 
 
@@ -161,7 +161,7 @@ def load(file: Path) -> tuple[Exported, dict[str, Any]]:
     Raises:
         UserError: a part of it is missing, or its module's code, or this is other code by now.
     """
-    with told_as(f"{file} cannot be loaded:", UserError):
+    with wrapping_errors(f"{file} cannot be loaded:", UserError):
         note: dict[str, Any] = json.loads(file.with_suffix(".json").read_text(encoding="utf-8"))
         said = note["input"]
         wanted = note["target"]
@@ -176,7 +176,7 @@ def load(file: Path) -> tuple[Exported, dict[str, Any]]:
         dtype = getattr(torch, said["called_with"])
         weights = load_file(file)
     built = _built(file, note, architecture, image, target, scale is not None)
-    with told_as(
+    with wrapping_errors(
         f"{file} does not fit what {architecture.target} builds, whose code has changed since:",
         UserError,
     ):

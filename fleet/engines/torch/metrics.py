@@ -23,7 +23,7 @@ from fleet.engines.torch.losses import OF_LOGITS, OF_PREDICTIONS, pixels, probab
 from fleet.errors import SettingError
 from fleet.spec import Train
 from fleet.spec.measures import Measure, label_of, name_of, parameters_of
-from fleet.spec.model import told_as
+from fleet.spec.model import wrapping_errors
 from fleet.vocabulary.measures import canonical_name
 from preprocess.target import TargetSpec
 
@@ -110,7 +110,7 @@ def make_metrics(train: Train, target: TargetSpec) -> MetricSet:
 def _make_metric(measure: Measure, target: TargetSpec) -> _Metric:
     name = name_of(measure)
     arguments = {key: value for key, value in parameters_of(measure).items() if key != "name"}
-    with told_as(
+    with wrapping_errors(
         f"the metric {name} cannot be computed of {target}:", SettingError, "train", "metrics"
     ):
         if ":" in name:

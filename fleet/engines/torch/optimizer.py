@@ -21,7 +21,7 @@ from fleet.engines.custom import make_custom_optimizer
 from fleet.engines.torch.flat import FlatParameters
 from fleet.errors import SettingError
 from fleet.spec import Optimizer
-from fleet.spec.model import one_line, told_as
+from fleet.spec.model import one_line, wrapping_errors
 from fleet.vocabulary.schedules import SCHEDULES
 
 NAMES = ("sgd", "adam", "adamw", "rmsprop", "nadam")
@@ -177,7 +177,9 @@ class _Custom(_Rule):
         self._initial_state = copy.deepcopy(self._optimizer.state_dict()["state"])
         before = flat.weights.clone()
         options = _options(self._optimizer)
-        with told_as(f"{settings.name}: its step raised", SettingError, "train", "optimizer"):
+        with wrapping_errors(
+            f"{settings.name}: its step raised", SettingError, "train", "optimizer"
+        ):
             self._optimizer.step()
         flat.weights.copy_(before)
         self.numbers = {

@@ -12,12 +12,12 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from fleet.engines.initial_weights import match_patterns, match_weights
 from fleet.errors import SettingError
-from fleet.spec.model import told_as
+from fleet.spec.model import wrapping_errors
 
 
 def load_pretrained(module: nn.Module, file: Path, skip: Sequence[str]) -> None:
     """See :meth:`fleet.engines.base.SupportsPretrained.load_pretrained`."""
-    with told_as(
+    with wrapping_errors(
         f"{file} cannot be read as safetensors, as safetensors.torch.save_file writes a state_dict:",
         SettingError,
         "train",

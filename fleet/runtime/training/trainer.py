@@ -146,7 +146,7 @@ class Trainer:
         self._writer.set_fence(network.name, order.fence)
         self._sources.join(order.stream_epoch)
         training = Training(
-            network, order.stream_epoch, self._sample.for_pipeline(network.feed).target
+            network, order.stream_epoch, self._sample.for_pipeline(network.pipeline).target
         )
         with self._reporting_failures(training):
             training.group = group = self._world.group(order.ranks, order.group)
@@ -181,7 +181,7 @@ class Trainer:
         """Train a network that is in training elsewhere; its group goes on until the network is built here."""
         network = order.network
         self._writer.set_fence(network.name, order.fence)
-        training = Training(network, 0, self._sample.for_pipeline(network.feed).target)
+        training = Training(network, 0, self._sample.for_pipeline(network.pipeline).target)
         training.group = self._world.group((self._world.rank,), order.group)
         with self._reporting_failures(training), restoring_process(), ExitStack() as held:
             failure: Exception | None = None
@@ -307,7 +307,7 @@ class Trainer:
             trainable = training.trainable
             own_arrays = self._spec.engine.own_arrays
             trainable.load(merge_inherited(trainable.state(), read_state(first).arrays, own_arrays))
-        elif (start := training.network.train.begins) and isinstance(
+        elif (start := training.network.train.initial_weights) and isinstance(
             training.trainable, SupportsPretrained
         ):
             training.trainable.load_pretrained(Path(start.file), start.skip)
@@ -331,13 +331,13 @@ class Trainer:
         reason = ""
         passing = False
         parameters = 0
-        training = Training(network, 0, self._sample.for_pipeline(network.feed).target)
+        training = Training(network, 0, self._sample.for_pipeline(network.pipeline).target)
         try:
             training.group = group = self._world.group(order.ranks, order.group)
             with self._building(network, group) as training.trainable:
                 batches = order.batches or (network.global_batch(group.size),)
                 rates = measure_batches(
-                    training, self._sample.for_pipeline(network.feed), self._spec.profile, batches
+                    training, self._sample.for_pipeline(network.pipeline), self._spec.profile, batches
                 )
                 if order.batches and isinstance(training.trainable, SupportsInspection):
                     parameters = training.trainable.count_parameters()

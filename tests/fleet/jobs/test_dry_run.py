@@ -280,5 +280,5 @@ def test_the_samples_of_a_rehearsal_are_the_same_for_all_entries():
     )
     rates = RateTable(600, 4, tuple(Network(name, (100.0,), epochs=2) for name in "ab"))
     found = make_dry_run(asked, rates, Cluster.of(8, 4), 10_000.0, 2, SAMPLE)
-    assert [network.feed for network in asked.networks] != ["", ""]
+    assert [network.pipeline for network in asked.networks] != ["", ""]
     assert [entry.data for entry in found.document.models] == [None, None]

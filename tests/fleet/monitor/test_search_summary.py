@@ -25,7 +25,7 @@ from fleet.monitor.search_summary import (
     rungs_table,
 )
 from fleet.spec import load
-from fleet.spec.resolve import asked_network
+from fleet.spec.resolve import proposed_network
 from fleet.spec.space import Range
 from fleet.storage.event_log import LoggedEvent
 from fleet.storage.paths import RunPaths
@@ -107,7 +107,7 @@ def searched(tmp_path):
     spec = load(str(paths.spec))
     results = results_of(spec, paths)
     for number, values in VALUES.items():
-        network = asked_network(spec, 0, number, {RATE: 0.01, "train.batch.size": 4})
+        network = proposed_network(spec, 0, number, {RATE: 0.01, "train.batch.size": 4})
         history = tuple(record(epoch, value) for epoch, value in enumerate(values, 1))
         results.add(network, None)
         results.update_from_launch(

@@ -60,7 +60,7 @@ def test_networks_of_a_search_are_joined_with_those_that_are_fed_with_the_same()
         {"family": "softmax", "name": "c", "data": scaled},
     )
     key, found = ens.find_joinable(run, [row("a-1"), row("b"), row("c"), row("added"), row("a-0")])
-    assert (run.feeds[key].transforms, [one.row.name for one in found]) == (
+    assert (run.data_by_pipeline[key].transforms, [one.row.name for one in found]) == (
         ("scale",),
         ["a-1", "c", "a-0"],
     )

@@ -23,7 +23,7 @@ from fleet.runtime.known_rates import ProfileFile
 from fleet.runtime.searchers import make_searchers
 from fleet.search.calls import make as call_searcher
 from fleet.search.controller import make_controller
-from fleet.spec.resolve import asked_network, extremes, refused_network, with_added
+from fleet.spec.resolve import invalid_network, proposed_network, with_entry, with_extreme_networks
 from fleet.storage.event_log import EventLog
 from fleet.storage.paths import RunPaths
 from scheduler.base import Network, RateTable
@@ -157,9 +157,9 @@ class Admission:
             index for index, entry in self._spec.searches.items() if entry.stem == add.entry
         )
         wrong = add.wrong
-        network = refused_network(self._spec, index, add.number, add.values)
+        network = invalid_network(self._spec, index, add.number, add.values)
         if not wrong:
-            network = asked_network(self._spec, index, add.number, add.values)
+            network = proposed_network(self._spec, index, add.number, add.values)
         return self._run.admitted(
             network,
             NetworkAdded(
@@ -177,7 +177,7 @@ class Admission:
 
     def parse_entry(self, entry):
         before = self._spec
-        self._spec, networks = with_added(before, entry, self._run.results.networks)
+        self._spec, networks = with_entry(before, entry, self._run.results.networks)
         return entry, len(before.document.models), networks
 
     def admit(self, network):
@@ -356,7 +356,7 @@ class RandomRun(Ranks):
     def make_coordinator(self):
         setup, content, chance = self.setup, self.spec, self.chance
         self.learns = chance.rates == "learned"
-        ends = extremes(content)
+        ends = with_extreme_networks(content)
         searchers = make_searchers(ends, self.results.run)
         admission = Admission(self)
         search = SearchParts(

@@ -76,7 +76,7 @@ def fed(path, epoch=2):
         shared, is_training = stream.pipeline(part, asked.seed), part == "train"
         rows = np.arange(shared.samples)
         for network in asked.networks:
-            feed = inputs.pipelines.get(network.feed, stream)
+            feed = inputs.pipelines.get(network.pipeline, stream)
             mine = feed.pipeline(part, asked.seed)
             found[network.name, part] = images, targets = _loaded(mine, rows, epoch, is_training)
             if feed is stream or feed.matches_stream:

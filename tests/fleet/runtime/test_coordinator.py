@@ -20,7 +20,7 @@ from fleet.runtime.known_rates import ProfileFile
 from fleet.runtime.searchers import Searchers
 from fleet.runtime.startup import StartupTimer
 from fleet.search.controller import make_controller
-from fleet.spec.resolve import extremes
+from fleet.spec.resolve import with_extreme_networks
 from fleet.storage.checkpoint import write_state
 from fleet.storage.event_log import EventLog, read_events
 from fleet.storage.paths import RunPaths
@@ -51,7 +51,7 @@ class Launch:
         self.results = results_of(content, self.paths)
         self.log = EventLog(self.paths.events, clock=lambda: 0.0)
         search = SearchParts(
-            make_controller(content, extremes(content), {}, 2),
+            make_controller(content, with_extreme_networks(content), {}, 2),
             Searchers({}),
             SimpleNamespace(pop_ready=lambda training, now_s: ()),
             (),

@@ -116,7 +116,7 @@ def test_networks_that_share_the_decoded_sample_come_to_what_each_comes_to_alone
     status, prepared = launch(write(tmp_path / "all", names, {"cache": cache}), 3)
     assert status is ExitStatus.OK
     assert {
-        prepared.sample.for_pipeline(network.feed).image.shape for network in prepared.spec.networks
+        prepared.sample.for_pipeline(network.pipeline).image.shape for network in prepared.spec.networks
     } == {
         (8, 8, 1),
         (6, 6, 1),
@@ -124,8 +124,8 @@ def test_networks_that_share_the_decoded_sample_come_to_what_each_comes_to_alone
     }
     for network in prepared.spec.networks:  # as `fleet predict` reads it
         kept, sample = (
-            read_sample(prepared.paths, network.feed),
-            prepared.sample.for_pipeline(network.feed),
+            read_sample(prepared.paths, network.pipeline),
+            prepared.sample.for_pipeline(network.pipeline),
         )
         assert (kept.image, kept.target.outputs) == (sample.image, sample.classes)
     for name in names:
@@ -208,7 +208,7 @@ def test_entries_with_the_settings_of_the_document_share_everything(tmp_path):
     networks = {"a": {"transforms": SHARED}, "b": {}}
     spec = load(write(tmp_path, ["a", "b"], {"transforms": SHARED}, networks=networks))
     assert [network.data for network in spec.networks] == [None, None]
-    assert list(spec.feeds) == [""]
+    assert list(spec.data_by_pipeline) == [""]
 
 
 def test_what_random_transforms_make_is_shared_where_targets_alone_differ(tmp_path):

@@ -221,7 +221,7 @@ def test_classes_have_the_same_table_as_ever(tmp_path):
         "name,status,reason,parameters,epochs,best_epoch,loss,accuracy,val_loss,val_accuracy,test_loss,"
         "test_accuracy,seconds,drawn"
     )
-    assert prepared.spec.networks[0].train.stopping.watched == "val_accuracy"
+    assert prepared.spec.networks[0].train.stopping.metric == "val_accuracy"
     assert "metrics" not in prepared.paths.history("one").read_text()
 
 

@@ -80,7 +80,7 @@ def test_each_fold_has_the_means_of_what_it_trains_on(tmp_path):
     folds, source = prepared.folds, prepared.inputs.data.train
     rows = np.stack([source.read(index) for index in range(len(source))]).astype(np.float64)
     for network in prepared.spec.networks:
-        affine = prepared.sample.for_pipeline(network.feed, network.fold).affine
+        affine = prepared.sample.for_pipeline(network.pipeline, network.fold).affine
         np.testing.assert_allclose(
             affine.mean, rows[folds != network.fold].mean(axis=0), rtol=1e-12
         )
@@ -102,7 +102,7 @@ def test_entries_may_standardize_or_not_and_share_what_comes_before(tmp_path):
     status, prepared = launch(write(tmp_path / "both", 2, models), 2)
     assert status is ExitStatus.OK
     assert [
-        prepared.sample.for_pipeline(network.feed).affine is None
+        prepared.sample.for_pipeline(network.pipeline).affine is None
         for network in prepared.spec.networks
     ] == [False, True]
     _, alone = launch(write(tmp_path / "alone", 2), 2)

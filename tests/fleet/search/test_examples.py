@@ -10,7 +10,7 @@ from fleet.domain.events import NetworkJudged
 from fleet.search.calls import AddPriorTrial
 from fleet.search.searcher import End
 from fleet.spec import parse
-from fleet.spec.resolve import asked_network
+from fleet.spec.resolve import proposed_network
 from fleet.spec.space import Range, ends
 from tests.fleet.search.launches import LEARNING_RATE, Launch, run_struck, search_of
 from tests.places import ROOT
@@ -39,7 +39,7 @@ def test_the_spec_that_a_searcher_shows_can_be_run(name):
     [(index, entry)] = spec.searches.items()
     assert entry.search.sampler == f"{name}:Searcher"
     assert all(
-        asked_network(spec, index, number, member)
+        proposed_network(spec, index, number, member)
         for number, member in enumerate(ends(entry.space))
     )
 

@@ -4,7 +4,7 @@ import pytest
 
 from fleet.errors import SpecError
 from fleet.spec import parse
-from fleet.spec.resolve import with_added
+from fleet.spec.resolve import with_entry
 
 SPEC = parse(
     {
@@ -23,7 +23,7 @@ SPEC = parse(
 
 
 def names(content, taken=("a",)):
-    return [network.name for network in with_added(SPEC, content, taken)[1]]
+    return [network.name for network in with_entry(SPEC, content, taken)[1]]
 
 
 def test_an_entry_is_the_last_of_the_models_and_its_network_has_what_it_would_have_in_the_file():
@@ -33,7 +33,7 @@ def test_an_entry_is_the_last_of_the_models_and_its_network_has_what_it_would_ha
         "train": {"optimizer": {"learning_rate": 0.5}},
         "gpus": 2,
     }
-    grown, [network] = with_added(SPEC, content, ["a"])
+    grown, [network] = with_entry(SPEC, content, ["a"])
     models = [{"family": "cnn", "name": "a"}, {"family": "softmax"}, content]
     assert network == parse({"models": models, "seed": 3}).networks[2]
     assert len(grown.document.models) == 3
@@ -53,7 +53,7 @@ def test_what_was_drawn_is_drawn_again_whatever_entries_the_file_has_by_then():
         "space": {"train.optimizer.learning_rate": {"low": 0.1, "high": 0.2}},
     }
     shorter = parse({"models": [{"family": "cnn", "name": "a"}], "seed": 3})
-    first, again = with_added(SPEC, content, ())[1], with_added(shorter, content, (), place=2)[1]
+    first, again = with_entry(SPEC, content, ())[1], with_entry(shorter, content, (), place=2)[1]
     assert [network.parameters for network in first] == [network.parameters for network in again]
     assert [network.entry for network in again] == [1, 1, 1]
 
@@ -79,5 +79,5 @@ def test_what_was_drawn_is_drawn_again_whatever_entries_the_file_has_by_then():
 )
 def test_a_wrong_entry_is_refused_with_its_mistake(content, wrong):
     with pytest.raises(SpecError) as found:
-        with_added(SPEC, content, ["a"])
+        with_entry(SPEC, content, ["a"])
     assert wrong in str(found.value)

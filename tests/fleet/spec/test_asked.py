@@ -7,7 +7,7 @@ import pytest
 from fleet.errors import UserError
 from fleet.spec import parse
 from fleet.spec.model import Architecture
-from fleet.spec.resolve import asked_network
+from fleet.spec.resolve import proposed_network
 
 SPEC = {
     "models": [
@@ -31,11 +31,11 @@ SPEC = {
 def test_it_is_the_network_that_count_would_have_drawn_but_for_its_name():
     spec = parse(SPEC)
     drawn = spec.networks[2]
-    asked = asked_network(spec, 1, 1, drawn.parameters)
+    asked = proposed_network(spec, 1, 1, drawn.parameters)
     assert replace(asked, number=None) == drawn
     assert asked.number == 1
-    assert asked_network(spec, 1, 7, drawn.parameters).name == "net-7"
-    assert asked_network(spec, 1, 7, drawn.parameters).seed != drawn.seed
+    assert proposed_network(spec, 1, 7, drawn.parameters).name == "net-7"
+    assert proposed_network(spec, 1, 7, drawn.parameters).seed != drawn.seed
 
 
 def test_a_part_of_a_list_may_be_asked_for_that_the_entry_leaves_to_its_family():
@@ -50,11 +50,11 @@ def test_a_part_of_a_list_may_be_asked_for_that_the_entry_leaves_to_its_family()
             ]
         }
     )
-    assert asked_network(spec, 0, 1, {"blocks.0": 7}).architecture == Architecture(
+    assert proposed_network(spec, 0, 1, {"blocks.0": 7}).architecture == Architecture(
         "resnet", {"blocks": [7, 4, 6, 3]}
     )
     with pytest.raises(UserError, match="there is no '4' in a list of 4"):
-        asked_network(spec, 0, 1, {"blocks.4": 7})
+        proposed_network(spec, 0, 1, {"blocks.4": 7})
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_a_part_of_a_list_may_be_asked_for_that_the_entry_leaves_to_its_family()
 )
 def test_a_value_that_no_network_can_have_is_said(member, says):
     with pytest.raises(UserError, match=says):
-        asked_network(parse(SPEC), 1, 0, member)
+        proposed_network(parse(SPEC), 1, 0, member)
 
 
 @pytest.mark.parametrize(
@@ -128,8 +128,8 @@ def with_objectives(*objectives, **entry):
 
 def test_the_first_objective_is_what_networks_monitor():
     spec = parse(with_objectives({"value": "val_loss"}, {"value": "parameters"}, {"value": "rate"}))
-    converge = asked_network(spec, 0, 0, {"train.optimizer.learning_rate": 0.1}).train.stopping
-    assert (converge.watched, converge.sign) == ("val_loss", -1)
+    converge = proposed_network(spec, 0, 0, {"train.optimizer.learning_rate": 0.1}).train.stopping
+    assert (converge.metric, converge.sign) == ("val_loss", -1)
     assert [one.sense for one in spec.searches[0].search.objectives] == [
         "minimize",
         "minimize",
@@ -139,7 +139,8 @@ def test_the_first_objective_is_what_networks_monitor():
         with_objectives({"value": "val_f", "mode": "minimize"}, train={"metrics": ["my:f"]})
     )
     assert (
-        asked_network(own, 0, 0, {"train.optimizer.learning_rate": 0.1}).train.stopping.sign == -1
+        proposed_network(own, 0, 0, {"train.optimizer.learning_rate": 0.1}).train.stopping.sign
+        == -1
     )
 
 

@@ -5,8 +5,8 @@ import pytest
 from fleet.errors import SpecError
 from fleet.spec import parse
 from fleet.spec.criteria import SelectionCriterion, check_comparable, ranking_of
-from fleet.spec.measures import LOSS_OF, canonical_loss, unfit
-from fleet.spec.resolve import variants, with_added
+from fleet.spec.measures import LOSS_OF, canonical_loss, describe_unfit
+from fleet.spec.resolve import variants, with_entry
 from fleet.vocabulary.measures import LOSSES
 
 
@@ -168,7 +168,7 @@ def test_an_entry_that_was_added_has_no_line_in_the_file_of_the_spec(tmp_path):
         "data: {target: value}\nmodels:\n- {family: softmax, name: a}\n"
     )
     before = load(tmp_path / "spec.yaml")
-    found, networks = with_added(
+    found, networks = with_entry(
         before, {"family": "softmax", "name": "b", "train": {"loss": "huber"}}, ["a"]
     )
     with pytest.raises(SpecError) as refusal:
@@ -258,7 +258,7 @@ def test_losses_and_metrics_that_targets_cannot_have_are_refused_with_what_would
 @pytest.mark.parametrize("target", ["class", "multilabel", "value", "mask"])
 def test_the_loss_of_a_kind_of_targets_fits_it(target):
     spec({"loss": LOSS_OF[target]}, target=target)
-    assert not unfit("mae", target, LOSSES)
+    assert not describe_unfit("mae", target, LOSSES)
 
 
 @pytest.mark.tensorflow

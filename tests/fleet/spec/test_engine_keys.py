@@ -7,7 +7,7 @@ import pytest
 from fleet.errors import SpecError, UserError
 from fleet.spec import load, parse
 from fleet.spec.fit_checks import training_bytes
-from fleet.spec.resolve import asked_network
+from fleet.spec.resolve import proposed_network
 
 COSINE = {"name": "CosineDecay", "initial_learning_rate": 0.1, "decay_steps": 100}
 
@@ -350,13 +350,13 @@ def test_a_word_that_is_drawn_is_a_mistake_of_the_space(tmp_path):
 def test_a_network_that_a_search_asks_for_is_refused_for_a_word():
     found = spec({}, space={"train.optimizer.name": ["sgd", "newton"]}, search={"max_trials": 3})
     assert (
-        asked_network(found, 0, 0, {"train.optimizer.name": "newton"}).train.optimizer.name
+        proposed_network(found, 0, 0, {"train.optimizer.name": "newton"}).train.optimizer.name
         == "newton"
     )
     with pytest.raises(
         UserError, match=r"train.optimizer.name: the own_words:OWN engine has no optimizer 'adam'"
     ):
-        asked_network(found, 0, 1, {"train.optimizer.name": "adam"})
+        proposed_network(found, 0, 1, {"train.optimizer.name": "adam"})
 
 
 def rates_of(**content):

@@ -13,7 +13,7 @@ from fleet.errors import SpecError
 from fleet.spec import dump, load, parse
 from fleet.spec.naming import names_in
 from fleet.spec.old_keys import RENAMED_KEYS, oldest_name
-from fleet.spec.resolve import with_added
+from fleet.spec.resolve import with_entry
 from fleet.spec.search import PruningRule, find_rule
 from fleet.spec.space import Range, draw
 from tests.places import ROOT
@@ -233,11 +233,11 @@ def test_recorded_values_are_read_under_new_names(tmp_path):
 def test_added_entry_may_have_old_keys():
     spec = parse({"models": [{"family": "softmax"}]})
     entry = {"family": "softmax", "name": "b", "train": {"converge": {"max_epochs": 2}}}
-    [network] = with_added(spec, entry, spec.by_name)[1]
+    [network] = with_entry(spec, entry, spec.by_name)[1]
     assert network.train.stopping.max_epochs == 2
     entry["train"]["stopping"] = {"max_epochs": 3}
     with refused(SpecError, "entry", "converge", "stopping"):
-        with_added(spec, entry, spec.by_name)
+        with_entry(spec, entry, spec.by_name)
 
 
 RULE = PruningRule("mine", lambda *_: None, reads=("least", "order", "factor"))

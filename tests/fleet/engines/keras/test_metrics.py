@@ -9,7 +9,7 @@ from sklearn import metrics as sk
 
 from fleet.errors import SettingError
 from fleet.spec import parse
-from fleet.spec.measures import unfit
+from fleet.spec.measures import describe_unfit
 from fleet.vocabulary.measures import METRICS, canonical_name
 from preprocess.probe import infer_sample_spec
 from preprocess.target import TargetSpec
@@ -215,7 +215,7 @@ def test_each_metric_has_an_oracle():
         (name, kind)
         for name in sorted(ORACLES)
         for kind in TARGETS
-        if not unfit(name, kind, METRICS)
+        if not describe_unfit(name, kind, METRICS)
     ],
 )
 def test_a_metric_is_that_of_all_samples_together(name, kind):
