@@ -43,7 +43,7 @@ from fleet.runtime.searchers import make_searchers
 from fleet.spec import NetworkSpec, Spec
 from fleet.spec.criteria import check_comparable
 from fleet.spec.fields import default_of
-from fleet.spec.fit_checks import Misfit, find_misfits, merge_misfits
+from fleet.spec.fit_checks import Misfit, find_data_misfits, merge_misfits
 from fleet.spec.model import FAMILIES
 from fleet.spec.resolve import variants, with_extreme_networks
 from fleet.storage.event_log import read_run
@@ -148,7 +148,7 @@ def _check(path: str, steps: bool) -> _Found:
     every = dataclasses.replace(spec, networks=(*spec.networks, *variants(written)))
     mistakes += merge_misfits(
         spec,
-        find_misfits(
+        find_data_misfits(
             every,
             opened.sample,
             count_epoch_samples(opened.data, find_folds(spec, opened)),

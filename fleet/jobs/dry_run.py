@@ -218,7 +218,9 @@ def estimated_rates(spec: Spec, sample: SampleSpec, gpus_per_node: int) -> RateT
     They say which networks would be slower than others, not how long anything takes.
     """
     counts = {
-        network.name: count_for(network.architecture.settings, sample.for_pipeline(network.pipeline))
+        network.name: count_for(
+            network.architecture.settings, sample.for_pipeline(network.pipeline)
+        )
         for network in spec.networks
         if network.architecture.kind == "family"
     }

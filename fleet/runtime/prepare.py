@@ -40,7 +40,7 @@ from fleet.runtime.searchers import make_searchers
 from fleet.runtime.startup import Request
 from fleet.spec import NetworkSpec, Spec, with_cache
 from fleet.spec.criteria import check_comparable
-from fleet.spec.fit_checks import Misfit, find_misfits, merge_misfits
+from fleet.spec.fit_checks import Misfit, find_data_misfits, merge_misfits
 from fleet.spec.resolve import variants, with_extreme_networks
 from fleet.storage.event_log import read_run
 from fleet.storage.identity import Machine
@@ -221,7 +221,9 @@ def _make_plan(request: Request, ranks: Ranks, name: str) -> _Plan:
             told,
             replay,
         )
-    return _Plan(trained, spec, with_extreme_networks(spec), written, roles, paths, left, told, None)
+    return _Plan(
+        trained, spec, with_extreme_networks(spec), written, roles, paths, left, told, None
+    )
 
 
 def _resolve_specs(
@@ -441,7 +443,7 @@ def find_misfits(
 ) -> list[Misfit]:
     """What of the networks cannot be trained on this data, or on so few trainers; see :func:`check_networks`."""
     return [
-        *find_misfits(spec, sample, samples, data.validation is not None),
+        *find_data_misfits(spec, sample, samples, data.validation is not None),
         *(
             (
                 network,

@@ -23,7 +23,9 @@ Misfit: TypeAlias = tuple[
 ]  # network, key path, what is wrong, what would be right
 
 
-def find_misfits(spec: Spec, sample: SampleSpec, samples: int, is_validated: bool) -> list[Misfit]:
+def find_data_misfits(
+    spec: Spec, sample: SampleSpec, samples: int, is_validated: bool
+) -> list[Misfit]:
     """What of the networks cannot be trained on this data.
 
     Args:

@@ -98,7 +98,9 @@ class KerasEngine:
     def _build(self, network: NetworkSpec, group: Group, code: UserCode | None) -> KerasNetwork:
         # What a network does to its inputs first is a part of its graph.
         key = _graph_key(
-            network, group, network.fold if self._sample.for_pipeline(network.pipeline).folds else None
+            network,
+            group,
+            network.fold if self._sample.for_pipeline(network.pipeline).folds else None,
         )
         cached = self._cached
         self._cached = None

@@ -47,7 +47,9 @@ class Sources:
 
     def of(self, network: NetworkSpec) -> Source:
         """What a network reads."""
-        return self._sources.get((network.pipeline, network.fold)) or self._sources["", network.fold]
+        return (
+            self._sources.get((network.pipeline, network.fold)) or self._sources["", network.fold]
+        )
 
     def join(self, epoch: int) -> None:
         """Promise to read from the start of a stream epoch on."""

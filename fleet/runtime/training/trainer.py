@@ -337,7 +337,10 @@ class Trainer:
             with self._building(network, group) as training.trainable:
                 batches = order.batches or (network.global_batch(group.size),)
                 rates = measure_batches(
-                    training, self._sample.for_pipeline(network.pipeline), self._spec.profile, batches
+                    training,
+                    self._sample.for_pipeline(network.pipeline),
+                    self._spec.profile,
+                    batches,
                 )
                 if order.batches and isinstance(training.trainable, SupportsInspection):
                     parameters = training.trainable.count_parameters()

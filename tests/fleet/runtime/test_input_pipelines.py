@@ -116,7 +116,8 @@ def test_networks_that_share_the_decoded_sample_come_to_what_each_comes_to_alone
     status, prepared = launch(write(tmp_path / "all", names, {"cache": cache}), 3)
     assert status is ExitStatus.OK
     assert {
-        prepared.sample.for_pipeline(network.pipeline).image.shape for network in prepared.spec.networks
+        prepared.sample.for_pipeline(network.pipeline).image.shape
+        for network in prepared.spec.networks
     } == {
         (8, 8, 1),
         (6, 6, 1),
