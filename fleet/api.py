@@ -144,8 +144,8 @@ def mpirun(ranks: int, survive: bool = False) -> list[str]:
     Raises:
         InfrastructureError: there is no mpirun.
     """
-    beside = Path(sys.executable).with_name("mpirun")
-    program = str(beside) if beside.exists() else shutil.which("mpirun")
+    local_mpirun = Path(sys.executable).with_name("mpirun")
+    program = str(local_mpirun) if local_mpirun.exists() else shutil.which("mpirun")
     if program is None:
         raise InfrastructureError(
             "mpirun was not found: activate the environment, or load an MPI module"
@@ -229,7 +229,7 @@ def launch(
     stale = first_line(events) if "--fresh" in arguments else b""
     in_notebook = log is None and NotebookView.is_notebook()
     out = open(os.devnull, "w") if in_notebook else log  # noqa: SIM115 (open until the launch ends)
-    process, shown = start(
+    process, output_thread = start(
         _command(spec, ranks, arguments, launcher),
         EXPLAINED,
         out,
@@ -238,7 +238,7 @@ def launch(
     )
 
     def end(status: int) -> ExitStatus:
-        shown.join(PATIENCE_S)
+        output_thread.join(PATIENCE_S)
         if in_notebook and out is not None:
             out.close()
         remove_leftovers()
@@ -250,9 +250,9 @@ def launch(
     return running
 
 
-def _to_cell(said: bytes) -> None:
+def _to_cell(text: bytes) -> None:
     """Show in a notebook what a launch says of mistakes; what else it prints, the table there shows."""
-    sys.stderr.write(said.decode(errors="replace"))
+    sys.stderr.write(text.decode(errors="replace"))
 
 
 def _command(

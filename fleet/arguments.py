@@ -52,25 +52,25 @@ def written_as(parse: Callable[[str], T]) -> Type[T]:
     return read
 
 
-def integer(least: int = 0, most: int = 10**15) -> Type[int]:
+def integer(minimum: int = 0, maximum: int = 10**15) -> Type[int]:
     """Whole numbers within bounds."""
 
     def read(text: str) -> int:
         value = int(text) if re.fullmatch(_WHOLE, text) else None
-        if value is None or not least <= value <= most:
-            raise _wrong(text, f"should be a whole number{_bounds(least, most)}")
+        if value is None or not minimum <= value <= maximum:
+            raise _wrong(text, f"should be a whole number{_bounds(minimum, maximum)}")
         return value
 
     return read
 
 
-def number(least: float = -math.inf, most: float = 1e300) -> Type[float]:
+def number(minimum: float = -math.inf, maximum: float = 1e300) -> Type[float]:
     """Numbers within bounds."""
 
     def read(text: str) -> float:
         value = exact_number(text)
-        if not least <= value <= most:
-            raise _wrong(text, f"should be a number{_bounds(least, most)}")
+        if not minimum <= value <= maximum:
+            raise _wrong(text, f"should be a number{_bounds(minimum, maximum)}")
         return float(value)
 
     return read
@@ -139,14 +139,14 @@ delta = written_as(parse_delta)
 stream = written_as(parse_stream)
 
 
-def _bounds(least: float, most: float) -> str:
-    return (f" from {least:g}" if math.isfinite(least) else "") + (
-        f" to {most:g}" if most < 10**15 else ""
+def _bounds(minimum: float, maximum: float) -> str:
+    return (f" from {minimum:g}" if math.isfinite(minimum) else "") + (
+        f" to {maximum:g}" if maximum < 10**15 else ""
     )
 
 
-def _wrong(text: str, what: str) -> argparse.ArgumentTypeError:
-    return argparse.ArgumentTypeError(f"{text[:_MOST_SHOWN]!r} {what}")
+def _wrong(text: str, problem: str) -> argparse.ArgumentTypeError:
+    return argparse.ArgumentTypeError(f"{text[:_MOST_SHOWN]!r} {problem}")
 
 
 def renamed(former: str, current: str) -> str:
@@ -173,10 +173,10 @@ def with_current_names(
     end = words.index("--") if "--" in words else len(words)
     current = list(words)
     notices = []
-    for place, word in enumerate(words[:end]):
+    for index, word in enumerate(words[:end]):
         option, equals, value = word.partition("=")
         if option in former_options:
-            current[place] = former_options[option] + equals + value
+            current[index] = former_options[option] + equals + value
             notices.append(renamed(option, former_options[option]))
     return current, notices
 

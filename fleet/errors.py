@@ -75,11 +75,11 @@ class SpecMistake:
     right: str
 
     def __str__(self) -> str:
-        place = self.file if self.line is None else f"{self.file}:{self.line}"
+        position = self.file if self.line is None else f"{self.file}:{self.line}"
         key = f" {self.key}:" if self.key else ""
         right = f"; {self.right}" if self.right else ""
         return " ".join(
-            f"{place}:{key} {self.wrong}{right}".split()
+            f"{position}:{key} {self.wrong}{right}".split()
         )  # one line, whatever the user wrote
 
 
@@ -180,14 +180,14 @@ def exit_reason(error: SystemExit) -> str:
     return f"it exited, by sys.exit({error.code!r})"
 
 
-def shortened(message: str, most: int = 1000) -> str:
+def shortened(message: str, length: int = 1000) -> str:
     """A message whose lines a terminal can show, whatever it quotes.
 
     >>> shortened("x" * 50, most=20)
     'xxxxxxxx ... xxxxxxx'
     """
-    half = (most - 5) // 2
+    half = (length - 5) // 2
     return "\n".join(
-        line if len(line) <= most else f"{line[: most - 5 - half]} ... {line[-half:]}"
+        line if len(line) <= length else f"{line[: length - 5 - half]} ... {line[-half:]}"
         for line in message.split("\n")
     )

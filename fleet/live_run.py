@@ -59,10 +59,10 @@ def command(
     Raises:
         UserError: no launch is at work there alone, it does not answer, or it refuses; the message says why.
     """
-    return [str(network) for network in _asked(run, content, patience_s)[1].get("networks", ())]
+    return [str(network) for network in _request(run, content, patience_s)[1].get("networks", ())]
 
 
-def _asked(
+def _request(
     run: str | Path, content: Mapping[str, Any], patience_s: float
 ) -> tuple[str, dict[str, Any]]:
     """The name of a command, and its answer; see :func:`command`."""
@@ -165,18 +165,18 @@ def request_nodes(run: str | Path, nodes: int, within_s: float) -> NodeRelease:
         UserError: it cannot do without so many, or no launch answers.
     """
     _, since = log_position(RunPaths(Path(run)).events)
-    name, answer = _asked(run, {"do": "yield", "nodes": nodes, "within_s": within_s}, PATIENCE_S)
+    name, answer = _request(run, {"do": "yield", "nodes": nodes, "within_s": within_s}, PATIENCE_S)
     ways = answer.get("ways", {})
     return NodeRelease(
         name,
         since,
         tuple(answer.get("hosts", ())),
-        tuple(one for one, way in ways.items() if way != "kill"),
-        tuple(one for one, way in ways.items() if way == "kill"),
+        tuple(network for network, way in ways.items() if way != "kill"),
+        tuple(network for network, way in ways.items() if way == "kill"),
     )
 
 
-def wait_for_nodes(run: str | Path, asked: NodeRelease, patience_s: float) -> NodesLeft | None:
+def wait_for_nodes(run: str | Path, release: NodeRelease, patience_s: float) -> NodesLeft | None:
     """Wait until nodes are given back; None where the launch has ended before, with all its nodes.
 
     Args:
@@ -187,13 +187,13 @@ def wait_for_nodes(run: str | Path, asked: NodeRelease, patience_s: float) -> No
     """
     paths = RunPaths(Path(run))
     until = time.monotonic() + patience_s
-    tail = RunTail(paths, from_end=True, starts={paths.events: asked.since})
+    tail = RunTail(paths, from_end=True, starts={paths.events: release.since})
     for dated in follow(tail, lambda: not is_held(paths.lease) or time.monotonic() > until):
-        if isinstance(dated.event, NodesLeft) and dated.event.command == asked.command:
+        if isinstance(dated.event, NodesLeft) and dated.event.command == release.command:
             return dated.event
     if is_held(paths.lease):
         raise UserError(
-            f"{', '.join(asked.hosts)}: not given back within {patience_s:.0f} s; the launch goes on with "
+            f"{', '.join(release.hosts)}: not given back within {patience_s:.0f} s; the launch goes on with "
             "it, and fleet watch shows when it is done"
         )
     return None
@@ -233,7 +233,7 @@ def report_of(event: Event, run: RunState) -> Report | None:
         return None
     network = run.networks[event.network]
     record = event.record
-    metrics = {name: _shown(record.value(name)) for name in (*SCORES, *record.metrics)}
+    metrics = {name: _none_if_nan(record.value(name)) for name in (*SCORES, *record.metrics)}
     return Report(
         event.network,
         network.number,
@@ -254,7 +254,7 @@ def _value(network: RunNetwork, record: EpochRecord) -> float:
     return accuracy
 
 
-def _shown(value: float) -> float | None:
+def _none_if_nan(value: float) -> float | None:
     if math.isnan(value):
         return None
     return value
@@ -335,7 +335,7 @@ class Running:
         )
         self._shows.start()
 
-    def _show(self, place: Any) -> None:
+    def _show(self, display: Any) -> None:
         view: NotebookView | None = None
 
         def look() -> None:
@@ -343,7 +343,7 @@ class Running:
                 view.draw()
 
         for event, run in self._events(look):
-            view = view or NotebookView(run, place)
+            view = view or NotebookView(run, display)
             view.on_event(event)
         if view is not None:
             with suppress(UserError):  # a launch that has broken down may have none

@@ -35,7 +35,7 @@ def load_object(path: str, role: str) -> Any:
         ) from error  # the user's module may raise several lines
 
 
-def load_named(name: str, what: str, names: Iterable[str], role: str) -> Any:
+def load_named(name: str, kind: str, names: Iterable[str], role: str) -> Any:
     """What a name stands for that is not in its table: what its import path leads to.
 
     Args:
@@ -48,7 +48,7 @@ def load_named(name: str, what: str, names: Iterable[str], role: str) -> Any:
     """
     if ":" not in name:
         raise UserError(
-            f"no {what} is named {name!r}; one of {', '.join(names)}, or an import path module:{role}"
+            f"no {kind} is named {name!r}; one of {', '.join(names)}, or an import path module:{role}"
         )
     return load_object(name, role)
 
@@ -80,28 +80,28 @@ def find_policy(name: str) -> Policy:
         return POLICIES[name]
     code = UserCode()
     with code.running():
-        found = load_named(name, "policy", sorted(POLICIES), "policy")
-    if isinstance(found, Policy):
-        policy = found
+        loaded = load_named(name, "policy", sorted(POLICIES), "policy")
+    if isinstance(loaded, Policy):
+        policy = loaded
     else:
-        policy = Policy(name, _function(name, found))
+        policy = Policy(name, _function(name, loaded))
     return replace(policy, name=name, decide=_checked(name, policy.decide, code))
 
 
-def _function(name: str, found: Any) -> Decide:
-    if callable(found) and not isinstance(found, type):
+def _function(name: str, loaded: Any) -> Decide:
+    if callable(loaded) and not isinstance(loaded, type):
         try:
-            inspect.signature(found).bind(*("rates", "progress", "cluster", "options"))
+            inspect.signature(loaded).bind(*("rates", "progress", "cluster", "options"))
         except TypeError:
             pass
         else:
-            return found
-    if inspect.isfunction(found):
-        what = f"the function {found.__name__}{inspect.signature(found)}"
+            return loaded
+    if inspect.isfunction(loaded):
+        description = f"the function {loaded.__name__}{inspect.signature(loaded)}"
     else:
-        what = f"of type {type(found).__name__}"
+        description = f"of type {type(loaded).__name__}"
     raise UserError(
-        f"policy {name!r} is {what}; it should be a Policy, or a function of (rates, progress, cluster, "
+        f"policy {name!r} is {description}; it should be a Policy, or a function of (rates, progress, cluster, "
         "options)"
     )
 
@@ -112,8 +112,8 @@ def _checked(name: str, decide: Decide, code: UserCode) -> Decide:
             with code.running():
                 answer = decide(rates, progress, cluster, options)
         except Exception as error:  # the user's function may raise anything
-            what = " ".join(f"{type(error).__name__}: {error}".split())
-            raise UserError(f"the policy {name} failed: {what}") from error
+            reason = " ".join(f"{type(error).__name__}: {error}".split())
+            raise UserError(f"the policy {name} failed: {reason}") from error
         try:
             check_round(answer, rates, progress, cluster)
         except RoundError as error:

@@ -59,18 +59,18 @@ class Predictor:
         paths = RunPaths(Path(run))
         rows = read_results(run)
         self._spec = load_run_spec(paths)
-        self._feed, found = find_joinable(self._spec, rows)
+        self._feed, candidates = find_joinable(self._spec, rows)
         self.sample = read_sample(paths, self._feed)
         self._columns = _columns_of(paths, self._spec, self._feed, self.sample)
         if self._columns is None:
             self._target_columns: tuple[str, ...] = ()
         else:
             self._target_columns = self._columns.targets
-        members = _members(paths, found, self.sample.target.kind, top, select)
+        members = _members(paths, candidates, self.sample.target.kind, top, select)
         parts = {
-            one.row.name: [part.name for part in one.parts]
-            for one in found
-            if one.row.name in members
+            candidate.row.name: [part.name for part in candidate.parts]
+            for candidate in candidates
+            if candidate.row.name in members
         }
         self.folds = {name: tuple(parts[name]) for name in members if len(parts[name]) > 1}
         self.weights = {
@@ -78,7 +78,7 @@ class Predictor:
             for name, times in members.items()
             for part in parts[name]
         }
-        partly = [one.missing_folds for one in found if one.missing_folds]
+        partly = [candidate.missing_folds for candidate in candidates if candidate.missing_folds]
         if partly:
             log.warning(
                 "%s: %s%s; a network is joined once all of its folds have",
@@ -157,8 +157,8 @@ class Predictor:
         """
         names = []
         predicted = []
-        for found, images in self.prepare(files):
-            names += found
+        for batch_names, images in self.prepare(files):
+            names += batch_names
             predicted.append(self.predict(images))
         if not names:
             raise UserError("no image is named")
@@ -236,17 +236,21 @@ class Predictor:
 
 
 def _members(
-    paths: RunPaths, found: Sequence[Candidate], kind: str, count: int | None, select: str | None
+    paths: RunPaths,
+    candidates: Sequence[Candidate],
+    kind: str,
+    count: int | None,
+    select: str | None,
 ) -> dict[str, int]:
     if select is None:
         if count is not None and count < 1:
             raise UserError(f"--top {count}: it should be at least 1")
-        return select_top(found, 1 if count is None else count)
+        return select_top(candidates, 1 if count is None else count)
     if count is not None:
         raise UserError("--top and --select exclude each other")
     if select != GREEDY:
         raise UserError(f"--select {select}: it should be {GREEDY}")
-    return select_greedy(paths, found, kind)
+    return select_greedy(paths, candidates, kind)
 
 
 def _columns_of(paths: RunPaths, spec: Spec, feed: str, sample: SampleSpec) -> Columns | None:
@@ -254,23 +258,23 @@ def _columns_of(paths: RunPaths, spec: Spec, feed: str, sample: SampleSpec) -> C
 
     The names of inputs are open where nobody has kept them: in a run of an earlier version, and for arrays.
     """
-    found = read_columns(paths)
-    if found is not None or len(sample.image.shape) != 1:
-        return found
+    columns = read_columns(paths)
+    if columns is not None or len(sample.image.shape) != 1:
+        return columns
     if spec.data_by_pipeline[feed].source != "table":
         return Columns((), False, ())
-    said = spec.data_by_pipeline[feed].options
+    options = spec.data_by_pipeline[feed].options
     inputs, targets = (
-        (one,) if isinstance(one, str) else tuple(one)
-        for one in (said.get("inputs") or (), said.get("targets", "target"))
+        (column,) if isinstance(column, str) else tuple(column)
+        for column in (options.get("inputs") or (), options.get("targets", "target"))
     )
     return Columns(
         inputs,
         False,
         targets,
-        said.get("weights"),
-        said.get("split"),
-        said.get("group"),
-        said.get("stratify"),
-        delimiter=said.get("delimiter"),
+        options.get("weights"),
+        options.get("split"),
+        options.get("group"),
+        options.get("stratify"),
+        delimiter=options.get("delimiter"),
     )

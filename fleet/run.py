@@ -129,8 +129,8 @@ def parse_arguments(argv: Sequence[str] | None = None) -> Request:
         parser.error("--replay RUN and --only NAME go together")
     if arguments.fresh_network and (arguments.fresh or arguments.replay):
         parser.error(f"--fresh-network goes without {'--fresh' if arguments.fresh else '--replay'}")
-    given = {name: value for name, value in vars(arguments).items() if value is not None}
-    return Request(**{**given, "fresh_network": tuple(arguments.fresh_network)})
+    values = {name: value for name, value in vars(arguments).items() if value is not None}
+    return Request(**{**values, "fresh_network": tuple(arguments.fresh_network)})
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -229,11 +229,11 @@ def _run(
     )  # on all ranks: what rank 0 shares may be of modules that are found there
     # Rank 0 finds all that is wrong with the input; then either all ranks go on or none does.
     node_of = world.node_of()
-    shown = world.allgather(visible_gpus(os.environ, os.listdir("/dev")))
+    gpus = world.allgather(visible_gpus(os.environ, os.listdir("/dev")))
     cores = world.allgather(process_cores())
     ranks = Ranks(
         node_of,
-        gpus_per_node(shown, node_of),
+        gpus_per_node(gpus, node_of),
         ranks_per_core(cores, node_of),
         min(world.allgather(free_shared_memory())),
         cores_per_node(cores, node_of),
@@ -272,10 +272,10 @@ def _run(
                 print(f"fleet: {line}", file=sys.stderr, flush=True)
     start_logging(launch.paths.log(world.rank), world.rank, world.host)
     if request.walltime is not None:
-        given: float | None = request.walltime
+        walltime: float | None = request.walltime
     else:
-        given = launch.spec.document.walltime
-    interruption.limit(shortest(given, batch_left))
+        walltime = launch.spec.document.walltime
+    interruption.limit(shortest(walltime, batch_left))
     return Session(world, launch, interruption, lease, loading, timer).run()
 
 

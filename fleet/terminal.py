@@ -90,7 +90,7 @@ def terminal_width(screen: IO[str]) -> int:
 
 
 @contextmanager
-def progress_bar(total: int, what: str) -> Iterator[Callable[[int], object]]:
+def progress_bar(total: int, description: str) -> Iterator[Callable[[int], object]]:
     """What to call with each number of things done; draws a bar on a terminal only."""
     screen = terminal()
     if screen is None:
@@ -101,7 +101,7 @@ def progress_bar(total: int, what: str) -> Iterator[Callable[[int], object]]:
 
     console = Console(file=screen, force_terminal=True, width=terminal_width(screen))
     with screen, Progress(console=console) as progress:
-        task = progress.add_task(what, total=total)
+        task = progress.add_task(description, total=total)
         yield lambda count: progress.advance(task, count)
 
 
@@ -136,12 +136,12 @@ class ProgressLine:
         seconds = now - self.began
         rate = done / seconds
         if rate:
-            left = f"about {format_duration((total - done) / rate)} left"
+            remaining = f"about {format_duration((total - done) / rate)} left"
         else:
-            left = "nothing yet"
+            remaining = "nothing yet"
         screen = sys.stderr.isatty()
         print(
-            f"{self.prefix}: {self.action} {done:,} of {total:,} {self.unit} ({done / total:.0%}), {rate:,.0f}/s, {left}",
+            f"{self.prefix}: {self.action} {done:,} of {total:,} {self.unit} ({done / total:.0%}), {rate:,.0f}/s, {remaining}",
             end="\x1b[K\r" if screen else "\n",
             file=sys.stderr,
             flush=True,

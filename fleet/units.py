@@ -166,14 +166,16 @@ def parse_stream(text: str) -> Stream:
 _STREAMS = {"free": Stream(), "lockstep": Stream(1), "ring": Stream(ring=Ring())}
 
 
-def listed(names: Sequence[str], most: int = 3) -> str:
+def listed(names: Sequence[str], limit: int = 3) -> str:
     """Some names in a line, so many at most.
 
     >>> listed(["a", "b", "c", "d", "e"])
     'a, b, c and 2 more'
     """
     names = list(dict.fromkeys(names))
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+    return ", ".join(names[:limit]) + (
+        f" and {len(names) - limit} more" if len(names) > limit else ""
+    )
 
 
 def about(seconds: float) -> str:
@@ -199,9 +201,9 @@ def format_duration(seconds: float) -> str:
     """
     if round(seconds, 1) < 60:
         return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
+    minutes, remainder = divmod(round(seconds), 60)
     if minutes < 60:
-        return f"{minutes} min {rest} s"
+        return f"{minutes} min {remainder} s"
     return f"{minutes // 60} h {minutes % 60} min"
 
 

@@ -16,7 +16,7 @@ class InputError(ValueError):
     """A batch system, or what it or the user said, that cannot be worked with; the message says what would be right."""
 
 
-def check_fields(text: str, known: Set[str], place: str) -> None:
+def check_fields(text: str, allowed: Set[str], source: str) -> None:
     """Refuse braces that are not around one of the words that are filled in.
 
     Raises:
@@ -35,9 +35,9 @@ def check_fields(text: str, known: Set[str], place: str) -> None:
         ]
     except ValueError:
         fields = [(text, "", None)]
-    if any(name not in known or spec or conversion for name, spec, conversion in fields):
-        wanted = ", ".join(f"{{{name}}}" for name in sorted(known))
-        raise InputError(f"{place}: {text!r} may have braces only around {wanted}")
+    if any(name not in allowed or spec or conversion for name, spec, conversion in fields):
+        allowed_fields = ", ".join(f"{{{name}}}" for name in sorted(allowed))
+        raise InputError(f"{source}: {text!r} may have braces only around {allowed_fields}")
 
 
 def ask(
@@ -72,7 +72,10 @@ def ask(
 
 
 def call(
-    command: Sequence[str], text: str | None = None, gone: str = "", timeout_s: float | None = None
+    command: Sequence[str],
+    text: str | None = None,
+    missing_pattern: str = "",
+    timeout_s: float | None = None,
 ) -> str:
     """What a command of a batch system prints.
 
@@ -87,9 +90,9 @@ def call(
     done = ask(command, text, timeout_s)
     if not done.returncode:
         return done.stdout
-    said = (done.stderr.strip() or done.stdout.strip()).splitlines()
-    problem = f"{command[0]} failed: {said[-1] if said else f'exit status {done.returncode}'}"
-    if gone and re.search(gone, problem, re.IGNORECASE):
+    output = (done.stderr.strip() or done.stdout.strip()).splitlines()
+    problem = f"{command[0]} failed: {output[-1] if output else f'exit status {done.returncode}'}"
+    if missing_pattern and re.search(missing_pattern, problem, re.IGNORECASE):
         return ""
     raise InputError(problem)
 
@@ -101,9 +104,9 @@ def read_records(command: str, text: str, part: str, *keys: str) -> dict[str, di
         InputError: it is something else.
     """
     try:
-        found = json.loads(text).get(part, {})
-        if all(key in record for record in found.values() for key in keys):
-            return found
+        records = json.loads(text).get(part, {})
+        if all(key in record for record in records.values() for key in keys):
+            return records
     except (ValueError, AttributeError, TypeError):
         pass
     raise InputError(

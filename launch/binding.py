@@ -48,14 +48,14 @@ def by_node(values: Sequence[T], node_of: Sequence[int]) -> list[list[T]]:
     [['a', 'c'], ['b']]
     """
     return [
-        [value for value, its in zip(values, node_of, strict=True) if its == node]
+        [value for value, value_node in zip(values, node_of, strict=True) if value_node == node]
         for node in sorted(set(node_of))
     ]
 
 
 def _together(cores: Sequence[Cores]) -> int:
     """How many cores some ranks may use together."""
-    return len(frozenset().union(*(one.usable for one in cores)))
+    return len(frozenset().union(*(rank_cores.usable for rank_cores in cores)))
 
 
 def binding_problem(cores: Sequence[Cores], node_of: Sequence[int]) -> str:
@@ -74,12 +74,12 @@ def binding_problem(cores: Sequence[Cores], node_of: Sequence[int]) -> str:
     """
     for node, ranks in enumerate(by_node(range(len(cores)), node_of)):
         bound = [rank for rank in ranks if len(cores[rank].usable) == 1]
-        there = max(cores[rank].of_node for rank in ranks)
-        if there == 1:
+        node_cores = max(cores[rank].of_node for rank in ranks)
+        if node_cores == 1:
             continue
-        if len(bound) == len(ranks) < there:
-            who = f"ranks {format_numbers(ranks, ', ')} have one core each"
-            return f"{who if len(ranks) > 1 else f'rank {ranks[0]} has one core'}, and node {node} has {there}"
+        if len(bound) == len(ranks) < node_cores:
+            subject = f"ranks {format_numbers(ranks, ', ')} have one core each"
+            return f"{subject if len(ranks) > 1 else f'rank {ranks[0]} has one core'}, and node {node} has {node_cores}"
         shared = Counter(core for rank in bound for core in cores[rank].usable)
         core, count = max(shared.items(), key=lambda item: item[1], default=(0, 0))
         if count > 1:

@@ -34,11 +34,11 @@ def visible_gpus(environment: Mapping[str, str], device_files: Sequence[str]) ->
             names = [name.strip() for name in environment[variable].split(",")]
             # CUDA stops at the first name that is none: -1 and an empty list hide all.
             cut = next(
-                (place for place, name in enumerate(names) if name in ("", "-1")), len(names)
+                (index for index, name in enumerate(names) if name in ("", "-1")), len(names)
             )
             return tuple(names[:cut])
-    found = (re.fullmatch(r"nvidia([0-9]+)", file) for file in device_files)
-    return tuple(sorted((match[1] for match in found if match), key=int))
+    matches = (re.fullmatch(r"nvidia([0-9]+)", file) for file in device_files)
+    return tuple(sorted((match[1] for match in matches if match), key=int))
 
 
 def memory_mib(gpu: str, ask: Callable[[list[str]], str] = call) -> int | None:
@@ -67,10 +67,10 @@ def memory_mib(gpu: str, ask: Callable[[list[str]], str] = call) -> int | None:
     return None
 
 
-def gpus_per_node(shown: Sequence[Sequence[str]], node_of: Sequence[int]) -> int | None:
+def gpus_per_node(visible: Sequence[Sequence[str]], node_of: Sequence[int]) -> int | None:
     """The GPUs of a node, from what its ranks are shown together; None where there are none.
 
     >>> gpus_per_node([["0"], ["1"], ["0"], ["1"]], [0, 0, 1, 1])
     2
     """
-    return max((len(set().union(*names)) for names in by_node(shown, node_of)), default=0) or None
+    return max((len(set().union(*names)) for names in by_node(visible, node_of)), default=0) or None

@@ -83,8 +83,8 @@ def local_rank(environment: Mapping[str, str]) -> int | None:
     >>> local_rank({"OMPI_COMM_WORLD_SIZE": "8", "OMPI_COMM_WORLD_LOCAL_RANK": "3", "SLURM_LOCALID": "0"})
     3
     """
-    found = (_number(environment, launcher.local_rank) for launcher in LAUNCHERS)
-    return next((rank for rank in found if rank is not None), None)
+    ranks = (_number(environment, launcher.local_rank) for launcher in LAUNCHERS)
+    return next((rank for rank in ranks if rank is not None), None)
 
 
 def _number(environment: Mapping[str, str], variable: str) -> int | None:

@@ -11,9 +11,9 @@ SHARED = "/dev/shm"
 def free_memory() -> int:
     """Bytes of this machine's memory that nobody uses."""
     with open("/proc/meminfo", encoding="ascii") as file:
-        found = re.search(r"MemAvailable:\s+(\d+) kB", file.read())
-    if found:
-        return int(found[1]) * 1024
+        match = re.search(r"MemAvailable:\s+(\d+) kB", file.read())
+    if match:
+        return int(match[1]) * 1024
     return 1 << 62
 
 

@@ -58,22 +58,22 @@ class Notices:
 
     def feed(self, data: bytes) -> bytes:
         """What is to be shown now."""
-        *lines, rest = (self._partial_line + data).split(b"\n")
+        *lines, partial_line = (self._partial_line + data).split(b"\n")
         self._partial_line = b""
-        shown = b"".join(self._line(line + b"\n") for line in lines)
-        if self._box or (rest.startswith(b"-") and not self._is_inside_line):
-            self._partial_line = rest
-        elif rest:
+        text = b"".join(self._line(line + b"\n") for line in lines)
+        if self._box or (partial_line.startswith(b"-") and not self._is_inside_line):
+            self._partial_line = partial_line
+        elif partial_line:
             self._is_inside_line = True
-            shown += rest
-        return shown
+            text += partial_line
+        return text
 
     def close(self) -> bytes:
         """What is left at the end."""
-        left = b"".join(self._box) + self._partial_line
+        text = b"".join(self._box) + self._partial_line
         self._box = []
         self._partial_line = b""
-        return left
+        return text
 
     def _line(self, line: bytes) -> bytes:
         if self._is_inside_line:
@@ -99,17 +99,17 @@ class Notices:
 
     def _open(self, begins_another: bool = False) -> bytes:
         """No box of mpirun's: what was held back of it, but for a rule that may begin one."""
-        shown = b"".join(self._box[:-1] if begins_another else self._box)
+        text = b"".join(self._box[:-1] if begins_another else self._box)
         self._box = self._box[-1:] if begins_another else []
-        return shown
+        return text
 
     def _tells_nothing_new(self, box: bytes) -> bool:
         if box.split(b"\n")[1].startswith(_OF_AN_END):
             return self._is_ended()
         if _OF_AN_ABORT in box:
             return self._was_dropped
-        found = _STATUS.search(box)
-        self._was_dropped = found is not None and int(found[1] or found[2]) in self._explained
+        match = _STATUS.search(box)
+        self._was_dropped = match is not None and int(match[1] or match[2]) in self._explained
         return self._was_dropped
 
 
@@ -120,11 +120,11 @@ def run_quietly(
     environment: Mapping[str, str] | None = None,
 ) -> int:
     """Start a launch, wait for it, and return how it ended; see :func:`start` and :func:`wait`."""
-    process, shown = start(command, explained, out, environment)
+    process, output_thread = start(command, explained, out, environment)
     try:
         return wait(process, explained, lambda: process.send_signal(signal.SIGUSR2))
     finally:
-        shown.join(PATIENCE_S)
+        output_thread.join(PATIENCE_S)
         remove_leftovers()
 
 
@@ -168,7 +168,7 @@ def start(
     explained: Sequence[int],
     out: IO[str] | None = None,
     environment: Mapping[str, str] | None = None,
-    hear: Callable[[bytes], None] = lambda said: None,
+    on_output: Callable[[bytes], None] = lambda said: None,
     is_ended: Callable[[], bool] = lambda: False,
 ) -> tuple[subprocess.Popen[bytes], threading.Thread]:
     """Start a launch whose notices of explained statuses are not shown.
@@ -207,7 +207,7 @@ def start(
             process.stderr,
             2 if out is None else out.fileno(),
             Notices(explained, is_ended),
-            hear,
+            on_output,
         ),
     )
     thread.start()
@@ -215,11 +215,11 @@ def start(
 
 
 def _pass_on(
-    source: IO[bytes], target: int, notices: Notices, hear: Callable[[bytes], None]
+    source: IO[bytes], target: int, notices: Notices, on_output: Callable[[bytes], None]
 ) -> None:
-    def show(said: bytes) -> None:
-        hear(said)
-        _write(target, said)
+    def show(text: bytes) -> None:
+        on_output(text)
+        _write(target, text)
 
     with source:
         while data := os.read(source.fileno(), 65536):

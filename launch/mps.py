@@ -79,8 +79,8 @@ def start(gpus: Iterable[str], environment: Mapping[str, str]) -> tuple[Daemons 
     if shutil.which(CONTROL, path=environment.get("PATH")) is None:
         return None, f"{CONTROL} is not installed"
     daemons = Daemons(Path(tempfile.mkdtemp(prefix="fleet-mps-", dir="/tmp")), names)
-    for place, gpu in enumerate(names):
-        pipe = daemons.folder / str(place)
+    for index, gpu in enumerate(names):
+        pipe = daemons.folder / str(index)
         pipe.mkdir()
         problem = _start({**environment, _PIPE: str(pipe), _LOG: str(pipe), _VISIBLE: gpu})
         if problem:

@@ -43,7 +43,7 @@ def find_gpu_nodes(gpus: Sequence[str], root: Path | None = None) -> list[GpuNod
     }
     if len(cores) < 2:
         return []
-    of_gpu = {str(place): _text(device / "numa_node") for place, device in enumerate(_gpus(root))}
+    of_gpu = {str(index): _text(device / "numa_node") for index, device in enumerate(_gpus(root))}
     return [
         GpuNode(gpu, int(node), cores[node])
         for gpu in gpus
@@ -52,20 +52,20 @@ def find_gpu_nodes(gpus: Sequence[str], root: Path | None = None) -> list[GpuNod
 
 
 @contextmanager
-def on_gpu_node(found: Sequence[GpuNode]) -> Iterator[None]:
+def on_gpu_node(gpu_nodes: Sequence[GpuNode]) -> Iterator[None]:
     """On cores of the node that these GPUs hang on, where it is one: what is touched first meanwhile is put there."""
     before = os.sched_getaffinity(0)
-    bind(found)
+    bind(gpu_nodes)
     try:
         yield
     finally:
         os.sched_setaffinity(0, before)
 
 
-def bind(found: Sequence[GpuNode]) -> None:
+def bind(gpu_nodes: Sequence[GpuNode]) -> None:
     """Keep this process to those of its cores that are on the node of all these GPUs, where it has some there."""
-    if len({one.node for one in found}) == 1:
-        cores = os.sched_getaffinity(0) & found[0].cores
+    if len({gpu_node.node for gpu_node in gpu_nodes}) == 1:
+        cores = os.sched_getaffinity(0) & gpu_nodes[0].cores
     else:
         cores = set()
     if cores:
@@ -75,12 +75,12 @@ def bind(found: Sequence[GpuNode]) -> None:
 def _gpus(root: Path) -> list[Path]:
     """The GPUs on the bus, those of one vendor, in their order."""
     devices = sorted((root / "bus/pci/devices").glob("*"))
-    shown = [device for device in devices if _text(device / "class")[:6] in _CLASSES]
+    displays = [device for device in devices if _text(device / "class")[:6] in _CLASSES]
     return next(
         (
-            found
+            of_vendor
             for vendor in _VENDORS
-            if (found := [device for device in shown if _text(device / "vendor") == vendor])
+            if (of_vendor := [device for device in displays if _text(device / "vendor") == vendor])
         ),
         [],
     )

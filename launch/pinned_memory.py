@@ -65,15 +65,17 @@ class Pinning:
         size = memoryview(memory).nbytes
         if not size:
             return None
-        held = (ctypes.c_char * size).from_buffer(memory)
+        buffer = (ctypes.c_char * size).from_buffer(memory)
         status = register(
-            ctypes.c_void_p(ctypes.addressof(held)), ctypes.c_size_t(size), ctypes.c_uint(_PORTABLE)
+            ctypes.c_void_p(ctypes.addressof(buffer)),
+            ctypes.c_size_t(size),
+            ctypes.c_uint(_PORTABLE),
         )
         if status in (0, _ALREADY):
-            return self._registered.append(held)
+            return self._registered.append(buffer)
         return self._say(f"{name} gives error {status}")
 
-    def _say(self, what: str) -> None:
+    def _say(self, problem: str) -> None:
         if not self._has_warned:
             self._has_warned = True
-            self._warn(what)
+            self._warn(problem)

@@ -64,10 +64,10 @@ def main(arguments: Sequence[str]) -> None:
     """Bind this process, where the launcher says which rank it is, and start the program in its place."""
     lists, *command = arguments
     ranks = lists.split(":")
-    place = local_rank(os.environ)
-    if place is not None and place < len(ranks):
+    rank = local_rank(os.environ)
+    if rank is not None and rank < len(ranks):
         # A job that was given a part of a node only may not have these CPUs; then it stays where it is.
-        allowed = os.sched_getaffinity(0) & set(parse_cpus(ranks[place]))
+        allowed = os.sched_getaffinity(0) & set(parse_cpus(ranks[rank]))
         if allowed:
             os.sched_setaffinity(0, allowed)
     os.execvp(command[0], command)

@@ -46,12 +46,12 @@ def command_began_s(pid: int, proc: Path = Path("/proc")) -> tuple[float, float]
         where the kernel does not say.
     """
     try:
-        own = began = _stat(proc, pid)
+        process = began = _stat(proc, pid)
         while began.parent and (parent := _stat(proc, began.parent)).name in _LAUNCHERS:
             began = parent
     except (OSError, ValueError, IndexError):
         return None
-    return began.began_s, own.began_s
+    return began.began_s, process.began_s
 
 
 def started(pid: int) -> str | None:
@@ -97,18 +97,18 @@ def end_children(patience_s: float = 1.0) -> None:
 def _left_by(owner: int) -> list[int]:
     """The processes below one, and those that Open MPI's mpirun finds in its group, which it has for itself there."""
     children: dict[int, list[int]] = {}
-    found = []
+    in_group = []
     for entry in os.scandir("/proc"):
         with suppress(OSError, ValueError, IndexError):
             pid = int(entry.name)
             _, fields = _fields(Path("/proc"), pid)
             children.setdefault(int(fields[1]), []).append(pid)
             if "PRTE_LAUNCHED" in os.environ and int(fields[2]) == owner != pid:
-                found.append(pid)
+                in_group.append(pid)
     below = [owner]
     for pid in below:
         below += children.get(pid, [])
-    return [pid for pid in dict.fromkeys([*below, *found]) if pid != owner]
+    return [pid for pid in dict.fromkeys([*below, *in_group]) if pid != owner]
 
 
 def _output(pid: int, number: int) -> str:

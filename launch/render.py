@@ -74,9 +74,9 @@ def render(job: Job, system: System, site: Site) -> str:
     Raises:
         InputError: something cannot be said in a script.
     """
-    for what, word in (("--account", job.account), ("--queue", job.queue)):
+    for option, word in (("--account", job.account), ("--queue", job.queue)):
         if word is not None and not _WORD.fullmatch(word):
-            raise InputError(f"{what} is {word!r}; it should be one word")
+            raise InputError(f"{option} is {word!r}; it should be one word")
     if system.directive and not _PLAIN_PATH.fullmatch(str(job.outputs)):
         raise InputError(
             f"{str(job.outputs)!r}: batch systems need a folder whose path has only letters, digits, '.', "
@@ -120,25 +120,25 @@ def _fill(template: str, values: dict[str, str]) -> str:
 
 def _directives(job: Job, system: System, site: Site, counts: dict[str, int]) -> Sequence[str]:
     if job.account is not None:
-        asked = [system.account.format(job.account)]
+        options = [system.account.format(job.account)]
     else:
-        asked = []
+        options = []
     if system.rerun is not None:
-        asked.append(system.rerun[0 if job.jobs > 1 or job.harvest is not None else 1])
+        options.append(system.rerun[0 if job.jobs > 1 or job.harvest is not None else 1])
     queue = job.queue or site.queue
     if queue:
-        asked.append((site.queue_option or system.queue).format(queue))
+        options.append((site.queue_option or system.queue).format(queue))
     resources = site.resources or (system.gpu_resources if site.gpus else system.resources)
-    return [*asked, *(line.format(**counts) for line in resources), *site.directives]
+    return [*options, *(line.format(**counts) for line in resources), *site.directives]
 
 
 def _setup(site: Site) -> Sequence[str]:
     if not site.visible:
         return site.setup
-    shown = ",".join(map(str, range(site.gpus)))
+    gpus = ",".join(map(str, range(site.gpus)))
     return [
         *site.setup,
-        f'export {site.visible}="${{{site.visible}:-{shown}}}"   # what is set already counts',
+        f'export {site.visible}="${{{site.visible}:-{gpus}}}"   # a value that is set is kept',
     ]
 
 

@@ -152,7 +152,7 @@ SITES = {
 }
 
 
-def parse_site(content: Mapping[str, Any], place: str) -> Site:
+def parse_site(content: Mapping[str, Any], source: str) -> Site:
     """A site that a user has described, by the names of :class:`Site`.
 
     Args:
@@ -164,34 +164,35 @@ def parse_site(content: Mapping[str, Any], place: str) -> Site:
     """
     base_name = content.get("base", "generic")
     if not isinstance(base_name, str) or base_name not in SITES:
-        raise InputError(f"{place}: base: {base_name!r} is unknown; there are {', '.join(SITES)}")
+        raise InputError(f"{source}: base: {base_name!r} is unknown; there are {', '.join(SITES)}")
     base = SITES[base_name]
     defaults = {field.name: getattr(base, field.name) for field in dataclasses.fields(Site)}
-    given = {key: value for key, value in content.items() if key != "base"}
-    unknown = sorted(map(str, given.keys() - defaults.keys()))
+    settings = {key: value for key, value in content.items() if key != "base"}
+    unknown = sorted(map(str, settings.keys() - defaults.keys()))
     if unknown:
-        known = "\n".join(
-            f"  {name}: {_shown(value)}" for name, value in {"base": base_name, **defaults}.items()
+        available = "\n".join(
+            f"  {name}: {_format_value(value)}"
+            for name, value in {"base": base_name, **defaults}.items()
         )
         raise InputError(
-            f"{place}: {unknown[0]!r} is unknown; there are, with their defaults\n{known}"
+            f"{source}: {unknown[0]!r} is unknown; there are, with their defaults\n{available}"
         )
     site = dataclasses.replace(
-        base, **{key: _checked(key, value, place) for key, value in given.items()}
+        base, **{key: _checked(key, value, source) for key, value in settings.items()}
     )
     if site.system is not None and site.system not in SYSTEMS and ":" not in site.system:
         raise InputError(
-            f"{place}: system: {site.system!r} is unknown; there are {', '.join(SYSTEMS)}, or an import "
+            f"{source}: system: {site.system!r} is unknown; there are {', '.join(SYSTEMS)}, or an import "
             "path module:system"
         )
-    check_fields(site.queue_option, {""}, place)
+    check_fields(site.queue_option, {""}, source)
     for text in (site.launcher, *site.resources):
-        check_fields(text, COUNTS, place)
-    places(site, site.ranks, place)
+        check_fields(text, COUNTS, source)
+    places(site, site.ranks, source)
     return site
 
 
-def places(site: Site, ranks: int, place: str, trainers: int | None = None) -> tuple[str, ...]:
+def places(site: Site, ranks: int, source: str, trainers: int | None = None) -> tuple[str, ...]:
     """The CPUs of each rank of a node: those that prepare come first, then the trainers, round by round over the GPUs.
 
     A rank that prepares does one thing at a time and gets one core; those ranks are dealt out over the GPUs'
@@ -212,25 +213,25 @@ def places(site: Site, ranks: int, place: str, trainers: int | None = None) -> t
     """
     if site.gpus and ranks <= site.gpus:
         raise InputError(
-            f"{place}: ranks: {ranks} on a node of {site.gpus} GPUs leave none to prepare samples; "
+            f"{source}: ranks: {ranks} on a node of {site.gpus} GPUs leave none to prepare samples; "
             f"it should be {site.gpus + 1} at least"
         )
     if not site.cpus:
         return ()
     if len(site.cpus) != site.gpus:
         raise InputError(
-            f"{place}: cpus should have a list for each of its GPUs, {site.gpus}, not {len(site.cpus)}"
+            f"{source}: cpus should have a list for each of its GPUs, {site.gpus}, not {len(site.cpus)}"
         )
     near = [list(parse_cpus(text)) for text in site.cpus]
     if len({cpu for cpus in near for cpu in cpus}) < (cores_of_node := sum(map(len, near))):
-        raise InputError(f"{place}: cpus: a CPU is in two lists")
+        raise InputError(f"{source}: cpus: a CPU is in two lists")
     trainers = trainers or site.gpus
     preparing = []
     for rank in range(ranks - trainers):
         cores = near[rank % site.gpus]
         if len(cores) == 1:
             raise InputError(
-                f"{place}: ranks: {ranks} are more than the {cores_of_node} cores of a node"
+                f"{source}: ranks: {ranks} are more than the {cores_of_node} cores of a node"
             )
         preparing.append([cores.pop()])
     return tuple(
@@ -239,32 +240,32 @@ def places(site: Site, ranks: int, place: str, trainers: int | None = None) -> t
     )
 
 
-def _checked(key: str, value: Any, place: str) -> Any:
+def _checked(key: str, value: Any, source: str) -> Any:
     if key in ("gpus", "ranks"):
-        least = 0 if key == "gpus" else 1
-        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= 1024:
+        minimum = 0 if key == "gpus" else 1
+        if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= 1024:
             raise InputError(
-                f"{place}: {key}: {value!r} should be a whole number from {least} to 1024"
+                f"{source}: {key}: {value!r} should be a whole number from {minimum} to 1024"
             )
         return value
     if key in ("cpus", "resources", "directives", "setup"):
         if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
             raise InputError(
-                f"{place}: {key}: {value!r} should be a list of texts (numbers in quotes)"
+                f"{source}: {key}: {value!r} should be a list of texts (numbers in quotes)"
             )
         lines = value
     elif not isinstance(value, str):
-        raise InputError(f"{place}: {key}: {value!r} should be a text")
+        raise InputError(f"{source}: {key}: {value!r} should be a text")
     else:
         lines = [value]
     if any("\n" in line for line in lines):
-        raise InputError(f"{place}: {key}: {value!r} should not have line breaks in it")
+        raise InputError(f"{source}: {key}: {value!r} should not have line breaks in it")
     if isinstance(value, list):
         return tuple(value)
     return value
 
 
-def _shown(value: Any) -> str:
+def _format_value(value: Any) -> str:
     if isinstance(value, tuple):
         return str(list(value))
     return str(value)

@@ -71,18 +71,18 @@ def shrink(job: str, nodes: Sequence[str]) -> list[str]:
     Raises:
         InputError: Slurm refuses, or does not answer, or the job has no such nodes.
     """
-    found = find_jobs(f"--jobs={job}").get(job)
-    had = () if found is None else found.hosts
-    gone = {node.partition(".")[0] for node in nodes}
-    unknown = gone.difference(had[1:])
+    current = find_jobs(f"--jobs={job}").get(job)
+    hosts = () if current is None else current.hosts
+    released = {node.partition(".")[0] for node in nodes}
+    unknown = released.difference(hosts[1:])
     if unknown:
         raise InputError(
             f"job {job} cannot give back {', '.join(sorted(unknown))}: Slurm's names for its nodes are "
-            f"{', '.join(had)}, and the first stays"
+            f"{', '.join(hosts)}, and the first stays"
         )
-    keeps = [node for node in had if node not in gone]
-    call(["scontrol", "update", f"JobId={job}", f"NodeList={','.join(keeps)}"])
-    return keeps
+    remaining = [node for node in hosts if node not in released]
+    call(["scontrol", "update", f"JobId={job}", f"NodeList={','.join(remaining)}"])
+    return remaining
 
 
 def current_user() -> str:
@@ -108,7 +108,7 @@ def is_operator() -> bool:
     )
     if owner is not None and owner[1] == current_user():
         return True
-    told = ask(
+    answer = ask(
         [
             "sacctmgr",
             "--noheader",
@@ -119,4 +119,4 @@ def is_operator() -> bool:
             "format=adminlevel",
         ]
     )
-    return told.returncode == 0 and told.stdout.strip() in ("Operator", "Administrator")
+    return answer.returncode == 0 and answer.stdout.strip() in ("Operator", "Administrator")

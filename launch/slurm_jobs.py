@@ -144,7 +144,7 @@ def find_jobs(*options: str) -> dict[str, SlurmJob]:
             f"--format={mark}{mark.join(_FIELDS)}{mark}",
             *options,
         ],
-        gone="Invalid job id",
+        missing_pattern="Invalid job id",
     )
     if text.strip() and mark not in text:
         raise InputError(
@@ -170,8 +170,8 @@ def running_jobs(partition: str | None = None) -> list[SlurmJob]:
     Raises:
         InputError: as for :func:`find_jobs`.
     """
-    found = find_jobs(*([f"--partition={partition}"] if partition is not None else []))
-    return [job for job in found.values() if job.state == "RUNNING"]
+    jobs = find_jobs(*([f"--partition={partition}"] if partition is not None else []))
+    return [job for job in jobs.values() if job.state == "RUNNING"]
 
 
 def _job(
@@ -229,13 +229,13 @@ def parse_comment(job: str, comment: str) -> CommentSettings:
     if match is None:
         return CommentSettings({})
     words = [word.partition("=") for word in match[1].split(",")]
-    said = {name: value for name, _, value in words}
-    signal = said.pop("signal", None)
-    yields = said.pop("yields", None)
+    settings = {name: value for name, _, value in words}
+    signal = settings.pop("signal", None)
+    yields = settings.pop("yields", None)
     try:
         if not all(name and equals and value for name, equals, value in words):
             raise ValueError
-        numbers = {name: float(value) for name, value in said.items()}
+        numbers = {name: float(value) for name, value in settings.items()}
     except ValueError:
         raise InputError(
             f"the comment of job {job} says {match[0].strip()!r}; it should be "

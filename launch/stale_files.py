@@ -56,14 +56,14 @@ def remove_leftovers(temporary: Path | None = None, shared: Path = Path(SHARED))
     """
     host = _host(os.environ)
     temporary = temporary or Path(tempfile.gettempdir())
-    found = [*_folders(temporary, host), *_segments(shared, host)]
-    for path in found:
+    leftovers = [*_folders(temporary, host), *_segments(shared, host)]
+    for path in leftovers:
         if path.is_dir():
             shutil.rmtree(path, ignore_errors=True)
         else:
             with suppress(OSError):
                 path.unlink()
-    return [path for path in found if not path.exists()]
+    return [path for path in leftovers if not path.exists()]
 
 
 def _host(environment: Mapping[str, str]) -> str:
@@ -73,12 +73,12 @@ def _host(environment: Mapping[str, str]) -> str:
 
 def _folders(temporary: Path, host: str) -> Iterator[Path]:
     """Folders of dead launchers and ranks."""
-    ours = re.compile(rf"fleet\.{re.escape(host)}\.(\d+)")
-    for entry in _own(temporary):
-        found = ours.fullmatch(entry.name) or _OF_A_LAUNCHER.fullmatch(entry.name)
-        if found:
-            is_here = found.re is ours or os.path.exists(f"{entry.path}/pmix.{host}.tool")
-            if is_here and not started(int(found[1])):
+    rank_folder = re.compile(rf"fleet\.{re.escape(host)}\.(\d+)")
+    for entry in _own_entries(temporary):
+        match = rank_folder.fullmatch(entry.name) or _OF_A_LAUNCHER.fullmatch(entry.name)
+        if match:
+            is_here = match.re is rank_folder or os.path.exists(f"{entry.path}/pmix.{host}.tool")
+            if is_here and not started(int(match[1])):
                 yield Path(entry.path)
         elif (
             entry.name == f"ompi.{host}.{os.getuid()}"
@@ -93,13 +93,15 @@ def _folders(temporary: Path, host: str) -> Iterator[Path]:
 def _segments(shared: Path, host: str) -> Iterator[Path]:
     """Memory that ranks have shared, and that no process maps any more."""
     beginnings = (f"sm_segment.{host}.{os.getuid()}.", f"fleet-{os.getuid()}-")
-    named = [Path(entry.path) for entry in _own(shared) if entry.name.startswith(beginnings)]
+    named = [
+        Path(entry.path) for entry in _own_entries(shared) if entry.name.startswith(beginnings)
+    ]
     old = [path for path in named if _age_s(path) > _LEAST_AGE_S]
     mapped = _mapped(str(shared)) if old else set()
     return (path for path in old if str(path) not in mapped)
 
 
-def _own(folder: Path) -> Iterator[os.DirEntry[str]]:
+def _own_entries(folder: Path) -> Iterator[os.DirEntry[str]]:
     with suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
             with suppress(OSError):
@@ -116,14 +118,14 @@ def _age_s(path: Path) -> float:
 
 def _mapped(folder: str) -> set[str]:
     """The files of a folder that processes of this user map."""
-    found = set[str]()
+    mapped_files = set[str]()
     for process in os.scandir("/proc"):
         if process.name.isdecimal():
             with (
                 suppress(OSError),
                 open(f"{process.path}/maps", encoding="utf-8", errors="replace") as maps,
             ):
-                found.update(
+                mapped_files.update(
                     line[line.index(folder) :].rstrip("\n") for line in maps if folder in line
                 )
-    return found
+    return mapped_files

@@ -93,7 +93,7 @@ class System:
     broadcast: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        place = f"batch system {self.name}"
+        source = f"batch system {self.name}"
         for fields, texts in (
             ({""}, (self.account, self.queue)),
             (COUNTS, (*self.resources, *self.gpu_resources)),
@@ -104,26 +104,26 @@ class System:
             ({"name", "user"}, self.past),
         ):
             for text in texts:
-                check_fields(text, fields, place)
+                check_fields(text, fields, source)
         words = set(re.findall(r"<<(\w+)>>", self.script))
         if "body" not in words or words - WORDS:
             raise InputError(
-                f"{place}: template: it should have <<body>>, and may have "
+                f"{source}: template: it should have <<body>>, and may have "
                 f"{', '.join(f'<<{word}>>' for word in sorted(WORDS - {'body'}))}"
             )
         if self.has_queue and not self.job_variable:
             raise InputError(
-                f"{place}: job_variable: it should name the variable that holds the id of a job"
+                f"{source}: job_variable: it should name the variable that holds the id of a job"
             )
         if self.has_queue and _groups(self.id_pattern) != 1:
             raise InputError(
-                f"{place}: id_pattern: {self.id_pattern!r} should be a regular expression with one group, "
+                f"{source}: id_pattern: {self.id_pattern!r} should be a regular expression with one group, "
                 "the id of a job"
             )
         for part in ("preempted", "over"):
             if _groups(getattr(self, part)) is None:
                 raise InputError(
-                    f"{place}: {part}: {getattr(self, part)!r} should be a regular expression"
+                    f"{source}: {part}: {getattr(self, part)!r} should be a regular expression"
                 )
 
     @property
@@ -279,13 +279,13 @@ def submit(
             option.format(minutes=max(1, math.ceil(walltime_s / 60))) for option in system.walltime
         ]
     command = [*system.submit, *options, *more, *([] if system.by_input else [str(script)])]
-    said = call(command, script.read_text(encoding="utf-8") if system.by_input else None)
-    found = re.search(system.id_pattern, said.strip(), re.MULTILINE)
-    if found is None:
+    output = call(command, script.read_text(encoding="utf-8") if system.by_input else None)
+    match = re.search(system.id_pattern, output.strip(), re.MULTILINE)
+    if match is None:
         raise InputError(
-            f"{system.submit[0]} printed {said.strip()!r}, in which there is no job id"
+            f"{system.submit[0]} printed {output.strip()!r}, in which there is no job id"
         )
-    return found[1]
+    return match[1]
 
 
 def continue_job(
@@ -376,12 +376,12 @@ def knows_job(name: str, job: str, systems: Mapping[str, System] = SYSTEMS) -> b
     if system is None or not (system.state and system.over):
         return None
     try:
-        said = call([word.format(job=job) for word in system.state])
+        output = call([word.format(job=job) for word in system.state])
         answered = True
     except InputError as error:
-        said = str(error)
+        output = str(error)
         answered = False
-    if re.search(system.over, said):
+    if re.search(system.over, output):
         return False
     if answered:
         return True
@@ -406,10 +406,10 @@ def past_runs(system: System, name: str, user: str) -> list[float]:
     """
     if not system.past:
         raise InputError(f"{system.name} is not asked for past jobs")
-    said = call([word.format(name=name, user=user) for word in system.past])
+    output = call([word.format(name=name, user=user) for word in system.past])
     if not system.past_records:
-        return parse_past(said)
-    ids = said.split()[-_MOST:]
+        return parse_past(output)
+    ids = output.split()[-_MOST:]
     if not ids:
         return []
     return parse_records(call([*system.past_records, *ids]))

@@ -26,11 +26,11 @@ def seconds_left(environment: Mapping[str, str]) -> float | None:
             _output(("bjobs", "-noheader", "-o", "time_left", environment["LSB_JOBID"]))
         )
     if "PBS_JOBID" in environment:
-        left = parse_qstat(_output(("qstat", "-f", environment["PBS_JOBID"])), time.time())
+        remaining_s = parse_qstat(_output(("qstat", "-f", environment["PBS_JOBID"])), time.time())
         # Torque sets it
-        if left is None:
+        if remaining_s is None:
             return _seconds(environment.get("PBS_WALLTIME", ""))
-        return left
+        return remaining_s
     return None
 
 
@@ -40,11 +40,11 @@ def _ask_slurm(environment: Mapping[str, str]) -> float | None:
         for name in ("SLURM_JOB_START_TIME", "SLURM_JOB_END_TIME")
     )
     if end is not None:
-        left = max(0.0, end - time.time())
+        remaining_s = max(0.0, end - time.time())
         # Slurm dates by the clock of its server, and that of this node may be minutes behind.
         if start is None:
-            return left
-        return min(left, end - start)
+            return remaining_s
+        return min(remaining_s, end - start)
     return clock_s(
         _output(("squeue", "--noheader", "--format=%L", f"--jobs={environment['SLURM_JOB_ID']}"))
     )

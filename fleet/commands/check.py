@@ -78,52 +78,52 @@ def run(args: argparse.Namespace) -> None:
         return
     if args.spec is None:
         raise UserError("name a spec file, or ask for --families")
-    found = _check(args.spec, steps=not args.quick)
-    if found.spec is not None and not args.json:
-        for notice in found.spec.notices:
+    result = _check(args.spec, steps=not args.quick)
+    if result.spec is not None and not args.json:
+        for notice in result.spec.notices:
             print(f"fleet check: {notice}", file=sys.stderr)
-    show(args, lambda: _numbers(found), lambda: _print(args.spec, found))
-    if [mistake.key for mistake in found.mistakes] == [
+    show(args, lambda: _numbers(result), lambda: _print(args.spec, result))
+    if [mistake.key for mistake in result.mistakes] == [
         "data"
     ]:  # that cannot be opened: one line, as of a run
-        raise UserError(str(found.mistakes[0]))
-    if found.mistakes:
-        raise SpecError(found.mistakes)
+        raise UserError(str(result.mistakes[0]))
+    if result.mistakes:
+        raise SpecError(result.mistakes)
 
 
 # ---- finding -----------------------------------------------------------------------------------
 
 
 @dataclass
-class _Found:
+class _CheckResult:
     """What a spec stands for, and what is wrong with it.
 
     Attributes:
         spec: None where its keys are wrong.
         opened: its data; None where something is wrong before any network is built.
         trials: of its networks, by their places.
-        kept: what becomes of decoded samples, in a launch with one rank that prepares them.
+        cache: where decoded samples are stored in a launch with one preprocessor.
     """
 
     spec: Spec | None
     opened: Inputs | None
     trials: dict[int, SmokeTestResult]
     mistakes: list[SpecMistake]
-    kept: CacheChosen | None = None
+    cache: CacheChosen | None = None
 
 
-def _check(path: str, steps: bool) -> _Found:
+def _check(path: str, steps: bool) -> _CheckResult:
     """In three stages, each only where nothing is wrong in the one before: the keys, the data, the networks."""
     try:
         spec, remark = spec_for_run(path)
     except SpecError as error:
-        return _Found(None, None, {}, list(error.mistakes))
+        return _CheckResult(None, None, {}, list(error.mistakes))
     if remark:
         print(f"fleet check: {remark}", file=sys.stderr)
     try:
         opened = open_inputs_with_fingerprint(spec, None)
     except (UserError, InputError) as error:
-        return _Found(spec, None, {}, [_data_mistake(spec, str(error))])
+        return _CheckResult(spec, None, {}, [_data_mistake(spec, str(error))])
     for line in opened.data.remark.splitlines():
         print(f"fleet check: {line}", file=sys.stderr)
     written = spec
@@ -135,76 +135,76 @@ def _check(path: str, steps: bool) -> _Found:
         [spec] = resolve_with_data(opened, spec)
     except UserError as error:
         mistakes.append(spec.origin.mistake(("train", "class_weights"), str(error)))
-    for look in (
+    for check_part in (
         lambda: check_comparable(
             written, (*written.networks, *variants(written)), target_kinds(opened.sample)
         ),
         lambda: make_searchers(spec, replay_log(read_run(RunPaths(spec.output)))),
     ):
         try:
-            look()
+            check_part()
         except SpecError as error:
             mistakes += error.mistakes
-    every = dataclasses.replace(spec, networks=(*spec.networks, *variants(written)))
+    all_networks = dataclasses.replace(spec, networks=(*spec.networks, *variants(written)))
     mistakes += merge_misfits(
         spec,
         find_data_misfits(
-            every,
+            all_networks,
             opened.sample,
             count_epoch_samples(opened.data, find_folds(spec, opened)),
             opened.data.validation is not None,
         ),
     )
-    kept, unkept = _kept(spec, opened)
-    if mistakes or unkept:
-        return _Found(spec, None, {}, [*mistakes, *unkept], kept)
-    trials, refused = _tried(spec, opened, steps)
-    tried = merge_misfits(
+    cache, cache_mistakes = _choose_cache(spec, opened)
+    if mistakes or cache_mistakes:
+        return _CheckResult(spec, None, {}, [*mistakes, *cache_mistakes], cache)
+    trials, refused = _try_networks(spec, opened, steps)
+    failures = merge_misfits(
         spec, [_misfit(spec, trial) for trial in trials.values() if trial.problem]
     )
-    return _Found(spec, opened, trials, [*refused, *tried], kept)
+    return _CheckResult(spec, opened, trials, [*refused, *failures], cache)
 
 
-def _kept(spec: Spec, opened: Inputs) -> tuple[CacheChosen, list[SpecMistake]]:
+def _choose_cache(spec: Spec, opened: Inputs) -> tuple[CacheChosen, list[SpecMistake]]:
     """What becomes of decoded samples; and why they cannot be kept as the spec says."""
     paths = RunPaths(spec.output)
     preprocessors = 0 if spec.policy.own_samples else 1
     means = HostResources(preprocessors, 1, False, free_shared_memory(), free_disk(paths))
     choice = choose_cache(spec, opened, means, replay_log(read_run(paths, (CacheChosen,))).cache)
-    unkept = []
+    mistakes = []
     try:
         opened.keeping(choice.cache)
     except InputError as error:
-        unkept.append(spec.origin.mistake(("data", "cache"), str(error)))
-    return choice, unkept
+        mistakes.append(spec.origin.mistake(("data", "cache"), str(error)))
+    return choice, mistakes
 
 
-def _data_mistake(spec: Spec, said: str) -> SpecMistake:
+def _data_mistake(spec: Spec, message: str) -> SpecMistake:
     """What is wrong with the data, at the key that it names itself, as in ``data.test: ...``."""
-    found = re.match(r"(?:models\[(\d+)\]\.)?data(?:\.(\w+))?: ", said)
-    if found is None:
-        return spec.origin.mistake(("data",), said)
-    entry, key = found.groups()
-    where: tuple[str | int, ...] = ("data",) if entry is None else ("models", int(entry), "data")
-    where += () if key is None else (key,)
-    return spec.origin.mistake(where, said[found.end() :])
+    match = re.match(r"(?:models\[(\d+)\]\.)?data(?:\.(\w+))?: ", message)
+    if match is None:
+        return spec.origin.mistake(("data",), message)
+    entry, key = match.groups()
+    keys: tuple[str | int, ...] = ("data",) if entry is None else ("models", int(entry), "data")
+    keys += () if key is None else (key,)
+    return spec.origin.mistake(keys, message[match.end() :])
 
 
-def _tried(
+def _try_networks(
     spec: Spec, opened: Inputs, steps: bool
 ) -> tuple[dict[int, SmokeTestResult], list[SpecMistake]]:
     """The networks, tried out; and what is wrong with the engine."""
-    places = range(len(spec.networks))
+    indices = range(len(spec.networks))
     if spec.schedule.rates is None or not spec.engine.needs_rates:
         rates = None
     else:
         rates = read_rates_of(spec, spec.schedule.rates)
-    with progress_bar(len(places), "trying networks") as advance:
+    with progress_bar(len(indices), "trying networks") as advance:
         try:
-            tried = try_networks(
+            outcome = try_networks(
                 spec,
                 opened.sample,
-                places,
+                indices,
                 rates,
                 steps,
                 advance,
@@ -213,27 +213,27 @@ def _tried(
         except UserError as error:
             return {}, [spec.origin.mistake(("resources",), str(error))]
     for warning in dict.fromkeys(
-        warning for trial in tried.trials.values() for warning in trial.warnings
+        warning for trial in outcome.trials.values() for warning in trial.warnings
     ):
         print(
             f"fleet check: WARNING: {warning}", file=sys.stderr
         )  # networks of one function say the same
-    if tried.problem:
-        print(f"fleet check: networks are not built here: {tried.problem}", file=sys.stderr)
-        tried.trials = {
-            place: SmokeTestResult(
-                place,
-                parameters=count_network_parameters(spec.networks[place], spec, opened.sample),
+    if outcome.problem:
+        print(f"fleet check: networks are not built here: {outcome.problem}", file=sys.stderr)
+        outcome.trials = {
+            index: SmokeTestResult(
+                index,
+                parameters=count_network_parameters(spec.networks[index], spec, opened.sample),
             )
-            for place in places
-            if spec.networks[place].architecture.kind == "family"
+            for index in indices
+            if spec.networks[index].architecture.kind == "family"
         }
-    return tried.trials, []
+    return outcome.trials, []
 
 
 def _some_samples(spec: Spec, opened: Inputs) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """A few samples of each feed that can be used, ready for a network."""
-    found = {}
+    samples = {}
     for key, feed in (
         opened.pipelines or {"": InputPipeline(opened.data, opened.transforms, opened.samples, 0)}
     ).items():
@@ -246,8 +246,8 @@ def _some_samples(spec: Spec, opened: Inputs) -> dict[str, tuple[np.ndarray, np.
         pipeline.load(places.tolist(), 0, images, targets)
         usable = pipeline.sample.target.is_usable(targets)
         if usable.any():
-            found[key] = images[usable], targets[usable]
-    return found
+            samples[key] = images[usable], targets[usable]
+    return samples
 
 
 def _misfit(spec: Spec, trial: SmokeTestResult) -> Misfit:
@@ -262,18 +262,18 @@ def _misfit(spec: Spec, trial: SmokeTestResult) -> Misfit:
 # ---- printing ----------------------------------------------------------------------------------
 
 
-def _numbers(found: _Found) -> dict[str, Any]:
-    mistakes = SpecError(found.mistakes).mistakes  # in order
+def _numbers(result: _CheckResult) -> dict[str, Any]:
+    mistakes = SpecError(result.mistakes).mistakes  # in order
     numbers: dict[str, Any] = {
         "mistakes": [dataclasses.asdict(mistake) for mistake in mistakes],
-        "notices": [] if found.spec is None else list(found.spec.notices),
+        "notices": [] if result.spec is None else list(result.spec.notices),
     }
-    if found.spec is not None:
-        numbers["name"] = found.spec.document.name
-    if found.spec is not None and found.opened is not None:
-        data = found.opened.data
-        image = found.opened.sample.image
-        target = found.opened.sample.target
+    if result.spec is not None:
+        numbers["name"] = result.spec.document.name
+    if result.spec is not None and result.opened is not None:
+        data = result.opened.data
+        image = result.opened.sample.image
+        target = result.opened.sample.target
         test = {} if data.test is None else {"test_samples": len(data.test)}
         numbers |= {
             "samples": len(data.train),
@@ -284,24 +284,24 @@ def _numbers(found: _Found) -> dict[str, Any]:
             "target": {"kind": target.kind, "outputs": target.outputs},
             "shape": list(image.shape),
             "dtype": image.dtype,
-            "cache": None if found.kept is None else dataclasses.asdict(found.kept),
-            "networks": [_record(network, trial) for network, trial in _rows(found.spec, found)],
+            "cache": None if result.cache is None else dataclasses.asdict(result.cache),
+            "networks": [_record(network, trial) for network, trial in _rows(result.spec, result)],
         }
     return numbers
 
 
-def _rows(spec: Spec, found: _Found) -> Iterator[tuple[NetworkSpec, SmokeTestResult]]:
-    for place, network in enumerate(spec.networks):
-        yield network, found.trials.get(place, SmokeTestResult(place))
+def _rows(spec: Spec, result: _CheckResult) -> Iterator[tuple[NetworkSpec, SmokeTestResult]]:
+    for index, network in enumerate(spec.networks):
+        yield network, result.trials.get(index, SmokeTestResult(index))
 
 
-def _print(path: str, found: _Found) -> None:
-    if found.spec is None or found.opened is None:
+def _print(path: str, result: _CheckResult) -> None:
+    if result.spec is None or result.opened is None:
         return
-    data = found.opened.data
-    image = found.opened.sample.image
+    data = result.opened.data
+    image = result.opened.sample.image
     test = "" if data.test is None else f" and {len(data.test)} test"
-    folds = found.spec.data.folds
+    folds = result.spec.data.folds
     if folds is None:
         judging = f" and {len(data.validation or ())} validation"
     else:
@@ -309,13 +309,13 @@ def _print(path: str, found: _Found) -> None:
     divided = "" if folds is None else f", in {folds} folds"
     print(
         f"{path}: {len(data.train)} training{judging}{test} samples of {image} in "
-        f"{found.opened.sample.target} ({format_size(len(data.train) * image.nbytes)} decoded){divided}"
+        f"{result.opened.sample.target} ({format_size(len(data.train) * image.nbytes)} decoded){divided}"
     )
     _print_classes(data)
-    if found.kept is not None:
-        print(found.kept.words)
-    rows = list(_rows(found.spec, found))
-    device = "GPU" if found.spec.engine.uses_gpus else "device"
+    if result.cache is not None:
+        print(result.cache.words)
+    rows = list(_rows(result.spec, result))
+    device = "GPU" if result.spec.engine.uses_gpus else "device"
     print_table(
         [
             "network",
@@ -339,9 +339,9 @@ def _print(path: str, found: _Found) -> None:
 
 def _counts(data: DataSet) -> dict[str, dict[str, int]]:
     """How many samples of each part have each class or label; nothing of other targets."""
-    found = {}
-    for part, source in data.splits().items():
-        if part != "train" and source is data.train:  # of folds
+    counts_by_split = {}
+    for split, source in data.splits().items():
+        if split != "train" and source is data.train:  # of folds
             continue
         target = target_of(source)
         if target.kind not in ("class", "multilabel"):
@@ -352,8 +352,8 @@ def _counts(data: DataSet) -> dict[str, dict[str, int]]:
         else:
             counts = values.sum(axis=0, dtype=np.int64)
         names = data.classes or tuple(map(str, range(target.outputs)))
-        found[part] = dict(zip(names, counts.tolist(), strict=True))
-    return found
+        counts_by_split[split] = dict(zip(names, counts.tolist(), strict=True))
+    return counts_by_split
 
 
 def _print_classes(data: DataSet) -> None:
@@ -362,35 +362,35 @@ def _print_classes(data: DataSet) -> None:
     if not counts:
         return
     names = list(counts["train"])
-    shown = names
+    listed_names = names
     if len(names) > _CLASSES:
-        shown = sorted(names, key=counts["train"].__getitem__)[:_CLASSES]
+        listed_names = sorted(names, key=counts["train"].__getitem__)[:_CLASSES]
     word = "label" if target_of(data.train).kind == "multilabel" else "class"
     headers = {"train": "training", "validation": "validation", "test": "test"}
     print_table(
         [word, *(headers[part] for part in counts)],
-        [[name, *(of_part[name] for of_part in counts.values())] for name in shown],
+        [[name, *(of_part[name] for of_part in counts.values())] for name in listed_names],
     )
-    if len(names) > len(shown):
-        print(f"{len(names) - len(shown)} more, each with as many training samples or more")
+    if len(names) > len(listed_names):
+        print(f"{len(names) - len(listed_names)} more, each with as many training samples or more")
 
 
 def _row(network: NetworkSpec, trial: SmokeTestResult) -> list[Any]:
     optimizer = network.train.optimizer
     rate = optimizer.learning_rate
     if rate is None:  # that of the user's own function
-        shown = ""
+        rate_text = ""
     else:
-        shown = rate["name"] if isinstance(rate, dict) else f"{rate:g}"
+        rate_text = rate["name"] if isinstance(rate, dict) else f"{rate:g}"
     arguments = ", ".join(f"{key}={value}" for key, value in network.architecture.args.items())
-    least = network.min_gpus
-    most = network.max_gpus
-    if most is None:
-        gpus = f"{least} or more"
-    elif least == most:
-        gpus = str(least)
+    min_gpus = network.min_gpus
+    max_gpus = network.max_gpus
+    if max_gpus is None:
+        gpus = f"{min_gpus} or more"
+    elif min_gpus == max_gpus:
+        gpus = str(min_gpus)
     else:
-        gpus = f"{least} to {most}"
+        gpus = f"{min_gpus} to {max_gpus}"
     memory = "" if trial.memory is None else format_size(trial.memory)
     return [
         network.name,
@@ -398,7 +398,7 @@ def _row(network: NetworkSpec, trial: SmokeTestResult) -> list[Any]:
         trial.parameters,
         memory,
         network.train.batch.size,
-        f"{optimizer.name} {shown}".rstrip(),
+        f"{optimizer.name} {rate_text}".rstrip(),
         gpus,
         network.train.stopping.max_epochs,
     ]

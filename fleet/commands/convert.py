@@ -93,11 +93,12 @@ def run(args: argparse.Namespace) -> None:
     )
     _say(data.remark)
     left_out = _write(data, _transforms(args), args.out)
-    train, *others = open_hdf5(args.out)
+    train, *held_out = open_hdf5(args.out)
     counts = {
         "train": len(train),
         **{
-            name: len(part or ()) for name, part in zip(("validation", "test"), others, strict=True)
+            name: len(part or ())
+            for name, part in zip(("validation", "test"), held_out, strict=True)
         },
     }
     written = os.path.getsize(args.out)
@@ -152,17 +153,17 @@ def _option(text: str) -> tuple[str, Any]:
 
 def _target(text: str) -> TargetWish:
     """A kind of targets, or a mapping of what a spec may say of them."""
-    said = _yaml(text)
+    content = _yaml(text)
     try:
-        wish = TargetWish(**said) if isinstance(said, dict) else TargetWish(said)
+        target = TargetWish(**content) if isinstance(content, dict) else TargetWish(content)
     except TypeError:
         raise argparse.ArgumentTypeError(
             f"{text!r} should be a kind, or {{kind: KIND, outputs: NUMBER, names: [...], "
             "ignore: NUMBER}"
         ) from None
-    if wish.kind not in KINDS:
-        raise argparse.ArgumentTypeError(f"{wish.kind!r} should be one of {', '.join(KINDS)}")
-    return replace(wish, names=tuple(map(str, wish.names)))
+    if target.kind not in KINDS:
+        raise argparse.ArgumentTypeError(f"{target.kind!r} should be one of {', '.join(KINDS)}")
+    return replace(target, names=tuple(map(str, target.names)))
 
 
 def _yaml(text: str) -> Any:
@@ -192,9 +193,9 @@ def _write(data: DataSet, transforms: Sequence[Transform], out: str) -> Sequence
     """Write the images; returns those that are left out."""
     parts: dict[str, Source | Pipeline] = dict(data.splits())
     for name, source in data.splits().items() if transforms else ():
-        found = probe_samples(source, transforms, seed=0)
-        _say(found.remark if name == "train" else "")
-        parts[name] = Pipeline(source, transforms, 0, found.sample)
+        probe = probe_samples(source, transforms, seed=0)
+        _say(probe.remark if name == "train" else "")
+        parts[name] = Pipeline(source, transforms, 0, probe.sample)
     total = sum(map(len, data.splits().values()))
     with progress_bar(total, "samples") as advance, storage_errors(Path(out), kind=CannotWrite):
         return write_hdf5(parts, out, advance)

@@ -120,7 +120,7 @@ def _examine(world: MPIWorld, args: argparse.Namespace) -> int:
             raise UserError(problem)
         return int(ExitStatus.BAD_INPUT)
     node_of = world.node_of()
-    left = world.allgather(
+    leftovers = world.allgather(
         remove_leftovers() if node_of.index(node_of[world.rank]) == world.rank else []
     )
     facts = world.allgather(
@@ -139,30 +139,30 @@ def _examine(world: MPIWorld, args: argparse.Namespace) -> int:
         ]
         if spec is not None:
             findings += checks.check_libraries(facts)
-            room, kept = _check_room(spec, opened, roles, facts)
+            room, cache_choice = _check_room(spec, opened, roles, facts)
             findings += room
             findings += checks.check_lease([trial for trial in trials if trial is not None])
-            if kept:
-                print(f"fleet doctor: {kept}", file=sys.stderr)
-        for fact, paths in zip(facts, left, strict=True):
+            if cache_choice:
+                print(f"fleet doctor: {cache_choice}", file=sys.stderr)
+        for fact, paths in zip(facts, leftovers, strict=True):
             if paths:
                 print(
                     f"fleet doctor: processes that are dead had left {pluralize(len(paths), 'item')} on "
                     f"{fact.host}, which are removed now: {shortened(', '.join(map(str, paths)))}",
                     file=sys.stderr,
                 )
-        hangs = sorted(
-            {(fact.host, one) for fact in facts for one in fact.near},
+        gpu_nodes = sorted(
+            {(fact.host, gpu) for fact in facts for gpu in fact.near},
             key=lambda found: (found[0], found[1].node, found[1].gpu),
         )
-        for host, one in hangs:
+        for host, gpu in gpu_nodes:
             print(
-                f"fleet doctor: GPU {one.gpu} of {host} is on {checks.describe_numa_node(one)}",
+                f"fleet doctor: GPU {gpu.gpu} of {host} is on {checks.describe_numa_node(gpu)}",
                 file=sys.stderr,
             )
         if startup is not None and not args.json:
             print_startup(startup)
-        _show(args, findings, f"ranks: {world.size}, nodes: {max(node_of) + 1}", hangs, startup)
+        _show(args, findings, f"ranks: {world.size}, nodes: {max(node_of) + 1}", gpu_nodes, startup)
     if world.broadcast_value(findings):
         status = ExitStatus.INFRASTRUCTURE
     else:
@@ -175,25 +175,25 @@ def _show(
     args: argparse.Namespace,
     findings: Sequence[checks.Finding],
     looked_at: str,
-    hangs: Sequence[tuple[str, GpuNode]] = (),
+    gpu_nodes: Sequence[tuple[str, GpuNode]] = (),
     startup: Startup | None = None,
 ) -> int:
     gpus = [
         {
             "host": host,
-            "gpu": one.gpu,
-            "numa_node": one.node,
-            "cpus": format_numbers(sorted(one.cores)),
+            "gpu": node.gpu,
+            "numa_node": node.node,
+            "cpus": format_numbers(sorted(node.cores)),
         }
-        for host, one in hangs
+        for host, node in gpu_nodes
     ]
     if startup is None:
-        told = {}
+        startup_numbers = {}
     else:
-        told = {"startup": {**asdict(startup), "advice": startup.advice}}
+        startup_numbers = {"startup": {**asdict(startup), "advice": startup.advice}}
     show(
         args,
-        lambda: {"findings": findings, "gpus": gpus, **told},
+        lambda: {"findings": findings, "gpus": gpus, **startup_numbers},
         lambda: print("\n".join(map(str, findings)) or f"nothing found ({looked_at})", flush=True),
     )
     return int(ExitStatus.INFRASTRUCTURE if findings else ExitStatus.OK)
@@ -264,8 +264,8 @@ def _roles(
             spec, node_of, gpus, cores=cores
         ), []
     except UserError as error:
-        what, _, remedy = str(error).rpartition(": ")
-        return None, [checks.Finding(what, remedy)]
+        problem, _, remedy = str(error).rpartition(": ")
+        return None, [checks.Finding(problem, remedy)]
 
 
 def _check_room(
@@ -376,10 +376,12 @@ def _disk(spec: Spec, sample: SampleSpec | None, decoded: int = 0) -> checks.Dis
     if spec.checkpoint.quota is not None:
         needed = min(needed, spec.checkpoint.quota)
     if decoded:
-        what = "the checkpoints and decoded samples"
+        contents = "the checkpoints and decoded samples"
     else:
-        what = "the checkpoints"
-    return checks.Disk(str(folder), shutil.disk_usage(folder).free, needed + decoded, problem, what)
+        contents = "the checkpoints"
+    return checks.Disk(
+        str(folder), shutil.disk_usage(folder).free, needed + decoded, problem, contents
+    )
 
 
 def _folder_bytes(network: NetworkSpec, spec: Spec, sample: SampleSpec) -> int:

@@ -105,34 +105,34 @@ def run(args: argparse.Namespace) -> int:
     opened = open_inputs(spec)
     data = opened.data
     sample = opened.sample
-    whole = _cluster(args, spec)
-    nodes = whole.gpus // whole.gpus_per_node
-    cluster = shared_cluster(spec, whole)
+    gpu_cluster = _cluster(args, spec)
+    nodes = gpu_cluster.gpus // gpu_cluster.gpus_per_node
+    cluster = shared_cluster(spec, gpu_cluster)
     means = HostResources(0 if spec.policy.own_samples else nodes, cluster.gpus_per_node)
     choice = choose_cache(spec, opened, means)
     spec = with_cache(spec, choice.cache)
-    found, origin = known_rates_of(spec, args.spec, args.rates, sample, whole) or (
-        estimated_rates(spec, sample, whole.gpus_per_node),
+    rates_found, origin = known_rates_of(spec, args.spec, args.rates, sample, gpu_cluster) or (
+        estimated_rates(spec, sample, gpu_cluster.gpus_per_node),
         _ESTIMATED,
     )
-    rates = with_sharing(spec, with_epochs(spec, found, len(data.train)))
+    rates = with_sharing(spec, with_epochs(spec, rates_found, len(data.train)))
     policies = {**POLICIES, spec.policy.name: spec.policy}  # it may be one of the user's own
     outcomes = [
         simulate(rates, cluster, policy, spec.options, Costs()) for policy in policies.values()
     ]
     planned = next(outcome for outcome in outcomes if outcome.policy == spec.schedule.policy)
-    profiling = _profiling(args, spec, sample, rates, whole)
+    profiling = _profiling(args, spec, sample, rates, gpu_cluster)
     rehearsal = make_dry_run(
         spec, rates, cluster, planned.makespan_s, os.cpu_count() or 1, sample, args.time_scale
     )
     if not args.json:
         print(choice.words)
         _announce(spec, cluster, origin, outcomes, rehearsal, profiling)
-    status, told = _perform(args, rehearsal, cluster)
+    status, account = _perform(args, rehearsal, cluster)
     show(
         args,
-        lambda: _numbers(spec, cluster, origin, outcomes, rehearsal, told, profiling),
-        lambda: _print(told, rehearsal, profiling, origin != _ESTIMATED),
+        lambda: _numbers(spec, cluster, origin, outcomes, rehearsal, account, profiling),
+        lambda: _print(account, rehearsal, profiling, origin != _ESTIMATED),
     )
     return status
 
@@ -188,10 +188,10 @@ def _cluster(args: argparse.Namespace, spec: Spec) -> Cluster:
 
 def _some_gpus(spec: Spec, per_node: int | None) -> int:
     """GPUs of one node, or of so many that every network can train, where nobody says how many there will be."""
-    least = max(network.min_gpus for network in spec.networks)
+    min_gpus = max(network.min_gpus for network in spec.networks)
     if per_node:
-        return per_node * -(-least // per_node)
-    return max(least, min(len(spec.networks), _MOST_BY_ITSELF))
+        return per_node * -(-min_gpus // per_node)
+    return max(min_gpus, min(len(spec.networks), _MOST_BY_ITSELF))
 
 
 def _profiling(
@@ -204,9 +204,9 @@ def _profiling(
         or spec.profile.when == "online"
     ):
         return SurveyEstimate(0, 0.0)
-    keys, known = cached(spec, args.spec, sample, cluster)
+    keys, cached_rates = cached(spec, args.spec, sample, cluster)
     survey = RateMeasurement(
-        spec.networks, keys, spec.profile, cluster.gpus, cluster.gpus_per_node, known
+        spec.networks, keys, spec.profile, cluster.gpus, cluster.gpus_per_node, cached_rates
     )
     return estimate(survey, rates, spec.engine.build_s)
 
@@ -219,7 +219,9 @@ def _perform(
         folder = Path(temporary)
         output = folder / "run" if args.output is None else args.output.resolve()
         status = _launch(
-            _written(rehearsal, folder, output), cluster, beside=Path(args.spec).absolute().parent
+            _written(rehearsal, folder, output),
+            cluster,
+            modules_folder=Path(args.spec).absolute().parent,
         )
         return status, read_report(RunPaths(output)).account
 
@@ -236,7 +238,7 @@ def _written(rehearsal: DryRun, folder: Path, output: Path) -> Path:
     return spec
 
 
-def _launch(spec: Path, cluster: Cluster, beside: Path) -> ExitStatus:
+def _launch(spec: Path, cluster: Cluster, modules_folder: Path) -> ExitStatus:
     """Launch a spec. What it prints goes to a file, whose end is shown if the launch does not end well.
 
     Args:
@@ -245,7 +247,7 @@ def _launch(spec: Path, cluster: Cluster, beside: Path) -> ExitStatus:
     ranks = (
         cluster.gpus + cluster.gpus // cluster.gpus_per_node
     )  # one of each node prepares samples
-    modules = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(beside))))
+    modules = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(modules_folder))))
     with open(spec.with_name("log"), "w+", encoding="utf-8") as log:
         try:
             status = api.run(
@@ -282,7 +284,7 @@ def _announce(
 ) -> None:
     policy = spec.schedule.policy
     is_known = origin != _ESTIMATED
-    shown = format_duration if is_known else about
+    format_time = format_duration if is_known else about
     by_what = "" if is_known else ", by estimated rates: nothing was measured"
     planned = next(outcome for outcome in outcomes if outcome.policy == policy)
     print(
@@ -295,13 +297,13 @@ def _announce(
         [
             [
                 number,
-                shown(one.start_s),
-                shown(one.end_s - one.start_s),
-                listed([f"{member.name} {member.gpus}" for member in one.members], most=8),
+                format_time(round_.start_s),
+                format_time(round_.end_s - round_.start_s),
+                listed([f"{member.name} {member.gpus}" for member in round_.members], limit=8),
             ]
-            for number, one in enumerate(planned.rounds[:10], start=1)
+            for number, round_ in enumerate(planned.rounds[:10], start=1)
         ],
-        title=f"{policy}: {shown(planned.makespan_s)} in {pluralize(len(planned.rounds), 'round')}{by_what}",
+        title=f"{policy}: {format_time(planned.makespan_s)} in {pluralize(len(planned.rounds), 'round')}{by_what}",
     )
     total_s = profiling.seconds + planned.makespan_s
     if profiling.measurements:
@@ -321,26 +323,26 @@ def _announce(
     )
 
 
-def _print(told: Account, rehearsal: DryRun, profiling: SurveyEstimate, is_known: bool) -> None:
+def _print(account: Account, rehearsal: DryRun, profiling: SurveyEstimate, is_known: bool) -> None:
     print(
-        f"{pluralize(len({stint.name for stint in told.stints}), 'network')} trained in "
-        f"{pluralize(len(told.stints), 'group')}; GPU time: "
+        f"{pluralize(len({stint.name for stint in account.stints}), 'network')} trained in "
+        f"{pluralize(len(account.stints), 'group')}; GPU time: "
         + ", ".join(
-            f"{name} {share:.1%}" for name, share in told.spent.shares.items() if share >= 0.0005
+            f"{name} {share:.1%}" for name, share in account.spent.shares.items() if share >= 0.0005
         )
     )
-    if told.measured_s is not None:
-        own_s = told.measured_s / rehearsal.scale
+    if account.measured_s is not None:
+        run_s = account.measured_s / rehearsal.scale
         if is_known:
-            own = format_duration(own_s)
+            run_time = format_duration(run_s)
         else:
-            own = f"{about(own_s)}, by estimated rates,"
-        per_group = 1000 * told.costs.regroup_s
-        per_epoch = 1000 * told.costs.epoch_s
+            run_time = f"{about(run_s)}, by estimated rates,"
+        per_group = 1000 * account.costs.regroup_s
+        per_epoch = 1000 * account.costs.epoch_s
         print(
-            f"It took {format_duration(told.measured_s)}, {told.ratio:.3f} times what the "
+            f"It took {format_duration(account.measured_s)}, {account.ratio:.3f} times what the "
             f"simulation says ({per_group:.0f} ms to form a group, {per_epoch:.0f} ms between epochs): "
-            f"{own} of the run's own time"
+            f"{run_time} of the run's own time"
             + (
                 f", and {format_duration(profiling.seconds)} of measuring before it."
                 if profiling.seconds
@@ -355,7 +357,7 @@ def _numbers(
     origin: str,
     outcomes: list[Simulated],
     rehearsal: DryRun,
-    told: Account,
+    account: Account,
     profiling: SurveyEstimate,
 ) -> dict[str, Any]:
     planned = next(outcome for outcome in outcomes if outcome.policy == spec.schedule.policy)
@@ -375,9 +377,9 @@ def _numbers(
         "predicted_s": {outcome.policy: outcome.makespan_s for outcome in outcomes},
         "lower_bound_s": outcomes[0].lower_bound_s,
         "time_scale": rehearsal.scale,
-        "measured_s": told.measured_s,
-        "simulated_s": told.simulated_s,
-        "groups": len(told.stints),
-        "networks": len({stint.name for stint in told.stints}),
-        "spent_gpu_s": dataclasses.asdict(told.spent),
+        "measured_s": account.measured_s,
+        "simulated_s": account.simulated_s,
+        "groups": len(account.stints),
+        "networks": len({stint.name for stint in account.stints}),
+        "spent_gpu_s": dataclasses.asdict(account.spent),
     }

@@ -66,11 +66,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--partition", metavar="NAME", help="with --slurm: only the jobs of this partition"
     )
-    what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument(
+    goal = parser.add_mutually_exclusive_group(required=True)
+    goal.add_argument(
         "--nodes", type=integer(), metavar="K", help="number of nodes to free, at least"
     )
-    what.add_argument(
+    goal.add_argument(
         "--spectrum", action="store_true", help="show the least loss for every number of nodes"
     )
     parser.add_argument(
@@ -209,18 +209,18 @@ def _carry_out(args: argparse.Namespace) -> int:
     else:
         margin = args.margin / 60
     plan = Eviction(args.nodes, deadline, margin, first.signals, first.runs)
-    whose = "all users" if user is None else user
+    owner = "all users" if user is None else user
     try:
         check_jobs(first.jobs, args.nodes)
     except InputError as error:
-        raise UserError(f"squeue, running jobs of {whose}: {error}") from None
+        raise UserError(f"squeue, running jobs of {owner}: {error}") from None
     record = args.record or Path(RECORD)
     waiting = unreleased_jobs(record)
-    held = eviction.jobs_held_elsewhere(first, machine, waiting)
-    if held:
+    held_jobs = eviction.jobs_held_elsewhere(first, machine, waiting)
+    if held_jobs:
         print(
-            f"{', '.join(held)}: held in the queue, and {record} does not say why; if that is left from an eviction: "
-            f"scontrol release {','.join(held)}"
+            f"{', '.join(held_jobs)}: held in the queue, and {record} does not say why; if that is left from an eviction: "
+            f"scontrol release {','.join(held_jobs)}"
         )
     if not args.yes:
         rivals = eviction.competing_jobs(first, args.urgent, machine)
@@ -235,20 +235,20 @@ def _carry_out(args: argparse.Namespace) -> int:
                 ],
                 "would_hold": rivals,
                 "held_by_earlier_eviction": waiting,
-                "held_elsewhere": held,
+                "held_elsewhere": held_jobs,
             },
-            lambda: _print_preview(whose, first, machine, steps, rivals, waiting),
+            lambda: _print_preview(owner, first, machine, steps, rivals, waiting),
         )
         return ExitStatus.OK
     diary = eviction.EvictionLog(record, lambda text: print(text, flush=True))
     keeping = eviction.KeepFree(args.urgent, waiting)
     diary.note(
         "begin",
-        f"{args.nodes} nodes within {deadline:g} min, from the jobs of {whose}; noted in {record}",
+        f"{args.nodes} nodes within {deadline:g} min, from the jobs of {owner}; noted in {record}",
         nodes=args.nodes,
         deadline_min=float(deadline),
         user=slurm_control.current_user(),
-        whose=whose,
+        whose=owner,
     )
     with DeferredSignals() as interruption:
         is_good = eviction.carry_out(plan, first, machine, diary, keeping, interruption)
@@ -258,7 +258,7 @@ def _carry_out(args: argparse.Namespace) -> int:
 
 
 def _print_preview(
-    whose: str,
+    owner: str,
     first: eviction.ClusterSnapshot,
     machine: eviction.ClusterView,
     steps: Sequence[tuple[float, Step]],
@@ -266,7 +266,7 @@ def _print_preview(
     waiting: Sequence[str],
 ) -> None:
     users = {job: status.user for job, status in machine.seen.items()}
-    print(f"{pluralize(len(first.jobs), 'running job')} of {whose} may be asked to make room")
+    print(f"{pluralize(len(first.jobs), 'running job')} of {owner} may be asked to make room")
     print("\n".join(eviction.dry_run_lines(steps, users, first.signals)))
     if rivals:
         print(f"{', '.join(rivals)}: would be held in the queue meanwhile")
@@ -284,17 +284,17 @@ def _give_back(run: str, nodes: int, within_s: float) -> tuple[str, ...]:
     Raises:
         FleetError: it does not, or not within the time.
     """
-    left = wait_for_nodes(run, request_nodes(run, nodes, within_s), within_s)
-    if left is None or not left.has_ended:
+    released = wait_for_nodes(run, request_nodes(run, nodes, within_s), within_s)
+    if released is None or not released.has_ended:
         raise UserError(
             f"{run}: "
             + (
                 "the launch has ended"
-                if left is None
+                if released is None
                 else "the launch is not under --with-ft ulfm: its processes there go on"
             )
         )
-    return left.hosts
+    return released.hosts
 
 
 def _storage(args: argparse.Namespace) -> FileSystem | None:
@@ -314,10 +314,10 @@ def _print(jobs: Sequence[RunningJob], nodes: int, plans: Sequence[Plan]) -> Non
     print(
         f"{pluralize(len(jobs), 'running job')} on {pluralize(in_use, 'node')}; to free at least {nodes}"
     )
-    shown = plans if len(plans) <= MOST_ROWS else _changes(plans)
-    _show_trade_off(shown)
-    if len(shown) <= MOST_ROWS:
-        _show_actions(jobs, shown)
+    shown_plans = plans if len(plans) <= MOST_ROWS else _changes(plans)
+    _show_trade_off(shown_plans)
+    if len(shown_plans) <= MOST_ROWS:
+        _show_actions(jobs, shown_plans)
 
 
 def _changes(plans: Sequence[Plan]) -> list[Plan]:
@@ -421,13 +421,13 @@ def _spectrum(args: argparse.Namespace, jobs: Sequence[RunningJob]) -> None:
     )
 
 
-def _print_spectrum(spectrum: Spectrum, losses: np.ndarray, shown: Sequence[int]) -> None:
+def _print_spectrum(spectrum: Spectrum, losses: np.ndarray, node_counts: Sequence[int]) -> None:
     moments = subsample(range(len(spectrum.deadlines)), 1, 16)
     print("Least loss, node-hours: a row for nodes to free, a column for the deadline, min")
     print_table(
         ["nodes", *(str(spectrum.deadlines[moment]) for moment in moments)],
         [
             [nodes, *(f"{losses[nodes, moment] / 3600:.1f}" for moment in moments)]
-            for nodes in shown
+            for nodes in node_counts
         ],
     )

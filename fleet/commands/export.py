@@ -64,9 +64,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Write what was asked for."""
-    wanted = vars(args)
-    kinds = {kind: wanted[kind] for kind in FORMATS if wanted[kind] is not None}
-    trackers = {name: wanted[name] for name in TRACKERS if wanted[name] is not None}
+    options = vars(args)
+    kinds = {kind: options[kind] for kind in FORMATS if options[kind] is not None}
+    trackers = {name: options[name] for name in TRACKERS if options[name] is not None}
     if not kinds and not trackers and args.onnx is None:
         raise UserError(
             f"say what to write: {', '.join(f'--{name}' for name in (*FORMATS, 'onnx', *TRACKERS))}"
@@ -106,8 +106,12 @@ def _write_onnx(paths: RunPaths, name: str, path: Path | bool) -> Path:
     engine = load_run_spec(paths).engine
     file = paths.exported(name, engine.suffix)
     if not file.is_file():
-        there = sorted(one.parent.name for one in paths.models.glob(f"*/best{engine.suffix}"))
-        raise UserError(f"{name} was not exported{f'; there are {listed(there)}' if there else ''}")
+        exported = sorted(
+            path_.parent.name for path_ in paths.models.glob(f"*/best{engine.suffix}")
+        )
+        raise UserError(
+            f"{name} was not exported{f'; there are {listed(exported)}' if exported else ''}"
+        )
     path = paths.exported(name, ".onnx") if isinstance(path, bool) else path
     write_onnx(engine, file, path)
     return path

@@ -112,7 +112,9 @@ def run(args: argparse.Namespace) -> None:
     site = opts.find_site(args.site)
     system = opts.system_of(args.system, site, args.site)
     if system.queue_commands not in QUEUES:
-        able = ", ".join(one.name for one in SYSTEMS.values() if one.queue_commands)
+        able = ", ".join(
+            other_system.name for other_system in SYSTEMS.values() if other_system.queue_commands
+        )
         raise UserError(
             f"--system {system.name}: a harvest asks for idle nodes, which this one does not tell; "
             f"{able} do"
@@ -130,12 +132,12 @@ def run(args: argparse.Namespace) -> None:
     for name, spec in specs:
         check_shareable(spec, name)
         of_spec = opts.with_gpus(args, spec, site)
-        found = _run(args, spec, of_spec)
-        runs.append(found)
+        harvest_run = _run(args, spec, of_spec)
+        runs.append(harvest_run)
         for nodes in range(1, args.nodes_per_job + 1):
             args.nodes = nodes
-            job = _job(args, name, spec, found, system, of_spec)
-            scripts[found.paths.harvest_script(nodes)] = render(job, system, of_spec)
+            job = _job(args, name, spec, harvest_run, system, of_spec)
+            scripts[harvest_run.paths.harvest_script(nodes)] = render(job, system, of_spec)
     plan = HarvestPlan(
         tuple(runs),
         HarvestLimits(args.nodes_per_job, args.backlog, args.max_jobs),
@@ -156,10 +158,10 @@ def run(args: argparse.Namespace) -> None:
 def _begin(
     args: argparse.Namespace, plan: HarvestPlan, system: System, scripts: dict[Path, str]
 ) -> None:
-    for one in plan.runs:
-        check_folder(one.paths)
-        with writing_into(one.paths):
-            one.paths.jobs.mkdir(exist_ok=True)
+    for run_ in plan.runs:
+        check_folder(run_.paths)
+        with writing_into(run_.paths):
+            run_.paths.jobs.mkdir(exist_ok=True)
     replaced = _replaced(plan, scripts)
     for path, script in scripts.items():
         with atomic_write(path) as file:
@@ -169,7 +171,7 @@ def _begin(
     orders = Backlog(plan, BatchQueue(system), os.environ).top_up(anew=bool(replaced))
     for change in replaced:
         print(f"fleet harvest: this replaces what was asked for before: {change}", file=sys.stderr)
-    places = [str(one.paths.harvest_log) for one in plan.runs]
+    places = [str(run_.paths.harvest_log) for run_ in plan.runs]
     show(
         args,
         lambda: {"done": [str(order) for order in orders], "noted": places, "replaced": replaced},
@@ -186,35 +188,31 @@ def _begin(
 
 def _replaced(plan: HarvestPlan, scripts: Mapping[Path, str]) -> list[str]:
     """What a harvest that is going on had in another way, in words: old -> new. The newest counts for all its jobs."""
-    found: dict[str, None] = {}
-    for one in plan.runs:
-        if not one.paths.harvest.exists() or is_cancelled(one.paths):
+    changes: dict[str, None] = {}
+    for run_ in plan.runs:
+        if not run_.paths.harvest.exists() or is_cancelled(run_.paths):
             continue
         with suppress(UserError):  # what cannot be read is no harvest that goes on
-            found |= dict.fromkeys(_changes(HarvestPlan.read(one.paths.harvest), plan))
+            changes |= dict.fromkeys(_changes(HarvestPlan.read(run_.paths.harvest), plan))
         for path, script in scripts.items():
-            if path.parent == one.paths.jobs and path.exists():
-                found |= dict.fromkeys(_words_changed(path.read_text(encoding="utf-8"), script))
-    return list(found)
+            if path.parent == run_.paths.jobs and path.exists():
+                changes |= dict.fromkeys(_words_changed(path.read_text(encoding="utf-8"), script))
+    return list(changes)
 
 
 def _changes(old: HarvestPlan, new: HarvestPlan) -> Iterator[str]:
     """In which options two plans differ."""
-    for option, limit in (
-        ("--nodes-per-job", "nodes_per_job"),
-        ("--backlog", "backlog"),
-        ("--max-jobs", "most"),
-    ):
+    for limit in ("nodes_per_job", "backlog", "max_jobs"):
         before = getattr(old.limits, limit)
         now = getattr(new.limits, limit)
         if before != now:
-            yield f"{option} {before} -> {now}"
-    for what, before, now in (
+            yield f"--{limit.replace('_', '-')} {before} -> {now}"
+    for label, before, now in (
         ("runs", [str(run.root) for run in old.runs], [str(run.root) for run in new.runs]),
         ("options behind --", old.options, new.options),
     ):
         if list(before) != list(now):
-            yield f"{what}: {' '.join(before) or 'none'} -> {' '.join(now) or 'none'}"
+            yield f"{label}: {' '.join(before) or 'none'} -> {' '.join(now) or 'none'}"
 
 
 def _words_changed(old: str, new: str) -> Iterator[str]:
@@ -237,24 +235,24 @@ def _call_off(args: argparse.Namespace, roots: Sequence[Path], system: System) -
     for root in roots:
         add_note(RunPaths(root), ChainCancelled())  # until the harvest is asked for again
     orders = []
-    left = []
+    running_jobs = []
     queue = BatchQueue(system)
     for root, plan in zip(
         roots, plans, strict=True
     ):  # runs that are harvested together look again, which is no harm
         orders += Backlog(plan, queue, os.environ).top_up()
-        left += [
+        running_jobs += [
             job.id
             for job in queue.jobs([run.job for run in plan.runs if run.root == root])
             if job.runs
         ]
-    at_work = left and [
-        f"{', '.join(left)} at work: such a job goes on until no network is left for it, and may be "
+    at_work = running_jobs and [
+        f"{', '.join(running_jobs)} at work: such a job goes on until no network is left for it, and may be "
         "ended as any job"
     ]
     show(
         args,
-        lambda: {"done": [str(order) for order in orders], "running": left},
+        lambda: {"done": [str(order) for order in orders], "running": running_jobs},
         lambda: print(
             f"no more jobs are handed in; {pluralize(len(orders), 'change')} of the queue",
             *at_work,
@@ -272,7 +270,7 @@ def _apart(words: Sequence[str]) -> tuple[list[str], list[str]]:
     >>> _apart(["a.yaml", "--qos=preempt", "-p", "low"])
     (['a.yaml'], ['--qos=preempt', '-p', 'low'])
     """
-    first = next((place for place, word in enumerate(words) if word.startswith("-")), len(words))
+    first = next((index for index, word in enumerate(words) if word.startswith("-")), len(words))
     if not first:
         raise UserError("a SPEC comes before the --")
     return list(words[:first]), list(words[first:])
@@ -295,12 +293,17 @@ def _run(args: argparse.Namespace, spec: Spec, site: Site) -> HarvestRun:
 
 
 def _job(
-    args: argparse.Namespace, path: str, spec: Spec, found: HarvestRun, system: System, site: Site
+    args: argparse.Namespace,
+    path: str,
+    spec: Spec,
+    harvest_run: HarvestRun,
+    system: System,
+    site: Site,
 ) -> Job:
     walltime = args.walltime or spec.document.walltime or _WALLTIME_S
     return replace(
         opts.job_of(args, path, spec, system, site, walltime),
-        name=found.job,
-        harvest=found.paths.harvest,
+        name=harvest_run.job,
+        harvest=harvest_run.paths.harvest,
         words=("--share-run", f"--idle-timeout={args.idle_timeout:g}s"),
     )

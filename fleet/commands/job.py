@@ -96,10 +96,10 @@ def run(args: argparse.Namespace) -> int:
 def _spec_of(command: Sequence[str]) -> str:
     """The spec in the command of a launch: what follows ``fleet.run``, or the last word."""
     if "fleet.run" in command[:-1]:
-        place = command.index("fleet.run") + 1
+        index = command.index("fleet.run") + 1
     else:
-        place = -1
-    return command[place]
+        index = -1
+    return command[index]
 
 
 def _job_id(system: System) -> str:

@@ -77,18 +77,18 @@ def find_site(name: str) -> Site:
 
 def with_gpus(args: argparse.Namespace, spec: Spec, site: Site) -> Site:
     """A site that knows nothing of GPUs, with those that are asked for, or that the spec counts on."""
-    asked = args.gpus_per_node
-    counted_on = spec.resources.gpus_per_node
-    if asked is not None and site.gpus:
+    requested = args.gpus_per_node
+    assumed = spec.resources.gpus_per_node
+    if requested is not None and site.gpus:
         raise UserError(
             f"--gpus-per-node goes with a site that does not say; {args.site} has {site.gpus}"
         )
-    if asked is not None:
-        gpus = asked
-    elif counted_on == "auto":
+    if requested is not None:
+        gpus = requested
+    elif assumed == "auto":
         gpus = 0
     else:
-        gpus = counted_on
+        gpus = assumed
     if not gpus or site.gpus:
         return site
     # One rank trains on each, two prepare; a number of ranks that the site's file names is kept if it will do.
@@ -97,7 +97,7 @@ def with_gpus(args: argparse.Namespace, spec: Spec, site: Site) -> Site:
     )
 
 
-def system_of(name: str | None, site: Site, place: str) -> System:
+def system_of(name: str | None, site: Site, source: str) -> System:
     """The batch system that is asked for, or that a site has.
 
     Raises:
@@ -108,7 +108,7 @@ def system_of(name: str | None, site: Site, place: str) -> System:
             f"--system says which batch system there is: {', '.join(SYSTEMS)}, or an import path"
         )
     if name is not None and site.system not in (None, name):
-        raise UserError(f"--system {name}: {place} has {site.system}")
+        raise UserError(f"--system {name}: {source} has {site.system}")
     return find_system(str(name or site.system))
 
 
@@ -162,12 +162,12 @@ def ranks_of(args: argparse.Namespace, spec: Spec, site: Site) -> int | None:
 
     With slots (``resources.networks_per_gpu: K``) a GPU has K trainers, and as many ranks prepare as without.
     """
-    asked: int | None = args.ranks_per_node
+    requested: int | None = args.ranks_per_node
     preparing = spec.resources.preprocessors
     slots = spec.resources.networks_per_gpu
     further = 0 if slots == "auto" else (slots - 1) * site.gpus
-    if asked is not None or not site.gpus or (preparing == "auto" and not further):
-        return asked
+    if requested is not None or not site.gpus or (preparing == "auto" and not further):
+        return requested
     if preparing == "auto":
         return site.ranks + further
     if preparing < args.nodes:

@@ -24,7 +24,7 @@ from scheduler.ensemble.sharing import Sharing
 
 
 def known_rates_of(
-    spec: Spec, place: str, given: str | None, sample: SampleSpec, cluster: Cluster
+    spec: Spec, spec_path: str, rates_path: str | None, sample: SampleSpec, cluster: Cluster
 ) -> tuple[RateTable, str] | None:
     """Rates of a file, or of earlier runs, and where they come from; None if there are none.
 
@@ -32,30 +32,32 @@ def known_rates_of(
         place: the file of the spec, as the user named it.
         given: a file of rates that the user named.
     """
-    file = find_rates_file(spec, given)
+    file = find_rates_file(spec, rates_path)
     if file is not None:
         return read_rates_of(spec, file), file
-    found = measured_rates(spec, *cached(spec, place, sample, cluster), cluster.gpus_per_node)
-    if found is None:
+    rates = measured_rates(spec, *cached(spec, spec_path, sample, cluster), cluster.gpus_per_node)
+    if rates is None:
         return None
-    return (found, "measured before")
+    return (rates, "measured before")
 
 
 def known_beside_steps(spec: Spec) -> Overheads | None:
     """What the newest launch on such a machine took beside steps; None where there was none."""
-    known = read_cache(cache_path()).get(beside_steps_key(spec.resources.engine, hardware()), {})
-    is_whole = len(known) == len(dataclasses.fields(Overheads))
+    cached_overheads = read_cache(cache_path()).get(
+        beside_steps_key(spec.resources.engine, hardware()), {}
+    )
+    is_whole = len(cached_overheads) == len(dataclasses.fields(Overheads))
     if is_whole:
-        return Overheads(*(known[number].rate for number in sorted(known)))
+        return Overheads(*(cached_overheads[number].rate for number in sorted(cached_overheads)))
     return None
 
 
 def cached(
-    spec: Spec, place: str, sample: SampleSpec, cluster: Cluster
+    spec: Spec, spec_path: str, sample: SampleSpec, cluster: Cluster
 ) -> tuple[dict[str, str], dict[str, dict[int, float]]]:
     """The key of each network in the cache of rates, and what is in there."""
     machine = Machine(hardware(), (cluster.gpus_per_node + 1) / len(process_cores().usable))
-    codes = hash_all_sources(spec, Path(place).absolute().parent)
+    codes = hash_all_sources(spec, Path(spec_path).absolute().parent)
     keys = {
         network.name: speed_identity(network, spec.resources, sample, machine, codes)
         for network in spec.networks
@@ -70,25 +72,25 @@ def recorded_sharing(spec: Spec) -> tuple[float, ...]:
             return read_rates(spec.schedule.rates).sharing
         except InputError:  # which the run will say
             return ()
-    shown = replay_log(read_run(RunPaths(spec.output), (SharingLearned,))).sharing
-    if len(shown) > 1:
-        return shown
-    known = rates_of(read_cache(cache_path())).get(
+    measured = replay_log(read_run(RunPaths(spec.output), (SharingLearned,))).sharing
+    if len(measured) > 1:
+        return measured
+    cached_curve = rates_of(read_cache(cache_path())).get(
         sharing_key(spec.resources.engine, hardware()), {}
     )
-    return Sharing(known).curve
+    return Sharing(cached_curve).curve
 
 
 def shared_cluster(spec: Spec, cluster: Cluster) -> Cluster:
     """A cluster of whole GPUs with the slots that the networks of a spec may use, if ranks are started for them."""
-    asked = spec.resources.networks_per_gpu
-    most = min(
+    requested = spec.resources.networks_per_gpu
+    max_slots = min(
         MAX_SLOTS, math.ceil(spec.max_networks / max(1, cluster.gpus))
     )  # more would stay empty
-    slots = most if asked == "auto" else min(asked, most)
+    slots = max_slots if requested == "auto" else min(requested, max_slots)
     if slots <= 1:
         return cluster
-    return Cluster.of(cluster.gpus, cluster.gpus_per_node, slots, fills=asked != "auto")
+    return Cluster.of(cluster.gpus, cluster.gpus_per_node, slots, fills=requested != "auto")
 
 
 def with_sharing(spec: Spec, rates: RateTable) -> RateTable:

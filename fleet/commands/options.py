@@ -19,7 +19,7 @@ def add_spec(parser: argparse.ArgumentParser, *, optional: bool = False) -> None
     parser.add_argument("spec", nargs="?" if optional else None, help="YAML file of the spec")
 
 
-def add_seed(parser: argparse._ActionsContainer, what: str, default: int | None = 0) -> None:
+def add_seed(parser: argparse._ActionsContainer, purpose: str, default: int | None = 0) -> None:
     """Declare ``--seed``.
 
     Args:
@@ -27,7 +27,11 @@ def add_seed(parser: argparse._ActionsContainer, what: str, default: int | None 
         default: where it is not given; None where a spec may have one.
     """
     parser.add_argument(
-        "--seed", type=seed, default=default, metavar="S", help=f"seed of {what} ({default or 0})"
+        "--seed",
+        type=seed,
+        default=default,
+        metavar="S",
+        help=f"seed of {purpose} ({default or 0})",
     )
 
 
@@ -146,8 +150,8 @@ def options_of(
         InputError: a setting is out of its range.
     """
     _refuse_unread(args, policies, read)
-    given = {name: getattr(args, name) for name in _OPTION_OF if getattr(args, name) is not None}
-    return replace(default or Options(), **given)
+    settings = {name: getattr(args, name) for name in _OPTION_OF if getattr(args, name) is not None}
+    return replace(default or Options(), **settings)
 
 
 FORMER_OPTIONS = {"--delta": "--pace-tolerance", "--alpha": "--round-end-share"}
@@ -167,11 +171,11 @@ def _refuse_unread(
         if getattr(args, setting) is not None and not any(
             setting in (*policy.reads, *read) for policy in policies
         ):
-            told = "; ".join(
+            readers = "; ".join(
                 f"{policy.name} does not read it: {policy.describe_reads(_OPTION_OF)}"
                 for policy in policies
             )
-            raise UserError(f"{option}: {told}")
+            raise UserError(f"{option}: {readers}")
 
 
 POINTS = 200  # intervals that a law is cut into by default
@@ -208,9 +212,9 @@ def law_of(args: argparse.Namespace) -> Law | None:
         UserError: there are parameters and no ``--distribution``.
         InputError: they are not those of the law.
     """
-    given = {name: getattr(args, name) for name in _OPTIONS if getattr(args, name) is not None}
+    parameters = {name: getattr(args, name) for name in _OPTIONS if getattr(args, name) is not None}
     if args.distribution is not None:
-        return make_law(args.distribution, **given)
-    if given:
-        raise UserError(f"--{next(iter(given))} goes with --distribution {'|'.join(LAWS)}")
+        return make_law(args.distribution, **parameters)
+    if parameters:
+        raise UserError(f"--{next(iter(parameters))} goes with --distribution {'|'.join(LAWS)}")
     return None

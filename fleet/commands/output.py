@@ -111,14 +111,14 @@ def print_policies(outcomes: Sequence[Simulated], is_known: bool = True) -> None
     )
 
 
-def add_plot(parser: argparse.ArgumentParser, what: str) -> None:
+def add_plot(parser: argparse.ArgumentParser, subject: str) -> None:
     """Declare ``--plot``.
 
     Args:
         what: the figure shows.
     """
     parser.add_argument(
-        "--plot", type=Path, metavar="FILE", help=f"draw {what} (.png, .svg or .pdf)"
+        "--plot", type=Path, metavar="FILE", help=f"draw {subject} (.png, .svg or .pdf)"
     )
 
 

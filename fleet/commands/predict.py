@@ -39,9 +39,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         nargs="*",
         help="image files, folders of images, tables (CSV or Parquet), or .npy files of inputs",
     )
-    which = parser.add_mutually_exclusive_group()
-    which.add_argument("--top", type=count, metavar="K", help="join the best K networks (1)")
-    which.add_argument(
+    selection = parser.add_mutually_exclusive_group()
+    selection.add_argument("--top", type=count, metavar="K", help="join the best K networks (1)")
+    selection.add_argument(
         "--select",
         choices=[GREEDY],
         help="join the networks that go together best on the validation samples, each perhaps several "
@@ -71,17 +71,17 @@ def run(args: argparse.Namespace) -> None:
     if any(map(predictor.is_table, args.images)):
         _predict_rows(predictor, args)
         return
-    found: list[dict[str, Any]] = []
+    predictions: list[dict[str, Any]] = []
     if args.images:
         names, predicted = predictor.predict_files(args.images)
-        found = [
+        predictions = [
             {"image": name, **_ANSWERS[kind](predictor.names, row)}
             for name, row in zip(names, predicted, strict=True)
         ]
     show(
         args,
-        lambda: {"networks": predictor.weights, "names": predictor.names, "images": found},
-        lambda: _print(predictor, found, args.save),
+        lambda: {"networks": predictor.weights, "names": predictor.names, "images": predictions},
+        lambda: _print(predictor, predictions, args.save),
     )
 
 
@@ -110,9 +110,9 @@ def _print_rows(
     answer: Callable[[np.ndarray], dict[str, Any]],
 ) -> None:
     print(f"With {_joined(predictor)}:", file=sys.stderr)
-    where = ["table", "row"] if len(tables) > 1 else ["row"]
+    position = ["table", "row"] if len(tables) > 1 else ["row"]
     headers = [
-        *where,
+        *position,
         *{"class": [predictor.target_column or "class"], "multilabel": ["labels"]}.get(
             predictor.sample.target.kind, []
         ),
@@ -123,11 +123,11 @@ def _print_rows(
     )
     for table, predicted in tables.items():
         for row, numbers in enumerate(predicted):
-            said = answer(numbers)
-            if "class" in said:
-                chosen = [said["class"]]
-            elif "labels" in said:
-                chosen = [";".join(said["labels"])]
+            prediction = answer(numbers)
+            if "class" in prediction:
+                chosen = [prediction["class"]]
+            elif "labels" in prediction:
+                chosen = [";".join(prediction["labels"])]
             else:
                 chosen = []
             writer.writerow(
@@ -162,11 +162,17 @@ def _named(names: tuple[str, ...], row: np.ndarray) -> dict[str, float]:
 _ANSWERS = {"class": _class, "multilabel": _labels, "value": _values}
 
 
-def _print(predictor: Predictor, found: list[dict[str, Any]], saved: str | None) -> None:
+def _print(predictor: Predictor, predictions: list[dict[str, Any]], saved: str | None) -> None:
     print(f"With {_joined(predictor)}:")
-    if found:
-        columns = [name for name in found[0] if name != "probabilities" or "class" not in found[0]]
-        print_table(columns, [[_shown(row[column]) for column in columns] for row in found])
+    if predictions:
+        columns = [
+            name
+            for name in predictions[0]
+            if name != "probabilities" or "class" not in predictions[0]
+        ]
+        print_table(
+            columns, [[_format_value(row[column]) for column in columns] for row in predictions]
+        )
     if saved is not None:
         print(f"{saved} holds them as one network.")
 
@@ -184,7 +190,7 @@ def _joined(predictor: Predictor) -> str:
     return named + "".join(f", each the mean of its {count} folds" for count in folds)
 
 
-def _shown(value: Any) -> Any:
+def _format_value(value: Any) -> Any:
     if isinstance(value, dict):
         return ", ".join(f"{name} {number:.4g}" for name, number in value.items())
     if isinstance(value, list):

@@ -99,19 +99,19 @@ def run(args: argparse.Namespace) -> None:
 
 def _keep_writing(paths: RunPaths, page: Path, every_s: float) -> None:
     """Write the page until no launch is at work, or Ctrl-C; whoever calls writes the last, which stands still."""
-    said = False
+    is_announced = False
     with suppress(KeyboardInterrupt):
         while find_held_lease(paths) is not None:
             try:
                 with suppress(UserError):  # a launch that has just begun has nothing to report yet
                     write_report(page, read_report(paths), every_s)
-                    if not said:
+                    if not is_announced:
                         print(
                             f"{page} shows it, and is written anew every {format_duration(every_s)}, until the "
                             "launch ends or Ctrl-C.",
                             flush=True,
                         )
-                    said = True
+                    is_announced = True
             except StorageError as error:
                 if not error.may_pass:
                     raise

@@ -27,14 +27,14 @@ PLOT_UP_TO = 2000  # values of a law: the costs by number of requests take time 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    known = parser.add_mutually_exclusive_group(required=True)
-    known.add_argument(
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument(
         "--distribution", choices=LAWS, help="law of the run times, with the parameters below"
     )
-    known.add_argument(
+    source.add_argument(
         "--log", type=Path, metavar="FILE", help="file of past run times, one number per line"
     )
-    known.add_argument(
+    source.add_argument(
         "--table", type=Path, metavar="FILE", help="file of a law, as rows time,probability"
     )
     add_law_parameters(parser)
@@ -58,8 +58,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Compute and print the requests."""
-    known, best, is_short = _best(args)
-    remaining = known.longer_than(max(args.failed, default=0.0))
+    run_times, best, is_short = _best(args)
+    remaining = run_times.longer_than(max(args.failed, default=0.0))
     if is_short or remaining is None:
         _say_why(remaining)
     if remaining is None:
@@ -93,23 +93,31 @@ def _best(args: argparse.Namespace) -> tuple[Discrete, asking.RequestSequence, b
     law = law_of(args)
     if args.log is not None:
         runs = read_runs(args.log)
-        known = empirical_law(runs)
+        law_of_runs = empirical_law(runs)
         if asking.has_too_few_runs(runs):
-            return known, asking.requests_from_runs(runs, args.failed, args.backfill_rate), True
-        return known, asking.requests_after(known, args.failed, args.backfill_rate), False
+            return (
+                law_of_runs,
+                asking.requests_from_runs(runs, args.failed, args.backfill_rate),
+                True,
+            )
+        return (
+            law_of_runs,
+            asking.requests_after(law_of_runs, args.failed, args.backfill_rate),
+            False,
+        )
     if law is None:
-        known = read_table(args.table)
+        law_of_runs = read_table(args.table)
     else:
-        known = discretize(law, args.points)
-    return known, asking.requests_after(known, args.failed, args.backfill_rate), False
+        law_of_runs = discretize(law, args.points)
+    return law_of_runs, asking.requests_after(law_of_runs, args.failed, args.backfill_rate), False
 
 
 def _say_why(remaining: Discrete | None) -> None:
     if remaining is None:
-        why = "the job has outlived every run time known"
+        reason = "the job has outlived every run time known"
     else:
-        why = f"fewer than {asking.MIN_RUNS} past runs are too few to learn from"
-    print(f"fleet reserve: {why}: asking for twice the longest time known", file=sys.stderr)
+        reason = f"fewer than {asking.MIN_RUNS} past runs are too few to learn from"
+    print(f"fleet reserve: {reason}: asking for twice the longest time known", file=sys.stderr)
 
 
 def _needed(best: asking.RequestSequence, remaining: Discrete | None) -> list[float]:
@@ -117,8 +125,8 @@ def _needed(best: asking.RequestSequence, remaining: Discrete | None) -> list[fl
     if remaining is None:
         return [1.0 for _ in best.requests]
     return [
-        float(remaining.probabilities[remaining.values > tried].sum())
-        for tried in (0.0, *best.requests[:-1])
+        float(remaining.probabilities[remaining.values > request].sum())
+        for request in (0.0, *best.requests[:-1])
     ]
 
 

@@ -70,21 +70,21 @@ class Startup:
     @property
     def advice(self) -> str:
         """What to do."""
-        slowest = max(one.all_s for one in self.ranks)
-        middle = median(one.all_s for one in self.ranks)
-        told = (
+        slowest = max(imports.all_s for imports in self.ranks)
+        middle = median(imports.all_s for imports in self.ranks)
+        summary = (
             f"imports: {self.alone.all_s:.1f} s on a rank alone, {middle:.1f} s in the middle of all at a time, "
             f"{slowest:.1f} s on the slowest"
         )
         if slowest <= _SLOW * self.alone.all_s:
-            return f"{told}: nothing to gain"
+            return f"{summary}: nothing to gain"
         if self.image is None:
             return (
-                f"{told}; one image file would spare the file system, but neither apptainer nor singularity is "
+                f"{summary}; one image file would spare the file system, but neither apptainer nor singularity is "
                 "here: ask the site, or put the environment on a disk of each node"
             )
         return (
-            f"{told}; fleet submit --image FILE.sif"
+            f"{summary}; fleet submit --image FILE.sif"
             + (f" --broadcast (by {self.broadcast})" if self.broadcast else "")
             + " reads one file instead"
         )
@@ -111,7 +111,7 @@ def _timed(world: World, names: list[str]) -> Imports:
     """Import packages in an interpreter of their own: here they are there already."""
     began = time.perf_counter()
     path = os.pathsep.join(path or os.getcwd() for path in sys.path)  # beside the spec, too
-    told = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", _TIMED, *names],
         check=True,
         stdout=subprocess.PIPE,
@@ -120,7 +120,7 @@ def _timed(world: World, names: list[str]) -> Imports:
         errors="replace",
         env={**os.environ, "PYTHONPATH": path},
     )
-    took: dict[str, float] = json.loads(told.stdout.splitlines()[-1])
+    took: dict[str, float] = json.loads(result.stdout.splitlines()[-1])
     python = round(time.perf_counter() - began - sum(took.values()), 3)
     return Imports(world.rank, world.host, {"python": python, **took})
 
@@ -129,15 +129,25 @@ def _first(*programs: str) -> str | None:
     return next((program for program in programs if shutil.which(program)), None)
 
 
-def print_startup(found: Startup) -> None:
+def print_startup(startup: Startup) -> None:
     """A line for each rank, and what to do."""
-    names = list(found.alone.seconds)
+    names = list(startup.alone.seconds)
     print_table(
         ["rank", "host", *names, "all"],
         [
-            [where, one.host, *(one.seconds.get(name) for name in names), round(one.all_s, 3)]
-            for where, one in (("0 alone", found.alone), *((one.rank, one) for one in found.ranks))
+            [
+                label,
+                imports.host,
+                *(imports.seconds.get(name) for name in names),
+                round(imports.all_s, 3),
+            ]
+            for label, imports in (
+                ("0 alone", startup.alone),
+                *((imports.rank, imports) for imports in startup.ranks),
+            )
         ],
     )
-    print(f"image: {found.image or 'no apptainer'}; broadcast: {found.broadcast or 'no sbcast'}")
-    print(found.advice, flush=True)
+    print(
+        f"image: {startup.image or 'no apptainer'}; broadcast: {startup.broadcast or 'no sbcast'}"
+    )
+    print(startup.advice, flush=True)

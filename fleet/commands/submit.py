@@ -111,9 +111,9 @@ def run(args: argparse.Namespace) -> int:
     site = opts.with_gpus(args, spec, opts.find_site(args.site))
     system = opts.system_of(args.system, site, args.site)
     paths = RunPaths(spec.output.absolute())
-    asked = _automatic(args, spec, system, site)
-    script = render(_job(args, spec, system, site, asked), system, site)
-    told: dict[str, object] = {} if asked is None else {"walltime": asked.numbers()}
+    requests = _automatic(args, spec, system, site)
+    script = render(_job(args, spec, system, site, requests), system, site)
+    numbers: dict[str, object] = {} if requests is None else {"walltime": requests.numbers()}
     if not site.gpus and spec.engine.uses_gpus and system.has_queue:
         print(
             "fleet submit: the job asks for no GPUs; --gpus-per-node, resources.gpus_per_node or --site would",
@@ -123,9 +123,9 @@ def run(args: argparse.Namespace) -> int:
     if pay:
         print(f"fleet submit: {pay}", file=sys.stderr)
     if args.dry_run:
-        show(args, lambda: {"script": script, **told}, lambda: print(script, end=""))
+        show(args, lambda: {"script": script, **numbers}, lambda: print(script, end=""))
         return ExitStatus.OK
-    return _hand_in(args, script, paths, system, told)
+    return _hand_in(args, script, paths, system, numbers)
 
 
 def _end(args: argparse.Namespace) -> int:
@@ -136,14 +136,14 @@ def _end(args: argparse.Namespace) -> int:
         root = load(str(args.end)).output
     else:
         root = args.end
-    back, told = end_chain(RunPaths(root.absolute()))
+    cancelled, signaled = end_chain(RunPaths(root.absolute()))
     if args.json:
-        print_json({"cancelled": back, "told": told})
+        print_json({"cancelled": cancelled, "told": signaled})
         return ExitStatus.OK
-    if back:
-        print(f"{', '.join(back)} taken back from the queue")
-    if told:
-        print(f"{', '.join(told)} told to save and to end, by SIGUSR2")
+    if cancelled:
+        print(f"{', '.join(cancelled)} taken back from the queue")
+    if signaled:
+        print(f"{', '.join(signaled)} told to save and to end, by SIGUSR2")
     print(
         f"no further job follows; the same spec, handed in again, goes on from the checkpoints in {root}"
     )
@@ -156,14 +156,18 @@ def _automatic(
     """What to ask for, where that is left to us; said on the screen."""
     if args.walltime != AUTO:
         return None
-    asked = automatic(args, spec, system, site)
-    for line in asked.lines(args.nodes, args.chain):
+    requests = automatic(args, spec, system, site)
+    for line in requests.lines(args.nodes, args.chain):
         print(f"fleet submit: {line}", file=sys.stderr)
-    return asked
+    return requests
 
 
 def _hand_in(
-    args: argparse.Namespace, script: str, paths: RunPaths, system: System, told: dict[str, object]
+    args: argparse.Namespace,
+    script: str,
+    paths: RunPaths,
+    system: System,
+    numbers: dict[str, object],
 ) -> int:
     """Write the script, and submit it; run it where there is no batch system."""
     if args.json and not system.has_queue:
@@ -186,7 +190,7 @@ def _hand_in(
             "system": system.name,
             "script": str(paths.job_script),
             "stops": str(paths.stops),
-            **told,
+            **numbers,
         },
         lambda: print(id_),
     )
@@ -194,7 +198,11 @@ def _hand_in(
 
 
 def _job(
-    args: argparse.Namespace, spec: Spec, system: System, site: Site, asked: WalltimeRequests | None
+    args: argparse.Namespace,
+    spec: Spec,
+    system: System,
+    site: Site,
+    automatic_requests: WalltimeRequests | None,
 ) -> Job:
     if not system.has_queue and args.nodes != 1:
         raise UserError(
@@ -202,7 +210,7 @@ def _job(
         )
     once = _once(args, spec)
     image = _image(args)
-    requests = () if asked is None else asked.chain.requests
+    requests = () if automatic_requests is None else automatic_requests.chain.requests
     if requests:
         walltime: float | None = requests[0]
     else:
@@ -216,7 +224,7 @@ def _job(
         requests=requests if args.chain else (),
         image=image,
         broadcast=args.broadcast,
-        binds=() if image is None else _beside(args.spec, spec),
+        binds=() if image is None else _folders_to_bind(args.spec, spec),
     )
 
 
@@ -238,21 +246,25 @@ def _image(args: argparse.Namespace) -> Path | None:
     return image
 
 
-def _beside(path: str, spec: Spec) -> tuple[Path, ...]:
+def _folders_to_bind(path: str, spec: Spec) -> tuple[Path, ...]:
     """The folders of the spec and of the data, as far as they lie outside of the working folder and that of the run."""
     data = spec.document.data
     named = [
         str(Path(path).parent),
-        *(one for one in (data.path, data.validation, data.test) if isinstance(one, str)),
+        *(folder for folder in (data.path, data.validation, data.test) if isinstance(folder, str)),
     ]
-    places = map(
+    paths = map(
         Path, map(os.path.abspath, named)
     )  # without "..", which would seem to lie in the working folder
-    found = [next(one for one in (place, *place.parents) if one.is_dir()) for place in places]
-    known = (Path.cwd(), spec.output.absolute())
+    folders = [
+        next(folder for folder in (path_, *path_.parents) if folder.is_dir()) for path_ in paths
+    ]
+    bound = (Path.cwd(), spec.output.absolute())
     return tuple(
         dict.fromkeys(
-            one for one in found if one.parent != one and not any(map(one.is_relative_to, known))
+            folder
+            for folder in folders
+            if folder.parent != folder and not any(map(folder.is_relative_to, bound))
         )
     )
 
@@ -291,14 +303,14 @@ def _slots_that_pay(args: argparse.Namespace, spec: Spec, site: Site) -> str:
     ranks = opts.ranks_of(args, spec, site) or site.ranks
     slots = opts.roles_of_job(args, spec, site).slots
     speedups = recorded_sharing(spec)
-    asked = spec.resources.networks_per_gpu
+    requested = spec.resources.networks_per_gpu
     pays = useful_networks_per_gpu(speedups)
     # What is known may all pay; then one more may, too.
     count = min(pays + (pays == len(speedups) == slots), math.ceil(networks / gpus))
     if len(speedups) < 2 or count <= slots:
         return ""
     more = "" if count <= pays else "; more may pay"
-    raised = "" if asked == "auto" else f"resources.networks_per_gpu: {count} with "
+    raised = "" if requested == "auto" else f"resources.networks_per_gpu: {count} with "
     return (
         f"{describe_sharing(speedups)}{more}. This job lets {slots} share one; {raised}--ranks-per-node "
         f"{ranks + (count - slots) * site.gpus} would let {count}"

@@ -68,9 +68,9 @@ class WalltimeRequests:
 
     def lines(self, nodes: int, is_chain: bool) -> list[str]:
         """It in words."""
-        first, *rest = map(format_duration, self.chain.requests)
-        then = f", then {', '.join(rest)} if that is not enough" if rest else ""
-        if is_chain or not rest:
+        first, *later = map(format_duration, self.chain.requests)
+        then = f", then {', '.join(later)} if that is not enough" if later else ""
+        if is_chain or not later:
             again = ""
         else:
             again = " (the same command asks for the next; --chain does it by itself)"
@@ -82,7 +82,7 @@ class WalltimeRequests:
             f"{format_duration(self.single.requests[0])}: {_hours(self.single.requested, nodes)} and "
             f"{_hours(self.single.used, nodes)}",
         ]
-        if rest:
+        if later:
             lines.append(
                 "in a queue that starts any job that fits when nodes are idle (work-conserving) only what is "
                 "used counts, and shorter requests can lose: there ask for "
@@ -123,21 +123,21 @@ def automatic(args: argparse.Namespace, spec: Spec, system: System, site: Site) 
         raise UserError(f"--walltime auto: on {system.name} there is no queue to ask")
     paths = RunPaths(spec.output.absolute())
     past = chain_times(paths.stops)
-    known = _left(_known(args, spec, system, site, past), past)
+    times = _remaining_times(_known_times(args, spec, system, site, past), past)
     start_s = _start_s(spec, paths)
     saving_s = max(args.warn or WARNING_S, RESERVE_S)
     overhead = start_s + saving_s
-    found = best_chain(known.law, overhead, args.max_jobs or MOST_JOBS)
-    requests = [_whole_minutes(request) for request in found.requests]
-    longest = _whole_minutes(known.law.longest + overhead)
+    best = best_chain(times.law, overhead, args.max_jobs or MOST_JOBS)
+    requests = [_whole_minutes(request) for request in best.requests]
+    longest = _whole_minutes(times.law.longest + overhead)
 
     def chain(requests: list[float]) -> Chain:
-        asked = evaluate_chain(known.law, requests, overhead)
+        expectation = evaluate_chain(times.law, requests, overhead)
         return replace(
-            asked, used=asked.used - saving_s
+            expectation, used=expectation.used - saving_s
         )  # the last job ends before it would have to save
 
-    return WalltimeRequests(chain(requests), chain([longest]), known.reason)
+    return WalltimeRequests(chain(requests), chain([longest]), times.reason)
 
 
 def _whole_minutes(seconds: float) -> float:
@@ -145,27 +145,28 @@ def _whole_minutes(seconds: float) -> float:
     return _MINUTE * max(1, math.ceil(seconds / _MINUTE - 1e-6))
 
 
-def _known(
+def _known_times(
     args: argparse.Namespace, spec: Spec, system: System, site: Site, past: ChainTimes
 ) -> KnownTimes:
     """By enough finished chains of the folder, past jobs of the name, simulation, or the few that there are."""
-    own = past.finished
-    if len(own) >= MIN_RUNS:
+    finished = past.finished
+    if len(finished) >= MIN_RUNS:
         return KnownTimes(
-            empirical_law(own), f"{len(own)} finished chains in {spec.output} ({_range(own)})"
+            empirical_law(finished),
+            f"{len(finished)} finished chains in {spec.output} ({_range(finished)})",
         )
-    others, silence = _accounted(spec.document.name, system)
-    if len(others) >= MIN_RUNS:
+    accounted, reason = _accounted(spec.document.name, system)
+    if len(accounted) >= MIN_RUNS:
         return KnownTimes(
-            empirical_law(others),
-            f"{len(others)} completed jobs named {spec.document.name} that "
-            f"{system.past[0]} knows ({_range(others)})",
+            empirical_law(accounted),
+            f"{len(accounted)} completed jobs named {spec.document.name} that "
+            f"{system.past[0]} knows ({_range(accounted)})",
         )
     grows = bool(spec.searches) or not spec.networks
     simulated = None if grows else _simulated(args, spec, site)
     if simulated is not None:
         return simulated
-    few = (*own, *others)
+    few = (*finished, *accounted)
     if few:
         longest = SAFETY * max(few)
         return KnownTimes(
@@ -178,17 +179,17 @@ def _known(
         missing = "no rates are known (schedule.rates, or those of an earlier run on this machine)"
     raise UserError(
         f"--walltime auto: nothing tells how long {spec.document.name} takes: no chain in {spec.output} "
-        f"has finished, {silence}, and {missing}; name a walltime for the first job, such as 2h"
+        f"has finished, {reason}, and {missing}; name a walltime for the first job, such as 2h"
     )
 
 
 def _accounted(name: str, system: System) -> tuple[list[float], str]:
     """What accounting knows of jobs of this name, and what there is to say if that is nothing."""
     try:
-        found = past_runs(system, name, slurm_control.current_user())
+        runs = past_runs(system, name, slurm_control.current_user())
     except InputError as error:
         return [], str(error)
-    return found, f"{system.past[0]} knows of no completed job of that name"
+    return runs, f"{system.past[0]} knows of no completed job of that name"
 
 
 def _range(seconds: tuple[float, ...] | list[float]) -> str:
@@ -198,20 +199,20 @@ def _range(seconds: tuple[float, ...] | list[float]) -> str:
     return f"{ends[0]} to {ends[1]}"
 
 
-def _left(known: KnownTimes, past: ChainTimes) -> KnownTimes:
+def _remaining_times(times: KnownTimes, past: ChainTimes) -> KnownTimes:
     """What is left after what the newest chain has done; where it outlived all that is known, as long again."""
     if past.so_far <= 0:
-        return known
+        return times
     done = f"; {format_duration(past.so_far)} of it are done"
-    beyond = known.law.longer_than(past.so_far)
-    if beyond is None:
-        longest = max(known.law.longest, past.so_far)
+    remaining = times.law.longer_than(past.so_far)
+    if remaining is None:
+        longest = max(times.law.longest, past.so_far)
         return KnownTimes(
             Discrete(np.array([longest]), np.array([1.0])),
-            f"{known.reason}{done}, which is longer than all of these: as long again",
+            f"{times.reason}{done}, which is longer than all of these: as long again",
         )
     return KnownTimes(
-        Discrete(beyond.values - past.so_far, beyond.probabilities), known.reason + done
+        Discrete(remaining.values - past.so_far, remaining.probabilities), times.reason + done
     )
 
 
@@ -220,10 +221,10 @@ def _start_s(spec: Spec, paths: RunPaths) -> float:
     times = [at for at, event in read_events(paths.events) if isinstance(event, RanksReady)]
     if times:
         return times[-1]
-    known = known_beside_steps(spec)
-    if known is None:
+    overheads = known_beside_steps(spec)
+    if overheads is None:
         return START_S
-    return known.ready_s
+    return overheads.ready_s
 
 
 # ---- by simulation ------------------------------------------------------------------------------
@@ -238,18 +239,18 @@ def _simulated(args: argparse.Namespace, spec: Spec, site: Site) -> KnownTimes |
     opened = open_inputs(spec)
     roles = roles_of_job(args, spec, site)
     cluster = roles.cluster
-    found = known_rates_of(
+    rates_found = known_rates_of(
         spec,
         args.spec,
         None,
         opened.sample,
         Cluster.of(cluster.whole_gpus, roles.physical_gpus_per_node),
     )
-    if found is None:
+    if rates_found is None:
         return None
-    given = _given(spec, opened, roles)
-    rates = with_sharing(spec, replace(found[0], samples_per_epoch=len(opened.data.train)))
-    origin = found[1]
+    input_rates = _read_input_rates(spec, opened, roles)
+    rates = with_sharing(spec, replace(rates_found[0], samples_per_epoch=len(opened.data.train)))
+    origin = rates_found[1]
     if cluster.slots > 1:
         shared = f", up to {cluster.slots} networks on each,"
     else:
@@ -266,22 +267,27 @@ def _simulated(args: argparse.Namespace, spec: Spec, site: Site) -> KnownTimes |
             ),
         )
         times.append(
-            given.before_s(rates)
+            input_rates.before_s(rates)
             + simulate(
-                drawn, cluster, spec.policy, spec.options, given.costs(spec, rates), given.stream
+                drawn,
+                cluster,
+                spec.policy,
+                spec.options,
+                input_rates.costs(spec, rates),
+                input_rates.stream,
             ).makespan_s
         )
     return KnownTimes(
         empirical_law(times),
         (
             f"simulating it {len(times)} times on {pluralize(cluster.whole_gpus, 'device')}{shared} with the rates of "
-            f"{origin}{given.words}, networks improving for 1 epoch to all that they may train ({_range(times)})"
+            f"{origin}{input_rates.words}, networks improving for 1 epoch to all that they may train ({_range(times)})"
         ),
     )
 
 
 @dataclass(frozen=True)
-class _Given:
+class _InputRates:
     """What networks are given to train on, and how fast.
 
     Attributes:
@@ -321,7 +327,7 @@ class _Given:
         return f" and an input of {self.stream.rate:.0f} samples/s"
 
 
-def _given(spec: Spec, opened: Inputs, roles: Roles) -> _Given:
+def _read_input_rates(spec: Spec, opened: Inputs, roles: Roles) -> _InputRates:
     """By what the last launch has noted, or else by what a look at the samples takes here."""
     paths = RunPaths(spec.output.absolute())
     run = replay_log(read_run(paths))
@@ -346,7 +352,7 @@ def _given(spec: Spec, opened: Inputs, roles: Roles) -> _Given:
         rate = run.launch.supply.supply_samples_per_s
     past = None if run.launch is None else measure_overheads(run.launch, judging)
     decoding_s = look.fixed_s * (judging + samples * (cache != "none")) / hands
-    return _Given(
+    return _InputRates(
         replace(spec.policy.stream, rate=rate),
         decoding_s,
         cache == "memory",
@@ -357,10 +363,10 @@ def _given(spec: Spec, opened: Inputs, roles: Roles) -> _Given:
 
 def epochs_of(converge: Stopping, rng: np.random.Generator) -> int:
     """For how many epochs a network trains, at random, by its convergence rule."""
-    most = converge.max_epochs
-    last = math.floor(math.exp(rng.uniform(0.0, math.log(most + 1))))
+    max_epochs = converge.max_epochs
+    last = math.floor(math.exp(rng.uniform(0.0, math.log(max_epochs + 1))))
     if converge.patience is not None:
-        last = min(last, most) + converge.patience
+        last = min(last, max_epochs) + converge.patience
     elif converge.stop_at is None:
-        last = most
-    return min(last, most)
+        last = max_epochs
+    return min(last, max_epochs)

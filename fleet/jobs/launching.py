@@ -158,7 +158,7 @@ class WarnedLaunch:
                 command,
                 EXPLAINED,
                 environment=self.environment,
-                hear=self._read_output,
+                on_output=self._read_output,
                 is_ended=self._is_ended,
             )
         except OSError as error:

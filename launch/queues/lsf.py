@@ -32,7 +32,7 @@ def own_jobs(names: Sequence[str]) -> list[QueuedJob]:
         "-o",
         "jobid stat job_name delimiter='|'",
     ]
-    return [job for job in parse_jobs(call(command, gone=_NO_JOB)) if job.name in names]
+    return [job for job in parse_jobs(call(command, missing_pattern=_NO_JOB)) if job.name in names]
 
 
 def parse_jobs(text: str) -> list[QueuedJob]:
@@ -104,8 +104,8 @@ def parse_idle(text: str) -> int:
     return len(
         {
             host
-            for host, status, _, most, jobs, *_ in lines
-            if (status, jobs) == ("ok", "0") and most != "0"
+            for host, status, _, max_jobs, jobs, *_ in lines
+            if (status, jobs) == ("ok", "0") and max_jobs != "0"
         }
     )
 
@@ -116,7 +116,7 @@ def cancel(job: str) -> None:
     Raises:
         InputError: LSF does not answer.
     """
-    call(["bkill", job], gone="already finished|is not found")
+    call(["bkill", job], missing_pattern="already finished|is not found")
 
 
 QUEUE = Queue(own_jobs, idle_nodes, cancel, ("-q",))

@@ -88,7 +88,7 @@ def cancel(job: str) -> None:
     Raises:
         InputError: PBS does not answer.
     """
-    call(["qdel", job], gone="Unknown Job|has finished")
+    call(["qdel", job], missing_pattern="Unknown Job|has finished")
 
 
 QUEUE = Queue(own_jobs, idle_nodes, cancel, ("-q",))

@@ -16,11 +16,11 @@ def own_jobs(names: Sequence[str]) -> list[QueuedJob]:
     Raises:
         InputError: Slurm does not answer, or not in the format that was asked for.
     """
-    found = find_jobs(f"--user={getpass.getuser()}", f"--name={','.join(names)}").values()
+    jobs = find_jobs(f"--user={getpass.getuser()}", f"--name={','.join(names)}").values()
     # One that is being set up has no process yet; suspended and stopped ones have theirs still.
     return [
         QueuedJob(job.id, job.name, job.nodes, job.holds and job.state != "CONFIGURING")
-        for job in found
+        for job in jobs
         if (job.waits or job.holds) and job.state != "COMPLETING"
     ]
 

@@ -48,60 +48,62 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Have nodes given back, and wait for it; status 1 where that took longer than was asked for."""
-    asked = request_nodes(args.run, args.nodes, args.within)
+    release = request_nodes(args.run, args.nodes, args.within)
     if not args.json:
-        for does, networks in (
-            ("saves and leaves", asked.saving),
-            ("leaves without saving", asked.dropping),
+        for action, networks in (
+            ("saves and leaves", release.saving),
+            ("leaves without saving", release.dropping),
         ):
             for network in networks:
-                print(f"{network} {does}", flush=True)
-    left = wait_for_nodes(args.run, asked, _LATER * args.within + _LATER_S)
-    is_late = left is not None and left.seconds > args.within
-    if args.shrink is not None and left is not None:
-        keeps = _shrink(args.shrink, left)
+                print(f"{network} {action}", flush=True)
+    released = wait_for_nodes(args.run, release, _LATER * args.within + _LATER_S)
+    is_late = released is not None and released.seconds > args.within
+    if args.shrink is not None and released is not None:
+        remaining = _shrink(args.shrink, released)
     else:
-        keeps = None
+        remaining = None
     if args.json:
         print_json(
             {
-                "nodes": asked.hosts,
-                "saved": asked.saving,
-                "dropped": asked.dropping,
-                "seconds": None if left is None else left.seconds,
-                "has_ended": left is None or left.has_ended,
-                **({} if keeps is None else {"keeps": keeps}),
+                "nodes": release.hosts,
+                "saved": release.saving,
+                "dropped": release.dropping,
+                "seconds": None if released is None else released.seconds,
+                "has_ended": released is None or released.has_ended,
+                **({} if remaining is None else {"keeps": remaining}),
             }
         )
-    elif left is None:
+    elif released is None:
         print("the launch has ended, with all its nodes")
     else:
-        if left.has_ended:
-            became = "its processes end"
+        if released.has_ended:
+            outcome = "its processes end"
         else:
-            became = "its processes wait, without work, for the end of the launch, which is not under --with-ft ulfm"
+            outcome = "its processes wait, without work, for the end of the launch, which is not under --with-ft ulfm"
         late = ", later than asked for" if is_late else ""
-        print(f"{', '.join(left.hosts)}: given back after {left.seconds:.1f} s{late}; {became}")
-    if keeps is not None and not args.json:
-        print(f"job {args.shrink} goes on with {', '.join(keeps)}")
+        print(
+            f"{', '.join(released.hosts)}: given back after {released.seconds:.1f} s{late}; {outcome}"
+        )
+    if remaining is not None and not args.json:
+        print(f"job {args.shrink} goes on with {', '.join(remaining)}")
     if is_late:
         return ExitStatus.INFRASTRUCTURE
     return ExitStatus.OK
 
 
-def _shrink(job: str, left: NodesLeft) -> list[str]:
+def _shrink(job: str, released: NodesLeft) -> list[str]:
     """Have Slurm take nodes out of a job; those that it keeps.
 
     Raises:
         InfrastructureError: there are still processes on them, or Slurm refuses.
     """
-    if not left.has_ended:
+    if not released.has_ended:
         raise InfrastructureError(
             f"job {job} keeps its nodes: the launch is not under --with-ft ulfm, so its "
             "processes on them do not end before it does"
         )
     try:
-        return shrink(job, left.hosts)
+        return shrink(job, released.hosts)
     except InputError as error:
         raise InfrastructureError(
             f"the nodes are quiet, but job {job} keeps them: {error}"

@@ -39,17 +39,17 @@ def run(args: argparse.Namespace) -> None:
     paths = RunPaths(args.run)
     if not paths.marker.exists():
         raise UserError(f"{args.run} is no folder of a run")
-    told = replay_log(read_run(paths, (NetworkAdded, Commanded)))
-    known = list(with_late(load_run_spec(paths), told).by_name)
+    state = replay_log(read_run(paths, (NetworkAdded, Commanded)))
+    names = list(with_late(load_run_spec(paths), state).by_name)
     before = read_skipped(paths)
-    wanted = frozenset(args.networks)
+    chosen = frozenset(args.networks)
     # What is left out may have gone from the spec since.
-    unknown = sorted(wanted - (before if args.undo else frozenset()) - set(known))
+    unknown = sorted(chosen - (before if args.undo else frozenset()) - set(names))
     if unknown:
         raise UserError(
-            f"no network of the run is named {unknown[0]!r}; there are {listed(known, 8) or 'none yet'}"
+            f"no network of the run is named {unknown[0]!r}; there are {listed(names, 8) or 'none yet'}"
         )
-    skipped = before - wanted if args.undo else before | wanted
+    skipped = before - chosen if args.undo else before | chosen
     write_skipped(paths, skipped)
     does = "train" if args.undo else "skip"
     is_running = is_held(paths.lease) or find_held_lease(paths) is not None

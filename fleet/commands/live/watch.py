@@ -57,22 +57,22 @@ def run(args: argparse.Namespace) -> None:
     if args.from_s is None and args.speed is not None:
         raise UserError("--speed: there is a speed only where a run is shown again, with --from")
     state = new_run_state(paths)
-    held = find_held_lease(paths)
-    if held is None and args.from_s is None:
+    lease = find_held_lease(paths)
+    if lease is None and args.from_s is None:
         raise UserError(
             f"{args.run}: no launch is at work there; fleet report shows how far it is, and --from 0s "
             "shows it again"
         )
-    if held is None and not paths.event_logs():
+    if lease is None and not paths.event_logs():
         raise UserError(f"{args.run} has no {paths.events.name}: there is nothing to show")
 
     def is_over() -> bool:
-        nonlocal held
-        if held is not None and not is_held(
-            held
+        nonlocal lease
+        if lease is not None and not is_held(
+            lease
         ):  # a network may have been finished: there may be others
-            held = find_held_lease(paths)
-        return held is None
+            lease = find_held_lease(paths)
+        return lease is None
 
     if args.from_s is None:
         tail = RunTail(paths, from_end=True)

@@ -248,8 +248,8 @@ def plot(path: Path, jobs: Sequence[ElasticJob], outcome: Outcome, settings: Aut
         draw_counts(above, jobs, outcome, "completed")
         above.set(ylabel="jobs", ylim=(0, None), xlim=(0, outcome.end_min or None))
         above.legend(loc="upper left")
-        times, held = _held(outcome)
-        below.fill_between(times, held, step="post", color="tab:blue", alpha=0.6)
+        times, gpus = _gpus_in_use(outcome)
+        below.fill_between(times, gpus, step="post", color="tab:blue", alpha=0.6)
         below.set(
             ylabel=f"GPUs held (of {settings.gpus})", xlabel="minutes", ylim=(0, settings.gpus)
         )
@@ -259,11 +259,11 @@ def plot(path: Path, jobs: Sequence[ElasticJob], outcome: Outcome, settings: Aut
         )
 
 
-def _held(outcome: Outcome) -> tuple[list[float], list[int]]:
+def _gpus_in_use(outcome: Outcome) -> tuple[list[float], list[int]]:
     """The minutes at which the number of GPUs in use changes, and that number from then on."""
     changes: Counter[float] = Counter()
-    for held in outcome.holdings:
-        changes[held.start_min] += held.gpus
-        changes[held.end_min] -= held.gpus
+    for holding in outcome.holdings:
+        changes[holding.start_min] += holding.gpus
+        changes[holding.end_min] -= holding.gpus
     times = sorted(changes)
     return times, list(accumulate(changes[time] for time in times))

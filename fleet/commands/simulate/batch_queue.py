@@ -195,11 +195,11 @@ def _schedules(
 
 
 def _processors(args: argparse.Namespace, trace: Trace | None) -> int:
-    of_the_machine = PROCESSORS if trace is None else trace.machine_size
-    found: int | None = args.processors or of_the_machine
-    if found is None:
+    default = PROCESSORS if trace is None else trace.machine_size
+    processors: int | None = args.processors or default
+    if processors is None:
         raise UserError(f"{args.trace}: its header has no MaxProcs; name --processors")
-    return found
+    return processors
 
 
 def _result(args: argparse.Namespace, schedules: list[Schedule], hours: float) -> dict[str, Any]:

@@ -166,14 +166,16 @@ def run(args: argparse.Namespace) -> None:
         rates = redraw_epochs(rates, options.seed)
     if not options.peak_limited:  # the rates that the networks have, too
         rates = extend_as_printed(rates, cluster.whole_gpus)
-    told = rates
+    estimates = rates
     learning = None
     if is_online:
         learning = Learning(
             math.log(args.prior_factor or _FACTOR), args.rate_error, seed=options.seed
         )
     elif args.rate_error:
-        told = smooth_rates(with_errors(rates, args.rate_error, options.seed), cluster.whole_gpus)
+        estimates = smooth_rates(
+            with_errors(rates, args.rate_error, options.seed), cluster.whole_gpus
+        )
     outcomes = [
         simulate(
             rates,
@@ -182,7 +184,7 @@ def run(args: argparse.Namespace) -> None:
             options,
             _costs(args, policy),
             _stream(args, policy),
-            told,
+            estimates,
             learning,
         )
         for policy in policies
@@ -213,13 +215,13 @@ def _slots(text: str) -> int | None:
 
 def _sharing(text: str) -> tuple[float, ...]:
     """What 1, 2, ... networks on one GPU train together, as times of what one does."""
-    found = tuple(map(positive, text.split(",")))
-    if found[0] != 1 or len(found) > MAX_SLOTS:
+    speedups = tuple(map(positive, text.split(",")))
+    if speedups[0] != 1 or len(speedups) > MAX_SLOTS:
         raise argparse.ArgumentTypeError(
             f"{text[:40]!r} should begin with 1, as one network trains as much as one, "
             f"and have at most {MAX_SLOTS} numbers"
         )
-    return found
+    return speedups
 
 
 def _cluster(args: argparse.Namespace, rates: RateTable) -> Cluster:
@@ -247,9 +249,9 @@ def _cluster(args: argparse.Namespace, rates: RateTable) -> Cluster:
 
 
 def _costs(args: argparse.Namespace, policy: Policy) -> Costs:
-    said = {cost.name: getattr(args, cost.name) for cost in dataclasses.fields(Costs)}
+    settings = {cost.name: getattr(args, cost.name) for cost in dataclasses.fields(Costs)}
     return dataclasses.replace(
-        policy.costs, **{name: value for name, value in said.items() if value is not None}
+        policy.costs, **{name: value for name, value in settings.items() if value is not None}
     )
 
 
@@ -277,23 +279,23 @@ def _print(outcome: Simulated, cluster: Cluster) -> None:
         f"{pluralize(cluster.whole_gpus, 'GPU')}, {cluster.gpus_per_node // cluster.slots} a node, in "
         f"{pluralize(len(outcome.rounds), 'round')}",
     )
-    shown = outcome.rounds if len(outcome.rounds) <= 30 else outcome.rounds[:30]
+    shown_rounds = outcome.rounds if len(outcome.rounds) <= 30 else outcome.rounds[:30]
     print_table(
         ["round", "start, s", "seconds", "networks", "GPUs" if cluster.slots == 1 else "slots", ""],
         [
             [
                 number,
-                round(one.start_s, 1),
-                round(one.end_s - one.start_s, 1),
-                len(one.members),
-                sum(member.gpus for member in one.members),
-                bar(sum(m.gpus for m in one.members), cluster.gpus),
+                round(round_.start_s, 1),
+                round(round_.end_s - round_.start_s, 1),
+                len(round_.members),
+                sum(member.gpus for member in round_.members),
+                bar(sum(m.gpus for m in round_.members), cluster.gpus),
             ]
-            for number, one in enumerate(shown, start=1)
+            for number, round_ in enumerate(shown_rounds, start=1)
         ],
     )
-    if len(shown) < len(outcome.rounds):
-        print(f"... and {pluralize(len(outcome.rounds) - len(shown), 'more round')}")
+    if len(shown_rounds) < len(outcome.rounds):
+        print(f"... and {pluralize(len(outcome.rounds) - len(shown_rounds), 'more round')}")
 
 
 def plot(path: Path, outcome: Simulated, cluster: Cluster) -> None:

@@ -146,8 +146,8 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _names(args: argparse.Namespace) -> Path | None:
-    beside: Path = args.events.parent / NAMES_BESIDE
-    return args.node_names or (beside if beside.is_file() else None)
+    default: Path = args.events.parent / NAMES_BESIDE
+    return args.node_names or (default if default.is_file() else None)
 
 
 def _placement(args: argparse.Namespace) -> str:
@@ -162,17 +162,17 @@ def _trace(args: argparse.Namespace) -> files.Trace:
     """The part of the trace that was asked for, its nodes arranged by name if they are placed so."""
     first, last = args.nodes
     pace = ProgressLine("fleet simulate idle-nodes", f"{args.events}: read", "bytes")
-    whole = files.read_events(args.events, pace)
+    full_trace = files.read_events(args.events, pace)
     pace.end()
-    trace = whole.select(first, last, None if args.hours is None else args.hours * 3600)
+    trace = full_trace.select(first, last, None if args.hours is None else args.hours * 3600)
     if _placement(args) == "index":
         return trace
     path = _names(args)
     assert path is not None, "see _placement"
     names = files.read_node_names(path)
-    if len(names) < whole.size:
+    if len(names) < full_trace.size:
         raise UserError(
-            f"{path}: {len(names)} names, but node {whole.size - 1} is in {args.events}; "
+            f"{path}: {len(names)} names, but node {full_trace.size - 1} is in {args.events}; "
             "there must be one line for each node, from 0"
         )
     return trace.arranged(name_order(names[first : first + trace.size]))

@@ -11,7 +11,7 @@
 #PBS -l filesystems=home:flare
 cd '/home/me/my work' || exit 2
 export ZE_FLAT_DEVICE_HIERARCHY=FLAT   # a tile is a device
-export ZE_AFFINITY_MASK="${ZE_AFFINITY_MASK:-0,1,2,3,4,5,6,7,8,9,10,11}"   # what is set already counts
+export ZE_AFFINITY_MASK="${ZE_AFFINITY_MASK:-0,1,2,3,4,5,6,7,8,9,10,11}"   # a value that is set is kept
 export PATH=/home/me/env/bin:"$PATH"
 # It passes the signals of the batch system on to the ranks, and decides what comes after this job; one that comes
 # before it listens is lost, rather than the job.

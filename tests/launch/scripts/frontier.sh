@@ -12,7 +12,7 @@
 #SBATCH --gpus-per-node=8
 #SBATCH --exclusive
 cd '/home/me/my work' || exit 2
-export ROCR_VISIBLE_DEVICES="${ROCR_VISIBLE_DEVICES:-0,1,2,3,4,5,6,7}"   # what is set already counts
+export ROCR_VISIBLE_DEVICES="${ROCR_VISIBLE_DEVICES:-0,1,2,3,4,5,6,7}"   # a value that is set is kept
 export PATH=/home/me/env/bin:"$PATH"
 # It passes the signals of the batch system on to the ranks, and decides what comes after this job; one that comes
 # before it listens is lost, rather than the job.
