@@ -1,1 +1,1 @@
-"""Pure scheduling algorithms and the simulator, values in, values out; imports none of the other packages."""
+"""Pure scheduling algorithms and their simulator; imports none of the other packages."""

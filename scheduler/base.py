@@ -1,10 +1,9 @@
 """Define the values that all scheduling algorithms share; no algorithm is here.
 
-A *device* is one GPU (or one CPU core) and one trainer, named by a number;
-device d sits on node ``d // gpus_per_node``. Where several trainers share a
-GPU, each has one of its *slots*, and a device is a slot. A policy reads a
-:class:`RateTable`, :class:`Progress`, a :class:`Cluster` and :class:`Options`
-and answers with a :class:`Round`, the assignment that should hold now.
+A *device* is one GPU (or one CPU core) and one trainer, named by a number; device d is on node ``d
+// gpus_per_node``. Where several trainers share a GPU, each has one of its *slots*, and a device is
+a slot. A policy reads a :class:`RateTable`, :class:`Progress`, a :class:`Cluster` and
+:class:`Options` and returns a :class:`Round`, the assignment that should hold now.
 """
 
 from __future__ import annotations
@@ -67,7 +66,7 @@ def check_range(name: str, value: float, low: float, high: float, unit: str = ""
     """Check that a number is within bounds that keep time and memory in bounds.
 
     Raises:
-        InputError: it is not; the message tells both.
+        InputError: it is outside; the message names both.
 
     >>> check_range("--points", 10**12, 1, 10**6)
     Traceback (most recent call last):
@@ -103,11 +102,11 @@ class Network:
     Args:
         name: unique in the ensemble.
         rates: samples/s on 1, 2, ... GPUs; beyond the last, see :mod:`scheduler.ensemble.rates`.
-        epochs: how many it trains; a simulation needs it, a policy is not told.
+        epochs: number of epochs; a simulation needs it, a policy does not see it.
         params_mb: size of its weights.
         min_gpus, max_gpus: the bounds of its training group.
         step_s: measured step times (for the job scalability analyzer).
-        batches: the least and the largest global batch with which it may be trained, where its batch may change.
+        batches: the smallest and the largest global batch, if its batch may change.
     """
 
     name: str
@@ -120,7 +119,7 @@ class Network:
     batches: tuple[int, int] | None = None
 
     def with_name(self, name: str) -> Network:
-        """Return a copy with another name; several times faster than `replace` for thousands of copies."""
+        """Return a copy with another name, faster than `replace` for thousands of copies."""
         network = object.__new__(Network)
         values = vars(network)
         values.update(vars(self))
@@ -137,9 +136,10 @@ class RateTable:
         gpus_per_node: of the machine on which the rates were measured.
         models: the networks.
         comm_s: measured gradient exchanges (for the job scalability analyzer).
-        sharing: how many times as many samples/s as one network 1, 2, ... networks on one GPU train together; the
-            first is 1. Beyond the last, see :mod:`scheduler.ensemble.sharing`. Empty while nothing has trained alone.
-        supply: samples/s that the input gives to each network, whatever its rate.
+        sharing: s(k), the throughput of 1, 2, ... networks on one GPU relative to one network; the
+            first is 1. Beyond the last, see :mod:`scheduler.ensemble.sharing`. Empty while no
+            network has trained alone.
+        supply: samples/s that the input gives each network at most.
     """
 
     samples_per_epoch: int
@@ -182,7 +182,7 @@ class RateTable:
         )  # equal tables have equal ones
 
     def __eq__(self, other: object) -> bool:
-        """!"""
+        """Compare two tables; equal ones then share their networks, so the next comparison is quick."""
         if (
             not isinstance(other, RateTable)
             or self._settings != other._settings
@@ -195,6 +195,7 @@ class RateTable:
         return True
 
     def __hash__(self) -> int:  # once: it is asked about again and again
+        """Return the hash, computed once."""
         return self._hash
 
     def __getstate__(self) -> dict[str, Any]:
@@ -221,9 +222,9 @@ class Cluster:
     Args:
         devices: their numbers.
         gpus_per_node: devices of a node; where GPUs are shared, all slots of all its GPUs.
-        slots: devices that share a GPU. Those of a node are numbered round by round: first one slot of each GPU, then
-            another one of each.
-        fills: whether slots are used wherever networks outnumber GPUs; otherwise only where it pays as well.
+        slots: devices that share a GPU. The devices of a node are numbered round by round: first
+            one slot of each GPU, then the next slot of each.
+        fills: whether to use slots whenever networks outnumber GPUs; otherwise only if it pays.
 
     >>> Cluster.of(gpus=8, gpus_per_node=4).without([1, 2]).devices
     (0, 3, 4, 5, 6, 7)
@@ -256,7 +257,7 @@ class Cluster:
             slots: of each.
 
         Raises:
-            InputError: no GPU, or fewer than one node is said to have.
+            InputError: there is no GPU, or fewer GPUs than one node has.
 
         >>> Cluster.of(gpus=3, gpus_per_node=2, slots=2).devices
         (0, 1, 2, 3, 4, 6)
@@ -326,7 +327,8 @@ class Member:
     """A network and the devices of its group; the first device is the master's.
 
     Args:
-        batch: the global batch of its next epochs, where the policy chooses it; None for the network's own.
+        batch: the global batch of its next epochs if the policy chooses it; None for the network's
+            own.
     """
 
     name: str
@@ -337,8 +339,8 @@ class Member:
         """Return the batch for an epoch on fewer GPUs: as many samples per GPU as planned.
 
         Args:
-            gpus: that the group has.
-            least: batch that there may be.
+            gpus: size of the group.
+            min_batch: the smallest allowed batch.
 
         >>> [Member("a", (0, 1, 2, 3), 512).batch_on(gpus, min_batch=256) for gpus in (1, 3, 4)]
         [256, 384, 512]
@@ -357,8 +359,8 @@ class Member:
 class Round:
     """The assignment that should hold now; networks that it does not name wait.
 
-    The present assignment is made like it as soon as may be; :mod:`scheduler.ensemble.moves`
-    says in which moves.
+    The current assignment is changed toward it as soon as possible; :mod:`scheduler.ensemble.moves`
+    computes the moves.
     """
 
     members: tuple[Member, ...] = ()
@@ -378,9 +380,10 @@ class Record(NamedTuple):
     """One event of a live run.
 
     Attributes:
-        t_s: when, in seconds from any origin.
-        event: ``group``: the network trains from now on these devices (it started, grew or shrank); ``epoch``: it ended
-            an epoch; ``stopped``: its devices are free again, because it finished, failed or is to wait.
+        t_s: time in seconds from any origin.
+        event: ``group``: the network now trains on these devices (it started, grew or shrank);
+            ``epoch``: it ended an epoch; ``stopped``: its devices are free, because it finished,
+            failed or must wait.
         network: its name.
         devices: of a ``group``.
     """
@@ -395,20 +398,19 @@ class Record(NamedTuple):
 class Progress:
     """The state of a run as a policy sees it; it does not say how many epochs are to come.
 
-    Sets and mappings may be views of what goes on changing: they hold while the policy is asked.
+    Sets and mappings may be views that change later; copy what you keep.
 
     Args:
         running: the groups that hold devices now.
-        epochs_done: epochs trained, of networks that have begun (fractions allowed).
+        epochs_done: epochs trained, of networks that have started (fractions allowed).
         finished: networks that converged or failed, for good.
-        wanted: what the policy answered last; groups may still be on their way to it.
-        rates_changed: whether rates by which it answered so have proved wrong since, so that the best answer may be
-            another though nothing has finished.
-        alone: networks that have run out of memory beside others, and train on GPUs that they do not share.
-        guessed: networks whose rates are mere guesses, where no network is held back by another that is slower.
-        ahead: epochs that networks have before them to the rung at which it is judged whether they go on, or to their
-            end; empty where there are no rungs.
-        survivors: networks that have passed a rung, and may train on; likewise.
+        target: the last answer of the policy; groups may still be changing toward it.
+        rates_changed: whether the rates behind that answer have proved wrong, so that another
+            answer may be better although no network has finished.
+        exclusive: networks that ran out of memory beside others and need GPUs of their own.
+        guessed: networks with guessed rates; slower networks do not hold others back here.
+        ahead: epochs until the next rung, or the end, of each network; empty without rungs.
+        survivors: networks that have passed a rung and may continue.
     """
 
     running: tuple[Member, ...] = ()
@@ -428,7 +430,7 @@ class Delta:
 
     Args:
         value: a share of the reference rate, or samples/s.
-        relative: whether it is the share.
+        relative: whether ``value`` is a share.
 
     Raises:
         InputError: the value is negative or not finite.
@@ -465,10 +467,12 @@ class Options:
     """The settings of all policies; each policy reads its own.
 
     Args:
-        alpha: share of the GPUs below which a round of ``global`` ends ([FLEET] section 4.3.2).
-        delta: closeness of rates within a flotilla; the paper's is ``Delta(20.0, relative=False)``.
-        peak_limited: never give a network a GPU that does not make it faster; False is the
-            paper's Algorithm 2 to the letter.
+        alpha: share of the GPUs below which a round of ``global`` ends ([FLEET] section 4.3.2); the
+            spec's key is ``round_end_share``.
+        delta: closeness of rates within a flotilla, ``pace_tolerance`` in the spec; the paper's is
+            ``Delta(20.0, relative=False)``.
+        peak_limited: never give a network a GPU that does not make it faster; False follows the
+            paper's Algorithm 2 literally.
         seed: of the random choices of ``baseline`` and ``homogeneous``.
     """
 

@@ -31,7 +31,7 @@ def read_json(path: str | Path) -> Any:
     """Read a JSON file.
 
     Raises:
-        InputError: there is no such file, or it is not JSON (with the line).
+        InputError: the file does not exist or is not JSON (with the line).
     """
     return parse_json(read_bytes(path), path)
 
@@ -58,7 +58,7 @@ def read_bytes(path: str | Path) -> bytes:
     """Return the content of a file; decompressed if its name ends in ``.gz``.
 
     Raises:
-        InputError: there is no such file, or it is no whole gzip file.
+        InputError: the file does not exist, or is not a complete gzip file.
     """
     with _opened(path) as file:
         return file.read()
@@ -84,7 +84,7 @@ def iter_line_blocks(
     Files whose names end in ``.gz`` are decompressed.
 
     Args:
-        heard: is told after each piece how many bytes of the file have been read, and of how many.
+        on_progress: called after each block with the bytes read so far and the total.
 
     Raises:
         InputError: as of :func:`read_bytes`.
@@ -108,10 +108,10 @@ def iter_line_blocks(
 def parse_numbers(block: bytes, columns: int) -> NDArray[np.float64] | None:
     """Parse lines of comma-separated numbers into an array of shape (lines, columns).
 
-    Blank lines and ``#`` comments are passed over.
+    Blank lines and ``#`` comments are skipped.
 
     Returns:
-        None where a line has anything else.
+        None if a line contains anything else.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # of lines without any
@@ -130,7 +130,7 @@ def check_record(
     """Return a record after checking that it has the right keys.
 
     Raises:
-        InputError: it is none, or has other keys.
+        InputError: it is not a record, or has other keys.
     """
     read = RecordReader()
     record = read.record(value, "", required, optional)
@@ -141,7 +141,7 @@ def check_record(
 class RecordReader:
     """Reader of JSON values that collects all mistakes instead of stopping at the first.
 
-    A wrong value is read as 1, so that reading goes on to the next mistake.
+    A wrong value is read as 1, so that reading continues to the next mistake.
     """
 
     def __init__(self) -> None:

@@ -15,17 +15,18 @@ def concave_hulls(
 ) -> NDArray[np.int64]:
     """Return the vertices of the least concave functions above functions that are given as points.
 
-    QuickHull: of the points above the line between two vertices the farthest is a vertex, too, and those that are
-    not above it are on no hull. All lines of all functions are treated at once, so that there are about as many
-    rounds as the logarithm of the vertices of one hull.
+    QuickHull: of the points above the line between two vertices, the farthest is a vertex as well,
+        and points that are not above it are on no hull. All lines of all functions are processed at
+        once, so the number of rounds is about the logarithm of the vertices of one hull.
 
     Args:
-        row: which function a point belongs to, not falling; shape (points,).
-        x: rising within each row.
-        y: the values there, finite.
+        row: the function of each point, not decreasing; int64 of shape (points,).
+        x: ascending within each row, shape (points,).
+        y: finite values, float64 of shape (points,).
 
     Returns:
-        Which points are vertices, rising. The first and the last of each row always are.
+        The indices of the vertices, ascending, int64. They include the first and the last of each
+        row.
 
     >>> concave_hulls(np.array([0, 0, 0, 0, 1]), np.array([0, 1, 2, 4, 7]), np.array([0.0, 1, 3, 4, 9]))
     array([0, 2, 3, 4])
@@ -38,7 +39,7 @@ def concave_hulls(
     inner = np.ones(len(row), np.bool_)
     inner[left] = inner[right] = False
     point = np.flatnonzero(inner)
-    # Of the lines from left to right, the one that the point is above or below.
+    # The line from left to right that the point is above or below.
     line = np.repeat(np.arange(len(left)), right - left + 1)[point]
     while len(point):
         width = x[right] - x[left]

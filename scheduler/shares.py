@@ -1,12 +1,13 @@
-"""Share units among takers so that the total gain is largest: nodes among trainers, GPUs among jobs.
+"""Share units among takers so that the total gain is largest, such as GPUs among jobs.
 
 Let g_j(n) be what taker j gains on n units. The best counts are those that
 
     maximise    sum_j g_j(n_j)      subject to    sum_j n_j <= N
 
-a multiple-choice knapsack. :func:`climb` solves the relaxation in which a taker may mix counts. Where that uses up all
-units it is an optimum of the problem itself. Elsewhere few counts are left that can be in one (:func:`optimal_counts`), and a
-dynamic programme (:func:`dynamic_program`) decides among those.
+a multiple-choice knapsack. :func:`climb` solves the relaxation in which a taker may mix counts. If
+that uses all units, it is an optimum of the problem itself. Otherwise few counts can be in an
+optimum (:func:`optimal_counts`), and a dynamic program (:func:`dynamic_program`) decides among
+them.
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ class Steps(NamedTuple):
     """The steps along the least concave function above a taker's gains.
 
     Attributes:
-        first: the fewest units that a taker may have, from where they begin.
+        first: the fewest units that a taker may have, where the steps begin.
         length: units of each.
-        slope: gain per unit of each, falling.
+        slope: gain per unit of each, descending.
     """
 
     first: int
@@ -43,10 +44,10 @@ class Gains:
     """The gains of one taker.
 
     Args:
-        values: on 0, 1, ... units, minus infinity where it cannot have so many; finite somewhere.
+        values: gain on 0, 1, ... units, shape (counts,); minus infinity for impossible counts.
 
     Attributes:
-        steps: along their hull, once anybody has asked (:func:`climb`).
+        steps: the steps along their hull, once :func:`climb` has needed them.
     """
 
     def __init__(self, values: FloatArray) -> None:
@@ -70,8 +71,8 @@ class Climb(NamedTuple):
 
     Attributes:
         counts: units of each taker.
-        price: gain per unit of the first step that did not fit; 0 where all did.
-        left: units that were too few for it; below 0 where not all can have the fewest that they may.
+        price: gain per unit of the first step that did not fit; 0 if all did.
+        unused: units that were too few for it; negative if not all takers can have their minimum.
     """
 
     counts: IntArray
@@ -132,9 +133,9 @@ def _possible(gains: Sequence[Gains]) -> tuple[IntArray, IntArray, FloatArray]:
 def optimal_counts(gains: Sequence[Gains], reached: Climb) -> list[int]:
     """Return an optimum, starting from a climb; ties are broken as in :func:`dynamic_program`.
 
-    The slope of the step that did not fit is a price per unit. A count whose gain, less its price, is below the
-    taker's best by more than the relaxation is above some allocation, is in no optimum (Dantzig 1957; reduced-cost
-    fixing). So few counts are left of many, and all that tie remain.
+    The slope of the step that did not fit is a price per unit. If the gain of a count minus its
+    price is below the taker's best by more than the relaxation exceeds some allocation, the count
+    is in no optimum (Dantzig 1957; reduced-cost fixing). Few counts remain, including all ties.
     """
     row, count, gain = _possible(gains)
     more = count - reached.counts[row]
@@ -176,9 +177,10 @@ def dynamic_program(gains: Sequence[FloatArray], units: int) -> list[int]:
 
         F_j(v) = max over n <= v of  g_j(n) + F_{j-1}(v - n),
 
-    a max-plus convolution of F_{j-1} with g_j; going back from F_J(N) gives the counts. F_j is constant from
-    n_max_1 + ... + n_max_j on, and no more than n_max_{j+1} + ... + n_max_J units can go to the takers after j: only
-    budgets v between those two bounds are looked at. Time O(J N n_max) at most, in J numpy operations.
+    a max-plus convolution of F_{j-1} with g_j; going back from F_J(N) gives the counts. F_j is
+    constant from n_max_1 + ... + n_max_j on, and at most n_max_{j+1} + ... + n_max_J units can go
+    to the takers after j, so only budgets v between those two bounds are computed. Time O(J N
+    n_max) at most, in J numpy operations.
 
     Args:
         gains: ``gains[j][n]`` is g_j(n).

@@ -1,9 +1,9 @@
 """Decide how many GPUs and which batch each elastic job gets ([ELASTIC] sections III-B and III-C).
 
 The job scalability analyzer turns measurements into a :class:`ScalingCurve` per job:
-:func:`step_seconds` and :func:`exchange_seconds` interpolate what a profile
-measured, :func:`scaling_curve` combines them. The optimizer, :func:`allocate`, gives
-each job a number of GPUs such that the jobs' scaling factors sum to the most; it is that of :mod:`scheduler.shares`.
+:func:`step_seconds` and :func:`exchange_seconds` interpolate the measurements of a profile, and
+:func:`scaling_curve` combines them. The optimizer, :func:`allocate`, gives each job a number of
+GPUs so that the sum of the scaling factors is largest; it uses :mod:`scheduler.shares`.
 
 [ELASTIC] Saxena et al., Effective Elastic Scaling of Deep Learning Workloads, arXiv:2006.13878.
 """
@@ -30,8 +30,8 @@ class ScalingCurve:
     """The throughput of a job on 1, 2, ... GPUs.
 
     Args:
-        factors: ``factors[k-1]`` = throughput scaling factor on k GPUs; 0 where it cannot run.
-        batches: the global batch on k GPUs, where it is known.
+        factors: ``factors[k-1]`` is the throughput scaling factor on k GPUs; 0 where it cannot run.
+        batches: the global batch on k GPUs, if known.
     """
 
     factors: tuple[float, ...]
@@ -66,10 +66,10 @@ class ScalingCurve:
 def step_seconds(measured: Sequence[StepTime], batch: NDArray[np.int64]) -> Array:
     """Compute t_proc: the time of one training step at any batch size.
 
-    Between two measured sizes the time is interpolated. Below the smallest the
-    line through the two smallest goes on, within what can be: a smaller batch
-    is not slower, and has no more samples/s. Above the largest it is infinite:
-    the largest measured batch is the largest that fits on the GPU.
+    Between two measured sizes the time is interpolated. Below the smallest size the line through
+    the two smallest continues, within two limits: a smaller batch is not slower, and does not
+    process more samples/s. Above the largest size the time is infinite, because the largest
+    measured batch is the largest that fits on the GPU.
 
     Args:
         measured: at least two batch sizes (samples on one GPU) and their seconds.
@@ -194,10 +194,9 @@ def scaling_curve(
 
         T(b, k) = b / (t_proc(ceil(b/k)) + t_comm(p, k))        samples/s
 
-    and the factor is T(b, k) / T(b_max, 1), where b_max is the most that one
-    GPU holds and the job may use ([ELASTIC] section III-B3, Eq. 1). Of all b
-    within the range that fit, the best is taken (Eq. 2). Among those of one
-    ceil(b/k) it is the largest, so only these are tried.
+    and the factor is T(b, k) / T(b_max, 1), where b_max is the largest batch that one GPU holds and
+    the job may use ([ELASTIC] section III-B3, Eq. 1). Of all b within the range that fit, the best
+    is used (Eq. 2). Among those with the same ceil(b/k) it is the largest, so only these are tried.
 
     Args:
         network: its ``step_s`` and ``params_mb`` were measured.
@@ -273,7 +272,7 @@ class Allocation:
     Args:
         gpus: of each job.
         throughput: the sum of the jobs' scaling factors.
-        method: how it was found: ``greedy``, ``dynamic programme``, or both for a part each.
+        method: ``greedy`` or ``greedy + dynamic programme``.
     """
 
     gpus: tuple[int, ...]
@@ -282,26 +281,25 @@ class Allocation:
 
 
 def allocate(curves: Sequence[ScalingCurve], gpus: int) -> Allocation | None:
-    """Allocate GPUs so that the scaling factors sum to the most and every job has at least its minimum.
+    """Allocate GPUs so that the sum of the scaling factors is largest.
 
         maximise sum_j T_j(k_j)   subject to   sum_j k_j <= K,  T_j(k_j) > 0      ([ELASTIC] Eq. 3)
 
-    The method is chosen by the problem and stated in the answer; either way the
-    answer is an optimum.
+    The method depends on the problem and is part of the result; both methods find an optimum.
 
-    ``greedy``: take steps along the concave hulls of the curves, the steepest
-    first. That is an optimum where the last step ends exactly where the GPUs
-    end, for it solves the relaxation in which a job may have any mixture of counts.
+    ``greedy``: take steps along the concave hulls of the curves, the steepest first. That is an
+        optimum if the last step ends exactly where the GPUs end, because it solves the relaxation
+        in which a job may have any mixture of counts.
 
-    ``greedy + dynamic programme``: where the last step does not fit, a dynamic programme decides among
+    ``greedy + dynamic programme``: if the last step does not fit, a dynamic program decides among
     the few counts that can be in an optimum (:func:`scheduler.shares.optimal_counts`).
 
     Args:
         curves: of the jobs.
-        gpus: K, how many there are.
+        gpus: K, the number of GPUs.
 
     Returns:
-        The allocation; None where it is infeasible: the jobs need more GPUs than there are.
+        The allocation; None if the jobs need more GPUs than there are.
 
     >>> allocate([ScalingCurve((1.0, 1.5)), ScalingCurve((1.0, 1.9, 2.0))], gpus=3)
     Allocation(gpus=(1, 2), throughput=2.9, method='greedy')

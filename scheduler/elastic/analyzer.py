@@ -1,8 +1,8 @@
 """Turn timed training steps into step times and exchange times, for the job scalability analyzer.
 
-What is timed are steps of a network on one GPU with some batches, and on several GPUs with one batch each. On one GPU
-nothing is exchanged, so these are the step times ([ELASTIC] section III-B1). What a step on several GPUs takes longer
-than one on a GPU with as many samples is the exchange (section III-B2).
+Steps of a network are timed on one GPU with some batches, and on several GPUs with one batch each.
+One GPU exchanges nothing, so these are the step times ([ELASTIC] section III-B1). The extra time of
+a step on several GPUs over a step on one GPU with as many samples is the exchange (section III-B2).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class StepTimings:
 
     Args:
         steps: number of GPUs -> global batches and the seconds of their steps.
-        parameters: of the network, that are exchanged.
+        parameters: number of exchanged parameters of the network.
     """
 
     steps: Mapping[int, Sequence[StepTime]] = field(default_factory=dict)
@@ -55,14 +55,14 @@ def batches_to_time(
 ) -> tuple[int, ...]:
     """Return the global batches whose steps should be timed, ascending.
 
-    On one GPU these are the least that it may ever hold of the range, the most, and the one in their middle; on several
-    the largest that fits, which is less than the range where even its least wants more GPUs.
+    On one GPU these are the smallest batch of the range that it may ever hold, the largest, and the
+    one in the middle; on several GPUs the largest that fits, which may be below the range.
 
     Args:
         batches: the range.
-        least_gpus: on which the network may train.
-        gpus: on which it is timed.
-        fits: the largest batch that one GPU is known to hold.
+        least_gpus: the fewest GPUs on which the network may train.
+        gpus: number of GPUs to time.
+        fits: the largest batch that is known to fit on one GPU.
 
     >>> batches_to_time((64, 512), 1, 1), batches_to_time((64, 512), 1, 4, fits=100), batches_to_time((8, 8), 1, 1)
     ((64, 181, 512), (400,), (4, 6, 8))

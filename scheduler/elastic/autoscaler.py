@@ -1,19 +1,17 @@
 """Decide when jobs start and how many GPUs each has ([ELASTIC] section III-D).
 
-Jobs arrive, wait, run and leave. At certain moments the autoscaler decides
-anew: it admits waiting jobs one by one, in order of arrival, as long as every
-admitted job can have the GPUs that it needs at least, and has
-:func:`scheduler.elastic.allocate.allocate` share all GPUs among the running and the
-admitted. The functions here know neither a clock nor an event queue: the
-simulation calls them, and a live run could call the same ones.
+Jobs arrive, wait, run and leave. At certain moments the autoscaler decides anew: it admits waiting
+jobs one by one, in order of arrival, while every admitted job can have its minimum of GPUs, and
+lets :func:`scheduler.elastic.allocate.allocate` share all GPUs among the running and the admitted
+jobs. The functions here have no clock and no event queue: the simulation calls them, and a live run
+could call the same ones.
 
-Resizing a job means to halt it and to resume it from a checkpoint, which takes
-time, so that resizes must not follow each other too fast. Decisions are
-``interval_min`` apart. And a job keeps its size for ``hold_min`` (9 times the
-cost of a resize unless said) after it was started or resized, but for one
-reason: a job that waits could not start otherwise. It then shrinks, and never
-grows. So a job loses at most a tenth of its time to resizes of the first kind;
-and starting a job that needs k GPUs causes at most k of the second.
+Resizing a job means halting it and resuming it from a checkpoint. That takes time, so resizes must
+not follow each other too fast. Decisions are ``interval_min`` apart. A job keeps its size for
+``hold_min`` (by default 9 times the cost of a resize) after a start or a resize, with one
+exception: if a waiting job could not start otherwise, it shrinks, but never grows. So a job loses
+at most a tenth of its time to resizes of the first kind, and starting a job that needs k GPUs
+causes at most k of the second.
 """
 
 from __future__ import annotations
@@ -36,10 +34,10 @@ class Autoscaling:
     Args:
         gpus: of the cluster, all alike.
         interval_min: minutes between decisions; 0 decides at every arrival and departure.
-        drop: reject a job that does not fit when it is first tried; otherwise it waits.
+        drop: reject a job that does not fit at its first try; otherwise it waits.
         rescale_cost_min: minutes for which a resized job holds its GPUs without progress.
-        hold_min: how long a job keeps its size after a start or a resize, unless it must shrink for
-            another to start; 9 x the cost unless said.
+        hold_min: minutes for which a job keeps its size after a start or a resize, unless it must
+            shrink so that another job can start; 9 x the cost by default.
     """
 
     gpus: int
@@ -75,8 +73,8 @@ class ScaledJob:
 
     Attributes:
         curve: its throughput scaling factors.
-        gpus: how many it has now; 0 while it waits.
-        steady_min: since when it has been running at that size.
+        gpus: its current number of GPUs; 0 while it waits.
+        steady_min: time since which it has been running at that size.
     """
 
     curve: ScalingCurve
@@ -109,15 +107,14 @@ def decide(
 ) -> Decision:
     """Admit waiting jobs that fit and share the GPUs.
 
-    The paper asks the optimizer after each job that it adds whether the set is
-    still feasible. It is exactly as long as the least counts sum to no more
-    than the GPUs, so the optimizer is asked once. A job that does not fit is
-    passed over and the next is tried; whether it goes on waiting or is dropped
-    is for the caller to see to, as ``settings.drop`` says.
+    The paper asks the optimizer after each added job whether the set is still feasible. It is
+    feasible exactly while the minimum counts sum to at most the GPUs, so the optimizer is asked
+    once. A job that does not fit is skipped and the next one is tried; the caller lets it wait or
+    drops it, according to ``settings.drop``.
 
     Args:
         running: the jobs that hold GPUs now.
-        waiting: the others, in order of arrival.
+        waiting: the other jobs, in order of arrival.
         now_min: the time.
         settings: the autoscaler's.
 
@@ -149,8 +146,8 @@ class _Room:
             job.gpus if keeps else job.curve.min_gpus
             for job, keeps in zip(running, self.keeps_size, strict=True)
         )
-        # Of the jobs that keep their size, the one with most to give comes first (last in the list), so
-        # that few are resized.
+        # Among jobs that keep their size, the one with the largest surplus is last in the list and
+        # gives first, so that few are resized.
         self.givers = sorted(
             (index for index, keeps in enumerate(self.keeps_size) if keeps), key=self._surplus
         )
@@ -193,7 +190,7 @@ def _up_to(curve: ScalingCurve, gpus: int, only: bool) -> ScalingCurve:
 def next_decision(now_min: float, interval_min: float) -> float:
     """Return the next moment at which a decision may be made: a multiple of the interval.
 
-    A moment that rounding made a little later than such a multiple counts as one.
+    A moment that is later than such a multiple only by rounding counts as that multiple.
 
     >>> next_decision(10.0, 10.0), next_decision(10.1, 10.0), next_decision(0.0, 10.0)
     (10.0, 20.0, 10.0)

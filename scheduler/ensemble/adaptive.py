@@ -1,19 +1,17 @@
 """Size groups so that all networks finish together: the policy ``adaptive``.
 
-When a network finishes, the others share its devices. Nobody knows how many
-epochs each still needs, so all are taken to need equally many: then the shares
-that water-filling gives (:mod:`scheduler.ensemble.waterfill`) keep them all at one pace,
-and the GPUs each gets are used as efficiently as its rate curve allows, for the
-hulls of the curves are concave. Where a search judges networks after so many
-epochs, those are the epochs that count: all would come to their next rung together,
-but for those that are so near to it that they would wait for the others (:func:`_until_rungs`).
-And those that have passed a rung come before those that have not begun (:func:`select_admitted`).
+When a network finishes, the others share its devices. It is unknown how many epochs each still
+needs, so all are assumed to need equally many: then the shares of water-filling
+(:mod:`scheduler.ensemble.waterfill`) keep them all at one pace, and the GPUs of each are used as
+efficiently as its rate curve allows, because the hulls of the curves are concave. If a search
+compares networks at rungs, the epochs to the next rung count: all would reach it together, except
+those that are so near to it that they would have to wait for the others (:func:`_until_rungs`).
+Networks that have passed a rung come before those that have not started (:func:`select_admitted`).
 Shares become group sizes by largest remainder.
 
-This differs from the paper's policies in that a network that goes on keeps its
-devices, at most gains some, and never waits for a round to end. It needs a
-stream that lets networks train at their own paces, and regrouping that is
-cheaper than a checkpoint and a restart.
+This differs from the paper's policies: a network that continues keeps its devices, may gain some,
+and never waits for a round to end. It needs a stream that lets networks train at their own paces,
+and regrouping that is cheaper than a checkpoint and a restart.
 """
 
 from __future__ import annotations
@@ -46,8 +44,8 @@ def group_sizes(rates: RateTable, progress: Progress, cluster: Cluster) -> dict[
 
     Args:
         rates: of all networks.
-        progress: who has finished, and who holds devices now.
-        cluster: whose devices are shared.
+        progress: the finished networks and the running groups.
+        cluster: the devices to share.
 
     Returns:
         Name -> GPUs, only counts on which a network is faster than on any
@@ -76,7 +74,7 @@ def group_sizes(rates: RateTable, progress: Progress, cluster: Cluster) -> dict[
     if progress.ahead:
         min_gpus = rate_curves.min_gpus[rows]
         shares = _until_rungs(shares, min_gpus, np.isin(rows, list(current)), cluster.gpus)
-        # otherwise they would keep more than their least
+        # Otherwise they would keep more than their minimum.
         if min_gpus.sum() <= cluster.gpus:
             current = current
         else:
@@ -84,7 +82,8 @@ def group_sizes(rates: RateTable, progress: Progress, cluster: Cluster) -> dict[
     sizes_of = _round(rows, shares, sizes, current)
     epochs = work[np.searchsorted(rows, [*sizes_of])].tolist()
     before = dict(zip(sizes_of, epochs, strict=True))
-    # What rounding left over goes to the network that is latest; one that has none by now needs more than is left.
+    # GPUs left by rounding go to the network that is latest; a network without GPUs needs more than
+    # there are.
     raise_slowest(
         sizes_of,
         sizes,
@@ -97,15 +96,16 @@ def group_sizes(rates: RateTable, progress: Progress, cluster: Cluster) -> dict[
 
 
 def select_admitted(rates: RateTable, progress: Progress, cluster: Cluster) -> NDArray[np.bool_]:
-    """Select the networks that share the GPUs, shape (networks,): all unfinished ones, or survivors first.
+    """Select the networks that share the GPUs, bool of shape (networks,).
 
-    A network that has passed one is more likely to be the best than one that has not begun. So others begin on those
-    GPUs only that do not pay for the first: a group pays as long as each of its GPUs trains at least ``PAYS`` of what
-    each of the least group does. RASDA (Aach et al., arXiv:2412.02729) lets none begin either while one that has passed
-    a rung lacks GPUs, but wants twice as many of them at each rung, however well the network scales.
+    A network that has passed one is more likely to be the best than one that has not started. So
+    new networks start only on GPUs that do not pay for survivors: a group pays while each of its
+    GPUs trains at least ``PAYS`` of what each GPU of the smallest group does. RASDA (Aach et al.,
+    arXiv:2412.02729) also starts none while a survivor lacks GPUs, but asks for twice as many at
+    each rung, however well the network scales.
 
     Returns:
-        Those; what is left as it is, where all are admitted.
+        The mask; the unfinished networks themselves if all are admitted.
 
     c has passed a rung and could use two of the three GPUs; so one of a and b begins.
 
@@ -161,7 +161,7 @@ def _fill(sizes: dict[int, int], rows: NDArray[np.int64], rate_curves: Curves, g
 class _Sizes(dict[int, NDArray[np.int64]]):
     """Mapping from the row of a network to its allowed group sizes, computed on demand.
 
-    Of thousands of networks only as many as there are GPUs can have any.
+    Of thousands of networks at most as many as there are GPUs can have any.
     """
 
     def __init__(self, rate_curves: Curves, rates: RateTable, cluster: Cluster) -> None:
@@ -199,8 +199,9 @@ def _until_rungs(
 ) -> NDArray[np.float64]:
     """Adjust shares so that no network waits for GPUs that others have beyond their minimum.
 
-    One that is soon judged needs little to come there with the others: so little that it would wait until they are
-    nearly there, and nobody would know meanwhile whether it is better than they are.
+    A network close to its rung needs a small share to arrive there with the others: so small that
+    it would wait until they are nearly there, and meanwhile it would be unknown whether it is
+    better than they are.
 
     >>> one_each, nobody = np.array([1, 1, 1]), np.array([False] * 3)
     >>> _until_rungs(np.array([3.6, 0.2, 0.2]), one_each, nobody, 4)
@@ -221,7 +222,7 @@ def _allowed_sizes(
 ) -> NDArray[np.int64]:
     """Return the useful group sizes that fit within a node or fill whole nodes.
 
-    The least and the best are among them wherever they lie.
+    The smallest and the best size are always included.
     """
     per_node = cluster.gpus_per_node
     dense = rate_curves.rate.shape[1]
@@ -248,7 +249,7 @@ def _round(
     """Round average shares to group sizes: down first, then up by largest remainder while GPUs last.
 
     Returns:
-        Row -> GPUs, of those that get any.
+        Row -> GPUs of the networks that get any.
     """
     is_small = (
         shares + 1e-9 < sizes.rate_curves.min_gpus[rows]

@@ -12,11 +12,11 @@ class Costs:
     """The costs of moves, in seconds.
 
     Args:
-        checkpoint_s: a group that stops unfinished holds its devices that much longer.
-        regroup_s: a group that starts, grows or shrinks trains only after that time.
-        scheduling_s: a decision that changes anything takes effect after that time.
-        profile_s: before the first decision.
-        epoch_s: what an epoch takes beyond its samples: saving it, and asking what comes next.
+        checkpoint_s: extra time for which a group that stops unfinished holds its devices.
+        regroup_s: time before a group that starts, grows or shrinks trains again.
+        scheduling_s: time before a decision that changes anything takes effect.
+        profile_s: time before the first decision.
+        epoch_s: overhead of an epoch: saving it and asking for the next decision.
 
     Raises:
         InputError: a cost is negative, or more than 1e9 s.

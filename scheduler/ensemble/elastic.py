@@ -1,12 +1,13 @@
 """Share GPUs and choose batch sizes whenever networks arrive or leave: the policy ``elastic``.
 
-A network whose batch may lie anywhere in a range can use more GPUs than one with a fixed batch, and can do with fewer.
-How fast it is on k GPUs, and with which batch, follows from measured step times and exchange times
-(:func:`scheduler.elastic.allocate.scaling_curve`, [ELASTIC] section III-B); the GPUs are shared so that the scaling factors
-of all networks that run sum to the most (:func:`scheduler.elastic.allocate.allocate`, section III-C). A network that
-waits is admitted as soon as all can have the fewest GPUs on which they run, and none is sent back (section III-D).
+A network whose batch may vary within a range can use more GPUs than one with a fixed batch, and can
+do with fewer. Its speed on k GPUs, and the best batch, follow from measured step times and exchange
+times (:func:`scheduler.elastic.allocate.scaling_curve`, [ELASTIC] section III-B); the GPUs are
+shared so that the sum of the scaling factors of all running networks is largest
+(:func:`scheduler.elastic.allocate.allocate`, section III-C). A waiting network is admitted as soon
+as all can have their minimum of GPUs, and none is sent back (section III-D).
 
-A network with one batch size takes part by its rates alone, relative to that on one GPU.
+A network with a fixed batch takes part with its rates relative to one GPU.
 
 [ELASTIC] Saxena et al., Effective Elastic Scaling of Deep Learning Workloads, arXiv:2006.13878.
 """
@@ -41,15 +42,15 @@ def _max_gpus(network: Network, gpus: int) -> int:
 def curve_of(network: Network, comm: tuple[CommTime, ...], gpus: int) -> ScalingCurve:
     """Return the scaling curve of a network within its bounds, with the best batch of each count.
 
-    The same object for the same arguments, so that it is worked out once for the optimizer.
+    Equal arguments return the same object, so that the optimizer's input is computed once.
 
     Args:
         comm: measured gradient exchanges.
         gpus: of the cluster.
 
     Raises:
-        InputError: its batch may change, and its step times or exchanges were not measured; or no batch of its range
-            fits on so many GPUs as it may have.
+        InputError: its batch may change but its step times or exchanges were not measured, or no
+            batch of its range fits on the GPUs that it may have.
     """
     max_gpus = _max_gpus(network, gpus)
     batches: tuple[int, ...] = ()
@@ -67,7 +68,7 @@ def curve_of(network: Network, comm: tuple[CommTime, ...], gpus: int) -> Scaling
 
 @lru_cache(maxsize=4096)
 def step_rate(network: Network, comm: tuple[CommTime, ...], gpus: int, batch: int) -> float:
-    """Compute T(b, k) of [ELASTIC] Eq. 1: samples/s on ``gpus`` GPUs with a global batch; 0 if it does not fit.
+    """Compute T(b, k) of [ELASTIC] Eq. 1: samples/s on k GPUs with a global batch b; 0 if too large.
 
     Args:
         network: with its ``step_s`` and ``params_mb``.
@@ -107,12 +108,13 @@ def epoch_rate(
 
 
 def with_best_batches(table: RateTable, gpus: int) -> RateTable:
-    """Return the table with the rates that networks reach with the best batch on each number of GPUs.
+    """Return the table with the rates of the best batch on each number of GPUs.
 
-    So all that reads ``rates`` alone (bounds, estimates, a slow input) holds for them as well.
+    So everything that reads ``rates`` alone (bounds, estimates, a slow input) is valid for these
+    networks as well.
 
     Raises:
-        InputError: what must be measured for that was not.
+        InputError: a required measurement is missing.
     """
     if all(network.batches is None for network in table.models):
         return table
@@ -144,7 +146,7 @@ def _with_best_batches(network: Network, comm: tuple[CommTime, ...], gpus: int) 
 def elastic_round(rates: RateTable, progress: Progress, cluster: Cluster) -> Round:
     """Return the groups that should run now, with their devices and batches.
 
-    Until the networks that run or could run are others, rates change, or devices are lost, the last answer stands.
+    The last answer stands until other networks run or could run, rates change, or devices die.
     """
     admitted = _admitted(rates, progress, cluster)
     target = progress.target.members

@@ -29,19 +29,18 @@ def form_flotilla(
 ) -> dict[str, int]:
     """Group networks that can train at one pace, and give each the GPUs for it.
 
-    The network that is fastest on its least GPUs sets the reference rate.
-    While GPUs last, the network and count join whose rate is closest to it,
-    within delta; ties go to fewer GPUs, then to the order of the rate table.
-    What is left goes GPU by GPU to the slowest member. If ``peak_limited``,
-    only counts are given on which a network is faster than on any fewer; if
-    not, rates beyond the measured ones are the paper's to the letter
+    The network that is fastest on its minimum of GPUs sets the reference rate. While GPUs last, the
+    network and count with the closest rate joins, within delta; ties go to fewer GPUs, then to the
+    order of the rate table. The remaining GPUs go one by one to the slowest member. If
+    ``peak_limited``, only counts are given on which a network is faster than on any fewer; if not,
+    rates beyond the measured ones follow the paper literally
     (:func:`~scheduler.ensemble.rates.extend_as_printed`).
 
     Args:
         rates: of all networks.
-        candidates: the names that may join; or of each network whether it may, shape (networks,).
-        gpus: how many there are to give.
-        options: ``delta`` and ``peak_limited`` are read.
+        candidates: the names that may join, or a bool mask of shape (networks,).
+        gpus: number of GPUs to give.
+        options: only ``delta`` and ``peak_limited`` are read.
 
     Returns:
         Name -> GPUs, in the order of joining; empty when no candidate fits.
@@ -100,7 +99,7 @@ def _form(
 def _join(
     rate_curves: Curves, rows: np.ndarray, gpus: int, options: Options
 ) -> tuple[dict[int, int], float]:
-    """Run lines 1 to 11: return row -> GPUs before spare GPUs are given, and the highest joining rate."""
+    """Run lines 1 to 11; return row -> GPUs and the highest joining rate."""
     single = rate_curves.rate[rows, rate_curves.min_gpus[rows] - 1]
     fastest = int(rows[np.argmax(single)])
     reference = float(single.max())
@@ -110,8 +109,8 @@ def _join(
     if not free:  # as whenever one GPU becomes free
         return members, limit
     distance, column, pick = _near(rate_curves, rows, reference, options)
-    # The GPUs that are left only become fewer, so a choice that does not fit now never will:
-    # one pass over all choices, closest first, finds the same members as a search for each.
+    # The free GPUs only become fewer, so a choice that does not fit now never will: one pass over
+    # all choices, closest first, finds the same members as a search for each.
     for index in iter_ascending(distance, gpus, pick, column):
         if not free:
             break
@@ -147,8 +146,8 @@ def _raise_together(
 ) -> int:
     """Take the first raises at once, up to the highest level that fits; return the GPUs given.
 
-    Rates rise with the counts, so the slowest is raised in the order of the rates before each step, and the steps
-    below a level are exactly those that come first.
+    Rates rise with the counts, so the slowest network is raised in the order of the rates before
+    each step, and the steps below a level are exactly the first ones.
     """
     paces = {row: rate_curves.rate[row, counts[row] - 1] for row in members}
 

@@ -15,8 +15,8 @@ class _Column:
     """An array of one value per row of the last table.
 
     Args:
-        look: what is known of a name.
-        kind: type of that.
+        look: returns the value of a name.
+        kind: type of the values.
     """
 
     def __init__(self, look: Callable[[str], float], kind: type) -> None:
@@ -36,7 +36,8 @@ class _Column:
         """Return the values of the rows of a table, shape (rows,).
 
         Args:
-            table: the names of its rows. The same names, or those and further ones, are not looked through again.
+            table: the names of its rows. If it is the last table, perhaps with names appended,
+                known rows are not looked up again.
         """
         start = len(self._table)
         if table is not self._table and table[:start] != self._table:
@@ -53,8 +54,8 @@ class _Column:
 class IndexedSet(set[str]):
     """A set of names that also knows which rows of a table it contains.
 
-    A policy would otherwise look at all networks, and pass over all that have finished, at each epoch's end.
-    Names come by :meth:`add` and leave by :meth:`discard`.
+    Without it, a policy would scan all networks at each epoch's end. Add names by :meth:`add` and
+    remove them by :meth:`discard`.
     """
 
     def __init__(self, names: Sequence[str] = ()) -> None:
@@ -88,12 +89,12 @@ class IndexedValues(dict[str, float]):
         self._column.note(name)
 
     def of(self, table: tuple[str, ...]) -> NDArray[np.float64]:
-        """Return the numbers of the rows of a table, float64 of shape (rows,), NaN where missing."""
+        """Return the numbers of the rows of a table, float64 (rows,), NaN where missing."""
         return self._column.of(table)
 
 
 def values_of(table: tuple[str, ...], values: Mapping[str, float]) -> NDArray[np.float64]:
-    """Return the numbers of the rows of a table, float64 of shape (rows,), NaN where missing; may be a view.
+    """Return the numbers of the rows of a table, float64 (rows,), NaN where missing.
 
     Args:
         table: the names of its rows.
@@ -120,8 +121,8 @@ def iter_ascending(
     """Yield the indices of values in ascending order, sorted lazily.
 
     Args:
-        few: as many as that are looked at nearly always.
-        ties: what decides where values are equal, what counts least first; in the end it is the place.
+        few: number of values that are usually enough.
+        ties: keys that break ties, the least important first; the last one is the index.
 
     >>> list(iter_ascending(np.array([3.0, 1.0, 2.0, 1.0]), 4)), list(iter_ascending(np.array([2.0] * 3), 1, np.array([1, 0, 1])))
     ([1, 3, 2, 0], [1, 0, 2])
@@ -141,10 +142,10 @@ def raise_slowest(
     """Give spare GPUs to the slowest network, repeatedly, while a larger group is possible.
 
     Args:
-        given: the GPUs of some networks by their rows; raised in place.
-        sizes: the group sizes that each may have, rising.
-        spare: GPUs that are left.
-        pace: of a network with the GPUs that it has now.
+        gpus_of: row -> GPUs; changed in place.
+        sizes: the allowed group sizes of each network, ascending.
+        spare: number of GPUs to give.
+        pace: returns the pace of a row with its current GPUs.
     """
     slowest = [(pace(row), row) for row in gpus_of]
     heapq.heapify(slowest)

@@ -1,13 +1,14 @@
 """Compute the moves from the running groups to the groups of the next round.
 
-A :class:`scheduler.base.Round` says which assignment should hold now; :func:`plan_moves` says what can be done about it at
-this moment. The live coordinator and the simulator both carry rounds out by it, so these rules hold in both:
+A :class:`scheduler.base.Round` says which assignment should hold now; :func:`plan_moves` says which
+changes are possible at this moment. Both the live coordinator and the simulator carry rounds out
+this way, so these rules hold in both:
 
-- A group lets go of devices, or stops, between two epochs and never inside one.
-- A group takes devices in at any step, as soon as they are free and, where they have to build the network first, as
-  soon as they have.
+- A group gives up devices, or stops, between two epochs and never within one.
+- A group adds devices at any step, as soon as they are free and, if they have to build the network
+  first, have built it.
 - A group starts as soon as all its devices are free.
-- A group that cannot change on its way to what is wanted, or of which too little would stay, stops and starts anew.
+- A group that cannot change toward its target, or would keep too few devices, stops and restarts.
 """
 
 from __future__ import annotations
@@ -32,13 +33,13 @@ class GroupHolding:
     """The devices of a network's group, and which changes are possible.
 
     Attributes:
-        devices: that it has, the master's first.
-        stance: where in its training it is.
-        least: with fewer devices it cannot go on.
-        can_change: whether its devices can change without a checkpoint and a new start.
-        grows_inside: whether it can take devices in inside an epoch.
-        recruits: devices that are to join it -> whether they have built the network; None where a newcomer needs no
-            time for that, so that any free device can join.
+        devices: its devices, the master's first.
+        stance: whether it is within an epoch, between epochs or busy.
+        min_devices: the fewest devices on which it can continue.
+        can_change: whether its devices can change without a checkpoint and a restart.
+        grows_inside: whether it can add devices within an epoch.
+        recruits: devices that are about to join -> whether they have built the network; None if
+            joining needs no time, so that any free device can join.
     """
 
     devices: tuple[int, ...]
@@ -105,14 +106,14 @@ def plan_moves(
     """Return the moves that are possible now and lead toward the target round.
 
     Args:
-        held: network -> its group, of all that run.
-        wanted: what should run; no device is in two of its groups.
-        free: devices that no group has and none has recruited.
-        frees_at_once: whether a device is free in the moment in which a group that shrinks lets go of it; otherwise
-            whoever calls will say so in a later call.
+        groups: network -> its group, of all that run.
+        targets: what should run; no device is in two of its groups.
+        free: devices without a group that are not recruited.
+        frees_at_once: whether the devices of a shrinking group are free immediately; otherwise the
+            caller passes them as free in a later call.
 
     Returns:
-        The moves in an order in which they can be carried out. No device is taken by two of them.
+        The moves in an order in which they can be carried out. No device is used by two of them.
 
     >>> from scheduler.base import Member
     >>> held = {"a": GroupHolding((0, 1), Stance.BETWEEN), "b": GroupHolding((2,), Stance.INSIDE)}
@@ -162,7 +163,8 @@ def _release_devices(
     if not common:
         return Stop(name)
     new = tuple(device for device in target if device not in common)
-    # One step where newcomers have built the network. Those that merely are free take a step of their own.
+    # One step if the new devices have built the network. Devices that are merely free take another
+    # step.
     if new and holding.recruits is not None and holding.are_ready(new, free):
         return Grow(name, (*common, *new))
     return Shrink(name, common)

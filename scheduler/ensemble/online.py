@@ -1,28 +1,32 @@
 """Estimate training rates from training itself, so that nothing must be measured before it.
 
-What is told to a policy is a :class:`scheduler.base.RateTable`, as if all had been measured. It comes from three
-sources:
+A policy gets a :class:`scheduler.base.RateTable`, as if everything had been measured. It comes from
+three sources:
 
-- *A prior.* On one GPU, log r = c_machine + c_family - log(operations of a sample). The offsets are learned from the
-  networks that have been seen; the family's is moved towards the machine's as far as the scatter within families says
-  (an empirical Bayes estimate, as in :func:`scheduler.ensemble.rates.steadied`). A network that has never been seen is
-  told at the lower end of what it may be, one standard deviation below: one that is thought to be fast, and is not,
+- *A prior.* On one GPU, log r = c_machine + c_family - log(operations of a sample). The offsets are
+  learned from the measured networks; the family's offset is shrunk toward the machine's as far as
+  the scatter within families suggests (an empirical Bayes estimate, as in
+  :func:`scheduler.ensemble.rates.smooth_rates`). A network that was never measured gets the lower
+  end of its range, one standard deviation below: a network that is assumed to be fast, and is not,
   would otherwise wait for a GPU to the end.
-- *A slope.* The logarithm of the efficiency r(m) / m falls along a straight line. A network that has been seen at two
-  sizes has one of its own, moved towards the mean of all; others have the mean. An unseen size is told at the upper
-  end of what it may be, one standard deviation above. So a plan that might be better for it tries it, by a regrouping
-  and on samples that count, and a plan that could not be is left alone. Once tried, it has been seen; and where the
-  plan depends on what was to be seen (:mod:`scheduler.ensemble.probing`), it calls for another.
-- *Observations.* What steps of training have shown at a size stands for that size. Beside other networks on one GPU
-  it stands for the share of the rate that a network has there (:mod:`scheduler.ensemble.sharing`).
+- *A slope.* The logarithm of the efficiency r(m) / m falls along a straight line. A network that
+  was measured at two sizes has its own slope, shrunk toward the mean of all; others have the mean.
+  An unmeasured size gets the upper end of its range, one standard deviation above. So a plan that
+  might be better tries it, by a regrouping and on samples that count; a plan that could not be
+  better is left alone. Once tried, the size is measured, and if the plan depends on the result
+  (:mod:`scheduler.ensemble.probing`), another plan follows.
+- *Observations.* A measured rate at a size is used for that size. Beside other networks on one GPU
+  it stands for the network's share of the rate there (:mod:`scheduler.ensemble.sharing`).
 
-No network is planned on more than twice the GPUs on which it has been seen (Qiao et al., *Pollux*, OSDI 2021, and its
-code): what is further away is a guess. It may be twice the largest size of any network for one that has not been seen,
-and for all as soon as some have been seen at two sizes.
+No network is planned on more than twice the GPUs on which it was measured (Qiao et al., *Pollux*,
+OSDI 2021, and its code): anything larger is a guess. The limit is twice the largest size of any
+network for a network that was not measured, and for all networks as soon as some were measured at
+two sizes.
 
-To estimate all anew takes time in proportion to their number. So networks of which the same is known, but for their
-names, are estimated once; and of more than a hundred networks the table is made anew after some observations, not after
-each (:data:`RENEWED`), and only then do these call for another plan.
+Estimating all networks takes time in proportion to their number. So networks with equal properties
+except their names are estimated once; and with more than a hundred networks the table is renewed
+after several observations, not after each (:data:`RENEWED`), and only then do these trigger another
+plan.
 """
 
 from __future__ import annotations
@@ -59,9 +63,9 @@ class Traits:
 
     Args:
         name: unique in the ensemble.
-        key: equal keys train at equal speed.
-        family: networks of one family have an offset in common.
-        operations: of a sample, in any unit; None where nobody knows.
+        key: networks with equal keys train at equal speed.
+        family: networks of one family have a common offset.
+        operations: operations per sample, in any unit; None if unknown.
         min_gpus, max_gpus: the bounds of its group.
     """
 
@@ -80,8 +84,8 @@ class Observation:
     Args:
         rate: samples/s of the whole group.
         spread: standard deviation of the durations of steps, as a share of their mean.
-        steps: how many were timed.
-        beside: how many networks, this one among them, were on its GPU meanwhile.
+        steps: number of timed steps.
+        networks_per_gpu: number of networks on its GPU meanwhile, including this one.
     """
 
     rate: float
@@ -99,8 +103,8 @@ def is_off(observed: Observation, expected: float, noise: float = 0.0) -> bool:
     """Return True if a rate is wrong by more than a quarter, and not by chance.
 
     Args:
-        told: samples/s.
-        noise: standard deviation of such observations from one epoch to the next, as a share of them.
+        expected: expected rate, samples/s.
+        noise: relative standard deviation of such observations from one epoch to the next.
 
     >>> is_off(Observation(13.0), expected=10.0), is_off(Observation(12.0), expected=10.0)
     (True, False)
@@ -117,9 +121,9 @@ def is_off(observed: Observation, expected: float, noise: float = 0.0) -> bool:
 class Noise:
     """The variation of a group's rate between epochs when nothing has changed.
 
-    Steps of one epoch are alike; but on a machine that others use as well, or with more ranks than cores, the next
-    epoch's are not like them. The deviation is that of the median of the latest changes, so that a change of the
-    machine, which comes once, does not pass for noise.
+    Steps of one epoch are alike, but on a shared machine, or with more ranks than cores, the next
+    epoch differs. The deviation comes from the median of the latest changes, so a single change of
+    the machine does not count as noise.
     """
 
     def __init__(self) -> None:
@@ -145,14 +149,15 @@ class OnlineRates:
     Args:
         networks: of the ensemble.
         samples_per_epoch, gpus_per_node: of the table.
-        gpus: of the cluster; no network is told on more.
-        known: key -> {GPUs: samples/s}, of earlier runs; a prior like any other, but a good one.
-        slots: of each GPU.
-        shared: k -> s(k), of earlier runs on this machine.
-        idle_slots: how many are expected to train no more together than one, as long as nothing shows otherwise.
+        gpus: of the cluster; the most on which a network is planned.
+        prior: key -> {GPUs: samples/s} of earlier runs; a prior like any other, but a good one.
+        slots: slots of each GPU.
+        shared: k -> s(k) of earlier runs on this machine.
+        idle_slots: number of networks that are expected to train no more together than one, unless
+            measured otherwise.
 
     Attributes:
-        sharing: what networks that share a GPU train together; None where none do.
+        sharing: the model of GPU sharing; None without slots.
     """
 
     def __init__(
@@ -211,7 +216,7 @@ class OnlineRates:
         """Add a network.
 
         Args:
-            known: GPUs -> samples/s, of earlier runs; nothing new of a speed that training has shown.
+            prior: GPUs -> samples/s of earlier runs; ignored if training has shown that speed.
         """
         self._networks[network.name] = network
         if prior and network.key not in self._seen:
@@ -323,7 +328,7 @@ class OnlineRates:
         """Record that a plan was made from the current table.
 
         Args:
-            tried: the networks and numbers of GPUs whose rates it depends on, and that nobody has seen.
+            probes: the networks and numbers of GPUs on whose unmeasured rates it depends.
         """
         self._probes = probes
         self._plan_rates = self.table().by_name
@@ -334,7 +339,8 @@ class OnlineRates:
     def table(self) -> RateTable:
         """Return the rates of all networks, each up to the GPUs on which it may be planned.
 
-        Shapes: ``rates`` of a network has an entry for each number of GPUs from 1 to its ``max_gpus``.
+        Shapes: ``rates`` of a network has an entry for each number of GPUs from 1 to its
+        ``max_gpus``.
         """
         if self._table is None:
             self._estimate = _Estimate(self)
@@ -385,7 +391,8 @@ class OnlineRates:
     def _max_gpus(self, kind: Traits, is_sure: bool) -> int:
         """Return the most GPUs on which a network may be planned now; one before any measurement.
 
-        Thought twice as fast on two, the first networks would each have had two, and others none.
+        If they were assumed twice as fast on two GPUs, the first networks would each get two, and
+        others none.
         """
         sizes = self._prior.get(kind.key, {}).keys() | self._seen.get(kind.key, {}).keys()
         largest = self._largest if is_sure else max(sizes, default=self._largest)
@@ -467,7 +474,7 @@ class _Estimate:
         return min(0.0, mean + deviations * deviation)
 
     def curve(self, kind: Traits, max_gpus: int, is_high: bool = True) -> tuple[float, ...]:
-        """Return samples/s on 1..max_gpus GPUs; unmeasured sizes are at the upper or lower end of their range."""
+        """Return samples/s on 1..max_gpus GPUs, unmeasured sizes at the upper or lower end."""
         points = self._points[kind.key]
         slope = self._slope(kind.key)
         outer_slope = slope if is_high else self._slope(kind.key, -1.0)
@@ -520,10 +527,11 @@ class _Estimate:
 
 
 def _offsets(residuals: Mapping[str, Sequence[float]]) -> tuple[float, dict[str, float], float]:
-    """Return the offset of the machine, of each family (shrunk toward it), and the scatter within families.
+    """Return the log offset of the machine and of each family, and the scatter within families.
 
     Returns:
-        Both, and the standard deviation of networks within their families.
+        The machine's offset, the families' offsets, and the standard deviation of networks within
+        their families.
 
     >>> _offsets({"a": [1.0, 1.0], "b": [3.0, 3.0]})
     (2.0, {'a': 1.0, 'b': 3.0}, 0.0)

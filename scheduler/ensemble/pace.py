@@ -28,9 +28,9 @@ class Ring:
     """A ring of shards with a decoded window.
 
     Args:
-        shards: into how many the data set is cut.
-        window: share of the data set that is kept.
-        surplus: it turns at most so much faster than the fastest group trains.
+        shards: number of shards of the data set.
+        window: share of the data set that is kept in memory.
+        surplus: the ring turns at most this many times faster than the fastest group trains.
     """
 
     shards: int = 50
@@ -55,11 +55,11 @@ class Stream:
     """The preprocessed data that networks share.
 
     Args:
-        count: of lockstep streams; 0 where networks do not hold each other back.
+        count: number of lockstep streams; 0 if networks do not hold each other back.
         rate: samples/s that preprocessing produces in all; several streams share it evenly.
-        ring: where the window is a part of the data set.
-        change_at_any_step: whether a network may change streams within its epoch; then what it has
-            trained on must be kept track of sample by sample.
+        ring: the ring, if the window is a part of the data set.
+        change_at_any_step: whether a network may change streams within its epoch; its samples must
+            then be tracked one by one.
     """
 
     count: int = 0

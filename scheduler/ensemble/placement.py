@@ -1,10 +1,10 @@
 """Choose the devices of each group: as few nodes per group as possible ([FLEET] Algorithm 3).
 
-The problem: given group sizes m_i and free devices on nodes, choose disjoint
-sets of devices a_i with |a_i| = m_i so that sum_i c(a_i) / m_i is least, where
-c counts the nodes that a group touches (Eq. 4). It is a packing problem.
-:func:`place_greedily` is the paper's algorithm; :func:`place_groups` also looks for the exact
-optimum, within a budget, and gives the better of the two.
+The problem: given group sizes m_i and free devices on nodes, choose disjoint sets of devices a_i
+    with |a_i| = m_i so that sum_i c(a_i) / m_i is smallest, where c counts the nodes that a group
+    touches (Eq. 4). It is a packing problem. :func:`place_greedily` is the paper's algorithm;
+    :func:`place_groups` also searches for the exact optimum, within a budget, and returns the
+    better of the two.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ def place_groups(groups: Groups, devices: Sequence[int], gpus_per_node: int) -> 
 
     Args:
         groups: name -> GPUs, each at least 1.
-        devices: that are free; device d sits on node d // gpus_per_node.
+        devices: the free devices; device d is on node d // gpus_per_node.
         gpus_per_node: of the cluster.
 
     Returns:
-        The groups in the order given. Their score is never above that of
-        :func:`place_greedily`, and the least possible where the exact search ends
-        within ``MAX_STATES`` states and no group needs more than ``MAX_SHARES`` nodes.
+        The groups in the given order. Their score is never above that of :func:`place_greedily`,
+        and it is the smallest possible if the exact search ends within ``MAX_STATES`` states and no
+        group needs more than ``MAX_SHARES`` nodes.
 
     Raises:
         InputError: there are fewer devices than the groups need.
@@ -73,12 +73,11 @@ def place_greedily(
 ) -> tuple[Member, ...]:
     """Run Algorithm 3: lay the groups one after the other along the devices, in a good order.
 
-    First the groups that fill nodes, then pairs that fill nodes, then the best
-    of the first 1024 permutations of the rest. Two slips of its listing are
-    mended: the groups that are assigned leave the remaining ones (lines 11 and
-    24), and a pair is looked up and deleted by the same key, what is missing to
-    a full node (lines 14 to 21). Where nodes are partly taken, those with the
-    most free devices come first.
+    First the groups that fill nodes, then pairs that fill nodes, then the best of the first 1024
+    permutations of the others. Two errors of the paper's listing are fixed: assigned groups are
+    removed from the remaining ones (lines 11 and 24), and a pair is looked up and deleted by the
+    same key, the number missing to a full node (lines 14 to 21). If nodes are partly in use, those
+    with the most free devices come first.
 
     >>> [m.devices for m in place_greedily({"a": 2, "b": 3, "c": 2, "d": 1}, range(8), 4)]
     [(2, 3), (5, 6, 7), (0, 1), (4,)]
@@ -103,18 +102,17 @@ def rearrange(
 ) -> tuple[Member, ...]:
     """Place groups while others train: running groups keep their devices.
 
-    A group that shrinks gives up devices where it has the fewest; one that
-    grows takes more on its own nodes, then where they fit closest; new groups
-    are placed on what is left.
+    A group that shrinks gives up devices where it has the fewest; one that grows takes more on its
+    own nodes, then where they fit best; new groups are placed on the remaining devices.
 
     Args:
-        groups: name -> GPUs that each should have.
-        running: the groups that hold devices now; those not in ``groups`` give theirs up.
-        devices: all that can be used, free or held.
+        groups: name -> target number of GPUs.
+        running: the current groups; those not in ``groups`` give up their devices.
+        devices: all usable devices, free or in use.
         gpus_per_node: of the cluster.
 
     Returns:
-        The groups in the order given; the first device of a running group stays the first.
+        The groups in the given order; the first device of a running group stays the first.
 
     >>> [m.devices for m in rearrange({"a": 1, "b": 3, "c": 2}, [Member("a", (0, 1)), Member("b", (4, 5))],
     ...                               range(8), gpus_per_node=4)]
@@ -235,10 +233,9 @@ def _exact(
 ) -> tuple[Member, ...] | None:
     """Return the best placement if it beats a known score and is found within the budget.
 
-    A* over the groups, small ones first. A state is how many groups are placed
-    and how many nodes have 0, 1, 2, ... devices free; nodes are alike
-    otherwise. :class:`_LowerBound` never says too much, so the first complete
-    state is optimal.
+    A* over the groups, small ones first. A state is the number of placed groups and the number of
+    nodes with 0, 1, 2, ... free devices; nodes are otherwise alike. :class:`_LowerBound` never
+    overestimates, so the first complete state is optimal.
     """
     names = sorted(groups, key=lambda name: groups[name])
     sizes = [groups[name] for name in names]
@@ -276,9 +273,9 @@ def _exact(
 class _LowerBound:
     """A lower bound on what the groups still to be placed add to the score.
 
-    Each takes at least its fewest nodes. And only the devices to spare can stay
-    free, so most nodes must be touched: where there are more of them than
-    shares so far, further shares are needed, of the largest group at best.
+    Each group takes at least its minimum of nodes. Only the spare devices can stay free, so most
+    nodes must be touched: if there are more of them than shares so far, further shares are needed,
+    of the largest group at best.
     """
 
     def __init__(self, sizes: Sequence[int], spare: int, gpus_per_node: int) -> None:
@@ -356,8 +353,8 @@ def _on_devices(
     chosen: dict[str, tuple[int, ...]] = {}
     for name, shares in zip(names, reversed(steps), strict=True):
         devices_of_group: list[int] = []
-        # All the nodes of a group are found before any is changed: a share of 1 of 2 leaves a
-        # node with 1 free, which must not be taken for another share of the same group.
+        # All nodes of a group are chosen before any is changed: a share of 1 of 2 leaves a node
+        # with 1 free, which must not be used for another share of the same group.
         used: list[tuple[int, int]] = []
         for count, size in shares:
             node = next(n for n in nodes if len(nodes[n]) == size and n not in dict(used))

@@ -1,14 +1,17 @@
 """Ask a policy for a plan on a cluster with shared GPUs and a limited input rate.
 
-A policy knows neither. :func:`plan` tells it rates that are to be had, and as many devices as should be used:
+A policy knows neither. :func:`plan` gives it reachable rates and the devices that should be used:
 
-- *The input.* Where the stream supplies less than a network takes, its rate is what the stream gives, and no network is
-  given GPUs that would not make it faster. So many networks on one stream are preferred to few wide groups.
-- *Slots.* Where networks outnumber GPUs, k of them share each, while that pays (:func:`scheduler.ensemble.sharing.
-  best_networks_per_gpu`), or as many as there are slots (:attr:`scheduler.base.Cluster.fills`). The policy plans on a cluster of k
-  devices for each GPU, at rates r s(k) / k. Where networks do not outnumber GPUs any more, each has whole ones.
-- *Apart.* A group takes at most one slot of a GPU: two would only share its time, and NCCL refuses them.
-- *Alone.* A network that has run out of memory beside others waits until GPUs are not shared.
+- *The input.* If the stream supplies less than a network could train, its rate is the supply, and
+  no network gets GPUs that would not make it faster. So many networks on one stream are preferred
+  to few wide groups.
+- *Slots.* If networks outnumber GPUs, k of them share each GPU while that pays
+  (:func:`scheduler.ensemble.sharing.best_networks_per_gpu`), or up to the number of slots
+  (:attr:`scheduler.base.Cluster.fills`). The policy plans on a cluster of k devices per GPU, at
+  rates r s(k) / k. Once networks no longer outnumber GPUs, each has whole GPUs.
+- *Separate slots.* A group uses at most one slot of a GPU: two would only share its time, and NCCL
+  refuses them.
+- *Exclusive GPUs.* A network that ran out of memory beside others waits until GPUs are not shared.
 """
 
 from __future__ import annotations
@@ -31,11 +34,11 @@ def plan(
     """Ask a policy which groups should run now.
 
     Args:
-        rates: as they would be on GPUs that nobody shares, with an input that is fast enough.
-        cluster: with all slots that there are.
+        rates: the rates on unshared GPUs with a fast enough input.
+        cluster: the cluster with all slots.
 
     Returns:
-        Its answer, in devices of the cluster; no group has two slots of one GPU.
+        Its answer in devices of the cluster; no group has two slots of one GPU.
     """
     if not options.peak_limited:
         rates = replace(rates, supply=math.inf)
@@ -101,8 +104,8 @@ def networks_per_gpu(rates: RateTable, progress: Progress, cluster: Cluster) -> 
 class _SharedPlan:
     """One question to a policy about a cluster with slots.
 
-    The policy is told of a cluster whose devices are numbered without gaps: device j of GPU i of a node is slot number
-    j among those of that GPU that are used now, those first that networks have already.
+    The policy sees a cluster whose devices are numbered without gaps: device j of GPU i of a node
+    is slot number j among the used slots of that GPU, occupied ones first.
     """
 
     policy: Policy
@@ -216,7 +219,7 @@ def _members(
     """Return groups with renumbered devices; devices without a number are dropped.
 
     Args:
-        whole: leave out groups that lose any.
+        only_complete: leave out groups that lose any.
     """
     renumbered = (
         replace(
@@ -233,11 +236,11 @@ def separate_slots(
 ) -> tuple[Member, ...]:
     """Move groups so that no group has two slots of one GPU.
 
-    A device that a group has too much of a GPU is exchanged for a free one of another GPU, or for that of another
-    group, which rather does not run yet. Where that cannot be, the group does without.
+    A surplus device of a group is swapped for a free one of another GPU, or for that of another
+    group, preferably one that is not running yet. If no swap is possible, the group gives it up.
 
     Args:
-        held: devices of groups that run.
+        in_use: devices of running groups.
 
     >>> cluster = Cluster.of(gpus=2, gpus_per_node=2, slots=2)
     >>> [member.devices for member in separate_slots([Member("a", (0, 2)), Member("b", (1,))], cluster, set())]

@@ -1,13 +1,13 @@
-"""Define the policies: functions of (rates, progress, cluster, options) with a table of their properties.
+"""Define the policies: functions of (rates, progress, cluster, options), and their properties.
 
-The live runtime and the simulator call the same functions, at the start and
-whenever a group ends an epoch, stops, finishes or fails. A policy keeps no
-state and reads no clock: the same inputs give the same :class:`Round`. An
-empty Round means "let what runs come to its epoch's end"; when nothing runs
-and networks remain, it means that none of them fits on the devices there are.
+The live runtime and the simulator call the same functions, at the start and whenever a group ends
+an epoch, stops, finishes or fails. A policy keeps no state and reads no clock: the same inputs give
+the same :class:`Round`. An empty Round means "let running groups finish their epochs"; if nothing
+runs and networks remain, it means that none of them fits on the devices.
 
-:data:`POLICIES` says of each what has to be known beside its function. Its name is looked up there and compared
-nowhere else; a :class:`Policy` of one's own does all that one of the table does.
+:data:`POLICIES` lists the built-in policies with their properties. A policy is looked up there by
+name and compared by name nowhere else, so a custom :class:`Policy` can do everything that a
+built-in one does.
 """
 
 from __future__ import annotations
@@ -48,23 +48,26 @@ class Policy:
     """A policy and its properties.
 
     Args:
-        name: as users call it.
-        decide: what should run now.
-        help: what it does, in a line.
-        reads: the fields of :class:`~scheduler.base.Options` that ``decide`` looks at.
-        needs_rates: whether training rates must be known before it is asked: because it decides by them, or because
-            its networks share a stream, which is paced by them. Otherwise nothing is measured.
-        own_samples: whether every trainer prepares its own samples, so that no rank is a preprocessor.
-        own_pace: whether it counts on networks training at their own paces; users are told where they do not.
-        rearranges: whether it moves groups that run; others leave them where they are, also when GPUs could be shared
-            by fewer networks.
-        sets_batch: whether it chooses the batch of networks whose batch may change; for others a range of batches is a
-            mistake in a spec.
-        costs: of moves, in the system that it stands for; a simulation takes them where it is given no others.
-        stream: of that system, likewise.
+        name: the name for users.
+        decide: returns the groups that should run now.
+        help: a one-line description.
+        reads: the fields of :class:`~scheduler.base.Options` that ``decide`` reads.
+        needs_rates: whether training rates must be known first, because it decides by them or
+            because its networks share a stream that is paced by them. Otherwise nothing is
+            measured.
+        own_samples: whether every trainer prepares its own samples, so that there are no
+            preprocessors.
+        own_pace: whether it assumes that networks train at their own paces; users get a warning if
+            they cannot.
+        rearranges: whether it moves running groups; other policies leave them in place even if
+            fewer networks could share each GPU.
+        sets_batch: whether it chooses the batch of networks whose batch may change; with other
+            policies a range of batches is an error in a spec.
+        costs: the costs of moves in the system that it models; a simulation uses them by default.
+        stream: the stream of that system, likewise.
 
     Raises:
-        InputError: ``reads`` holds what is no option.
+        InputError: ``reads`` contains an unknown option.
     """
 
     name: str
@@ -91,7 +94,7 @@ class Policy:
         """Describe which of some settings the policy reads.
 
         Args:
-            settings: fields of :class:`~scheduler.base.Options` -> what users call them.
+            settings: fields of :class:`~scheduler.base.Options` -> their names for users.
 
         >>> settings = {"alpha": "--round-end-share", "delta": "--pace-tolerance"}
         >>> POLICIES["local"].describe_reads(settings), POLICIES["adaptive"].describe_reads(settings)
@@ -102,18 +105,18 @@ class Policy:
 
 
 def fleet_global(rates: RateTable, progress: Progress, cluster: Cluster, options: Options) -> Round:
-    """Train a flotilla until fewer than alpha of the devices are active, then form a new one (FLEET-G).
+    """Train a flotilla until fewer than alpha of the devices are active, then form the next (FLEET-G).
 
-    A round that has fallen below alpha goes on nevertheless where a new
-    flotilla would give every network what it has and start no other: stopping
-    would cost time and change nothing. So rounds that never reach alpha (few
-    networks, or none that more GPUs would speed up) do not restart at each
-    epoch's end, and there are at most as many rounds as networks and changes
-    of the cluster and of rates. One that was formed by wrong rates counts as
-    below alpha: its networks would hold each other back to its end.
+    A round that has fallen below alpha nevertheless continues if a new flotilla would give every
+    network what it has and start no other: stopping would cost time and change nothing. So rounds
+    that never reach alpha (few networks, or none that more GPUs would speed up) do not restart at
+    each epoch's end, and there are at most as many rounds as networks and changes of the cluster
+    and of rates. A round that was formed from wrong rates counts as below alpha: its networks would
+    hold each other back to its end.
 
-    Where rates are guessed, hardly any network seems to be as fast as another. So networks whose rates nobody knows
-    take the devices that a flotilla leaves idle, which shows their rates, unless they would hold the others back.
+    With guessed rates, hardly any networks seem equally fast. So networks with unknown rates use
+    the devices that a flotilla leaves idle, which measures their rates, unless they would hold the
+    others back.
 
     Reference: [FLEET] section 4.3.2, Algorithm 1; alpha in its last paragraph.
     """
@@ -157,8 +160,8 @@ def _with_guessed(
 def local(rates: RateTable, progress: Progress, cluster: Cluster, options: Options) -> Round:
     """Form a flotilla of waiting networks on the free devices, whenever there are any (FLEET-L).
 
-    Groups that run are left alone until their networks finish; when none
-    waits, free devices stay free.
+    Running groups are left alone until their networks finish; if no network waits, free devices
+    stay free.
 
     Reference: [FLEET] sections 4.3.3 and 6.1.
     """
@@ -173,7 +176,7 @@ def local(rates: RateTable, progress: Progress, cluster: Cluster, options: Optio
 def adaptive(rates: RateTable, progress: Progress, cluster: Cluster, options: Options) -> Round:
     """Share the devices anew whenever a network finishes or arrives, or rates change.
 
-    Until then the last answer stands, even where groups are still on their way to it. See
+    Until then the last answer stands, even while groups are still changing toward it. See
     :mod:`scheduler.ensemble.adaptive`.
     """
     target = progress.target
@@ -210,10 +213,9 @@ def elastic(rates: RateTable, progress: Progress, cluster: Cluster, options: Opt
 def baseline(rates: RateTable, progress: Progress, cluster: Cluster, options: Options) -> Round:
     """Train one network per device: a free device takes a random waiting network.
 
-    A network whose group has a lower bound gets that many devices. The random
-    choice is a random order of all networks, drawn from the seed once and for
-    all, which comes to the same and lets a resumed run go on with the networks
-    it had begun.
+    A network whose group has a minimum size gets that many devices. The random choice is a random
+    order of all networks, drawn from the seed once, which is equivalent and lets a resumed run
+    continue with the networks that it had started.
 
     Reference: [FLEET] section 6.1, "Baseline".
     """
@@ -224,8 +226,8 @@ def baseline(rates: RateTable, progress: Progress, cluster: Cluster, options: Op
 def homogeneous(rates: RateTable, progress: Progress, cluster: Cluster, options: Options) -> Round:
     """Train as many random networks as there are devices, one each; start the next when all are done.
 
-    Groups are as in :func:`baseline`; the difference lies in the stream that
-    they share, and in waiting for the last.
+    Groups are as in :func:`baseline`; the differences are the shared stream and waiting for the
+    last network.
 
     Reference: [FLEET] section 6.1, "Homogeneous Training" (Pittman et al., SC 2018).
     """
@@ -296,7 +298,7 @@ def default_policy(settings: Collection[str] = ()) -> Policy:
     It is `adaptive`, or `global` if a setting is given that only `global` reads.
 
     Args:
-        settings: names of the fields of :class:`Options` that are given; others do not count.
+        settings: names of the given fields of :class:`Options`; other names are ignored.
     """
     read = POLICIES["global"].reads - POLICIES["adaptive"].reads
     return POLICIES["global" if read.intersection(settings) else "adaptive"]
@@ -306,7 +308,8 @@ def check_round(answer: object, rates: RateTable, progress: Progress, cluster: C
     """Check that the answer of a custom policy can be carried out.
 
     Raises:
-        InputError: it is no :class:`~scheduler.base.Round`, or one of networks and devices that cannot be given.
+        InputError: it is not a :class:`~scheduler.base.Round`, or names networks or devices that
+            cannot be assigned.
     """
     if not isinstance(answer, Round):
         raise InputError(f"returns a {type(answer).__name__}; it must return a Round")
@@ -355,7 +358,7 @@ def _alive_groups(rates: RateTable, progress: Progress, cluster: Cluster) -> tup
 def _formed_groups(rates: RateTable, progress: Progress, cluster: Cluster) -> tuple[Member, ...]:
     """Return the running groups, and those of the last answer that still wait for devices.
 
-    They wait no longer where the group that lets go of them is that of a network which has just been let go on: it
+    They no longer wait if the group that should release the devices has just been continued: it
     keeps them.
     """
     running = _alive_groups(rates, progress, cluster)

@@ -1,10 +1,10 @@
 """Find which group sizes of a plan are probes: unmeasured sizes on which the plan depends.
 
-Rates from training itself (:mod:`scheduler.ensemble.online`) are told at the upper end of what they may be. So where
-any value within the uncertainty would have a network get another size, the plan gives it that size: a probe, made by a
-regrouping, and on samples that count. What is left to say is which of the sizes in a plan are such probes. Their
-answers are worth another plan even where they are off by less than a quarter; all other sizes would stay as they are,
-whatever is seen of them.
+Rates from training itself (:mod:`scheduler.ensemble.online`) are at the upper end of their range.
+So if some value within the uncertainty would give a network another size, the plan gives it that
+size: a probe, made by a regrouping and on samples that count. This module finds which sizes of a
+plan are such probes. Their results justify another plan even if they are off by less than a
+quarter; all other sizes would stay, whatever is measured.
 """
 
 from __future__ import annotations
@@ -32,17 +32,18 @@ def find_probes(
     """Return the sizes that networks have only because their rates there are uncertain.
 
     Args:
-        sizes: that the plan gives, by the rates that were told.
-        told: with each rate at the upper end of what it may be.
-        least: the rates of a network on 1, 2, ... GPUs, each at the lower end; the same where they have been seen.
-        answer: the sizes that the plan would give by other rates.
+        sizes: the sizes in the plan from ``rates``.
+        rates: the table with each rate at the upper end of its range.
+        lower_rates: returns the rates of a network on 1, 2, ... GPUs at the lower end of their
+            range; measured rates are equal to the upper end.
+        answer: returns the sizes that the plan would have with other rates.
 
     Returns:
-        At most :data:`AT_A_TIME`, those of which there is most doubt, by GPUs; each would be another size if the
-        network's rates were at their lower ends.
+        At most :data:`AT_A_TIME` probes, the most uncertain ones by GPUs; each would be another
+        size if the network's rates were at their lower ends.
 
-    a and b share 4 GPUs. b has been seen on two. If a were no faster on two than it was seen to be on one, it would get
-    but one:
+    a and b share 4 GPUs. b was measured on two. If a were no faster on two than it was on one, it
+    would get only one:
 
     >>> from scheduler.base import Network
     >>> told = RateTable(1, 4, (Network("a", (10.0, 20.0), max_gpus=2), Network("b", (10.0, 15.0), max_gpus=2)))
@@ -88,18 +89,19 @@ def find_probes_of_plan(
     """Return the probes in the answer of a policy.
 
     Args:
-        rates, progress, cluster, options: by which it answered.
-        least: as for :func:`find_probes`.
-        wanted: the answer.
+        rates, progress, cluster, options: the inputs of the answer.
+        lower_rates: as for :func:`find_probes`.
+        target: the answer of the policy.
 
     Returns:
-        None for a policy that leaves groups as they are: it would not act upon what they show. None where the answer
-        is what it was, since its probes are known.
+        An empty set for a policy that leaves groups in place, because it would not act on the
+        results; also empty if the answer has not changed, because its probes are known.
     """
     if not policy.rearranges or (target == progress.target and not progress.rates_changed):
         return frozenset()
     again = replace(progress, rates_changed=True)
-    # On its least GPUs a network has been seen, or nowhere; and of thousands on one each, nothing need be asked.
+    # At its minimum size a network was measured, or nowhere; thousands of networks on one GPU each
+    # need no check.
     sizes = {
         name: gpus for name, gpus in target.counts.items() if gpus > rates.by_name[name].min_gpus
     }

@@ -1,9 +1,8 @@
 """Compute training rates: measured ones, and estimates beyond them ([FLEET] appendix B.3).
 
-A rate r(m) is samples/s of one network on m GPUs. Rates need not rise: Eq. 5
-falls beyond its peak, and measured ones may dip (a group that leaves its
-node). A *useful* count is one on which the network is faster than on any
-fewer GPUs; only those are worth giving.
+A rate r(m) is samples/s of one network on m GPUs. Rates need not rise: Eq. 5 falls beyond its peak,
+and measured ones may dip (a group that leaves its node). A *useful* count is one on which the
+network is faster than on any fewer GPUs; only those are worth giving.
 """
 
 from __future__ import annotations
@@ -25,17 +24,15 @@ ROUNDING = 1e-12  # of an efficiency
 def curve(network: Network, gpus: int) -> NDArray[np.float64]:
     """Return the rates of one network on 1..``gpus`` GPUs, shape (gpus,), samples/s.
 
-    Up to the last measured count b they are the measured ones; beyond it, as
-    in Eq. 5, the efficiency r(b)/b goes on falling by the factor that it fell
-    by from b-1 to b:
+    Up to the last measured count b they are measured; beyond it, as in Eq. 5, the efficiency r(b)/b
+    continues to fall by the factor from b-1 to b:
 
         r(m) = m r(b)/b e^(m-b),    e = (r(b)/b) / (r(b-1)/(b-1))
 
-    In the paper b is twice the GPUs of a node. Three cases that it leaves open:
-    e above 1 (noise in the measurement) would promise a gain that grows
-    without end, so it counts as 1; a single measurement says nothing about
-    scaling, so the rate stays what it is; and no rate falls below a millionth
-    of the last measured one, so that none is 0.
+    In the paper b is twice the GPUs of a node. The paper leaves three cases open: e above 1 (noise
+    in the measurement) would promise an unlimited gain, so it counts as 1; a single measurement
+    says nothing about scaling, so the rate stays constant; and no rate falls below a millionth of
+    the last measured one, so that none is 0.
 
     Efficiency 10 on one GPU and 9 on two goes on as 8.1 on three:
 
@@ -103,9 +100,9 @@ class Curves:
         names: the networks, in the order of the rate table.
         index: name -> row.
         rate: samples/s.
-        allowed: whether a count lies in the bounds of the network's group.
+        allowed: whether a count is within the bounds of the network's group.
         useful: allowed, and faster than on any fewer GPUs that are allowed.
-        least: the fewest GPUs allowed, shape (networks,).
+        min_gpus: the fewest GPUs allowed, shape (networks,).
     """
 
     names: tuple[str, ...]
@@ -125,8 +122,8 @@ class Curves:
 @lru_cache(maxsize=64)
 def curves(table: RateTable, gpus: int) -> Curves:
     """Return the rate table as arrays, up to a number of GPUs."""
-    # Policies ask for many numbers of GPUs; every column depends on those before it alone, so
-    # all are slices of a few large tables.
+    # Policies ask for many numbers of GPUs; each column depends only on those before it, so all are
+    # slices of a few large tables.
     wide = _curves(table, 1 << max(0, gpus - 1).bit_length())
     return replace(
         wide,
@@ -183,7 +180,7 @@ _KINDS = _Kinds()
 
 @lru_cache(maxsize=16)
 def kinds(table: RateTable) -> tuple[list[int], NDArray[np.int64]]:
-    """Return the first row of each kind of network, and the kind of each row; names do not count."""
+    """Return the first row of each kind of network, and the kind of each row."""
     return _KINDS.of(table.models)
 
 
@@ -250,10 +247,12 @@ def _useful(rate: NDArray[np.float64], allowed: NDArray[np.bool_]) -> NDArray[np
 def extend_as_printed(table: RateTable, gpus: int) -> RateTable:
     """Extend rates beyond the measured ones by Eq. 5 as the paper prints it.
 
-    There b is M_b, twice the GPUs of a node, also where more was measured (up to M_t = max(M_a, M_b)); in
-    :func:`curve` it is the last measured count. A network that was measured on fewer than M_b is left as it is.
+    There b is M_b, twice the GPUs of a node, even if more was measured (up to M_t = max(M_a, M_b));
+    in :func:`curve` it is the last measured count. A network that was measured on fewer than M_b is
+    left as it is.
 
-    Two GPUs a node, so M_b = 4, where the efficiency falls by 0.9; the fifth rate is measured, the sixth is not:
+    Two GPUs a node, so M_b = 4, where the efficiency falls by 0.9; the fifth rate is measured, the
+    sixth is not:
 
     >>> table = RateTable(1, 2, (Network("a", (10.0, 20.0, 30.0, 36.0, 44.0)),))
     >>> extend_as_printed(table, 6).models[0].rates[4:], round(float(curve(table.models[0], 6)[5]), 2)
@@ -278,13 +277,11 @@ def extend_as_printed(table: RateTable, gpus: int) -> RateTable:
 def smooth_rates(table: RateTable, gpus: int) -> RateTable:
     """Extend rates beyond the measured ones with less noise than Eq. 5.
 
-    Eq. 5 takes the fall of efficiency from the last two measured counts, so an
-    error of 5 % in each is one of 7 % per GPU, and grows with every further
-    one. Here it is the slope of a straight line through the logarithms of all
-    measured efficiencies. As far as the scatter about these lines says that
-    slopes differ by error alone, each is moved towards their mean, since
-    networks on one machine fall off alike (an empirical Bayes estimate). What
-    was measured is left as it is.
+    Eq. 5 takes the fall of efficiency from the last two measured counts, so an error of 5 % in each
+    is one of 7 % per GPU, and grows with every further one. Here it is the slope of a straight line
+    through the logarithms of all measured efficiencies. As far as the scatter about these lines
+    suggests that slopes differ by error alone, each is shrunk toward their mean, because networks
+    on one machine scale alike (an empirical Bayes estimate). Measured rates are left as they are.
 
     Efficiencies 9, 9 and 8.1 fall by 5 % a GPU on average:
 
@@ -348,7 +345,7 @@ def shrink_slopes(lines: Mapping[str, Line], least_noise: float = 0.0) -> Slopes
     """Shrink slopes toward their mean by the share of their variance that is error.
 
     Args:
-        least_noise: the variance of one logarithm, if the scatter about the lines says no more.
+        least_noise: the smallest variance of one logarithm to assume.
     """
     freedom = sum(line.freedom for line in lines.values())
     if freedom:
@@ -413,7 +410,7 @@ def preprocessors_needed(throughput: Sequence[float], demand: float) -> int:
         demand: samples/s that the trainers take.
 
     Returns:
-        The least count that is enough; if none is, the one with the most throughput.
+        The smallest sufficient count; if none suffices, the count with the most throughput.
 
     Raises:
         InputError: nothing was measured.
@@ -435,7 +432,7 @@ def rates_up_to_gap(rates: Mapping[int, float], min_gpus: int = 1) -> tuple[floa
     """Return samples/s on 1, 2, ... GPUs up to the first gap; proportional below the minimum.
 
     Args:
-        known: GPUs -> samples/s; ``least`` is among them.
+        rates: GPUs -> samples/s; ``min_gpus`` is a key.
 
     >>> rates_up_to_gap({2: 30.0, 3: 40.0, 5: 60.0}, min_gpus=2)
     (15.0, 30.0, 40.0)

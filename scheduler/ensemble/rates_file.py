@@ -7,9 +7,9 @@
 out; ``step_s`` of a model, ``[{"batch", "seconds"}]``, and ``comm_s`` at the
 top, ``[{"params_mb", "gpus", "seconds"}]``, are what the job scalability
 analyzer reads; ``batches`` of a model, such as ``[64, 512]``, is the range of
-its global batch, where that may change. ``sharing`` at the top, such as ``[1, 1.6, 2.1]``, says how many
-times as many samples/s as one 1, 2, 3 networks on one GPU train together.
-Unknown keys are mistakes.
+its global batch, where that may change. ``sharing`` at the top, such as ``[1, 1.6, 2.1]``, says how
+many times as many samples/s as one 1, 2, 3 networks on one GPU train together. Unknown keys are
+mistakes.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def parse_rates(value: Any, source: str = "rates") -> RateTable:
 
     Args:
         value: dicts, lists and numbers.
-        place: the name of the source, for messages.
+        source: the name of the source for messages.
 
     Raises:
         InputError: all mistakes in one line.

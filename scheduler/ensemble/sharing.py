@@ -1,15 +1,16 @@
 """Estimate the combined throughput of networks that share a GPU.
 
-s(k) is how many times as many samples/s k networks on one GPU train as one does alone; s(1) = 1. Each of them trains
-at a share s(k) / k of the rate that it has alone. One curve is taken to hold for all networks of a machine.
+s(k) is the combined throughput of k networks on one GPU relative to one network alone; s(1) = 1.
+Each of them trains at a share s(k) / k of its rate alone. One curve is assumed for all networks of
+a machine.
 
-It is learned from networks that have trained beside different numbers of others: log r = a + log(s(k) / k), with an
-``a`` for every speed and group size, by least squares, each rate as heavy as it is sure. What rests on so few or so
-uneven steps that it says next to nothing waits for more: what is thought not to pay is not tried again. Only what hangs
-together with k = 1 is known. Beyond the largest k of which that can be said, s is taken to grow as the square root of
-k, which is more than it must to be tried; but no more than twice as many networks share a GPU as are known to. So a run
-on an unknown machine begins with one network on each GPU, tries two as soon as the first have shown their rates, and
-goes on from there.
+It is fitted to networks that have trained beside different numbers of others: log r = a + log(s(k)
+/ k), with one ``a`` per speed and group size, by weighted least squares. Rates from so few or so
+uneven steps that they say next to nothing are ignored, because a sharing that seems not to pay is
+not tried again. Only counts connected with k = 1 are known. Beyond the largest known k, s is
+assumed to grow as the square root of k, which is enough to try it; but at most twice as many
+networks share a GPU as are known to. So a run on an unknown machine begins with one network on each
+GPU, tries two as soon as the first rates are known, and so on.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def speedup(sharing: Sequence[float], count: int) -> float:
     """Return s(k): the combined throughput of k networks on a GPU relative to one.
 
     Args:
-        sharing: s(1), s(2), ... as far as they are known.
+        sharing: s(1), s(2), ... as far as known.
 
     >>> speedup((1.0, 1.5), 2), speedup((1.0, 1.5), 8)
     (1.5, 3.0)
@@ -58,12 +59,12 @@ def share(sharing: Sequence[float], count: int) -> float:
 def best_networks_per_gpu(rates: RateTable, names: Iterable[str], max_networks: int) -> int:
     """Return how many networks should share a GPU: one more must add at least 3 % throughput.
 
-    What the input does not give, nobody trains: one network of 900 samples/s on an input of 100 trains as much beside
-    seven others.
+    The input limits the total: one network of 900 samples/s on an input of 100 trains as much
+    beside seven others.
 
     Args:
-        names: of the networks that could.
-        most: of them on one GPU.
+        names: the networks that could share.
+        max_networks: the most networks on one GPU.
 
     >>> from scheduler.base import Network
     >>> pair = (Network("a", (900.0,)), Network("b", (900.0,)))
@@ -137,13 +138,13 @@ class Sharing:
     """The curve s, estimated from training.
 
     Args:
-        known: s(2), s(3), ... of earlier runs, by k; what training shows counts instead.
-        alone: speed -> {GPUs: samples/s}, of earlier runs on GPUs that were not shared.
-        idle_slots: so many networks are expected to train no more together than one, as long as nothing shows
-            otherwise. So it is not tried.
+        prior: k -> s(k) of earlier runs, for k > 1; measurements of this run take precedence.
+        alone: speed -> {GPUs: samples/s} of earlier runs on GPUs that were not shared.
+        idle_slots: number of networks that are expected to train no more together than one, unless
+            measured otherwise; so sharing is not tried.
 
     Attributes:
-        expected: s(1), s(2), ... of these, which nobody has shown.
+        expected: s(1), s(2), ... of these slots, which were not measured.
     """
 
     def __init__(
@@ -167,7 +168,7 @@ class Sharing:
         Args:
             rate: samples/s of the whole group.
             spread: standard deviation of the durations of steps, as a share of their mean.
-            steps: how many were timed.
+            steps: number of timed steps.
         """
         error = max(_PLAIN_ERROR, max(spread, _SPREAD) / math.sqrt(max(1, steps)))
         before = self._observations.get((unit, count))
@@ -222,7 +223,7 @@ def _fit_sharing(observations: Sequence[_SharedRate]) -> dict[int, float]:
     solution = np.linalg.lstsq(design * weights[:, np.newaxis], logs * weights, rcond=None)[0][
         len(units) :
     ]
-    # None trains faster beside others than alone: what says so is noise.
+    # No network trains faster beside others than alone: such values are noise.
     return {
         count: round(count * min(1.0, math.exp(log)), 9)
         for count, log in zip(columns, solution, strict=True)

@@ -1,12 +1,11 @@
 """Compute shares of the GPUs that let all networks finish together: the malleable schedule.
 
-Suppose every network could change its group at any moment at no cost. To train
-W samples within a time T, a network then needs the average rate W / T. What
-share of the GPUs that costs at least is the concave hull of its rate curve read
-backwards: a rate between two group sizes is time-sharing between them, one
-below that of a single GPU is taking turns. :func:`water_fill` finds the T at
-which these shares add up to all GPUs; :func:`lower_bound` is the least time
-that any schedule can take.
+Suppose every network could change its group at any moment at no cost. To train W samples within a
+time T, a network then needs the average rate W / T. The smallest share of the GPUs for that is the
+inverse of the concave hull of its rate curve: a rate between two group sizes is time-sharing
+between them, a rate below that of a single GPU is taking turns. :func:`water_fill` finds the T at
+which these shares add up to all GPUs; :func:`lower_bound` is the least time that any schedule can
+take.
 """
 
 from __future__ import annotations
@@ -31,8 +30,8 @@ Rows = NDArray[np.int64]
 class Hulls:
     """The concave hulls of rate curves, as arrays of shape (networks, vertices).
 
-    Row i holds the vertices of network i from (0 GPUs, rate 0) to its best
-    rate; rows with fewer vertices than others repeat the last.
+    Row i has the vertices of network i from (0 GPUs, rate 0) to its best rate; shorter rows repeat
+    the last vertex.
     """
 
     gpus: Floats
@@ -52,8 +51,8 @@ class Hulls:
         """Compute the fewest average GPUs for average rates.
 
         Args:
-            rate: samples/s wanted of each network, shape (rows,); at most its peak.
-            rows: of which networks.
+            rate: target samples/s of each network, shape (rows,); at most its peak.
+            rows: the rows of the networks, shape (rows,).
 
         Returns:
             The GPUs, and by how much they fall per sample/s less; shapes (rows,).
@@ -70,7 +69,7 @@ class Hulls:
 def hulls(rates: RateTable, gpus: int) -> Hulls:
     """Compute the concave hulls of all rate curves over the allowed group sizes.
 
-    A network that needs more GPUs than there are has (0, 0) alone.
+    A network that needs more GPUs than there are has only the vertex (0, 0).
     """
     rate_curves = bent_curves(rates, gpus)
     (rows, kind) = kinds(rates)
@@ -120,13 +119,13 @@ class Level:
 def water_fill(hull: Hulls, rows: Rows, work: Floats, gpus: float) -> Level:
     """Share GPUs so that all networks finish at one time, as early as possible.
 
-    A network that would have to be faster than its peak is held there, and the
-    others share what is left.
+    A network that would have to be faster than its peak is held there, and the others share the
+    remaining GPUs.
 
     Args:
-        hull: of all networks.
-        rows: the networks that share.
-        work: samples that each has to train, shape (rows,), above 0.
+        hull: the hulls of all networks.
+        rows: the rows of the networks that share.
+        work: samples that each must train, shape (rows,), above 0.
         gpus: how many there are.
 
     Returns:
@@ -156,7 +155,7 @@ def water_fill(hull: Hulls, rows: Rows, work: Floats, gpus: float) -> Level:
 def _of_a_crowd(hull: Hulls, rows: Rows, work: Floats, gpus: float) -> float | None:
     """Return the level 1/T if no network gets more than its smallest group, else None.
 
-    Up to there shares are in proportion to the level, so nothing has to be searched for.
+    Then shares are proportional to the level, so no search is needed.
     """
     if not len(rows) or hull.rate.shape[1] < 2:
         return None
@@ -172,10 +171,9 @@ def _of_a_crowd(hull: Hulls, rows: Rows, work: Floats, gpus: float) -> float | N
 def _newton(demand: Callable[[float], tuple[Floats, float]], level: float, gpus: float) -> float:
     """Return the level at which demand is ``gpus``, starting from a higher one.
 
-    Left of there demand is convex and piecewise linear, so Newton's steps
-    never go too far and end after finitely many. Where a network is as fast
-    on two sizes but for rounding, demand is so steep that a step gets nowhere;
-    then it goes beyond.
+    Left of that level demand is convex and piecewise linear, so Newton's steps never overshoot and
+    end after finitely many. If a network is as fast on two sizes except for rounding, demand is so
+    steep that a step makes no progress; then it goes beyond.
     """
     while True:
         share, slope = demand(level)
@@ -194,7 +192,7 @@ def lower_bound(rates: RateTable, gpus: int) -> float:
         gpus: of the cluster.
 
     Raises:
-        InputError: the epochs of a network are not known, or it needs more GPUs than there are.
+        InputError: a network has no epochs, or needs more GPUs than there are.
 
     Two networks of 100 samples share 3 GPUs; on one both have 10 samples/s, on
     two a has 20 and b only 15. Each on one GPU leaves one to share: x more

@@ -1,1 +1,1 @@
-"""Which running jobs to stop so that nodes are free in time ([CoSim]); imports base, files and hulls."""
+"""Which running jobs or groups make room, and how ([COSIM]); imports base and files."""

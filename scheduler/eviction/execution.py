@@ -1,12 +1,12 @@
 """Decide step by step which jobs save or stop, so that nodes are free by a deadline.
 
-A plan says which jobs make room and how; here it becomes acts, one look at the machine after the other. Jobs that
-save do so one after the other, as the plan counts, the quickest first. Jobs that lose work are stopped last, for some
-job may end by itself before, and then others need not. It is planned anew with what is left of the time when a job
-ends by itself, has saved earlier than the plan counts, does not obey, or is no more what it was, and when another has
-taken nodes that were free.
+A plan says which jobs make room and how; here it becomes actions, one look at the machine after the
+other. Jobs save one after the other, as the plan assumes, the quickest first. Jobs that lose work
+are stopped last, because a job may end by itself before, so that others need not stop. A new plan
+is made for the remaining time when a job ends by itself, saves earlier than planned, does not obey
+or has changed, and when another job has taken free nodes.
 
-These functions know neither a clock nor a batch system.
+These functions use neither a clock nor a batch system.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ class Step:
     """An action, or an event to report.
 
     Args:
-        what: ``yield``: have the job give some nodes back, and go on; ``save``: tell the job to save now; ``stop``: put
-            it back into the queue, or cancel it. The others are to be noted alone: a ``plan`` is made; a job has
-            ``shrunk`` by some nodes; it has ``freed`` its nodes as planned, or has ``ended`` by itself,
-            or is ``deaf``: it did not end in its time; there is ``enough``, so that no further job has to stop; or the
-            jobs that are left are too ``short`` of nodes.
-        job: which; empty where it is about all.
-        until_min: by when it will have saved.
+        kind: an action: ``yield``: ask the job to give some nodes back and continue; ``save``: ask
+            the job to save now; ``stop``: requeue or cancel it. Or an event: a ``plan`` was made; a
+            job has ``shrunk`` by some nodes, has ``freed`` its nodes as planned, or has ``ended``
+            by itself; it is ``deaf``: it did not end in time; there is ``enough``, so no further
+            job has to stop; or the remaining jobs are too ``short`` of nodes.
+        job: the job; empty if it concerns all.
+        until_min: the minute by which it will have saved.
         nodes: to give back.
         actions: of a plan.
-        said: in words.
+        detail: details in words.
     """
 
     kind: StepKind
@@ -61,12 +61,13 @@ class Eviction:
     """One eviction, from the first look at the machine to the last.
 
     Args:
-        nodes: to free, of those that running jobs hold.
-        deadline_min: in minutes from the first look.
-        margin_min: before the deadline in which jobs end that are stopped.
-        told: jobs that save when they are told to; others save by themselves, and are stopped then.
-        yielding: jobs that can give back all their nodes but one, and go on: they are asked first, once each, one in
-            a look, the largest first, for that loses nothing.
+        nodes: nodes of running jobs to free.
+        deadline_min: minutes from the first look.
+        margin_min: minutes before the deadline at which jobs are stopped.
+        saves_on_request: jobs that save on request; others save by themselves, and are stopped
+            then.
+        yielding: jobs that can give back all their nodes but one and continue: they are asked
+            first, because that loses nothing; once each, one per look, the largest first.
 
     Raises:
         InputError: a number is out of range.
@@ -109,11 +110,11 @@ class Eviction:
 
         Args:
             now_min: minutes since the first look.
-            jobs: that may be asked to make room, with what they would lose now.
-            held: nodes of all jobs that hold some, those included that are ending.
+            jobs: jobs that may be asked to make room, with their current losses.
+            nodes_held: nodes of all jobs that hold any, including ending ones.
 
         Returns:
-            What happened since the last look, and what to do.
+            The events since the last look, and the actions.
 
         Raises:
             InputError: at the first look: all jobs together have fewer nodes.
@@ -163,8 +164,8 @@ class Eviction:
         """Add a new job that has taken free nodes; it may be asked in turn.
 
         Args:
-            nodes: of those that were free; from now on the job holds them.
-            is_told: whether it saves when it is told to.
+            nodes: number of free nodes that the job now holds.
+            saves_on_request: whether it saves on request.
         """
         self.freed -= nodes
         self._nodes_held[job] = nodes

@@ -1,18 +1,15 @@
-"""Choose which running jobs to checkpoint or kill so that nodes are free in time, for every deadline.
+"""Choose which jobs to checkpoint or kill so that nodes are free in time, for every deadline.
 
-A job that must make room is *killed*, which takes no time and loses its
-progress since its last checkpoint; or checkpoints itself (*app*), which loses
-nothing but waits for its next safe moment; or is checkpointed by the system
-(*sys*), which loses nothing, begins at once and writes more. Checkpoints are
-written one after the other, so a plan takes the sum of their times. The plan
-for a deadline frees at least the nodes asked for, within that time, and loses
-the least; of the plans that lose the least it takes the least time; of those it
-kills nobody for nothing, prefers *app* to *sys*, and stops the fewest jobs:
-Maurya et al., CoSim, DS-RT 2020 ([COSIM]), sections II and III.
+A job that must make room is *killed*, which takes no time and loses its progress since its last
+checkpoint; or checkpoints itself (*app*), which loses nothing but waits for its next safe moment;
+or is checkpointed by the system (*sys*), which loses nothing, begins at once and writes more.
+Checkpoints are written one after the other, so a plan takes the sum of their times. The plan for a
+deadline frees at least the requested nodes within that time and loses the least. Ties are broken by
+the least time, then by the fewest needless kills, by *app* before *sys*, and by the fewest stopped
+jobs: Maurya et al., CoSim, DS-RT 2020 ([COSIM]), sections II and III.
 
-The algorithm is an exact dynamic programme over jobs, nodes and time. What the
-jobs are is all one to it: batch jobs on the nodes of a machine, or training
-groups on the GPUs of an allocation (:func:`groups_to_stop`).
+The algorithm is an exact dynamic program over jobs, nodes and time. It applies to batch jobs on the
+nodes of a machine and to training groups on the GPUs of an allocation (:func:`groups_to_stop`).
 """
 
 from __future__ import annotations
@@ -91,7 +88,7 @@ class RunningJob:
     def checkpoint_within(self, deadline: Number) -> tuple[Number, Action] | None:
         """Return its faster checkpoint, *app* on ties; None if that takes too long.
 
-        The slower one is never worth taking: it loses as little and takes longer.
+        The slower one is never better: it loses as little and takes longer.
         """
         ways = [(time, way) for way in CHECKPOINTS if (time := self.time(way)) is not None]
         fastest = min(ways, default=None, key=lambda way: way[0])
@@ -154,8 +151,8 @@ def plan_evictions(
         step: between deadlines.
 
     Raises:
-        InputError: the nodes cannot be freed even by killing all jobs; an id comes twice; a number is
-            out of range; the times are so finely graded that the table would not fit.
+        InputError: the nodes cannot be freed even by killing all jobs; an id comes twice; a number
+            is out of range; the times are so finely graded that the table would not fit.
 
     Two of these jobs must make room. At once it is cheapest to kill b and c;
     within two minutes c can checkpoint itself; within five, b can be checkpointed as well.
@@ -181,11 +178,10 @@ def groups_to_stop(
 ) -> Mapping[str, Action]:
     """Choose which groups must stop, and how, so that ``gpus`` GPUs are free by a deadline.
 
-    This decides and carries nothing out. A group is a :class:`RunningJob` whose
-    ``nodes`` are its GPUs, whose ``loss`` is GPU-seconds since its last
-    checkpoint, and whose ``app_time`` is what it takes to finish its step and
-    write its state. ``kill`` means to give up what was trained since the last
-    checkpoint; a group that is not named trains on.
+    This only decides. A group is a :class:`RunningJob` whose ``nodes`` are its GPUs, whose ``loss``
+    is GPU-seconds since its last checkpoint, and whose ``app_time`` is the time to finish its step
+    and write its state. ``kill`` gives up the training since the last checkpoint; a group that is
+    not named continues.
 
     Args:
         groups: that train now.
@@ -206,7 +202,7 @@ def groups_to_stop(
     {'cnn': 'app', 'vit': 'kill'}
     """
     rounded = [group.rounded_up(grain) for group in groups]
-    # More than all need one after another changes nothing, but every moment of it would be looked at.
+    # A deadline beyond the sum of all times changes nothing, but costs a column for every moment.
     enough = sum(exact(max(group.app_time or 0, group.sys_time or 0)) for group in rounded)
     rounded_deadline = plain(min(exact(deadline) // exact(grain) * exact(grain), enough))
     return plan_evictions(rounded, gpus, rounded_deadline, step=rounded_deadline or 1)[-1].actions
@@ -258,7 +254,8 @@ class Spectrum:
         return self._table.plans(self._problem.row(nodes))
 
 
-# ---------------------------------------------------------------- what the planners check and count with
+# ---------------------------------------------------------------- what the planners check and count
+# with
 
 
 def check_jobs(jobs: Sequence[RunningJob], nodes: int) -> None:
@@ -454,13 +451,12 @@ class _Table:
     checkpointed, from (n - rows, t - wait). What lies below row 0 is as good as
     row 0, hence "at least".
 
-    When so many rows are still wanted that the jobs considered do not have them,
-    or so few that the later jobs cannot free the rest, a cell does not matter:
-    each job has a window of rows.
+    A cell does not matter if the jobs considered cannot have freed its rows, or if the later jobs
+    cannot free the rest: each job has a window of rows.
 
     Args:
         problem: in whole numbers.
-        wanted: the row that will be asked for.
+        last_row: the row that will be asked for.
         every_count: will those below it be asked for too?
     """
 
@@ -585,8 +581,8 @@ def _sweep(
 def _later(cost: Any, wait: int, pause: int, never: int) -> Any:
     """Return rows shifted by ``wait`` columns, plus the cost of a checkpoint.
 
-    They are shifted as one run, which is several times faster than row by row; then what spilled over
-    from the end of one row into the next is struck out.
+    They are shifted as one run, which is several times faster than row by row; cells that spilled
+    from the end of one row into the next are then reset.
     """
     later = np.empty_like(cost)
     np.add(cost.reshape(-1)[: max(cost.size - wait, 0)], pause, out=later.reshape(-1)[wait:])

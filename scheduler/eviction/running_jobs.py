@@ -70,8 +70,10 @@ class Checkpointing:
         id, nodes: of the job.
         since_checkpoint_min: since its last checkpoint, or since its start where there was none.
         interval_min: between its own checkpoints; None where it takes none.
-        critical_gb: what its own checkpoint writes on a node, or on each node; None where it takes none.
-        memory_gb: what it has in memory on a node, or on each node; None where the system cannot checkpoint it.
+        critical_gb: what its own checkpoint writes on a node, or on each node; None where it takes
+            none.
+        memory_gb: what it has in memory on a node, or on each node; None where the system cannot
+            checkpoint it.
     """
 
     id: str
@@ -124,7 +126,8 @@ class Checkpointing:
             resolution: minutes to whose multiples times are rounded up.
 
         Killed 40 minutes after its checkpoint, four nodes lose 9,600 node-seconds.
-        Its next one is due in 20 minutes and writes 40 GB in 4 s; the system could write 400 GB in 40 s.
+        Its next one is due in 20 minutes and writes 40 GB in 4 s; the system could write 400 GB in
+        40 s.
 
         >>> Checkpointing("17", 4, since_checkpoint_min=40, interval_min=60, critical_gb=10,
         ...               memory_gb=100).running_job(FileSystem(10, 10))
@@ -155,11 +158,13 @@ def read_jobs(
     Args:
         path: ends in ``.csv`` or ``.json``.
         storage: what the raw form needs; the direct one does without.
-        resolution: minutes to whose multiples times are rounded up. By default those of the direct form are
-            taken as they are, and those that follow from the raw form are rounded to :data:`RESOLUTION`.
+        resolution: minutes to whose multiples times are rounded up. By default those of the direct
+            form are taken as they are, and those that follow from the raw form are rounded to
+            :data:`RESOLUTION`.
 
     Raises:
-        InputError: the file cannot be read, or something in it is wrong; the message names the place.
+        InputError: the file cannot be read, or something in it is wrong; the message names the
+            place.
     """
     if resolution is not None:
         check_range("the resolution", resolution, MIN_VALUE, MAX_VALUE, "min")

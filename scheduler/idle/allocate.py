@@ -1,15 +1,15 @@
 """Allocate idle nodes to trainers whenever the pool of idle nodes changes.
 
-A batch system leaves nodes idle that no waiting job fits into. Trainers that can
-grow and shrink use them until the batch system takes them back. Whenever nodes
-join or leave (or a trainer ends), the pool is shared out anew, in two decisions:
+A batch system leaves nodes idle that no waiting job fits into. Trainers that can grow and shrink
+use them until the batch system takes them back. Whenever nodes join or leave, or a trainer ends,
+the pool is allocated anew, in two decisions:
 
 1. *how many* nodes each trainer gets: :func:`allocate`, the exact optimum of the
    model below, or :func:`allocate_equally`, the heuristic it is compared with;
 2. *which* nodes: :func:`place_by_index` or :func:`place_in_order`.
 
-All are functions of their arguments: a replay of a trace calls them, and a live
-batch system could call the same ones.
+All are pure functions: a replay of a trace calls them, and a live batch system could call the same
+ones.
 
 The model is that of BFTrainer (Liu et al., arXiv:2106.12091, section 3). Trainer
 ``j`` gains ``O_j(n)`` per second on ``n`` nodes, a piecewise linear curve. It runs on
@@ -54,8 +54,8 @@ class RateCurve:
     """A piecewise linear function of the number of nodes, zero on no nodes.
 
     Args:
-        nodes: where it bends, rising, from 0; a curve that starts later is joined to (0, 0).
-        values: what it is there, per second; finite and not negative.
+        nodes: the breakpoints, ascending from 0; a curve that starts later is joined to (0, 0).
+        values: the values there, per second; finite and not negative.
 
     Raises:
         InputError: any of that does not hold.
@@ -162,7 +162,7 @@ class Trainer:
         """Return its term of Eq. 16 for each count 0..n_max; minus infinity where it cannot run.
 
         Args:
-            current: nodes that it has now, which may be fewer than n_min after some left.
+            current: its current nodes, which may be fewer than n_min after some left.
             horizon_s: the forward-looking time T.
 
         >>> Trainer(RateCurve((0, 3), (0.0, 30.0)), n_min=2, n_max=3, up_s=5, down_s=1).gains(2, horizon_s=10)
@@ -173,7 +173,7 @@ class Trainer:
     def offer(self, current: int, horizon_s: float) -> Gains:
         """Return :meth:`gains` as input of :mod:`scheduler.shares`.
 
-        The last ones are kept: from one decision to the next, most trainers keep their nodes.
+        The last result is cached: between decisions most trainers keep their nodes.
         """
         key = current, horizon_s
         before, cached = vars(self).get("_kept", (None, None))
@@ -195,7 +195,7 @@ class Trainer:
 def objective_value(
     trainers: Sequence[Trainer], current: Sequence[int], counts: Sequence[int], horizon_s: float
 ) -> float:
-    """Return the objective of an allocation (Eq. 16); minus infinity if a trainer cannot run on its count."""
+    """Return the objective of an allocation (Eq. 16); -inf if a trainer cannot run on its count."""
     return math.fsum(
         trainer.gains(had, horizon_s)[count] if count <= trainer.n_max else -math.inf
         for trainer, had, count in zip(trainers, current, counts, strict=True)
@@ -210,13 +210,14 @@ def allocate(
 ) -> Counts:
     """Allocate idle nodes optimally.
 
-    A dynamic programme decides (:func:`scheduler.shares.dynamic_program`), in time O(J N n_max) at most; where there are many
-    counts, those that are in no optimum are left out first (:func:`scheduler.shares.optimal_counts`).
+    A dynamic program decides (:func:`scheduler.shares.dynamic_program`), in time O(J N n_max) at
+    most; if there are many counts, those that are in no optimum are dropped first
+    (:func:`scheduler.shares.optimal_counts`).
 
     Args:
-        trainers: in order of precedence; among equally good allocations the later trainers get
-            the fewest nodes.
-        current: nodes that each has now, those that left already taken off.
+        trainers: in order of precedence; among equally good allocations the later trainers get the
+            fewest nodes.
+        current: current nodes of each, without those that left.
         nodes: how many are idle, those that the trainers have included.
         horizon_s: seconds for which no node is expected to leave (the paper's T_fwd).
 
@@ -224,7 +225,7 @@ def allocate(
         The number of nodes of each trainer.
 
     Raises:
-        InputError: the trainers have more than there are, or more than they can use.
+        InputError: the trainers have more nodes than there are, or than they can use.
 
     Two trainers of linear speed, 10 and 9 per second and node, on 4 nodes. Giving all to the
     faster costs the other 2 x 9 x 3 = 54, and gains 2 x (10 - 9) a second:
@@ -260,13 +261,13 @@ def allocate_equally(
     """Give each trainer the same number of nodes: the paper's baseline (section 5.1).
 
     Each gets nodes // len(trainers), or n_max where that is less, or none where n_min is more.
-    What is left goes to the first that can use it, then to the second, and so on.
+    The remaining nodes go to the first trainer that can use them, then to the second, and so on.
 
     Args:
-        trainers: in the order in which they came.
-        current: as in :func:`allocate`; plays no part, but is checked.
+        trainers: in order of arrival.
+        current: as in :func:`allocate`; only checked.
         nodes: how many are idle, those that the trainers have included.
-        horizon_s: plays no part.
+        horizon_s: not used.
         more_than_n_min: whether a share must be greater than ``n_min``, and not as great.
 
     Returns:
@@ -312,7 +313,7 @@ def check_state(
     """Check that the trainers can be in this state.
 
     Raises:
-        InputError: see there.
+        InputError: they cannot.
     """
     if len(trainers) != len(current):
         raise InputError(
@@ -338,14 +339,15 @@ def place_by_index(owner: IntArray, counts: Mapping[int, int]) -> IntArray:
     """Place trainers on nodes: losers give their last nodes, gainers take the first free ones.
 
     Args:
-        owner: who has each node: a trainer's number, FREE, or BUSY where it is not idle.
+        owner: the owner of each node: a trainer's number, FREE, or BUSY if it is not idle.
         counts: trainer number -> number of nodes that it shall have; the first takes first.
 
     Returns:
         The new owners. No trainer both gains and loses nodes.
 
     Raises:
-        InputError: more nodes are wanted than are idle, or a node has an owner without a count.
+        InputError: the counts need more nodes than are idle, or a node has an owner without a
+            count.
 
     >>> place_by_index(np.array([0, 1, BUSY, 1, FREE]), {0: 2, 1: 1})
     array([ 0,  1, -2,  0, -1])
@@ -377,9 +379,9 @@ def place_by_index(owner: IntArray, counts: Mapping[int, int]) -> IntArray:
 def place_in_order(owner: IntArray, counts: Mapping[int, int]) -> IntArray:
     """Place trainers on nodes sorted by name: the smallest trainer takes first.
 
-    A batch system hands out and takes back nodes that are near in name together, and the first
-    of that order most often. So a trainer whose nodes are neighbours is hit less often, and the
-    front goes to the small trainers, which lose little when they are hit.
+    A batch system gives and takes nodes with neighboring names together, most often the first ones.
+    So a trainer with neighboring nodes is preempted less often, and the front goes to the small
+    trainers, which lose little.
 
     Args:
         owner: as in :func:`place_by_index`, node after node in name order (:func:`name_order`).

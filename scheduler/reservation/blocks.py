@@ -34,7 +34,8 @@ FIRST = 64  # states of a block that are tried first; twice as many next, as lon
 def cumulative_sums(terms: Array) -> Array:
     """Compute ``numpy.cumsum`` with an error that grows only with the square root of numpy's.
 
-    The law of a million equal values has many sequences of one cost, which rounding must not tell apart.
+    The law of a million equal values has many sequences of one cost, which rounding must not tell
+    apart.
 
     >>> cumulative_sums(np.array([1.0, 2.0, 4.0]))
     array([1., 3., 7.])
@@ -92,7 +93,7 @@ class _Blocks:
     # --- a block ---
 
     def fill(self, envelope: _Envelope, below: int) -> int:
-        """Fill in the states before ``below`` for which the envelope holds the best line; return the first."""
+        """Fill in the states for which the envelope holds the best line; return the first."""
         solved = below
         size = FIRST
         while True:
@@ -167,7 +168,8 @@ class _Blocks:
         lines = lines[: int(self.at(lines, self.alive[0]).argmin()) + 1]
         while True:
             begins = np.diff(self.heights[lines]) / -np.diff(self.values[lines])
-            # A line that the next one undercuts no later than it undercuts the one before is lowest nowhere.
+            # A line that the next one undercuts no later than it undercuts the one before is lowest
+            # nowhere.
             lowest = np.concatenate(([True], begins[:-1] < begins[1:], [True] * (len(lines) > 1)))
             if lowest.all():
                 return _Envelope(lines, np.concatenate(([-math.inf], begins)))

@@ -1,15 +1,16 @@
 """Compute the requests of a chain, where a stopped job resumes in the next one.
 
-In :mod:`scheduler.reservation.requests` a job that outlives its request has lost all its work. One that saves before
-it is stopped has lost only what each further job costs: to start, and to save in time. With run time X, that overhead
-c, and v_1 < v_2 < ... what has been done of the run by the end of each job, the k-th job asks for v_k - v_(k-1) + c,
-and the chain has asked for
+In :mod:`scheduler.reservation.requests` a job that outlives its request loses all its work. A job
+that saves before it is stopped loses only the overhead of each further job: to start, and to save
+in time. With run time X, that overhead c, and v_1 < v_2 < ... the progress at the end of each job,
+the k-th job requests v_k - v_(k-1) + c, and the chain requests
 
     A = v_r + r c,    v_r the first that is at least X
 
-in all. The sequence with the least expected A is found by a dynamic programme over the values of the law and the
-number of jobs. (Checkpointed reservations: Gainaru, Goglin, Honore, Pallez, Profiles of upcoming HPC Applications and
-their Impact on Reservation Strategies, IEEE TPDS 32(5), 2021, where a checkpoint is written at the end of each.)
+in total. The sequence with the least expected A is found by a dynamic program over the values of
+the law and the number of jobs. (Checkpointed reservations: Gainaru, Goglin, Honore, Pallez,
+Profiles of upcoming HPC Applications and their Impact on Reservation Strategies, IEEE TPDS 32(5),
+2021, where a checkpoint is written at the end of each.)
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ class Chain:
 
     Attributes:
         requests: of each job, in the unit of the law; overheads included.
-        asked: expected sum of the requests of the jobs that are needed.
-        used: expected time in which nodes are held.
+        requested: expected sum of the requests of the jobs that run.
+        used: expected time for which nodes are held.
         jobs: expected number of jobs.
     """
 
@@ -47,7 +48,8 @@ def evaluate_chain(law: Discrete, requests: Sequence[float], overhead: float) ->
     """Compute the expected cost of given requests.
 
     Raises:
-        InputError: one is not longer than the overhead, or together they do not reach the longest run.
+        InputError: one is not longer than the overhead, or together they do not reach the longest
+            run.
 
     >>> evaluate_chain(Discrete([1, 10], [0.5, 0.5]), [2, 10], overhead=1)
     Chain(requests=(2, 10), requested=7.0, used=7.0, jobs=1.5)
@@ -75,15 +77,15 @@ def best_chain(law: Discrete, overhead: float, jobs: int) -> Chain:
     """Return the requests with the least expected sum.
 
     Args:
-        law: of the run time.
-        overhead: of each job, at least 0.
-        jobs: at most.
+        law: law of the run time.
+        overhead: overhead of each job, at least 0.
+        jobs: the most jobs.
 
     Raises:
         InputError: an argument is out of range.
 
-    Half of the runs take 1, half take 10; at a cost of 1 for each job, two requests are expected to be 7 long together,
-    and one would be 11.
+    Half of the runs take 1, half take 10; at a cost of 1 for each job, two requests are expected to
+    be 7 long together, and one would be 11.
 
     >>> best_chain(Discrete([1, 10], [0.5, 0.5]), overhead=1, jobs=5)
     Chain(requests=(2.0, 10.0), requested=7.0, used=7.0, jobs=1.5)
@@ -101,7 +103,7 @@ def best_chain(law: Discrete, overhead: float, jobs: int) -> Chain:
     alive = np.concatenate(
         (np.cumsum(mass[::-1])[::-1], [0.0])
     )  # the run outlives the first i values
-    # From the i-th value to the j-th: what the job asks for, if it is needed.
+    # From the i-th value to the j-th: the expected request of the job.
     step = (ends[None, :] - ends[:, None] + overhead) * alive[:, None]
     step[np.tril_indices(len(ends))] = math.inf
     cost = np.full(len(ends), math.inf)

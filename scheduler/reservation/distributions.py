@@ -64,9 +64,9 @@ class LawFamily(NamedTuple):
 
     Attributes:
         uncut: the law, from the parameters.
-        own: parameters beside the bounds.
+        shape_parameters: parameters beside the bounds.
         positive: parameters that must be above zero.
-        place: origin and unit of the scale that the law is on, from the parameters.
+        origin_and_unit: origin and unit of the scale that the law is on, from the parameters.
         is_log: whether the scale is that of the logarithm (of a time over the origin).
     """
 
@@ -110,7 +110,7 @@ class Law:
     Args:
         name: a key of ``LAWS``.
         low, high: the bounds.
-        own: its parameters beside them.
+        shape_parameters: its parameters beside them.
 
     Raises:
         InputError: a parameter is out of range, or there is no probability between the bounds.
@@ -231,7 +231,7 @@ def make_law(name: str, **parameters: float) -> Law:
         parameters: ``low``, ``high`` and those of the law.
 
     Raises:
-        InputError: no such law, or a parameter missing, superfluous or out of range.
+        InputError: the law is unknown, or a parameter is missing, superfluous or out of range.
 
     >>> make_law("uniform", low=0, high=3).cdf(1.5)
     array(0.5)
@@ -380,15 +380,15 @@ def empirical_law(runs: ArrayLike) -> Discrete:
 def coarsen(law: Discrete, max_values: int) -> tuple[Discrete, float]:
     """Reduce a law to fewer values; also return the relative excess cost of its best sequence.
 
-    Neighbouring values become the largest of them, so that none grows by more than a factor 1 + e; e is the
-    least for which ``most`` values are left, to 1 %. Of a sequence that is best for the law given, multiply all
-    requests by 1 + e: each run of the coarse law is served as before, in at most 1 + e times the time. So the
-    best sequence for the coarse law costs at most 1 + e times the least; and for the law given, whose runs are
-    shorter, no more.
+    Neighboring values are merged into the largest of them, so that none grows by more than a factor
+    1 + e; e is the smallest for which ``max_values`` values remain, to 1 %. Take a sequence that is
+    best for the given law and multiply all requests by 1 + e: each run of the coarse law is served
+    as before, in at most 1 + e times the time. So the best sequence for the coarse law costs at
+    most 1 + e times the least; and no more for the given law, whose runs are shorter.
 
     Args:
         law: any.
-        most: how many values may be left, at least 1.
+        max_values: the most values, at least 1.
 
     Returns:
         The law, and e.

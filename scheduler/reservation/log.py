@@ -15,8 +15,7 @@ from scheduler.reservation.distributions import Array, Discrete
 def read_runs(path: str | Path) -> Array:
     """Read a log of run times, one number per line; blank lines and ``#`` comments are skipped.
 
-    Ten million lines take a few seconds: only a block in which numpy finds something else than one number a line is
-    read line by line.
+    Ten million lines take a few seconds: only a block that numpy cannot parse is read line by line.
 
     Returns:
         The times in the order of the file, in its unit.

@@ -46,7 +46,8 @@ class RequestSequence:
     Attributes:
         requests: increasing.
         expected_makespan: of these requests.
-        excess: by how much that may be above the least, as a share of it; 0 where the answer is exact.
+        excess: by how much that may be above the least, as a share of it; 0 where the answer is
+            exact.
     """
 
     requests: tuple[float, ...]
@@ -59,13 +60,16 @@ def optimal_requests(
 ) -> RequestSequence:
     """Return the sequence of requests with the least expected makespan.
 
-    With backfill the time grows with the square of the number of values. A law of more than ``MAX_EXACT`` is
-    first put on so many (:func:`scheduler.reservation.distributions.coarsen`), and the answer says what that may cost.
+    With backfill the time grows with the square of the number of values. A law of more than
+    ``MAX_EXACT`` is first put on so many (:func:`scheduler.reservation.distributions.coarsen`), and
+    the answer says what that may cost.
 
     Args:
         law: what is known of the run time.
-        backfill_rate: zeta, the work for backfilling that arrives per unit of machine time, in [0, 1).
-        spent: time that failed requests have already taken, in the unit of the law; part of the makespan.
+        backfill_rate: zeta, the work for backfilling that arrives per unit of machine time, in [0,
+            1).
+        spent: time that failed requests have already taken, in the unit of the law; part of the
+            makespan.
 
     Raises:
         InputError: ``backfill_rate`` or ``spent`` is out of range.
@@ -132,8 +136,8 @@ def t_optimal(law: Discrete) -> RequestSequence:
     ([SPEC] Theorem 2 with zeta = 0, started before the first value so that its
     probability counts). For each i this is a line in Q_j; going down from the
     last j, slopes fall and Q_j grows, so the lower envelope of the lines is a
-    queue that is only touched at its ends (the convex-hull trick). On large laws the same minima are found for
-    whole blocks of j at once (:mod:`scheduler.reservation.blocks`).
+    queue that is only touched at its ends (the convex-hull trick). On large laws the same minima
+    are found for whole blocks of j at once (:mod:`scheduler.reservation.blocks`).
 
     One run in three takes 4: asking for 2 first costs 2 + 4/3, for 4 at once 4.
 
@@ -158,7 +162,8 @@ def t_optimal(law: Discrete) -> RequestSequence:
 def _sweep(values: list[float], alive: list[float]) -> tuple[float, list[int]]:
     """Return the least expected cost E_0, and for each j the argmin i, from the last value down.
 
-    The textbook's form: faster than :mod:`scheduler.reservation.blocks` on small laws, and its oracle.
+    The textbook's form: faster than :mod:`scheduler.reservation.blocks` on small laws, and its
+    oracle.
     """
     size = len(values)
     cost = [0.0] * (size + 1)
@@ -395,11 +400,12 @@ class _Bound:
     """A filter for labels that can still be the best, by the cost of a sequence on fewer values.
 
     Attributes:
-        most: what that sequence costs.
+        max_cost: what that sequence costs.
         rate: zeta.
         alive: as in :class:`_Support`.
-        least: for each j a lower bound on what is to come beside alive_j S (:func:`_least_to_come`).
-        rest: for each j what is left of the mean run time.
+        min_to_come: for each j a lower bound on what is to come beside alive_j S
+            (:func:`_least_to_come`).
+        remaining_mean: for each j what is left of the mean run time.
     """
 
     max_cost: float
@@ -426,8 +432,8 @@ class _Bound:
     def is_promising(self, j: int, labels: _NewLabels) -> NDArray[np.bool_]:
         """Return which labels that have ruled out j values can still be the best.
 
-        What is to come costs at least alive_j S + least_j, and at least (alive_j S + the rest of the mean) /
-        (1 - zeta).
+        What is to come costs at least alive_j S + least_j, and at least (alive_j S + the rest of
+        the mean) / (1 - zeta).
         """
         overhead = self.alive[j] * labels.spent
         to_come = np.maximum(
@@ -438,7 +444,8 @@ class _Bound:
     def can_extend(self, i: int, labels: _Labels, extended: _NewLabels) -> NDArray[np.bool_]:
         """Return from which labels it can be best to request value i or a larger one.
 
-        Runs beyond v_i cost at least (S + X) / (1 - zeta). So what all runs cost then grows with v_i.
+        Runs beyond v_i cost at least (S + X) / (1 - zeta). So what all runs cost then grows with
+        v_i.
         """
         later_cost = (self.remaining_mean[i + 1] + self.alive[i + 1] * labels.spent) / (
             1.0 - self.rate
@@ -490,7 +497,8 @@ def _non_dominated(labels: _NewLabels, alive: float, rate: float) -> _NewLabels:
     best = np.argmin(flat)
     if best == np.argmin(steep):  # nearly always: it beats all the others
         return labels.take([best])
-    # Those that have spent more than the first lose to it, those that have spent less than the second to that one.
+    # Those that have spent more than the first lose to it, those that have spent less than the
+    # second to that one.
     between = (labels.spent <= labels.spent[best]) & (
         labels.spent >= labels.spent[np.argmin(steep)]
     )
@@ -507,7 +515,8 @@ def _non_dominated(labels: _NewLabels, alive: float, rate: float) -> _NewLabels:
     return labels.take(order)
 
 
-# ---------------------------------------------------------------- for a job that may have failed already
+# ---------------------------------------------------------------- for a job that may have failed
+# already
 
 
 def requests_after(
@@ -524,8 +533,8 @@ def requests_after(
         backfill_rate: zeta, in [0, 1).
 
     Returns:
-        The requests still to make. The expected makespan counts the time of the failed ones; for a job
-        that has outlived the law it takes the run to last as long as the request.
+        The requests still to make. The expected makespan counts the time of the failed ones; for a
+        job that has outlived the law it takes the run to last as long as the request.
 
     Raises:
         InputError: a failed request is not finite and above 0, or the rate is out of range.

@@ -60,7 +60,8 @@ class Outcome:
         drop_ratio: dropped jobs over those that arrived.
         mean_completion_min: mean of ``completion_min`` over the completed jobs; NaN without any.
         completed: how many jobs completed.
-        completion_min: end - arrival of each job, in the order given; None where it did not complete.
+        completion_min: end - arrival of each job, in the order given; None where it did not
+            complete.
         dropped: which jobs were dropped.
         holdings: who held how many GPUs when, in order of their end.
         end_min: the time at which the simulation ended.
@@ -86,10 +87,10 @@ def simulate(
     """Run the autoscaler on jobs.
 
     Args:
-        jobs: in any order; those of one moment count as arriving in the order given.
+        jobs: in any order; jobs with equal arrival times arrive in the given order.
         settings: the autoscaler's.
-        minutes: end the simulation then; jobs still running are not completed, but count with the
-            GPUs that they held. Without it the simulation ends with its last job.
+        minutes: when to end the simulation; jobs still running are not completed, but their GPUs
+            count. By default the simulation ends with its last job.
 
     Returns:
         The outcome.

@@ -9,8 +9,8 @@ from bisect import bisect_right
 class Availability:
     """A step function of time: the processors that no run and no reservation holds.
 
-    The last step lasts for ever. Steps in the past are forgotten as the
-    simulation asks for later ones.
+    The last step lasts forever. Steps in the past are dropped as the simulation asks for later
+    ones.
 
         >>> free = Availability(10)
         >>> free.reserve(0, 4, 6)

@@ -1,6 +1,6 @@
 """Simulate a batch system with reservations: jobs request walltimes and may have to ask again.
 
-Much depends on when a reservation starts, so there are three conventions:
+There are three conventions for when a reservation starts:
 
 - ``planned``: in rounds, as [SPEC] section 4.3 has it. A round plans all
   waiting jobs, the largest processors x request first, each at the earliest
@@ -9,13 +9,13 @@ Much depends on when a reservation starts, so there are three conventions:
   for the next round, or run in a gap that no reservation of the round needs.
 - ``planned-backfill``: the same, but a gap may also take a job whose own
   reservation is later, as ordinary backfilling does.
-- ``work-conserving``: whenever a job ends or arrives all waiting jobs are
-  planned anew (conservative backfilling), so a job that ends early brings the
-  others forward and a request that was too long costs nothing but the planning.
+- ``work-conserving``: whenever a job ends or arrives, all waiting jobs are planned anew
+  (conservative backfilling), so a job that ends early brings the others forward and a request that
+  was too long costs nothing but the planning.
 
-In all of them *speculative backfilling* can start a job in a gap shorter than
-its request when nothing else fits: the one with the largest expected
-utilisation of the gap. Small jobs never hold a reservation; they only fill gaps.
+In all of them *speculative backfilling* can start a job in a gap shorter than its request if
+nothing else fits: the one with the largest expected utilization of the gap. Small jobs never hold a
+reservation; they only fill gaps.
 
 [SPEC] is Gainaru et al., Speculative Scheduling for Stochastic HPC
 Applications, ICPP 2019. Times are in any unit, the same throughout.
@@ -57,11 +57,12 @@ class QueueJob:
     Attributes:
         submit: when it arrives.
         processors: how many it holds while it runs.
-        run_time: how long it needs; the scheduler learns that only when the job ends.
-        requests: the walltimes it asks for, one after the other; when all have failed, twice the last.
-        law: what is known of its run time, for speculative backfilling; None keeps it out of that.
+        run_time: its run time; the scheduler learns it only when the job ends.
+        requests: the walltimes it asks for, one after the other; after all have failed it doubles
+            the last.
+        law: law of its run time for speculative backfilling; None excludes it.
         small: whether it only fills gaps.
-        application: which program it is, for the record.
+        application: number of its program, for the record.
     """
 
     submit: float
@@ -168,7 +169,8 @@ def simulate(
     """Run jobs through the batch queue.
 
     Args:
-        jobs: in any order; ``Run.job`` and ``Schedule.jobs`` keep it, jobs of the stream come after.
+        jobs: in any order; ``Run.job`` and ``Schedule.jobs`` keep it, jobs of the stream come
+            after.
         processors: of the machine.
         convention: when reservations start.
         speculative: whether jobs may be tried in gaps shorter than their requests.
@@ -176,10 +178,10 @@ def simulate(
         seed: of the stream.
 
     Raises:
-        InputError: there is no job, a job is larger than the machine, or a number makes no sense.
+        InputError: there is no job, a job is larger than the machine, or a number is out of range.
 
-    A job of 3 that asked for 8 leaves a gap. When reservations start when
-    planned, the next job starts at 8 all the same:
+    A job of 3 that requested 8 leaves a gap. If reservations start when planned, the next job
+    starts at 8 anyway:
 
     >>> two = [QueueJob(0, 4, run_time=3, requests=(8,)), QueueJob(0, 4, run_time=5, requests=(7,))]
     >>> simulate(two, 4).end, simulate(two, 4, Convention.WORK_CONSERVING).end
@@ -473,8 +475,9 @@ class _BatchQueue:
     def gaps(self) -> Iterator[tuple[float, _Waiting, float]]:
         """Yield jobs that might complete in their gap: expected utilization G, the job, its limit.
 
-        The gap of a job lasts as long as its p processors stay free, but not beyond its own reservation, d;
-        it is as wide as the g processors that stay free meanwhile. G = p E[X; X <= d | X > outlived] / (g d).
+        The gap of a job lasts as long as its p processors stay free, but not beyond its own
+        reservation, d; it is as wide as the g processors that stay free meanwhile. G = p E[X; X <=
+        d | X > outlived] / (g d).
         """
         now = self.sim.now
         for waiting in self.candidates():

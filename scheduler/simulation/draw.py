@@ -63,7 +63,7 @@ def generate(networks: int = 100, seed: int = 0, heavy_tail: bool = False) -> Ra
     further GPU. Epochs are drawn: normal around 13, or heavy-tailed.
 
     Args:
-        networks: how many.
+        networks: number of networks.
         seed: of all draws, from 0.
         heavy_tail: epochs log-normal with a median of 10 and sigma 0.8.
 

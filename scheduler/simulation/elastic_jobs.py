@@ -1,7 +1,6 @@
 """Read or draw the jobs of the autoscaler's simulation.
 
-A file says when jobs arrive, how long they run on a scaling factor of 1, and
-what they make of GPUs:
+A file gives the arrival of jobs, their length on a scaling factor of 1, and their scaling:
 
     {"gpus": 2, "jobs": [{"arrival_min": 0, "length_min": 30, "scaling": [1, 1.5]}, ...]}
 
@@ -193,12 +192,11 @@ def generate(
 ) -> list[ElasticJob]:
     """Draw jobs that arrive during a period.
 
-    Arrivals are a Poisson process. In busy times they bring, at ``load`` 1, as
-    much work as the cluster does with every job on one GPU; in quiet times a
-    quarter of that. ``high`` and ``low`` are one long busy or quiet time,
-    ``bursty`` alternates, busy first. Category and, for the baseline, batch
-    are drawn uniformly. All draws are made whatever the policy, so that
-    policies are compared on the same arrivals.
+    Arrivals are a Poisson process. In busy times they bring, at ``load`` 1, as much work as the
+    cluster does with every job on one GPU; in quiet times a quarter of that. ``high`` and ``low``
+    are one long busy or quiet time, ``bursty`` alternates, busy first. Category and, for the
+    baseline, batch are drawn uniformly. All draws are made for every policy, so that policies are
+    compared on the same arrivals.
 
     Args:
         gpus: of the cluster.
@@ -209,13 +207,14 @@ def generate(
             ``largest`` ones the smallest and the largest that their user allows (section IV-D).
         seed: of the draws.
         load: of busy times.
-        category: 1 to 4, the only one of which there are jobs; all unless said.
+        category: 1 to 4, to draw only this category; all by default.
 
     Returns:
         The jobs, in order of arrival.
 
     Raises:
-        InputError: a number is not positive, there is no such category, or more than a million jobs are to be expected.
+        InputError: a number is not positive, the category is unknown, or more than a million jobs
+            are to be expected.
     """
     for name, value in (("gpus", gpus), ("minutes", minutes), ("load", load)):
         if not (math.isfinite(value) and value > 0):

@@ -1,13 +1,11 @@
 """Simulate an ensemble on a cluster: the makespan of a policy.
 
-The simulation asks the same policy functions as the live runtime, at the same
-moments (the start; a group ends an epoch, finishes or stops), and carries out
-their answers by the same moves (:mod:`scheduler.ensemble.plan_moves`). It runs on the
-project's one event kernel.
+The simulation calls the same policy functions as the live runtime, at the same moments (the start;
+a group ends an epoch, finishes or stops), and carries out their answers by the same moves
+(:mod:`scheduler.ensemble.moves`). It runs on the project's event kernel.
 
-Every GPU-second of a run is one of: training, waiting (free, or held by a
-group that another one holds back), checkpointing, regrouping. Of a GPU that k
-networks share, each has a k-th.
+Every GPU-second of a run is one of: training, waiting (free, or held back by another group),
+checkpointing, regrouping. If k networks share a GPU, each has a k-th.
 """
 
 from __future__ import annotations
@@ -79,12 +77,13 @@ class Simulated:
     Args:
         policy: its name.
         makespan_s: until the last network finished.
-        lower_bound_s: what no schedule can beat (:func:`scheduler.ensemble.waterfill.lower_bound`).
-        waiting_s_per_gpu: average time that a GPU neither trained nor moved groups.
+        lower_bound_s: lower bound of any schedule
+            (:func:`scheduler.ensemble.waterfill.lower_bound`).
+        waiting_s_per_gpu: average time for which a GPU neither trained nor moved groups.
         scheduling_s: time spent deciding, in all.
         checkpoint_s: time in which any group wrote a checkpoint.
         regroup_s_per_gpu: average time that a GPU waited for its group to form.
-        replans: how often online rates called for a new plan.
+        replans: number of new plans caused by online rates.
         rounds: in order of time.
         stints: of all networks, in order of their start.
     """
@@ -130,29 +129,30 @@ def simulate(
     """Simulate the training of an ensemble.
 
     Args:
-        rates: the true rates, with the epochs after which each network converges, and what networks that share a GPU
-            train together.
+        rates: the true rates, with the epochs after which each network converges, and the true
+            sharing curve.
         cluster: on which it trains.
         policy: that decides.
         options: of the policy.
-        costs: of moves; the policy's unless given.
-        stream: how the networks' paces depend on each other; the policy's unless given.
-        told: the rates that the policy is told, if they are not the true ones.
-        learning: how the policy comes to know rates in the run itself, instead of being told any before.
-        arrivals: network -> seconds after which the policy hears of it, where that is not at the start.
+        costs: the costs of moves; the policy's by default.
+        stream: the coupling of the networks' paces; the policy's by default.
+        policy_rates: the rates that the policy sees, if they are not the true ones.
+        learning: how the policy learns rates during the run, instead of knowing any before.
+        arrivals: network -> seconds after which it arrives, if that is not at the start.
 
     Returns:
         What happened.
 
     Raises:
-        InputError: a network has no epochs, or does not fit on the cluster; or the policy leaves one waiting for ever.
+        InputError: a network has no epochs or does not fit on the cluster, or the policy never
+            starts one.
     """
     gpus = cluster.whole_gpus
     stream = policy.stream if stream is None else stream
     if policy.sets_batch:
         rates = with_best_batches(rates, gpus)
         policy_rates = None if policy_rates is None else with_best_batches(policy_rates, gpus)
-    # No GPU does more work than those networks together that do most on it.
+    # No GPU does more work than with the best number of networks on it.
     bound = lower_bound(rates, gpus) / max(
         speedup(rates.sharing, count) for count in range(1, cluster.slots + 1)
     )
@@ -550,7 +550,8 @@ class _Run:
                 self._supply(group)
         paces = self.stream.paces(rates, [group.stream for group in training])
         for group, pace in zip(training, paces, strict=True):
-            # A group may have been made to grow at the very end of its epoch: that end is still to come.
+            # A group may have been made to grow at the very end of its epoch: that end is still to
+            # come.
             can_go_on = group.position < group.supplied or group.position >= self.samples
             if can_go_on and (pace != group.pace or group.next is None):
                 group.pace = pace

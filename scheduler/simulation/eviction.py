@@ -1,12 +1,11 @@
 """Simulate what an eviction plan does to a machine, minute by minute.
 
-Batch jobs fill the machine when an on-demand job asks for nodes. The plan is
-carried out: who is killed lets go at once; who is checkpointed by the system
-queues for the file system at once, and runs on until it is its turn; who
-checkpoints itself queues at its next due moment; one checkpoint is written at a
-time. The on-demand job starts as soon as it finds its nodes free. Who was
-stopped starts again, in the order of stopping, once nodes are free: a killed
-job at its last checkpoint, another where it was.
+Batch jobs fill the machine when an on-demand job asks for nodes. The plan is carried out: killed
+jobs free their nodes at once; jobs that the system checkpoints queue for the file system at once,
+and run until their turn; jobs that checkpoint themselves queue at their next due moment; one
+checkpoint is written at a time. The on-demand job starts as soon as its nodes are free. Stopped
+jobs restart in the order of stopping, once nodes are free: a killed job at its last checkpoint,
+others where they were.
 
 The plan counts every wait and every write one after the other, but waits
 overlap, so the on-demand job starts no later than planned and often sooner.
@@ -45,10 +44,11 @@ class Outcome:
     """The result of a simulation.
 
     Args:
-        start_min: when the on-demand job started, from the moment it was asked for.
-        lost_node_s: work that was done anew, node-seconds.
-        idle_node_s: that nodes stood free while the on-demand job waited for the rest of its nodes.
-        delay_min: by which the batch jobs end later than they would have, on average.
+        start_min: start of the on-demand job, minutes after its request.
+        lost_node_s: repeated work, node-seconds.
+        idle_node_s: node-seconds for which nodes were free while the on-demand job waited for the
+            others.
+        delay_min: average delay of the batch jobs.
         end_min: when the last batch job ended.
         uses: of nodes, in the order of their ends.
     """
@@ -81,8 +81,8 @@ def simulate(
         The outcome.
 
     Raises:
-        InputError: the plan names a job that is not there or a checkpoint that it cannot take, or does not
-            free the nodes.
+        InputError: the plan names an unknown job or an impossible checkpoint, or does not free the
+            nodes.
     """
     names = {job.checkpointing.id for job in jobs}
     strangers = sorted(actions.keys() - names)

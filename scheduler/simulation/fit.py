@@ -21,7 +21,8 @@ class Fit:
     Attributes:
         law: the law with the likeliest parameters.
         aic: Akaike's criterion, 2 x parameters - 2 x log-likelihood; the smaller, the better.
-        distance: largest difference to the distribution function of the run times (Kolmogorov-Smirnov).
+        distance: largest difference to the distribution function of the run times
+            (Kolmogorov-Smirnov).
     """
 
     law: Law

@@ -4,18 +4,18 @@ The decisions of :mod:`scheduler.idle.allocate` are taken at each change of the 
 on the event kernel of the project. What is counted, and how, follows BFTrainer
 (Liu et al., arXiv:2106.12091, section 4) and its published replayer:
 
-- A trainer on ``n`` nodes does ``samples(n)`` per second. A change of its number of nodes from ``c``
-  costs it what it would have done on ``c`` nodes in ``up_s`` or ``down_s`` seconds (rescale
-  cost). When nodes of its leave, it first loses what it did in ``down_s`` seconds on the nodes it had
-  (preemption cost), once however many leave. Both are taken off at once, so that what a
-  trainer has done can go down.
-- At most ``max_parallel`` trainers take part, first come first served; one that takes part may wait on
-  no nodes. Its time runs from when it takes part to when its last sample is done.
-- The published replayer decides at changes of the trace only: a trainer that is done holds its nodes
-  until the next one. The paper's text decides also when a trainer is done or a new one can take
+- A trainer on ``n`` nodes does ``samples(n)`` per second. A change of its number of nodes from
+  ``c`` costs the samples that it would have done on ``c`` nodes in ``up_s`` or ``down_s`` seconds
+  (rescale cost). If some of its nodes leave, it first loses the samples of ``down_s`` seconds on
+  its previous nodes (preemption cost), once however many leave. Both are subtracted at once, so the
+  samples of a trainer can decrease.
+- At most ``max_parallel`` trainers take part, first come first served; a trainer that takes part
+  may wait on no nodes. Its time runs from its admission to its last sample.
+- The published replayer decides at changes of the trace only: a completed trainer holds its nodes
+  until the next one. The paper's text also decides when a trainer completes or a new one can take
   part: ``completions_are_events``.
-- Efficiency is what was done over what the same trainers do at best, at no cost, on dedicated nodes:
-  as many as were idle on average, for as long (:func:`efficiency`).
+- Efficiency is the outcome divided by the best outcome of the same trainers, at no cost, on
+  dedicated nodes: as many as were idle on average, for as long (:func:`efficiency`).
 """
 
 from __future__ import annotations
@@ -176,9 +176,10 @@ def replay(
 
     Args:
         trace: which nodes are idle when.
-        jobs: who wants them, by time of submission.
+        jobs: the trainers, by time of submission.
         settings: how to decide.
-        heard: is told from time to time how many changes of the trace have been replayed, and of how many.
+        on_progress: called from time to time with the replayed changes of the trace and their
+            total.
 
     Returns:
         What happened.
@@ -191,10 +192,10 @@ def efficiency(
 ) -> float:
     """Compute the resource utilization efficiency U = A_e / A_s (section 4.1.2 of the paper).
 
-    A_e is what the replay did, A_s what the same jobs do on dedicated nodes, as many as were idle
-    on average, shared out at best and at no cost, for as long; both in units of the
-    objective. Where the jobs are all done before the trace ends, only the time until then
-    counts. Where they are done even earlier on the dedicated nodes, A_s goes on at its mean rate.
+    A_e is the outcome of the replay, A_s that of the same jobs on dedicated nodes, as many as were
+    idle on average, allocated optimally at no cost, for as long; both in units of the objective. If
+    all jobs complete before the trace ends, only the time until then counts. If they complete even
+    earlier on the dedicated nodes, A_s continues at its mean rate.
 
     Args:
         trace: as replayed.
@@ -203,7 +204,7 @@ def efficiency(
         max_parallel: how many trainers take part at once, also on the dedicated nodes.
 
     Returns:
-        U; NaN where dedicated nodes do nothing either, as when there is nothing to do.
+        U; NaN if dedicated nodes do nothing either, as without work.
     """
     ends = [record.ended_s for record in replayed.trainers if record.ended_s is not None]
     end_s = max(ends) if len(ends) == len(jobs) else replayed.end_s
@@ -338,7 +339,8 @@ class _Replay:
         self.preemption_cost = self.rescale_cost = 0.0
         self.finished_outcome = 0.0
         self.completion: Event | None = None
-        # Time, idle nodes, used ones, outcome: columns that take 32 bytes a note, for traces of millions of changes.
+        # Time, idle nodes, used ones, outcome: columns that take 32 bytes a note, for traces of
+        # millions of changes.
         self.timeline = (array("d"), array("q"), array("q"), array("d"))
 
     def run(self) -> ReplayResult:

@@ -7,8 +7,8 @@ place in the JSON.
 - *events*, CSV with the heading ``t_s,node,delta``: at ``t_s`` seconds from the start, node number
   ``node`` became idle (``delta`` 1) or was taken away (-1). Sorted by time; rows of one moment
   are one event, in which departures come first.
-- *trainers*, JSON: ``curves``: name -> {``nodes``, ``samples_per_s``, ``objective`` (optional)}, and
-  ``jobs``: [name of the curve, submit_s, t_up_s, t_down_s, n_min, n_max, total_samples].
+- *trainers*, JSON: ``curves``: name -> {``nodes``, ``samples_per_s``, ``objective`` (optional)},
+  and ``jobs``: [name of the curve, submit_s, t_up_s, t_down_s, n_min, n_max, total_samples].
 - *node names*, text: line ``i``, counted from 0, is the name of node ``i``.
 """
 
@@ -144,7 +144,7 @@ class TrainerJob:
         submit_s: when, in seconds from the start.
         total_samples: how much there is to do.
         samples: samples per second against nodes.
-        trainer: what the decisions know of it.
+        trainer: its properties for decisions.
     """
 
     curve: str
@@ -178,13 +178,13 @@ def with_objective(
     """Return the jobs with another objective, weights by curve, or costlier rescaling.
 
     Args:
-        jobs: see there.
+        jobs: the jobs.
         objective: a key of ``OBJECTIVES``.
         weights: name of a curve -> by how much its objective counts (1 unless said).
         rescale_factor: multiplies the seconds that going up and down takes.
 
     Raises:
-        InputError: no such objective or curve, or a negative number.
+        InputError: the objective or a curve is unknown, or a number is negative.
     """
     weights = weights or {}
     if objective not in OBJECTIVES:
@@ -222,12 +222,12 @@ def read_events(
 ) -> Trace:
     """Read an events file.
 
-    It is read and checked in blocks, so that beside the trace itself (13 bytes a row, and 16 for each moment) it
-    takes some hundred MB however long it is.
+    It is read and checked in blocks, so that beside the trace itself (13 bytes a row, and 16 for
+    each moment) it needs some hundred MB for any length.
 
     Args:
         path: CSV, gzip where the name ends in ``.gz``.
-        heard: is told after each block how many bytes of the file have been read, and of how many.
+        on_progress: called after each block with the bytes read so far and the total.
 
     Returns:
         The trace, which ends with its last event.

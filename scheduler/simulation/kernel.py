@@ -1,11 +1,10 @@
 """Run simulations on one event kernel.
 
-An event is a moment, a kind and a function to call. Events happen in order of
-time; at one moment in order of kind (an integer of the simulation's own enum,
-so that "a node leaves" can come before "plan anew"); events of one moment and
-kind in the order in which they were scheduled. So a run is a function of its
-inputs. The clock, the queue and the source of randomness belong to one
-:class:`Simulator`, never to the module: two runs can live in one process.
+An event is a time, a kind and a function to call. Events happen in order of time; at one time in
+order of kind (an integer of the simulation's own enum, so that "a node leaves" can come before
+"plan anew"); events of one time and kind in the order in which they were scheduled. So a run is a
+function of its inputs. The clock, the queue and the random generator belong to one
+:class:`Simulator`, never to the module: two runs can be in one process.
 
     >>> sim = Simulator()
     >>> log = []

@@ -1,7 +1,7 @@
 """Simulate online rates: unknown at first, shown by simulated steps.
 
-The estimate is that of a live run (:mod:`scheduler.ensemble.online`). Instead of counted operations it is given true
-rates with large errors, and instead of timed steps true rates with small ones.
+The estimate is that of a live run (:mod:`scheduler.ensemble.online`). Instead of counted operations
+it is given true rates with large errors, and instead of timed steps true rates with small ones.
 """
 
 from __future__ import annotations
@@ -24,11 +24,10 @@ class Learning:
     """How a policy learns rates during the run.
 
     Args:
-        prior_error: standard deviation of the natural logarithms of the rates on one GPU that are guessed before; 0.7
-            is wrong by a factor of two.
-        error: standard deviation of the error of an observation, as a share of the rate; each network has another one
-            on each number of GPUs.
-        after_s: seconds that a group trains until its rate is known.
+        prior_error: standard deviation of the natural logarithms of the guessed rates on one GPU;
+            0.7 is wrong by a factor of two.
+        error: relative standard deviation of an observation; drawn per network and number of GPUs.
+        after_s: seconds of training until the rate of a group is known.
         seed: of the errors.
 
     Raises:
@@ -56,7 +55,7 @@ class Learner:
 
     Attributes:
         rates: as they are estimated.
-        replans: how often they have called for a new plan.
+        replans: number of new plans that they have caused.
     """
 
     def __init__(self, rates: RateTable, gpus: int, learning: Learning, slots: int = 1) -> None:
@@ -101,8 +100,8 @@ class Learner:
         """Record that the policy has answered from the last table.
 
         Args:
-            is_new: whether it answered otherwise than before.
-            tried: what it only tries.
+            is_new: whether the answer has changed.
+            probes: the probes of the answer.
         """
         self.replans += self.rates.has_news
         if is_new or self.rates.has_news:

@@ -1,9 +1,8 @@
 """Replay a live run in the simulator: its time, and the time that it should have taken.
 
-The record of a live run says which group had which devices when, and how many
-epochs every network came to need. The simulator then trains the same networks
-for as many epochs under the same policy: the difference in makespan is what
-the rates, the costs or the runtime do otherwise than assumed.
+The record of a live run says which group had which devices when, and how many epochs every network
+needed. The simulator then trains the same networks for as many epochs under the same policy: the
+difference in makespan is the effect of rates, costs or runtime that differ from the assumptions.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ class ReplayedRun:
 
     Args:
         measured_s: from the first group to the last event of the record.
-        stints: who trained when on which devices, from the first group on.
-        simulated: the same networks, for as many epochs, on numbers.
+        stints: which network trained when on which devices, from the first group on.
+        simulated: the simulation of the same networks and epochs.
     """
 
     measured_s: float

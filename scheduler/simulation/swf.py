@@ -88,8 +88,9 @@ def read_swf(path: str | Path) -> Trace:
     """Read a trace; a file whose name ends in ``.gz`` is decompressed.
 
     Raises:
-        InputError: the file cannot be read, a line has not 18 numbers, a whole number is wanted where there
-            is none, a submit time is not known, a job number comes twice, or there is no job.
+        InputError: the file cannot be read, a line does not have 18 numbers, a number is not whole
+            where it must be, a submit time is unknown, a job number appears twice, or there is no
+            job.
     """
     header: dict[str, str] = {}
     jobs: dict[int, SwfJob] = {}

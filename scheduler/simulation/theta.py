@@ -38,7 +38,7 @@ class BatchJob:
 
     Args:
         checkpointing: the job, its last checkpoint and the sizes of the next.
-        left_min: that it would still run, if it were left to.
+        left_min: minutes that it would still run if not stopped.
     """
 
     checkpointing: Checkpointing

@@ -1,10 +1,12 @@
 """Make jobs for the batch queue from a law or a trace, and write a schedule as a trace.
 
-What a job asks for is decided by one of five rules:
+One of five rules decides the requests of a job:
 
 - ``classical``: the longest run time known; where a law is given, its upper bound.
-- ``recent``: the longest of the application's last ten runs, and the classical request when that fails.
-- ``toptimal``, ``atoptimal``: the optimal sequence (:mod:`scheduler.reservation.choose_requests`) for what is known.
+- ``recent``: the longest of the application's last ten runs, and the classical request when that
+  fails.
+- ``toptimal``, ``atoptimal``: the optimal sequence (:mod:`scheduler.reservation.choose_requests`)
+  for what is known.
 - ``user``: what the trace says the user asked for (traces only).
 """
 
@@ -58,7 +60,7 @@ def choose_requests(
     Args:
         rule: any but ``user``.
         law: what is known of the run time.
-        recent: the last runs of the application.
+        recent: the last run times of the application.
         backfill_rate: zeta, for ``atoptimal``.
 
     >>> choose_requests(Rule.RECENT, Discrete([1, 2, 9], [0.5, 0.4, 0.1]), [1, 2, 1])
@@ -103,7 +105,8 @@ def draw_jobs(
 ) -> list[QueueJob]:
     """Draw jobs of one application that all arrive at once.
 
-    The same generator state gives the same jobs whatever the rule, so rules can be compared run by run.
+    The same generator state gives the same jobs whatever the rule, so rules can be compared run by
+    run.
 
     Args:
         law: of the run times.
@@ -115,7 +118,8 @@ def draw_jobs(
         backfill_rate: zeta, for ``atoptimal``.
         points: of the law as the algorithms see it.
         submit: when they arrive.
-        past: how many past runs of its own each job knows; the rule ``recent`` asks for the longest of them.
+        past: how many past runs of its own each job knows; the rule ``recent`` asks for the longest
+            of them.
     """
     check_range("the number of jobs", count, 1, MAX_JOBS)
     check_range("the number of processors", processors, 1, MAX_VALUE)
@@ -156,7 +160,7 @@ def draw_sizes(
 def small_stream(law: Law, work_rate: float, processors: int) -> Stream:
     """Return a stream of small jobs with ``work_rate`` of the machine's capacity as work.
 
-    Their run times follow the law scaled down by ``STREAM_SCALE``, and are known when they arrive.
+    Their run times follow the law scaled down by ``STREAM_SCALE``, and are known at arrival.
     """
     if not 0 < work_rate < 1:
         raise InputError(
@@ -174,11 +178,10 @@ def small_stream(law: Law, work_rate: float, processors: int) -> Stream:
 def jobs_from_trace(trace: Trace, rule: Rule, backfill_rate: float = 0.0) -> list[QueueJob]:
     """Return the jobs of a trace that ran, with requests from what was known at their arrival.
 
-    Known of a job are the completed runs of its application (its user and
-    executable) that had ended by then in the trace, the latest 200. With fewer than five
-    of them it asks for what the user asked for; where the trace does not tell
-    that, for the longest run of the trace. A user's request counts as at least
-    the run that the trace shows it allowed.
+    Known for a job are the completed runs of its application (its user and executable) that had
+    ended by its arrival in the trace, the latest 200. With fewer than five of them it requests what
+    the user requested or, if the trace does not say, the longest run of the trace. A user's request
+    counts as at least the run that the trace shows it allowed.
 
     Raises:
         InputError: no job of the trace ran.
