@@ -62,14 +62,14 @@ class Searcher:
             pruner=PRUNERS[pruner](**pruner_options or {}),
             sampler=SAMPLERS[sampler](seed=seed, **options),
         )
-        self.trials, self.asked = {}, []
+        self.trials, self.proposed = {}, []
 
     def ask(self, number):
         for _ in range(20):  # a small space is used up at some time
             trial = self.study.ask(self.space)
-            if repr(trial.params) not in self.asked:  # 1, 1.0 and True are three choices
+            if repr(trial.params) not in self.proposed:  # 1, 1.0 and True are three choices
                 self.trials[number] = trial
-                self.asked.append(repr(trial.params))
+                self.proposed.append(repr(trial.params))
                 return trial.params
             self.study.tell(trial, state=TrialState.FAIL)
         return None
@@ -78,7 +78,7 @@ class Searcher:
         """Add a network of an earlier run, or of another searcher of this run."""
         self.study.enqueue_trial(values)
         self.trials[number] = self.study.ask(self.space)
-        self.asked.append(repr(self.trials[number].params))
+        self.proposed.append(repr(self.trials[number].params))
 
     def report(self, number, epoch, value):
         if self.has_several or math.isnan(value):  # a later epoch may have a value

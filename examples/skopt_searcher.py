@@ -28,7 +28,7 @@ class Searcher:
     def __init__(self, space, seed, mode, **options):
         self.space, self.seed, self.options = space, seed, options
         self.sign = -1 if mode == "maximize" else 1  # scikit-optimize minimizes
-        self.asked, self.losses = {}, {}
+        self.proposed, self.losses = {}, {}
 
     def ask(self, number):
         optimizer = Optimizer(
@@ -37,21 +37,22 @@ class Searcher:
             **self.options,
         )
         worst = max(self.losses.values(), default=0.0)
-        if self.asked:
+        if self.proposed:
             optimizer.tell(
-                list(self.asked.values()), [self.losses.get(one, worst) for one in self.asked]
+                list(self.proposed.values()),
+                [self.losses.get(trial, worst) for trial in self.proposed],
             )
         point = optimizer.ask()
-        if point in self.asked.values():  # a small space, or one whose best point is known
+        if point in self.proposed.values():  # a small space, or trial whose best point is known
             fresh = (
                 draw
                 for draw in optimizer.space.rvs(100, random_state=self.seed + number)
-                if draw not in self.asked.values()
+                if draw not in self.proposed.values()
             )
             point = next(fresh, None)
         if point is None:
             return None
-        self.asked[number] = point
+        self.proposed[number] = point
         return {
             name: values[values_of_point] if isinstance(values, tuple) else values_of_point
             for (name, values), values_of_point in zip(self.space.items(), point, strict=True)
@@ -59,7 +60,7 @@ class Searcher:
 
     def known(self, number, values):
         """Add a network of an earlier run, or of another searcher of this run."""
-        self.asked[number] = [
+        self.proposed[number] = [
             list(map(repr, choices)).index(repr(values[name]))  # 1, 1.0 and True are three choices
             if isinstance(choices, tuple)
             else values[name]

@@ -328,7 +328,7 @@ def count_common(lists: Sequence[Sequence[Transform]]) -> int:
     If lists differ only in a :class:`Scale` at their end, all others count, random ones too.
     """
     rests = [split_scale(transforms)[0] for transforms in lists]
-    if all(rest == rests[0] for rest in rests):
+    if all(heads == rests[0] for heads in rests):
         return len(rests[0])
     differing = (
         position

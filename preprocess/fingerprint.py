@@ -90,7 +90,7 @@ class SampleIds:
     @property
     def digest(self) -> str:
         """A hash of all of it."""
-        found = hashlib.sha256(
+        state = hashlib.sha256(
             json.dumps([self.unit, self.by_content, dict(self.facts), self.classes]).encode()
         )
         for array in (
@@ -98,8 +98,8 @@ class SampleIds:
             self.labels,
             *(self.hashes[name] for name in sorted(self.hashes)),
         ):
-            found.update(np.ascontiguousarray(array).tobytes())
-        return found.hexdigest()[:16]
+            state.update(np.ascontiguousarray(array).tobytes())
+        return state.hexdigest()[:16]
 
 
 @dataclass(frozen=True)
@@ -465,24 +465,26 @@ def compare_fingerprints(before: Fingerprint, now: Fingerprint) -> dict[str, lis
             part == "test" and before.test_path != now.test_path
         ):  # other data is asked for: that is no change
             continue
-        one = before.splits.get(name)
+        earlier = before.splits.get(name)
         new = now.splits.get(name)
-        if one is None or new is None:
+        if earlier is None or new is None:
             changes[name] = [
                 f"the {part} data has been removed" if new is None else f"the {part} data is new"
             ]
-        elif one.requested_target == new.requested_target:
-            changes[name] = _compare_splits(one, new)
+        elif earlier.requested_target == new.requested_target:
+            changes[name] = _compare_splits(earlier, new)
         else:  # another network is the first of the spec: its targets are none of these
-            changes[name] = _compare_splits(_select_facts(one, False), _select_facts(new, False))
+            changes[name] = _compare_splits(
+                _select_facts(earlier, False), _select_facts(new, False)
+            )
     old = _training_ids_by_target(before)
     for target, (name, marks) in _training_ids_by_target(now).items():
-        old_name, one = old.get(target, ("", None))
-        if one is not None and {old_name, name} != {
+        old_name, earlier = old.get(target, ("", None))
+        if earlier is not None and {old_name, name} != {
             "train"
         }:  # these have been looked at as a whole
             changes[f"train:{target}"] = _compare_splits(
-                _select_facts(one, True), _select_facts(marks, True), is_further=True
+                _select_facts(earlier, True), _select_facts(marks, True), is_further=True
             )
     return {name: words for name, words in changes.items() if words}
 

@@ -250,9 +250,9 @@ def _write_targets(
     if target.kind != "class":
         group["targets"].attrs["kind"] = target.kind
     for name in ("weights", "groups", "strata"):
-        found = getattr(source, name, None)
-        if found is not None:
-            group.create_dataset(name, data=np.asarray(found)[written])
+        values = getattr(source, name, None)
+        if values is not None:
+            group.create_dataset(name, data=np.asarray(values)[written])
 
 
 def _encode(mask: np.ndarray | None, target: TargetSpec) -> np.ndarray:

@@ -221,12 +221,12 @@ def _probe_usable(chain: Chain) -> list[_ProbedSample]:
         for index in indices:
             try:
                 began = time.perf_counter()
-                kept = chain.prepare(index)
+                part = chain.prepare(index)
                 prepared_at = time.perf_counter()
-                image, mask = chain.augment(kept, index, epoch=0)
+                image, mask = chain.augment(part, index, epoch=0)
                 yield _ProbedSample(
                     source.name(index),
-                    kept.image,
+                    part.image,
                     image,
                     mask,
                     prepared_at - began,

@@ -571,12 +571,10 @@ def _warn_of_test_as_validation(held_out: Source, path: str | None) -> str:
     location = getattr(held_out, "stand_in_path", None)
     if location is None:
         return ""
+    name = "it" if os.path.exists(location) else path
     return (
-        f"data: {location} is taken for validation, so networks are chosen by it, because {path} "
-        f"has no "
-        f"validation part; name {'it' if os.path.exists(location) else path} in data.test if it "
-        f"should choose "
-        "nothing"
+        f"data: {location} is used for validation, so networks are selected by it, because {path} has "
+        f"no validation split; name {name} in data.test to use it for the final score only"
     )
 
 

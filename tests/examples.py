@@ -20,7 +20,9 @@ def long_but_first(first, *others):
     return [
         first,
         *(
-            pytest.param(*(other if isinstance(other, tuple) else (other,)), marks=pytest.mark.long)
-            for other in others
+            pytest.param(
+                *(example if isinstance(example, tuple) else (example,)), marks=pytest.mark.long
+            )
+            for example in others
         ),
     ]

@@ -69,7 +69,7 @@ def measures(path):
     return _labelled(Numbered(int(path), seed=1), np.arange(int(path)) / 8)
 
 
-def beyond(path):
+def too_many_classes(path):
     """Samples of one class more than there are."""
     return _labelled(Numbered(int(path), seed=1), np.arange(int(path)) % (len(CLASSES) + 1))
 
@@ -117,11 +117,11 @@ class _Gated:
     """A millisecond a sample, and after so many samples of a rank 50, until a file is there."""
 
     def __init__(self, quick, gate):
-        self._left, self._gate = quick, Path(gate)
+        self._remaining, self._gate = quick, Path(gate)
 
     def __call__(self, index):
-        self._left -= 1
-        time.sleep(0.05 if self._left < 0 and not self._gate.exists() else 0.001)
+        self._remaining -= 1
+        time.sleep(0.05 if self._remaining < 0 and not self._gate.exists() else 0.001)
 
 
 def gated(path):
@@ -194,8 +194,8 @@ def unvalidated(path):
 def one_fold(path, folds, fold, seed):
     """Of ``unvalidated``, what a network of a fold trains on, and what it is judged by."""
     source = unvalidated(path)
-    mine = assign_folds(source, folds, seed) == fold
-    return View(source, np.flatnonzero(~mine)), View(source, np.flatnonzero(mine))
+    in_fold = assign_folds(source, folds, seed) == fold
+    return View(source, np.flatnonzero(~in_fold)), View(source, np.flatnonzero(in_fold))
 
 
 # ---- model functions of the numpy engine ----

@@ -84,9 +84,9 @@ def test_the_notebook_goes_from_data_to_the_best_ensemble(tmp_path):
         re.findall(r"```python\n(.*?)```", (ROOT / "docs/notebook.md").read_text(), re.DOTALL)
     )
     assert len([line for line in code.splitlines() if line.strip()]) <= 40
-    found = printed(tmp_path, "-c", code)
-    assert re.search(r"^greedy .*%$", found, re.MULTILINE)
-    assert float(re.search(r"together: (.*)% of new digits", found)[1]) > 70
+    cells = printed(tmp_path, "-c", code)
+    assert re.search(r"^greedy .*%$", cells, re.MULTILINE)
+    assert float(re.search(r"together: (.*)% of new digits", cells)[1]) > 70
     assert (tmp_path / "runs/notebook/report.html").exists()
 
 
@@ -132,9 +132,9 @@ def check_predicted(folder, run, name, table, target):
     """The rows of a table are predicted as those among them that were for validation were judged."""
     text = printed(folder, "-m", "fleet", "predict", f"runs/{run}", table)
     values = np.array([float(answer[target]) for answer in csv.DictReader(text.splitlines())])
-    with np.load(RunPaths(folder / "runs" / run).predictions(name, "validation")) as kept:
+    with np.load(RunPaths(folder / "runs" / run).predictions(name, "validation")) as saved:
         np.testing.assert_allclose(
-            values[kept["rows"]], kept["outputs"][:, 0], rtol=1e-4, atol=1e-5
+            values[saved["rows"]], saved["outputs"][:, 0], rtol=1e-4, atol=1e-5
         )
 
 
@@ -172,15 +172,15 @@ PAGE = (ROOT / "docs/extending.md").read_text(encoding="utf-8")
 
 
 def test_the_page_shows_what_the_files_hold():
-    shown = re.findall(r"^```(?:python|yaml)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+    blocks = re.findall(r"^```(?:python|yaml)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
     files = [path.read_text(encoding="utf-8") for path in EXTENDING.iterdir() if path.is_file()]
-    assert [block for block in shown if not any(block in text for text in files)] == []
-    assert len(shown) >= 9
+    assert [block for block in blocks if not any(block in text for text in files)] == []
+    assert len(blocks) >= 9
     assert all(path.stem in PAGE for path in EXTENDING.glob("*.py"))
 
 
 @pytest.fixture
-def own(tmp_path):
+def extending_folder(tmp_path):
     """A copy of the example's folder, with images to train on."""
     shutil.copytree(EXTENDING, tmp_path / "own", ignore=shutil.ignore_patterns("__pycache__"))
     printed(tmp_path / "own", "my_source.py", "squares")
@@ -188,11 +188,11 @@ def own(tmp_path):
 
 
 @pytest.mark.long
-def test_parts_of_ones_own_train_together_in_a_job_of_ones_own_batch_system(own, tmp_path):
+def test_custom_parts_train_in_a_job_of_a_custom_batch_system(extending_folder, tmp_path):
     put_programs(tmp_path, {"qsub": f'echo "$@" > {tmp_path}/called; echo 17'})
     path = f"{tmp_path}:{os.environ['PATH']}"
-    said = printed(
-        own,
+    message = printed(
+        extending_folder,
         "-m",
         "fleet",
         "submit",
@@ -206,15 +206,15 @@ def test_parts_of_ones_own_train_together_in_a_job_of_ones_own_batch_system(own,
         "3",
         PATH=path,
     )
-    paths = RunPaths(own / "runs/own")
-    assert said == "17\n"
+    paths = RunPaths(extending_folder / "runs/own")
+    assert message == "17\n"
     assert (tmp_path / "called").read_text() == f"-terse {paths.job_script}\n"
     script = paths.job_script.read_text().splitlines()
     assert script[:3] == ["#!/bin/bash", "#$ -S /bin/bash", "#$ -N own"]
     assert {"#$ -l h_rt=01:00:00", "#$ -r y", "#$ -pe mpi 3", "#$ -l exclusive=true"} <= set(script)
 
     printed(
-        own, paths.job_script, program="bash", JOB_ID="17", PATH=path
+        extending_folder, paths.job_script, program="bash", JOB_ID="17", PATH=path
     )  # as the batch system would
     rows = {row.name: row for row in read_results(paths.root)}
     assert {name: row.status for name, row in rows.items()} == dict.fromkeys(
@@ -232,8 +232,8 @@ def test_parts_of_ones_own_train_together_in_a_job_of_ones_own_batch_system(own,
     assert (stops[-1]["status"], stops[-1]["then"]) == (0, "all networks finished")
 
 
-def test_a_policy_of_ones_own_is_simulated_and_starts_the_slowest_network_first(own):
-    (own / "rates.json").write_text(
+def test_custom_policy_starts_the_slowest_network_first(extending_folder):
+    (extending_folder / "rates.json").write_text(
         json.dumps(
             {
                 "samples_per_epoch": 100,
@@ -247,7 +247,7 @@ def test_a_policy_of_ones_own_is_simulated_and_starts_the_slowest_network_first(
     )
     simulated = json.loads(
         printed(
-            own,
+            extending_folder,
             "-m",
             "fleet",
             "simulate",
@@ -260,11 +260,15 @@ def test_a_policy_of_ones_own_is_simulated_and_starts_the_slowest_network_first(
             "--json",
         )
     )
-    assert [one["members"][0]["name"] for one in simulated["rounds"]] == ["slow", "mean", "fast"]
+    assert [network["members"][0]["name"] for network in simulated["rounds"]] == [
+        "slow",
+        "mean",
+        "fast",
+    ]
 
 
-def test_the_rule_of_ones_own_drops_who_falls_behind(own):
-    (own / "rule.yaml").write_text("""
+def test_custom_rule_stops_networks_that_fall_behind(extending_folder):
+    (extending_folder / "rule.yaml").write_text("""
 data: {source: 'builtin:digits'}
 models:
 - {family: softmax, space: {train.optimizer.learning_rate: [1.0e-5, 1.0e-12]}, search: {sampler: grid, max_concurrent: 1}}
@@ -272,14 +276,16 @@ train: {stopping: {max_epochs: 3}}
 prune: {rule: 'my_rule:RULE', min_epochs: 2}
 resources: {engine: numpy}
 """)
-    printed(own, "-m", "fleet.run", "rule.yaml")
-    assert [(row.status, row.epochs) for row in read_results(own / "runs/ensemble")] == [
+    printed(extending_folder, "-m", "fleet.run", "rule.yaml")
+    assert [
+        (row.status, row.epochs) for row in read_results(extending_folder / "runs/ensemble")
+    ] == [
         (Status.FINISHED, 3),
         (Status.PRUNED, 2),
     ]
 
 
-def test_the_transform_of_ones_own_covers_a_square_in_training_alone(monkeypatch):
+def test_custom_transform_covers_a_square_in_training_only(monkeypatch):
     monkeypatch.syspath_prepend(EXTENDING)
     cover = parse_transform({"my_transform:cover": {"size": 3}})
     image = np.full((8, 6, 1), 7, np.uint8)
@@ -288,7 +294,7 @@ def test_the_transform_of_ones_own_covers_a_square_in_training_alone(monkeypatch
     assert (cover.apply(image, np.random.default_rng(1), training=False) == image).all()
 
 
-def test_a_source_of_ones_own_gives_signals_with_values_and_weights(monkeypatch):
+def test_custom_source_returns_signals_values_and_weights(monkeypatch):
     monkeypatch.syspath_prepend(EXTENDING)
     data = open_data("my_signals:waves", None, 0.25, 0, {"count": 40})
     assert [len(part) for part in data.splits().values()] == [30, 10]
@@ -312,7 +318,7 @@ def own_network(group):
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
-def test_the_engine_of_ones_own_follows_the_gradient_on_any_number_of_ranks(monkeypatch, ranks):
+def test_custom_engine_follows_the_gradient_on_any_ranks(monkeypatch, ranks):
     monkeypatch.syspath_prepend(EXTENDING)
     images = np.random.default_rng(0).integers(0, 3, (5, 2, 2, 1)).astype(np.uint8)
     labels = np.array([0, 1, -1, 2, 1])  # one could not be read
@@ -320,10 +326,10 @@ def test_the_engine_of_ones_own_follows_the_gradient_on_any_number_of_ranks(monk
 
     def rank_main(world):
         network = own_network(world.group(range(ranks), 1))
-        mine = slice(*split_rows(0, 5, world.rank, ranks))
-        network.step(images[mine], labels[mine], 5)
+        batch = slice(*split_rows(0, 5, world.rank, ranks))
+        network.step(images[batch], labels[batch], 5)
         before[world.rank] = network.state()["weights"]
-        network.step(images[mine], labels[mine], 5)
+        network.step(images[batch], labels[batch], 5)
         after[world.rank] = network.state()["weights"]
 
     def loss(weights):
@@ -332,17 +338,17 @@ def test_the_engine_of_ones_own_follows_the_gradient_on_any_number_of_ranks(monk
         return network.evaluate(images, labels).loss / 4
 
     assert Launch(ranks, 0).run(rank_main)
-    place = np.zeros_like(before[0])
-    for index in np.ndindex(place.shape):
-        place[index] = 1e-6
-        slope = (loss(before[0] + place) - loss(before[0] - place)) / 2e-6
+    position = np.zeros_like(before[0])
+    for index in np.ndindex(position.shape):
+        position[index] = 1e-6
+        slope = (loss(before[0] + position) - loss(before[0] - position)) / 2e-6
         assert {
             round(float(after[rank][index] - before[rank][index]), 6) for rank in range(ranks)
         } == {round(-RATE * slope, 6)}
-        place[index] = 0
+        position[index] = 0
 
 
-def test_a_step_of_the_engine_of_ones_own_that_fails_on_one_rank_fails_on_both(monkeypatch):
+def test_custom_engine_fails_on_both_ranks(monkeypatch):
     monkeypatch.syspath_prepend(EXTENDING)
 
     def rank_main(world):
@@ -356,5 +362,5 @@ def test_a_step_of_the_engine_of_ones_own_that_fails_on_one_rank_fails_on_both(m
 
 @pytest.mark.torch
 def test_modules_of_pytorch_are_tried(tmp_path):
-    said = printed(tmp_path, "-m", "fleet", "check", str(EXAMPLES / "digits_torch.yaml"))
-    assert "mixer-1: loading best.safetensors takes the module torch_modules" in said, said
+    output = printed(tmp_path, "-m", "fleet", "check", str(EXAMPLES / "digits_torch.yaml"))
+    assert "mixer-1: loading best.safetensors takes the module torch_modules" in output, output

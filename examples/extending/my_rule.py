@@ -9,11 +9,11 @@ GAP = 0.2  # of what is monitored
 
 class Gap(NoPruning):
     def __init__(self, prune, most_epochs, seed):
-        self.least, self.best = prune.min_epochs, {}  # the best score after so many epochs
+        self.min_epochs, self.best = prune.min_epochs, {}  # the best score after so many epochs
 
     def add(self, name, epochs, score, is_done=False):
         self.best[epochs] = max(score, self.best.get(epochs, score))
-        is_behind = epochs >= self.least and score < self.best[epochs] - GAP
+        is_behind = epochs >= self.min_epochs and score < self.best[epochs] - GAP
         return Verdict.STOP if is_behind and not is_done else Verdict.GO_ON
 
 

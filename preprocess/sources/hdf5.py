@@ -323,19 +323,19 @@ def open_hdf5(
     if not h5py.is_hdf5(path):
         raise InputError(f"{path} is not an HDF5 file")
     with wrapping_errors(path), open_file(path) as file:
-        there = set(file)
-        named = [name for name in there if parse_split(name) is not None]
+        members = set(file)
+        named = [name for name in members if parse_split(name) is not None]
         groups = find_splits([name for name in named if isinstance(file[name], h5py.Group)], path)
     begin = f"{inputs}_"
-    arrays = find_splits([name[len(begin) :] for name in there if name.startswith(begin)], path)
-    is_plain = inputs in there and TRAIN not in groups
+    arrays = find_splits([name[len(begin) :] for name in members if name.startswith(begin)], path)
+    is_plain = inputs in members and TRAIN not in groups
     if TRAIN not in groups and not (is_plain and groups):
         groups = {}
 
     def opened(name: str, masks: PixelClasses) -> HDF5:
         if groups or not name:
             return HDF5(path, f"/{name}", inputs, targets, weights, masks, target)
-        column = targets or ("labels" if f"labels_{name}" in there else "targets")
+        column = targets or ("labels" if f"labels_{name}" in members else "targets")
         columns = (f"{inputs}_{name}", f"{column}_{name}", f"{weights}_{name}")
         part = HDF5(path, "/", *columns, masks, target)
         part.places = (f"{os.path.realpath(path)}:{columns[0]}",)

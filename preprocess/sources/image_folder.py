@@ -292,7 +292,7 @@ def _find_mask_folders(path: str, images: str, masks: str) -> dict[str, tuple[st
     folders = os.path.join(path, images), os.path.join(path, masks)
     if not all(map(os.path.isdir, folders)):
         return folders_of_split
-    of_images, of_masks = (find_splits(class_folders(place), place) for place in folders)
+    of_images, of_masks = (find_splits(class_folders(parent), parent) for parent in folders)
     return {
         part: (os.path.join(folders[0], of_images[part]), os.path.join(folders[1], of_masks[part]))
         for part in of_images

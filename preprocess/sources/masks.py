@@ -208,7 +208,7 @@ class PixelClasses:
         if mask.palette is None:
             return mask.numbers
         if self.by_grey:
-            wrong = {number: one for number, one in mask.colors().items() if len({*one}) > 1}
+            wrong = {number: rgb for number, rgb in mask.colors().items() if len({*rgb}) > 1}
             if wrong:
                 raise UnfitMask(
                     "the palettes of masks differ, so grey levels are the numbers, and its mask "
@@ -222,8 +222,8 @@ class PixelClasses:
             if (mask.numbers == number).any():
                 raise UnfitMask(
                     f"the palettes of masks differ: the value {number} has the color "
-                    f"{_color(mask.palette, number)} in this one and {color} in others; save all "
-                    f"masks with one "
+                    f"{_color(mask.palette, number)} in this rgb and {color} in others; save all "
+                    f"masks with rgb "
                     "palette, or as greyscale images of the values"
                 )
         return mask.numbers

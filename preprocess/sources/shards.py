@@ -313,10 +313,10 @@ def find_shards(path: str, pattern: str) -> tuple[list[str], list[str]]:
             training.
     """
     if not os.path.isdir(path):
-        found = sorted(found for name in _expand(path) for found in _matching(name))
+        matches = sorted(matches for name in _expand(path) for matches in _matching(name))
         if glob.has_magic(path):
-            check_numbered(found)
-        return _by_name(path, found)
+            check_numbered(matches)
+        return _by_name(path, matches)
     folders = {
         entry.name: shards
         for entry in os.scandir(path)
@@ -327,11 +327,11 @@ def find_shards(path: str, pattern: str) -> tuple[list[str], list[str]]:
         held_out, _ = choose_held_out(parts)
         check_numbered([shard for shards in folders.values() for shard in shards])
         return folders[parts[TRAIN]], folders.get(held_out or "", [])
-    found = _shards_in(path, pattern)
-    if not found:
+    matches = _shards_in(path, pattern)
+    if not matches:
         raise InputError(f"{path}: no shards here (files whose names match {pattern})")
-    check_numbered(found)
-    return _by_name(path, found)
+    check_numbered(matches)
+    return _by_name(path, matches)
 
 
 def _shards_in(folder: str, pattern: str) -> list[str]:

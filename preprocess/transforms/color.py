@@ -184,8 +184,8 @@ class Scale(base.LeavesPixels):
     @cached_property
     def affine(self) -> Affine:
         """The same as one multiplication and one addition."""
-        found = Affine(self.mean, self.std)
-        return replace(found, precise=found.precision > FLOAT32_LIMIT)
+        unchecked = Affine(self.mean, self.std)
+        return replace(unchecked, precise=unchecked.precision > FLOAT32_LIMIT)
 
     def apply(self, image: np.ndarray, rng: np.random.Generator, training: bool) -> np.ndarray:
         """Scale an image, (..., channels), to float32."""

@@ -32,7 +32,7 @@ def brighter(image, rng, training):
     return np.clip(image + rng.integers(0, 9, rng.integers(1, 4)).sum(), 0, 255).astype(image.dtype)
 
 
-def made(source, transforms, seed):
+def images_of(source, transforms, seed):
     """A pipeline that keeps samples."""
     parsed = parse_transforms(transforms)
     return Pipeline(source, parsed, seed, infer_sample_spec(source, parsed, seed, keep=True))
@@ -41,28 +41,34 @@ def made(source, transforms, seed):
 def made_or_not(source, transforms, seed):
     """The same, or another example where such samples cannot be transformed so."""
     try:
-        return made(source, transforms, seed)
+        return images_of(source, transforms, seed)
     except InputError:
         return reject()
 
 
 def both(pipeline, kernels, indices, epoch, training=True):
     """Everything that comes out, as it is kept and as it is loaded, one by one and at once."""
-    kept = pipeline.empty_stored(len(indices))
-    pipeline.load_stored(indices, *kept)
-    found = []
+    stored = pipeline.empty_stored(len(indices))
+    pipeline.load_stored(indices, *stored)
+    results = []
     for NUMBA.kernels in (None, kernels):
         for way in (
-            lambda *into: pipeline.augment_stored(*kept, np.array(indices), epoch, *into, training),
+            lambda *into: pipeline.augment_stored(
+                *stored, np.array(indices), epoch, *into, training
+            ),
             lambda *into: pipeline.load(indices, epoch, *into, training),
         ):
             images, targets = pipeline.empty(len(indices))
             images.view(np.uint8)[:] = 77
             bad = way(images, targets)
-            found.append(
-                (images.tobytes(), targets.tolist(), [(str(one), one.position) for one in bad])
+            results.append(
+                (
+                    images.tobytes(),
+                    targets.tolist(),
+                    [(str(result), result.position) for result in bad],
+                )
             )
-    return found
+    return results
 
 
 # Each makes an image of any size of at least 6 x 5 pixels to another one that the next can take.
@@ -132,17 +138,17 @@ LISTS = st.tuples(
     epoch=st.integers(0, 2**40),
     training=st.booleans(),
 )
-def test_a_batch_has_the_bits_of_its_samples(
+def test_apply_batch_equals_one_sample_at_a_time(
     kernels, transforms, height, width, channels, seed, epoch, training
 ):
     images = [pattern(height, width, channels, number) for number in range(5)]
     source = Memory([*images[:3], None, images[3]])
     source.samples[1] = np.full_like(images[1], 255)
     pipeline = made_or_not(source, transforms, seed)
-    first, *others = both(pipeline, kernels, [4, 0, 3, 1, 2], epoch, training)
-    assert first[:2] == others[1][:2] == others[0][:2] == others[2][:2]
-    assert first[2] == others[1][2]  # what cannot be read is told by load alone
-    assert others[0][2] == others[2][2]
+    first, *alone = both(pipeline, kernels, [4, 0, 3, 1, 2], epoch, training)
+    assert first[:2] == alone[1][:2] == alone[0][:2] == alone[2][:2]
+    assert first[2] == alone[1][2]  # what cannot be read is told by load alone
+    assert alone[0][2] == alone[2][2]
 
 
 @settings(max_examples=examples(100), deadline=None)
@@ -155,16 +161,16 @@ def test_a_batch_has_the_bits_of_its_samples(
 )
 def test_masks_stay_with_their_images(kernels, transforms, seed, outputs, weighted, training):
     rng = np.random.default_rng(seed)
-    said = {"weights": np.ones(3, np.float32)} if weighted else {}
+    target = {"weights": np.ones(3, np.float32)} if weighted else {}
     source = Samples(
         [pattern(20, 16, seed=number) for number in range(3)],
         target=TargetSpec("mask", outputs),
         masks=rng.integers(0, outputs, (3, 20, 16)),
-        **said,
+        **target,
     )
     pipeline = made_or_not(source, transforms, seed)
-    first, *others = both(pipeline, kernels, [2, 0, 1], 7, training)
-    assert all(str(first) == str(other) for other in others)
+    first, *alone = both(pipeline, kernels, [2, 0, 1], 7, training)
+    assert all(str(first) == str(expected) for expected in alone)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.int16, np.uint8])
@@ -175,17 +181,17 @@ def test_arrays_of_other_types_are_cropped_and_mirrored_at_once(kernels, dtype, 
         {"random_crop": {"size": [5, 4], "padding": 2}},
         {"flip": {"horizontal": True, "vertical": True}},
     ]
-    pipeline = made(source, transforms, 3)
-    first, *others = both(pipeline, kernels, [3, 1, 2, 0], 9)
-    assert all(first == other for other in others)
+    pipeline = images_of(source, transforms, 3)
+    first, *alone = both(pipeline, kernels, [3, 1, 2, 0], 9)
+    assert all(first == expected for expected in alone)
 
 
 def test_every_colour_is_turned_as_pillow_turns_it(kernels):
     colours = np.random.default_rng(0).integers(0, 256, (4, 500, 500, 3), np.uint8)
     source = Memory(list(colours))
-    pipeline = made(source, [{"color_jitter": {"hue": 0.5, "saturation": (0.0, 4.0)}}], 0)
-    first, *others = both(pipeline, kernels, range(4), 1)
-    assert all(first == other for other in others)
+    pipeline = images_of(source, [{"color_jitter": {"hue": 0.5, "saturation": (0.0, 4.0)}}], 0)
+    first, *alone = both(pipeline, kernels, range(4), 1)
+    assert all(first == expected for expected in alone)
 
 
 @pytest.mark.parametrize("has_numba", [True, False])

@@ -34,9 +34,9 @@ def pillow_too(request, monkeypatch):
         pytest.importorskip("simplejpeg")
 
 
-def assert_near(image, expected, most):
+def assert_near(image, expected, tolerance):
     assert image.shape == expected.shape
-    assert np.abs(image.astype(int) - expected.astype(int)).max() <= most
+    assert np.abs(image.astype(int) - expected.astype(int)).max() <= tolerance
 
 
 def palette():
@@ -53,7 +53,7 @@ FRAMES = [Image.new("L", (2, 2), value) for value in (10, 200)]
 
 # The bytes of a file, and the image that it is: to how much, where the format loses something.
 @pytest.mark.parametrize(
-    ("data", "mode", "expected", "most"),
+    ("data", "mode", "expected", "tolerance"),
     [
         (encode(RGB), "RGB", RGB, 0),
         (encode(GREY), "L", GREY, 0),
@@ -113,8 +113,8 @@ FRAMES = [Image.new("L", (2, 2), value) for value in (10, 200)]
         "CMYK",
     ],
 )
-def test_a_file_is_an_image(data, mode, expected, most):
-    assert_near(decode(data, mode), expected, most)
+def test_a_file_is_an_image(data, mode, expected, tolerance):
+    assert_near(decode(data, mode), expected, tolerance)
 
 
 def test_pixels_without_a_fixed_range_are_refused():
@@ -222,15 +222,15 @@ def test_what_is_no_image_is_refused(data):
 
 
 @pytest.mark.parametrize("cut", range(1, 120, 7))
-def test_a_png_cut_anywhere_is_refused_and_nothing_else_is_raised(cut):
+def test_decode_refuses_a_png_truncated_anywhere(cut):
     with pytest.raises(UnreadableImage):
         decode(encode(pattern(8, 8))[:cut])
 
 
-def test_a_jpeg_is_decoded_at_a_fraction_of_its_size_when_that_is_enough():
+def test_decode_reduces_a_jpeg_if_that_is_enough():
     data = encode(smooth(256, 200), "JPEG", quality=95)
     assert decode(data, at_least=(60, 50)).shape == (64, 50, 3)
-    assert_near(decode(data, at_least=(60, 50)), smooth(64, 50), most=12)
+    assert_near(decode(data, at_least=(60, 50)), smooth(64, 50), tolerance=12)
     assert decode(data, at_least=(65, 50)).shape == (128, 100, 3)
 
 
@@ -249,7 +249,7 @@ def test_a_fraction_is_enough_for_the_image_as_it_is_seen():
 
 @settings(max_examples=examples(40), deadline=None)
 @given(height=st.integers(1, 90), width=st.integers(1, 90), data=st.data())
-def test_a_fraction_is_never_smaller_than_asked_for_nor_needlessly_large(height, width, data):
+def test_decode_reduces_as_far_as_at_least_allows(height, width, data):
     at_least = data.draw(st.tuples(st.integers(1, height), st.integers(1, width)))
     decoded = decode(encode(smooth(height, width), "JPEG"), at_least=at_least).shape[:2]
     halvings = [
@@ -266,8 +266,8 @@ def test_the_log_can_tell_which_decoder_runs(pillow_only):
 
 def corrupt(data):
     """A JPEG whose last third is another image's: its codes mean nothing."""
-    place = 2 * len(data) // 3
-    return data[:place] + bytes(range(1, 200)) + data[place + 199 :]
+    position = 2 * len(data) // 3
+    return data[:position] + bytes(range(1, 200)) + data[position + 199 :]
 
 
 class TestBothDecoders:

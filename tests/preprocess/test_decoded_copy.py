@@ -40,14 +40,14 @@ def batch(data, transforms, epoch=3):
     return images, bad, pipe.sample.affine
 
 
-def test_decoding_once_gives_what_decoding_in_every_epoch_gives(data, path):
+def test_decode_once_equals_decoding_every_epoch(data, path):
     copy = copied(data, TRANSFORMS, path)
     assert copy.transforms == TRANSFORMS[2:]
     assert copy.data.train.labels.tolist() == data.train.labels.tolist()
     expected, _, affine = batch(data, TRANSFORMS)
-    images, bad, left = batch(copy.data, copy.transforms)
+    images, bad, remaining = batch(copy.data, copy.transforms)
     assert np.array_equal(images, expected)
-    assert (bad, left) == ([], affine)
+    assert (bad, remaining) == ([], affine)
 
 
 def test_epochs_have_the_order_that_they_have_without_a_copy(data, path):
@@ -61,13 +61,13 @@ def test_a_copy_of_an_earlier_form_is_made_anew(data, path):
     with h5py.File(path, "r+") as file:
         file.attrs["made_from"] = "0" * 64
         del file["train/left_out_at"]
-    made = []
-    copied(data, TRANSFORMS, path, made.append)
-    assert sum(made) == 8
+    written = []
+    copied(data, TRANSFORMS, path, written.append)
+    assert sum(written) == 8
 
 
 @pytest.mark.parametrize("crop", [{"size": 8}, {"size": [6, 8], "scale": [0.5, 1.0]}])
-def test_a_copy_for_a_random_resized_crop_is_decoded_as_the_samples_are(crop, tmp_path, path):
+def test_decode_once_decodes_as_random_resized_crop_does(crop, tmp_path, path):
     for number in range(6):
         write(tmp_path / "jpeg" / "ab"[number % 2] / f"{number}.jpg", smooth(96, 81))
     data = open_data("image_folder", str(tmp_path / "jpeg"), 0.4, seed=7)
@@ -76,20 +76,20 @@ def test_a_copy_for_a_random_resized_crop_is_decoded_as_the_samples_are(crop, tm
     assert np.array_equal(batch(copy.data, copy.transforms)[0], batch(data, transforms)[0])
 
 
-def test_the_copy_is_made_once_and_anew_when_it_would_differ(data, path, folder):
-    made = []
-    copied(data, TRANSFORMS, path, made.append)
-    copied(data, TRANSFORMS, path, made.append)
-    assert sum(made) == 8
-    copied(data, parse_transforms(["decode"]), path, made.append)
-    assert sum(made) == 16
+def test_decode_once_rewrites_a_copy_that_would_differ(data, path, folder):
+    written = []
+    copied(data, TRANSFORMS, path, written.append)
+    copied(data, TRANSFORMS, path, written.append)
+    assert sum(written) == 8
+    copied(data, parse_transforms(["decode"]), path, written.append)
+    assert sum(written) == 16
     copied(
         open_data("image_folder", str(folder), 0.4, seed=8),
         parse_transforms(["decode"]),
         path,
-        made.append,
+        written.append,
     )
-    assert sum(made) == 24
+    assert sum(written) == 24
 
 
 def test_the_copy_holds_the_test_data_too(folder, path):
@@ -126,7 +126,7 @@ def test_there_must_be_something_to_do_once(path, transforms):
         copied(decoded, parse_transforms(transforms), path)
 
 
-def test_the_parts_may_be_of_different_sizes_before_the_first_random_transform(path):
+def test_decode_once_allows_different_sizes_of_splits(path):
     data = DataSet(Memory([pattern(6, 6)] * 3), Memory([pattern(8, 7)] * 2), ("a", "b"))
     transforms = parse_transforms(["decode", {"random_crop": {"size": [4, 4]}}])
     copy = copied(data, transforms, path)

@@ -1,6 +1,7 @@
 """What data is known by: the same wherever it lies, another where it has changed; and sides that samples keep."""
 
 import io
+import itertools
 
 import h5py
 import numpy as np
@@ -43,10 +44,10 @@ def listed(path, by_content=False, groups=False):
 
 def opened(samples, before, validation=0.2, test=None, **options):
     Listed.samples = samples
-    (data,), found = open_per_target(
+    (data,), fingerprint = open_per_target(
         f"{__name__}:listed", "x", validation, 3, options, test, (None,), "as ever", before
     )
-    return data, found
+    return data, fingerprint
 
 
 def named(part):
@@ -57,23 +58,23 @@ NAMES = st.lists(st.text("abcdefgh", min_size=1, max_size=6), min_size=60, max_s
 
 
 @given(NAMES, st.data(), st.booleans(), st.booleans())
-def test_no_sample_changes_sides_whatever_comes_and_goes(names, draw, by_content, groups):
-    """Of those that are known by their inputs a new one may stand for one that has gone, which harms nobody."""
+def test_samples_keep_their_side_when_others_change(names, draw, by_content, groups):
+    """Of samples identified by content, a new one may replace an equal one that was removed."""
     samples = [(name, ord(name[-1]) % 3) for name in names]
     options = {"by_content": by_content, "groups": groups, "test": 0.2}
     began = draw.draw(st.integers(40, len(samples)))
     old, before = opened(samples[:began], None, **options)
-    gone = draw.draw(st.sets(st.integers(0, began - 1), max_size=10))
+    removed = draw.draw(st.sets(st.integers(0, began - 1), max_size=10))
     now = draw.draw(
-        st.permutations([sample for place, sample in enumerate(samples) if place not in gone])
+        st.permutations([sample for index, sample in enumerate(samples) if index not in removed])
     )
     try:
         new, after = opened(now, before, **options)
     except InputError as error:  # all groups that were held out have gone, say
         assert "start over with --fresh" in str(error)  # noqa: PT017
         return
-    for part, other in ((one, two) for one in new.splits() for two in new.splits() if one != two):
-        assert named(old.splits()[part]).isdisjoint(named(new.splits()[other]))
+    for earlier, later in itertools.permutations(new.splits(), 2):
+        assert named(old.splits()[earlier]).isdisjoint(named(new.splits()[later]))
     if groups:
         assert {*new.train.groups}.isdisjoint(new.validation.groups)
     again, _ = opened(now, after, **options)
@@ -83,9 +84,7 @@ def test_no_sample_changes_sides_whatever_comes_and_goes(names, draw, by_content
 
 
 @given(NAMES, st.integers(40, 60), st.sampled_from([0.1, 0.2, 0.5]))
-def test_new_samples_are_divided_among_themselves_in_the_share_that_is_asked_for(
-    names, began, share
-):
+def test_new_samples_are_divided_by_the_requested_share(names, began, share):
     samples = [(name, ord(name[-1]) % 3) for name in names]
     old, before = opened(samples[:began], None, share)
     new, _ = opened(samples, before, share)
@@ -96,12 +95,12 @@ def test_new_samples_are_divided_among_themselves_in_the_share_that_is_asked_for
 def test_a_sample_stays_in_its_fold_and_new_ones_make_folds_even(names, folds):
     Listed.samples = samples = [(name, ord(name[-1]) % 3) for name in names]
     source = listed("")
-    known = np.full(len(samples), -1)
+    previous = np.full(len(samples), -1)
     Listed.samples = samples[:40]
-    known[:40] = assign_folds(listed(""), folds, 1)
-    found = assign_folds(source, folds, 1, known)
-    assert found[:40].tolist() == known[:40].tolist()
-    sizes = np.bincount(found, minlength=folds)
+    previous[:40] = assign_folds(listed(""), folds, 1)
+    folds_now = assign_folds(source, folds, 1, previous)
+    assert folds_now[:40].tolist() == previous[:40].tolist()
+    sizes = np.bincount(folds_now, minlength=folds)
     assert sizes.max() - sizes.min() <= 2
     assert (
         assign_folds(source, folds, 1, np.full(len(samples), -1)).tolist()
@@ -135,7 +134,7 @@ def marks(*names, **more):
 
 
 @pytest.mark.parametrize(
-    ("now", "place"),
+    ("now", "matches"),
     [
         ("abcd", [0, 1, 2, 3]),
         ("xabcd", [-1, 0, 1, 2, 3]),
@@ -147,9 +146,9 @@ def marks(*names, **more):
         ("ad", [0, 3]),
     ],
 )
-def test_rows_that_are_known_by_their_inputs_are_found_again(now, place):
+def test_match_samples_by_content(now, matches):
     """An edited one stands where it stood, and a second one like it belongs with the first."""
-    assert fp.match_samples(marks(*"abcd"), marks(*now)).tolist() == place
+    assert fp.match_samples(marks(*"abcd"), marks(*now)).tolist() == matches
 
 
 def test_a_second_row_that_is_like_one_of_before_is_one_more():
@@ -159,18 +158,18 @@ def test_a_second_row_that_is_like_one_of_before_is_one_more():
     assert words == {"train": ["1 row more"]}
 
 
-def test_a_fingerprint_is_read_as_it_was_written(tmp_path):
+def test_read_fingerprint_returns_what_was_written(tmp_path):
     samples = [(f"{number}", number % 3) for number in range(12)]
-    _, found = opened(samples, None)
+    _, written = opened(samples, None)
     with open(tmp_path / "data.npz", "wb") as file:
-        fp.write_fingerprint(file, found)
+        fp.write_fingerprint(file, written)
     again = fp.read_fingerprint(tmp_path / "data.npz")
     assert (again.digest, again.division, again.sides.tolist()) == (
-        found.digest,
+        written.digest,
         "as ever",
-        found.sides.tolist(),
+        written.sides.tolist(),
     )
-    assert fp.compare_fingerprints(found, again) == {}
+    assert fp.compare_fingerprints(written, again) == {}
     (tmp_path / "data.npz").write_bytes((tmp_path / "data.npz").read_bytes()[:-30])
     assert fp.read_fingerprint(tmp_path / "data.npz") is None
     assert fp.read_fingerprint(tmp_path / "other.npz") is None
@@ -252,7 +251,7 @@ def write_masks(folder, images, labels):
 SOURCES = [write_npz, write_npy, write_hdf5, write_shard, write_tfrecord, write_huggingface]
 
 
-def taken(write, folder, images=IMAGES, labels=LABELS):
+def fingerprint_of(write, folder, images=IMAGES, labels=LABELS):
     folder.mkdir()
     source, path = write(folder, images, labels)
     return open_per_target(source, str(path), None, 0, {}, None, (None,), "", None)[1]
@@ -260,27 +259,25 @@ def taken(write, folder, images=IMAGES, labels=LABELS):
 
 @pytest.mark.parametrize("is_large", [False, True], ids=["small", "large"])
 @pytest.mark.parametrize("write", SOURCES)
-def test_the_same_data_elsewhere_is_the_same_and_other_data_is_not(
-    tmp_path, monkeypatch, write, is_large
-):
+def test_fingerprint_depends_on_content_not_location(tmp_path, monkeypatch, write, is_large):
     if is_large:
         for module in (
             fingerprint,
             __import__("preprocess.sources.shards", fromlist=["FULL_READ_BYTES"]),
         ):
             monkeypatch.setattr(module, "FULL_READ_BYTES", 0)
-    before = taken(write, tmp_path / "before")
-    assert taken(write, tmp_path / "moved").digest == before.digest
+    before = fingerprint_of(write, tmp_path / "before")
+    assert fingerprint_of(write, tmp_path / "moved").digest == before.digest
 
     def words(folder, *data):
-        return fp.compare_fingerprints(before, taken(write, tmp_path / folder, *data)).get(
+        return fp.compare_fingerprints(before, fingerprint_of(write, tmp_path / folder, *data)).get(
             "train", []
         )
 
-    other = IMAGES.copy()
-    other[4, 2, 2] += 1
+    changed = IMAGES.copy()
+    changed[4, 2, 2] += 1
     (unit,) = {part.unit for part in before.splits.values()}
-    assert words("repainted", other) == [f"content of 1 of 10 {unit}s differs"]
+    assert words("repainted", changed) == [f"content of 1 of 10 {unit}s differs"]
     assert words("turned", IMAGES, 1 - LABELS) == [f"classes of 10 of 10 {unit}s differ"]
     assert words("longer", np.concatenate([IMAGES, IMAGES[:1] + 99]), np.append(LABELS, 1)) == [
         f"1 {unit} more in class 1"
@@ -290,14 +287,14 @@ def test_the_same_data_elsewhere_is_the_same_and_other_data_is_not(
 
 
 def test_masks_are_looked_at(tmp_path):
-    before = taken(write_masks, tmp_path / "before")
+    before = fingerprint_of(write_masks, tmp_path / "before")
     labels = LABELS.copy()
     labels[5] = 0
-    after = taken(write_masks, tmp_path / "after", labels=labels)
+    after = fingerprint_of(write_masks, tmp_path / "after", labels=labels)
     assert fp.compare_fingerprints(before, after) == {"train": ["masks of 1 of 10 files differ"]}
 
 
-def test_of_many_files_some_are_looked_at_and_these_stay_the_same(tmp_path, monkeypatch):
+def test_hash_files_selects_the_same_files_of_many(tmp_path, monkeypatch):
     monkeypatch.setattr(fingerprint, "FULL_READ_FILES", 0)
     monkeypatch.setattr(fingerprint, "CONTENT_SAMPLES", 5)
     monkeypatch.setattr(fingerprint, "SIZED_FILES", 8)

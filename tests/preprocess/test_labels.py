@@ -54,7 +54,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("labels", "message"), WRONG)
-def test_labels_that_are_no_classes_are_refused_in_one_line_that_names_a_sample(labels, message):
+def test_checked_labels_names_the_first_wrong_sample(labels, message):
     count = 1 if isinstance(labels, np.ndarray) and not labels.ndim else len(labels)
     with pytest.raises(InputError, match=f"^mine:f: .*{message}") as caught:
         checked_labels(Labelled(labels, count=count), "mine:f")

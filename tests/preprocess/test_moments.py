@@ -13,7 +13,7 @@ from preprocess.transforms.color import Standardize
 from tests.preprocess.samples import Memory, pattern
 
 
-def found(samples, item="standardize", folds=None, before=()):
+def standardize(samples, item="standardize", folds=None, before=()):
     transforms = parse_transforms([*before, item])
     return compute_standardization(
         "", Pipeline.from_source(Memory(samples), transforms, 7), transforms[-1], folds
@@ -32,7 +32,7 @@ def test_they_are_those_of_scikit_learn():
         .StandardScaler()
         .fit(table().astype(np.float64))
     )
-    affine = found(list(table())).affine
+    affine = standardize(list(table())).affine
     np.testing.assert_allclose(affine.mean, scaler.mean_, rtol=1e-12)
     np.testing.assert_allclose(affine.std, scaler.scale_, rtol=1e-12)
     assert affine.std[3] == 1  # always the same
@@ -52,14 +52,14 @@ def test_what_cannot_be_read_is_left_out():
     samples = list(table(20))
     samples[3] = None
     samples[5] = np.full(5, np.nan, np.float32)
-    assert found(samples) == found(
+    assert standardize(samples) == standardize(
         [sample for index, sample in enumerate(samples) if index not in (3, 5)]
     )
 
 
 def test_a_fold_is_standardized_by_the_samples_that_it_trains_on():
     samples, folds = table(30), np.arange(30) % 3
-    for fold, affine in enumerate(found(list(samples), folds=folds).folds):
+    for fold, affine in enumerate(standardize(list(samples), folds=folds).folds):
         rows = samples[folds != fold].astype(np.float64)
         np.testing.assert_allclose(affine.mean, rows.mean(axis=0), rtol=1e-12)
         np.testing.assert_allclose(affine.std[:3], rows.std(axis=0)[:3], rtol=1e-9)
@@ -68,9 +68,9 @@ def test_a_fold_is_standardized_by_the_samples_that_it_trains_on():
 @pytest.mark.parametrize(
     ("item", "axes"), [("standardize", (0, 1)), ({"standardize": {"per": "array"}}, (0, 1, 2))]
 )
-def test_of_signals_there_is_one_mean_for_each_channel_or_one_in_all(item, axes):
+def test_moments_are_per_channel_or_over_the_array(item, axes):
     signals = np.random.default_rng(0).normal(3, 2, (20, 50, 4)).astype(np.float32)
-    affine = found(list(signals), item).affine
+    affine = standardize(list(signals), item).affine
     np.testing.assert_allclose(
         affine.mean, np.atleast_1d(signals.mean(axes, np.float64)), rtol=1e-12
     )
@@ -80,14 +80,14 @@ def test_of_signals_there_is_one_mean_for_each_channel_or_one_in_all(item, axes)
 def test_random_transforms_do_not_count():
     volumes = list(np.random.default_rng(0).normal(size=(9, 6, 6, 2)).astype(np.float32))
     inside = [volume[1:5, 1:5] for volume in volumes]
-    assert found(volumes, before=[{"random_crop": {"size": [4, 4]}}]) == found(inside)
+    assert standardize(volumes, before=[{"random_crop": {"size": [4, 4]}}]) == standardize(inside)
 
 
 def test_images_and_other_places_are_refused():
     with pytest.raises(
         InputError, match=r"standardize is for tables .* samples are 4 x 4 x 3 uint8, .* be scale"
     ):
-        found([pattern(4, 4)] * 3)
+        standardize([pattern(4, 4)] * 3)
     with pytest.raises(InputError, match=r"transforms\[0\]: standardize must come last"):
         parse_transforms(["standardize", {"flip": {"horizontal": True}}])
 

@@ -41,13 +41,13 @@ def kernels(request):
     NUMBA.kernels = None
 
 
-def made(source, transforms, seed):
+def images_of(source, transforms, seed):
     """The pipeline of a host that does all, and of one that leaves something to the device; or another example."""
     parsed = parse_transforms(transforms)
     try:
         return [
-            Pipeline(source, each, seed, infer_sample_spec(source, each, seed, keep=True))
-            for each in (parsed, defer_to_device(parsed))
+            Pipeline(source, count, seed, infer_sample_spec(source, count, seed, keep=True))
+            for count in (parsed, defer_to_device(parsed))
         ]
     except InputError:
         return reject()
@@ -56,10 +56,10 @@ def made(source, transforms, seed):
 def all_of(pipeline, epoch, training):
     """Samples by way of what is kept of them, and as they are loaded: inputs, targets, and those that are bad."""
     rows = np.arange(pipeline.samples)[::-1]
-    kept = pipeline.empty_stored(len(rows))
-    pipeline.load_stored(rows, *kept)
+    stored = pipeline.empty_stored(len(rows))
+    pipeline.load_stored(rows, *stored)
     for way in (
-        lambda *into: pipeline.augment_stored(*kept, rows, epoch, *into, training),
+        lambda *into: pipeline.augment_stored(*stored, rows, epoch, *into, training),
         lambda *into: pipeline.load(rows, epoch, *into, training),
     ):
         images, targets = pipeline.empty(len(rows))
@@ -71,7 +71,7 @@ def all_of(pipeline, epoch, training):
             images.dtype,
             images.tobytes(),
             str(targets.tolist()),
-            [one.position for one in bad],
+            [position.position for position in bad],
         )
 
 
@@ -112,7 +112,7 @@ def test_images_have_the_bits_of_the_host(
     kernels, before, tail, scales, height, width, channels, seed, epoch, training
 ):
     source = Memory([pattern(height, width, channels, number) for number in range(3)] + [None])
-    host, device = made(source, [*before, *tail, *(["scale"] if scales else [])], seed)
+    host, device = images_of(source, [*before, *tail, *(["scale"] if scales else [])], seed)
     assert list(all_of(host, epoch, training)) == list(all_of(device, epoch, training))
     assert device.sample.image == host.sample.image
     assert device.sample.identity() == host.sample.identity()
@@ -125,7 +125,7 @@ def test_images_have_the_bits_of_the_host(
 @pytest.mark.parametrize("training", [True, False])
 def test_arrays_of_all_types_have_the_bits_of_the_host(kernels, dtype, shape, training):
     source = Memory(list(np.random.default_rng(0).integers(0, 200, (4, *shape)).astype(dtype)))
-    host, device = made(
+    host, device = images_of(
         source,
         [
             FLIP,
@@ -146,7 +146,7 @@ def test_arrays_of_all_types_have_the_bits_of_the_host(kernels, dtype, shape, tr
     outputs=st.sampled_from([3, 300]),
     training=st.booleans(),
 )
-def test_masks_are_moved_on_the_host_as_their_images_are_on_the_device(
+def test_masks_move_on_the_host_as_images_on_the_device(
     kernels, before, tail, seed, outputs, training
 ):
     rng = np.random.default_rng(seed)
@@ -155,12 +155,12 @@ def test_masks_are_moved_on_the_host_as_their_images_are_on_the_device(
         target=TargetSpec("mask", outputs),
         masks=rng.integers(0, outputs, (3, 20, 16)),
     )
-    host, device = made(source, [*before, *tail], seed)
+    host, device = images_of(source, [*before, *tail], seed)
     assert list(all_of(host, 7, training)) == list(all_of(device, 7, training))
 
 
 @pytest.mark.parametrize(
-    ("transforms", "left"),
+    ("transforms", "deferred"),
     [
         (["decode", CROP, FLIP, "scale"], 2),
         (["decode", FLIP, CROP], 2),
@@ -175,13 +175,13 @@ def test_masks_are_moved_on_the_host_as_their_images_are_on_the_device(
         (["decode"], 0),
     ],
 )
-def test_the_last_crop_and_the_flips_about_it_are_left(transforms, left):
+def test_the_last_crop_and_the_flips_about_it_are_left(transforms, deferred):
     parsed = parse_transforms(transforms)
-    given = defer_to_device(parsed)
-    host, device = split_device(given)
-    assert inline_device_transforms(given) == parsed
-    assert (0 if device is None else len(device.transforms)) == left
-    assert len(host) + left == len(parsed)
+    parsed = defer_to_device(parsed)
+    host, device = split_device(parsed)
+    assert inline_device_transforms(parsed) == parsed
+    assert (0 if device is None else len(device.transforms)) == deferred
+    assert len(host) + deferred == len(parsed)
 
 
 def test_what_the_device_cannot_take_is_said():
@@ -203,11 +203,11 @@ def test_what_the_device_cannot_take_is_said():
 
 def test_a_sample_of_another_size_is_left_out_alone(kernels):
     source = Memory([pattern(8, 6, seed=number) for number in range(20)])
-    _, device = made(source, [CROP], 0)
+    _, device = images_of(source, [CROP], 0)
     source.samples[1] = pattern(6, 8)  # as many bytes
     images, targets = device.empty(3)
     bad = device.load(range(3), 0, images, targets)
-    assert [(one.position, one.reason) for one in bad] == [
+    assert [(error.position, error.reason) for error in bad] == [
         (1, "is 6 x 8 x 3 uint8; the others are 8 x 6 x 3 uint8")
     ]
     assert device.sample.target.is_usable(targets).tolist() == [True, False, True]
@@ -215,13 +215,13 @@ def test_a_sample_of_another_size_is_left_out_alone(kernels):
 
 def test_batches_are_drawn_and_written_at_once(monkeypatch):
     pytest.importorskip("numba")
-    _, device = made(
+    _, device = images_of(
         Memory([pattern(8, 6, seed=number) for number in range(9)]), [JITTER, FLIP, CROP], 0
     )
-    wanted = list(all_of(device, 3, True))
+    expected = list(all_of(device, 3, True))
     assert NUMBA.load()
     monkeypatch.setattr(OnDevice, "apply", None)
     try:
-        assert list(all_of(device, 3, True)) == wanted
+        assert list(all_of(device, 3, True)) == expected
     finally:
         NUMBA.kernels = None

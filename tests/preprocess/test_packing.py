@@ -57,9 +57,7 @@ def test_progress_is_told_of_every_sample(data, path):
         ["decode", "scale", {"center_crop": {"size": [2, 2]}}],
     ],
 )
-def test_only_what_is_the_same_in_every_epoch_can_be_done_beforehand(
-    data, path, transforms, tmp_path
-):
+def test_write_hdf5_refuses_random_pipelines(data, path, transforms, tmp_path):
     with pytest.raises(InputError, match="not random and end in uint8"):
         write_hdf5(decoded(data, transforms), path)
     assert not list(tmp_path.glob("*packed*"))
@@ -100,12 +98,10 @@ class FullDisk(io.FileIO):
         return super().write(data)
 
 
-@pytest.mark.parametrize("left", range(0, 12000, 3000))
-def test_a_full_disk_is_no_wrong_input_and_leaves_the_old_file_and_no_other(
-    data, path, tmp_path, monkeypatch, left
-):
+@pytest.mark.parametrize("free", range(0, 12000, 3000))
+def test_write_hdf5_keeps_the_old_file_on_a_full_disk(data, path, tmp_path, monkeypatch, free):
     write_hdf5(data.splits(), path)
-    monkeypatch.setattr(FullDisk, "left", left)
+    monkeypatch.setattr(FullDisk, "left", free)
     monkeypatch.setattr("builtins.open", lambda name, mode, **options: FullDisk(name, mode))
     with pytest.raises(CannotWrite, match="No space left"):
         write_hdf5(decoded(data, ["decode", {"resize": {"size": [64, 64]}}]), path)
@@ -114,9 +110,7 @@ def test_a_full_disk_is_no_wrong_input_and_leaves_the_old_file_and_no_other(
     assert [file.name for file in tmp_path.iterdir() if file.is_file()] == ["packed.h5"]
 
 
-def test_a_full_disk_is_told_of_even_where_hdf5_stumbles_over_what_is_not_there(
-    data, path, monkeypatch
-):
+def test_write_hdf5_reports_a_full_disk_before_hdf5_errors(data, path, monkeypatch):
     def garbage(self, buffer):
         buffer[:] = b"\xff" * len(buffer)
         return len(buffer)
@@ -139,7 +133,7 @@ def test_a_file_of_nothing_is_not_written(data, path):
     assert not os.path.exists(path)
 
 
-def test_a_broken_link_in_the_source_is_left_out_of_an_encoded_file_too(folder, path):
+def test_write_hdf5_leaves_out_broken_links(folder, path):
     write(folder / "dog/x.png", pattern(4, 6))
     data = open_data("image_folder", str(folder), None, seed=0)
     (folder / "dog/x.png").unlink()
@@ -147,13 +141,13 @@ def test_a_broken_link_in_the_source_is_left_out_of_an_encoded_file_too(folder, 
 
 
 def test_names_of_any_bytes_are_packed(folder, path):
-    place = os.fsencode(folder) + b"/na\xefve"
-    os.mkdir(place)
+    folder = os.fsencode(folder) + b"/na\xefve"
+    os.mkdir(folder)
     for name in (b"caf\xe9.png", b"gone.png"):
-        with open(place + b"/" + name, "wb") as file:
+        with open(folder + b"/" + name, "wb") as file:
             file.write(b"content")
     data = open_data("image_folder", str(folder), None, 0)
-    os.unlink(place + b"/gone.png")
+    os.unlink(folder + b"/gone.png")
     [bad] = write_hdf5(data.splits(), path)
     assert bad.name == f"{folder}/na\\xefve/gone.png"
     train, _, _ = open_hdf5(path)

@@ -21,9 +21,9 @@ INPUTS = np.random.default_rng(0).random((5, 3)).astype(np.float32)
 def back(source, path):
     """What is in a file that a source was written to."""
     bad = write_hdf5({"train": source}, path)
-    found, validation, test = open_hdf5(path)
+    opened, validation, test = open_hdf5(path)
     assert (validation, test) == (None, None)
-    return pickle.loads(pickle.dumps(found)), bad
+    return pickle.loads(pickle.dumps(opened)), bad
 
 
 @pytest.mark.parametrize(
@@ -34,13 +34,13 @@ def back(source, path):
         (TargetSpec("multilabel", 3), np.arange(15).reshape(5, 3) % 2),
     ],
 )
-def test_values_and_labels_come_back_with_their_inputs_weights_and_names(path, spec, targets):
-    found, _ = back(Samples(INPUTS, target=spec, targets=targets, weights=np.arange(5.0)), path)
-    assert found.target == spec
-    assert np.array_equal(found.targets, targets.reshape(5, -1))
-    assert found.weights.tolist() == [0, 1, 2, 3, 4]
-    assert all(np.array_equal(found.read(index), INPUTS[index]) for index in range(5))
-    assert found.read(0).dtype == np.float32
+def test_values_and_labels_round_trip(path, spec, targets):
+    read_back, _ = back(Samples(INPUTS, target=spec, targets=targets, weights=np.arange(5.0)), path)
+    assert read_back.target == spec
+    assert np.array_equal(read_back.targets, targets.reshape(5, -1))
+    assert read_back.weights.tolist() == [0, 1, 2, 3, 4]
+    assert all(np.array_equal(read_back.read(index), INPUTS[index]) for index in range(5))
+    assert read_back.read(0).dtype == np.float32
 
 
 @pytest.mark.parametrize(
@@ -53,9 +53,9 @@ def test_values_and_labels_come_back_with_their_inputs_weights_and_names(path, s
     ],
 )
 def test_inputs_of_any_rank_and_type_come_back(path, inputs):
-    found, _ = back(Samples(inputs, labels=np.arange(5) % 2, classes=("a", "b")), path)
-    assert (found.labels.tolist(), found.classes) == ([0, 1, 0, 1, 0], ("a", "b"))
-    assert np.array_equal(found.read(3), np.atleast_1d(inputs[3]))
+    read_back, _ = back(Samples(inputs, labels=np.arange(5) % 2, classes=("a", "b")), path)
+    assert (read_back.labels.tolist(), read_back.classes) == ([0, 1, 0, 1, 0], ("a", "b"))
+    assert np.array_equal(read_back.read(3), np.atleast_1d(inputs[3]))
 
 
 MASKS = np.random.default_rng(1).integers(0, 3, (5, 4, 4))
@@ -66,15 +66,15 @@ MASKS = np.random.default_rng(1).integers(0, 3, (5, 4, 4))
 def test_masks_come_back_pixel_for_pixel_beside_their_images(path, outputs, ignore):
     images = [encode(pattern(4, 4, seed=number)) for number in range(5)]
     source = Samples(images, target=TargetSpec("mask", outputs, ignore=ignore), masks=MASKS)
-    found, _ = back(source, path)
-    assert found.target.outputs == outputs
-    assert found.read(2) == images[2]
+    read_back, _ = back(source, path)
+    assert read_back.target.outputs == outputs
+    assert read_back.read(2) == images[2]
     for index in range(5):
-        ours, theirs = (
+        expected, actual = (
             read_mask(source, index, source.target),
-            read_mask(found, index, found.target),
+            read_mask(read_back, index, read_back.target),
         )
-        assert np.array_equal(ours, theirs)
+        assert np.array_equal(expected, actual)
 
 
 def test_masks_of_decoded_images_go_through_the_same_transforms(path):
@@ -85,13 +85,13 @@ def test_masks_of_decoded_images_go_through_the_same_transforms(path):
     )
     transforms = parse_transforms([{"center_crop": {"size": [2, 4]}}])
     write_hdf5({"train": Pipeline.from_source(source, transforms, 0)}, path)
-    found, _, _ = open_hdf5(path)
-    assert np.array_equal(found.read(1), source.inputs[1][2:4, 1:5])
-    assert np.array_equal(found.read_target(1), source.masks[1][2:4, 1:5])
-    assert found.target.names == ("a", "b", "c")
+    read_back, _, _ = open_hdf5(path)
+    assert np.array_equal(read_back.read(1), source.inputs[1][2:4, 1:5])
+    assert np.array_equal(read_back.read_target(1), source.masks[1][2:4, 1:5])
+    assert read_back.target.names == ("a", "b", "c")
 
 
-def test_what_cannot_be_read_leaves_no_gap_in_targets_weights_and_groups(path):
+def test_unreadable_samples_leave_no_gap(path):
     source = Samples(
         [INPUTS[0], None, *INPUTS[2:]],
         target=TargetSpec("value", 1),
@@ -100,10 +100,16 @@ def test_what_cannot_be_read_leaves_no_gap_in_targets_weights_and_groups(path):
         groups=np.array([7, 7, 8, 8, 9]),
         strata=np.arange(5),
     )
-    found, bad = back(source, path)
+    read_back, bad = back(source, path)
     assert [sample.name for sample in bad] == ["sample 1"]
     assert [
-        array.tolist() for array in (found.targets[:, 0], found.weights, found.groups, found.strata)
+        array.tolist()
+        for array in (
+            read_back.targets[:, 0],
+            read_back.weights,
+            read_back.groups,
+            read_back.strata,
+        )
     ] == [[0, 2, 3, 4], [0, 2, 3, 4], [7, 8, 8, 9], [0, 2, 3, 4]]
 
 
@@ -116,13 +122,13 @@ def test_all_parts_are_written_and_read(path):
     assert [len(part) for part in open_hdf5(path)] == [5, 3, 2]
 
 
-@pytest.mark.parametrize("other", [np.zeros(4, np.float32), np.zeros(3, np.uint8), b"file"])
-def test_samples_that_are_unlike_the_first_are_refused(path, other):
+@pytest.mark.parametrize("odd", [np.zeros(4, np.float32), np.zeros(3, np.uint8), b"file"])
+def test_samples_that_are_unlike_the_first_are_refused(path, odd):
     with pytest.raises(
         InputError, match="sample 3 is .*, unlike the first sample; all samples of one file"
     ):
         write_hdf5(
-            {"train": Samples([*INPUTS[:3], other], labels=np.zeros(4, int), classes=("a", "b"))},
+            {"train": Samples([*INPUTS[:3], odd], labels=np.zeros(4, int), classes=("a", "b"))},
             path,
         )
 
@@ -130,7 +136,7 @@ def test_samples_that_are_unlike_the_first_are_refused(path, other):
 # ---- files of somebody else's ---------------------------------------------------------------------
 
 
-def test_targets_of_a_foreign_file_are_what_their_type_and_shape_say(path):
+def test_targets_of_a_foreign_file_follow_dtype_and_shape(path):
     foreign(
         path,
         INPUTS,
@@ -139,8 +145,8 @@ def test_targets_of_a_foreign_file_are_what_their_type_and_shape_say(path):
         y=np.arange(15).reshape(5, 3) % 2,
         w=np.ones(5),
     )
-    found, _, _ = open_hdf5(path, targets="targets", weights="w")
-    assert (found.target, found.weights.tolist()) == (TargetSpec("value", 1), [1] * 5)
+    source, _, _ = open_hdf5(path, targets="targets", weights="w")
+    assert (source.target, source.weights.tolist()) == (TargetSpec("value", 1), [1] * 5)
     assert open_hdf5(path, targets="y")[0].target == TargetSpec("multilabel", 3)
     assert open_hdf5(path)[0].labels.tolist() == [0, 1, 2, 3, 4]
     assert open_hdf5(path, target=TargetWish("value"))[0].targets.tolist() == [
@@ -156,9 +162,9 @@ def test_masks_of_a_foreign_file_are_arrays(path):
     foreign(
         path, np.zeros((5, 4, 4, 1), np.uint8), np.zeros(5, int), masks=(MASKS * 100)[..., None]
     )
-    found, _, _ = open_hdf5(path, targets="masks")
-    assert found.target == TargetSpec("mask", 3, ("0", "100", "200"))
-    assert np.array_equal(found.read_target(4), MASKS[4])
+    source, _, _ = open_hdf5(path, targets="masks")
+    assert source.target == TargetSpec("mask", 3, ("0", "100", "200"))
+    assert np.array_equal(source.read_target(4), MASKS[4])
 
 
 def test_masks_are_packed_as_they_are_read(path, tmp_path):
@@ -173,7 +179,7 @@ def test_masks_are_packed_as_they_are_read(path, tmp_path):
         (tmp_path / "masks").mkdir(exist_ok=True)
         mask.save(tmp_path / f"masks/{number}.png", exif=exif)
     source, _ = open_image_folder(str(tmp_path))
-    found, bad = back(source, path)
-    assert (bad, found.target.names) == ([], ("0", "255"))
+    read_back, bad = back(source, path)
+    assert (bad, read_back.target.names) == ([], ("0", "255"))
     for number in range(2):
-        assert np.array_equal(found.read_target(number), np.rot90(numbers, -1))
+        assert np.array_equal(read_back.read_target(number), np.rot90(numbers, -1))

@@ -44,11 +44,11 @@ def load(pipe, indices, epoch=0, training=True):
     epoch=st.integers(0, 1000),
     shuffled=st.permutations(range(12)),
 )
-def test_augmentation_does_not_depend_on_who_prepares_a_sample_nor_when(owners, epoch, shuffled):
+def test_load_is_independent_of_process_and_order(owners, epoch, shuffled):
     alone, _, _ = load(pipeline(), range(12), epoch)
     for worker in range(4):
-        mine = [index for index in shuffled if owners[index] == worker]
-        assert np.array_equal(load(pipeline(), mine, epoch)[0], alone[mine])
+        order = [index for index in shuffled if owners[index] == worker]
+        assert np.array_equal(load(pipeline(), order, epoch)[0], alone[order])
 
 
 def test_augmentation_depends_on_seed_epoch_and_sample():
@@ -74,7 +74,7 @@ def test_it_is_known_whether_anything_is_random():
     assert not pipeline(transforms=[{"center_crop": {"size": [3, 3]}}, "scale"]).is_random
 
 
-def test_what_comes_before_the_first_random_transform_can_be_kept():
+def test_prepare_stops_before_the_first_random_transform():
     transforms = parse_transforms(
         ["decode", {"resize": {"size": 5}}, *RANDOM, {"center_crop": {"size": [2, 2]}}]
     )
@@ -99,7 +99,7 @@ def keep(image, rng, training):
     return image
 
 
-def test_a_scale_at_the_end_is_left_to_the_trainer_and_images_stay_uint8():
+def test_pipeline_leaves_the_final_scale_to_the_trainer():
     scale = {"scale": {"mean": 0.5, "std": [0.2, 0.3, 0.4]}}
     late = pipeline(transforms=[scale])
     early = pipeline(transforms=[scale, f"{__name__}:keep"])
@@ -209,10 +209,10 @@ def test_a_users_transform_may_give_a_tensor():
 
 
 @pytest.mark.parametrize(
-    ("name", "said"), [("listed", "gives a list"), ("elsewhere", r"use .cpu\(\) first")]
+    ("name", "message"), [("listed", "gives a list"), ("elsewhere", r"use .cpu\(\) first")]
 )
-def test_what_is_no_array_names_the_transform(name, said):
-    with pytest.raises(InputError, match=f"transform {__name__}:{name} .*{said}"):
+def test_what_is_no_array_names_the_transform(name, message):
+    with pytest.raises(InputError, match=f"transform {__name__}:{name} .*{message}"):
         pipeline(transforms=[f"{__name__}:{name}"])
 
 

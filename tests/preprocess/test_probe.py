@@ -100,9 +100,7 @@ def test_what_cannot_work_is_said_at_the_start(samples, transforms, complaint):
         ),
     ],
 )
-def test_samples_that_cannot_be_kept_are_said_at_the_start_where_they_are_to_be(
-    samples, transforms, complaint
-):
+def test_probe_refuses_samples_that_cannot_be_stored(samples, transforms, complaint):
     transforms = [*transforms, {"random_crop": {"size": [4, 4]}}]
     looked_at(samples, transforms)
     with pytest.raises(InputError, match=complaint):
@@ -129,12 +127,12 @@ def test_a_users_transform_must_give_numbers():
         infer_sample_spec(Memory(IMAGES), [UserTransform(f"{__name__}:text")], 7)
 
 
-def of_16_bits(most):
-    return encode(Image.fromarray(np.array([[0, most]], np.uint16)))
+def of_16_bits(maximum):
+    return encode(Image.fromarray(np.array([[0, maximum]], np.uint16)))
 
 
 @pytest.mark.parametrize(
-    ("samples", "decode", "said"),
+    ("samples", "decode", "message"),
     [
         ([of_16_bits(4095), of_16_bits(100)], "decode", "use 12, so decode keeps about 16 of 256"),
         ([of_16_bits(4095), of_16_bits(65535)], "decode", ""),
@@ -142,14 +140,14 @@ def of_16_bits(most):
         ([of_16_bits(4095)] * 2, {"decode": {"bits": 12}}, ""),
     ],
 )
-def test_images_of_few_of_16_bits_are_told_of(samples, decode, said):
+def test_images_of_few_of_16_bits_are_told_of(samples, decode, message):
     transforms = parse_transforms([decode, {"resize": {"size": [4, 4]}}])
     line = probe_samples(Memory(samples), transforms, 7).remark
-    assert said in line
-    assert bool(said) == bool(line)
+    assert message in line
+    assert bool(message) == bool(line)
 
 
-def test_images_of_four_channels_are_refused_by_the_name_in_the_spec():
+def test_probe_names_the_transform_that_refuses_four_channels():
     images = [pattern(6, 6, channels=4)] * 4
     with pytest.raises(
         InputError, match="decode makes RGB of arrays with 1 or 3 .* samples have 4"

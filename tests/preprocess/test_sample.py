@@ -27,14 +27,14 @@ def test_an_affine_fits_its_number_of_channels():
 
 
 @pytest.mark.parametrize(
-    ("image", "most"),
+    ("image", "maximum"),
     [
         (ImageSpec((8, 8, 3), "uint8"), 255),
         (ImageSpec((40,), "int64"), 1),
         (ImageSpec((40,), "float32"), 1.0),
     ],
 )
-def test_made_up_inputs_are_of_the_data_and_small_where_tokens_may_be(image, most):
-    made = image.random_inputs(np.random.default_rng(0), 5)
-    assert (made.shape, str(made.dtype)) == ((5, *image.shape), image.dtype)
-    assert 0 <= made.min() < made.max() <= most
+def test_random_inputs_have_the_dtype_and_small_tokens(image, maximum):
+    inputs = image.random_inputs(np.random.default_rng(0), 5)
+    assert (inputs.shape, str(inputs.dtype)) == ((5, *image.shape), image.dtype)
+    assert 0 <= inputs.min() < inputs.max() <= maximum

@@ -29,8 +29,8 @@ def test_a_view_reads_names_and_orders_as_its_source_does():
     assert isinstance(view, Source)
     assert ([view.read(i) for i in range(3)], view.name(2)) == ([b"\1", b"\4", b"\5"], "sample 5")
     assert view.labels.tolist() == [1, 1, 2]
-    kept = [index for index in source.order(3, 2) if index in (1, 4, 5)]
-    assert view.indices[view.order(3, 2)].tolist() == kept
+    indices = [index for index in source.order(3, 2) if index in (1, 4, 5)]
+    assert view.indices[view.order(3, 2)].tolist() == indices
 
 
 # ---- opening ----------------------------------------------------------------------------------
@@ -77,7 +77,7 @@ def test_built_in_data_is_not_taken_again_for_a_part_at_a_path(source, part, tmp
     assert not list(tmp_path.iterdir())
 
 
-def test_an_unknown_option_is_told_the_options_with_their_defaults(tmp_path):
+def test_open_data_lists_options_for_an_unknown_one(tmp_path):
     with pytest.raises(
         InputError, match="unknown option 'key'; its options: image_key='image/encoded', "
     ):
@@ -89,13 +89,13 @@ def test_an_unknown_option_is_told_the_options_with_their_defaults(tmp_path):
 # ---- test data --------------------------------------------------------------------------------
 
 
-def test_a_share_for_the_test_is_set_aside_before_one_for_validation(folder):
+def test_open_data_holds_out_test_before_validation(folder):
     data = open_data("image_folder", str(folder), 0.4, seed=7, test=0.25)
     names = {
         part: {source.name(index) for index in range(len(source))}
         for part, source in data.splits().items()
     }
-    assert {part: len(found) for part, found in names.items()} == {
+    assert {part: len(first) for part, first in names.items()} == {
         "train": 3,
         "validation": 3,
         "test": 2,
@@ -105,8 +105,8 @@ def test_a_share_for_the_test_is_set_aside_before_one_for_validation(folder):
     assert {alone.name(index) for index in range(len(alone))} == names[
         "test"
     ]  # whatever the validation
-    other = open_data("image_folder", str(folder), None, seed=8, test=0.5).test
-    assert {other.name(index) for index in range(len(other))} != names["test"]
+    second = open_data("image_folder", str(folder), None, seed=8, test=0.5).test
+    assert {second.name(index) for index in range(len(second))} != names["test"]
 
 
 def test_the_two_shares_of_one_seed_are_chosen_apart():
@@ -120,10 +120,10 @@ def test_the_two_shares_of_one_seed_are_chosen_apart():
 
 
 @pytest.mark.parametrize("part", ["validation", "test"])
-def test_a_part_may_be_another_path_and_lack_classes_but_not_have_others(folder, part):
+def test_a_split_may_lack_classes_but_not_add_any(folder, part):
     write(folder.parent / "more/dog/9.png", pattern(4, 6))
-    asked = {"validation": None, "seed": 7, part: str(folder.parent / "more")}
-    data = open_data("image_folder", str(folder), **asked)
+    options = {"validation": None, "seed": 7, part: str(folder.parent / "more")}
+    data = open_data("image_folder", str(folder), **options)
     assert (len(data.train), data.splits()[part].labels.tolist(), data.classes) == (
         8,
         [1],
@@ -133,45 +133,45 @@ def test_a_part_may_be_another_path_and_lack_classes_but_not_have_others(folder,
     with pytest.raises(
         InputError, match=f"more: the {part} data has classes that the training data lacks: eel"
     ):
-        open_data("image_folder", str(folder), **asked)
+        open_data("image_folder", str(folder), **options)
 
 
 def parted(folder, *parts):
     """The folder as the training part beside others."""
-    place = folder.parent / "all"
-    place.mkdir()
-    folder.rename(place / "train")
+    root = folder.parent / "all"
+    root.mkdir()
+    folder.rename(root / "train")
     for part in parts:
-        write(place / part / "cat/9.png", pattern(4, 6))
-    return place
+        write(root / part / "cat/9.png", pattern(4, 6))
+    return root
 
 
 def test_a_test_part_that_stands_in_for_validation_is_told_of(folder):
-    place = parted(folder, "test")
-    data = open_data("image_folder", str(place), 0.5, seed=7)
+    root = parted(folder, "test")
+    data = open_data("image_folder", str(root), 0.5, seed=7)
     assert (len(data.train), len(data.validation), data.test) == (8, 1, None)
-    assert f"{place}/test is taken for validation" in data.remark
-    write(place / "val/cat/8.png", pattern(4, 6))
-    assert open_data("image_folder", str(place), 0.5, seed=7).remark == ""
+    assert f"{root}/test is used for validation" in data.remark
+    write(root / "val/cat/8.png", pattern(4, 6))
+    assert open_data("image_folder", str(root), 0.5, seed=7).remark == ""
 
 
 def test_a_test_part_that_is_named_is_no_validation_data(folder, monkeypatch):
-    place = parted(folder, "test")
-    monkeypatch.chdir(place)
-    data = open_data("image_folder", str(place), 0.25, seed=7, test="./test")
+    root = parted(folder, "test")
+    monkeypatch.chdir(root)
+    data = open_data("image_folder", str(root), 0.25, seed=7, test="./test")
     assert (len(data.train), len(data.validation), len(data.test), data.remark) == (6, 2, 1, "")
 
 
 @pytest.mark.parametrize(
-    ("test", "what"), [("train", "training"), (".", "training"), ("val", "validation")]
+    ("test", "role"), [("train", "training"), (".", "training"), ("val", "validation")]
 )
-def test_test_data_that_chooses_something_is_refused(folder, test, what):
-    place = parted(folder, "val")
+def test_test_data_that_chooses_something_is_refused(folder, test, role):
+    root = parted(folder, "val")
     with pytest.raises(
         InputError,
-        match=f"data.test: .*: this is also {what} data; name separate data, which is not used",
+        match=f"data.test: .*: this is also {role} data; name separate data, which is not used",
     ):
-        open_data("image_folder", str(place), str(place / "val"), seed=7, test=str(place / test))
+        open_data("image_folder", str(root), str(root / "val"), seed=7, test=str(root / test))
 
 
 # ---- one class in two spellings ---------------------------------------------------------------
@@ -187,14 +187,14 @@ def classes_of(folder, *names):
 
 
 @pytest.mark.parametrize(
-    ("ours", "theirs"), [(NFC, NFD), (NFD, NFC), ("cat", "cat "), (" cat", "cat")]
+    ("train_name", "test_name"), [(NFC, NFD), (NFD, NFC), ("cat", "cat "), (" cat", "cat")]
 )
-def test_parts_may_spell_a_class_in_two_ways(tmp_path, ours, theirs):
-    path = classes_of(tmp_path / "a", ours, "dog")
-    data = open_data("image_folder", path, classes_of(tmp_path / "b", "dog", theirs), 0)
+def test_parts_may_spell_a_class_in_two_ways(tmp_path, train_name, test_name):
+    path = classes_of(tmp_path / "a", train_name, "dog")
+    data = open_data("image_folder", path, classes_of(tmp_path / "b", "dog", test_name), 0)
     names = [data.validation.name(row).split("/")[-2] for row in range(2)]
     classes = [data.classes[label] for label in data.validation.labels]
-    assert dict(zip(names, classes, strict=True)) == {theirs: ours, "dog": "dog"}
+    assert dict(zip(names, classes, strict=True)) == {test_name: train_name, "dog": "dog"}
 
 
 @pytest.mark.parametrize("names", [(NFC, NFD), ("cat", "cat ")])
@@ -232,35 +232,35 @@ def test_eval_validates_and_holdout_is_test_data(folder, name, stand_in_path):
     write(folder.parent / "all" / name / "dog/9.png", pattern(4, 6, seed=99))
     data = open_data("image_folder", str(folder.parent / "all"), 0.5, 0)
     assert (len(data.train), len(data.validation)) == (8, 1)
-    assert ("is taken for validation" in data.remark) == stand_in_path
+    assert ("is used for validation" in data.remark) == stand_in_path
 
 
-@pytest.mark.parametrize("place", [".", "../pets", "cat/.."])
-def test_training_data_named_as_validation_is_refused(folder, place):
+@pytest.mark.parametrize("path", [".", "../pets", "cat/.."])
+def test_open_data_refuses_training_data_as_validation(folder, path):
     with pytest.raises(InputError, match="data.validation: .*: this is also training data"):
-        open_data("image_folder", str(folder), str(folder / place), 0)
+        open_data("image_folder", str(folder), str(folder / path), 0)
 
 
 @pytest.mark.parametrize("part", ["validation", "test"])
-def test_a_copy_of_training_data_is_told_of(folder, part):
+def test_open_per_target_warns_of_a_copy_of_training_data(folder, part):
     more = folder.parent / "more"
     shutil.copytree(folder, more)
-    asked = {"validation": None, "test": None, part: str(more)}
-    [data], _ = open_per_target("image_folder", str(folder), **asked, seed=0, division="")
+    options = {"validation": None, "test": None, part: str(more)}
+    [data], _ = open_per_target("image_folder", str(folder), **options, seed=0, division="")
     assert f"data.{part}: {more} is a copy of the training data" in data.remark
     write(more / "dog/9.png", pattern(4, 6, seed=99))
-    [data], _ = open_per_target("image_folder", str(folder), **asked, seed=0, division="")
+    [data], _ = open_per_target("image_folder", str(folder), **options, seed=0, division="")
     assert f"8 of 9 {part} samples have the same content as training samples" in data.remark
 
 
-def test_copies_of_training_rows_are_told_of(tmp_path):
+def test_open_per_target_warns_of_copied_rows(tmp_path):
     rows = [f"{number / 7},{number % 2}" for number in range(20)]
-    for name, some in (("a", rows), ("b", rows[::-1]), ("c", rows[3:9])):
-        (tmp_path / f"{name}.csv").write_text("\n".join(["x,target", *some]) + "\n")
-    path, whole, some = (str(tmp_path / f"{name}.csv") for name in "abc")
-    [data], _ = open_per_target("table", path, whole, 0, division="")
+    for name, subset in (("a", rows), ("b", rows[::-1]), ("c", rows[3:9])):
+        (tmp_path / f"{name}.csv").write_text("\n".join(["x,target", *subset]) + "\n")
+    path, copy, subset = (str(tmp_path / f"{name}.csv") for name in "abc")
+    [data], _ = open_per_target("table", path, copy, 0, division="")
     assert "b.csv is a copy of the training data" in data.remark
-    [data], _ = open_per_target("table", path, some, 0, division="")
+    [data], _ = open_per_target("table", path, subset, 0, division="")
     assert "6 of 6 validation samples have the same content as training samples" in data.remark
 
 

@@ -12,9 +12,9 @@ from tests.preprocess.samples import Memory
 
 
 def source(labels, **said):
-    found = Memory([b""] * len(labels), labels, tuple("abcdef"))
-    found.__dict__.update(said)
-    return found
+    result = Memory([b""] * len(labels), labels, tuple("abcdef"))
+    result.__dict__.update(said)
+    return result
 
 
 @given(
@@ -26,15 +26,15 @@ def source(labels, **said):
 )
 def test_classes_are_divided_as_ever(labels, fraction, seed):
     """The choice of every run that was ever made: its checkpoints speak of these samples."""
-    rng, taken = rng_for(seed, SPLIT), np.zeros(len(labels), bool)
+    rng, validation = rng_for(seed, SPLIT), np.zeros(len(labels), bool)
     for label in range(6):
         members = np.flatnonzero(np.array(labels) == label)
         count = min(max(round(fraction * len(members)), 1), len(members) - 1)
-        taken[rng.permutation(members)[: max(count, 0)]] = True
-    left, held_out = split(source(labels), fraction, seed)
-    assert (held_out.indices.tolist(), left.indices.tolist()) == (
-        np.flatnonzero(taken).tolist(),
-        np.flatnonzero(~taken).tolist(),
+        validation[rng.permutation(members)[: max(count, 0)]] = True
+    remaining, held_out = split(source(labels), fraction, seed)
+    assert (held_out.indices.tolist(), remaining.indices.tolist()) == (
+        np.flatnonzero(validation).tolist(),
+        np.flatnonzero(~validation).tolist(),
     )
 
 
@@ -46,20 +46,20 @@ def test_classes_are_divided_as_ever(labels, fraction, seed):
     st.integers(0, 9),
 )
 def test_a_group_is_never_divided_and_both_sides_have_some(groups, fraction, seed):
-    left, held_out = split(source([0] * len(groups), groups=np.array(groups)), fraction, seed)
-    assert {*left.groups}.isdisjoint(held_out.groups)
-    assert len(left) + len(held_out) == len(groups)
-    assert min(len(left), len(held_out)) > 0
+    remaining, held_out = split(source([0] * len(groups), groups=np.array(groups)), fraction, seed)
+    assert {*remaining.groups}.isdisjoint(held_out.groups)
+    assert len(remaining) + len(held_out) == len(groups)
+    assert min(len(remaining), len(held_out)) > 0
 
 
 def test_strata_are_divided_in_place_of_classes():
     strata = np.repeat([4, 7], 50)
-    left, held_out = split(source([0, 1] * 50, strata=strata), 0.2, 3)
+    remaining, held_out = split(source([0, 1] * 50, strata=strata), 0.2, 3)
     assert np.bincount(held_out.strata).tolist()[4:] == [10, 0, 0, 10]
-    assert np.bincount(left.strata).tolist()[4:] == [40, 0, 0, 40]
+    assert np.bincount(remaining.strata).tolist()[4:] == [40, 0, 0, 40]
 
 
-def test_samples_that_are_each_alone_in_their_class_cannot_be_divided():
+def test_split_refuses_classes_of_one_sample():
     with pytest.raises(InputError, match="holds out no sample"):
         split(source([0, 1, 2]), 0.5, 0)
 
@@ -82,8 +82,8 @@ def test_folds_are_of_one_size_and_have_each_class_alike(labels, folds, seed):
     sizes = np.bincount(fold, minlength=folds)
     assert sizes.max() - sizes.min() <= 1
     for label in set(labels):
-        each = np.bincount(fold[np.array(labels) == label], minlength=folds)
-        assert each.max() - each.min() <= 1
+        counts = np.bincount(fold[np.array(labels) == label], minlength=folds)
+        assert counts.max() - counts.min() <= 1
 
 
 @given(
@@ -111,8 +111,8 @@ def test_a_part_of_a_source_keeps_its_groups_and_strata():
     assert (view.groups.tolist(), view.strata.tolist()) == ([1, 3], [5, 7])
 
 
-def test_a_source_that_is_told_what_its_targets_are_keeps_its_groups_and_strata():
-    one = with_requested_targets(
+def test_with_requested_targets_keeps_groups_and_strata():
+    member = with_requested_targets(
         source([0, 1, 0, 1], groups=np.arange(4), strata=np.arange(4) + 4), TargetWish("value")
     )
-    assert (one.groups.tolist(), one.strata.tolist()) == ([0, 1, 2, 3], [4, 5, 6, 7])
+    assert (member.groups.tolist(), member.strata.tolist()) == ([0, 1, 2, 3], [4, 5, 6, 7])

@@ -19,8 +19,8 @@ def source_of(path, **said):
     return Samples(ROWS, **said)
 
 
-def opened(validation=None, wish=None, **said):
-    return open_data(f"{__name__}:source_of", None, validation, 0, said, target=wish)
+def opened(validation=None, request=None, **said):
+    return open_data(f"{__name__}:source_of", None, validation, 0, said, target=request)
 
 
 def loaded(source, transforms=(), training=True, epoch=0):
@@ -34,15 +34,15 @@ def test_values_travel_with_a_weight():
     values = np.linspace(-1, 1, 20).reshape(10, 2)
     data = opened(target=TargetSpec("value", 2, ("x", "y")), targets=values, weights=np.arange(10))
     pipeline, rows, targets, bad = loaded(data.train)
-    found, weights = pipeline.sample.target.split(targets)
+    read, weights = pipeline.sample.target.split(targets)
     np.testing.assert_array_equal(rows, ROWS.astype(np.float32))
-    np.testing.assert_array_equal(found, values.astype(np.float32))
+    np.testing.assert_array_equal(read, values.astype(np.float32))
     assert (weights.tolist(), bad, data.classes) == (list(range(10)), [], ("x", "y"))
 
 
 def test_one_value_may_be_a_number_for_each_sample():
-    found = loaded(opened(target=TargetSpec("value", 1), targets=np.arange(10)).train)
-    assert found[0].sample.target.split(found[2])[0].tolist() == [
+    targets = loaded(opened(target=TargetSpec("value", 1), targets=np.arange(10)).train)
+    assert targets[0].sample.target.split(targets[2])[0].tolist() == [
         [float(number)] for number in range(10)
     ]
 
@@ -67,23 +67,23 @@ def test_classes_with_weights_are_records():
     assert pipeline.sample.identity()["target"] == {"kind": "class", "weighted": True}
 
 
-def test_a_sample_that_cannot_be_used_is_marked_whatever_its_target_is():
+def test_mark_unusable_works_for_every_kind():
     class Broken(Samples):
         def read(self, index):
             if index == 4:
                 raise UnreadableSample(self.name(index), "gone")
             return super().read(index)
 
-    for said in (
+    for values in (
         {"labels": np.arange(10) % 2, "classes": ("a", "b")},
         {"target": TargetSpec("value", 1), "targets": np.ones(10)},
     ):
-        pipeline, rows, targets, bad = loaded(Broken(ROWS, **said))
+        pipeline, rows, targets, bad = loaded(Broken(ROWS, **values))
         assert pipeline.sample.target.is_usable(targets).tolist() == [
             index != 4 for index in range(10)
         ]
         assert not rows[4].any()
-        assert [(one.name, one.position) for one in bad] == [("sample 4", 4)]
+        assert [(sample.name, sample.position) for sample in bad] == [("sample 4", 4)]
 
 
 def test_validation_is_a_share_of_samples_of_any_kind():
@@ -91,13 +91,13 @@ def test_validation_is_a_share_of_samples_of_any_kind():
     assert (len(data.train), len(data.validation)) == (8, 2)
     both = sorted([*np.ravel(data.train.targets), *np.ravel(data.validation.targets)])
     assert both == list(range(10))
-    for place in range(2):
-        number = float(data.validation.targets[place])
-        assert data.validation.name(place) == f"sample {number:.0f}"
+    for index in range(2):
+        number = float(data.validation.targets[index])
+        assert data.validation.name(index) == f"sample {number:.0f}"
 
 
 @pytest.mark.parametrize(
-    ("said", "complaint"),
+    ("message", "complaint"),
     [
         (
             {"target": TargetSpec("value", 2), "targets": np.ones((10, 3))},
@@ -142,23 +142,23 @@ def test_validation_is_a_share_of_samples_of_any_kind():
         ),
     ],
 )
-def test_a_target_that_is_none_is_said_with_the_name_of_its_sample(said, complaint):
+def test_checked_target_names_the_first_wrong_sample(message, complaint):
     with pytest.raises(InputError, match=complaint):
-        opened(**said)
+        opened(**message)
 
 
 def test_a_spec_says_what_targets_are_where_a_source_cannot():
     numbers = np.arange(10) % 3
-    found = opened(wish=TargetWish("value"), targets=numbers).train
-    assert loaded(found)[0].sample.target == TargetSpec("value", 1)
-    named = opened(wish=TargetWish("multilabel", names=("x", "y")), targets=np.eye(10, 2)).train
+    source = opened(request=TargetWish("value"), targets=numbers).train
+    assert loaded(source)[0].sample.target == TargetSpec("value", 1)
+    named = opened(request=TargetWish("multilabel", names=("x", "y")), targets=np.eye(10, 2)).train
     assert named.target.names == ("x", "y")
-    labelled = opened(wish=TargetWish("value"), labels=numbers, classes=("a", "b", "c")).train
+    labelled = opened(request=TargetWish("value"), labels=numbers, classes=("a", "b", "c")).train
     assert labelled.target.kind == "value"
 
 
 @pytest.mark.parametrize(
-    ("wish", "said", "complaint"),
+    ("request", "message", "complaint"),
     [
         (TargetWish("mask"), {"targets": np.ones(10)}, "the number of classes is unknown"),
         (
@@ -169,16 +169,16 @@ def test_a_spec_says_what_targets_are_where_a_source_cannot():
         (TargetWish("value"), {}, "has neither targets nor labels"),
     ],
 )
-def test_a_spec_that_says_what_is_not_so_is_refused(wish, said, complaint):
+def test_a_spec_that_says_what_is_not_so_is_refused(request, message, complaint):
     with pytest.raises(InputError, match=complaint):
-        opened(wish=wish, **said)
+        opened(request=request, **message)
 
 
 def test_validation_data_of_another_kind_is_refused():
     train = Samples(ROWS, target=TargetSpec("value", 1), targets=np.ones(10))
-    other = Samples(ROWS, labels=np.arange(10) % 2, classes=("a", "b"))
+    validation = Samples(ROWS, labels=np.arange(10) % 2, classes=("a", "b"))
     with pytest.raises(InputError, match="has other targets than the training data: class"):
-        open_data(f"{__name__}:pair_of", None, 0.1, 0, {"pair": (train, other)})
+        open_data(f"{__name__}:pair_of", None, 0.1, 0, {"pair": (train, validation)})
 
 
 def pair_of(path, pair):
@@ -256,15 +256,15 @@ def test_masks_that_are_kept_have_the_size_of_their_images():
     sample = infer_sample_spec(source, parse_transforms(transforms), 3, keep=True)
     assert (sample.target.size, sample.stored_target.size) == ((4, 4), (8, 10))
     pipeline = Pipeline(source, parse_transforms(transforms), 3, sample)
-    kept, kept_targets = (
+    stored, kept_targets = (
         np.empty((6, *sample.stored.shape), np.uint8),
         np.empty(6, sample.stored_target.wire),
     )
-    assert not pipeline.load_stored(range(6), kept, kept_targets)
+    assert not pipeline.load_stored(range(6), stored, kept_targets)
     images, targets = pipeline.empty(6)
-    assert not pipeline.augment_stored(kept, kept_targets, np.arange(6), 2, images, targets)
-    _, whole, whole_targets, _ = loaded(source, transforms, epoch=2)
-    np.testing.assert_array_equal(images, whole)
+    assert not pipeline.augment_stored(stored, kept_targets, np.arange(6), 2, images, targets)
+    _, full, whole_targets, _ = loaded(source, transforms, epoch=2)
+    np.testing.assert_array_equal(images, full)
     np.testing.assert_array_equal(targets["target"], whole_targets["target"])
 
 
@@ -279,11 +279,11 @@ def test_masks_that_are_kept_have_the_size_of_their_images():
         (np.zeros((7, 10), int), "is 8 x 10 pixels, and its mask 7 x 10"),
     ],
 )
-def test_a_wrong_mask_makes_a_bad_sample(mask, complaint):
+def test_read_mask_refuses_a_wrong_mask(mask, complaint):
     source = masked(outputs=3)
     source.masks[2] = mask
     _, _, targets, bad = loaded(source)
-    assert [one.name for one in bad] == ["sample 2"]
+    assert [error.name for error in bad] == ["sample 2"]
     assert complaint in bad[0].reason
     assert targets["weight"].tolist() == [1, 1, -1, 1, 1, 1]
 
@@ -323,11 +323,11 @@ def test_a_target_knows_its_shape_and_type():
         TargetSpec("value", 1),
         TargetSpec("mask", 3, size=(2, 2)),
     ):
-        made = spec.random_targets(np.random.default_rng(0), 5)
-        assert (made.dtype, made.shape) == (spec.wire, (5,))
-        assert spec.is_usable(made).all()
-        spec.mark_unusable(made, 2)
-        assert spec.is_usable(made).tolist() == [True, True, False, True, True]
+        targets = spec.random_targets(np.random.default_rng(0), 5)
+        assert (targets.dtype, targets.shape) == (spec.wire, (5,))
+        assert spec.is_usable(targets).all()
+        spec.mark_unusable(targets, 2)
+        assert spec.is_usable(targets).tolist() == [True, True, False, True, True]
 
 
 def test_two_classes_of_one_name_are_refused():
@@ -335,4 +335,4 @@ def test_two_classes_of_one_name_are_refused():
     with pytest.raises(InputError, match=complaint):
         opened(labels=np.arange(10) % 3, classes=("a", "b", "a"))
     with pytest.raises(InputError, match="two outputs are named 'a'"):
-        opened(wish=TargetWish("multilabel", names=("a", "a")), targets=np.eye(10, 2, dtype=int))
+        opened(request=TargetWish("multilabel", names=("a", "a")), targets=np.eye(10, 2, dtype=int))

@@ -30,19 +30,19 @@ class Failing:
     """Fails so many times with an error of the system."""
 
     def __init__(self, times, number=errno.ESTALE, then=lambda *arguments, **options: b"x"):
-        self.left, self._number, self._then = times, number, then
+        self.remaining, self._number, self._then = times, number, then
 
     def __call__(self, *arguments, **options):
-        if self.left > 0:
-            self.left -= 1
+        if self.remaining > 0:
+            self.remaining -= 1
             raise OSError(self._number, os.strerror(self._number))
         return self._then(*arguments, **options)
 
 
-def test_what_passes_is_read_again():
-    tried = []
-    assert read_with_retries(Failing(3), lambda: "a", again=lambda: tried.append(1)) == b"x"
-    assert len(tried) == 3
+def test_read_with_retries_retries_transient_errors():
+    attempts = []
+    assert read_with_retries(Failing(3), lambda: "a", again=lambda: attempts.append(1)) == b"x"
+    assert len(attempts) == 3
 
 
 def test_what_does_not_pass_in_time_is_no_bad_sample():
@@ -55,7 +55,7 @@ def test_what_will_never_pass_is_a_bad_sample_at_once():
     failing = Failing(2, errno.EACCES)
     with pytest.raises(UnreadableSample, match="a: cannot be read: Permission denied"):
         read_with_retries(failing, lambda: "a")
-    assert failing.left == 1
+    assert failing.remaining == 1
 
 
 def test_files_of_a_folder_are_read_again(folder, monkeypatch):
@@ -123,7 +123,7 @@ def after(cause, error=None):
         ),
     ],
 )
-def test_what_file_systems_and_networks_do_in_a_bad_moment_may_pass(error):
+def test_is_transient_for_errors_of_file_systems_and_networks(error):
     assert is_transient(error)
 
 

@@ -38,7 +38,7 @@ def test_a_full_disk_is_told_once_hdf5_is_done():
     assert caught.value.errno == errno.ENOSPC
 
 
-def test_what_goes_wrong_inside_is_raised_where_the_disk_is_not_to_blame():
+def test_hdf5_raises_other_errors_unchanged():
     with pytest.raises(KeyError), DeferredErrorFile(io.BytesIO(), PLACE).hdf5() as file:
         file["nothing"]
 
@@ -65,14 +65,14 @@ class Small(io.BytesIO):
     st.integers(1, 30),
 )
 def test_what_was_written_is_read_back_though_the_disk_is_full(room, writes, start, size):
-    target, whole = DeferredErrorFile(Small(room), PLACE), io.BytesIO()
-    for place, data in writes:
-        for file in (target, whole):
-            file.seek(place)
+    target, content_before = DeferredErrorFile(Small(room), PLACE), io.BytesIO()
+    for position, data in writes:
+        for file in (target, content_before):
+            file.seek(position)
             file.write(data)
-    found = bytearray(b"\xff" * size)
+    content = bytearray(b"\xff" * size)
     target.seek(start)
-    count = target.readinto(found)
-    whole.seek(start)
-    expected = whole.read(size)
-    assert (count, found[:count]) == (len(expected), expected)
+    count = target.readinto(content)
+    content_before.seek(start)
+    expected = content_before.read(size)
+    assert (count, content[:count]) == (len(expected), expected)

@@ -51,7 +51,7 @@ def test_arrays_are_mapped_and_not_sent_to_other_ranks(saved):
     assert pickle.loads(sent).read(999).shape == (1000,)
 
 
-def test_a_sample_may_be_written_into_without_any_effect_on_the_file(saved):
+def test_read_returns_a_copy(saved):
     source, _, _ = open_npz(saved(x=X, y=LABELS))
     source.read(0)[:] = 9
     assert np.array_equal(source.read(0), X[0])
@@ -101,7 +101,7 @@ def test_targets_that_cannot_be_or_have_two_readings_are_refused(saved, y, compl
         open_npz(saved(x=X, y=y))
 
 
-def test_many_different_integers_may_be_classes_or_values_so_it_must_be_said(saved):
+def test_guess_kind_refuses_many_different_integers(saved):
     path = saved(x=np.zeros((50, 1)), y=np.arange(50))
     with pytest.raises(
         InputError, match="50 different integers in 50 targets, so they may be classes or values"
@@ -113,7 +113,7 @@ def test_many_different_integers_may_be_classes_or_values_so_it_must_be_said(sav
     ]
 
 
-def test_rows_with_a_single_one_are_classes_where_the_spec_says_so(saved):
+def test_parse_targets_accepts_one_hot_classes(saved):
     path = saved(x=X, y=np.eye(3)[LABELS])
     source, _, _ = open_npz(path, target=TargetWish("class", names=("ant", "bee", "cat")))
     assert (source.labels.tolist(), source.classes) == (LABELS.tolist(), ("ant", "bee", "cat"))
@@ -131,7 +131,7 @@ def test_classes_that_the_spec_counts_keep_their_numbers(saved):
 
 
 @pytest.mark.parametrize(
-    ("y", "wish", "complaint"),
+    ("y", "request", "complaint"),
     [
         (
             [0, 1, 0.5, 1, 0, 1],
@@ -143,9 +143,9 @@ def test_classes_that_the_spec_counts_keep_their_numbers(saved):
         (list("abcdef"), "value", r"values should be \(n,\) or \(n, values\) numbers"),
     ],
 )
-def test_what_the_spec_says_of_targets_must_be_true(saved, y, wish, complaint):
+def test_what_the_spec_says_of_targets_must_be_true(saved, y, request, complaint):
     with pytest.raises(InputError, match=complaint):
-        open_npz(saved(x=X, y=np.array(y)), target=TargetWish(wish))
+        open_npz(saved(x=X, y=np.array(y)), target=TargetWish(request))
 
 
 def test_options_name_other_arrays(saved):
@@ -181,21 +181,23 @@ def test_the_parts_of_the_data_are_found_by_their_names(saved, tmp_path, names, 
         path = saved(
             **{
                 f"{letter}_{part}": array
-                for part, found in arrays.items()
-                for letter, array in zip("xyw", found, strict=True)
+                for part, opened in arrays.items()
+                for letter, array in zip("xyw", opened, strict=True)
             }
         )
     else:
-        for part, found in arrays.items():
+        for part, opened in arrays.items():
             path = str(
-                Path(saved(name=f"parts/{part}.npz", **dict(zip("xyw", found, strict=True)))).parent
+                Path(
+                    saved(name=f"parts/{part}.npz", **dict(zip("xyw", opened, strict=True)))
+                ).parent
             )
     parts = open_npz(path)
     assert tuple(None if part is None else len(part) for part in parts) == lengths
     assert all(part.weights.tolist() == [1] * len(part) for part in parts if part is not None)
 
 
-def test_a_mask_is_read_when_it_is_wanted_and_its_numbers_are_classes(saved):
+def test_masks_are_read_lazily_and_hold_classes(saved):
     masks = np.zeros((6, 4, 4), np.uint8)
     masks[3:, :2] = 255
     source, _, _ = open_npz(saved(x=np.zeros((6, 4, 4, 3), np.uint8), y=masks))
@@ -267,26 +269,26 @@ def test_array_parts_have_their_usual_names(saved, tmp_path, layout, name):
     if layout == "suffix":
         arrays = {f"x_{part}": X[:count] for part, count in parts.items()}
         path = saved(**arrays, **{f"y_{part}": LABELS[:n] for part, n in parts.items()})
-        found = open_npz(path)
+        opened = open_npz(path)
     elif layout == "npz":
         for part, count in parts.items():
             saved(name=f"all/{part.title()}.npz", x=X[:count], y=LABELS[:count])
-        found = open_npz(str(tmp_path / "all"))
+        opened = open_npz(str(tmp_path / "all"))
     else:
         for part, count in parts.items():
             folder = tmp_path / part.upper()
             folder.mkdir()
             np.save(folder / "x.npy", X[:count])
             np.save(folder / "y.npy", LABELS[:count])
-        found = open_npy(str(tmp_path))
-    assert [len(part) for part in found] == [6, 4, 2]
+        opened = open_npy(str(tmp_path))
+    assert [len(part) for part in opened] == [6, 4, 2]
 
 
 def test_test_arrays_that_validate_are_told_of_or_named(saved):
     path = saved(x_train=X, y_train=LABELS, x_test=X[:3] + 1, y_test=LABELS[:3])
     data = open_data("npz", path, 0.5, 0)
     assert (len(data.validation), data.test) == (3, None)
-    assert f"{path}:x_test is taken for validation" in data.remark
+    assert f"{path}:x_test is used for validation" in data.remark
     data = open_data("npz", path, 0.5, 0, test=path)
     assert ([len(part) for part in data.splits().values()], data.remark) == ([3, 3, 3], "")
 
@@ -315,8 +317,8 @@ def test_floats_that_are_all_zero_or_one_have_two_readings(saved, y):
     ],
 )
 def test_told_names_are_those_of_the_classes(saved, y, names, labels):
-    wish = TargetWish("class", names=names)
-    source, _, _ = open_npz(saved(x=np.zeros((2, 3)), y=np.array(y)), target=wish)
+    request = TargetWish("class", names=names)
+    source, _, _ = open_npz(saved(x=np.zeros((2, 3)), y=np.array(y)), target=request)
     assert source.labels.tolist() == labels
     assert sorted(source.classes) == sorted(names)
 

@@ -27,7 +27,7 @@ def test_there_are_1797_digits_of_ten_classes(folder):
     assert np.bincount(data.validation.labels).tolist() == [35, 36, 35, 36, 36, 36, 36, 35, 34, 36]
 
 
-def test_a_digit_is_an_image_of_32_pixels_that_averages_to_scikit_learns(folder):
+def test_digits_average_to_those_of_scikit_learn(folder):
     from sklearn.datasets import load_digits
 
     image = decode((folder / "train/0/0000.png").read_bytes(), "L")
@@ -47,16 +47,16 @@ def test_writing_twice_changes_nothing(folder):
 def quick(monkeypatch, folder):
     """Writing by copying, which is faster."""
 
-    def copy(data, place):
-        shutil.copytree(folder, place, dirs_exist_ok=True)
+    def copy(data, path):
+        shutil.copytree(folder, path, dirs_exist_ok=True)
 
     monkeypatch.setattr(digits, "_write", copy)
     return copy
 
 
-def test_an_interrupted_first_write_leaves_nothing_that_looks_whole(quick, monkeypatch, tmp_path):
-    def interrupted(data, place):
-        (place / "train/0").mkdir(parents=True)
+def test_write_digits_leaves_nothing_when_interrupted(quick, monkeypatch, tmp_path):
+    def interrupted(data, path):
+        (path / "train/0").mkdir(parents=True)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(digits, "_write", interrupted)
@@ -70,10 +70,10 @@ def test_an_interrupted_first_write_leaves_nothing_that_looks_whole(quick, monke
 
 
 def test_another_process_may_be_faster(quick, monkeypatch, tmp_path):
-    def overtaken(data, place):
+    def overtaken(data, path):
         monkeypatch.setattr(digits, "_write", quick)
         digits.write_digits(tmp_path / "digits")  # sweeps our partial folder away
-        (place / "train").mkdir()
+        (path / "train").mkdir()
 
     monkeypatch.setattr(digits, "_write", overtaken)
     digits.write_digits(tmp_path / "digits")

@@ -27,7 +27,7 @@ def test_encoded_files_come_back_byte_for_byte(data, path):
         ]
 
 
-def test_another_file_may_be_the_test_data_and_the_same_one_may_not(data, path, tmp_path):
+def test_test_data_must_be_another_file(data, path, tmp_path):
     write_hdf5(data.splits(), path)
     write_hdf5({"train": data.validation}, tmp_path / "test.h5")
     opened = open_data("hdf5", path, None, 0, test=str(tmp_path / "test.h5"))
@@ -39,7 +39,7 @@ def test_another_file_may_be_the_test_data_and_the_same_one_may_not(data, path, 
         open_data("hdf5", path, None, 0, test=path)
 
 
-def test_a_source_that_has_been_read_can_be_sent_to_another_process(data, path):
+def test_hdf5_can_be_pickled_after_reading(data, path):
     write_hdf5(data.splits(), path)
     train, _, _ = open_hdf5(path)
     first = train.read(0)
@@ -92,13 +92,13 @@ def test_a_file_without_labels_or_of_another_kind_is_refused(path, tmp_path):
         open_hdf5(str(tmp_path / "text"))
 
 
-def test_a_damaged_chunk_is_a_bad_sample(path):
+def test_read_reports_a_damaged_chunk_as_unreadable(path):
     with h5py.File(path, "w") as file:
         file["labels"] = [0, 1, 0, 1]
         images = file.create_dataset("images", data=IMAGES, chunks=(1, 3, 4, 3), fletcher32=True)
-        place = images.id.get_chunk_info(2).byte_offset
+        offset = images.id.get_chunk_info(2).byte_offset
     with open(path, "r+b") as file:
-        file.seek(place)
+        file.seek(offset)
         file.write(b"\xff\x00\xff")
     source, _, _ = open_hdf5(path)
     assert np.array_equal(source.read(1), IMAGES[1])

@@ -24,19 +24,19 @@ def files(images):
 
 def saved(path, columns, features=None, **splits):
     """A data set with some columns, or its splits: part -> rows."""
-    made = datasets.Dataset.from_dict(
+    dataset = datasets.Dataset.from_dict(
         columns, features=None if features is None else datasets.Features(features)
     )
     if splits:
-        made = datasets.DatasetDict(
-            {name: made.select(list(rows)) for name, rows in splits.items()}
+        dataset = datasets.DatasetDict(
+            {name: dataset.select(list(rows)) for name, rows in splits.items()}
         )
-    made.save_to_disk(str(path))
+    dataset.save_to_disk(str(path))
     return str(path)
 
 
-def opened(path, wish=None, validation=None, **options):
-    data = open_data("huggingface", path, validation, 0, options, target=wish)
+def opened(path, request=None, validation=None, **options):
+    data = open_data("huggingface", path, validation, 0, options, target=request)
     return pickle.loads(pickle.dumps(data))  # as other ranks are given it
 
 
@@ -103,9 +103,9 @@ def test_images_with_masks(tmp_path):
     assert np.array_equal(source.read_target(3), masks[3][:, :, 0])
 
 
-def test_an_image_that_is_no_more_where_its_row_says_is_a_bad_sample(tmp_path):
-    shown = tmp_path / "0.png"
-    shown.write_bytes(encode(IMAGES[0]))
+def test_rows_report_a_missing_image_as_unreadable(tmp_path):
+    images = tmp_path / "0.png"
+    images.write_bytes(encode(IMAGES[0]))
     places = [{"bytes": None, "path": str(tmp_path / f"{row}.png")} for row in range(2)]
     path = saved(
         tmp_path / "data",
@@ -119,12 +119,12 @@ def test_an_image_that_is_no_more_where_its_row_says_is_a_bad_sample(tmp_path):
     with pyarrow.ipc.new_stream(file, table.schema) as written:
         written.write_table(table)
     source = opened(path).train
-    assert source.read(0) == shown.read_bytes()
+    assert source.read(0) == images.read_bytes()
     with pytest.raises(UnreadableSample, match=r"\[1\].*cannot be read: No such file"):
         source.read(1)
 
 
-def test_texts_are_classes_and_whole_numbers_are_what_the_spec_says(tmp_path):
+def test_rows_parse_text_as_classes_and_integers_by_spec(tmp_path):
     path = saved(
         tmp_path / "data",
         {"x": [[1.0], [2.0], [3.0], [4.0]], "label": ["b", "a", "b", "a"], "count": [1, 2, 3, 4]},
@@ -176,7 +176,7 @@ def test_test_splits_that_validate_are_told_of(tmp_path):
     path = saved(tmp_path / "data", columns, train=range(4), test=(4, 5))
     data = opened(path, validation=0.1)
     assert len(data.validation) == 2
-    assert f"{path}/test is taken for validation" in data.remark
+    assert f"{path}/test is used for validation" in data.remark
 
 
 def test_a_label_below_zero_is_refused(tmp_path):

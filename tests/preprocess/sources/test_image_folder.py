@@ -75,9 +75,9 @@ def test_two_links_to_one_folder_are_two_ways_to_its_images(folder, elsewhere):
 
 
 @pytest.mark.parametrize("target", [".", "..", "{folder}", "/"])
-@pytest.mark.parametrize("place", ["cat/back", "cat/back.png", "back"])
-def test_a_link_that_leads_back_is_not_followed(folder, place, target):
-    (folder / place).symlink_to(target.format(folder=folder))
+@pytest.mark.parametrize("target", ["cat/back", "cat/back.png", "back"])
+def test_find_images_does_not_follow_cycles(folder, leads_to, target):
+    (folder / leads_to).symlink_to(target.format(folder=folder))
     source = ImageFolder(folder)
     assert (source.classes, len(source)) == (("cat", "dog"), 8)
 
@@ -93,11 +93,11 @@ def test_links_of_two_folders_to_each_other_end(folder, elsewhere):
     ]
 
 
-@pytest.mark.parametrize("place", ["eel", "cat/more"])
+@pytest.mark.parametrize("link", ["eel", "cat/more"])
 @pytest.mark.parametrize("target", ["nowhere", "{itself}"])
-def test_a_link_that_leads_nowhere_is_named(folder, place, target):
-    (folder / place).symlink_to(target.format(itself=folder / place))
-    with pytest.raises(InputError, match=f"{place}: broken link"):
+def test_open_image_folder_names_a_broken_link(folder, link, target):
+    (folder / link).symlink_to(target.format(itself=folder / link))
+    with pytest.raises(InputError, match=f"{link}: broken link"):
         ImageFolder(folder)
 
 
@@ -135,7 +135,7 @@ def test_there_is_an_order_for_each_seed_and_epoch(folder):
 
 
 @pytest.mark.parametrize("name", ["validation", "val", "test"])
-def test_a_folder_of_validation_images_is_found_beside_the_training_images(folder, name):
+def test_open_image_folder_finds_validation_images(folder, name):
     (folder.parent / "all").mkdir()
     folder.rename(folder.parent / "all/train")
     write(folder.parent / f"all/{name}/cat/9.png", pattern(4, 6))
@@ -149,7 +149,7 @@ def test_a_class_may_be_named_train(folder):
     assert (train.classes, validation) == (("dog", "train"), None)
 
 
-def test_a_missing_folder_a_file_and_an_empty_folder_are_told_apart(tmp_path):
+def test_open_image_folder_names_what_is_wrong_with_a_path(tmp_path):
     (tmp_path / "file").write_bytes(encode(pattern(2, 2)))
     (tmp_path / "empty").mkdir()
     for name, complaint in [
@@ -173,8 +173,8 @@ def test_a_class_without_images_is_named(folder):
 
 def laid_out(folder, *places):
     """A folder with an image in each of some places."""
-    for number, place in enumerate(places):
-        write(folder / place / "0.png", pattern(4, 6, seed=number))
+    for number, path in enumerate(places):
+        write(folder / path / "0.png", pattern(4, 6, seed=number))
     return str(folder)
 
 
@@ -190,7 +190,7 @@ def test_training_and_testing_are_no_image_classes(tmp_path):
     path = laid_out(tmp_path, "Training/a", "Training/b", "Testing/a", "Testing/b")
     data = open_data("image_folder", path, 0.1, 0)
     assert (data.classes, len(data.train), len(data.validation)) == (("a", "b"), 2, 2)
-    assert f"{path}/Testing is taken for validation" in data.remark
+    assert f"{path}/Testing is used for validation" in data.remark
 
 
 @pytest.mark.parametrize(
@@ -236,15 +236,15 @@ def test_masked_image_parts_have_their_usual_names(tmp_path, layout):
 
 
 def test_image_files_and_classes_may_have_names_of_any_bytes(folder):
-    place = os.fsencode(folder) + b"/na\xefve"
-    os.mkdir(place)
-    with open(place + b"/caf\xe9.png", "wb") as file:
+    path = os.fsencode(folder) + b"/na\xefve"
+    os.mkdir(path)
+    with open(path + b"/caf\xe9.png", "wb") as file:
         file.write(b"content")
     source = ImageFolder(folder)
     assert source.classes == ("cat", "dog", "na\\xefve")
     assert source.name(8) == f"{folder}/na\\xefve/caf\\xe9.png"
     assert source.read(8) == b"content"
-    os.unlink(place + b"/caf\xe9.png")
+    os.unlink(path + b"/caf\xe9.png")
     with pytest.raises(UnreadableSample) as caught:
         source.read(8)
     assert str(caught.value).encode()

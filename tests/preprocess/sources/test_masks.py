@@ -56,7 +56,7 @@ def test_several_numbers_a_pixel_or_fractions_are_no_mask(tmp_path, image):
         MaskFiles([file], PixelClasses(range(2), "01")).read_numbers(0)
 
 
-def test_each_number_that_is_in_any_mask_is_a_class_unless_one_counts_for_nothing(tmp_path):
+def test_masks_make_each_number_a_class_except_ignored(tmp_path):
     files = [saved(tmp_path / "0.png", MASK), saved(tmp_path / "1.npy", np.array([[3]]))]
     assert MaskFiles(files, PixelClasses()).spec == TargetSpec("mask", 4, ("0", "3", "7", "255"))
     masks = MaskFiles(files, PixelClasses(ignore=255))
@@ -81,8 +81,10 @@ def test_an_option_says_which_number_is_which_class(tmp_path):
 
 
 def test_the_spec_may_name_the_classes(tmp_path):
-    wish = TargetWish("mask", names=("sea", "ship"), ignore=255)
-    masks = MaskFiles([saved(tmp_path / "0.png", MASK % 2)], PixelClasses.from_options(None, wish))
+    request = TargetWish("mask", names=("sea", "ship"), ignore=255)
+    masks = MaskFiles(
+        [saved(tmp_path / "0.png", MASK % 2)], PixelClasses.from_options(None, request)
+    )
     assert masks.spec == TargetSpec("mask", 2, ("sea", "ship"), ignore=255)
 
 
@@ -158,20 +160,20 @@ def test_palettes_that_agree_leave_the_numbers(tmp_path):
     assert masks.read(1).tolist() == (2 * SIGN).tolist()
 
 
-def test_numbers_of_a_palette_may_stand_beside_greyscale_images_of_them(tmp_path):
+def test_masks_mix_palettes_and_gray_levels(tmp_path):
     files = [saved(tmp_path / "0.png", painted(BLACK, RED)), saved(tmp_path / "1.png", 2 * SIGN)]
     masks = MaskFiles(files, PixelClasses())
     assert masks.spec.names == ("0", "1", "2")
 
 
-@pytest.mark.parametrize("told", [PixelClasses(), PixelClasses(range(2), "ab")])
-def test_colors_that_differ_are_refused(tmp_path, told):
+@pytest.mark.parametrize("message", [PixelClasses(), PixelClasses(range(2), "ab")])
+def test_colors_that_differ_are_refused(tmp_path, message):
     files = [
         saved(tmp_path / "0.png", painted(BLACK, RED)),
         saved(tmp_path / "1.png", painted(RED, BLACK)),
     ]
     with pytest.raises(InputError, match=r"1.png: the palettes of masks differ: the value 0 is "):
-        MaskFiles(files, told)
+        MaskFiles(files, message)
 
 
 def test_numbers_of_classes_mean_nothing_where_palettes_differ(tmp_path):
@@ -216,9 +218,9 @@ def test_a_palette_that_was_not_looked_at_is_a_bad_sample(tmp_path):
 
 def test_held_out_masks_have_the_palette_of_those_for_training(tmp_path):
     train = MaskFiles([saved(tmp_path / "0.png", painted(BLACK, RED))], PixelClasses())
-    other = saved(tmp_path / "1.png", painted(RED, BLACK))
+    held_out = saved(tmp_path / "1.png", painted(RED, BLACK))
     with pytest.raises(InputError, match=r"1.png: the palettes of masks differ"):
-        MaskFiles([other], train.classes)
+        MaskFiles([held_out], train.classes)
     grey = [saved(tmp_path / "2.gif", painted(BLACK, WHITE)), saved(tmp_path / "3.gif", INVERTED)]
     assert (
         MaskFiles(grey[1:], MaskFiles(grey, PixelClasses()).classes).read(0).tolist()
@@ -235,11 +237,11 @@ def test_held_out_masks_have_the_palette_of_those_for_training(tmp_path):
         ("0.jp2", {}),
     ],
 )
-@pytest.mark.parametrize("told", [PixelClasses(), PixelClasses(range(2), "ab")])
-def test_formats_that_change_numbers_are_no_masks(tmp_path, name, options, told):
+@pytest.mark.parametrize("message", [PixelClasses(), PixelClasses(range(2), "ab")])
+def test_formats_that_change_numbers_are_no_masks(tmp_path, name, options, message):
     file = saved(tmp_path / name, np.zeros((8, 8), np.uint8), **options)
     with pytest.raises(InputError, match=f"{name}: its mask is in the format .*save masks as PNG$"):
-        MaskFiles([file], told)
+        MaskFiles([file], message)
 
 
 @pytest.mark.parametrize("name", ["0.png", "0.tif"])

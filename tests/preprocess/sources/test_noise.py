@@ -30,13 +30,13 @@ def test_a_fraction_of_it_may_be_for_validation():
     assert (len(data.train), len(data.validation)) == (900, 100)
 
 
-def test_it_is_sent_to_other_ranks_in_little_more_than_its_labels():
+def test_noise_pickles_small():
     data = open_data("builtin:noise", None, None, 0, {"samples": 10_000})
     assert len(pickle.dumps(data)) < 110_000
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"samples": 0}, "samples: 0 should be a whole number from 1"),
         ({"classes": 1}, "classes: 1 should be a whole number from 2"),
@@ -44,6 +44,6 @@ def test_it_is_sent_to_other_ranks_in_little_more_than_its_labels():
         ({"pixels": 3}, "unknown option 'pixels'"),
     ],
 )
-def test_wrong_options_are_named(options, said):
-    with pytest.raises(InputError, match=said):
+def test_wrong_options_are_named(options, message):
+    with pytest.raises(InputError, match=message):
         open_data("builtin:noise", None, None, 0, options)

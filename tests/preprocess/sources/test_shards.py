@@ -18,13 +18,13 @@ from preprocess.sources.shards import Shards, find_shards, load_index, open_shar
 
 
 @given(count=st.integers(0, 60), buffer=st.integers(1, 70), seed=st.integers(0, 100))
-def test_a_buffer_lets_everything_through_once_and_nothing_too_early(count, buffer, seed):
-    left = shuffle(np.arange(count), buffer, np.random.default_rng(seed))
-    assert sorted(left) == list(range(count))
-    assert all(place >= item - buffer + 1 for place, item in enumerate(left))
+def test_shuffle_is_a_permutation_within_the_buffer(count, buffer, seed):
+    output = shuffle(np.arange(count), buffer, np.random.default_rng(seed))
+    assert sorted(output) == list(range(count))
+    assert all(position >= item - buffer + 1 for position, item in enumerate(output))
 
 
-def test_a_buffer_as_large_as_the_sequence_makes_all_orders_alike_likely():
+def test_shuffle_with_a_full_buffer_is_uniform():
     rng = np.random.default_rng(0)
     orders = Counter(tuple(shuffle(np.arange(3), 5, rng)) for _ in range(6000))
     assert len(orders) == 6
@@ -103,8 +103,8 @@ def test_no_shards_is_an_error_that_names_the_place(touch, path):
 
 
 def test_test_shards_that_validate_are_told_of(tmp_path):
-    for place in ("x-train-0.txt", "x-test-0.txt"):
-        (tmp_path / place).write_text("ab")
+    for path in ("x-train-0.txt", "x-test-0.txt"):
+        (tmp_path / path).write_text("ab")
     train, validation = open_shards(Letters(), str(tmp_path), 1, None, PixelClasses())
     assert (len(train), validation.stand_in_path) == (2, str(tmp_path / "x-test-0.txt"))
 
@@ -149,11 +149,11 @@ def test_records_of_all_shards_are_one_sequence(paths):
     assert (source.name(2), source.name(3)) == (f"{paths[0]}[2]", f"{paths[2]}[0]")
 
 
-def test_numbers_as_labels_are_classes_in_the_order_of_the_numbers(paths):
+def test_shards_sort_numeric_classes_by_number(paths):
     assert Shards(paths, Letters(numbers=True)).classes == ("97", "98", "99", "100")
 
 
-def test_an_epoch_reads_each_shard_from_front_to_back_but_for_the_buffer(paths):
+def test_order_reads_shards_sequentially_within_the_buffer(paths):
     source = Shards(paths, Letters(), buffer=1)
     orders = {tuple(source.order(7, epoch)) for epoch in range(20)}
     assert orders == {(0, 1, 2, 3, 4, 5, 6, 7), (3, 4, 5, 6, 7, 0, 1, 2)}
@@ -185,7 +185,7 @@ def test_shards_without_records_are_refused(tmp_path, form, content):
 # ---- the index --------------------------------------------------------------------------------
 
 
-def test_shards_are_scanned_once_and_again_when_they_have_changed(paths):
+def test_load_index_rescans_changed_shards_only(paths):
     load_index(tuple(paths), Letters())
     load_index(tuple(paths), Letters())
     assert len(scans) == 3
@@ -202,9 +202,9 @@ def test_other_options_want_another_scan(paths):
 
 def test_a_damaged_index_is_made_anew(paths, tmp_path):
     load_index(tuple(paths), Letters())
-    [kept] = tmp_path.glob(".index-*.npz")
-    for damaged in (b"", b"rubbish", kept.read_bytes()[:200]):
-        kept.write_bytes(damaged)
+    [index_file] = tmp_path.glob(".index-*.npz")
+    for damaged in (b"", b"rubbish", index_file.read_bytes()[:200]):
+        index_file.write_bytes(damaged)
         assert len(load_index(tuple(paths), Letters()).offsets) == 8
 
 

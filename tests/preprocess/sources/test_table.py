@@ -53,11 +53,11 @@ def test_options_choose_the_columns(table):
     assert (source.target, source.weights.tolist()) == (TargetSpec("value", 2, ("c", "a")), [1, 0])
 
 
-def test_validation_and_test_tables_have_the_features_by_their_names_in_whatever_order(table):
+def test_open_table_matches_features_of_splits_by_name(table):
     path, options = table(*PEOPLE), {"targets": "target"}
     rows = (["id", "target", "height", "age"], [7, 2.5, 1.7, 30])
-    other, third = (table(*rows, name=name) for name in ("v.csv", "w.csv"))
-    data = open_data("table", path, other, 0, options, third)
+    validation, third = (table(*rows, name=name) for name in ("v.csv", "w.csv"))
+    data = open_data("table", path, validation, 0, options, third)
     assert (
         data.validation.read(0).tolist()
         == data.test.read(0).tolist()
@@ -165,7 +165,7 @@ def test_options_that_cannot_be_are_refused(table, options, complaint):
         open_table(table(*PEOPLE), **options)
 
 
-def test_any_usual_delimiter_a_byte_order_mark_and_empty_lines_are_read(tmp_path):
+def test_read_table_accepts_delimiters_bom_and_empty_lines(tmp_path):
     (tmp_path / "t.csv").write_bytes("\ufeffa;target\r\n1;2.5\r\n\r\n3;4.5\r\n".encode())
     source, _, _ = open_table(str(tmp_path / "t.csv"))
     assert (source.read(1).tolist(), source.name(1)) == ([3], f"{tmp_path}/t.csv line 4")
@@ -282,7 +282,7 @@ def test_masks_stand_in_a_column_of_paths(table, pictures):
     assert np.array_equal(source.read_target(3), pattern(4, 4, 1, seed=3)[:, :, 0] % 2)
 
 
-def test_whole_numbers_are_classes_in_their_order_where_the_spec_says_so(table):
+def test_open_table_sorts_integer_classes_by_number(table):
     path = table(["a", "target"], *([row, row * 3 % 11] for row in range(30)))
     assert open_table(path, target=TargetWish("class"))[0].classes == tuple(map(str, range(11)))
 
@@ -304,15 +304,15 @@ def test_test_rows_that_validate_are_told_of(table):
     path = table(["a", "target", "part"], *rows, [9, 0, "Testing"], [8, 1, "Testing"])
     data = open_data("table", path, 0.5, 0, {"split": "part"})
     assert [len(part) for part in data.splits().values()] == [6, 2]
-    assert "test in column 'part' is taken for validation" in data.remark
+    assert "test in column 'part' is used for validation" in data.remark
 
 
 def test_validation_data_may_lack_a_label(table):
     train = table(["a", "target"], [1, "sun;fog"], [2, "rain"], [3, ""])
-    other = table(["a", "target"], [1, "sun"], [2, ""], name="v.csv")
+    validation = table(["a", "target"], [1, "sun"], [2, ""], name="v.csv")
     for names in ((), ("fog", "rain", "sun", "snow")):
-        wish = TargetWish("multilabel", names=names)
-        data = open_data("table", train, other, 0, target=wish)
+        request = TargetWish("multilabel", names=names)
+        data = open_data("table", train, validation, 0, target=request)
         columns = [data.classes.index(name) for name in ("sun", "fog", "rain")]
         assert np.asarray(data.train.targets)[:, columns].tolist() == [
             [1, 1, 0],
@@ -324,9 +324,9 @@ def test_validation_data_may_lack_a_label(table):
 
 def test_validation_data_may_lack_a_class_of_those_told(table):
     train = table(["a", "target"], [1, "dog"], [2, "cat"])
-    other = table(["a", "target"], [1, "dog"], name="v.csv")
-    for wish in (TargetWish("class", names=("dog", "cat")), TargetWish("class", 2)):
-        data = open_data("table", train, other, 0, target=wish)
+    validation = table(["a", "target"], [1, "dog"], name="v.csv")
+    for request in (TargetWish("class", names=("dog", "cat")), TargetWish("class", 2)):
+        data = open_data("table", train, validation, 0, target=request)
         assert [data.classes[label] for label in data.validation.labels] == ["dog"]
 
 
@@ -343,11 +343,11 @@ def test_the_index_in_the_metadata_of_pandas_is_no_feature(tmp_path):
     parquet = pytest.importorskip("pyarrow.parquet")
     columns = {"a": [1.5, 2.5], "target": ["x", "y"], "id": [7, 8], "__index_level_1__": [1, 0]}
     pandas = b'{"index_columns": ["id", "__index_level_1__"], "columns": []}'
-    made = pyarrow.table(columns).replace_schema_metadata({b"pandas": pandas})
-    parquet.write_table(made, tmp_path / "t.parquet")
+    frame = pyarrow.table(columns).replace_schema_metadata({b"pandas": pandas})
+    parquet.write_table(frame, tmp_path / "t.parquet")
     assert open_table(str(tmp_path / "t.parquet"))[0].columns.inputs == ("a",)
-    asked, _, _ = open_table(str(tmp_path / "t.parquet"), inputs=["a", "id"])
-    assert asked.read(1).tolist() == [2.5, 8]
+    inputs, _, _ = open_table(str(tmp_path / "t.parquet"), inputs=["a", "id"])
+    assert inputs.read(1).tolist() == [2.5, 8]
 
 
 @pytest.mark.parametrize(
@@ -373,8 +373,8 @@ def test_a_cell_may_have_several_lines(tmp_path):
 
 def test_codes_with_leading_zeros_are_classes_of_their_own(table):
     path = table(["a", "target"], [1, "007"], [2, "7"], [3, "08"])
-    for wish in (None, TargetWish("class")):
-        source, _, _ = open_table(path, target=wish)
+    for request in (None, TargetWish("class")):
+        source, _, _ = open_table(path, target=request)
         assert (source.classes, source.labels.tolist()) == (("007", "08", "7"), [0, 2, 1])
 
 
@@ -393,7 +393,7 @@ def test_numbers_with_commas_are_no_classes(table):
             open_table(path)
 
 
-def test_a_column_of_numbers_may_name_the_files_without_their_endings(table, tmp_path):
+def test_open_table_completes_numeric_file_names(table, tmp_path):
     path = table(["image", "age", "target"], [10, 1, "x"], [11, 2, "y"])
     with pytest.raises(InputError, match="line 2, column 'image': 10 is no file"):
         open_table(path)
@@ -424,8 +424,8 @@ def test_parquet_columns_of_any_type_mean_what_they_hold(tmp_path):
         "tags": pyarrow.array([["sun", "fog"], []]),
     }
     parquet.write_table(pyarrow.table(columns), tmp_path / "t.parquet")
-    wish = TargetWish("multilabel")
-    source, _, _ = open_table(str(tmp_path / "t.parquet"), targets="tags", target=wish)
+    request = TargetWish("multilabel")
+    source, _, _ = open_table(str(tmp_path / "t.parquet"), targets="tags", target=request)
     assert [source.read(row).tolist() for row in (0, 1)] == [[1.5, 10], [2.25, 9]]
     assert (source.classes, source.targets.tolist()) == (("fog", "sun"), [[1, 1], [0, 0]])
     with pytest.raises(InputError, match="column 'tags' holds lists"):

@@ -36,16 +36,21 @@ def test_images_and_labels_come_back(tmp_path):
     assert (data.classes, data.validation.labels.tolist()) == (("10", "11"), [1])
 
 
-def test_shards_for_the_test_are_named_by_a_pattern_and_are_no_validation_data_then(tmp_path):
+def test_test_shards_by_pattern_do_not_validate(tmp_path):
     for part, count in (("train", 8), ("test", 3)):
         rec.write_records(
             tmp_path / f"{part}-00000-of-00001", *(rec.labelled(b"x", i % 2) for i in range(count))
         )
     untold = open_data("tfrecord", str(tmp_path), 0.5, 0)
     assert (len(untold.train), len(untold.validation), untold.test) == (8, 3, None)
-    assert "is taken for validation" in untold.remark
-    told = open_data("tfrecord", str(tmp_path), 0.5, 0, test=str(tmp_path / "test-*"))
-    assert (len(told.train), len(told.validation), len(told.test), told.remark) == (4, 4, 3, "")
+    assert "is used for validation" in untold.remark
+    remark = open_data("tfrecord", str(tmp_path), 0.5, 0, test=str(tmp_path / "test-*"))
+    assert (len(remark.train), len(remark.validation), len(remark.test), remark.remark) == (
+        4,
+        4,
+        3,
+        "",
+    )
 
 
 def test_they_go_through_the_pipeline_as_files_do(tmp_path):
@@ -166,8 +171,8 @@ def test_inputs_may_be_arrays(tmp_path, feature, options, expected):
         tmp_path / "a.tfrecord",
         *(rec.example(x=feature, y=rec.integers(label)) for label in (0, 1)),
     )
-    found = opened(tmp_path, image_key="x", label_key="y", **options).read(1)
-    assert (found.tolist(), found.dtype) == (expected.tolist(), expected.dtype)
+    source = opened(tmp_path, image_key="x", label_key="y", **options).read(1)
+    assert (source.tolist(), source.dtype) == (expected.tolist(), expected.dtype)
 
 
 def test_an_array_of_another_shape_is_a_bad_sample(tmp_path):
@@ -300,7 +305,7 @@ def test_a_missing_numbered_file_is_refused(tmp_path):
 
 
 def test_lists_of_labels_may_be_empty_or_text(tmp_path):
-    wish = TargetWish("multilabel")
+    request = TargetWish("multilabel")
     for number, lists in enumerate([[(2, 0), (), (1,)], [(b"sun", b"fog"), (), (b"fog",)]]):
         kind = rec.text if number else rec.integers
         path = tmp_path / f"{number}.tfrecord"
@@ -308,7 +313,7 @@ def test_lists_of_labels_may_be_empty_or_text(tmp_path):
             path, *(rec.example(x=rec.text(b"image"), y=kind(*labels)) for labels in lists)
         )
         keys = {"image_key": "x", "label_key": "y"}
-        source = open_data("tfrecord", str(path), None, 0, keys, target=wish).train
+        source = open_data("tfrecord", str(path), None, 0, keys, target=request).train
         names = ("fog", "sun") if number else ("0", "1", "2")
         assert source.classes == names
         first = [1, 1] if number else [1, 0, 1]

@@ -168,7 +168,7 @@ def test_masks_are_images_in_members_of_their_own(tmp_path, kind, options):
 @pytest.mark.parametrize(
     "content", [[("0.jpg", b"x"), ("1.cls", b"1")], [("0.cls", b"1"), ("0.txt", b"x")]]
 )
-def test_a_sample_without_image_or_label_is_named_with_what_it_has(tmp_path, content):
+def test_scan_names_a_sample_without_image_or_label(tmp_path, content):
     write_tar(tmp_path / "a.tar", content)
     with pytest.raises(
         InputError, match=r"a.tar\[/0\]: a sample must have an image .* and a label .*this one has"
@@ -201,7 +201,7 @@ def test_a_tar_file_that_ends_too_early_is_refused(tmp_path):
         opened(tmp_path)
 
 
-def test_a_source_that_has_been_read_can_be_sent_to_another_process_which_opens_the_files_itself(
+def test_shards_can_be_pickled_after_reading(
     tmp_path,
 ):
     write_tar(tmp_path / "0.tar", members(("0", b"image", b"0"), ("1", b"other", b"1")))
@@ -216,18 +216,18 @@ def test_a_source_that_has_been_read_can_be_sent_to_another_process_which_opens_
 
 def test_shards_members_and_labels_may_be_no_utf8(tmp_path):
     write_tar(tmp_path / "x.tar", members(("a", b"a", b"caf\xe9"), ("b", b"b", b"caf\xe8")))
-    place = os.fsencode(tmp_path) + b"/\xe9.tar"
-    os.rename(tmp_path / "x.tar", place)
-    source = opened(os.fsdecode(place))
+    path = os.fsencode(tmp_path) + b"/\xe9.tar"
+    os.rename(tmp_path / "x.tar", path)
+    source = opened(os.fsdecode(path))
     assert source.classes == ("caf\\xe8", "caf\\xe9")
     assert source.name(1) == f"{tmp_path}/\\xe9.tar[1]"
     assert source.read(1) == b"b"
-    with open(place, "rb") as file:
+    with open(path, "rb") as file:
         content = file.read()
-    with open(place, "wb") as file:
+    with open(path, "wb") as file:
         file.write(content.replace(b"a.cls", b"\xe9.cls"))
     with pytest.raises(InputError) as caught:
-        opened(os.fsdecode(place))
+        opened(os.fsdecode(path))
     assert str(caught.value).encode()
 
 
@@ -240,8 +240,8 @@ def test_members_of_one_name_are_several_samples(tmp_path):
 
 def json_tar(path, *labels):
     named = [
-        (f"{place}.{end}", data)
-        for place, label in enumerate(labels)
+        (f"{tar_path}.{end}", data)
+        for tar_path, label in enumerate(labels)
         for end, data in (("jpg", b"x"), ("json", json.dumps(label).encode()))
     ]
     write_tar(path, named)
@@ -251,8 +251,8 @@ def json_tar(path, *labels):
 def test_empty_lists_of_labels_keep_the_names_of_the_others(tmp_path, names):
     json_tar(tmp_path / "train-0.tar", [0], [1, 2], [])
     json_tar(tmp_path / "val-0.tar", [2], [0], [2])
-    wish = TargetWish("multilabel", names=names)
-    data = open_data("webdataset", str(tmp_path), None, 0, {"label_key": "json"}, target=wish)
+    request = TargetWish("multilabel", names=names)
+    data = open_data("webdataset", str(tmp_path), None, 0, {"label_key": "json"}, target=request)
     assert data.classes == (names or ("0", "1", "2"))
     assert np.asarray(data.train.targets).tolist() == [[1, 0, 0], [0, 1, 1], [0, 0, 0]]
     assert np.asarray(data.validation.targets).tolist() == [[0, 0, 1], [1, 0, 0], [0, 0, 1]]
@@ -267,6 +267,6 @@ def test_lists_of_texts_are_labels(tmp_path):
 
 def test_a_number_that_is_no_place_in_the_names_is_refused(tmp_path):
     json_tar(tmp_path / "a.tar", [0, 1], [-1])
-    wish = TargetWish("multilabel", names=("sky", "sea"))
+    request = TargetWish("multilabel", names=("sky", "sea"))
     with pytest.raises(InputError, match=r"a.tar\[1\] has the label '-1'"):
-        open_data("webdataset", str(tmp_path), None, 0, {"label_key": "json"}, target=wish)
+        open_data("webdataset", str(tmp_path), None, 0, {"label_key": "json"}, target=request)

@@ -33,11 +33,11 @@ def test_a_random_crop_is_a_window_of_the_padded_image(height, width, padding, d
     padded = np.pad(image, ((padding, padding), (padding, padding), (0, 0)))
     size = data.draw(st.tuples(*(st.integers(1, length) for length in padded.shape[:2])))
     window = RandomCrop(size=size, padding=padding).apply(image, Draws(*draws), True)
-    top, left = (
+    top, x = (
         int(draw * (length - cut + 1))
         for draw, length, cut in zip(draws, padded.shape[:2], size, strict=True)
     )
-    assert np.array_equal(window, padded[top : top + size[0], left : left + size[1]])
+    assert np.array_equal(window, padded[top : top + size[0], x : x + size[1]])
 
 
 def test_a_random_crop_reaches_every_place(rng):
@@ -101,7 +101,7 @@ def test_the_corners_that_a_rotation_brings_in_are_black():
     assert turned[4, 4].tolist() == [200, 200, 200]
 
 
-def test_one_number_resizes_the_shorter_side_and_keeps_the_proportions():
+def test_resize_to_one_number_keeps_the_aspect_ratio():
     assert Resize(size=4).apply(pattern(8, 20), None, True).shape == (4, 10, 3)
     assert Resize(size=4).apply(pattern(20, 8), None, True).shape == (10, 4, 3)
 
@@ -112,11 +112,11 @@ def test_resizing_averages_what_it_makes_smaller():
 
 
 @given(height=st.integers(1, 40), width=st.integers(1, 40), seed=st.integers(0, 2**32 - 1))
-def test_a_random_resized_crop_shows_a_window_of_the_wanted_area_and_ratio(height, width, seed):
+def test_random_resized_crop_draws_area_and_ratio_in_range(height, width, seed):
     crop = RandomResizedCrop(size=1, scale=(0.3, 0.6), ratio=(0.5, 2.0))
-    top, left, h, w = crop.window(height, width, np.random.default_rng(seed))
+    top, x, h, w = crop.window(height, width, np.random.default_rng(seed))
     assert 0 <= top <= top + h <= height
-    assert 0 <= left <= left + w <= width
+    assert 0 <= x <= x + w <= width
     assert h >= 1
     assert w >= 1
     exact_enough = min(height, width) >= 20
@@ -144,16 +144,16 @@ def test_no_window_is_smaller_than_what_is_enough_leaves_of_it(
     assert (w + 1) * min_size[1] >= size[1] * width
 
 
-def test_a_random_resized_crop_has_the_wanted_size_and_the_windows_pixels():
+def test_random_resized_crop_resizes_the_window():
     image = pattern(12, 10)
     crop = RandomResizedCrop(size=(4, 5), scale=(0.5, 0.5), ratio=(1.0, 1.0))
     # 60 pixels of area, so 8 x 8, at 0.9 of (12 - 8 + 1) rows and 0 of (10 - 8 + 1) columns.
-    shown = crop.apply(image, Draws(0.3, 0.3, 0.9, 0.0), True)
+    result = crop.apply(image, Draws(0.3, 0.3, 0.9, 0.0), True)
     expected = Resize(size=(4, 5)).apply(image[4:12, 0:8], None, True)
-    assert np.array_equal(shown, expected)
+    assert np.array_equal(result, expected)
 
 
-def test_a_random_resized_crop_that_fits_nowhere_takes_the_largest_window_at_the_centre():
+def test_random_resized_crop_falls_back_to_the_center():
     crop = RandomResizedCrop(size=3, scale=(1.0, 1.0), ratio=(1.0, 1.0))
     image = pattern(3, 9)
     assert np.array_equal(crop.apply(image, np.random.default_rng(0), True), image[:, 3:6])
@@ -161,9 +161,9 @@ def test_a_random_resized_crop_that_fits_nowhere_takes_the_largest_window_at_the
 
 def test_in_evaluation_a_random_resized_crop_shows_the_centre():
     image = pattern(32, 48)
-    shown = RandomResizedCrop(size=(7, 14)).apply(image, None, False)
+    result = RandomResizedCrop(size=(7, 14)).apply(image, None, False)
     # The largest window twice as wide as high is 24 x 48; 0.875 of it is 21 x 42.
-    assert np.array_equal(shown, Resize(size=(7, 14)).apply(image[5:26, 3:45], None, True))
+    assert np.array_equal(result, Resize(size=(7, 14)).apply(image[5:26, 3:45], None, True))
 
 
 @pytest.mark.parametrize("wrong", [{"scale": (0.5, 0.2)}, {"ratio": (2.0, 1.0)}])

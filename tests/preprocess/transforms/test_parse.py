@@ -36,7 +36,7 @@ def test_every_wrong_item_is_reported_with_its_place():
     ]
 
 
-def test_an_unknown_transform_is_told_all_there_are_with_their_defaults():
+def test_parse_transform_lists_transforms_for_an_unknown_one():
     with pytest.raises(InputError) as caught:
         parse_transform("flop")
     assert all(signature(name) in str(caught.value) for name in TRANSFORMS)
@@ -105,7 +105,7 @@ def test_every_parameter_says_what_is_wanted():
             assert schema.get("description"), f"{name}.{parameter}"
 
 
-def test_the_schema_of_an_item_names_all_transforms_and_their_parameters():
+def test_item_schema_names_all_transforms_and_parameters():
     bare, path, mapping = item_schema()["anyOf"]
     assert set(mapping["properties"]) == set(TRANSFORMS)
     assert mapping["properties"]["random_crop"]["required"] == ["size"]

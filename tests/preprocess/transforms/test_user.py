@@ -23,7 +23,7 @@ def raises(image, rng, training):
     raise ZeroDivisionError("a bug")
 
 
-def test_a_users_function_gets_its_parameters_and_a_copy_to_write_into():
+def test_user_transform_receives_parameters_and_a_copy():
     image = np.full((3, 3, 1), 9, np.uint8)
     image.flags.writeable = False
     transform = parse_transform({f"{__name__}:blacken": {"size": 2}})
@@ -31,7 +31,7 @@ def test_a_users_function_gets_its_parameters_and_a_copy_to_write_into():
     assert image.sum() == 9 * 9
 
 
-def test_an_error_in_a_users_function_is_not_taken_for_a_bad_image():
+def test_user_transform_errors_are_not_unreadable_images():
     with pytest.raises(ZeroDivisionError) as caught:
         UserTransform(f"{__name__}:raises").apply(numbered(2, 2), None, True)
     assert caught.value.__notes__ == [f"in the transform {__name__}:raises"]
@@ -72,9 +72,9 @@ def test_what_a_function_draws_follows_from_its_generator(noise):
     first = noise.apply(image, rng_for(1, 3), True)
     random.seed(8)
     np.random.seed(8)
-    other = pickle.loads(pickle.dumps(noise))
-    assert np.array_equal(other.apply(image, rng_for(1, 3), True), first)
-    assert not np.array_equal(other.apply(image, rng_for(2, 3), True), first)
+    changed = pickle.loads(pickle.dumps(noise))
+    assert np.array_equal(changed.apply(image, rng_for(1, 3), True), first)
+    assert not np.array_equal(changed.apply(image, rng_for(2, 3), True), first)
 
 
 def test_what_a_function_changes_in_the_process_is_put_back(noise):
