@@ -351,5 +351,5 @@ class DataSet:
 
     def splits(self) -> dict[str, Source]:
         """Return the existing sources by split: ``train``, ``validation``, ``test``."""
-        parts = {"train": self.train, "validation": self.validation, "test": self.test}
-        return {name: source for name, source in parts.items() if source is not None}
+        splits = {"train": self.train, "validation": self.validation, "test": self.test}
+        return {name: source for name, source in splits.items() if source is not None}

@@ -156,6 +156,7 @@ class BatchWork:
             result = out
         else:
             result = np.empty((self.count, *size, images.shape[3]), images.dtype)
+        # -1 and 255 are the same in all their bytes
         self.kernels.windows(
             _bytes(images),
             *images.shape[1:3],
@@ -167,7 +168,7 @@ class BatchWork:
             outside & 0xFF,
             _bytes(result),
             *size,
-        )  # -1 and 255 are the same in all their bytes
+        )
         if out is not None and not fits:
             out[:] = result
         return result
@@ -392,12 +393,13 @@ _BATCHED: dict[type, Callable[[Any, BatchWork, bool], bool]] = {
     Scale: _scale,
     OnDevice: _on_device,
 }
+# at most
 _MAX_DRAWS: dict[type, int] = {
     RandomCrop: 2,
     Flip: 2,
     RandomResizedCrop: 22,
     ColorJitter: 8,
-}  # at most
+}
 
 
 def _max_draws(transform: Transform) -> int:

@@ -118,8 +118,7 @@ class Chain:
         except IndexError as error:
             raise InputError(
                 f"the source says that it has {counted(len(self.source), 'sample')}, and has none "
-                f"at "
-                f"{index}: {error}"
+                f"at {index}: {error}"
             ) from error
         try:
             return self._fix(data, mask)
@@ -132,12 +131,12 @@ class Chain:
         return self._code.running(quick=True)
 
     def augment(
-        self, part: PreparedSample, index: int, epoch: int, training: bool = True
+        self, sample: PreparedSample, index: int, epoch: int, training: bool = True
     ) -> PreparedSample:
         """Apply the transforms that vary by epoch to a prepared sample.
 
         Args:
-            part: what :meth:`prepare` returned.
+            sample: what :meth:`prepare` returned.
             index: of the sample.
             epoch: of the stream.
             training: False for evaluation: no randomness, center crops.
@@ -146,9 +145,9 @@ class Chain:
             UnreadableSample: a transform cannot be applied to it.
         """
         if not self._varying:
-            return part
+            return sample
         try:
-            return self._apply(self._varying, part, self._random.at(epoch, index), training)
+            return self._apply(self._varying, sample, self._random.at(epoch, index), training)
         except UnreadableImage as error:
             raise UnreadableSample(self.source.name(index), str(error)) from error
 
@@ -204,9 +203,9 @@ class Chain:
         work.apply_pending()
         rng = self._random.at(epoch, index)
         rng.random(int(work.draw_counts[row]))  # what was drawn
-        part = PreparedSample(work.images[row], None if work.masks is None else work.masks[row])
+        sample = PreparedSample(work.images[row], None if work.masks is None else work.masks[row])
         try:
-            return self._apply(self._varying[done:], part, rng, training)
+            return self._apply(self._varying[done:], sample, rng, training)
         except UnreadableImage as error:
             raise UnreadableSample(self.source.name(index), str(error)) from error
 
@@ -232,16 +231,16 @@ class Chain:
     def _apply(
         self,
         transforms: Sequence[Transform],
-        part: PreparedSample,
+        sample: PreparedSample,
         rng: np.random.Generator,
         training: bool,
     ) -> PreparedSample:
-        image = part.image
-        if self._masks is None or part.mask is None:
+        image = sample.image
+        if self._masks is None or sample.mask is None:
             for transform in transforms:
                 image = transform.apply(image, rng, training)
             return PreparedSample(image)
-        mask = Mask(part.mask, self._masks.void)
+        mask = Mask(sample.mask, self._masks.void)
         for transform in transforms:
             image, mask = transform.apply_with_mask(image, mask, rng, training)
         return PreparedSample(image, mask.pixels)

@@ -241,9 +241,8 @@ def _decode_pillow(data: bytes, mode: Mode, at_least: MinSize | None, bits: int)
                 )
             if bits < 16:
                 _check_depth(image)
-            is_pgm = (
-                image.format == "PPM" and image.mode == "I"
-            )  # from 0 to 65535, as Pillow has it
+            # from 0 to 65535, as Pillow has it
+            is_pgm = image.format == "PPM" and image.mode == "I"
             return to_array(_convert(load_upright(image), mode, bits, is_pgm))
     except Image.UnidentifiedImageError:
         raise UnreadableImage("not an image file that Pillow knows") from None

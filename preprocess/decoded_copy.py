@@ -70,13 +70,13 @@ def decode_once(
             made_from,
         )
     copies = dict(zip(("train", "validation", "test"), open_hdf5(str(path)), strict=True))
-    parts = {
+    sources = {
         name: CopiedSource(source, cast(HDF5, copies[name]))
         for name, source in data.splits().items()
     }
-    unreadable = [sample for part in parts.values() for sample in part.unreadable]
+    unreadable = [sample for source in sources.values() for sample in source.unreadable]
     copy = replace(
-        data, train=parts["train"], validation=parts.get("validation"), test=parts.get("test")
+        data, train=sources["train"], validation=sources.get("validation"), test=sources.get("test")
     )
     return DecodedCopy(copy, tuple(transforms[len(fixed) :]), unreadable)
 
@@ -131,9 +131,7 @@ class DecodedCopy(NamedTuple):
 
 def _pipeline(source: Source, fixed: Sequence[Transform], sample: SampleSpec) -> Pipeline:
     if sample.stored is None:
-        raise ValueError(
-            "the part of a sample that is kept is unknown; probe(..., keep=True) finds it out"
-        )
+        raise ValueError("sample.stored is missing; infer_sample_spec(..., keep=True) sets it")
     return Pipeline(
         source,
         fixed,

@@ -72,7 +72,8 @@ def draw_held_out(
         else:
             reason = "there is only one sample"
         raise InputError(
-            f"{split}: {fraction} of {counted(len(source), 'sample')} holds out no sample, because {reason}"
+            f"{split}: {fraction} of {counted(len(source), 'sample')} holds out no sample, "
+            f"because {reason}"
         )
     return is_held_out
 
@@ -86,9 +87,8 @@ def _draw_from_new(
     strata = [new for members in strata_of(source) if len(new := members[previous[members] < 0])]
     shares = np.array([fraction * len(new) for new in strata])
     counts = np.floor(shares).astype(int)
-    ahead = np.argsort(
-        -(shares - counts), kind="stable"
-    )  # those that rounding down takes most from get one more
+    # those that rounding down takes most from get one more
+    ahead = np.argsort(-(shares - counts), kind="stable")
     counts[ahead[: round(shares.sum()) - counts.sum()]] += 1
     for new, count in zip(strata, counts.tolist(), strict=True):
         unit, order = _shuffle_units(new, groups, rng)

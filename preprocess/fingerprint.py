@@ -125,9 +125,7 @@ class Fingerprint:
     def digest(self) -> str:
         """A hash of the data, however it is divided."""
         return hashlib.sha256(
-            "".join(
-                f"{name}\0{part.digest}\n" for name, part in sorted(self.splits.items())
-            ).encode()
+            "".join(f"{name}\0{ids.digest}\n" for name, ids in sorted(self.splits.items())).encode()
         ).hexdigest()[:16]
 
     def find_previous(
@@ -460,16 +458,15 @@ def compare_fingerprints(before: Fingerprint, now: Fingerprint) -> dict[str, lis
     """Describe what has changed, by split; unchanged splits are omitted."""
     changes = {}
     for name in dict.fromkeys([*before.splits, *now.splits]):
-        part, _, further = name.partition(":")
-        if further or (
-            part == "test" and before.test_path != now.test_path
-        ):  # other data is asked for: that is no change
+        split, _, further = name.partition(":")
+        # other data is asked for: that is no change
+        if further or (split == "test" and before.test_path != now.test_path):
             continue
         earlier = before.splits.get(name)
         new = now.splits.get(name)
         if earlier is None or new is None:
             changes[name] = [
-                f"the {part} data has been removed" if new is None else f"the {part} data is new"
+                f"the {split} data has been removed" if new is None else f"the {split} data is new"
             ]
         elif earlier.requested_target == new.requested_target:
             changes[name] = _compare_splits(earlier, new)
@@ -480,9 +477,8 @@ def compare_fingerprints(before: Fingerprint, now: Fingerprint) -> dict[str, lis
     old = _training_ids_by_target(before)
     for target, (name, marks) in _training_ids_by_target(now).items():
         old_name, earlier = old.get(target, ("", None))
-        if earlier is not None and {old_name, name} != {
-            "train"
-        }:  # these have been looked at as a whole
+        # these have been looked at as a whole
+        if earlier is not None and {old_name, name} != {"train"}:
             changes[f"train:{target}"] = _compare_splits(
                 _select_facts(earlier, True), _select_facts(marks, True), is_further=True
             )
@@ -626,9 +622,8 @@ def write_fingerprint(file: IO[bytes], fingerprint: Fingerprint) -> None:
             f"{name}/labels": marks.labels,
             **{f"{name}/{key}": array for key, array in marks.hashes.items()},
         }
-    buffer = (
-        io.BytesIO()
-    )  # a zip file that was not written to its end would complain where Python deletes it
+    # a zip file that was not written to its end would complain where Python deletes it
+    buffer = io.BytesIO()
     np.savez(buffer, said=np.array(json.dumps(metadata)), **arrays)
     file.write(buffer.getbuffer())
 
@@ -638,21 +633,25 @@ def read_fingerprint(path: Path) -> Fingerprint | None:
     try:
         with open(path, "rb") as content, np.load(content, allow_pickle=False) as file:
             metadata = json.loads(str(file["said"]))
-            parts = {
+            splits = {
                 name: SampleIds(
                     file[f"{name}/names"],
-                    {key: file[f"{name}/{key}"] for key in part["seen"]},
-                    part["unit"],
-                    part["by_content"],
-                    part["facts"],
-                    tuple(part["classes"]),
+                    {key: file[f"{name}/{key}"] for key in record["seen"]},
+                    record["unit"],
+                    record["by_content"],
+                    record["facts"],
+                    tuple(record["classes"]),
                     file[f"{name}/labels"],
-                    part.get("wish", ""),
+                    record.get("wish", ""),
                 )
-                for name, part in metadata["parts"].items()
+                for name, record in metadata["parts"].items()
             }
             return Fingerprint(
-                parts, metadata["division"], file["sides"], file["folds"], metadata.get("tests", "")
+                splits,
+                metadata["division"],
+                file["sides"],
+                file["folds"],
+                metadata.get("tests", ""),
             )
     except (OSError, ValueError, LookupError, TypeError, EOFError, BadZipFile):
         return None

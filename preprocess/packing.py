@@ -35,7 +35,7 @@ Progress = Callable[[int], object]
 
 
 def write_hdf5(
-    parts: Mapping[str, Source | Pipeline],
+    splits: Mapping[str, Source | Pipeline],
     path: str | Path,
     progress: Progress = lambda count: None,
     made_from: str = "",
@@ -43,7 +43,7 @@ def write_hdf5(
     """Write a data set to an HDF5 file, which appears complete or not at all.
 
     Args:
-        parts: ``train``, and possibly ``validation`` and ``test``: a source, whose files and arrays
+        splits: ``train``, and possibly ``validation`` and ``test``: a source, whose files and arrays
             are written unchanged; or a pipeline, whose fixed transforms are applied first.
         path: of the file.
         progress: called with the number of samples just done.
@@ -61,9 +61,8 @@ def write_hdf5(
     if not target_path.name or target_path.is_dir():
         raise InputError(f"{target_path} is a folder; it must be the name of a file")
     partial = target_path.with_name(f".{target_path.name}.{os.getpid()}.tmp")
-    for left_over in target_path.parent.glob(
-        f".{glob.escape(target_path.name)}.*.tmp"
-    ):  # of a process that was killed
+    # of a process that was killed
+    for left_over in target_path.parent.glob(f".{glob.escape(target_path.name)}.*.tmp"):
         left_over.unlink(missing_ok=True)
     bad = []
     try:
@@ -76,8 +75,8 @@ def write_hdf5(
 
             with target.hdf5() as file:
                 file.attrs["made_from"] = made_from
-                for name, part in parts.items():
-                    bad += _write_split(file.create_group(name), part, advance, bool(made_from))
+                for name, data in splits.items():
+                    bad += _write_split(file.create_group(name), data, advance, bool(made_from))
             with _writing(target_path):
                 os.fsync(plain.fileno())
                 os.replace(partial, target_path)
@@ -113,14 +112,14 @@ def _writing(path: Path) -> Iterator[None]:
 
 
 def _write_split(
-    group: h5py.Group, split: Source | Pipeline, progress: Progress, is_copy: bool
+    group: h5py.Group, data: Source | Pipeline, progress: Progress, is_copy: bool
 ) -> list[UnreadableSample]:
     """Write one split, without gaps for unusable samples; return these.
 
     Args:
         is_copy: True to also store the indices of samples left out, which a copy needs.
     """
-    source = split.source if isinstance(split, Pipeline) else split
+    source = data.source if isinstance(data, Pipeline) else data
     target = target_of(source)
     written: list[int] = []
     bad = []
@@ -131,9 +130,9 @@ def _write_split(
         masks = None
     for index in range(len(source)):
         try:
-            content, mask = _sample(split, index, target)
+            content, mask = _sample(data, index, target)
             if inputs is None:
-                inputs = _create_inputs(group, split, content)
+                inputs = _create_inputs(group, data, content)
             inputs[len(written)] = _as_row(content, inputs, source.name(index))
             if masks is not None:
                 masks[len(written)] = _encode(mask, target)
@@ -161,36 +160,36 @@ def _write_split(
 
 
 def _sample(
-    part: Source | Pipeline, index: int, target: TargetSpec
+    data: Source | Pipeline, index: int, target: TargetSpec
 ) -> tuple[bytes | np.ndarray, np.ndarray | None]:
     """Return a sample as it is to be written, and its mask if it has one."""
-    if isinstance(part, Pipeline):
-        return part.augment_checked(part.prepare(index), index, epoch=0)
-    content = read_input(part, index)
+    if isinstance(data, Pipeline):
+        return data.augment_checked(data.prepare(index), index, epoch=0)
+    content = read_input(data, index)
     return (
         content if isinstance(content, bytes) else np.atleast_1d(content),
-        read_mask(part, index, target) if target.kind == "mask" else None,
+        read_mask(data, index, target) if target.kind == "mask" else None,
     )
 
 
 def _create_inputs(
-    group: h5py.Group, part: Source | Pipeline, first: bytes | np.ndarray
+    group: h5py.Group, data: Source | Pipeline, first: bytes | np.ndarray
 ) -> h5py.Dataset:
     """Create the data set of the inputs, all like the first."""
-    if isinstance(part, Pipeline):
-        if part.is_random or part.sample.affine or part.sample.image.dtype != "uint8":
+    if isinstance(data, Pipeline):
+        if data.is_random or data.sample.affine or data.sample.image.dtype != "uint8":
             raise InputError(
                 "only transforms that are not random and end in uint8 can be done beforehand"
             )
-        part = part.source
+        data = data.source
     if isinstance(first, bytes):
-        return _create_files(group, "images", len(part))
+        return _create_files(group, "images", len(data))
     if first.dtype.kind not in "uifb":
-        raise InputError(f"{part.name(0)} is an array of {first.dtype}, not of numbers")
-    rows = max(1, min(_CHUNK // max(first.nbytes, 1), len(part)))
+        raise InputError(f"{data.name(0)} is an array of {first.dtype}, not of numbers")
+    rows = max(1, min(_CHUNK // max(first.nbytes, 1), len(data)))
     return group.create_dataset(
         "images",
-        (len(part), *first.shape),
+        (len(data), *first.shape),
         wire_dtype(first.dtype),
         maxshape=(None, *first.shape),
         chunks=(rows, *first.shape),

@@ -105,7 +105,7 @@ class Pipeline(Chain):
         )
 
     def augment_checked(
-        self, part: PreparedSample, index: int, epoch: int, training: bool = True
+        self, sample: PreparedSample, index: int, epoch: int, training: bool = True
     ) -> PreparedSample:
         """Apply the varying transforms to a prepared sample, and check its shape.
 
@@ -113,17 +113,17 @@ class Pipeline(Chain):
             UnreadableSample: a transform cannot be applied, or its shape or type differs from the
                 others.
         """
-        return self._check(self.augment(part, index, epoch, training), index)
+        return self._check(self.augment(sample, index, epoch, training), index)
 
-    def _check(self, part: PreparedSample, index: int) -> PreparedSample:
-        image = part.image
+    def _check(self, sample: PreparedSample, index: int) -> PreparedSample:
+        image = sample.image
         is_double = self.is_precise and image.dtype.kind == "f"
         if image.shape != self._shape or not (is_double or wire_dtype(image.dtype) == self._dtype):
             raise UnreadableSample(
                 self.source.name(index),
                 f"is {ImageSpec.of(image)}; the others are {self.sample.wire}",
             )
-        return part
+        return sample
 
     def load(
         self,
@@ -194,10 +194,10 @@ class Pipeline(Chain):
         return NUMBA.kernels
 
     def _make(self, index: int, epoch: int, training: bool) -> PreparedSample:
-        part = self.prepare(index)
+        sample = self.prepare(index)
         began = time.perf_counter()
         try:
-            return self.augment_checked(part, index, epoch, training)
+            return self.augment_checked(sample, index, epoch, training)
         finally:
             if self.is_random:
                 NUMBA.add_slow_time(time.perf_counter() - began)
@@ -265,7 +265,7 @@ class Pipeline(Chain):
 
     def _vary(
         self,
-        parts: _Arrays,
+        prepared: _Arrays,
         masks: _Arrays | None,
         positions: np.ndarray,
         indices: np.ndarray,
@@ -277,7 +277,7 @@ class Pipeline(Chain):
         """Apply the varying transforms to samples of one shape, batched as far as possible.
 
         Args:
-            parts: (m, ...), the prepared samples ``indices[positions]``.
+            prepared: (m, ...), the prepared samples ``indices[positions]``.
             masks: (m, height, width); None without masks.
             positions: (m,) integers, where they go in ``images`` and ``targets``.
         """
@@ -285,7 +285,9 @@ class Pipeline(Chain):
         began = time.perf_counter()
         batch = None
         if kernels is not None and len(positions):
-            batch = self.augment_batch(kernels, parts, masks, indices[positions], epoch, training)
+            batch = self.augment_batch(
+                kernels, prepared, masks, indices[positions], epoch, training
+            )
             if batch[1] == self.varying_count and self._take(
                 batch[0], positions, indices, images, targets
             ):
@@ -296,17 +298,17 @@ class Pipeline(Chain):
         ):
             try:
                 if batch is None:
-                    part = self.augment(
-                        PreparedSample(parts[row], None if masks is None else masks[row]),
+                    sample = self.augment(
+                        PreparedSample(prepared[row], None if masks is None else masks[row]),
                         index,
                         epoch,
                         training,
                     )
                 else:
-                    part = self.finish_sample(batch, row, index, epoch, training)
-                self._check(part, index)
-                self._reader.write(targets, position, index, part.mask)
-                images[position] = part.image
+                    sample = self.finish_sample(batch, row, index, epoch, training)
+                self._check(sample, index)
+                self._reader.write(targets, position, index, sample.mask)
+                images[position] = sample.image
             except UnreadableSample as error:
                 bad.append(self._left_out(error, position, images, targets, self._target))
         if kernels is None:

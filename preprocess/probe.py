@@ -123,9 +123,8 @@ def probe_samples(
     is_picture = image.dtype == "uint8" and len(image.shape) == 3
     if is_picture and transforms and isinstance(transforms[-1], Standardize):
         raise InputError(
-            f"transforms: standardize is for tables and arrays of other numbers, and samples are "
-            f"{image}, "
-            "images; use scale instead"
+            "transforms: standardize is for tables and arrays of other numbers, and samples are "
+            f"{image}, images; use scale instead"
         )
     if chain.affine is not None:
         chain.affine.check(image.shape[-1] if image.shape else 1)
@@ -198,8 +197,7 @@ def _depth_warning(bits: Sequence[int], transforms: Sequence[Transform]) -> str:
     return (
         f"data: images have 16 bits, of which those looked at use {used}, so decode keeps about "
         f"{2 ** (used - 8)} of 256 grey levels; decode: {{bits: {used}}} keeps all of greyscale "
-        f"images, and "
-        "images in color should be converted to 8 bits"
+        "images, and images in color should be converted to 8 bits"
     )
 
 
@@ -221,12 +219,12 @@ def _probe_usable(chain: Chain) -> list[_ProbedSample]:
         for index in indices:
             try:
                 began = time.perf_counter()
-                part = chain.prepare(index)
+                prepared = chain.prepare(index)
                 prepared_at = time.perf_counter()
-                image, mask = chain.augment(part, index, epoch=0)
+                image, mask = chain.augment(prepared, index, epoch=0)
                 yield _ProbedSample(
                     source.name(index),
-                    part.image,
+                    prepared.image,
                     image,
                     mask,
                     prepared_at - began,
@@ -252,8 +250,7 @@ def _common_image_spec(probed: Sequence[_ProbedSample]) -> ImageSpec:
         if ImageSpec.of(sample.image) != image:
             raise InputError(
                 f"transforms: samples must end in one shape, but {name} is {image} and "
-                f"{sample.name} is "
-                f"{ImageSpec.of(sample.image)}; add a resize or a crop"
+                f"{sample.name} is {ImageSpec.of(sample.image)}; add a resize or a crop"
             )
     return image
 
@@ -305,13 +302,11 @@ def _common_stored_spec(
         if chain.has_early_scale and sample.stored.dtype != np.uint8:
             return None, (
                 f"{sample.name} is {ImageSpec.of(sample.stored)} before the first random "
-                f"transform; only uint8 "
-                "is kept"
+                "transform; only uint8 is kept"
             )
         if ImageSpec.of(sample.stored) != image:
             return None, (
                 f"{name} is {image} and {sample.name} {ImageSpec.of(sample.stored)} before the "
-                f"first random "
-                "transform; add a resize or a crop before it"
+                "first random transform; add a resize or a crop before it"
             )
     return image, ""

@@ -43,9 +43,8 @@ def scale_into(
         multiplier: a scalar or (channels,), float32.
         offset: a scalar or (channels,), float32.
     """
-    if (
-        not out.flags.c_contiguous or out.ndim < 3
-    ):  # its rows cannot be written as one, or it is no image
+    # its rows cannot be written as one, or it is no image
+    if not out.flags.c_contiguous or out.ndim < 3:
         np.add(np.multiply(images, multiplier, out=out, dtype=np.float32), offset, out=out)
         return
     pixels = out.shape[-2] * out.shape[-1]

@@ -268,12 +268,11 @@ def open_per_target(
         InputError: as for :func:`open_data`; the targets have different samples; or one side would
             be empty.
     """
-    for part, location in (("validation", validation), ("test", test)):
-        if source.startswith("builtin:") and isinstance(
-            location, str
-        ):  # it would give its training data again
+    for split_name, location in (("validation", validation), ("test", test)):
+        # it would give its training data again
+        if source.startswith("builtin:") and isinstance(location, str):
             raise InputError(
-                f"data.{part}: {location}: {source} has no other data; give a share, like 10%"
+                f"data.{split_name}: {location}: {source} has no other data; give a share, like 10%"
             )
     data_sets: list[DataSet] = []
     first: Source | None = None
@@ -315,18 +314,18 @@ def open_per_target(
         return tuple(data_sets), Fingerprint({})
     sides = np.zeros(len(first), np.int8)
     remarks = [data_sets[0].remark]
-    for side, part, location in ((1, "validation", validation), (2, "test", test)):
-        held_out_source = data_sets[0].splits().get(part)
+    for side, split_name, location in ((1, "validation", validation), (2, "test", test)):
+        held_out_source = data_sets[0].splits().get(split_name)
         if held_out_source is None:
             continue
         rows = _rows_in(held_out_source, first)
         if rows is None:
-            marks[part] = add_target_ids(
+            marks[split_name] = add_target_ids(
                 _ids_of(held_out_source, location if isinstance(location, str) else path),
                 held_out_source,
                 targets[0],
             )
-            remarks.append(_warn_of_copies(marks, part, held_out_source, location))
+            remarks.append(_warn_of_copies(marks, split_name, held_out_source, location))
         else:
             sides[rows] = side
     data_sets[0] = replace(data_sets[0], remark="\n".join(filter(None, remarks)))
@@ -364,7 +363,7 @@ def _training_ids(
     target: TargetWish | None,
     marks: Mapping[str, SampleIds],
 ) -> dict[str, SampleIds]:
-    """Return the ids of training samples before any are held out; of further targets, these alone."""
+    """Return the ids of training samples before any are held out; or of further targets only."""
     if not number:
         return {"train": add_target_ids(_ids_of(train, path), train, target)}
     first = marks["train"]
@@ -503,13 +502,15 @@ def _overlap(first: Source, second: Source) -> bool:
     )
 
 
-def _check_apart(path: str, data: Source, sources: Mapping[str, Source | None], part: str) -> None:
+def _check_apart(
+    path: str, data: Source, sources: Mapping[str, Source | None], split_name: str
+) -> None:
     """Refuse data of a separate path that is also data of another split."""
-    purpose = "is not used for selection" if part == "test" else "is not trained on"
+    purpose = "is not used for selection" if split_name == "test" else "is not trained on"
     for role, source in sources.items():
         if source is not None and _overlap(data, source):
             raise InputError(
-                f"data.{part}: {path}: this is also {role} data; name "
+                f"data.{split_name}: {path}: this is also {role} data; name "
                 f"separate data, which {purpose}"
             )
 
@@ -525,20 +526,19 @@ def _warn_of_share(held_out: Source, train: Source, share: float) -> str:
         reason = "each class of two or more samples needs at least one on either side"
     return (
         f"data.validation: {count} of {len(train)} samples are held out "
-        f"({count / len(train):.0%}), not "
-        f"{share:.0%}, because {reason}; give the path of validation data, or use data.folds, to "
-        f"train on more"
+        f"({count / len(train):.0%}), not {share:.0%}, because {reason}; give the path of "
+        "validation data, or use data.folds, to train on more"
     )
 
 
 def _warn_of_copies(
-    marks: Mapping[str, SampleIds], part: str, source: Source, path: float | str | None
+    marks: Mapping[str, SampleIds], split_name: str, source: Source, path: float | str | None
 ) -> str:
     """Return a warning if held-out samples are copies of training samples; else "".
 
     Data with many equal training samples, such as rows of a few small numbers, gets no warning.
     """
-    train_hashes, held_out_hashes = (_content_hashes(marks[name]) for name in ("train", part))
+    train_hashes, held_out_hashes = (_content_hashes(marks[name]) for name in ("train", split_name))
     seen = train_hashes[train_hashes != NOT_READ]
     if not len(seen) or len(np.unique(seen)) < 0.9 * len(seen):
         return ""
@@ -550,11 +550,11 @@ def _warn_of_copies(
         np.unique(held_out_hashes), np.unique(train_hashes)
     ):
         return (
-            f"data.{part}: {path} is a copy of the training data; scores on it say nothing about "
+            f"data.{split_name}: {path} is a copy of the training data; scores on it say nothing about "
             "new samples, so name other data"
         )
     return (
-        f"data: {len(copies)} of {len(source)} {part} samples have the same content "
+        f"data: {len(copies)} of {len(source)} {split_name} samples have the same content "
         f"as training samples, such as {first}"
     )
 
@@ -573,8 +573,8 @@ def _warn_of_test_as_validation(held_out: Source, path: str | None) -> str:
         return ""
     name = "it" if os.path.exists(location) else path
     return (
-        f"data: {location} is used for validation, so networks are selected by it, because {path} has "
-        f"no validation split; name {name} in data.test to use it for the final score only"
+        f"data: {location} is used for validation, so networks are selected by it, because {path} "
+        f"has no validation split; name {name} in data.test to use it for the final score only"
     )
 
 
@@ -610,21 +610,24 @@ def _open_at(
             f"{source} failed for path {path!r} and options {dict(options)}: "
             f"{format_exception(error)}"
         ) from error
-    parts = (
+    candidates = (
         *(result if isinstance(result, tuple) and len(result) in (2, 3) else (result,)),
         None,
         None,
     )[:3]
-    for part in () if is_builtin else parts:
-        if not (_is_source(part, target) or (part is None and part is not parts[0])):
+    for candidate in () if is_builtin else candidates:
+        if not (
+            _is_source(candidate, target) or (candidate is None and candidate is not candidates[0])
+        ):
             raise InputError(
-                f"{source} returned {type(part).__name__}, not a source, which has len(), "
-                "labels, classes, read(index), name(index) and order(seed, epoch); or, for targets of another kind, target "
-                "and targets instead of labels and classes"
+                f"{source} returned {type(candidate).__name__}, not a source, which has len(), labels, "
+                "classes, read(index), name(index) and order(seed, epoch); or, for targets of "
+                "another kind, target and targets instead of labels and classes"
             )
     if target is not None and not extra:
-        parts = tuple(
-            None if part is None else with_requested_targets(part, target) for part in parts
+        candidates = tuple(
+            None if candidate is None else with_requested_targets(candidate, target)
+            for candidate in candidates
         )
     # A source of the user's own is where its labels are made; of others, the path is.
     if is_builtin:
@@ -634,8 +637,8 @@ def _open_at(
     return cast(
         Opened,
         tuple(
-            None if part is None else _check_source(part, origin + name)
-            for part, name in zip(parts, ("", ", validation", ", test"), strict=True)
+            None if candidate is None else _check_source(candidate, origin + name)
+            for candidate, name in zip(candidates, ("", ", validation", ", test"), strict=True)
         ),
     )
 
@@ -725,8 +728,8 @@ def _check_source(source: Source, origin: str) -> Source:
     if twice:
         alike = [name for name in classes if normalize_name(name) == twice]
         raise InputError(
-            f"{origin}: the classes {alike[0]!a} and {alike[1]!a} are one name in two spellings (spaces around it, "
-            "or a decomposed accent); merge them into one class"
+            f"{origin}: the classes {alike[0]!a} and {alike[1]!a} are one name in two spellings "
+            "(spaces around it, or a decomposed accent); merge them into one class"
         )
     labels = checked_labels(classified, origin)
     if labels is classified.labels and classes == classified.classes:
@@ -734,15 +737,15 @@ def _check_source(source: Source, origin: str) -> Source:
     return Relabeled(source, labels, classes)
 
 
-def _is_source(part: Any, target: TargetWish | None) -> bool:
+def _is_source(candidate: Any, target: TargetWish | None) -> bool:
     """Return True if an object is a source whose targets are known."""
-    return isinstance(part, Source) and (
-        isinstance(part, ClassSource) or hasattr(part, "target") or target is not None
+    return isinstance(candidate, Source) and (
+        isinstance(candidate, ClassSource) or hasattr(candidate, "target") or target is not None
     )
 
 
 def _with_labels_of(
-    source: Source, train: Source, location: str | None, part: str = "validation"
+    source: Source, train: Source, location: str | None, split_name: str = "validation"
 ) -> Source:
     """Return validation or test samples with the labels of the training samples.
 
@@ -750,7 +753,7 @@ def _with_labels_of(
         InputError: they have other targets.
     """
     if isinstance(source, ClassSource) and isinstance(train, ClassSource):
-        return _with_classes(source, train.classes, location, part)
+        return _with_classes(source, train.classes, location, split_name)
     train_target = target_of(train)
     own_target = target_of(source)
     if train_target.kind == own_target.kind == "multilabel" and set(own_target.names) < set(
@@ -759,10 +762,9 @@ def _with_labels_of(
         return WithLabels(source, train_target)
     if replace(own_target, weighted=train_target.weighted) != train_target:
         raise InputError(
-            f"{location}: the {part} data has other targets than the training data: "
-            f"{own_target.kind} "
-            f"({own_target}{_format_names(own_target)}), not {train_target.kind} "
-            f"({train_target}{_format_names(train_target)})"
+            f"{location}: the {split_name} data has other targets than the training data: "
+            f"{own_target.kind} ({own_target}{_format_names(own_target)}), not "
+            f"{train_target.kind} ({train_target}{_format_names(train_target)})"
         )
     return source
 
@@ -774,7 +776,7 @@ def _format_names(target: TargetSpec) -> str:
 
 
 def _with_classes(
-    source: ClassSource, classes: tuple[str, ...], location: str | None, part: str
+    source: ClassSource, classes: tuple[str, ...], location: str | None, split_name: str
 ) -> Source:
     if source.classes == classes:
         return source
@@ -782,10 +784,9 @@ def _with_classes(
     unknown = sorted(name for name in source.classes if normalize_name(name) not in place_of)
     if unknown:
         raise InputError(
-            f"{location}: the {part} data has classes that the training data lacks: "
-            f"{', '.join(unknown[:5])}{' ...' if len(unknown) > 5 else ''}; "
-            f"the {len(classes)} classes of training are "
-            f"{', '.join(classes[:5])}{' ...' if len(classes) > 5 else ''}"
+            f"{location}: the {split_name} data has classes that the training data lacks: "
+            f"{', '.join(unknown[:5])}{' ...' if len(unknown) > 5 else ''}; the {len(classes)} "
+            f"classes of training are {', '.join(classes[:5])}{' ...' if len(classes) > 5 else ''}"
         )
     labels = np.array([place_of[normalize_name(name)] for name in source.classes])[source.labels]
     return Relabeled(source, labels, classes)

@@ -18,30 +18,30 @@ _WORDS = {
 }
 _PLAIN = ("train", "validation", "val", "test")
 _MORE = r"([ _.-]?(set|data|dataset|split|images?|imgs?))?([ _.-]?\d+)?"
-_EXACT = {part: re.compile(f"({words}){_MORE}", re.IGNORECASE) for part, words in _WORDS.items()}
-_WORD = {part: re.compile(words, re.IGNORECASE) for part, words in _WORDS.items()}
+_EXACT = {split: re.compile(f"({words}){_MORE}", re.IGNORECASE) for split, words in _WORDS.items()}
+_WORD = {split: re.compile(words, re.IGNORECASE) for split, words in _WORDS.items()}
 
 
 def parse_split(name: str) -> str | None:
     """Return the split that a name stands for, in any case; None if it is not a usual name.
 
-    >>> [parse_split(name) for name in ("Training", "valid", "eval_set", "Holdout", "trains", "cat")]
-    ['train', 'validation', 'validation', 'test', None, None]
+    >>> [parse_split(name) for name in ("Training", "valid", "Holdout", "trains", "cat")]
+    ['train', 'validation', 'test', None, None]
     """
     name = name.strip()
-    return next((part for part, pattern in _EXACT.items() if pattern.fullmatch(name)), None)
+    return next((split for split, pattern in _EXACT.items() if pattern.fullmatch(name)), None)
 
 
 def find_split_word(name: str) -> str | None:
     """Return the split that the first such word of a name stands for; None without one.
 
-    >>> [find_split_word(name) for name in ("mnist-train.tfrecord-00000-of-00001", "bird_VAL-0.tar", "a.tar")]
+    >>> [find_split_word(name) for name in ("a-train.tfrecord-0-of-1", "a_VAL-0.tar", "a.tar")]
     ['train', 'validation', None]
     """
     for word in re.findall(r"[^\W\d_]+", name):
-        for part, pattern in _WORD.items():
+        for split, pattern in _WORD.items():
             if pattern.fullmatch(word):
-                return part
+                return split
     return None
 
 
@@ -58,22 +58,21 @@ def find_splits(names: Collection[str], location: str) -> dict[str, str]:
     Raises:
         InputError: two names stand for training or validation data, and neither is plainer.
     """
-    parts: dict[str, str] = {}
-    for part in (TRAIN, VALIDATION, TEST):
-        matches = sorted(name for name in names if parse_split(name) == part)
+    splits: dict[str, str] = {}
+    for split in (TRAIN, VALIDATION, TEST):
+        matches = sorted(name for name in names if parse_split(name) == split)
         plain = [name for name in _PLAIN if name in matches]
         if plain or len(matches) == 1:
-            parts[part] = (plain or matches)[0]
-        elif matches and part != TEST:
+            splits[split] = (plain or matches)[0]
+        elif matches and split != TEST:
             raise InputError(
-                f"{location}: {' and '.join(matches)} are all {part} data; keep one of them here, "
-                f"and move or "
-                "rename the others"
+                f"{location}: {' and '.join(matches)} are all {split} data; keep one of them here, "
+                "and move or rename the others"
             )
-    return parts
+    return splits
 
 
-def choose_held_out(parts: Mapping[str, str]) -> tuple[str | None, str | None]:
+def choose_held_out(splits: Mapping[str, str]) -> tuple[str | None, str | None]:
     """Return the names of validation and test data; test data validates if it must.
 
     >>> choose_held_out({"train": "train", "validation": "val", "test": "test"})
@@ -81,9 +80,9 @@ def choose_held_out(parts: Mapping[str, str]) -> tuple[str | None, str | None]:
     >>> choose_held_out({"train": "train", "test": "Testing"})
     ('Testing', None)
     """
-    if VALIDATION in parts:
-        return parts[VALIDATION], parts.get(TEST)
-    return parts.get(TEST), None
+    if VALIDATION in splits:
+        return splits[VALIDATION], splits.get(TEST)
+    return splits.get(TEST), None
 
 
 def mark_stand_in(validation: Source, name: str, location: str) -> None:
@@ -119,7 +118,7 @@ def check_numbered(paths: Sequence[str]) -> None:
         if missing:
             raise InputError(
                 f"{begin}{missing[0]:0{len(total)}}-of-{total}{end}: file not found"
-                f"{and_more(missing)}, but {counted(len(numbers), 'file')} of {int(total)} beside it; "
+                f"{and_more(missing)}, but {counted(len(numbers), 'file')} of {int(total)} exist; "
                 "copy what is missing, or name the files in data.path as "
                 "FILE-{00000..00001}-of-... to do without it"
             )

@@ -247,8 +247,9 @@ class TargetWish:
         outputs = len(self.names) or self.outputs
         if target.kind != self.kind or outputs not in (None, target.outputs):
             raise InputError(
-                f"data.target: {self.kind}{'' if outputs is None else f' with {outputs}'}, but the source has targets of kind {target.kind}: "
-                f"{target}; remove it, or request these"
+                f"data.target: {self.kind}{'' if outputs is None else f' with {outputs}'}, but "
+                f"the source has targets of kind {target.kind}: {target}; remove it, or request "
+                "these"
             )
 
     def spec_of(self, source: Source) -> TargetSpec:

@@ -35,8 +35,7 @@ def checked_target(source: Source, origin: str) -> TargetSpec | None:
     if not isinstance(target, TargetSpec):
         raise InputError(
             f"{origin}: its target is {type(target).__name__}; it should be a "
-            f"preprocess.target.TargetSpec, "
-            f"of the kind {', '.join(KINDS)}"
+            f"preprocess.target.TargetSpec, of the kind {', '.join(KINDS)}"
         )
     if target.kind == "mask":
         if not callable(getattr(source, "read_target", None)):
@@ -87,8 +86,7 @@ def _check_weights(source: Source, origin: str) -> None:
     if weights.shape != (len(source),) or weights.dtype.kind not in "iufb":
         raise InputError(
             f"{origin}: its weights are an array of shape {weights.shape} of {weights.dtype}; it "
-            f"should "
-            f"be {counted(len(source), 'number')} from 0, one for each sample"
+            f"should be {counted(len(source), 'number')} from 0, one for each sample"
         )
     _check_each(
         source,
@@ -173,8 +171,7 @@ def checked_labels(source: ClassSource, origin: str) -> np.ndarray:
             advice = "; use labels.argmax(axis=1) for one-hot rows"
         raise InputError(
             f"{origin}: its labels are an array of shape {labels.shape} for "
-            f"{counted(count, 'sample')}; "
-            f"{_expected_labels(source)}{advice}"
+            f"{counted(count, 'sample')}; {_expected_labels(source)}{advice}"
         )
     if len(labels) and labels.dtype.kind not in "iub":
         # The first label that rounding would change is the best example.
@@ -184,16 +181,14 @@ def checked_labels(source: ClassSource, origin: str) -> np.ndarray:
             index = 0
         raise InputError(
             f"{origin}: {source.name(index)} has the label {labels[index]}, of type "
-            f"{labels.dtype}; "
-            f"{_expected_labels(source)}"
+            f"{labels.dtype}; {_expected_labels(source)}"
         )
     outside = np.flatnonzero((labels < 0) | (labels >= len(source.classes)))
     if len(outside):
         raise InputError(
             f"{origin}: {source.name(int(outside[0]))} has the label "
             f"{labels[outside[0]]}{and_more(outside)}, not one of the {len(source.classes)} "
-            f"classes; "
-            f"{_expected_labels(source)}"
+            f"classes; {_expected_labels(source)}"
         )
     if labels.dtype.kind == "b" or not len(labels):
         return labels.astype(np.int64)
@@ -203,6 +198,5 @@ def checked_labels(source: ClassSource, origin: str) -> np.ndarray:
 def _expected_labels(source: ClassSource) -> str:
     return (
         f"labels should be {counted(len(source), 'integer')} from 0 to {len(source.classes) - 1}, "
-        f"one class for "
-        "each sample"
+        "one class for each sample"
     )

@@ -193,9 +193,8 @@ class _ActiveCode(threading.local):
 _ACTIVE = _ActiveCode()
 _LOCK = threading.Lock()
 _BASELINE: dict[str, Any] = {}  # the settings before the first of the threads that are inside now
-_CONTEXTS: Counter[int] = (
-    Counter()
-)  # identifier of a thread -> number of contexts that it is inside of
+# identifier of a thread -> number of contexts that it is inside of
+_CONTEXTS: Counter[int] = Counter()
 
 
 def abandon(thread: threading.Thread) -> None:

@@ -110,11 +110,12 @@ def with_targets(tmp_path):
 @pytest.mark.parametrize(
     ("name", "networks", "has_learned"),
     [
+        # the targets' variance: 0.59
         (
             "regression",
             2,
             lambda row: row.val_loss < 0.42 and math.isnan(row.val_accuracy),
-        ),  # the targets' variance: 0.59
+        ),
         ("segmentation", 1, lambda row: row.metrics["val_mean_io_u"] > 0.8),
         ("labels", 1, lambda row: row.val_accuracy > 0.9 and row.val_loss < 0.3),
     ],
@@ -213,9 +214,8 @@ def test_custom_parts_train_in_a_job_of_a_custom_batch_system(extending_folder, 
     assert script[:3] == ["#!/bin/bash", "#$ -S /bin/bash", "#$ -N own"]
     assert {"#$ -l h_rt=01:00:00", "#$ -r y", "#$ -pe mpi 3", "#$ -l exclusive=true"} <= set(script)
 
-    printed(
-        extending_folder, paths.job_script, program="bash", JOB_ID="17", PATH=path
-    )  # as the batch system would
+    # as the batch system would
+    printed(extending_folder, paths.job_script, program="bash", JOB_ID="17", PATH=path)
     rows = {row.name: row for row in read_results(paths.root)}
     assert {name: row.status for name, row in rows.items()} == dict.fromkeys(
         ("logistic-0", "logistic-1", "shared"), Status.FINISHED

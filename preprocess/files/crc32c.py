@@ -73,7 +73,7 @@ def _byte_table() -> np.ndarray:
 
 @cache
 def _tables() -> tuple[np.ndarray, np.ndarray]:
-    """Return the CRC of byte b at each position of a block of zeros, and the offsets to index it."""
+    """Return the CRC of each byte at each position of a block of zeros, and index offsets."""
     byte = _byte_table()
     rows = [byte]
     for _ in range(_BLOCK - 1):  # one more zero behind

@@ -15,9 +15,8 @@ from numpy.lib import format as npy
 
 from preprocess.base import InputError, UnreadableImage
 
-_LOCAL_HEADER = struct.Struct(
-    "<26xHH"
-)  # of a member of a zip file: how long its name and its extra field are
+# of a member of a zip file: how long its name and its extra field are
+_LOCAL_HEADER = struct.Struct("<26xHH")
 
 
 @dataclass(frozen=True)
@@ -48,8 +47,7 @@ class ArrayPlace:
             if "allow_pickle" in str(error) or "Object arrays" in str(error):
                 because: object = (
                     "it holds Python objects, which are not read: they could run anything; save "
-                    "it as numbers or "
-                    "text"
+                    "it as numbers or text"
                 )
             else:
                 because = error

@@ -19,9 +19,8 @@ import numpy as np
 
 from preprocess.base import InputError, and_more, counted, first_duplicate
 
-MISSING = frozenset(
-    {"", "na", "n/a", "nan", "null", "none", "?"}
-)  # what stands among numbers for one that is missing
+# what stands among numbers for one that is missing
+MISSING = frozenset({"", "na", "n/a", "nan", "null", "none", "?"})
 _DELIMITERS = ",;\t|"  # of these the one that comes most often in the header, unless it is said
 _TRUTH = {"true": 1, "false": 0}
 # Whole numbers that are codes, such as postal codes: as numbers they would lose their zeros, or
@@ -104,10 +103,8 @@ class Table:
         if column in self.lists:
             raise InputError(
                 f"{self.path}: column {column!r} holds lists or records, and {role} should be a "
-                f"number or "
-                "a text; give each number a column of its own (lists of labels are read with "
-                "data.target: "
-                "multilabel)"
+                "number or a text; give each number a column of its own (lists of labels are "
+                "read with data.target: multilabel)"
             )
         if cells.dtype.kind == "O":
             missing = np.array([not cell.strip() for cell in cells])
@@ -146,8 +143,7 @@ class Table:
             raise InputError(
                 f"{self.location(odd, column)}: {cells[odd]!r} is "
                 f"{'a number' if is_number[odd] else 'not a number'}, unlike {cells[usual]!r} in "
-                f"{self.unit} "
-                f"{self.lines[usual]}; a column should hold values of one kind"
+                f"{self.unit} {self.lines[usual]}; a column should hold values of one kind"
             )
         if codes and _are_codes(cells):
             return np.array([cell.strip() for cell in cells], object)
@@ -174,8 +170,7 @@ class Table:
                 raise InputError(
                     f"{self.location(row, column)}: {texts[1]!r} and {texts[0]!r} in {self.unit} "
                     f"{self.lines[first]} would be the same number; if they are codes, encode "
-                    f"them, or leave "
-                    "the column out; if they are numbers, write them alike"
+                    "them, or leave the column out; if they are numbers, write them alike"
                 )
 
     def classes(self, column: str) -> np.ndarray:
@@ -216,8 +211,7 @@ class Table:
         if len(empty):
             raise InputError(
                 f"{self.location(int(empty[0]), column)}: no value{and_more(empty)}; fill it, or "
-                f"leave the "
-                "row out"
+                "leave the row out"
             )
 
 
@@ -276,8 +270,7 @@ def _concatenate(folder: str, tables: Sequence[Table]) -> Table:
         if differs:
             raise InputError(
                 f"{table.path}: column {differs[0]!r} is not in both this file and {first.path}; "
-                f"all files "
-                "of a table should have the same columns"
+                "all files of a table should have the same columns"
             )
     columns = {}
     for name in first.columns:
@@ -338,8 +331,7 @@ def _read_csv(path: str, delimiter: str | None, names: Sequence[str]) -> Table:
                 if len(cells) != len(header):
                     raise InputError(
                         f"{path} line {reader.line_num}: {counted(len(cells), 'cell')} in a table "
-                        f"of "
-                        f"{counted(len(header), 'column')}"
+                        f"of {counted(len(header), 'column')}"
                     )
                 rows.append(cells)
                 lines.append(reader.line_num)
@@ -365,7 +357,8 @@ def _read_csv(path: str, delimiter: str | None, names: Sequence[str]) -> Table:
     table = Table(path, columns, {}, np.array(lines), "line", index)
     if is_unnamed and (len(rows) < 2 or len(set(columns[header[0]].tolist())) < len(rows)):
         raise InputError(
-            f"{path} line 1: column 1 has no name and is not an index, which differs from row to row"
+            f"{path} line 1: column 1 has no name and is not an index, which differs from row to "
+            "row"
         )
     return table
 
@@ -404,8 +397,7 @@ def _check_quotes(
     except csv.Error as error:
         raise InputError(
             f"{path} line {line}: a quote is opened in this row and not closed ({error}); close "
-            f"it, or "
-            "remove it"
+            "it, or remove it"
         ) from error
     like = [_is_number(cell) for cell in (rows[0] if rows else cells)]
     for offset, inner in enumerate(lines[1:], 1):
@@ -414,9 +406,8 @@ def _check_quotes(
         if is_row and [_is_number(cell.strip('"')) for cell in row] == like:
             raise InputError(
                 f"{path} line {line}: a quote is opened in this row and not closed in it, so that "
-                f"line "
-                f"{line + offset}, which looks like a row, is a part of a cell; close it, or "
-                f"remove it"
+                f"line {line + offset}, which looks like a row, is a part of a cell; close it, or "
+                "remove it"
             )
 
 
@@ -425,8 +416,7 @@ def _default_header(path: str, names: Sequence[str], first: Sequence[str]) -> li
     if len(first) != len(names):
         raise InputError(
             f"{path} line 1: {counted(len(first), 'number')} and no header; without the names of "
-            f"its "
-            f"columns a table should have exactly {len(names)}: {format_names(names)}"
+            f"its columns a table should have exactly {len(names)}: {format_names(names)}"
         )
     return list(names)
 
@@ -452,8 +442,7 @@ def _check_header(path: str, header: Sequence[str], names: Sequence[str]) -> Non
     if all(map(_is_number, header)) and not names:
         raise InputError(
             f"{path} line 1: {', '.join(header[:3])} are numbers; the first line should hold the "
-            f"names of "
-            "the columns"
+            "names of the columns"
         )
 
 
@@ -464,8 +453,7 @@ def _read_parquet(path: str) -> Table:
     except ImportError:
         raise InputError(
             f"{path}: Parquet files are read by pyarrow, which is not installed; pip install "
-            f"pyarrow, or "
-            "save the table as CSV"
+            "pyarrow, or save the table as CSV"
         ) from None
     try:
         content = parquet.ParquetFile(path).read()

@@ -56,14 +56,14 @@ class ArrayNames:
         """Create names from options; None for optional weights named ``w``."""
         return cls(inputs, targets, weights or cls.weights, weights is not None)
 
-    def of_part(self, part: str) -> ArrayNames:
+    def of_split(self, split: str) -> ArrayNames:
         """Return the names with a split's name appended, if there is one."""
-        if not part:
+        if not split:
             return self
         return ArrayNames(
-            f"{self.inputs}_{part}",
-            f"{self.targets}_{part}",
-            f"{self.weights}_{part}",
+            f"{self.inputs}_{split}",
+            f"{self.targets}_{split}",
+            f"{self.weights}_{split}",
             self.must_weigh,
         )
 
@@ -106,8 +106,7 @@ class Arrays(TargetedSource):
         if values.shape[:1] != (count,):
             raise InputError(
                 f"{origin}: {names.inputs} has {count} rows and {names.targets} "
-                f"{values.shape[0] if values.shape else 'none'}; each input "
-                f"needs a target"
+                f"{values.shape[0] if values.shape else 'none'}; each input needs a target"
             )
         kind = guess_kind(values, origin_of_targets) if target is None else target.kind
         if kind == "mask":
@@ -178,13 +177,13 @@ def open_npz(
     masks = PixelClasses.from_options(pixels, target)
     if os.path.isdir(path):
         files = {file.stem: str(file) for file in Path(path).glob("*.npz")}
-        parts = find_splits(files, path)
-        if TRAIN not in parts:
+        splits = find_splits(files, path)
+        if TRAIN not in splits:
             raise InputError(
                 f"{path}: no train.npz in this folder; add it, or give the path of a file"
             )
-        places = {name: _members(files[name]) for name in parts.values()}
-        return _open_split_files(places, names, target, masks, files, parts)
+        places = {name: _members(files[name]) for name in splits.values()}
+        return _open_split_files(places, names, target, masks, files, splits)
     if not os.path.isfile(path):
         raise InputError(f"{path}: file not found")
     return _open_split_arrays(_members(path), names, target, masks, path)
@@ -229,9 +228,9 @@ def open_npy(
     masks = PixelClasses.from_options(pixels, target)
     folders = {entry.name: entry.path for entry in os.scandir(path) if entry.is_dir()}
     places = {name: files for name, folder in folders.items() if (files := _files(folder))}
-    parts = find_splits(places, path)
-    if TRAIN in parts:
-        return _open_split_files(places, names, target, masks, folders, parts)
+    splits = find_splits(places, path)
+    if TRAIN in splits:
+        return _open_split_files(places, names, target, masks, folders, splits)
     return _open_split_arrays(_files(path), names, target, masks, path)
 
 
@@ -249,13 +248,13 @@ def _open_split_files(
     target: TargetWish | None,
     masks: PixelClasses,
     origins: Mapping[str, str],
-    parts: Mapping[str, str],
+    splits: Mapping[str, str],
 ) -> Opened:
     """Open splits that have their own files or folders."""
     return open_splits(
         lambda name, masks: Arrays(places[name], names, target, masks, origins[name]),
-        parts[TRAIN],
-        choose_held_out(parts),
+        splits[TRAIN],
+        choose_held_out(splits),
         masks,
     )
 
@@ -269,14 +268,14 @@ def _open_split_arrays(
 ) -> Opened:
     """Open splits whose arrays have the split's name appended."""
     begin = f"{names.inputs}_"
-    parts = find_splits(
+    splits = find_splits(
         [name.removeprefix(begin) for name in places if name.startswith(begin)], origin
     )
-    is_plain = names.inputs in places or TRAIN not in parts
+    is_plain = names.inputs in places or TRAIN not in splits
     return open_splits(
-        lambda name, masks: Arrays(places, names.of_part(name), target, masks, origin),
-        "" if is_plain else parts[TRAIN],
-        choose_held_out(parts),
+        lambda name, masks: Arrays(places, names.of_split(name), target, masks, origin),
+        "" if is_plain else splits[TRAIN],
+        choose_held_out(splits),
         masks,
     )
 
@@ -297,7 +296,7 @@ def open_splits(
     """
     first = opened(train, masks)
     shared = masks if first.masks is None else first.masks.classes
-    validation, test = (None if part is None else opened(part, shared) for part in held_out)
+    validation, test = (None if split is None else opened(split, shared) for split in held_out)
     if validation is not None and held_out[0] is not None:
         mark_stand_in(validation, held_out[0], validation.places[0])
     return first, validation, test

@@ -64,9 +64,8 @@ def write_digits(folder: str | Path) -> None:
         _write(load_digits(), partial)
         partial.rename(folder)
     except OSError as error:
-        if (
-            not folder.exists()
-        ):  # else another process was faster, and swept our partial folder away
+        # else another process was faster, and swept our partial folder away
+        if not folder.exists():
             raise InputError(f"cannot write the digits to {folder}: {error.strerror}") from error
     for left_over in folder.parent.glob(prefix + "*"):
         shutil.rmtree(left_over, ignore_errors=True)

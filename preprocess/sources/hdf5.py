@@ -77,25 +77,27 @@ class HDF5(TargetedSource):
         self._inputs = inputs
         self.places = (f"{os.path.realpath(path)}:{group}",)
         with wrapping_errors(path), open_file(path) as file:
-            part = find_member(file, group)
-            if not isinstance(part, h5py.Group):
+            h5_group = find_member(file, group)
+            if not isinstance(h5_group, h5py.Group):
                 raise InputError(f"{path}: {group} is not a group of data sets")
             self._column = targets or (
-                "targets" if "targets" in part and "labels" not in part else "labels"
+                "targets" if "targets" in h5_group and "labels" not in h5_group else "labels"
             )
-            self._check(part)
-            count = len(part[inputs])
-            request = self._target_request(part[self._column], target)
-            weights_of_rows = find_member(part, weights)
+            self._check(h5_group)
+            count = len(h5_group[inputs])
+            request = self._target_request(h5_group[self._column], target)
+            weights_of_rows = find_member(h5_group, weights)
             weighed = None if weights_of_rows is None else flatten_column(weights_of_rows[:])
             is_mask = request is not None and request.kind == "mask"
             super().__init__(
-                self._open_masks(part, masks) if is_mask else self._understood(part, request),
+                self._open_masks(h5_group, masks)
+                if is_mask
+                else self._understood(h5_group, request),
                 weighed,
                 count,
             )
             for name in ("groups", "strata"):
-                column = find_member(part, name)
+                column = find_member(h5_group, name)
                 if column is not None:
                     setattr(self, name, column[:].astype(np.int64))
 
@@ -115,66 +117,64 @@ class HDF5(TargetedSource):
 
     def name(self, index: int) -> str:
         """Return the stored name, or the number of the row."""
-        if "names" in self._part:
-            label: object = decode_text(self._part["names"][index : index + 1])[0]
+        if "names" in self._h5_group:
+            label: object = decode_text(self._h5_group["names"][index : index + 1])[0]
         else:
             label = index
         return printable(f"{self.path}:{self.group}[{label}]")
 
     def sample_ids(self) -> SampleIds:
         """Return the ids of the samples; see :mod:`preprocess.fingerprint`."""
-        if "names" in self._part:
-            names = hash_each(decode_text(self._part["names"][:]))
+        if "names" in self._h5_group:
+            names = hash_each(decode_text(self._h5_group["names"][:]))
         else:
             names = None
         ids = identify_by_content(self, os.path.getsize(self.path), "row", names)
-        return replace(ids, facts={"inputs": describe_rows(self._part[self._inputs])})
+        return replace(ids, facts={"inputs": describe_rows(self._h5_group[self._inputs])})
 
     def unreadable(self) -> list[UnreadableSample]:
         """Return the samples left out when the file was made, with their original indices."""
-        part = self._part
-        if "left_out_at" not in part:
+        h5_group = self._h5_group
+        if "left_out_at" not in h5_group:
             return []
         return [
             UnreadableSample(name, reason, position)
             for name, reason, position in zip(
-                decode_text(part["left_out"][:]),
-                decode_text(part["left_out_because"][:]),
-                part["left_out_at"][:].tolist(),
+                decode_text(h5_group["left_out"][:]),
+                decode_text(h5_group["left_out_because"][:]),
+                h5_group["left_out_at"][:].tolist(),
                 strict=True,
             )
         ]
 
     @cached_property
-    def _part(self) -> h5py.Group:
+    def _h5_group(self) -> h5py.Group:
         return open_file(self.path)[self.group]
 
     @cached_property
     def _is_encoded(self) -> bool:
-        return _is_encoded(self._part[self._inputs])
+        return _is_encoded(self._h5_group[self._inputs])
 
     def _row(self, column: str, index: int) -> Any:
         return read_with_retries(
-            lambda: self._part[column][index],
+            lambda: self._h5_group[column][index],
             lambda: self.name(index),
-            again=lambda: self.__dict__.pop("_part", None),
+            again=lambda: self.__dict__.pop("_h5_group", None),
         )
 
-    def _check(self, part: h5py.Group) -> None:
+    def _check(self, h5_group: h5py.Group) -> None:
         group = self.group.rstrip("/")
         for name in (self._inputs, self._column):
-            column = find_member(part, name)
+            column = find_member(h5_group, name)
             if not isinstance(column, h5py.Dataset) or not column.shape:
                 raise InputError(f"{self.path}: there is no data set {group}/{name}")
-        images = part[self._inputs]
-        targets = part[self._column]
+        images = h5_group[self._inputs]
+        targets = h5_group[self._column]
         if not (_is_encoded(images) or (images.ndim >= 1 and images.dtype.kind in "uifb")):
             raise InputError(
                 f"{self.path}: {group}/{self._inputs} is {images.shape} of {images.dtype}; it "
-                f"must be (n, "
-                "...) numbers, such as (n, height, width, channels) uint8, or (n,) encoded images "
-                "of "
-                "variable-length uint8"
+                "must be (n, ...) numbers, such as (n, height, width, channels) uint8, or (n,) "
+                "encoded images of variable-length uint8"
             )
         if targets.shape[:1] != images.shape[:1]:
             raise InputError(
@@ -201,9 +201,9 @@ class HDF5(TargetedSource):
             return TargetWish(kind)
         return request
 
-    def _open_masks(self, part: h5py.Group, coding: PixelClasses) -> Masks:
-        column = part[self._column]
-        names = _names(part, "classes")
+    def _open_masks(self, h5_group: h5py.Group, coding: PixelClasses) -> Masks:
+        column = h5_group[self._column]
+        names = _names(h5_group, "classes")
         if not coding.names and names:
             if "ignore" in column.attrs:
                 ignore: int | None = int(column.attrs["ignore"])
@@ -213,9 +213,9 @@ class HDF5(TargetedSource):
         self._masks_are_files = _is_encoded(column)
         return Masks(len(column), coding, self.name, self.mask)
 
-    def _understood(self, part: h5py.Group, request: TargetWish | None) -> Targets:
+    def _understood(self, h5_group: h5py.Group, request: TargetWish | None) -> Targets:
         origin = f"{self.path}: {self.group.rstrip('/')}/{self._column}"
-        column = part[self._column]
+        column = h5_group[self._column]
         is_class = request is None or request.kind == "class"
         members = h5py.check_enum_dtype(column.dtype)
         if is_class and members is not None and column.shape[1:] in ((), (1,)):
@@ -223,16 +223,16 @@ class HDF5(TargetedSource):
                 self._members(flatten_column(column[:]), members, origin), request, origin
             )
         if is_class and self._column == "labels" and column.ndim == 1 and column.dtype.kind != "b":
-            return self._labelled(part, request, origin)
+            return self._labelled(h5_group, request, origin)
         values = column[:]
         if _is_text(column):
             values = np.array(decode_text(values.ravel())).reshape(values.shape)
-        return parse_targets(values, request, origin, self.name, _names(part, "target_names"))
+        return parse_targets(values, request, origin, self.name, _names(h5_group, "target_names"))
 
-    def _labelled(self, part: h5py.Group, request: TargetWish | None, origin: str) -> Targets:
+    def _labelled(self, h5_group: h5py.Group, request: TargetWish | None, origin: str) -> Targets:
         """Parse labels that are indices into a list of classes, or names of classes."""
-        column = part["labels"]
-        classes = _names(part, "classes")
+        column = h5_group["labels"]
+        classes = _names(h5_group, "classes")
         if _is_text(column):
             texts = decode_text(column[:])
             if not classes:
@@ -250,9 +250,8 @@ class HDF5(TargetedSource):
         if column.dtype.kind not in "iu":
             raise InputError(
                 f"{origin} is {column.shape} of {column.dtype}; it must be {column.shape} "
-                f"integers, or names "
-                "of classes, one for each image; set data.target: value "
-                "to predict numbers"
+                "integers, or names of classes, one for each image; set data.target: value to "
+                "predict numbers"
             )
         labels = column[:].astype(np.int64)
         if classes:
@@ -282,9 +281,9 @@ def _is_text(column: h5py.Dataset) -> bool:
     return h5py.check_string_dtype(column.dtype) is not None
 
 
-def _names(part: h5py.Group, name: str) -> tuple[str, ...]:
+def _names(h5_group: h5py.Group, name: str) -> tuple[str, ...]:
     """Return the names in a data set; () if there is no such data set."""
-    column = find_member(part, name)
+    column = find_member(h5_group, name)
     if column is None:
         return ()
     return tuple(decode_text(np.atleast_1d(column[()])))
@@ -337,14 +336,14 @@ def open_hdf5(
             return HDF5(path, f"/{name}", inputs, targets, weights, masks, target)
         column = targets or ("labels" if f"labels_{name}" in members else "targets")
         columns = (f"{inputs}_{name}", f"{column}_{name}", f"{weights}_{name}")
-        part = HDF5(path, "/", *columns, masks, target)
-        part.places = (f"{os.path.realpath(path)}:{columns[0]}",)
-        return part
+        split = HDF5(path, "/", *columns, masks, target)
+        split.places = (f"{os.path.realpath(path)}:{columns[0]}",)
+        return split
 
-    parts = groups or arrays
+    splits = groups or arrays
     return open_splits(
         opened,
-        "" if is_plain else parts.get(TRAIN, ""),
-        (parts.get(VALIDATION), parts.get(TEST)),
+        "" if is_plain else splits.get(TRAIN, ""),
+        (splits.get(VALIDATION), splits.get(TEST)),
         PixelClasses.from_options(pixels, target),
     )

@@ -31,13 +31,14 @@ from preprocess.splits import TRAIN, choose_held_out, find_splits
 from preprocess.target import TargetWish
 from preprocess.transient_errors import read_file, read_with_retries
 
+# of these columns the first that is there, unless `inputs` says it
 INPUTS = (
     "image",
     "img",
     "x",
     "input",
     "inputs",
-)  # of these columns the first that is there, unless `inputs` says it
+)
 TARGETS = ("label", "labels", "y", "target", "targets", "mask", "annotation")  # the same
 
 
@@ -198,10 +199,10 @@ def open_huggingface(
     """
     loaded = _load(path)
     splits = dict(loaded) if isinstance(loaded, dict) else {}
-    parts = find_splits(splits, path)
-    if splits and TRAIN not in parts:
+    split_names = find_splits(splits, path)
+    if splits and TRAIN not in split_names:
         raise InputError(f"{path}: no split train; there are {', '.join(splits)}")
-    columns = (splits[parts[TRAIN]] if splits else loaded).column_names
+    columns = (splits[split_names[TRAIN]] if splits else loaded).column_names
     if isinstance(inputs, str):
         input_columns: tuple[str, ...] = (inputs,)
     else:
@@ -211,9 +212,9 @@ def open_huggingface(
     def rows(split: str, masks: PixelClasses) -> Rows:
         return Rows(path, split or None, input_columns, column, weights, masks, target)
 
-    train = parts[TRAIN] if splits else ""
+    train = split_names[TRAIN] if splits else ""
     return open_splits(
-        rows, train, choose_held_out(parts), PixelClasses.from_options(pixels, target)
+        rows, train, choose_held_out(split_names), PixelClasses.from_options(pixels, target)
     )
 
 

@@ -93,9 +93,8 @@ class ImageFolder(FilePerSample, RandomAccess):
         for name, images in zip(folders, files, strict=True):
             if not images:
                 raise InputError(
-                    f"{os.path.join(self.folder, name)}: no images in this class "
-                    f"(files that end in "
-                    f"{', '.join(sorted(EXTENSIONS))}){_format_unread(unread[name])}"
+                    f"{os.path.join(self.folder, name)}: no images in this class (files that end "
+                    f"in {', '.join(sorted(EXTENSIONS))}){_format_unread(unread[name])}"
                 )
         self._files = [
             os.path.join(name, file)
@@ -192,19 +191,19 @@ def open_image_folder(
     if not _has_splits(path, folders):
         _check_classes(path, folders)
         return ImageFolder(path), None
-    parts = find_splits(folders, path)
-    if TRAIN not in parts:
+    splits = find_splits(folders, path)
+    if TRAIN not in splits:
         raise InputError(
-            f"{path}: no folder train beside {', '.join(sorted(parts.values()))}; training images "
+            f"{path}: no folder train beside {', '.join(sorted(splits.values()))}; training images "
             "should be there, in one folder for each class"
         )
-    train = os.path.join(path, parts[TRAIN])
+    train = os.path.join(path, splits[TRAIN])
     if not class_folders(train):
         raise InputError(
             f"{train}: it has no folders for classes; it must have one folder of images for each "
             "class, or a table must say the class of each file (source: table)"
         )
-    held_out, _ = choose_held_out(parts)
+    held_out, _ = choose_held_out(splits)
     if held_out is None:
         return ImageFolder(train), None
     validation = ImageFolder(os.path.join(path, held_out))
@@ -214,12 +213,12 @@ def open_image_folder(
 
 def _has_splits(path: str, folders: list[str]) -> bool:
     """Return True if subfolders are splits of the data, not classes."""
-    parts = {parse_split(name) for name in folders}
-    if TRAIN in parts and any(
+    splits = {parse_split(name) for name in folders}
+    if TRAIN in splits and any(
         class_folders(os.path.join(path, name)) for name in folders if parse_split(name) == TRAIN
     ):
         return True
-    return None not in parts and len(parts) > 1
+    return None not in splits and len(splits) > 1
 
 
 def _check_classes(path: str, folders: list[str]) -> None:
@@ -234,17 +233,17 @@ def _check_classes(path: str, folders: list[str]) -> None:
     words = {find_split_word(name) for name in folders}
     if {TRAIN, TEST} <= words or (TRAIN in words and None not in words and len(words) > 1):
         raise InputError(
-            f"{path}: {', '.join(map(printable, folders[:5]))} look like splits of the data, not like classes; name the folders train, "
-            f"validation and test, or set data.path, data.validation and data.test"
+            f"{path}: {', '.join(map(printable, folders[:5]))} look like splits of the data, not "
+            "like classes; name the folders train, validation and test, or set data.path, "
+            "data.validation and data.test"
         )
     for name in folders:
-        parts = {parse_split(below) for below in inside[name]}
-        if None in parts or len(parts) < 2:
+        splits = {parse_split(below) for below in inside[name]}
+        if None in splits or len(splits) < 2:
             return
     raise InputError(
         f"{os.path.join(path, folders[0])}: it has the folders {', '.join(inside[folders[0]])}, "
-        f"which "
-        "are splits of the data; these must lie above the classes, as train/<class>"
+        "which are splits of the data; these must lie above the classes, as train/<class>"
     )
 
 
@@ -269,7 +268,7 @@ def _open_masked(
     assert train.masks is not None
     if TRAIN not in divided:
         return train, None
-    held_out, _ = choose_held_out({part: part for part in divided})
+    held_out, _ = choose_held_out({split: split for split in divided})
     if held_out is None:
         return train, None
     validation = MaskedImages(*divided[held_out], train.masks.classes)
@@ -280,11 +279,11 @@ def _open_masked(
 def _find_mask_folders(path: str, images: str, masks: str) -> dict[str, tuple[str, str]]:
     """Find the folders of images and masks by split: ``split/images``, ``images/split``."""
     folders_of_split: dict[str, tuple[str, str]] = {}
-    for part, name in find_splits(class_folders(path), path).items():
+    for split, name in find_splits(class_folders(path), path).items():
         pair = os.path.join(path, name, images), os.path.join(path, name, masks)
         if all(map(os.path.isdir, pair)):
-            folders_of_split[part] = pair
-        elif part != TEST and any(map(os.path.isdir, pair)):
+            folders_of_split[split] = pair
+        elif split != TEST and any(map(os.path.isdir, pair)):
             missing = next(folder for folder in pair if not os.path.isdir(folder))
             raise InputError(f"{missing}: folder not found; each image needs a mask")
     if TRAIN in folders_of_split:
@@ -294,9 +293,12 @@ def _find_mask_folders(path: str, images: str, masks: str) -> dict[str, tuple[st
         return folders_of_split
     of_images, of_masks = (find_splits(class_folders(parent), parent) for parent in folders)
     return {
-        part: (os.path.join(folders[0], of_images[part]), os.path.join(folders[1], of_masks[part]))
-        for part in of_images
-        if part in of_masks
+        split: (
+            os.path.join(folders[0], of_images[split]),
+            os.path.join(folders[1], of_masks[split]),
+        )
+        for split in of_images
+        if split in of_masks
     }
 
 
@@ -417,9 +419,8 @@ def _leads_to_a_folder(link: str) -> bool:
     except OSError as error:
         if is_transient(error):
             raise
-        if os.path.splitext(link)[
-            1
-        ]:  # meant for a file: that an image is missing shows when it is read
+        # meant for a file: that an image is missing shows when it is read
+        if os.path.splitext(link)[1]:
             return False
         raise InputError(f"{link}: broken link ({error.strerror}); repair or remove it") from error
 

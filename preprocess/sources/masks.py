@@ -146,8 +146,7 @@ class PixelClasses:
         if ignore is not None and ignore in values:
             raise InputError(
                 f"data.target: ignore: {ignore} is the value of the class "
-                f"{names[values.index(ignore)]}; "
-                "it must be the value of pixels of no class"
+                f"{names[values.index(ignore)]}; it must be the value of pixels of no class"
             )
         self.names = tuple(names)
         self.ignore = ignore
@@ -212,8 +211,7 @@ class PixelClasses:
             if wrong:
                 raise UnfitMask(
                     "the palettes of masks differ, so grey levels are the numbers, and its mask "
-                    "has the color "
-                    f"{next(iter(wrong.values()))}"
+                    f"has the color {next(iter(wrong.values()))}"
                 )
             return mask.palette[:, 0][mask.numbers.clip(max=len(mask.palette) - 1)]
         for number, color in self.colors.items():
@@ -223,8 +221,7 @@ class PixelClasses:
                 raise UnfitMask(
                     f"the palettes of masks differ: the value {number} has the color "
                     f"{_color(mask.palette, number)} in this rgb and {color} in others; save all "
-                    f"masks with rgb "
-                    "palette, or as greyscale images of the values"
+                    "masks with rgb palette, or as greyscale images of the values"
                 )
         return mask.numbers
 
@@ -267,8 +264,7 @@ class PixelClasses:
         )
         return UnreadableImage(
             f"its mask has the value {mask[row, column]} at row {row}, column {column}; the "
-            f"values of the "
-            f"{len(self.names)} classes are {listed_values}"
+            f"values of the {len(self.names)} classes are {listed_values}"
         )
 
 
@@ -399,8 +395,7 @@ class Masks:
             if len(values | {*palettes.colors}) > _MAX_CLASSES:
                 raise InputError(
                     f"{self.name(index)}: with this mask there are more than {_MAX_CLASSES} "
-                    f"values of pixels; "
-                    "if they are classes, set data.target or options: pixels"
+                    "values of pixels; if they are classes, set data.target or options: pixels"
                 )
         by_grey = bool(palettes.difference)
         levels = palettes.grey_levels()

@@ -322,11 +322,11 @@ def find_shards(path: str, pattern: str) -> tuple[list[str], list[str]]:
         for entry in os.scandir(path)
         if entry.is_dir() and (shards := _shards_in(entry.path, pattern))
     }
-    parts = find_splits(folders, path)
-    if TRAIN in parts:
-        held_out, _ = choose_held_out(parts)
+    splits = find_splits(folders, path)
+    if TRAIN in splits:
+        held_out, _ = choose_held_out(splits)
         check_numbered([shard for shards in folders.values() for shard in shards])
-        return folders[parts[TRAIN]], folders.get(held_out or "", [])
+        return folders[splits[TRAIN]], folders.get(held_out or "", [])
     matches = _shards_in(path, pattern)
     if not matches:
         raise InputError(f"{path}: no shards here (files whose names match {pattern})")
@@ -341,29 +341,28 @@ def _shards_in(folder: str, pattern: str) -> list[str]:
 
 def _by_name(path: str, shards: list[str]) -> tuple[list[str], list[str]]:
     """Divide shards by the split in their names; all are for training if none has one."""
-    parts: dict[str, list[str]] = {}
+    splits: dict[str, list[str]] = {}
     for shard in shards:
-        parts.setdefault(find_split_word(os.path.basename(shard)) or "", []).append(shard)
-    if len(parts) == 1:  # the path names one part
+        splits.setdefault(find_split_word(os.path.basename(shard)) or "", []).append(shard)
+    if len(splits) == 1:  # the path names one split
         return shards, []
-    first = os.path.basename(parts.get(TRAIN, [""])[0])
-    begins_with_part = find_split_word(re.split(r"[\W\d_]", first)[0]) == TRAIN
-    if "" in parts and not begins_with_part:
-        if set(parts) == {"", TRAIN}:  # that word is part of another name
+    first = os.path.basename(splits.get(TRAIN, [""])[0])
+    begins_with_split = find_split_word(re.split(r"[\W\d_]", first)[0]) == TRAIN
+    if "" in splits and not begins_with_split:
+        if set(splits) == {"", TRAIN}:  # the word is part of another name
             return shards, []
         raise InputError(
-            f"{path}: the names of some shards say {' or '.join(sorted(filter(None, parts)))}, and "
-            f"{os.path.basename(parts[''][0])} says nothing; all must contain train, "
+            f"{path}: the names of some shards say {' or '.join(sorted(filter(None, splits)))}, and "
+            f"{os.path.basename(splits[''][0])} says nothing; all must contain train, "
             f"validation or test"
         )
-    if TRAIN not in parts:
+    if TRAIN not in splits:
         raise InputError(
-            f"{path}: no name of a shard says train, and some say {' or '.join(sorted(parts))}; "
-            f"name the "
-            "shards for training in data.path"
+            f"{path}: no name of a shard says train, and some say {' or '.join(sorted(splits))}; "
+            "name the shards for training in data.path"
         )
-    held_out, _ = choose_held_out({part: part for part in parts if part})
-    return parts[TRAIN], parts.get(held_out or "-", [])
+    held_out, _ = choose_held_out({split: split for split in splits if split})
+    return splits[TRAIN], splits.get(held_out or "-", [])
 
 
 def _expand(path: str) -> list[str]:
@@ -390,6 +389,7 @@ def _matching(path: str) -> list[str]:
     return matches
 
 
+# of an index that is kept
 _COLUMNS = (
     "starts",
     "offsets",
@@ -397,7 +397,7 @@ _COLUMNS = (
     "values",
     "lengths",
     "weights",
-)  # of an index that is kept
+)
 
 
 def load_index(shards: tuple[str, ...], form: Format) -> ShardIndex:
@@ -495,6 +495,6 @@ def open_shards(
     validation = Shards(held_out, form, buffer, target, shared, train_shards.are_lists)
     folder, name = os.path.split(held_out[0])
     is_by_folder = folder != os.path.dirname(train[0])
-    part = os.path.basename(folder) if is_by_folder else find_split_word(name) or ""
-    mark_stand_in(validation, part, ", ".join(held_out[:3]))
+    split = os.path.basename(folder) if is_by_folder else find_split_word(name) or ""
+    mark_stand_in(validation, split, ", ".join(held_out[:3]))
     return train_shards, validation

@@ -42,12 +42,13 @@ from preprocess.splits import (
 from preprocess.target import TargetWish
 from preprocess.transient_errors import read_file
 
+# of these the first that is there, unless `inputs` says it
 PATH_COLUMNS = (
     "path",
     "file",
     "filename",
     "image",
-)  # of these the first that is there, unless `inputs` says it
+)
 _ENDINGS = frozenset({*EXTENSIONS, ".npy"})  # of files that a table may list without them
 _SMALL = 256  # numbers below it are kept as float32
 
@@ -307,15 +308,15 @@ def open_table(
     all_targets = _targets(table, columns, target)
     form = FileRows if columns.is_paths else FeatureRows
 
-    def part(name: str | None) -> Source | None:
+    def open_split(name: str | None) -> Source | None:
         if name is None:
             return None
-        return form(table, parts[name], columns, all_targets)
+        return form(table, rows_of[name], columns, all_targets)
 
-    parts = _split_rows(table, split)
-    held_out, tested = choose_held_out({name: name for name in parts})
-    train = part(TRAIN)
-    validation = part(held_out)
+    rows_of = _split_rows(table, split)
+    held_out, tested = choose_held_out({name: name for name in rows_of})
+    train = open_split(TRAIN)
+    validation = open_split(held_out)
     assert train is not None
     if validation is not None and held_out is not None:
         if split is None:
@@ -323,7 +324,7 @@ def open_table(
         else:
             location = f"{held_out} in column {split!r}"
         mark_stand_in(validation, held_out, location)
-    return train, validation, part(tested)
+    return train, validation, open_split(tested)
 
 
 def _inputs(
@@ -349,8 +350,8 @@ def _inputs(
     both = [name for name in names if name in targets]
     if both:
         raise InputError(
-            f"{table.path}: column {both[0]!r} is among the inputs and the targets: nothing would be "
-            "left to learn"
+            f"{table.path}: column {both[0]!r} is among the inputs and the targets: nothing would "
+            "be left to learn"
         )
     return names, len(names) == 1 and _are_paths(table, names[0])
 
@@ -371,9 +372,8 @@ def _path_column(table: Table, used: Sequence[str | None]) -> str | None:
         if cells.dtype.kind in "iu" and len(cells) > 1 and len(np.unique(cells)) == len(cells):
             raise InputError(
                 f"{table.location(0, name)}: {cells[0]} is no file beside the table, and the "
-                f"column holds another "
-                "number in each row; it should hold paths, or options: inputs name the columns of "
-                "features"
+                "column holds another number in each row; it should hold paths, or options: "
+                "inputs name the columns of features"
             )
     return None
 
@@ -415,8 +415,7 @@ def _by_position(table: Table, columns: Columns, count: int) -> tuple[str, ...]:
     if len(names) != count:
         raise InputError(
             f"{table.path}: {counted(len(names), 'column')}; the networks take {count}, whose "
-            f"names are "
-            "not known, so the table must have exactly these, in order"
+            "names are not known, so the table must have exactly these, in order"
         )
     return names
 
@@ -488,10 +487,10 @@ def _split_rows(table: Table, split: str | None) -> Mapping[str, np.ndarray]:
                 f"must be train, validation or test"
             )
     splits = np.array([part_of_text[text] for text in texts])
-    parts = {name: np.flatnonzero(splits == name) for name in dict.fromkeys(splits.tolist())}
-    if TRAIN not in parts:
+    rows_of = {name: np.flatnonzero(splits == name) for name in dict.fromkeys(splits.tolist())}
+    if TRAIN not in rows_of:
         raise InputError(f"{table.path}, column {split!r}: no row says train")
-    return parts
+    return rows_of
 
 
 def _split_rows_by_file(table: Table) -> Mapping[str, np.ndarray]:
@@ -502,8 +501,8 @@ def _split_rows_by_file(table: Table) -> Mapping[str, np.ndarray]:
     if None in parts_of_files or TRAIN not in parts_of_files:
         odd = parts_of_files.index(None) if None in parts_of_files else 0
         raise InputError(
-            f"{table.files[odd]}: its name does not contain its split, or no name contains train; the "
-            f"names of all files must contain train, validation or test, or none"
+            f"{table.files[odd]}: its name does not contain its split, or no name contains train; "
+            "the names of all files must contain train, validation or test, or none"
         )
     splits = np.array(parts_of_files)[table.file_of]
     return {str(name): np.flatnonzero(splits == name) for name in dict.fromkeys(splits.tolist())}

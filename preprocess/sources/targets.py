@@ -161,8 +161,9 @@ def with_names(targets: Targets, request: TargetWish | None, origin: str) -> Tar
     unknown = [name for name in targets.names if name not in request.names]
     if unknown:
         raise InputError(
-            f"{origin}: {unknown[0]!r}{and_more(unknown)} is not among {_format_names(request.names)} "
-            f"(data.target: names); the names must be those of the data"
+            f"{origin}: {unknown[0]!r}{and_more(unknown)} is not among "
+            f"{_format_names(request.names)} (data.target: names); the names must be those of the "
+            "data"
         )
     return relabel(targets, tuple(sorted(request.names)))
 
@@ -191,8 +192,8 @@ def _classes_of_names(
     for row, label in enumerate(targets.values.tolist()):
         if targets.names[label] not in request.names:
             raise InputError(
-                f"{origin}: {name(row)} has the class {targets.names[label]!r}, which is not among {_format_names(request.names)} "
-                f"(data.target: names)"
+                f"{origin}: {name(row)} has the class {targets.names[label]!r}, which is not "
+                f"among {_format_names(request.names)} (data.target: names)"
             )
     if len(targets.names) == len(request.names):
         return targets
@@ -261,8 +262,7 @@ def guess_kind(values: np.ndarray, origin: str) -> Kind:
     if values.ndim != 2 or not is_whole:
         raise InputError(
             f"{origin}: targets are {_describe(values)}; they should be (n,) classes, (n, labels) "
-            f"zeros "
-            "and ones, (n,) or (n, values) floats, or (n, height, width) integers"
+            "zeros and ones, (n,) or (n, values) floats, or (n, height, width) integers"
         )
     if not np.isin(values, (0, 1)).all():
         raise InputError(
@@ -271,8 +271,8 @@ def guess_kind(values: np.ndarray, origin: str) -> Kind:
         )
     if len(values) and (values.sum(axis=1) == 1).all():
         raise InputError(
-            f"{origin}: each row of these targets has a single 1, so they may be classes or labels; set "
-            f"data.target: class or data.target: multilabel"
+            f"{origin}: each row of these targets has a single 1, so they may be classes or "
+            "labels; set data.target: class or data.target: multilabel"
         )
     return "multilabel"
 
@@ -309,8 +309,7 @@ def class_targets(
     if len(wrong):
         raise InputError(
             f"{origin}: {name(int(wrong[0]))} has the target {values[wrong[0]]}{and_more(wrong)}, "
-            f"not one "
-            f"of the {len(names)} classes, 0 to {len(names) - 1}"
+            f"not one of the {len(names)} classes, 0 to {len(names) - 1}"
         )
     return Targets("class", values.astype(np.int64), names)
 
@@ -324,8 +323,7 @@ def _classes(
             raise InputError(
                 f"{origin}: {name(int(wrong[0]))} has the target "
                 f"{values[wrong[0]].tolist()}{and_more(wrong)}, not a single 1 among zeros; a "
-                f"class "
-                "should be a number, a text, or such a row"
+                "class should be a number, a text, or such a row"
             )
         columns = names or tuple(map(str, range(values.shape[1])))
         return Targets("class", values.argmax(axis=1).astype(np.int64), columns)
@@ -365,8 +363,7 @@ def _as_integers(values: np.ndarray, origin: str, name: Callable[[int], str]) ->
     if len(wrong):
         raise InputError(
             f"{origin}: {name(int(wrong[0]))} has the target {values[wrong[0]]}{and_more(wrong)}, "
-            f"which is not a class: nothing is rounded; "
-            "set data.target: value to predict numbers"
+            "which is not a class: nothing is rounded; set data.target: value to predict numbers"
         )
     return values.astype(np.int64)
 

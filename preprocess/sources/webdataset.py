@@ -149,13 +149,14 @@ def open_webdataset(
     return open_shards(form, path, buffer, target, PixelClasses.from_options(pixels, target))
 
 
+# what masks are kept as; a JPEG changes their numbers
 _IMAGES = (
     "png",
     "tif",
     "tiff",
     "bmp",
     "gif",
-)  # what masks are kept as; a JPEG changes their numbers
+)
 
 
 def _is_whole(text: str) -> bool:

@@ -135,8 +135,7 @@ class RandomErasing(base.DrawsWindow, base.LeavesPixels):
         if isinstance(self.value, tuple) and len(self.value) != image.shape[2]:
             raise InputError(
                 f"random_erasing: {counted(len(self.value), 'number')} of value, one for each "
-                f"channel, "
-                f"but samples have {image.shape[2]} channels"
+                f"channel, but samples have {image.shape[2]} channels"
             )
         window = self.draw_window(image.shape[0], image.shape[1], rng)
         if window is None:
@@ -177,8 +176,7 @@ class Scale(base.LeavesPixels):
         ):
             raise ValueError(
                 f"{counted(len(self.mean), 'mean')} and "
-                f"{counted(len(self.std), 'standard deviation')}; "
-                "each channel needs one of each"
+                f"{counted(len(self.std), 'standard deviation')}; each channel needs one of each"
             )
 
     @cached_property
@@ -205,8 +203,7 @@ class Standardize(base.LeavesPixels):
         Literal["feature", "array"],
         Field(
             description="feature: a mean and a deviation for each place in the last axis of a "
-            "sample, such as a column of "
-            "a table; array: one of each for all numbers"
+            "sample, such as a column of a table; array: one of each for all numbers"
         ),
     ] = "feature"
 

@@ -294,7 +294,7 @@ def _room(height: int, width: int, size: tuple[int, int], padding: int) -> tuple
 
 
 def _largest(height: int, width: int, ratio: float, share: float) -> tuple[int, int, int, int]:
-    """Return (top, left, height, width) of the largest centered window of a ratio, times a share."""
+    """Return (top, left, height, width) of the largest centered window of a ratio, scaled."""
     h = min(height, width / ratio) * share
     w = min(width, height * ratio) * share
     rows = max(1, round(h))

@@ -75,16 +75,15 @@ class PackedVariants(LeavesPixels):
             how = first.mode, first.bits, first.reduction(image)
             if how not in decoded:
                 decoded[how] = first.apply(image)
-            part = decoded[how]
+            result = decoded[how]
             for transform in further:
-                part = transform.apply(part, rng, training)
-            if part.shape != shape:
+                result = transform.apply(result, rng, training)
+            if result.shape != shape:
                 raise UnreadableImage(
-                    f"is {' x '.join(map(str, part.shape))} before the first random transform; "
-                    f"the others "
-                    f"are {' x '.join(map(str, shape))}"
+                    f"is {' x '.join(map(str, result.shape))} before the first random transform; "
+                    f"the others are {' x '.join(map(str, shape))}"
                 )
-            variants.append(part.ravel())
+            variants.append(result.ravel())
         return np.concatenate(variants)
 
     def slices(self) -> tuple[PackedSlice, ...]:

@@ -52,8 +52,7 @@ class UserTransform:
         except TypeError as error:
             raise InputError(
                 f"transform {self.path}: {error}; it should take (image, rng, training), and by "
-                f"name what "
-                "the spec gives it"
+                "name what the spec gives it"
             ) from None
         except ValueError:  # a C function without a signature
             pass
@@ -80,15 +79,14 @@ class UserTransform:
         """
         if not self._takes_masks:
             raise InputError(
-                f"transform {self.path}: samples have masks, and it takes none; it should have a parameter "
-                "mask, (height, width) integers, and return (image, mask)"
+                f"transform {self.path}: samples have masks, and it takes none; it should have a "
+                "parameter mask, (height, width) integers, and return (image, mask)"
             )
         result = self._call(image, rng, training, mask=np.array(mask.pixels))
         if not (isinstance(result, tuple) and len(result) == 2):
             raise InputError(
                 f"transform {self.path}: it should return (image, mask) where samples have masks, "
-                f"not "
-                f"{type(result).__name__}"
+                f"not {type(result).__name__}"
             )
         return self._array(result[0]), dataclasses.replace(mask, pixels=self._array(result[1]))
 
@@ -124,8 +122,8 @@ class UserTransform:
 def _seed_of(rng: np.random.Generator) -> int:
     """Derive a seed from a generator's state without drawing from it."""
     state: Any = rng.bit_generator.state["state"]
-    parts = [
+    states = [
         value.tobytes() if isinstance(value, np.ndarray) else repr(value).encode()
         for value in state.values()
     ]
-    return zlib.crc32(b"".join(parts))
+    return zlib.crc32(b"".join(states))

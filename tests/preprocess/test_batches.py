@@ -201,7 +201,7 @@ def test_the_loops_are_loaded_once_it_is_worth_it(has_numba, monkeypatch):
     else:
         monkeypatch.setitem(sys.modules, "preprocess.kernels", None)
     loading, loaded = LazyNumba(), []
-    monkeypatch.setattr(loading, "now", lambda: loaded.append(LazyNumba.now(loading)))
+    monkeypatch.setattr(loading, "load", lambda: loaded.append(LazyNumba.load(loading)))
     monkeypatch.setattr("threading.Thread.start", lambda thread: thread.run())
     loading.add_slow_time(0.9)
     assert loaded == []

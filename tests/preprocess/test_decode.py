@@ -58,28 +58,31 @@ FRAMES = [Image.new("L", (2, 2), value) for value in (10, 200)]
         (encode(RGB), "RGB", RGB, 0),
         (encode(GREY), "L", GREY, 0),
         (encode(GREY), "RGB", np.repeat(GREY, 3, axis=2), 0),  # three equal channels
+        # the usual weighted sum
         (
             encode(RGB),
             "L",
             (RGB @ [0.299, 0.587, 0.114])[:, :, None].round(),
             1,
-        ),  # the usual weighted sum
+        ),
+        # nothing is blended
         (
             encode(np.concatenate([RGB, np.zeros((5, 7, 1), np.uint8)], axis=2)),
             "RGB",
             RGB,
             0,
-        ),  # nothing is blended
+        ),
         *(
             (encode(palette(), **more), "RGB", LOOKED_UP, 0)
             for more in ({}, {"transparency": 0}, {"transparency": b"\x00\x80"})
         ),
+        # the upper bits
         (
             encode(Image.fromarray(np.array([[0, 255, 256, 65535]], np.uint16))),
             "L",
             np.array([[[0], [0], [1], [255]]]),
             0,
-        ),  # the upper bits
+        ),
         (b"P5 3 1 65535\n\0\0\x80\0\xff\xff", "L", np.array([[[0], [128], [255]]]), 0),
         (b"P5 3 1 4095\n\0\0\x08\0\x0f\xff", "L", np.array([[[0], [128], [255]]]), 0),
         (

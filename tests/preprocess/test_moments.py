@@ -85,7 +85,7 @@ def test_random_transforms_do_not_count():
 
 def test_images_and_other_places_are_refused():
     with pytest.raises(
-        InputError, match=r"standardize is for tables .* samples are 4 x 4 x 3 uint8, .* be scale"
+        InputError, match=r"standardize is for tables .* samples are 4 x 4 x 3 uint8, .* use scale"
     ):
         standardize([pattern(4, 4)] * 3)
     with pytest.raises(InputError, match=r"transforms\[0\]: standardize must come last"):

@@ -177,9 +177,9 @@ def test_masks_move_on_the_host_as_images_on_the_device(
 )
 def test_the_last_crop_and_the_flips_about_it_are_left(transforms, deferred):
     parsed = parse_transforms(transforms)
-    parsed = defer_to_device(parsed)
-    host, device = split_device(parsed)
-    assert inline_device_transforms(parsed) == parsed
+    with_device = defer_to_device(parsed)
+    host, device = split_device(with_device)
+    assert inline_device_transforms(with_device) == parsed
     assert (0 if device is None else len(device.transforms)) == deferred
     assert len(host) + deferred == len(parsed)
 

@@ -141,13 +141,13 @@ def test_write_hdf5_leaves_out_broken_links(folder, path):
 
 
 def test_names_of_any_bytes_are_packed(folder, path):
-    folder = os.fsencode(folder) + b"/na\xefve"
-    os.mkdir(folder)
+    raw_folder = os.fsencode(folder) + b"/na\xefve"
+    os.mkdir(raw_folder)
     for name in (b"caf\xe9.png", b"gone.png"):
-        with open(folder + b"/" + name, "wb") as file:
+        with open(raw_folder + b"/" + name, "wb") as file:
             file.write(b"content")
     data = open_data("image_folder", str(folder), None, 0)
-    os.unlink(folder + b"/gone.png")
+    os.unlink(raw_folder + b"/gone.png")
     [bad] = write_hdf5(data.splits(), path)
     assert bad.name == f"{folder}/na\\xefve/gone.png"
     train, _, _ = open_hdf5(path)

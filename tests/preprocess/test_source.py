@@ -102,9 +102,8 @@ def test_open_data_holds_out_test_before_validation(folder):
     }
     assert len(set.union(*names.values())) == 8
     alone = open_data("image_folder", str(folder), None, seed=7, test=0.25).test
-    assert {alone.name(index) for index in range(len(alone))} == names[
-        "test"
-    ]  # whatever the validation
+    # whatever the validation
+    assert {alone.name(index) for index in range(len(alone))} == names["test"]
     second = open_data("image_folder", str(folder), None, seed=8, test=0.5).test
     assert {second.name(index) for index in range(len(second))} != names["test"]
 

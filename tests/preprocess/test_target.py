@@ -19,8 +19,8 @@ def source_of(path, **said):
     return Samples(ROWS, **said)
 
 
-def opened(validation=None, request=None, **said):
-    return open_data(f"{__name__}:source_of", None, validation, 0, said, target=request)
+def opened(validation=None, target_request=None, **said):
+    return open_data(f"{__name__}:source_of", None, validation, 0, said, target=target_request)
 
 
 def loaded(source, transforms=(), training=True, epoch=0):
@@ -149,16 +149,20 @@ def test_checked_target_names_the_first_wrong_sample(message, complaint):
 
 def test_a_spec_says_what_targets_are_where_a_source_cannot():
     numbers = np.arange(10) % 3
-    source = opened(request=TargetWish("value"), targets=numbers).train
+    source = opened(target_request=TargetWish("value"), targets=numbers).train
     assert loaded(source)[0].sample.target == TargetSpec("value", 1)
-    named = opened(request=TargetWish("multilabel", names=("x", "y")), targets=np.eye(10, 2)).train
+    named = opened(
+        target_request=TargetWish("multilabel", names=("x", "y")), targets=np.eye(10, 2)
+    ).train
     assert named.target.names == ("x", "y")
-    labelled = opened(request=TargetWish("value"), labels=numbers, classes=("a", "b", "c")).train
+    labelled = opened(
+        target_request=TargetWish("value"), labels=numbers, classes=("a", "b", "c")
+    ).train
     assert labelled.target.kind == "value"
 
 
 @pytest.mark.parametrize(
-    ("request", "message", "complaint"),
+    ("target_request", "message", "complaint"),
     [
         (TargetWish("mask"), {"targets": np.ones(10)}, "the number of classes is unknown"),
         (
@@ -169,9 +173,9 @@ def test_a_spec_says_what_targets_are_where_a_source_cannot():
         (TargetWish("value"), {}, "has neither targets nor labels"),
     ],
 )
-def test_a_spec_that_says_what_is_not_so_is_refused(request, message, complaint):
+def test_a_spec_that_says_what_is_not_so_is_refused(target_request, message, complaint):
     with pytest.raises(InputError, match=complaint):
-        opened(request=request, **message)
+        opened(target_request=target_request, **message)
 
 
 def test_validation_data_of_another_kind_is_refused():
@@ -335,4 +339,7 @@ def test_two_classes_of_one_name_are_refused():
     with pytest.raises(InputError, match=complaint):
         opened(labels=np.arange(10) % 3, classes=("a", "b", "a"))
     with pytest.raises(InputError, match="two outputs are named 'a'"):
-        opened(request=TargetWish("multilabel", names=("a", "a")), targets=np.eye(10, 2, dtype=int))
+        opened(
+            target_request=TargetWish("multilabel", names=("a", "a")),
+            targets=np.eye(10, 2, dtype=int),
+        )

@@ -131,7 +131,7 @@ def test_classes_that_the_spec_counts_keep_their_numbers(saved):
 
 
 @pytest.mark.parametrize(
-    ("y", "request", "complaint"),
+    ("y", "target_request", "complaint"),
     [
         (
             [0, 1, 0.5, 1, 0, 1],
@@ -143,9 +143,9 @@ def test_classes_that_the_spec_counts_keep_their_numbers(saved):
         (list("abcdef"), "value", r"values should be \(n,\) or \(n, values\) numbers"),
     ],
 )
-def test_what_the_spec_says_of_targets_must_be_true(saved, y, request, complaint):
+def test_what_the_spec_says_of_targets_must_be_true(saved, y, target_request, complaint):
     with pytest.raises(InputError, match=complaint):
-        open_npz(saved(x=X, y=np.array(y)), target=TargetWish(request))
+        open_npz(saved(x=X, y=np.array(y)), target=TargetWish(target_request))
 
 
 def test_options_name_other_arrays(saved):
@@ -317,8 +317,8 @@ def test_floats_that_are_all_zero_or_one_have_two_readings(saved, y):
     ],
 )
 def test_told_names_are_those_of_the_classes(saved, y, names, labels):
-    request = TargetWish("class", names=names)
-    source, _, _ = open_npz(saved(x=np.zeros((2, 3)), y=np.array(y)), target=request)
+    target_request = TargetWish("class", names=names)
+    source, _, _ = open_npz(saved(x=np.zeros((2, 3)), y=np.array(y)), target=target_request)
     assert source.labels.tolist() == labels
     assert sorted(source.classes) == sorted(names)
 

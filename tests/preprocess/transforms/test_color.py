@@ -14,22 +14,25 @@ from tests.preprocess.samples import Draws, numbered, pattern
         (ColorJitter(brightness=1.0), 0.0, [[0, 0, 0], [0, 0, 0]]),  # factor 0
         (ColorJitter(brightness=0.5), 0.5, [[100, 20, 60], [200, 200, 200]]),  # factor 1
         (ColorJitter(brightness=0.5), 1.0, [[150, 30, 90], [255, 255, 255]]),  # factor 1.5
+        # from 0, not from -2
         (
             ColorJitter(brightness=3.0),
             0.25,
             [[100, 20, 60], [200, 200, 200]],
-        ),  # from 0, not from -2
+        ),
         (ColorJitter(brightness=(1.1, 1.4)), 0.5, [[125, 25, 75], [250, 250, 250]]),  # factor 1.25
+        # .299 100 + .587 20 + .114 60
         (
             ColorJitter(saturation=1.0),
             0.0,
             [[48, 48, 48], [200, 200, 200]],
-        ),  # .299 100 + .587 20 + .114 60
+        ),
+        # the mean of 48 and 200
         (
             ColorJitter(contrast=1.0),
             0.0,
             [[124, 124, 124], [124, 124, 124]],
-        ),  # the mean of 48 and 200
+        ),
     ],
 )
 def test_colours_change_by_the_factor_that_was_drawn(jitter, draw, expected):
