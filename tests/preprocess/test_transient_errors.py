@@ -90,9 +90,9 @@ def test_an_hdf5_file_whose_handle_is_stale_is_opened_again(folder, tmp_path):
         def __getitem__(self, index):
             raise OSError(errno.ESTALE, "Can't synchronously read data")
 
-    source._part = {"images": Stale(), "names": source._part["names"]}
+    source._h5_group = {"images": Stale(), "names": source._part["names"]}
     assert source.read(0) == expected
-    assert isinstance(source._part, h5py.Group)
+    assert isinstance(source._h5_group, h5py.Group)
 
 
 def after(cause, error=None):
