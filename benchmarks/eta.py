@@ -11,8 +11,8 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
-from fleet.domain.added_networks import with_late
-from fleet.domain.events import Ended, EpochEnded, GroupStarted, Started
+from fleet.domain.added_networks import with_added_networks
+from fleet.domain.events import EpochEnded, GroupStarted, LaunchEnded, LaunchStarted
 from fleet.monitor.eta import EstimateSchedule, Estimator
 from fleet.monitor.timeline import replay_log
 from fleet.spec import load
@@ -33,11 +33,11 @@ class Said(NamedTuple):
 def estimates(paths: RunPaths) -> list[Said]:
     """What would have been said in the last launch of a run, beside what came true."""
     log, spec = list(read_events(paths.events)), load(str(paths.spec))
-    first = max(place for place, (_, event) in enumerate(log) if isinstance(event, Started))
+    first = max(place for place, (_, event) in enumerate(log) if isinstance(event, LaunchStarted))
     launch, run = log[first:], replay_log(log[:first], spec)
     began_s = launch[0].t_s
-    end_s = next(t_s for t_s, event in launch if isinstance(event, Ended))
-    networks = with_late(spec, replay_log(log)).by_name
+    end_s = next(t_s for t_s, event in launch if isinstance(event, LaunchEnded))
+    networks = with_added_networks(spec, replay_log(log)).by_name
     estimator, times = (
         Estimator(spec, networks, run),
         EstimateSchedule(least_s=0.02 * (end_s - began_s)),

@@ -36,14 +36,14 @@ from emulated_spec import write_emulated
 
 from fleet.api import mpirun, run
 from fleet.domain.events import (
-    Ended,
     EpochEnded,
     FirstStep,
+    LaunchEnded,
+    LaunchStarted,
     NetworkFinished,
     ScheduleOptions,
-    Started,
 )
-from fleet.domain.network import EpochRecord, State, reason_now
+from fleet.domain.network import EpochRecord, TrainingState, finished_reason
 from fleet.errors import ExitStatus
 from fleet.runtime.launch import Ranks
 from fleet.runtime.prepare import prepare
@@ -234,7 +234,7 @@ def resume(folder: Path, args: argparse.Namespace) -> None:
     launch = prepare(Request(str(spec)), Ranks((0,)))
     log = EventLog(paths.events)
     log.add(
-        Started(
+        LaunchStarted(
             args.resume,
             1,
             1,
@@ -269,8 +269,8 @@ def resume(folder: Path, args: argparse.Namespace) -> None:
                 )
                 for epoch in range(1, 1 + (args.epochs if number % 2 else (1 + args.epochs) // 2))
             )
-            final = reason_now(history, "", network.train.stopping)
-            state = State(
+            final = finished_reason(history, "", network.train.stopping)
+            state = TrainingState(
                 {"weights": np.zeros(4)},
                 training_identity(network, launch.spec, launch.sample),
                 history,
@@ -290,11 +290,11 @@ def resume(folder: Path, args: argparse.Namespace) -> None:
                 log.add(EpochEnded(network.name, record))
             if final:
                 log.add(NetworkFinished(network.name, final, len(history)))
-    log.add(Ended(int(ExitStatus.RESUMABLE), 1.0))
+    log.add(LaunchEnded(int(ExitStatus.RESUMABLE), 1.0))
     log.close()
     began = time.monotonic()
     run(spec, 1, "--plain", "--walltime", "1s", log=sys.stderr)
-    found = events_of(paths.events, Started)[-1].before_s
+    found = events_of(paths.events, LaunchStarted)[-1].before_s
     print(
         json.dumps(
             {

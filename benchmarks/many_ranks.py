@@ -31,7 +31,7 @@ from emulated_spec import write_emulated
 
 from fleet.api import mpirun, run
 from fleet.comm.messages import EpochDone, Message, Tag
-from fleet.domain.events import Ended, FirstStep, RanksReady, Started
+from fleet.domain.events import FirstStep, LaunchEnded, LaunchStarted, TrainersReady
 from fleet.storage.event_log import read_events
 from fleet.storage.files import write_json
 from fleet.storage.paths import RunPaths
@@ -136,7 +136,8 @@ def measured(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     at = {
         type(event): t_s
         for t_s, event in read_events(
-            RunPaths(folder / "run").events, kinds=(Started, RanksReady, FirstStep, Ended)
+            RunPaths(folder / "run").events,
+            kinds=(LaunchStarted, TrainersReady, FirstStep, LaunchEnded),
         )
     }
     heard = sum(first["heard"].values())
@@ -150,9 +151,9 @@ def measured(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
         "messages_per_s": round(heard / first["seconds"], 1),
         "cpu_of_rank_0": round(first["cpu_s"] / first["seconds"], 3),
         "cpu_us_a_message": round(1e6 * first["cpu_s"] / heard),
-        "ready_s": round(at[RanksReady], 1),
+        "ready_s": round(at[TrainersReady], 1),
         "first_step_s": round(at[FirstStep], 1),
-        "end_s": round(at[Ended], 1),
+        "end_s": round(at[LaunchEnded], 1),
         "whole_s": round(took_s, 1),
         "delay_ms": shares(first["delays"]),
         "orders_ms": shares([s for one in told for s in one["orders"]]),

@@ -23,7 +23,7 @@ import numpy as np
 from fleet.comm.mpi import start_mpi
 from fleet.comm.protocols import Group, World
 from fleet.commands.output import print_json
-from fleet.domain.network import State
+from fleet.domain.network import TrainingState
 from fleet.engines.base import Engine, Trainable
 from fleet.engines.registry import make_engine
 from fleet.spec import Spec, parse
@@ -83,7 +83,7 @@ class Bench:
         """The same by way of a checkpoint."""
         if self.world.rank == 0:
             assert self.trainable is not None
-            state = State(arrays=self.trainable.state(), identity="")
+            state = TrainingState(arrays=self.trainable.state(), identity="")
         self.world.allgather(None)
         began = time.perf_counter()
         if self.trainable is not None:

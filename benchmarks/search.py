@@ -33,12 +33,12 @@ from search_curves import EPOCHS, GPUS, NETWORKS, SPACE, Search, Spent, drawn, s
 from versus import install_ray
 
 from fleet.commands.output import print_json
-from fleet.domain.events import NetworkJudged
+from fleet.domain.events import NetworkVerdict
 from fleet.domain.network import EpochRecord
-from fleet.search.calls import make
+from fleet.search.calls import make_call
 from fleet.search.controller import AddNetwork, CallSearcher, Entry, LogEvent, SearchController
 from fleet.search.pruning import make_pruner
-from fleet.search.searcher import End, Searcher, Verdict, make_searcher
+from fleet.search.searcher import Searcher, TrialOutcome, Verdict, make_searcher
 from fleet.spec.search import Prune, find_rule
 from fleet.spec.search import Search as Settings
 from fleet.spec.space import Member, Range, Space
@@ -101,10 +101,10 @@ class InFleet:
                         self._values[name] = values
                         self._ready.append(name)
                     case CallSearcher(entry=entry, call=call):
-                        self._mind.answered(entry, call, make(self._searcher, call))
-                    case LogEvent(NetworkJudged(network=name, verdict="go_on")):
+                        self._mind.answered(entry, call, make_call(self._searcher, call))
+                    case LogEvent(NetworkVerdict(network=name, verdict="go_on")):
                         self._ready.append(name)
-                    case LogEvent(NetworkJudged(network=name)):
+                    case LogEvent(NetworkVerdict(network=name)):
                         self._held.add(name)
 
     def next(self) -> tuple[int, Mapping[str, float]] | None:
@@ -118,7 +118,7 @@ class InFleet:
         name = f"{ENTRY}-{number}"
         self._mind.epoch_ended(name, record, epoch == EPOCHS)
         if epoch == EPOCHS:
-            self._mind.network_over(name, End.FINISHED)
+            self._mind.network_over(name, TrialOutcome.FINISHED)
         return name
 
     def ended(self, number: int, epoch: int, accuracy: float) -> bool:

@@ -32,7 +32,7 @@ import yaml
 
 from fleet.api import mpirun
 from fleet.commands.output import print_json
-from fleet.domain.events import EpochEnded, GroupStarted, GroupStopped, Started
+from fleet.domain.events import EpochEnded, GroupStarted, GroupStopped, LaunchStarted
 from fleet.domain.network import EpochRecord
 from fleet.storage.event_log import LoggedEvent, read_events
 from fleet.storage.paths import RunPaths
@@ -117,7 +117,7 @@ def told(log: Sequence[LoggedEvent], slots: int) -> Measured:
     for _, event in log:
         running += isinstance(event, GroupStarted) - isinstance(event, GroupStopped)
         most = max(most, running)
-    start = next(event for _, event in log if isinstance(event, Started))
+    start = next(event for _, event in log if isinstance(event, LaunchStarted))
     if (most, start.cluster.whole_gpus) != (slots, 1):
         raise RuntimeError(
             f"{most} networks were on {start.cluster.whole_gpus} devices, instead of {slots} on one"

@@ -57,7 +57,7 @@ class Searcher:
             self.members[number] = member
         return member
 
-    def known(self, number, values):
+    def add_prior_trial(self, number, values):
         """Add a network of an earlier run, or of another searcher of this run."""
         self.members[number] = values
 

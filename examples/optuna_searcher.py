@@ -74,7 +74,7 @@ class Searcher:
             self.study.tell(trial, state=TrialState.FAIL)
         return None
 
-    def known(self, number, values):
+    def add_prior_trial(self, number, values):
         """Add a network of an earlier run, or of another searcher of this run."""
         self.study.enqueue_trial(values)
         self.trials[number] = self.study.ask(self.space)

@@ -58,7 +58,7 @@ class Searcher:
             for (name, values), values_of_point in zip(self.space.items(), point, strict=True)
         }
 
-    def known(self, number, values):
+    def add_prior_trial(self, number, values):
         """Add a network of an earlier run, or of another searcher of this run."""
         self.proposed[number] = [
             list(map(repr, choices)).index(repr(values[name]))  # 1, 1.0 and True are three choices

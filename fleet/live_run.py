@@ -19,7 +19,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from fleet.domain.events import Commanded, EpochEnded, Event, NetworkAdded, NodesLeft, Started
+from fleet.domain.events import (
+    CommandReceived,
+    EpochEnded,
+    Event,
+    LaunchStarted,
+    NetworkAdded,
+    NodesReleased,
+)
 from fleet.domain.network import SCORES, EpochRecord
 from fleet.domain.run import RunNetwork, RunState
 from fleet.errors import EXPLAINED, ExitStatus, InfrastructureError, UserError, shortened
@@ -176,7 +183,7 @@ def request_nodes(run: str | Path, nodes: int, within_s: float) -> NodeRelease:
     )
 
 
-def wait_for_nodes(run: str | Path, release: NodeRelease, patience_s: float) -> NodesLeft | None:
+def wait_for_nodes(run: str | Path, release: NodeRelease, patience_s: float) -> NodesReleased | None:
     """Wait until nodes are given back; None where the launch has ended before, with all its nodes.
 
     Args:
@@ -189,7 +196,7 @@ def wait_for_nodes(run: str | Path, release: NodeRelease, patience_s: float) -> 
     until = time.monotonic() + patience_s
     tail = RunTail(paths, from_end=True, starts={paths.events: release.since})
     for dated in follow(tail, lambda: not is_held(paths.lease) or time.monotonic() > until):
-        if isinstance(dated.event, NodesLeft) and dated.event.command == release.command:
+        if isinstance(dated.event, NodesReleased) and dated.event.command == release.command:
             return dated.event
     if is_held(paths.lease):
         raise UserError(
@@ -266,7 +273,7 @@ def replay_networks(run: RunState, logs: Iterable[Path]) -> None:
     The other lines of a long log would take many seconds to read, and are passed over without a look into them.
     """
     for log in logs:
-        for t_s, event in read_events(log, kinds=(Started, Commanded, NetworkAdded)):
+        for t_s, event in read_events(log, kinds=(LaunchStarted, CommandReceived, NetworkAdded)):
             run.apply(t_s, event, log)
 
 

@@ -2,13 +2,19 @@
 
 from collections import Counter
 
-from fleet.domain.events import GroupChanged, GroupStarted, GroupStopped, NetworkRetried, Started
+from fleet.domain.events import (
+    GroupChanged,
+    GroupStarted,
+    GroupStopped,
+    LaunchStarted,
+    NetworkRetried,
+)
 from fleet.storage.event_log import events_of, read_events
 
 
 def most_on_a_gpu(path):
     """How many networks were on one GPU at once, at most; no group may have two slots of one."""
-    (start,) = events_of(path, Started)
+    (start,) = events_of(path, LaunchStarted)
     held, most = {}, 0
     for _, event in read_events(path):
         if isinstance(event, GroupStarted | GroupChanged):
@@ -22,7 +28,7 @@ def most_on_a_gpu(path):
 
 def beside(path, network):
     """The networks that were on a GPU with one, for each time that it began."""
-    (start,) = events_of(path, Started)
+    (start,) = events_of(path, LaunchStarted)
     held, found = {}, []
     for _, event in read_events(path):
         if isinstance(event, GroupStarted | GroupChanged):

@@ -11,7 +11,7 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import NamedTuple, TypeAlias
 
-from fleet.domain.network import EpochRecord, StepRate, TestResult
+from fleet.domain.network import EpochRecord, EvaluationResult, StepRate
 from fleet.spec import NetworkSpec
 from fleet.storage.lease import Fence
 from scheduler.base import StepTime
@@ -209,7 +209,7 @@ class Stopped(NamedTuple):
     checkpoint_s: float  # that it took until the last checkpoint was on disk
     export_s: float = 0.0  # and then until the network was exported
     damage: str = ""  # why another epoch than the best is exported
-    tested: TestResult | None = None  # what the exported network came to on the test data
+    tested: EvaluationResult | None = None  # what the exported network came to on the test data
     test_s: float = 0.0  # and how long that took
 
 

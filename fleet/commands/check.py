@@ -313,7 +313,7 @@ def _print(path: str, result: _CheckResult) -> None:
     )
     _print_classes(data)
     if result.cache is not None:
-        print(result.cache.words)
+        print(result.cache.summary)
     rows = list(_rows(result.spec, result))
     device = "GPU" if result.spec.engine.uses_gpus else "device"
     print_table(

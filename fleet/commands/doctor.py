@@ -290,7 +290,10 @@ def _check_room(
         shared = shared_bytes(
             with_cache(spec, choice.cache), opened.keeping(choice.cache), roles, shared_free
         )
-        return [*checks.check_disk(disk), *checks.check_shared_memory(facts, shared)], choice.words
+        return [
+            *checks.check_disk(disk),
+            *checks.check_shared_memory(facts, shared),
+        ], choice.summary
     except NotInstalledError:  # another finding says it
         return [], ""
     except InputError as error:

@@ -31,7 +31,7 @@ from fleet.arguments import count, positive
 from fleet.commands.known_rates import cached, known_rates_of, shared_cluster, with_sharing
 from fleet.commands.options import add_spec, describe_gpus
 from fleet.commands.output import add_json, print_policies, show
-from fleet.control.measurement import RateMeasurement, SurveyEstimate, estimate
+from fleet.control.measurement import MeasurementEstimate, RateMeasurement, estimate_duration
 from fleet.errors import ExitStatus, FleetError, InfrastructureError, UserError
 from fleet.jobs.dry_run import DryRun, estimated_rates, make_dry_run, with_epochs
 from fleet.monitor.accounting import Account
@@ -126,7 +126,7 @@ def run(args: argparse.Namespace) -> int:
         spec, rates, cluster, planned.makespan_s, os.cpu_count() or 1, sample, args.time_scale
     )
     if not args.json:
-        print(choice.words)
+        print(choice.summary)
         _announce(spec, cluster, origin, outcomes, rehearsal, profiling)
     status, account = _perform(args, rehearsal, cluster)
     show(
@@ -196,19 +196,19 @@ def _some_gpus(spec: Spec, per_node: int | None) -> int:
 
 def _profiling(
     args: argparse.Namespace, spec: Spec, sample: SampleSpec, rates: RateTable, cluster: Cluster
-) -> SurveyEstimate:
+) -> MeasurementEstimate:
     """What the run will measure before it trains, as far as this machine's cache does not know it."""
     if (
         spec.schedule.rates is not None
         or not spec.policy.needs_rates
         or spec.profile.when == "online"
     ):
-        return SurveyEstimate(0, 0.0)
+        return MeasurementEstimate(0, 0.0)
     keys, cached_rates = cached(spec, args.spec, sample, cluster)
     survey = RateMeasurement(
         spec.networks, keys, spec.profile, cluster.gpus, cluster.gpus_per_node, cached_rates
     )
-    return estimate(survey, rates, spec.engine.build_s)
+    return estimate_duration(survey, rates, spec.engine.build_s)
 
 
 def _perform(
@@ -280,7 +280,7 @@ def _announce(
     origin: str,
     outcomes: list[Simulated],
     rehearsal: DryRun,
-    profiling: SurveyEstimate,
+    profiling: MeasurementEstimate,
 ) -> None:
     policy = spec.schedule.policy
     is_known = origin != _ESTIMATED
@@ -323,7 +323,7 @@ def _announce(
     )
 
 
-def _print(account: Account, rehearsal: DryRun, profiling: SurveyEstimate, is_known: bool) -> None:
+def _print(account: Account, rehearsal: DryRun, profiling: MeasurementEstimate, is_known: bool) -> None:
     print(
         f"{pluralize(len({stint.name for stint in account.stints}), 'network')} trained in "
         f"{pluralize(len(account.stints), 'group')}; GPU time: "
@@ -358,7 +358,7 @@ def _numbers(
     outcomes: list[Simulated],
     rehearsal: DryRun,
     account: Account,
-    profiling: SurveyEstimate,
+    profiling: MeasurementEstimate,
 ) -> dict[str, Any]:
     planned = next(outcome for outcome in outcomes if outcome.policy == spec.schedule.policy)
     return {

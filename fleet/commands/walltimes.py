@@ -12,7 +12,7 @@ import numpy as np
 from fleet.comm.roles import Roles
 from fleet.commands.job_options import MOST_JOBS, WARNING_S, roles_of_job
 from fleet.commands.known_rates import known_beside_steps, known_rates_of, with_sharing
-from fleet.domain.events import RanksReady
+from fleet.domain.events import TrainersReady
 from fleet.errors import UserError
 from fleet.jobs.chain import ChainTimes, chain_times
 from fleet.monitor.overheads import FORWARD, Overheads, measure_overheads
@@ -218,7 +218,7 @@ def _remaining_times(times: KnownTimes, past: ChainTimes) -> KnownTimes:
 
 def _start_s(spec: Spec, paths: RunPaths) -> float:
     """How long ranks take to be ready, as the last launch of the folder tells, or else the last one on this machine."""
-    times = [at for at, event in read_events(paths.events) if isinstance(event, RanksReady)]
+    times = [at for at, event in read_events(paths.events) if isinstance(event, TrainersReady)]
     if times:
         return times[-1]
     overheads = known_beside_steps(spec)

@@ -1,12 +1,14 @@
-"""The mind of the coordinator: it is told what happens, and says what is to be done (pure).
+"""The controller of a launch: a pure state machine that turns messages into effects.
 
-:class:`Ensemble` hands what is heard to those whom it concerns (:mod:`fleet.control.handlers`), and then has each
-decide: who leaves (:mod:`fleet.control.node_release`), what searches want (:mod:`fleet.control.searching`), what is
-measured (:mod:`fleet.control.rates`), who trains where (:mod:`fleet.control.placement`), and whether the launch ends
-(:mod:`fleet.control.shutdown`). They share the parts of a launch (:mod:`fleet.control.launch_state`). None of them knows MPI,
-a clock or a disk: :meth:`Ensemble.handle` is given the time and what was heard, and returns effects, which the
-coordinator carries out (:mod:`fleet.runtime.coordinator`). What is heard alone decides, so a run can be repeated from
-what it has heard, and tried a thousand times in a second.
+:class:`Controller` passes each input to the message handlers (:mod:`fleet.control.handlers`), and
+then lets each part decide: which nodes are released (:mod:`fleet.control.node_release`), what
+searches do (:mod:`fleet.control.searching`), what is measured (:mod:`fleet.control.rates`), what
+trains where (:mod:`fleet.control.placement`), and whether the launch ends
+(:mod:`fleet.control.shutdown`). They share the state of a launch
+(:mod:`fleet.control.launch_state`).
+None of them uses MPI, a clock or a disk: :meth:`Controller.handle` takes the time and an input, and
+returns effects, which the coordinator carries out (:mod:`fleet.runtime.coordinator`). Inputs alone
+decide, so a run can be repeated from its inputs, and tested a thousand times in a second.
 """
 
 from __future__ import annotations
@@ -18,12 +20,12 @@ from fleet.comm import messages as m
 from fleet.control import effects as e
 from fleet.control.handlers import MessageHandlers
 from fleet.control.history import History, InvalidTransition
-from fleet.control.launch_state import Ask, LaunchConfig, LaunchState, PriorRates
+from fleet.control.launch_state import AskPolicy, LaunchConfig, LaunchState, PriorRates
 from fleet.control.node_release import NodeRelease
 from fleet.control.placement import Placement
 from fleet.control.rates import make_rates
-from fleet.control.searching import Searching
-from fleet.control.shutdown import Ending
+from fleet.control.searching import Searches
+from fleet.control.shutdown import Shutdown
 from fleet.domain.network import NetworkStatus
 from fleet.domain.remaining_work import RemainingWork
 from fleet.errors import ExitStatus
@@ -31,38 +33,39 @@ from fleet.search.controller import Decision, SearchController
 
 
 class Controller:
-    """The networks of a run, the groups that train them, and what is to be done next.
+    """The networks of a run, the groups that train them, and the next effects.
 
     Args:
-        standings: how far earlier launches of this run have brought the networks.
-        speeds: what is known of how fast they are.
-        ask: the policy.
-        mind: of the searches of the run, and of the rule by which networks are pruned; nobody else uses it.
-        begun: what has followed from the log of earlier launches for the mind.
+        config: the configuration of the launch.
+        statuses: the status of each network after earlier launches.
+        prior_rates: rates that are known beforehand.
+        ask: calls the policy.
+        search: the search controller, with the pruner; used by nothing else.
+        begun: decisions of the search controller that follow from the log of earlier launches.
     """
 
     def __init__(
         self,
-        setup: LaunchConfig,
-        standings: Mapping[str, NetworkStatus],
-        speeds: PriorRates,
-        ask: Ask,
-        mind: SearchController,
-        begun: Sequence[Decision] = (),
+        config: LaunchConfig,
+        statuses: Mapping[str, NetworkStatus],
+        prior_rates: PriorRates,
+        ask: AskPolicy,
+        search: SearchController,
+        restored: Sequence[Decision] = (),
     ) -> None:
-        self._launch = launch = LaunchState.of(setup, standings)
+        self._launch = launch = LaunchState.create(config, statuses)
         self._outbox = launch.outbox
         self._groups = launch.groups
         self._networks = launch.networks
-        self._rates = make_rates(speeds, launch)
-        self._leaving = NodeRelease(launch)
-        self._searching = Searching(mind, begun, launch, self._rates)
-        self._ending = Ending(launch, self._rates, self._searching)
+        self._rates = make_rates(prior_rates, launch)
+        self._node_release = NodeRelease(launch)
+        self._searches = Searches(search, restored, launch, self._rates)
+        self._shutdown = Shutdown(launch, self._rates, self._searches)
         self._placement = Placement(
-            launch, self._rates, self._searching, self._leaving, self._ending, ask
+            launch, self._rates, self._searches, self._node_release, self._shutdown, ask
         )
-        self._hearing = MessageHandlers(
-            launch, self._rates, self._searching, self._leaving, self._ending
+        self._handlers = MessageHandlers(
+            launch, self._rates, self._searches, self._node_release, self._shutdown
         )
         self._history = History()
         self._wakes_s = float("-inf")
@@ -70,13 +73,13 @@ class Controller:
 
     @property
     def status(self) -> ExitStatus | None:
-        """How the launch ends, once it does; then nothing more is heard."""
-        return self._ending.status
+        """The exit status of the launch; None until it has ended, after which input is ignored."""
+        return self._shutdown.status
 
     @property
     def pace(self) -> str:
-        """How groups depend on each other's pace, as :func:`fleet.units.parse_stream` reads it."""
-        return self._launch.production.pace
+        """How groups depend on each other's pace; see :func:`fleet.units.parse_stream`."""
+        return self._launch.grants.pace
 
     @property
     def training(self) -> AbstractSet[str]:
@@ -84,23 +87,26 @@ class Controller:
         return self._groups.names
 
     @property
-    def outlook(self) -> RemainingWork:
-        """What searches may yet bring."""
-        return self._searching.mind.outlook
+    def remaining_work(self) -> RemainingWork:
+        """The trials that searches may still propose."""
+        return self._searches.controller.remaining_work
 
-    def offer(self, nodes: int, within_s: float, now_s: float) -> e.NodeOffer:
-        """See :meth:`fleet.control.node_release.NodeRelease.offer`; :class:`fleet.control.effects.NodesRequested` has it done.
+    def offer_nodes(self, nodes: int, within_s: float, now_s: float) -> e.NodeOffer:
+        """Choose nodes to release; see :meth:`fleet.control.node_release.NodeRelease.offer`.
+
+        :class:`fleet.control.effects.NodesRequested` then releases them.
 
         Raises:
-            UserError: the launch cannot do without so many.
+            UserError: the launch cannot release so many nodes.
         """
-        return self._leaving.offer(nodes, within_s, now_s)
+        return self._node_release.offer(nodes, within_s, now_s)
 
     @property
-    def patience(self) -> int:
-        """How many messages may be heard before it decides, where so many wait.
+    def max_undecided(self) -> int:
+        """The number of messages that may be handled before a decision, if so many are pending.
 
-        To decide takes a time that grows with the devices; a group waits for its orders as long as these messages take.
+        A decision takes time that grows with the devices; groups wait for orders while messages are
+        handled.
         """
         devices = self._groups.cluster.gpus
         if devices >= _MANY:
@@ -108,86 +114,88 @@ class Controller:
         return 1
 
     def handle(
-        self, now_s: float, heard: e.Heard | None = None, more_wait: bool = False
+        self, now_s: float, message: e.Input | None = None, more_pending: bool = False
     ) -> list[e.Effect]:
-        """Hear of something, or only of the time, and decide.
+        """Process one input, or a clock tick, and return the effects.
 
         Args:
-            now_s: seconds of a clock that does not go back.
-            heard: a message, or what else has happened.
-            more_wait: whether more is about to be heard, so that it may decide after that.
+            now_s: seconds of a monotonic clock.
+            heard: a message or another input; None for a clock tick.
+            more_wait: whether more inputs are pending, so that the decision may wait.
 
         Returns:
-            What is to be done, in this order.
+            The effects, in order.
 
         Raises:
-            ProtocolViolation: that cannot be.
+            ProtocolViolation: the input is impossible in the current state.
         """
         is_late = now_s >= self._wakes_s
-        if self.status is not None or (heard is None and not is_late and not self._undecided):
+        if self.status is not None or (message is None and not is_late and not self._undecided):
             return []
         self._outbox.now_s = now_s
         # Of the many that tell of a group's pace, only few have any effect here.
         matters = (
-            not isinstance(heard, m.Pace)
-            or heard.rate.rate > 0
-            or self._launch.startup.is_awaited(heard.network)
+            not isinstance(message, m.Pace)
+            or message.rate.rate > 0
+            or self._launch.startup.is_awaited(message.network)
         )
         try:
-            if heard is not None:
-                is_news = self._hearing.hear(heard)
+            if message is not None:
+                is_news = self._handlers.handle(message)
                 self._undecided += matters or is_news > self._placement.has_news
                 self._placement.has_news |= is_news
-            if is_late or (self._undecided and not (more_wait and self._undecided < self.patience)):
+            if is_late or (
+                self._undecided and not (more_pending and self._undecided < self.max_undecided)
+            ):
                 self._undecided = 0
                 self._decide()
         except InvalidTransition as error:
-            self._history.add(now_s, heard, self._outbox.take())
-            raise self._history.error(str(error)) from error
-        effects = self._outbox.take()
+            self._history.add(now_s, message, self._outbox.drain())
+            raise self._history.make_error(str(error)) from error
+        effects = self._outbox.drain()
         if matters:
-            self._history.add(now_s, heard, effects)
+            self._history.add(now_s, message, effects)
         return effects
 
     # ---- decide ----
 
     def _decide(self) -> None:
-        ending = self._ending
-        ends_s = self._ending.since_s
-        for building in self._launch.buildings.deaf(self._outbox.now_s, ends_s):
-            ending.give_up_on(building)
-        for group in self._groups.struck:
+        ending = self._shutdown
+        ends_s = self._shutdown.began_s
+        for building in self._launch.builds.find_overdue(self._outbox.now_s, ends_s):
+            ending.abandon_build(building)
+        for group in self._groups.failed_groups:
             self._groups.remove(group.name)
-            self._networks.strike(group.name, self._groups.how_died(group))
+            self._networks.await_checkpoint(group.name, self._groups.describe_deaths(group))
             self._placement.has_news = True  # it gets no devices before its checkpoint is read
         if not ending.has_begun:
-            self._leaving.decide()
-            self._placement.has_news |= self._searching.decide()
-            self._rates.measure(self._searching.fail)
-            if self._rates.table is not None and self._launch.production.is_known(
-                self._groups.lost
+            self._node_release.decide()
+            self._placement.has_news |= self._searches.decide()
+            self._rates.measure(self._searches.fail)
+            if self._rates.table is not None and self._launch.grants.has_throughputs(
+                self._groups.removed_ranks
             ):
                 self._train()
         if ending.has_begun:
-            ending.give_up_silent()
+            ending.abandon_silent_groups()
             ending.wind_up()
         if ending.has_begun:
             rested_s = float("inf")
         else:
-            rested_s = min(self._networks.wakes_s, self._searching.closes_s)
+            rested_s = min(self._networks.next_retry_s, self._searches.closes_s)
         self._wakes_s = min(
-            rested_s, self._launch.buildings.wakes_s(ending.since_s), ending.wakes_s
+            rested_s, self._launch.builds.next_deadline_s(ending.began_s), ending.deadline_s
         )
 
     def _train(self) -> None:
-        """Bring what runs nearer to what should run, or end."""
-        if self._networks.has_left or self._groups or not self._searching.is_over:
-            self._searching.idle_since_s = None
+        """Move running groups closer to the plan, or end the launch."""
+        if self._networks.has_trainable or self._groups or not self._searches.is_over:
+            self._searches.idle_since_s = None
         else:
-            self._placement.has_news |= self._searching.close()
-            if self._networks.are_over and not self._searching.mind.is_open:
-                self._ending.finish()
-            if not self._networks.has_left:
+            self._placement.has_news |= self._searches.close()
+            if self._networks.are_over and not self._searches.controller.is_open:
+                self._shutdown.finish()
+            if not self._networks.has_trainable:
                 return
         self._placement.decide()
 

@@ -1,8 +1,8 @@
-"""Where each device of a launch is (pure).
+"""The state of each device of a launch (pure).
 
-Every device is in one place: idle, in a group, recruited by one, measuring, or on its way back from there, which ends
-when its trainer says that it waits for work. There may be thousands, and each message is followed by a look at those
-that are free: they are kept from one change to the next.
+Every device is idle, in a group, recruited by one, measuring, or returning, until its trainer
+reports that it is ready for work. There may be thousands, and the free ones are read after each
+message, so the sets are maintained incrementally.
 """
 
 from __future__ import annotations
@@ -11,85 +11,86 @@ from collections.abc import Collection, Iterable
 from collections.abc import Set as AbstractSet
 
 
-class Devices:
-    """See the module.
+class DevicePool:
+    """The devices of a launch, in sets by their state.
 
     Args:
         devices: of all trainers.
 
     Attributes:
-        alive: the devices whose trainers live.
-        free: those that can be given work; one of a group may be idle before the group is known to be no more.
-        returning: those of no group whose trainers have not said yet that they wait for work.
-        absent: those whose trainers have not said yet that they are there.
-        idle: those whose trainers wait for work.
-        taken: by groups, and by those whom they have recruited.
-        measuring: those that measure rates.
+        alive: devices whose trainers are alive.
+        free: devices that can be assigned; a device may be idle before its group is known to have
+            ended.
+        returning: devices without a group whose trainers have not yet reported that they are ready.
+        not_ready: devices whose trainers have not reported at all yet.
+        idle: devices whose trainers wait for work.
+        in_groups: devices assigned to groups, with recruits.
+        measuring: devices that measure rates.
     """
 
     def __init__(self, devices: Iterable[int]) -> None:
         self.alive = set(devices)
         self.returning = set(self.alive)
-        self.absent = set(self.alive)
+        self.not_ready = set(self.alive)
         self.free = set[int]()
         self.idle = set[int]()
-        self.taken = set[int]()
+        self.in_groups = set[int]()
         self.measuring = set[int]()
         self._vacated: set[int] = set()
 
-    def rest(self, device: int) -> None:
-        """A trainer waits for work."""
+    def set_idle(self, device: int) -> None:
+        """Record that a trainer waits for work."""
         self.idle.add(device)
-        self.absent.discard(device)
-        self._sort([device])
+        self.not_ready.discard(device)
+        self._reindex([device])
 
-    def take(self, devices: Collection[int]) -> None:
-        """A group has them from now on."""
+    def assign(self, devices: Collection[int]) -> None:
+        """Assign devices to a group."""
         self.idle.difference_update(devices)
-        self.taken.update(devices)
-        self._sort(devices)
+        self.in_groups.update(devices)
+        self._reindex(devices)
 
-    def leave(self, devices: Collection[int]) -> None:
-        """No group has them any more."""
-        self.taken.difference_update(devices)
-        self._sort(devices)
+    def release(self, devices: Collection[int]) -> None:
+        """Release devices from a group."""
+        self.in_groups.difference_update(devices)
+        self._reindex(devices)
 
-    def measure(self, devices: Collection[int]) -> None:
-        """They measure from now on."""
+    def start_measuring(self, devices: Collection[int]) -> None:
+        """Assign devices to a measurement."""
         self.idle.difference_update(devices)
         self.measuring.update(devices)
-        self._sort(devices)
+        self._reindex(devices)
 
-    def have_measured(self, devices: Collection[int]) -> None:
-        """They measure no more."""
+    def end_measuring(self, devices: Collection[int]) -> None:
+        """Release devices from a measurement."""
         self.measuring.difference_update(devices)
-        self._sort(devices)
+        self._reindex(devices)
 
-    def vacate(self, devices: Collection[int]) -> None:
-        """They get no more work, though their trainers live."""
+    def exclude(self, devices: Collection[int]) -> None:
+        """Give devices no more work, although their trainers are alive."""
         self._vacated |= self.alive.intersection(devices)
-        self.absent.difference_update(devices)
-        self._sort(devices)
+        self.not_ready.difference_update(devices)
+        self._reindex(devices)
 
-    def lose(self, devices: Collection[int]) -> None:
-        """Their trainers are no more, or do not listen."""
-        for places in (self.alive, self.idle, self.absent, self._vacated):
+    def remove(self, devices: Collection[int]) -> None:
+        """Remove devices whose trainers are dead or unresponsive."""
+        for places in (self.alive, self.idle, self.not_ready, self._vacated):
             places.difference_update(devices)
-        self._sort(devices)
+        self._reindex(devices)
 
-    def have_let_go(self, devices: Collection[int]) -> bool:
-        """Whether the trainers of some devices all wait for work, as far as they live."""
-        there = self.alive.intersection(devices)
-        return self.idle >= there and self.taken.isdisjoint(there)
+    def are_idle(self, devices: Collection[int]) -> bool:
+        """Return True if the trainers of these devices that are alive all wait for work."""
+        living = self.alive.intersection(devices)
+        return self.idle >= living and self.in_groups.isdisjoint(living)
 
     def busy(self) -> AbstractSet[int]:
-        """Those that may be used at this moment."""
-        return (self.alive - self.idle) | self.taken
+        """Return the devices that may be in use now."""
+        return (self.alive - self.idle) | self.in_groups
 
-    def _sort(self, devices: Iterable[int]) -> None:
+    def _reindex(self, devices: Iterable[int]) -> None:
         for device in devices:
             is_idle = device in self.idle
-            is_taken = device in self.taken
+            is_taken = device in self.in_groups
             is_free = is_idle and not is_taken and device not in self._vacated
             returns = device in self.alive and not (is_idle or is_taken or device in self.measuring)
             (self.free.add if is_free else self.free.discard)(device)

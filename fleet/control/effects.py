@@ -1,4 +1,4 @@
-"""What an ensemble is told beside messages, and what it wants to be done (pure values)."""
+"""Inputs of the controller other than messages, and its effects (pure values)."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ PATIENCE_S = 30.0  # for groups that do not answer when a launch ends
 
 @dataclass(frozen=True)
 class RanksDied:
-    """Some ranks have died, and all that they had said before is heard."""
+    """Some ranks have died, and all their messages have been handled."""
 
     ranks: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class EndRequested:
-    """The launch is to end before its networks are done: a signal came, or its time is nearly over.
+    """The launch must end before its networks have finished: a signal, or the end of its walltime.
 
     Attributes:
-        patience_s: seconds for which groups that do not answer are waited for.
+        patience_s: seconds to wait for groups that do not answer.
     """
 
     reason: str
@@ -49,31 +49,31 @@ class CheckpointRead:
     """The answer to :class:`ReadCheckpoint`.
 
     Attributes:
-        standing: how far the network is by its newest whole checkpoint.
-        position: samples of the next epoch that it has consumed there.
+        status: of the network by its newest whole checkpoint.
+        position: samples of the next epoch that are consumed in that state.
     """
 
     network: str
-    standing: NetworkStatus
+    status: NetworkStatus
     position: int
 
 
 @dataclass(frozen=True)
-class Leased:
-    """Of several launches that work on the networks of a run, this one may train a network from now on.
+class LeaseGranted:
+    """This launch, one of several, has acquired the lease of a network.
 
     Attributes:
-        standing: how far the network is by its newest whole checkpoint; if it is over, there is nothing to do.
-        generation: of its lease.
-        position: samples of the next epoch that it has consumed there.
-        took_over: whether the launch before had not let go.
-        unlogged: epochs that are in the checkpoint, and in no event log.
-        is_news: whether no event log says that it is over, if it is.
-        deaths: of ranks that trained it.
+        status: of the network by its newest whole checkpoint; if it has ended, nothing is trained.
+        generation: of the lease.
+        position: samples of the next epoch that are consumed in that state.
+        took_over: whether the previous launch had not released the lease.
+        unlogged: epochs that are in the checkpoint but in no event log.
+        is_news: whether the network has ended and no event log says so.
+        deaths: deaths of ranks that trained it.
     """
 
     network: str
-    standing: NetworkStatus
+    status: NetworkStatus
     generation: int
     position: int = 0
     took_over: bool = False
@@ -83,22 +83,22 @@ class Leased:
 
 
 @dataclass(frozen=True)
-class Admitted:
-    """A network has come to the run, and has been looked at.
+class NetworkAdmitted:
+    """A new network has been validated.
 
     Attributes:
-        added: what the log says of it; with what is wrong, if it cannot be trained.
-        key: equal ones train at equal speed.
-        traits: what is known of its speed before it has trained; None where nobody learns rates.
-        known: GPUs -> samples/s, of earlier runs.
-        rates: what policies are told of it, where a file says it.
+        added: its event, with the reason if it cannot be trained.
+        key: equal for networks of equal rates.
+        traits: features for estimating its rate; None if rates are not learned.
+        prior_rates: GPUs -> samples/s, from earlier runs.
+        rates: its row of the rates file, if there is one.
     """
 
     network: NetworkSpec
     added: NetworkAdded
     key: str = ""
     traits: Traits | None = None
-    known: Mapping[int, float] = field(default_factory=dict)
+    prior_rates: Mapping[int, float] = field(default_factory=dict)
     rates: Network | None = None
 
 
@@ -107,7 +107,7 @@ class SearcherAnswered:
     """A searcher has answered a call.
 
     Attributes:
-        difference: where it has answered a call of earlier launches otherwise than then, just before; or nothing.
+        difference: how its answer to a replayed call differed from the log, or empty.
     """
 
     entry: str
@@ -118,7 +118,7 @@ class SearcherAnswered:
 
 @dataclass(frozen=True)
 class SearcherCallFailed:
-    """A searcher has raised, or does not answer."""
+    """A searcher has raised or timed out."""
 
     entry: str
     reason: str
@@ -126,7 +126,7 @@ class SearcherCallFailed:
 
 @dataclass(frozen=True)
 class NetworkCommand:
-    """Somebody outside wants a network to pause, to stop, or to go on; it is one that is not over."""
+    """A user pauses, stops or resumes a network, which has not ended."""
 
     network: str
     verdict: Verdict
@@ -134,35 +134,35 @@ class NetworkCommand:
 
 @dataclass(frozen=True)
 class NodeOffer:
-    """The nodes that are given back upon a request.
+    """The nodes that a request would release.
 
     Attributes:
         nodes: their numbers.
-        hosts: what they are called.
-        ways: network -> what its group does: ``app``, it saves; ``kill``, it gives up what it has trained since its
-            last checkpoint.
+        hosts: their names.
+        actions: network -> what its group does: ``app`` saves; ``kill`` gives up its training since
+            its last checkpoint.
     """
 
     nodes: tuple[int, ...]
     hosts: tuple[str, ...]
-    ways: Mapping[str, Action]
+    actions: Mapping[str, Action]
 
 
 @dataclass(frozen=True)
 class NodesRequested:
-    """Somebody outside wants nodes back, by a command, and these were chosen; see :mod:`fleet.control.node_release`."""
+    """A command requests nodes, and these were chosen; see :mod:`fleet.control.node_release`."""
 
     command: str
     offer: NodeOffer
 
 
-Heard: TypeAlias = (
+Input: TypeAlias = (
     Message
     | RanksDied
     | EndRequested
     | CheckpointRead
-    | Leased
-    | Admitted
+    | LeaseGranted
+    | NetworkAdmitted
     | SearcherAnswered
     | SearcherCallFailed
     | NetworkCommand
@@ -183,7 +183,7 @@ class SendMessage:
 
 @dataclass(frozen=True)
 class SaveParameterCount:
-    """Write down how many parameters a network has: it has been built."""
+    """Save the number of parameters of a network that has been built."""
 
     network: str
     parameters: int
@@ -191,10 +191,10 @@ class SaveParameterCount:
 
 @dataclass(frozen=True)
 class SaveRates:
-    """Write down the rates that were found out, in time.
+    """Write the known rates to profile.json, when there is time.
 
     Attributes:
-        rates: gives them as they are by then; of thousands of networks that is some work.
+        rates: returns the current rates; expensive for thousands of networks.
     """
 
     rates: Callable[[], RateTable] = field(compare=False)
@@ -202,14 +202,14 @@ class SaveRates:
 
 @dataclass(frozen=True)
 class ReadCheckpoint:
-    """Find out how far a network is whose group has lost a rank; :class:`CheckpointRead` is the answer."""
+    """Read the checkpoint of a failed group's network; :class:`CheckpointRead` is the answer."""
 
     network: str
 
 
 @dataclass(frozen=True)
-class KeepDeath:
-    """Remember, also for later launches, that a rank has died, or does not come back, which trains a network."""
+class SaveDeath:
+    """Save that a rank died or did not come back while training a network, for later launches."""
 
     network: str
     death: Death
@@ -217,31 +217,31 @@ class KeepDeath:
 
 @dataclass(frozen=True)
 class AbortLaunch:
-    """End all ranks at once: no rank can go on."""
+    """End all ranks at once: no rank can continue."""
 
     error: FleetError
 
 
 @dataclass(frozen=True)
 class EndLaunch:
-    """The launch is over; all ranks have been told.
+    """The launch has ended; all ranks have been told.
 
     Attributes:
-        is_cut: whether some do not listen, so that they must be ended.
+        must_kill: whether unresponsive ranks must be killed.
     """
 
     status: ExitStatus
-    is_cut: bool = False
+    must_kill: bool = False
 
 
-# Of what the mind of searches decides: Note, log an event and show it to all who watch; Consult, call a searcher, which
-# Consulted or ConsultFailed answers; Add, look at a network that was asked for, which Admitted answers.
+# Decisions of the search controller are effects, too. SearcherAnswered or SearcherCallFailed answers
+# CallSearcher; NetworkAdmitted answers AddNetwork.
 Effect: TypeAlias = (
     SendMessage
     | LogEvent
     | SaveParameterCount
     | SaveRates
-    | KeepDeath
+    | SaveDeath
     | ReadCheckpoint
     | CallSearcher
     | AddNetwork
@@ -251,10 +251,11 @@ Effect: TypeAlias = (
 
 
 class Outbox:
-    """Collects what is to be done at a moment, in order.
+    """Collects effects in order.
 
     Attributes:
-        now_s: the moment, in seconds of the clock of :meth:`fleet.control.controller.Ensemble.handle`.
+        now_s: the time, in seconds of the clock of
+            :meth:`fleet.control.controller.Controller.handle`.
     """
 
     def __init__(self) -> None:
@@ -262,20 +263,26 @@ class Outbox:
         self._effects: list[Effect] = []
 
     def add(self, effect: Effect) -> None:
-        """Have something done."""
+        """Add an effect."""
         self._effects.append(effect)
 
-    def note(self, event: Event) -> None:
-        """Have an event logged and shown."""
+    def log(self, event: Event) -> None:
+        """Log an event and show it to observers."""
         self.add(LogEvent(event))
 
-    def tell(self, ranks: Iterable[int], tag: Tag, message: Message) -> None:
-        """Have a message sent to some ranks."""
+    def send(self, ranks: Iterable[int], tag: Tag, message: Message) -> None:
+        """Send a message to some ranks.
+
+        Args:
+            ranks: the receivers.
+            tag: of the message.
+            message: its content.
+        """
         for rank in ranks:
             self.add(SendMessage(rank, tag, message))
 
-    def take(self) -> list[Effect]:
-        """What has been collected since this was called last."""
+    def drain(self) -> list[Effect]:
+        """Return the effects since the last call."""
         effects = self._effects
         self._effects = []
         return effects

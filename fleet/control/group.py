@@ -1,17 +1,18 @@
-"""A training group as the coordinator knows it: the phases of its life, and what can happen in each (pure).
+"""A training group in the view of the coordinator: its phases and their transitions (pure).
 
 ::
 
-    FORMING --> TRAINING --> PAUSING --> PAUSED    stands still inside an epoch
+    FORMING --> TRAINING --> PAUSING --> PAUSED      waits for orders inside an epoch
                     |           |
-                    +-----------+------> WAITING   stands still between two epochs
+                    +-----------+------> WAITING     waits for orders between two epochs
 
-    PAUSED, WAITING --> TRAINING                   is told to go on
-                    --> CHANGING --> TRAINING      is told to go on with other devices
-                    --> STOPPING --> GONE          is told to save and to let go
+    PAUSED, WAITING --> TRAINING                     is told to continue
+                    --> REGROUPING --> TRAINING      is told to continue with other devices
+                    --> STOPPING --> ENDED           is told to save and to stop
 
-A group says where it is, and is told what to do next only where it stands still: paused inside an epoch, or waiting
-between two. So its orders never cross what it says, but for one: a pause that comes after an epoch's last step is void.
+A group reports its state, and gets orders only while it waits: paused inside an epoch, or between
+two. So orders and reports never cross, with one exception: a pause that arrives after the last step
+of an epoch is void.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from scheduler.ensemble.moves import GroupHolding, Stance
 
 
 def name_ranks(ranks: Sequence[int]) -> str:
-    """Return ranks as a message names them.
+    """Return ranks in words.
 
     >>> name_ranks([3]), name_ranks([3, 4])
     ('rank 3', 'ranks 3, 4')
@@ -43,24 +44,24 @@ def name_ranks(ranks: Sequence[int]) -> str:
 
 
 class Phase(Enum):
-    """Where a group is in its life; the value says it in words."""
+    """The phase of a group; the value describes it."""
 
     FORMING = "its ranks were told to start, and meet"
     TRAINING = "it trains, or builds the network"
     PAUSING = "it was asked to stand still inside its epoch"
     PAUSED = "it stands still inside an epoch"
     WAITING = "it stands still between two epochs"
-    CHANGING = "its ranks were told to go on with others, and meet"
+    REGROUPING = "its ranks were told to go on with others, and meet"
     STOPPING = "it was told to save and to let go"
-    STRUCK = "one of its ranks has died, and the others let go"
-    GONE = "it is no more"
+    FAILED = "one of its ranks has died, and the others let go"
+    ENDED = "it is no more"
 
 
 # What a group says, is told or suffers -> the phase that follows.
-Steps = Mapping[type, Phase]
+Transitions = Mapping[type, Phase]
 
 # What a group's master says of the group.
-SAID = (
+GROUP_MESSAGES = (
     m.Joined,
     m.FellBack,
     m.Pace,
@@ -72,14 +73,14 @@ SAID = (
     m.Failed,
 )
 
-_INSIDE: Steps = {
+_INSIDE: Transitions = {
     m.EpochDone: Phase.WAITING,
     m.Converged: Phase.WAITING,
-    m.Failed: Phase.GONE,
+    m.Failed: Phase.ENDED,
     m.Pause: Phase.PAUSING,
 }
 
-_ALIVE: Mapping[Phase, Steps] = {
+_ALIVE: Mapping[Phase, Transitions] = {
     Phase.FORMING: {m.Joined: Phase.TRAINING},
     Phase.TRAINING: {**_INSIDE, m.Pace: Phase.TRAINING, m.FellBack: Phase.TRAINING},
     # A second pause says that the launch ends: the first is void where a network is being judged.
@@ -89,17 +90,21 @@ _ALIVE: Mapping[Phase, Steps] = {
         m.FellBack: Phase.PAUSING,
         m.Paused: Phase.PAUSED,
     },
-    Phase.PAUSED: {m.Continue: Phase.TRAINING, m.Regroup: Phase.CHANGING, m.Stop: Phase.STOPPING},
-    Phase.WAITING: {m.Continue: Phase.TRAINING, m.Regroup: Phase.CHANGING, m.Stop: Phase.STOPPING},
-    Phase.CHANGING: {m.Regrouped: Phase.TRAINING, m.Failed: Phase.GONE},
-    Phase.STOPPING: {m.Stopped: Phase.GONE, m.Failed: Phase.GONE},
+    Phase.PAUSED: {m.Continue: Phase.TRAINING, m.Regroup: Phase.REGROUPING, m.Stop: Phase.STOPPING},
+    Phase.WAITING: {
+        m.Continue: Phase.TRAINING,
+        m.Regroup: Phase.REGROUPING,
+        m.Stop: Phase.STOPPING,
+    },
+    Phase.REGROUPING: {m.Regrouped: Phase.TRAINING, m.Failed: Phase.ENDED},
+    Phase.STOPPING: {m.Stopped: Phase.ENDED, m.Failed: Phase.ENDED},
     # How far its network has come will be read from a checkpoint, whatever the group still says.
-    Phase.STRUCK: dict.fromkeys(SAID, Phase.STRUCK),
-    Phase.GONE: {},
+    Phase.FAILED: dict.fromkeys(GROUP_MESSAGES, Phase.FAILED),
+    Phase.ENDED: {},
 }
 
-TRANSITIONS: Mapping[Phase, Steps] = {
-    phase: {**steps, RanksDied: Phase.STRUCK} for phase, steps in _ALIVE.items()
+TRANSITIONS: Mapping[Phase, Transitions] = {
+    phase: {**steps, RanksDied: Phase.FAILED} for phase, steps in _ALIVE.items()
 }
 
 _STANCES = {
@@ -110,7 +115,8 @@ _STANCES = {
 }
 
 
-# A group in training is silent for longer than that, and so many times longer than ever before, only if a step hangs.
+# Only a hanging step makes a group in training silent for longer than this, and so many times longer
+# than ever before.
 _SILENT_S = 5.0
 _SILENT_RATIO = 5.0
 
@@ -120,18 +126,20 @@ class TrainingGroup:
     """A training group, from its start until its ranks are free again.
 
     Attributes:
-        network: that it trains.
+        network: the network that it trains.
         devices: of its ranks, the master's first.
-        next_epoch: of the stream: what it is granted when it has none in hand.
-        reads_next: the epoch whose first sample it will read next, where it stands still.
-        reads_stream_from: device -> the epoch from which on it reads the stream; before it, it prepares its own rows.
-        joins: the epoch from which on devices will read that have not told the stream so yet.
-        recruits: the devices that will join it -> whether they have built the network.
-        before: the devices that it had before it changed for those that it has.
-        number: it rises with each group that is started.
-        heard_s: when it was started, or has said something last.
-        longest_s: for which it was silent between two words of training.
-        has_trained: whether it has told of training.
+        next_epoch: stream epoch that it is granted next.
+        next_read_epoch: the epoch whose first sample it reads next, while it waits for orders.
+        reads_stream_from: device -> first epoch that it reads from the stream; before, it prepares its
+            rows.
+        joins_at: epoch from which devices read that have not registered with the stream yet.
+        recruits: devices that will join it -> whether they have built the network.
+        previous_devices: its devices before its last change.
+        phase: its phase.
+        number: increases with each group that is started.
+        last_message_s: time of its start or of its last message.
+        longest_silence_s: longest time between two messages of training.
+        has_trained: whether it has reported training.
         name: of the network.
     """
 
@@ -139,14 +147,14 @@ class TrainingGroup:
     devices: tuple[int, ...]
     next_epoch: int
     reads_stream_from: dict[int, int]
-    joins: int | None
-    reads_next: int = 0
+    joins_at: int | None
+    next_read_epoch: int = 0
     recruits: dict[int, bool] = field(default_factory=dict)
-    before: tuple[int, ...] = ()
+    previous_devices: tuple[int, ...] = ()
     phase: Phase = Phase.FORMING
     number: int = 0
-    heard_s: float = 0.0
-    longest_s: float = 0.0
+    last_message_s: float = 0.0
+    longest_silence_s: float = 0.0
     has_trained: bool = False
     name: str = field(init=False)
     _member: Member = field(init=False)
@@ -157,26 +165,26 @@ class TrainingGroup:
 
     @property
     def member(self) -> Member:
-        """The group, as policies know it."""
+        """The group, in the form that policies use."""
         if self._member.devices is not self.devices:
             self._member = Member(self.name, self.devices)
         return self._member
 
     @property
     def is_busy(self) -> bool:
-        """Whether nothing can be asked of it just now: it starts, stops, changes or dies."""
+        """Whether it can take no request now: it starts, stops, regroups or has failed."""
         return self.phase not in _STANCES
 
     @property
-    def stands_still(self) -> bool:
+    def is_awaiting_orders(self) -> bool:
         """Whether it waits for orders."""
         return self.phase in (Phase.PAUSED, Phase.WAITING)
 
     def advance(self, step: Any) -> None:
-        """Go over to the phase that follows on what the group says, is told or suffers.
+        """Advance to the phase that follows a message, an order or a death.
 
         Raises:
-            InvalidTransition: nothing follows.
+            InvalidTransition: the step is impossible in this phase.
         """
         after = TRANSITIONS[self.phase].get(type(step))
         if after is None:
@@ -185,30 +193,32 @@ class TrainingGroup:
             )
         self.phase = after
 
-    def hear(self, now_s: float, is_training: bool) -> None:
-        """The group has said something, of training or of something else."""
+    def record_message(self, now_s: float, is_training: bool) -> None:
+        """Record the time of a message, and whether it reports training."""
         if is_training and self.has_trained:
-            self.longest_s = max(self.longest_s, now_s - self.heard_s)
+            self.longest_silence_s = max(self.longest_silence_s, now_s - self.last_message_s)
         self.has_trained |= is_training
-        self.heard_s = now_s
+        self.last_message_s = now_s
 
-    def stands_out(self, silent_s: float) -> bool:
-        """Whether so long a silence is none of its usual ones, so that its network is to blame for it."""
-        return self.has_trained and silent_s > max(_SILENT_S, _SILENT_RATIO * self.longest_s)
+    def is_unusual_silence(self, silent_s: float) -> bool:
+        """Return True if the silence is unusually long, so that the network is to blame for it."""
+        return self.has_trained and silent_s > max(
+            _SILENT_S, _SILENT_RATIO * self.longest_silence_s
+        )
 
     def holding(
-        self, can_change: bool, grows_inside: bool, is_answered: bool, is_leaving: bool = False
+        self, can_change: bool, grows_inside: bool, is_answered: bool, is_node_release: bool = False
     ) -> GroupHolding:
-        """The devices, and what can be done about them now.
+        """Return the devices, and how they can change now.
 
         Args:
             can_change: whether groups of this launch can change.
-            grows_inside: whether they can take devices in inside an epoch.
-            is_answered: whether it gets its orders now, where it stands still.
-            is_leaving: whether it stops, whatever is wanted.
+            grows_inside: whether they can add devices inside an epoch.
+            is_answered: whether it gets orders now, if it waits for them.
+            is_node_release: whether it must stop, whatever the plan.
         """
         stance = _STANCES.get(self.phase, Stance.BUSY)
-        if is_leaving or (self.stands_still and not is_answered):
+        if is_node_release or (self.is_awaiting_orders and not is_answered):
             stance = Stance.BUSY
         # With a batch that follows the GPUs another size is another optimizer.
         is_fixed = self.network.train.batch.when_scaled == "fixed"

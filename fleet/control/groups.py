@@ -1,7 +1,7 @@
-"""All training groups of a launch: their devices, and the orders that they are given (pure).
+"""All training groups of a launch: their devices and orders (pure).
 
-There may be thousands: which of them wait for orders, and which are not as the policy wants them, is kept from one
-change to the next.
+There may be thousands, so the sets of groups that wait for orders, and of groups that differ from
+the plan, are maintained incrementally.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from typing import Any
 
 from fleet.comm import messages as m
 from fleet.comm.roles import Roles
-from fleet.control.devices import Devices
+from fleet.control.devices import DevicePool
 from fleet.control.effects import Outbox, RanksDied
 from fleet.control.group import Phase, TrainingGroup, name_ranks
 from fleet.control.history import InvalidTransition
 from fleet.control.measurement import MeasurementTask
-from fleet.control.stream_grants import Production
-from fleet.domain.events import RanksReady
+from fleet.control.stream_grants import StreamGrants
+from fleet.domain.events import TrainersReady
 from fleet.spec import NetworkSpec
 from scheduler.base import Member, Round
 from scheduler.ensemble.moves import Move, Stop, plan_moves
@@ -28,38 +28,37 @@ class Groups:
     """The groups, by the names of their networks.
 
     Args:
-        outlives: whether ranks may die and the others go on.
-        production: of the stream that they read.
-        outbox: takes what is to be done.
+        roles: of all ranks.
+        outlives: whether ranks may die while the others continue.
+        grants: grants of the stream that they read.
+        outbox: collects effects.
 
     Attributes:
         cluster: the devices that can be used.
-        lost: ranks that have died, are given up, or have been let go.
-        deaf: those of them that are given up: they do not listen.
+        removed_ranks: ranks that died, were abandoned, or were released.
+        unresponsive_ranks: the abandoned ones among them.
     """
 
-    def __init__(
-        self, roles: Roles, outlives: bool, production: Production, outbox: Outbox
-    ) -> None:
+    def __init__(self, roles: Roles, outlives: bool, grants: StreamGrants, outbox: Outbox) -> None:
         self._roles = roles
         self._outlives = outlives
-        self._production = production
+        self._grants = grants
         self._outbox = outbox
         self.cluster = roles.cluster
-        self.lost: set[int] = set()
-        self.deaf: set[int] = set()
-        self._devices = Devices(self.cluster.devices)
+        self.removed_ranks: set[int] = set()
+        self.unresponsive_ranks: set[int] = set()
+        self._devices = DevicePool(self.cluster.devices)
         # whether any trainer has, and until all have
         self._has_come = False
         self._are_awaited = True
         self._groups: dict[str, TrainingGroup] = {}
-        self._standing: dict[str, TrainingGroup] = {}  # those that wait for orders
+        self._awaiting_orders: dict[str, TrainingGroup] = {}  # those that wait for orders
         self._joining: dict[str, TrainingGroup] = {}
         self._measuring: dict[tuple[int, ...], MeasurementTask] = {}
         self._number = 0  # of the latest group of ranks
-        self._wanted = Round()
+        self._plan = Round()
         self._members = dict[str, tuple[int, Member]]()
-        self._unlike: set[str] = set()  # networks whose groups are not as wanted
+        self._off_plan: set[str] = set()  # networks whose groups are not as wanted
 
     def __iter__(self) -> Iterator[TrainingGroup]:
         return iter(list(self._groups.values()))
@@ -71,26 +70,24 @@ class Groups:
         return self._groups[name]
 
     def get(self, name: str) -> TrainingGroup | None:
-        """The group of a network, if there is one."""
+        """Return the group of a network, if there is one."""
         return self._groups.get(name)
 
     @property
-    def wanted(self) -> Round:
-        """What the policy wants to run, with the batches of the epochs that groups begin."""
-        return self._wanted
+    def plan(self) -> Round:
+        """The plan of the policy, with the batches of the epochs that groups begin."""
+        return self._plan
 
-    @wanted.setter
-    def wanted(self, wanted: Round) -> None:
+    @plan.setter
+    def plan(self, plan: Round) -> None:
         before = self._members
-        self._wanted = wanted
-        self._members = {
-            member.name: (place, member) for place, member in enumerate(wanted.members)
-        }
+        self._plan = plan
+        self._members = {member.name: (index, member) for index, member in enumerate(plan.members)}
         for name in (*before, *self._members):
             self._compare(name)
 
     def _compare(self, name: str) -> None:
-        """Find out anew whether the group of a network is as wanted."""
+        """Update whether the group of a network matches the plan."""
         group = self._groups.get(name)
         member = self._members.get(name)
         is_as_wanted = group is member is None or (
@@ -99,21 +96,21 @@ class Groups:
             and not group.recruits
             and group.devices == member[1].devices
         )
-        (self._unlike.discard if is_as_wanted else self._unlike.add)(name)
+        (self._off_plan.discard if is_as_wanted else self._off_plan.add)(name)
 
     def advance(self, group: TrainingGroup, step: Any) -> None:
-        """Have a group go over to the phase that follows; see :meth:`fleet.control.group.TrainingGroup.advance`."""
+        """Advance a group to its next phase; see :meth:`TrainingGroup.advance`."""
         group.advance(step)
-        if group.stands_still:
-            self._standing[group.name] = group
+        if group.is_awaiting_orders:
+            self._awaiting_orders[group.name] = group
         else:
-            self._standing.pop(group.name, None)
+            self._awaiting_orders.pop(group.name, None)
 
     # ---- devices ----
 
     @property
     def free_whole(self) -> frozenset[int]:
-        """Free devices of which no two share a GPU: one slot of each GPU that nobody uses."""
+        """Free devices of which no two share a GPU: one slot of each unused GPU."""
         free = self._devices.free
         if self.cluster.slots == 1:
             return frozenset(free)
@@ -122,8 +119,8 @@ class Groups:
         return frozenset(device for gpu, device in slots.items() if gpu not in busy)
 
     @property
-    def are_returning(self) -> bool:
-        """Whether devices are in no group whose trainers have not said yet that they wait for work."""
+    def has_returning_devices(self) -> bool:
+        """Whether trainers without a group have not yet reported that they are ready."""
         return bool(self._devices.returning)
 
     @property
@@ -136,33 +133,33 @@ class Groups:
         """Whether every trainer waits for work."""
         return not self._groups and self._devices.idle >= self._devices.alive
 
-    def ready(self, ready: m.Ready) -> None:
-        """A trainer waits for work.
+    def mark_ready(self, ready: m.Ready) -> None:
+        """Record that a trainer waits for work.
 
         Raises:
-            InvalidTransition: it is none, or has waited all the time.
+            InvalidTransition: the rank is no trainer, or was idle already.
         """
         device = self._roles.device_of.get(ready.rank)
         if device is not None:
             self._has_come = True
-            self._devices.absent.discard(device)
-        self.see_who_is_there()
-        if ready.rank in self.lost:
+            self._devices.not_ready.discard(device)
+        self.check_all_ready()
+        if ready.rank in self.removed_ranks:
             return  # its last word
         if device is None or device in self._devices.idle:
             raise InvalidTransition(
                 f"rank {ready.rank} has nothing to do, and yet there is {ready}"
             )
-        self._devices.rest(device)
+        self._devices.set_idle(device)
 
-    def see_who_is_there(self) -> None:
-        """Tell when all trainers that are alive have come."""
-        if self._are_awaited and self._has_come and not self._devices.absent:
+    def check_all_ready(self) -> None:
+        """Log when all trainers that are alive have reported."""
+        if self._are_awaited and self._has_come and not self._devices.not_ready:
             self._are_awaited = False
-            self._outbox.note(RanksReady())
+            self._outbox.log(TrainersReady())
 
-    def built(self, built: m.Built) -> None:
-        """A recruit has built the network, or all of a group have.
+    def mark_built(self, built: m.Built) -> None:
+        """Record that a recruit, or a whole group, has built its network.
 
         Raises:
             InvalidTransition: the rank builds nothing.
@@ -174,13 +171,17 @@ class Groups:
             return
         does = (group is not None and device in group.devices) or device in self._devices.measuring
         # Those that return may not know yet that they are no recruits any more.
-        if not does and device not in self._devices.returning and built.rank not in self.lost:
+        if (
+            not does
+            and device not in self._devices.returning
+            and built.rank not in self.removed_ranks
+        ):
             raise InvalidTransition(f"rank {built.rank} builds nothing, and yet there is {built}")
 
-    def lose(self, rank: int, died: RanksDied) -> list[MeasurementTask]:
-        """A trainer has died; returns what it measured."""
+    def remove_rank(self, rank: int, died: RanksDied) -> list[MeasurementTask]:
+        """Remove a trainer that has died; return the measurements that it took part in."""
         device = self._roles.device_of[rank]
-        self._devices.lose([device])
+        self._devices.remove([device])
         self.cluster = self.cluster.without([device])
         for group in self:
             self._drop(group, [device])
@@ -188,69 +189,73 @@ class Groups:
                 self.advance(group, died)
         stopped = [devices for devices in self._measuring if device in devices]
         for devices in stopped:
-            self._devices.have_measured(devices)
+            self._devices.end_measuring(devices)
         return [self._measuring.pop(devices) for devices in stopped]
 
     def _drop(self, group: TrainingGroup, devices: Collection[int]) -> None:
-        """Some devices will not join a group."""
+        """Drop devices from the recruits of a group."""
         for device in group.recruits.keys() & set(devices):
             del group.recruits[device]
-            self._devices.leave([device])
+            self._devices.release([device])
         self._compare(group.name)
 
-    def give_up(self, devices: tuple[int, ...]) -> tuple[int, ...]:
-        """Devices that build a network do not answer, and never will; returns their ranks."""
+    def abandon(self, devices: tuple[int, ...]) -> tuple[int, ...]:
+        """Abandon devices that do not answer; return their ranks."""
         ranks = self._ranks(devices)
-        self.lost.update(ranks)
-        self.deaf.update(ranks)
+        self.removed_ranks.update(ranks)
+        self.unresponsive_ranks.update(ranks)
         self.cluster = self.cluster.without(devices)
-        self._devices.lose(devices)
+        self._devices.remove(devices)
         for group in self:
             if set(devices) & set(group.devices):
                 self.remove(group.name)
             else:
                 self._drop(group, devices)
         if self._measuring.pop(devices, None) is not None:
-            self._devices.have_measured(devices)
+            self._devices.end_measuring(devices)
         return ranks
 
-    def vacate(self, devices: Collection[int]) -> None:
-        """Give some devices no more work, though their trainers live."""
-        self._devices.vacate(devices)
+    def exclude(self, devices: Collection[int]) -> None:
+        """Give devices no more work, although their trainers are alive."""
+        self._devices.exclude(devices)
         self.cluster = self.cluster.without(list(devices))
 
-    def have_let_go(self, devices: Collection[int]) -> bool:
-        """Whether the trainers of some devices all wait for work, as far as they live."""
-        return self._devices.have_let_go(devices)
+    def are_idle(self, devices: Collection[int]) -> bool:
+        """Return True if the trainers of these devices that are alive all wait for work."""
+        return self._devices.are_idle(devices)
 
     # ---- measuring ----
 
-    def measure(self, network: NetworkSpec, gpus: int, batches: tuple[int, ...]) -> tuple[int, ...]:
-        """Have a network measured on some of the free devices, close together; returns which.
+    def start_measurement(
+        self, network: NetworkSpec, gpus: int, batches: tuple[int, ...]
+    ) -> tuple[int, ...]:
+        """Measure a network on free devices that are close together; return these devices.
 
         Args:
-            batches: with which, where the policy will choose them.
+            network: the network.
+            gpus: number of devices.
+            batches: global batches to measure, if the policy chooses the batch.
         """
         devices = _close_together(sorted(self.free_whole), gpus, self.cluster.gpus_per_node)
-        self._devices.measure(devices)
+        self._devices.start_measuring(devices)
         self._measuring[devices] = MeasurementTask(network.name, gpus)
         ranks = self._ranks(devices)
         self._tell(devices, m.Measure(network, ranks, self._next_number(), batches))
         return devices
 
-    def measured(self, measured: m.Measured) -> MeasurementTask | None:
-        """A measurement is over; returns which, or None where it was given up: one of its ranks has died.
+    def end_measurement(self, measured: m.Measured) -> MeasurementTask | None:
+        """End a measurement and return its task; None if it was abandoned after a death.
 
         Raises:
-            InvalidTransition: there was none.
+            InvalidTransition: there was no such measurement.
         """
         task = MeasurementTask(measured.network, measured.gpus)
-        for devices, other in self._measuring.items():
-            if other == task:
+        for devices, running in self._measuring.items():
+            if running == task:
                 del self._measuring[devices]
-                self._devices.have_measured(devices)
+                self._devices.end_measuring(devices)
                 return task
-        if self.lost:
+        if self.removed_ranks:
             return None
         raise InvalidTransition(f"nobody measures that, and yet there is {measured}")
 
@@ -260,7 +265,9 @@ class Groups:
         """Train a network on free devices.
 
         Args:
-            epoch: the number of the first one that it may train on.
+            network: the network.
+            devices: the master's first.
+            epoch: number of the first epoch that it may train on.
         """
         ranks = self._ranks(devices)
         number = self._next_number()
@@ -269,11 +276,11 @@ class Groups:
             devices,
             epoch,
             dict.fromkeys(devices, epoch),
-            joins=epoch,
+            joins_at=epoch,
             number=number,
-            heard_s=self._outbox.now_s,
+            last_message_s=self._outbox.now_s,
         )
-        self._devices.take(devices)
+        self._devices.assign(devices)
         self._groups[group.name] = self._joining[group.name] = group
         self._compare(group.name)
         self._tell(
@@ -282,51 +289,52 @@ class Groups:
                 network,
                 ranks,
                 number,
-                self._production.stream_epoch(epoch),
+                self._grants.stream_epoch(epoch),
                 batch=self._batch(network, devices, epoch),
             ),
         )
 
     def recruit(self, group: TrainingGroup, devices: Sequence[int]) -> None:
-        """Have free devices build the network, so that they can join its group."""
-        self._devices.take(devices)
+        """Let free devices build the network, so that they can join its group."""
+        self._devices.assign(devices)
         for device in devices:
             group.recruits[device] = False
             self._tell([device], m.Join(group.network, self._next_number()))
         self._compare(group.name)
 
     def dismiss(self, group: TrainingGroup, devices: Sequence[int]) -> None:
-        """Let devices go that were to join a group."""
+        """Dismiss recruits of a group."""
         self._drop(group, devices)
         self._tell(devices, m.Stop(final=False))
 
     def pause(self, group: TrainingGroup, run_ends: bool) -> None:
-        """Have a group stand still as soon as it can.
+        """Pause a group as soon as possible.
 
         Args:
-            ends: whether the launch does.
+            group: the group.
+            ends: whether the launch is about to end.
         """
         self._order(group, m.Pause(run_ends))
 
-    def go_on(self, group: TrainingGroup) -> None:
-        """Have a group that stands still train on."""
+    def resume(self, group: TrainingGroup) -> None:
+        """Let a waiting group continue to train."""
         self._order(
             group,
             m.Continue(
-                self._production.stream_epoch(group.next_epoch),
+                self._grants.stream_epoch(group.next_epoch),
                 self._batch(group.network, group.devices, group.next_epoch),
             ),
         )
 
     def regroup(self, group: TrainingGroup, devices: tuple[int, ...]) -> None:
-        """Have a group that stands still go on with these devices, its own first."""
+        """Let a waiting group continue with these devices, those that stay first."""
         stay = tuple(device for device in devices if device in group.devices)
-        fresh = self._production.fresh if self._production.is_in_step else 0
+        fresh = self._grants.first_ungranted if self._grants.is_in_step else 0
         order = m.Regroup(
             self._ranks(devices),
             len(stay),
             self._next_number(),
-            self._production.stream_epoch(group.next_epoch),
+            self._grants.stream_epoch(group.next_epoch),
             reads_stream_from=fresh,
             batch=self._batch(group.network, devices, group.next_epoch),
         )
@@ -336,207 +344,215 @@ class Groups:
             reads_stream_from[device] = self._first_read(device, group, stay, fresh)
             self._tell([device], order._replace(reads_stream_from=reads_stream_from[device]))
             del group.recruits[device]
-        group.before = group.devices
+        group.previous_devices = group.devices
         group.devices = devices
         group.reads_stream_from = reads_stream_from
-        group.joins = fresh if len(devices) > len(stay) else None
+        group.joins_at = fresh if len(devices) > len(stay) else None
         self._joining[group.name] = group
-        self._devices.leave([device for device in group.before if device not in devices])
+        self._devices.release(
+            [device for device in group.previous_devices if device not in devices]
+        )
         self._compare(group.name)
 
-    def have_met(self, group: TrainingGroup) -> None:
-        """The ranks of a group have told the stream from which epoch on they read."""
-        group.joins = None
+    def end_join(self, group: TrainingGroup) -> None:
+        """Record that the ranks of a group have registered with the stream."""
+        group.joins_at = None
         self._joining.pop(group.name, None)
 
     def _first_read(
         self, device: int, group: TrainingGroup, stay: Sequence[int], fresh: int
     ) -> int:
-        """The epoch from which on a newcomer reads the stream."""
-        if not self._production.is_in_step:
+        """Return the first epoch that a new device reads from the stream."""
+        if not self._grants.is_in_step:
             return 0
         # What those that stay will read next is protected on their nodes.
         node = self.cluster.node(device)
-        held = [group.reads_stream_from[mate] for mate in stay if self.cluster.node(mate) == node]
-        return max(group.reads_next, min(held, default=fresh))
+        epochs = [group.reads_stream_from[mate] for mate in stay if self.cluster.node(mate) == node]
+        return max(group.next_read_epoch, min(epochs, default=fresh))
 
     def stop(self, group: TrainingGroup, is_final: bool, saves: bool = True) -> None:
-        """Have a group that stands still save and let go, and its recruits as well.
+        """Let a waiting group save and stop, and dismiss its recruits.
 
         Args:
+            group: the group.
             is_final: whether there is nothing left to train.
-            saves: otherwise it gives up what it has trained since its last checkpoint.
+            saves: whether it saves; otherwise it gives up its training since its last checkpoint.
         """
         self.dismiss(group, tuple(group.recruits))
         self._order(group, m.Stop(is_final, saves))
 
     def remove(self, name: str) -> None:
-        """A group is no more; its recruits are let go."""
+        """Remove a group and dismiss its recruits."""
         group = self._groups.pop(name)
-        self._standing.pop(name, None)
+        self._awaiting_orders.pop(name, None)
         self._joining.pop(name, None)
         self.dismiss(group, tuple(group.recruits))
-        self._devices.leave(group.devices)
+        self._devices.release(group.devices)
 
     def _order(
         self, group: TrainingGroup, order: m.Pause | m.Continue | m.Regroup | m.Stop
     ) -> None:
-        """Tell a group's master, and go over to the phase that follows."""
+        """Send an order to a group's master, and advance to the phase that follows."""
         self.advance(group, order)
         self._tell(group.devices[:1], order)
 
     # ---- what there is to know of them ----
 
     @property
-    def standing(self) -> list[TrainingGroup]:
+    def awaiting_orders(self) -> list[TrainingGroup]:
         """The groups that wait for orders, in the order in which they were started."""
-        return sorted(self._standing.values(), key=lambda group: group.number)
+        return sorted(self._awaiting_orders.values(), key=lambda group: group.number)
 
     @property
     def are_stopping(self) -> bool:
-        """Whether all groups have been told to let go."""
+        """Whether all groups have been told to stop."""
         return all(group.phase is Phase.STOPPING for group in self._groups.values())
 
     @property
-    def joining(self) -> Iterator[int]:
-        """The epochs from which on ranks will read the stream that have not told it so yet."""
+    def joining_epochs(self) -> Iterator[int]:
+        """The first epochs of ranks that have not registered with the stream yet."""
         return (
-            group.joins
+            group.joins_at
             for group in self._joining.values()
-            if group.joins is not None and group.phase is not Phase.STRUCK
+            if group.joins_at is not None and group.phase is not Phase.FAILED
         )
 
     @property
-    def struck(self) -> list[TrainingGroup]:
-        """The groups that have lost a rank, and whose other ranks have all let go."""
-        if not self.lost:
+    def failed_groups(self) -> list[TrainingGroup]:
+        """The groups that have lost a rank, and whose other ranks are all idle."""
+        if not self.removed_ranks:
             return []
         idle = self._devices.idle
         alive = self._devices.alive
         return [
             group
             for group in self
-            if group.phase is Phase.STRUCK and idle >= alive.intersection(group.devices)
+            if group.phase is Phase.FAILED and idle >= alive.intersection(group.devices)
         ]
 
-    def how_died(self, group: TrainingGroup) -> str:
-        """Which ranks of a group have died, in words; nothing where a whole node has, for that is no network's doing."""
-        ranks = [rank for rank in self._ranks(group.devices) if rank in self.lost]
+    def describe_deaths(self, group: TrainingGroup) -> str:
+        """Return which ranks of a group died; empty if a whole node died."""
+        ranks = [rank for rank in self._ranks(group.devices) if rank in self.removed_ranks]
         node_of = self._roles.node_of
         nodes = {node_of[rank] for rank in ranks}
         has_whole_node = any(
-            all(rank in self.lost for rank, node in enumerate(node_of) if node == gone)
-            for gone in nodes
+            all(
+                rank in self.removed_ranks for rank, node in enumerate(node_of) if node == dead_node
+            )
+            for dead_node in nodes
         )
         if not ranks or has_whole_node:
             return ""
-        who = name_ranks(ranks)
-        return f"{who} died"
+        names = name_ranks(ranks)
+        return f"{names} died"
 
     @property
     def held_back(self) -> set[str]:
-        """The groups between two epochs that get no orders yet, because others have not come as far.
+        """The groups between two epochs that get no orders yet, because others are behind.
 
-        In lockstep all end an epoch nearly together. They are answered together: the first would otherwise go on into
-        another epoch when the last of them, a moment later, ends the round.
+        In lockstep all groups end an epoch at nearly the same time, and get orders together.
+        Otherwise the
+        first would begin another epoch just before the last one ends the round.
         """
-        if not self._production.is_lockstep:
+        if not self._grants.is_lockstep:
             return set()
         waiting = {group.name: group.next_epoch for group in self if group.phase is Phase.WAITING}
         ahead = max(waiting.values(), default=0)
         are_behind = any(
             group.next_epoch < ahead
             for group in self
-            if group.name not in waiting and group.phase not in (Phase.STOPPING, Phase.STRUCK)
+            if group.name not in waiting and group.phase not in (Phase.STOPPING, Phase.FAILED)
         )
         if are_behind:
             return set(waiting)
         return set()
 
-    def running(self, leaving: Collection[str]) -> tuple[Member, ...]:
-        """The groups that a policy can count on.
+    def running_members(self, leaving: Collection[str]) -> tuple[Member, ...]:
+        """Return the groups that a policy can count on.
 
         Args:
-            leaving: those that stop, whatever the policy says.
+            leaving: networks whose groups stop, whatever the plan.
         """
         return tuple(
             group.member
             for group in self
-            if group.phase is not Phase.STRUCK and group.name not in leaving
+            if group.phase is not Phase.FAILED and group.name not in leaving
         )
 
-    def moves(
+    def plan_moves(
         self, held_back: Collection[str], leaving: Collection[str], alone: Collection[str]
     ) -> tuple[Move, ...]:
-        """The moves that bring groups nearer to what is wanted; see :func:`scheduler.ensemble.moves.plan_moves`.
+        """Return the moves towards the plan; see :func:`scheduler.ensemble.moves.moves`.
 
         Args:
-            held_back: the groups that get no orders yet.
-            leaving: those that stop, whatever the policy says.
-            alone: the networks that share no GPU with others.
+            held_back: networks whose groups get no orders yet.
+            leaving: networks whose groups stop, whatever the plan.
+            alone: networks that share no GPU with others.
         """
-        if not self._unlike:
+        if not self._off_plan:
             return ()
         # Of those that are busy no move can be made.
         names = {
             name
-            for name in self._unlike
+            for name in self._off_plan
             if (group := self._groups.get(name)) is None or not group.is_busy
         }
         groups = sorted(
             (self._groups[name] for name in names & self.names), key=lambda group: group.number
         )
-        grows_inside = self._production.changes_inside
-        # Where ranks may die, one could while it leaves, and those that are new would wait for the others.
+        grows_inside = self._grants.changes_inside
+        # A rank that may die could do so while it leaves, and new ranks would wait for it.
         apart = {
             group.name: group.holding(
                 can_change=not self._outlives,
                 grows_inside=grows_inside,
                 is_answered=group.name not in held_back,
-                is_leaving=group.name in leaving,
+                is_node_release=group.name in leaving,
             )
             for group in groups
         }
-        others = sorted(self._members[name] for name in names & self._members.keys())
-        found = plan_moves(apart, Round(tuple(member for _, member in others)), self._devices.free)
+        members = sorted(self._members[name] for name in names & self._members.keys())
+        possible = plan_moves(
+            apart, Round(tuple(member for _, member in members)), self._devices.free
+        )
         if alone:
-            return tuple(move for move in found if self._is_clear(move, alone))
-        return found
+            return tuple(move for move in possible if self._is_clear(move, alone))
+        return possible
 
     def _is_clear(self, move: Move, alone: Collection[str]) -> bool:
-        """Whether no network that needs GPUs of its own comes to share one by a move: it may end at once beside others.
+        """Return True if the move puts no exclusive network on a shared GPU.
 
-        A plan that gives it a GPU has others leave that, but they do so at the end of their epochs.
+        A plan that gives it a GPU makes others leave that GPU, but only at the end of their epochs.
         """
         if isinstance(move, Stop):
             return True
         group = self.get(move.name)
-        own = set() if group is None else {*group.devices, *group.recruits}
-        new = {self.cluster.gpu(device) for device in set(move.devices) - own}
+        current = set() if group is None else {*group.devices, *group.recruits}
+        new = {self.cluster.gpu(device) for device in set(move.devices) - current}
         if move.name in alone:
-            others = self._devices.busy()
+            blocked = self._devices.busy()
         else:
-            others = {
+            blocked = {
                 device
-                for other in self
-                if other.name in alone
-                for device in (*other.devices, *other.recruits)
+                for exclusive in self
+                if exclusive.name in alone
+                for device in (*exclusive.devices, *exclusive.recruits)
             }
-        return new.isdisjoint(self.cluster.gpu(device) for device in others - own)
+        return new.isdisjoint(self.cluster.gpu(device) for device in blocked - current)
 
     # ---- small things ----
 
     def _batch(self, network: NetworkSpec, devices: Sequence[int], epoch: int) -> int | None:
-        """The batch of an epoch that a network begins on some devices."""
-        _, wanted = self._members.get(network.name, (0, None))
-        if wanted is None:
+        """Return the batch of an epoch that a network begins on some devices."""
+        _, member = self._members.get(network.name, (0, None))
+        if member is None:
             chosen = None
         else:
-            chosen = wanted.batch_on(len(devices), network.train.batch.bounds[0])
-        return self._production.batch(epoch, chosen)
+            chosen = member.batch_on(len(devices), network.train.batch.bounds[0])
+        return self._grants.batch(epoch, chosen)
 
     def _tell(self, devices: Sequence[int], message: m.Message) -> None:
-        self._outbox.tell(self._ranks(devices), m.Tag.TRAINER, message)
+        self._outbox.send(self._ranks(devices), m.Tag.TRAINER, message)
 
     def _ranks(self, devices: Sequence[int]) -> tuple[int, ...]:
         return tuple(self._roles.rank_of[device] for device in devices)
@@ -547,7 +563,7 @@ class Groups:
 
 
 def _close_together(devices: Sequence[int], count: int, gpus_per_node: int) -> tuple[int, ...]:
-    """Some of the devices, on as few nodes as can be.
+    """Return ``count`` of the devices, on as few nodes as possible.
 
     >>> _close_together([1, 4, 5, 6], 2, gpus_per_node=4)
     (4, 5)

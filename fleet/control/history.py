@@ -1,4 +1,4 @@
-"""What was heard and what was done about it, for the report of something that cannot be (pure)."""
+"""The last inputs and effects, for reports of protocol violations (pure)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from fleet.control.effects import Effect, Heard
+from fleet.control.effects import Effect, Input
 from fleet.errors import InfrastructureError
 
 _REMEMBERED = 10_000  # of the last moments
@@ -14,55 +14,56 @@ _SHOWN = 20  # of them, in the message of an error
 
 
 @dataclass(frozen=True)
-class Moment:
-    """Something that was heard, or None where only time has passed, and what was to be done about it."""
+class HistoryEntry:
+    """An input, or None for a clock tick, and its effects."""
 
     now_s: float
-    heard: Heard | None
+    message: Input | None
     effects: tuple[Effect, ...]
 
 
 class InvalidTransition(Exception):
-    """Something cannot be, as things stand; the message says what."""
+    """An input is impossible in the current state; the message says why."""
 
 
 class ProtocolViolation(InfrastructureError):
-    """Something was heard that cannot be, by all that was heard before: a mistake in the program.
+    """An input is impossible after all inputs before it: a bug in the program.
 
     Attributes:
-        history: the last moments; what cannot be is in the last of them. As long as they go back to the beginning, an
-            ensemble that hears them once more comes to the same error.
+        problem: what is impossible.
+        history: the last entries; the input is in the last one. If they go back to the beginning, a
+            controller that gets them again raises the same error.
     """
 
-    def __init__(self, what: str, history: Iterable[Moment]) -> None:
-        self.what = what
+    def __init__(self, problem: str, history: Iterable[HistoryEntry]) -> None:
+        self.what = problem
         self.history = tuple(history)
-        shown = "\n".join(_lines(self.history[-_SHOWN:]))
+        lines = "\n".join(_lines(self.history[-_SHOWN:]))
         super().__init__(
-            f"{what}\nThis is what was heard before, and what was done about it:\n{shown}"
+            f"{problem}\nThis is what was heard before, and what was done about it:\n{lines}"
         )
 
     def report(self) -> str:
-        """The whole history, a line for each moment and each effect, with values as Python writes them."""
+        """Return the whole history with Python values, a line per input and effect."""
         return "\n".join(_lines(self.history))
 
 
-def _lines(moments: Iterable[Moment]) -> Iterator[str]:
+def _lines(moments: Iterable[HistoryEntry]) -> Iterator[str]:
     for moment in moments:
-        yield f"{moment.now_s:.6f} s: {moment.heard!r}"
+        yield f"{moment.now_s:.6f} s: {moment.message!r}"
         yield from (f"    {effect!r}" for effect in moment.effects)
 
 
 class History:
-    """The last moments."""
+    """The last inputs and effects."""
 
     def __init__(self) -> None:
-        self._moments: deque[Moment] = deque(maxlen=_REMEMBERED)
+        self._moments: deque[HistoryEntry] = deque(maxlen=_REMEMBERED)
 
-    def add(self, now_s: float, heard: Heard | None, effects: Iterable[Effect]) -> None:
-        """Remember a moment."""
-        self._moments.append(Moment(now_s, heard, tuple(effects)))
+    def add(self, now_s: float, message: Input | None, effects: Iterable[Effect]) -> None:
+        """Add an input and its effects."""
+        self._moments.append(HistoryEntry(now_s, message, tuple(effects)))
 
-    def error(self, what: str) -> ProtocolViolation:
-        """What to raise where something cannot be."""
-        return ProtocolViolation(what, self._moments)
+    def make_error(self, problem: str) -> ProtocolViolation:
+        """Return the error to raise for an impossible input."""
+        return ProtocolViolation(problem, self._moments)

@@ -1,4 +1,4 @@
-"""What a launch is given, as its mind knows it, and what it is made of (pure)."""
+"""The configuration and the mutable state of a launch, as the controller has them (pure)."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import TypeAlias
 from fleet.comm import messages as m
 from fleet.comm.roles import Roles
 from fleet.control.effects import Outbox
-from fleet.control.group_startup import Buildings, StartupTimes
+from fleet.control.group_startup import PendingBuilds, StartupTimes
 from fleet.control.groups import Groups
 from fleet.control.measurement import RateMeasurement
 from fleet.control.networks import Networks
-from fleet.control.stream_grants import Production
+from fleet.control.stream_grants import StreamGrants
 from fleet.domain.network import Death, NetworkStatus
 from fleet.spec import Spec
 from fleet.stream.layout import Layout
@@ -24,22 +24,25 @@ from scheduler.ensemble.probing import Probes
 
 @dataclass(frozen=True)
 class LaunchConfig:
-    """What stays as it is while a launch lasts.
+    """The constants of a launch.
 
     Attributes:
-        layout: of the stream; None where every trainer prepares its own samples, or finishes those that are kept.
-        samples: training samples of the data set.
-        outlives: whether ranks may die and the others go on.
-        ends_s: when the walltime will be a reason to stop, in seconds of the clock of :meth:`Ensemble.handle`.
+        spec: the spec of the run.
+        roles: of all ranks.
+        layout: of the stream; None if trainers prepare their own samples, or augment stored ones.
+        samples: number of training samples.
+        outlives: whether ranks may die while the others continue.
+        ends_s: when the walltime ends, in seconds of the clock of :meth:`Controller.handle`.
         first_epoch: of the stream, in this launch.
-        replayed: the stream epochs to train on, one after another, where one network is trained again.
-        replayed_batches: the batches of these epochs, where the policy had chosen them.
-        bad: the samples that are known to be unreadable.
-        elsewhere: the networks that other launches may be training; see :class:`fleet.control.effects.Leased`.
-        sharing: k -> what k networks on one GPU train together as times of one, as far as that is known.
-        alone: the networks that are known to need GPUs of their own.
-        hosts: what the nodes are called, in the order of their numbers; empty where nobody has asked.
-        deaths: network -> the deaths of ranks that trained it in earlier launches.
+        replayed: the stream epochs of a replay of one network, in order.
+        replayed_batches: the batches of these epochs, if the policy had chosen them.
+        unreadable: names of samples that are known to be unreadable.
+        elsewhere: networks that other launches may train; see
+            :class:`fleet.control.effects.LeaseGranted`.
+        sharing: k -> speedup of k networks on one GPU over one network, as far as known.
+        alone: networks that are known to need GPUs of their own.
+        hosts: names of the nodes in order; empty if unknown.
+        deaths: network -> deaths of ranks that trained it in earlier launches.
     """
 
     spec: Spec
@@ -51,7 +54,7 @@ class LaunchConfig:
     first_epoch: int = 0
     replayed: tuple[int, ...] = ()
     replayed_batches: tuple[int, ...] = ()
-    bad: frozenset[str] = frozenset()
+    unreadable: frozenset[str] = frozenset()
     elsewhere: frozenset[str] = frozenset()
     sharing: Mapping[int, float] = field(default_factory=dict)
     alone: frozenset[str] = frozenset()
@@ -61,101 +64,102 @@ class LaunchConfig:
 
 @dataclass(frozen=True)
 class PriorRates:
-    """What is known of how fast networks are, before a launch trains any.
+    """Rates that are known before a launch trains.
 
     Attributes:
-        survey: the measurements to make where nothing else says it, and what is known of earlier ones.
-        given: the rates of a file, instead.
+        measurement: the measurements to make if rates have no other source, with earlier results.
+        table: rates of a file, instead.
         online: learns rates from training, instead.
     """
 
-    survey: RateMeasurement
-    given: RateTable | None = None
+    measurement: RateMeasurement
+    table: RateTable | None = None
     online: OnlineRates | None = None
 
 
 @dataclass(frozen=True)
 class PolicyAnswer:
-    """What a policy answers, how many seconds that took, and the rates that the answer only tries."""
+    """The answer of a policy, its duration in seconds, and the rates that it only probes."""
 
     round: Round
     seconds: float = 0.0
-    tried: Probes = frozenset()
+    probes: Probes = frozenset()
 
 
-Least: TypeAlias = Callable[[str], Sequence[float]]  # the rates that a network has at least
+RateFloor: TypeAlias = Callable[[str], Sequence[float]]  # the rates that a network has at least
 
-Ask: TypeAlias = Callable[[RateTable, Progress, Cluster, Least | None], PolicyAnswer]
+AskPolicy: TypeAlias = Callable[[RateTable, Progress, Cluster, RateFloor | None], PolicyAnswer]
 
 
 @dataclass(frozen=True)
 class LaunchState:
-    """What a launch is made of, shared by all who decide about it; each part says of itself what it is.
+    """The mutable state of a launch, shared by all parts that decide.
 
     Attributes:
-        outbox: takes what is to be done, and knows what time it is.
+        outbox: collects effects, and holds the time.
     """
 
-    setup: LaunchConfig
+    config: LaunchConfig
     outbox: Outbox
-    production: Production
+    grants: StreamGrants
     networks: Networks
     groups: Groups
-    buildings: Buildings
+    builds: PendingBuilds
     startup: StartupTimes
 
     @classmethod
-    def of(cls, setup: LaunchConfig, standings: Mapping[str, NetworkStatus]) -> LaunchState:
-        """Those of a launch at its beginning.
+    def create(cls, config: LaunchConfig, statuses: Mapping[str, NetworkStatus]) -> LaunchState:
+        """Return the state of a launch at its beginning.
 
         Args:
-            standings: how far earlier launches have brought the networks.
+            config: the configuration of the launch.
+            statuses: the status of each network after earlier launches.
         """
         outbox = Outbox()
-        spec = setup.spec
-        production = Production(
-            setup.layout,
-            setup.roles.preprocessors,
-            setup.first_epoch,
-            setup.replayed,
-            setup.replayed_batches,
+        spec = config.spec
+        grants = StreamGrants(
+            config.layout,
+            config.roles.preprocessors,
+            config.first_epoch,
+            config.replayed,
+            config.replayed_batches,
         )
         networks = Networks(
             spec.networks,
-            standings,
+            statuses,
             spec.document.retries,
             outbox,
-            setup.elsewhere,
-            setup.alone,
-            setup.deaths,
+            config.elsewhere,
+            config.alone,
+            config.deaths,
             spec.document.max_deaths,
         )
-        groups = Groups(setup.roles, setup.outlives, production, outbox)
+        groups = Groups(config.roles, config.outlives, grants, outbox)
         return cls(
-            setup,
+            config,
             outbox,
-            production,
+            grants,
             networks,
             groups,
-            Buildings(),
-            StartupTimes(setup.ends_s, outbox),
+            PendingBuilds(),
+            StartupTimes(config.ends_s, outbox),
         )
 
     @property
     def now_s(self) -> float:
-        """What time it is."""
+        """The time in seconds."""
         return self.outbox.now_s
 
-    def produce(self) -> None:
-        """Tell preprocessors how far the stream is wanted, where that has changed."""
-        order = self.production.order(self.groups.joining)
+    def update_grants(self) -> None:
+        """Send preprocessors the current limits of the stream, if they have changed."""
+        order = self.grants.next_order(self.groups.joining_epochs)
         if order is not None:
             self.tell_preprocessors(order)
 
     def tell_preprocessors(self, message: m.Message) -> None:
-        """Tell all preprocessors something."""
-        self.outbox.tell(self.setup.roles.preprocessors, m.Tag.PREPROCESSOR, message)
+        """Send a message to all preprocessors."""
+        self.outbox.send(self.config.roles.preprocessors, m.Tag.PREPROCESSOR, message)
 
-    def build(self, network: str, devices: Iterable[int], is_recruit: bool = False) -> None:
-        """Devices have been told to build a network."""
-        self.buildings.begin(self.networks.specs[network], tuple(devices), self.now_s, is_recruit)
+    def start_build(self, network: str, devices: Iterable[int], is_recruit: bool = False) -> None:
+        """Record that devices were told to build a network."""
+        self.builds.start(self.networks.specs[network], tuple(devices), self.now_s, is_recruit)

@@ -1,8 +1,9 @@
-"""Which networks a launch asks for, where several launches work on one run's networks at a time (pure).
+"""Which networks a launch requests, if several launches share a run (pure).
 
-A launch holds no more networks than it can train at once, so that others find some. It asks for those that have been
-trained least first, and again whenever it could train one more. When none is to be had for a while, it leaves: those
-that are left are trained elsewhere.
+A launch holds no more networks than it can train at once, so that other launches find some. It
+requests the networks with the fewest epochs first, and again whenever it could train one more. If
+it
+gets none for a while, it leaves: the remaining networks are trained by others.
 """
 
 from __future__ import annotations
@@ -16,22 +17,22 @@ from fleet.units import format_duration
 
 @dataclass(frozen=True)
 class RequestLeases:
-    """Take the first of these networks that can be had, until so many are held."""
+    """Acquire the first of these networks that are available, up to ``max_leases`` in all."""
 
     names: tuple[str, ...]
-    most: int
+    max_leases: int
 
 
 @dataclass(frozen=True)
 class ReleaseLease:
-    """Another launch need not wait for this network."""
+    """Release the lease of this network."""
 
     network: str
 
 
 @dataclass(frozen=True)
 class LeaveRun:
-    """The launch has nothing to do here."""
+    """The launch has nothing to do in this run."""
 
     reason: str
 
@@ -39,71 +40,76 @@ class LeaveRun:
 Effect: TypeAlias = RequestLeases | ReleaseLease | LeaveRun
 
 
-class Claims:
-    """The networks that this launch holds, and those that it wants.
+class LeaseRequests:
+    """The networks that this launch has leased, and those that it requests.
 
     Args:
-        epochs: network that is not over -> epochs that it has been trained, as far as is known.
+        epochs: network that has not ended -> its epochs, as far as known.
         most: networks to hold at the same time.
         idle_s: seconds without a network after which to leave.
 
     Attributes:
-        held: the networks that this launch may train.
+        leased: the networks that this launch may train.
     """
 
-    def __init__(self, epochs: Mapping[str, int], most: int, idle_s: float) -> None:
+    def __init__(self, epochs: Mapping[str, int], max_leases: int, idle_s: float) -> None:
         self._epochs = dict(epochs)
-        self._most = most
+        self._max_leases = max_leases
         self._idle_s = idle_s
-        self.held: set[str] = set()
-        self._want = RequestLeases((), 0)
+        self.leased: set[str] = set()
+        self._request = RequestLeases((), 0)
         self._let_go = list[Effect]()
         self._idle_since: float | None = None
         self._ends = False
 
-    def got(self, network: str, epochs: int, is_over: bool) -> None:
-        """This launch holds a network now.
+    def add_lease(self, network: str, epochs: int, is_over: bool) -> None:
+        """Add a network that this launch has leased.
 
         Args:
-            epochs: that it has been trained, by its checkpoint.
+            network: its name.
+            epochs: its epochs by its checkpoint.
             is_over: whether there is nothing left to train.
         """
         self._epochs[network] = epochs
-        self.held.add(network)
+        self.leased.add(network)
         if is_over:
-            self.over(network)
+            self.end_lease(network)
 
-    def over(self, network: str) -> None:
-        """A network that this launch holds is done, or has failed, and no rank has to do with it any more."""
-        self.held.remove(network)
+    def end_lease(self, network: str) -> None:
+        """Release a network that has ended, and that no rank uses any more."""
+        self.leased.remove(network)
         del self._epochs[network]
         self._let_go.append(ReleaseLease(network))
 
     def end(self) -> None:
-        """The launch is about to end."""
+        """Request nothing more: the launch is about to end."""
         self._ends = True
 
     def decide(self, now_s: float, paused: Collection[str] = ()) -> list[Effect]:
-        """What is to be done now, in this order.
+        """Return the next effects, in order.
 
         Args:
-            paused: networks that wait for what others come to, perhaps in other launches. They take no devices, and no
-                launch stays for them.
+            now_s: the time.
+            paused: networks that wait for results of others, perhaps in other launches. They take
+                no
+                devices, and no launch stays for them.
         """
-        paused = self.held.intersection(paused)
+        paused = self.leased.intersection(paused)
         effects = self._let_go
         self._let_go = []
-        want = self._wanted(self._most + len(paused))
-        if want != self._want:
-            self._want = want
+        want = self._next_request(self._max_leases + len(paused))
+        if want != self._request:
+            self._request = want
             effects.append(want)
-        return effects + self._leave(now_s, bool(self.held - paused))
+        return effects + self._leave(now_s, bool(self.leased - paused))
 
-    def _wanted(self, most: int) -> RequestLeases:
-        if self._ends or len(self.held) >= most:
+    def _next_request(self, max_leases: int) -> RequestLeases:
+        if self._ends or len(self.leased) >= max_leases:
             return RequestLeases((), 0)
-        left = self._epochs.keys() - self.held
-        return RequestLeases(tuple(sorted(left, key=lambda name: (self._epochs[name], name))), most)
+        names = self._epochs.keys() - self.leased
+        return RequestLeases(
+            tuple(sorted(names, key=lambda name: (self._epochs[name], name))), max_leases
+        )
 
     def _leave(self, now_s: float, has_any: bool) -> list[Effect]:
         if (
@@ -114,9 +120,9 @@ class Claims:
             self._idle_since = now_s
         elif now_s >= self._idle_since + self._idle_s:
             self._ends = True
-            self._want = RequestLeases((), 0)
+            self._request = RequestLeases((), 0)
             return [
-                self._want,
+                self._request,
                 LeaveRun(
                     f"no network was to be had for {format_duration(self._idle_s)}: those that are "
                     "left are trained by other launches"

@@ -1,9 +1,9 @@
 """Which rates to measure, on which ranks, in which order (pure).
 
-The procedure is that of [FLEET] appendix B.3: every network on one GPU first, then each on 2 to M_t GPUs;
-measurements run side by side wherever ranks are free. A network is measured on no fewer GPUs than it will ever
-have: its batch may not fit on them. A rate that was measured before, for the same network, batch and hardware, is
-not measured again (:mod:`fleet.runtime.known_rates`).
+The procedure is that of [FLEET] appendix B.3: every network on one GPU first, then each on 2 to M_t
+GPUs; measurements run side by side wherever ranks are free. A network is measured on no fewer GPUs
+than its minimum: its batch may not fit on fewer. Rates that were measured before for the same
+network, batch and hardware are not measured again (:mod:`fleet.runtime.known_rates`).
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ class MeasurementTask:
 
 
 class RateMeasurement:
-    """The measurements of an ensemble.
+    """The measurements of a run.
 
     Args:
         networks: to measure.
-        keys: of each network: equal keys train at equal speed, so one of them is measured.
-        profile: the spec's settings.
-        devices: how many trainers there are.
+        keys: network -> key; networks of equal keys have equal rates, so one of them is measured.
+        profile: settings of the spec.
+        devices: number of trainers.
         gpus_per_node: of them.
-        known: key -> {gpus: samples/s}, what was measured before.
-        timed: key -> the steps that were timed before, of networks whose batch the policy chooses.
+        known: key -> {GPUs: samples/s}, from earlier measurements.
+        timed: key -> steps that were timed before, of networks whose batch the policy chooses.
 
     Attributes:
-        measured: how many measurements have been made.
-        failed: the networks that cannot be trained.
+        measured: number of measurements that were made.
+        failed: networks that cannot be trained.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class RateMeasurement:
         profile: Profile,
         devices: int,
         gpus_per_node: int,
-        known: Mapping[str, Mapping[int, float]],
+        known_rates: Mapping[str, Mapping[int, float]],
         timed: Mapping[str, StepTimings] | None = None,
     ) -> None:
         self.networks = networks
@@ -64,7 +64,7 @@ class RateMeasurement:
         self._gpus_per_node = gpus_per_node
         self.measured = 0
         self._is_scaling = False
-        self.known = {key: dict(rates) for key, rates in known.items()}
+        self.known_rates = {key: dict(rates) for key, rates in known_rates.items()}
         self._timed = dict(timed or {})
         self.failed: dict[str, Outcome] = {}
         self._twins: dict[str, list[NetworkSpec]] = {}  # by key
@@ -74,7 +74,7 @@ class RateMeasurement:
             self._twins.setdefault(keys[network.name], []).append(network)
             self._forget(network)
         for network in sorted(networks, key=lambda network: network.min_gpus):
-            self._ask(keys[network.name], self._least(network))
+            self._ask(keys[network.name], self._min_gpus(network))
         self._scale()
 
     # ---- what to do next ----
@@ -86,11 +86,11 @@ class RateMeasurement:
 
     @property
     def total(self) -> int:
-        """How many measurements there are, as far as is known yet."""
+        """The number of measurements, as far as known yet."""
         return self.measured + len(self._queue) + len(self._open)
 
     def next(self, idle: int) -> MeasurementTask | None:
-        """A measurement that fits on so many idle ranks; the largest waits until enough are free."""
+        """Return a measurement that fits on so many idle ranks; larger ones wait."""
         if not self._queue or self._queue[0].gpus > idle:
             return None
         task = self._queue.popleft()
@@ -98,8 +98,8 @@ class RateMeasurement:
         return task
 
     def batches(self, task: MeasurementTask) -> tuple[int, ...]:
-        """With which global batches to measure a network whose batch the policy chooses; none for others."""
-        network = next(one for one in self.networks if one.name == task.network)
+        """Return the global batches to measure; empty unless the policy chooses the batch."""
+        network = next(candidate for candidate in self.networks if candidate.name == task.network)
         if not network.train.batch.is_elastic:
             return ()
         alone = self._timed.get(self.keys[task.network], StepTimings()).steps.get(1, ())
@@ -110,8 +110,8 @@ class RateMeasurement:
             max((step.batch for step in alone), default=None),
         )
 
-    def hear(self, task: MeasurementTask, measured: Measured) -> StepRate:
-        """Take in what a group has measured; returns its rate."""
+    def record(self, task: MeasurementTask, measured: Measured) -> StepRate:
+        """Record the result of a measurement; return its rate."""
         if measured.timed:
             key = self.keys[task.network]
             self._timed[key] = self._timed.get(key, StepTimings()).with_steps(
@@ -121,7 +121,7 @@ class RateMeasurement:
         return measured.rate
 
     def _forget(self, network: NetworkSpec) -> None:
-        """Forget what was measured before, where that does not say how the speed of a network depends on its batch."""
+        """Forget earlier measurements that do not show how the rate depends on the batch."""
         if not network.train.batch.is_elastic:
             return
         key = self.keys[network.name]
@@ -130,12 +130,14 @@ class RateMeasurement:
             batches_to_time(network.train.batch.bounds, network.min_gpus, gpus=1)
         ):
             timed = self._timed[key] = StepTimings()
-        self.known[key] = {
-            gpus: known for gpus, known in self.known.get(key, {}).items() if gpus in timed.steps
+        self.known_rates[key] = {
+            gpus: samples_per_s
+            for gpus, samples_per_s in self.known_rates.get(key, {}).items()
+            if gpus in timed.steps
         }
 
     def conclude(self) -> dict[str, Outcome]:
-        """The networks that cannot be trained, when all that can be measured has been."""
+        """Return the networks that cannot be trained, once all measurements have ended."""
         for network in self._able():
             try:
                 self._analysed(network)
@@ -146,150 +148,163 @@ class RateMeasurement:
     def add(
         self, task: MeasurementTask, measured: float, reason: str, may_pass: bool = False
     ) -> None:
-        """Take in what was measured; a rate of 0 comes with its reason, and whether that may pass."""
+        """Add a measured rate.
+
+        Args:
+            task: the measurement.
+            measured: samples/s; 0 if it failed.
+            reason: why it failed.
+            may_pass: whether the failure is transient.
+        """
         self._open.discard(task)
         self.measured += 1
         if measured > 0:
-            self.known.setdefault(self.keys[task.network], {})[task.gpus] = measured
+            self.known_rates.setdefault(self.keys[task.network], {})[task.gpus] = measured
         else:
             self.failed[task.network] = Outcome(reason, is_failure=True, may_pass=may_pass)
-            # Its twins may be built otherwise (another seed), so one of them takes over what it was asked for.
-            left = [waiting.gpus for waiting in self._queue if waiting.network == task.network]
+            # Networks of the same key may be built (another seed), so one takes over its measurements.
+            remaining = [waiting.gpus for waiting in self._queue if waiting.network == task.network]
             self._queue = deque(
                 waiting for waiting in self._queue if waiting.network != task.network
             )
-            for gpus in (task.gpus, *left):
+            for gpus in (task.gpus, *remaining):
                 self._ask(self.keys[task.network], gpus)
         self._scale()
 
-    def again(self, task: MeasurementTask) -> None:
-        """Measure something once more, after all else, if the trainers that are left are enough for it."""
+    def retry(self, task: MeasurementTask) -> None:
+        """Repeat a measurement after all others, if enough trainers are left."""
         self._open.discard(task)
         if task.gpus <= self.devices:
             self._queue.append(task)
         self._scale()
 
-    def lose(self, devices: int) -> None:
-        """There are fewer trainers than before: what wants more is not measured any more."""
+    def limit_devices(self, devices: int) -> None:
+        """Drop measurements that need more trainers than are left."""
         self.devices = devices
         self._queue = deque(task for task in self._queue if task.gpus <= devices)
         self._scale()
 
     def _ask(self, key: str, gpus: int) -> None:
-        """Ask for a rate that is not known, of the first network of this key that can tell it."""
+        """Request an unknown rate, of the first network with this key that can provide it."""
         able = (
             network.name
             for network in self._twins[key]
-            if self._least(network) <= gpus <= min(network.max_gpus or self.devices, self.devices)
+            if self._min_gpus(network)
+            <= gpus
+            <= min(network.max_gpus or self.devices, self.devices)
             and network.name not in self.failed
         )
-        asked = {(self.keys[task.network], task.gpus) for task in (*self._queue, *self._open)}
+        pending = {(self.keys[task.network], task.gpus) for task in (*self._queue, *self._open)}
         if (
-            gpus not in self.known.get(key, {})
-            and (key, gpus) not in asked
+            gpus not in self.known_rates.get(key, {})
+            and (key, gpus) not in pending
             and (name := next(able, None)) is not None
         ):
             self._queue.append(MeasurementTask(name, gpus))
 
     def _scale(self) -> None:
-        """Once every network has a rate: how far to go, and ask for it."""
+        """Request rates on more GPUs once every network has its first rate."""
         if self._is_scaling or not self.is_done:
             return
         self._is_scaling = True
         single = [self._rates(network)[0] for network in self._able()]
         if not single:
             return
-        most = self.profile.max_gpus or counts_to_measure(single, self._gpus_per_node, self.devices)
-        for gpus in range(2, min(most, self.devices) + 1):
+        max_gpus = self.profile.max_gpus or counts_to_measure(
+            single, self._gpus_per_node, self.devices
+        )
+        for gpus in range(2, min(max_gpus, self.devices) + 1):
             for key in self._twins:
                 self._ask(key, gpus)
 
     # ---- what came out ----
 
     def table(self, samples_per_epoch: int) -> RateTable:
-        """The rates of all networks that could be measured."""
-        found = [self._analysed(network) for network in self._able()]
+        """Return the rates of all networks that could be measured."""
+        analyzed = [self._analysed(network) for network in self._able()]
         return RateTable(
             samples_per_epoch,
             self._gpus_per_node,
-            tuple(network for network, _ in found),
-            merge_exchanges(exchange for _, exchanges in found for exchange in exchanges),
+            tuple(network for network, _ in analyzed),
+            merge_exchanges(exchange for _, exchanges in analyzed for exchange in exchanges),
         )
 
     def _analysed(self, network: NetworkSpec) -> tuple[Network, tuple[CommTime, ...]]:
-        """What was measured of a network, and of exchanges with it.
+        """Return the rates of a network, and the exchange times measured with it.
 
         Raises:
-            InputError: the policy chooses its batch, and too few fit.
+            InputError: the policy chooses its batch, and too few batches fit.
         """
-        found = Network(
+        rates = Network(
             network.name, self._rates(network), min_gpus=network.min_gpus, max_gpus=network.max_gpus
         )
         if not network.train.batch.is_elastic:
-            return found, ()
-        found, exchanges = analyze(
-            replace(found, batches=network.train.batch.bounds),
+            return rates, ()
+        rates, exchanges = analyze(
+            replace(rates, batches=network.train.batch.bounds),
             self._timed.get(self.keys[network.name], StepTimings()),
         )
         with_best_batches(
-            RateTable(1, self._gpus_per_node, (found,), exchanges), self.devices
+            RateTable(1, self._gpus_per_node, (rates,), exchanges), self.devices
         )  # says what is wrong
-        return found, exchanges
+        return rates, exchanges
 
     @staticmethod
-    def _least(network: NetworkSpec) -> int:
-        """The fewest GPUs on which a network is measured."""
+    def _min_gpus(network: NetworkSpec) -> int:
+        """Return the fewest GPUs on which a network is measured."""
         if network.train.batch.is_elastic:
             return 1
         return network.min_gpus
 
     def _able(self) -> list[NetworkSpec]:
-        """The networks of which there are rates: too few trainers may be left for one that wants several."""
+        """Return the networks that have rates."""
         return [
             network
             for network in self.networks
             if network.name not in self.failed
-            and self._least(network) in self.known.get(self.keys[network.name], {})
+            and self._min_gpus(network) in self.known_rates.get(self.keys[network.name], {})
         ]
 
     def _rates(self, network: NetworkSpec) -> tuple[float, ...]:
-        return rates_up_to_gap(self.known[self.keys[network.name]], self._least(network))
+        return rates_up_to_gap(self.known_rates[self.keys[network.name]], self._min_gpus(network))
 
 
-class SurveyEstimate(NamedTuple):
-    """What is to be measured, and how long the devices are taken by it."""
+class MeasurementEstimate(NamedTuple):
+    """The number of measurements, and how long they occupy the devices."""
 
     measurements: int
     seconds: float
 
 
-def estimate(survey: RateMeasurement, rates: RateTable, build_s: float) -> SurveyEstimate:
-    """Go through a survey on a clock of its own, as the runtime does: measurements side by side, on idle devices.
+def estimate_duration(
+    measurement: RateMeasurement, rates: RateTable, build_s: float
+) -> MeasurementEstimate:
+    """Simulate the measurements on a clock: side by side on idle devices, as the runtime does.
 
     Args:
-        survey: which is used up.
-        rates: of its networks.
-        build_s: seconds that it takes to build a network and to trace its steps, before they are measured.
+        survey: the measurements; they are used up.
+        rates: of the networks.
+        build_s: seconds for building a network and tracing its steps.
     """
     networks = {network.name: network for network in rates.models}
-    specs = {network.name: network for network in survey.networks}
+    specs = {network.name: network for network in measurement.networks}
 
     def takes_s(task: MeasurementTask) -> float:
-        samples = survey.profile.batches * specs[task.network].global_batch(task.gpus)
+        samples = measurement.profile.batches * specs[task.network].global_batch(task.gpus)
         return build_s + samples / rate(networks[task.network], task.gpus)
 
     now_s = 0.0
-    idle = survey.devices
+    idle = measurement.devices
     running = list[tuple[float, int, MeasurementTask]]()
     started = 0
     while True:
-        while (task := survey.next(idle)) is not None:
+        while (task := measurement.next(idle)) is not None:
             started += 1
             idle -= task.gpus
             running.append((now_s + takes_s(task), started, task))
         if not running:  # nothing is left, or only what wants more devices than there are
-            return SurveyEstimate(started, now_s)
+            return MeasurementEstimate(started, now_s)
         running.remove(first := min(running))
         now_s, _, task = first
         idle += task.gpus
-        survey.add(task, rate(networks[task.network], task.gpus), "")
+        measurement.add(task, rate(networks[task.network], task.gpus), "")

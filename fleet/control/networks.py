@@ -1,4 +1,4 @@
-"""What becomes of the networks of a run: how far each is, and which cannot be given devices just now (pure)."""
+"""The networks of a run: their status, and which cannot be given devices now (pure)."""
 
 from __future__ import annotations
 
@@ -9,16 +9,22 @@ from collections.abc import Set as AbstractSet
 from fleet.comm import messages as m
 from fleet.control.effects import (
     CheckpointRead,
-    KeepDeath,
-    Leased,
+    LeaseGranted,
     Outbox,
     ReadCheckpoint,
+    SaveDeath,
     SaveParameterCount,
 )
 from fleet.control.history import InvalidTransition
 from fleet.domain import events
-from fleet.domain.network import Death, EpochRecord, NetworkStatus, TestResult, reason_of_deaths
-from fleet.domain.network_status import Change, after
+from fleet.domain.network import (
+    Death,
+    EpochRecord,
+    EvaluationResult,
+    NetworkStatus,
+    death_failure_reason,
+)
+from fleet.domain.network_status import Change, apply_change
 from fleet.errors import ExitStatus
 from fleet.spec import NetworkSpec
 from scheduler.ensemble.indexed import IndexedSet
@@ -29,25 +35,26 @@ _REST_S = 5.0  # before a network is tried again; twice as long each time
 class Networks:
     """The networks, by name.
 
-    A network that failed for a reason that may pass rests for a while; one whose group has lost a rank has fallen until
-    its checkpoint is read; one that another launch may be training is elsewhere until its lease is taken. None of them
-    is given devices meanwhile.
+    A network gets no devices while it waits for a retry after a transient failure, while its
+    checkpoint
+    is read after its group lost a rank, and while another launch may hold its lease.
 
     Args:
-        standings: how far earlier launches have brought them.
-        retries: how often each is tried again in this launch.
-        outbox: takes what is to be done.
-        elsewhere: the networks that other launches may be training.
-        alone: the networks that need GPUs of their own.
-        deaths: of ranks that trained a network in earlier launches. Such a network gets no devices as long as any other
-            is left here: it may take the whole launch with it once more.
-        max_deaths: how many of them make a network a failed one.
+        networks: of the spec.
+        statuses: the status of each network after earlier launches.
+        retries: maximum retries of each network in this launch.
+        outbox: collects effects.
+        elsewhere: networks that other launches may train.
+        alone: networks that need GPUs of their own.
+        deaths: deaths of ranks that trained a network in earlier launches. Such a network gets no
+            devices while others are left to train, because it may end the whole launch again.
+        max_deaths: number of deaths after which a network has failed.
     """
 
     def __init__(
         self,
         networks: Iterable[NetworkSpec],
-        standings: Mapping[str, NetworkStatus],
+        statuses: Mapping[str, NetworkStatus],
         retries: int,
         outbox: Outbox,
         elsewhere: Iterable[str] = (),
@@ -56,114 +63,114 @@ class Networks:
         max_deaths: int = 2,
     ) -> None:
         self.specs = {network.name: network for network in networks}
-        self._standings = {name: standings.get(name, NetworkStatus()) for name in self.specs}
-        self._over = {
-            name for name, standing in self._standings.items() if standing.outcome is not None
-        }
-        self._paused = {name for name, standing in self._standings.items() if standing.is_paused}
+        self._statuses = {name: statuses.get(name, NetworkStatus()) for name in self.specs}
+        self._over = {name for name, status in self._statuses.items() if status.outcome is not None}
+        self._paused = {name for name, status in self._statuses.items() if status.is_paused}
         self._epochs = {
-            name: float(len(one.history)) for name, one in self._standings.items() if one.history
+            name: float(len(status.history))
+            for name, status in self._statuses.items()
+            if status.history
         }
         self._retries = retries
         self._outbox = outbox
         self._failures: Counter[str] = Counter()  # of each network, for reasons that may pass
-        self._resting: dict[str, float] = {}  # network -> when it is tried again, in seconds
-        self._fallen: set[str] = set()
-        self._built: dict[
+        self._retry_at_s: dict[str, float] = {}  # network -> when it is tried again, in seconds
+        self._awaiting_checkpoint: set[str] = set()
+        self._parameters: dict[
             str, int
         ] = {}  # network -> its parameters, until its next epoch says them
-        self._elsewhere = set(elsewhere)
-        # Kept from one change to the next: policies are asked at each epoch's end, and there may be thousands.
-        self._unavailable = IndexedSet([*self._over, *self._paused, *self._elsewhere])
-        self._moved = set(
+        self._unleased = set(elsewhere)
+        # Maintained incrementally: policies read it at each epoch's end, and there may be thousands.
+        self._unavailable = IndexedSet([*self._over, *self._paused, *self._unleased])
+        self._changed = set(
             self.specs
         )  # those that have been taken in, or may have other epochs, since that was asked
         self.alone = set(alone)  # those that ran out of memory beside others
         self._deaths = {name: list(died) for name, died in (deaths or {}).items() if died}
         self._max_deaths = max_deaths
-        self._struck_by: dict[str, str] = {}  # fallen network -> how a rank of it died
-        self._holds_none = False
-        self._held = set[str]()  # of those with which ranks died, while others are left
-        self.hold_back()
+        self._rank_deaths: dict[str, str] = {}  # fallen network -> how a rank of it died
+        self._releases_held = False
+        self._held_back = set[str]()  # of those with which ranks died, while others are left
+        self.update_held()
 
     # ---- how far they are ----
 
     def history(self, name: str) -> tuple[EpochRecord, ...]:
-        """The finished epochs of a network."""
-        return self._standings[name].history
+        """Return the finished epochs of a network."""
+        return self._statuses[name].history
 
     def is_over(self, name: str) -> bool:
-        """Whether a network is done, was pruned, or has failed."""
+        """Return True if a network has finished, was pruned, or has failed."""
         return name in self._over
 
     def is_final(self, name: str) -> bool:
-        """Whether a network is over, and is exported when its group lets go."""
-        return self._standings[name].is_final
+        """Return True if a network has ended and is exported when its group stops."""
+        return self._statuses[name].is_final
 
     @property
     def are_over(self) -> bool:
-        """Whether all networks are."""
+        """Whether all networks have ended."""
         return len(self._over) == len(self.specs)
 
     def is_paused(self, name: str) -> bool:
-        """Whether a network gets no devices until it is let go on."""
+        """Return True if a network gets no devices until it is resumed."""
         return name in self._paused
 
     @property
-    def has_left(self) -> bool:
+    def has_trainable(self) -> bool:
         """Whether any network would train if it had devices."""
         return len(self.specs) > len(self._over) + len(self._paused)
 
     @property
-    def left(self) -> list[str]:
-        """The networks that would train if they had devices, in order of their names."""
+    def trainable(self) -> list[str]:
+        """The networks that would train if they had devices, sorted by name."""
         return sorted(self.specs.keys() - self._over - self._paused)
 
     @property
-    def away(self) -> frozenset[str]:
-        """The networks that are not to be had just now."""
-        return frozenset(self._resting) | self._fallen | self._elsewhere
+    def temporarily_unavailable(self) -> frozenset[str]:
+        """The networks that cannot train now, but may later."""
+        return frozenset(self._retry_at_s) | self._awaiting_checkpoint | self._unleased
 
     @property
     def unavailable(self) -> AbstractSet[str]:
-        """The networks that are over, paused or away, and so get no devices; a view."""
+        """The networks that get no devices: ended, paused or temporarily unavailable; a view."""
         return self._unavailable
 
-    def _sort(self, name: str) -> None:
-        """Have a network among those that are unavailable if it is."""
-        gone = any(
+    def _reindex(self, name: str) -> None:
+        """Update whether a network is unavailable."""
+        is_unavailable = any(
             name in names
             for names in (
                 self._over,
                 self._paused,
-                self._resting,
-                self._fallen,
-                self._elsewhere,
-                self._held,
+                self._retry_at_s,
+                self._awaiting_checkpoint,
+                self._unleased,
+                self._held_back,
             )
         )
-        (self._unavailable.add if gone else self._unavailable.discard)(name)
+        (self._unavailable.add if is_unavailable else self._unavailable.discard)(name)
 
     @property
-    def fallen(self) -> AbstractSet[str]:
-        """The networks whose checkpoints are still being read; a view."""
-        return self._fallen
+    def awaiting_checkpoint(self) -> AbstractSet[str]:
+        """The networks whose checkpoints are being read; a view."""
+        return self._awaiting_checkpoint
 
     @property
     def epochs_done(self) -> Mapping[str, float]:
-        """The finished epochs of the networks that have begun; a view."""
+        """The numbers of finished epochs of networks that have begun; a view."""
         return self._epochs
 
-    def moved(self) -> set[str]:
-        """The networks whose finished epochs may be others than when this was asked last; at first all."""
-        moved = self._moved
-        self._moved = set()
+    def take_changed(self) -> set[str]:
+        """Return the networks whose epochs may have changed since the last call; at first all."""
+        moved = self._changed
+        self._changed = set()
         return moved
 
     @property
     def status(self) -> ExitStatus:
-        """How a launch ends that ends now."""
-        outcomes = [standing.outcome for standing in self._standings.values()]
+        """The exit status of a launch that ends now."""
+        outcomes = [status.outcome for status in self._statuses.values()]
         if None in outcomes:
             return ExitStatus.RESUMABLE
         has_failed = any(outcome is not None and outcome.is_failure for outcome in outcomes)
@@ -174,43 +181,43 @@ class Networks:
     # ---- what happens to them ----
 
     def add(self, network: NetworkSpec) -> None:
-        """A network has come to the run."""
+        """Add a network."""
         self.specs[network.name] = network
-        self._standings[network.name] = NetworkStatus()
-        self._moved.add(network.name)
-        self.hold_back()
+        self._statuses[network.name] = NetworkStatus()
+        self._changed.add(network.name)
+        self.update_held()
 
-    def judge(self, judged: events.NetworkJudged) -> None:
-        """A network is paused or dropped before it is done, or goes on."""
-        self._note(judged)
+    def apply_verdict(self, judged: events.NetworkVerdict) -> None:
+        """Pause, prune or resume a network."""
+        self._log(judged)
 
-    def build(self, name: str, parameters: int) -> None:
-        """A network that was built has so many parameters."""
-        self._built[name] = parameters
+    def set_parameters(self, name: str, parameters: int) -> None:
+        """Record the number of parameters of a network that was built."""
+        self._parameters[name] = parameters
         self._outbox.add(SaveParameterCount(name, parameters))
 
     def end_epoch(self, done: m.EpochDone) -> None:
-        """A network has finished an epoch, and perhaps its training; one that was dropped meanwhile ends with it."""
+        """Record a finished epoch, and perhaps the end of training."""
         self._deaths.pop(done.network, None)
-        self._note(
+        self._log(
             events.EpochEnded(
                 done.network,
                 done.record,
                 done.blocked_s,
                 done.missed,
-                self._built.pop(done.network, 0),
+                self._parameters.pop(done.network, 0),
             )
         )
         if done.final:
             self.finish(done.network, done.final)
 
     def finish(self, name: str, reason: str) -> None:
-        """A network is done."""
-        self._note(events.NetworkFinished(name, reason, epochs=len(self.history(name))))
+        """Record that a network has finished."""
+        self._log(events.NetworkFinished(name, reason, epochs=len(self.history(name))))
 
-    def test(self, name: str, tested: TestResult, seconds: float) -> None:
-        """A network that is done was judged on the test data."""
-        self._note(
+    def record_test(self, name: str, tested: EvaluationResult, seconds: float) -> None:
+        """Record the result of a finished network on the test data."""
+        self._log(
             events.NetworkTested(
                 name, tested.loss, tested.accuracy, tested.samples, seconds, tested.metrics
             )
@@ -219,67 +226,80 @@ class Networks:
     def fail(
         self, name: str, reason: str, detail: str = "", may_pass: bool = False, deaths: int = 0
     ) -> None:
-        """A network has failed, and is not tried again in this launch."""
-        self._note(events.NetworkFailed(name, reason, detail, may_pass, deaths))
+        """Record that a network has failed; it is not tried again in this launch.
+
+        Args:
+            name: of the network.
+            reason: one line.
+            detail: the traceback, if there is one.
+            may_pass: whether the error is transient, so that the next launch tries again.
+            deaths: ranks that died while they trained it, if it failed because of them.
+        """
+        self._log(events.NetworkFailed(name, reason, detail, may_pass, deaths))
 
     # ---- ranks that die with them ----
 
-    def die(self, name: str, how: str, is_sure: bool = True) -> None:
-        """A rank has died, or does not come back, which trains a network: that is trained last from now on.
+    def record_death(self, name: str, how: str, is_sure: bool = True) -> None:
+        """Record the death of a rank that trained a network: it is trained last from now on.
 
         Args:
-            how: in words.
+            name: of the network.
+            how: a description.
             is_sure: whether the network is to blame.
         """
         death = Death(how, len(self.history(name)), is_sure)
         self._deaths.setdefault(name, []).append(death)
-        self._outbox.add(KeepDeath(name, death))
-        self.hold_back()
+        self._outbox.add(SaveDeath(name, death))
+        self.update_held()
 
-    def has_died_of(self, name: str) -> tuple[str, int]:
-        """Why a network has failed because of ranks that died, and how many they are; nothing where it has not."""
+    def check_deaths(self, name: str) -> tuple[str, int]:
+        """Return why deaths have failed a network, and their number; empty if they have not."""
         deaths = self._deaths.get(name, ())
         if self.is_over(name):
             return "", 0
-        return reason_of_deaths(deaths, self._max_deaths), len(deaths)
+        return death_failure_reason(deaths, self._max_deaths), len(deaths)
 
-    def hold_back(self) -> None:
-        """Find out anew which networks wait until no other is left."""
-        before = self._held
+    def update_held(self) -> None:
+        """Update which networks wait until no others are left to train."""
+        before = self._held_back
         if not self._deaths and not before:
             return
-        gone = self._over | self._paused | self._elsewhere | self._deaths.keys()
-        is_last = self._holds_none or self.specs.keys() <= gone
-        self._held = set() if is_last else set(self._deaths)
-        for name in before ^ self._held:
-            self._sort(name)
+        unavailable = self._over | self._paused | self._unleased | self._deaths.keys()
+        is_last = self._releases_held or self.specs.keys() <= unavailable
+        self._held_back = set() if is_last else set(self._deaths)
+        for name in before ^ self._held_back:
+            self._reindex(name)
 
-    def hold_none_back(self) -> bool:
-        """The others that are left cannot train here, so none waits for them; returns whether any did."""
-        self._holds_none = True
-        has_held = bool(self._held)
-        self.hold_back()
+    def release_held(self) -> bool:
+        """Let held networks train, because no other can; return True if there were any."""
+        self._releases_held = True
+        has_held = bool(self._held_back)
+        self.update_held()
         return has_held
 
-    def may_retry(self, failed: m.Failed | m.Measured) -> bool:
-        """Whether a network may be tried again after it has failed; then that is counted."""
+    def try_retry(self, failed: m.Failed | m.Measured) -> bool:
+        """Count a retry after a transient failure; return False if none is left."""
         name = failed.network
         if not failed.may_pass or self._failures[name] >= self._retries:
             return False
         self._failures[name] += 1
-        self._note(events.NetworkRetried(name, failed.reason, self._failures[name], self._retries))
+        self._log(events.NetworkRetried(name, failed.reason, self._failures[name], self._retries))
         return True
 
-    def is_isolated(self, failed: m.Failed, slots: int) -> bool:
-        """Whether a network has run out of memory beside others; then it is tried again on GPUs of its own, once.
+    def try_isolate(self, failed: m.Failed, slots: int) -> bool:
+        """Retry a network that ran out of memory on a shared GPU once, on GPUs of its own.
 
         Args:
+            failed: its failure.
             slots: of each GPU.
+
+        Returns:
+            Whether it is tried again.
         """
         if not failed.out_of_memory or slots == 1 or failed.network in self.alone:
             return False
         self.alone.add(failed.network)
-        self._note(
+        self._log(
             events.NetworkRetried(
                 failed.network,
                 failed.reason,
@@ -290,54 +310,54 @@ class Networks:
         )
         return True
 
-    def fall_back(self, fallen: m.FellBack) -> None:
-        """A network's newest checkpoint is damaged: it goes on from the one before, or starts over."""
-        self._note(
-            events.NetworkFellBack(
-                fallen.network, fallen.damage, len(fallen.history), fallen.position
+    def fall_back(self, fallback: m.FellBack) -> None:
+        """Record that a network falls back from a damaged checkpoint, or starts over."""
+        self._log(
+            events.NetworkRolledBack(
+                fallback.network, fallback.damage, len(fallback.history), fallback.position
             )
         )
 
-    def _note(self, change: Change) -> None:
-        """Have something logged that happens to a network: what follows for it holds at once."""
-        self._outbox.note(change)
-        self._stand(change.network, after(self._standings[change.network], change))
+    def _log(self, change: Change) -> None:
+        """Log an event of a network, and apply it at once."""
+        self._outbox.log(change)
+        self._set_status(change.network, apply_change(self._statuses[change.network], change))
 
-    def _stand(self, name: str, standing: NetworkStatus) -> None:
-        self._standings[name] = standing
+    def _set_status(self, name: str, status: NetworkStatus) -> None:
+        self._statuses[name] = status
         for names, belongs in (
-            (self._over, standing.outcome is not None),
-            (self._paused, standing.is_paused),
+            (self._over, status.outcome is not None),
+            (self._paused, status.is_paused),
         ):
             (names.add if belongs else names.discard)(name)
-        self._sort(name)
-        self.hold_back()
-        self._moved.add(name)
+        self._reindex(name)
+        self.update_held()
+        self._changed.add(name)
         self._epochs.pop(name, None)
-        if standing.history:
-            self._epochs[name] = float(len(standing.history))
+        if status.history:
+            self._epochs[name] = float(len(status.history))
 
-    def lease(self, leased: Leased) -> None:
-        """A network is here now."""
-        self._elsewhere.discard(leased.network)
+    def add_lease(self, leased: LeaseGranted) -> None:
+        """Record that this launch has acquired the lease of a network."""
+        self._unleased.discard(leased.network)
         if leased.deaths:
             self._deaths[leased.network] = list(leased.deaths)
-        self._stand(leased.network, leased.standing)
+        self._set_status(leased.network, leased.status)
         for record in leased.unlogged:
-            self._outbox.note(events.EpochEnded(leased.network, record))
-        self._outbox.note(
-            events.NetworkTaken(
+            self._outbox.log(events.EpochEnded(leased.network, record))
+        self._outbox.log(
+            events.NetworkLeased(
                 leased.network,
                 leased.generation,
-                len(leased.standing.history),
+                len(leased.status.history),
                 leased.position,
                 leased.took_over,
             )
         )
-        outcome = leased.standing.outcome
-        history = leased.standing.history
+        outcome = leased.status.outcome
+        history = leased.status.history
         if outcome is not None and leased.is_news:
-            self._outbox.note(
+            self._outbox.log(
                 events.NetworkFailed(leased.network, outcome.reason, deaths=outcome.deaths)
                 if outcome.is_failure
                 else events.NetworkFinished(leased.network, outcome.reason, len(history))
@@ -345,61 +365,62 @@ class Networks:
 
     # ---- those that are away ----
 
-    def rest(self, name: str) -> None:
-        """Try a network again in a while."""
-        self._resting[name] = self._outbox.now_s + _REST_S * 2 ** (self._failures[name] - 1)
-        self._sort(name)
+    def schedule_retry(self, name: str) -> None:
+        """Schedule the next retry of a network."""
+        self._retry_at_s[name] = self._outbox.now_s + _REST_S * 2 ** (self._failures[name] - 1)
+        self._reindex(name)
 
     @property
-    def wakes_s(self) -> float:
-        """When the next network has rested; infinity where none rests."""
-        return min(self._resting.values(), default=float("inf"))
+    def next_retry_s(self) -> float:
+        """When the next retry is due; infinity if there is none."""
+        return min(self._retry_at_s.values(), default=float("inf"))
 
-    def wake(self, now_s: float) -> bool:
-        """Let go on what has rested; returns whether anything has."""
-        rested = [name for name, until in self._resting.items() if now_s >= until]
+    def end_backoffs(self, now_s: float) -> bool:
+        """Make networks available whose retry is due; return True if there were any."""
+        rested = [name for name, until in self._retry_at_s.items() if now_s >= until]
         for name in rested:
-            del self._resting[name]
-            self._sort(name)
+            del self._retry_at_s[name]
+            self._reindex(name)
         return bool(rested)
 
-    def strike(self, name: str, how: str = "") -> None:
-        """The group of a network has lost a rank, and has let go: only its checkpoint says how far it is.
+    def await_checkpoint(self, name: str, how: str = "") -> None:
+        """Read the checkpoint of a network whose group lost a rank, to learn its status.
 
         Args:
-            how: it was lost, in words; nothing where the network is not to blame.
+            name: of the network.
+            how: description of the death; empty if the network is not to blame.
         """
-        self._struck_by[name] = how
-        self._fallen.add(name)
-        self._sort(name)
+        self._rank_deaths[name] = how
+        self._awaiting_checkpoint.add(name)
+        self._reindex(name)
         self._outbox.add(ReadCheckpoint(name))
 
-    def take_up(self, read: CheckpointRead) -> None:
-        """A network goes back to its last checkpoint.
+    def restore(self, read: CheckpointRead) -> None:
+        """Restore a network from its last checkpoint.
 
         Raises:
-            InvalidTransition: nobody asked for it.
+            InvalidTransition: its checkpoint was not requested.
         """
         name = read.network
-        history = read.standing.history
-        if name not in self._fallen:
+        history = read.status.history
+        if name not in self._awaiting_checkpoint:
             raise InvalidTransition(f"nobody has asked how far {name} is, and yet there is {read}")
-        self._fallen.remove(name)
+        self._awaiting_checkpoint.remove(name)
         had = {(record.epoch, record.stream_epoch) for record in self.history(name)}
         was_over = self.is_final(name)
-        found = read.standing.found_after(self._standings[name])
+        restored = read.status.merged_with_log(self._statuses[name])
         for record in history:
             if (record.epoch, record.stream_epoch) not in had:  # saved, and then the master died
-                self._note(events.EpochEnded(name, record))
-        self._note(
+                self._log(events.EpochEnded(name, record))
+        self._log(
             events.GroupFailed(
                 name,
                 epochs=len(history),
                 position=read.position,
-                reason=found.outcome.reason if found.outcome and found.is_final else "",
-                again=was_over and found.outcome is None,
+                reason=restored.outcome.reason if restored.outcome and restored.is_final else "",
+                again=was_over and restored.outcome is None,
             )
         )
-        how = self._struck_by.pop(name, "")
+        how = self._rank_deaths.pop(name, "")
         if how and not self.is_over(name):
-            self.die(name, how)
+            self.record_death(name, how)

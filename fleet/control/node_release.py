@@ -1,9 +1,9 @@
-"""Nodes that a launch gives back while it goes on: which ones, what their groups do, when they are free (pure).
+"""Release nodes while a launch goes on (pure).
 
-Somebody wants so many nodes within some time. :meth:`Leaving.offer` chooses them, and asks the planner of evictions
-([COSIM]) what each group on them does: save, or give up what it has trained since its last checkpoint, where there is
-no time for more. :meth:`Leaving.decide` has these groups stop at their next step. Their networks go on elsewhere, as
-the policy says, which does not know the nodes any more.
+A request names a number of nodes and a time. :meth:`NodeRelease.offer` chooses the nodes, and asks
+the eviction planner ([COSIM]) what each group on them does: save, or give up its training since its
+last checkpoint if there is no time to save. :meth:`NodeRelease.decide` stops these groups at their
+next step. Their networks continue elsewhere, under a policy that no longer has these nodes.
 """
 
 from __future__ import annotations
@@ -15,34 +15,35 @@ from fleet.comm import messages as m
 from fleet.control.effects import NodeOffer, NodesRequested
 from fleet.control.group import Phase, TrainingGroup
 from fleet.control.launch_state import LaunchState
-from fleet.domain.events import NodesLeft
+from fleet.domain.events import NodesReleased
 from fleet.errors import UserError
 from fleet.units import pluralize
 from scheduler.base import InputError
 from scheduler.eviction.plan import Action, RunningJob, groups_to_stop
 
-_LEAST_S = 1e-3  # of training that is lost: a group that has just saved should save nevertheless, if there is time
+# minimum loss of training: a group that has just saved should save again if there is time
+_LEAST_S = 1e-3
 _WRITE_S = 5.0  # for a checkpoint, as long as no group of the launch has shown what one takes
 
 
 @dataclass(frozen=True)
 class _Request:
-    asked: NodesRequested
+    command: NodesRequested
     devices: frozenset[int]
     began_s: float
 
 
 class NodeRelease:
-    """The requests for nodes of a launch."""
+    """The pending requests for nodes."""
 
     def __init__(self, launch: LaunchState) -> None:
-        self._setup = launch.setup
+        self._config = launch.config
         self._groups = launch.groups
         self._networks = launch.networks
         self._outbox = launch.outbox
         self._requests: list[_Request] = []
-        self._given_back = 0
-        self._ways: dict[str, Action] = {}  # of the groups that leave
+        self._released_count = 0
+        self._actions: dict[str, Action] = {}  # of the groups that leave
         self._paused: set[str] = set()  # of them, those that have been asked to stand still
         self._saved_s: dict[str, float] = {}  # network -> when its last checkpoint was written
         self._writes_s: dict[str, float] = {}  # network -> what its last checkpoint took
@@ -50,77 +51,79 @@ class NodeRelease:
 
     # ---- what groups show ----
 
-    def saved(self, network: str) -> None:
-        """All that a network has been trained is on disk just now."""
+    def record_save(self, network: str) -> None:
+        """Record that all training of a network is on disk now."""
         self._saved_s[network] = self._outbox.now_s
 
-    def paced(self, pace: m.Pace) -> None:
-        """A group shows how long its steps are."""
+    def record_pace(self, pace: m.Pace) -> None:
+        """Record the step time of a group."""
         group = self._groups[pace.network]
         if pace.samples_per_s > 0:
             self._step_s[pace.network] = (
                 group.network.largest_batch(len(group.devices)) / pace.samples_per_s
             )
 
-    def stopped(self, stopped: m.Stopped) -> None:
-        """A group shows what its last checkpoint has taken."""
+    def record_stop(self, stopped: m.Stopped) -> None:
+        """Record the duration of a group's last checkpoint."""
         self._writes_s[stopped.network] = stopped.checkpoint_s
 
     # ---- what is offered ----
 
     def offer(self, count: int, within_s: float, now_s: float) -> NodeOffer:
-        """The nodes that a launch can do without at the least loss, one after another; it changes nothing.
+        """Choose the nodes whose release loses the least, one after another; change nothing.
 
         Args:
-            count: of nodes.
+            count: number of nodes.
             within_s: seconds until they should be free.
+            now_s: the time.
 
         Raises:
-            UserError: it cannot do without so many.
+            UserError: the launch cannot release so many.
         """
-        roles = self._setup.roles
+        roles = self._config.roles
         cluster = self._groups.cluster
         first = roles.node_of[0]
         able = sorted({cluster.node(device) for device in cluster.devices} - {first}, reverse=True)
         if not 1 <= count <= len(able):
             raise UserError(
-                f"{pluralize(count, 'node')} cannot be given back: of this launch {len(able)} can, for that "
-                "of the coordinator stays to the end"
+                f"{pluralize(count, 'node')} cannot be released: this launch can release {len(able)}, because "
+                "the node of the coordinator stays to the end"
             )
         chosen: list[int] = []
         ways: Mapping[str, Action] = {}
         for _ in range(count):
             plans = {
-                node: self._ways_off((*chosen, node), within_s, now_s)
+                node: self._plan_actions((*chosen, node), within_s, now_s)
                 for node in able
                 if node not in chosen
             }
             node = min(plans, key=lambda node: self._cost(plans[node], now_s))
             chosen = [*chosen, node]
             ways = plans[node]
-        self._check_rest(chosen)
+        self._check_remaining(chosen)
         return NodeOffer(tuple(chosen), tuple(map(self._host, chosen)), ways)
 
-    def _check_rest(self, nodes: Iterable[int]) -> None:
-        """Look whether the rest of the launch is enough for all networks that are left.
+    def _check_remaining(self, nodes: Iterable[int]) -> None:
+        """Check that the rest of the launch suffices for all remaining networks.
 
         Raises:
-            UserError: it is not.
+            UserError: it does not.
         """
-        rest = self._groups.cluster.without(self._devices(nodes)).gpus
-        for name in self._networks.left:
-            least = self._networks.specs[name].min_gpus
-            if least > rest:
+        gpus = self._groups.cluster.without(self._devices(nodes)).gpus
+        for name in self._networks.trainable:
+            min_gpus = self._networks.specs[name].min_gpus
+            if min_gpus > gpus:
                 raise UserError(
-                    f"{name} needs {pluralize(least, self._setup.roles.unit)}, and {rest} would be left"
+                    f"{name} needs {pluralize(min_gpus, self._config.roles.unit)}, but only {gpus} "
+                    "would be left"
                 )
-        if not rest:
-            raise UserError(f"no {self._setup.roles.unit} would be left")
+        if not gpus:
+            raise UserError(f"no {self._config.roles.unit} would be left")
 
-    def _ways_off(
+    def _plan_actions(
         self, nodes: Iterable[int], within_s: float, now_s: float
     ) -> Mapping[str, Action]:
-        """What the groups on some nodes do so that they are off them in time."""
+        """Return what the groups on some nodes do to leave them in time."""
         jobs = [
             self._job(group, now_s)
             for group in self._groups
@@ -134,9 +137,9 @@ class NodeRelease:
             raise UserError(str(error)) from None
 
     def _job(self, group: TrainingGroup, now_s: float) -> RunningJob:
-        """A group as the planner of evictions knows it."""
+        """Return a group in the form that the eviction planner uses."""
         name = group.name
-        every = self._setup.spec.checkpoint.every
+        every = self._config.spec.checkpoint.every
         since_s = max(_LEAST_S, now_s - self._saved_s.get(name, now_s))
         loss = len(group.devices) * min(since_s, since_s if every is None else every)
         writes_s = self._writes_s.get(name, max(self._writes_s.values(), default=_WRITE_S))
@@ -145,78 +148,80 @@ class NodeRelease:
         )
 
     def _cost(self, ways: Mapping[str, Action], now_s: float) -> tuple[float, int]:
-        """What a plan loses, in GPU-seconds, and how many groups it stops."""
-        lost = (
+        """Return the loss of a plan in GPU-seconds, and the number of groups that it stops."""
+        losses = (
             self._job(self._groups[name], now_s).loss for name, way in ways.items() if way == "kill"
         )
-        return float(sum(lost)), len(ways)
+        return float(sum(losses)), len(ways)
 
     # ---- what is done ----
 
-    def ask(self, asked: NodesRequested) -> None:
-        """Give nodes back: no group is started there any more, and those that are there stop."""
-        devices = frozenset(self._devices(asked.offer.nodes))
-        self._groups.vacate(devices)
-        self._requests.append(_Request(asked, devices, self._outbox.now_s))
-        self._ways.update(asked.offer.ways)
+    def begin_release(self, request: NodesRequested) -> None:
+        """Begin to release nodes: start no more groups there, and stop those that are there."""
+        devices = frozenset(self._devices(request.offer.nodes))
+        self._groups.exclude(devices)
+        self._requests.append(_Request(request, devices, self._outbox.now_s))
+        self._actions.update(request.offer.actions)
 
     @property
-    def groups(self) -> frozenset[str]:
-        """The networks whose groups leave, wholly."""
-        return frozenset(group.name for group in self._leaving())
+    def leaving_groups(self) -> frozenset[str]:
+        """The networks whose groups leave."""
+        return frozenset(group.name for group in self._find_node_release())
 
     @property
-    def has_left(self) -> bool:
-        """Whether any node was given back, or is about to be."""
-        return bool(self._requests or self._given_back)
+    def has_released(self) -> bool:
+        """Whether any node was released, or is about to be."""
+        return bool(self._requests or self._released_count)
 
     def decide(self) -> None:
-        """Have groups that leave stop, where they can be told, each once; let nodes go that are free."""
-        self._paused &= self.groups
-        for group in self._leaving():
-            if group.stands_still:
-                saves = self._ways.pop(group.name, "app") != "kill"
+        """Stop leaving groups once they wait for orders, and release nodes that are free."""
+        self._paused &= self.leaving_groups
+        for group in self._find_node_release():
+            if group.is_awaiting_orders:
+                saves = self._actions.pop(group.name, "app") != "kill"
                 self._paused.discard(group.name)
                 self._groups.stop(group, self._networks.is_final(group.name), saves)
             elif group.phase in (Phase.TRAINING, Phase.PAUSING) and group.name not in self._paused:
                 self._paused.add(group.name)
                 self._groups.pause(group, run_ends=True)
 
-        for request in [one for one in self._requests if self._groups.have_let_go(one.devices)]:
+        for request in [
+            pending for pending in self._requests if self._groups.are_idle(pending.devices)
+        ]:
             self._requests.remove(request)
-            self._given_back += 1
-            asked = request.asked
-            self._end(asked.offer.nodes)
-            self._outbox.note(
-                NodesLeft(
-                    asked.command,
-                    asked.offer.nodes,
-                    asked.offer.hosts,
+            self._released_count += 1
+            command = request.command
+            self._end(command.offer.nodes)
+            self._outbox.log(
+                NodesReleased(
+                    command.command,
+                    command.offer.nodes,
+                    command.offer.hosts,
                     tuple(sorted(request.devices)),
                     self._outbox.now_s - request.began_s,
-                    has_ended=self._setup.outlives,
+                    has_ended=self._config.outlives,
                 )
             )
 
     def _end(self, nodes: Iterable[int]) -> None:
-        """Have the ranks of some nodes end, where a launch goes on without them; otherwise they wait for its end."""
-        if not self._setup.outlives:
+        """End the ranks of some nodes if ranks may die; otherwise they wait for the end."""
+        if not self._config.outlives:
             return
-        roles = self._setup.roles
-        there = set(nodes)
+        roles = self._config.roles
+        released = set(nodes)
         ranks = {
-            rank for rank, node in enumerate(roles.node_of) if node in there
-        } - self._groups.lost
-        self._groups.lost.update(ranks)  # they are not missed
+            rank for rank, node in enumerate(roles.node_of) if node in released
+        } - self._groups.removed_ranks
+        self._groups.removed_ranks.update(ranks)  # they are not missed
         for tag, of_role in (
             (m.Tag.TRAINER, roles.trainers),
             (m.Tag.PREPROCESSOR, roles.preprocessors),
         ):
-            self._outbox.tell(sorted(ranks.intersection(of_role)), tag, m.LeaveLaunch())
+            self._outbox.send(sorted(ranks.intersection(of_role)), tag, m.LeaveLaunch())
 
     # ---- small things ----
 
-    def _leaving(self) -> list[TrainingGroup]:
+    def _find_node_release(self) -> list[TrainingGroup]:
         leaving = {device for request in self._requests for device in request.devices}
         if leaving:
             return [group for group in self._groups if not leaving.isdisjoint(group.devices)]
@@ -224,14 +229,14 @@ class NodeRelease:
 
     def _devices(self, nodes: Iterable[int]) -> set[int]:
         cluster = self._groups.cluster
-        there = set(nodes)
+        members = set(nodes)
         return {
             device
-            for device in self._setup.roles.device_of.values()
-            if cluster.node(device) in there
+            for device in self._config.roles.device_of.values()
+            if cluster.node(device) in members
         }
 
     def _host(self, node: int) -> str:
-        if node < len(self._setup.hosts):
-            return self._setup.hosts[node]
+        if node < len(self._config.hosts):
+            return self._config.hosts[node]
         return f"node {node}"

@@ -1,4 +1,4 @@
-"""Brings what runs nearer to what the policy wants: the policy is asked, and the moves that follow are made (pure)."""
+"""Calls the policy, and makes the moves towards its plan (pure)."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 from fleet.control.effects import AbortLaunch
 from fleet.control.group import Phase, TrainingGroup
-from fleet.control.launch_state import Ask, LaunchState, PolicyAnswer
+from fleet.control.launch_state import AskPolicy, LaunchState, PolicyAnswer
 from fleet.control.node_release import NodeRelease
 from fleet.control.rates import Rates, Supply
-from fleet.control.searching import Searching
-from fleet.control.shutdown import Ending
+from fleet.control.searching import Searches
+from fleet.control.shutdown import Shutdown
 from fleet.domain import events
 from fleet.errors import UserError
 from fleet.units import pluralize
@@ -19,91 +19,98 @@ from scheduler.ensemble import moves
 
 
 class Placement:
-    """Who trains on which devices.
+    """Decides which networks train on which devices.
 
     Args:
-        ask: the policy.
+        launch: the state of the launch.
+        rates: of the networks.
+        searching: the searches of the run.
+        leaving: the nodes that are being released.
+        ending: the end of the launch.
+        ask: calls the policy.
 
     Attributes:
-        has_news: whether the policy might answer otherwise than it did.
+        has_news: whether the policy might answer differently than last time.
     """
 
     def __init__(
         self,
         launch: LaunchState,
         rates: Rates,
-        searching: Searching,
-        leaving: NodeRelease,
-        ending: Ending,
-        ask: Ask,
+        searches: Searches,
+        node_release: NodeRelease,
+        shutdown: Shutdown,
+        ask: AskPolicy,
     ) -> None:
         self._launch = launch
         self._rates = rates
         self._ask = ask
         self._supply = Supply(launch)
-        self._searching = searching
-        self._leaving = leaving
-        self._ending = ending
+        self._searches = searches
+        self._node_release = node_release
+        self._shutdown = shutdown
         self._groups = launch.groups
         self._networks = launch.networks
-        self._production = launch.production
+        self._grants = launch.grants
         self._outbox = launch.outbox
-        self._roles = launch.setup.roles
+        self._roles = launch.config.roles
         self.has_news = True
         self._deciding_s = 0.0  # that the policy has taken since it last wanted something else
         self._round = 0
-        self._is_late = False
+        self._has_logged_too_late = False
 
     def decide(self) -> None:
-        """Ask the policy if there is news, and make the moves that can be made now."""
-        self.has_news |= self._networks.wake(self._launch.now_s)
+        """Call the policy if there is news, and make the moves that are possible now."""
+        self.has_news |= self._networks.end_backoffs(self._launch.now_s)
         if self.has_news:
             self._plan()
-        held_back = self._groups.held_back | self._searching.mind.awaited
-        found = self._groups.moves(held_back, self._leaving.groups, self._networks.alone)
-        for move in found:
-            self._make(move)
-        for group in self._groups.standing:
+        held_back = self._groups.held_back | self._searches.controller.awaiting_answer
+        possible = self._groups.plan_moves(
+            held_back, self._node_release.leaving_groups, self._networks.alone
+        )
+        for move in possible:
+            self._apply_move(move)
+        for group in self._groups.awaiting_orders:
             if group.name not in held_back:
-                self._go_on(group)
-        starts = [move for move in found if isinstance(move, moves.Start)]
+                self._resume(group)
+        starts = [move for move in possible if isinstance(move, moves.Start)]
         if starts:
             self._start(starts)
-        if self._networks.has_left and not (
-            self._groups or self._groups.wanted.members or self._networks.away
+        if self._networks.has_trainable and not (
+            self._groups or self._groups.plan.members or self._networks.temporarily_unavailable
         ):
-            if self._networks.hold_none_back():
+            if self._networks.release_held():
                 self.has_news = True
                 self.decide()
             else:
-                self._give_up()
+                self._end_unplaceable()
 
     def _plan(self) -> None:
-        rates = self._supply.told(self._rates)
-        (ahead, survivors) = self._searching.rungs()
+        rates = self._supply.limited_table(self._rates)
+        (ahead, survivors) = self._searches.rungs()
         progress = Progress(
-            running=self._groups.running(self._leaving.groups),
+            running=self._groups.running_members(self._node_release.leaving_groups),
             epochs_done=self._networks.epochs_done,
             finished=self._networks.unavailable,
-            target=self._groups.wanted,
+            target=self._groups.plan,
             rates_changed=self._rates.has_changed or self._supply.has_changed,
             exclusive=frozenset(self._networks.alone),
-            guessed=frozenset() if self._production.is_lockstep else self._rates.guessed,
+            guessed=frozenset() if self._grants.is_lockstep else self._rates.guessed,
             ahead=ahead,
             survivors=survivors,
         )
         decision = PolicyAnswer(Round())
-        if self._networks.has_left:
-            decision = self._ask(rates, progress, self._groups.cluster, self._rates.least)
+        if self._networks.has_trainable:
+            decision = self._ask(rates, progress, self._groups.cluster, self._rates.rate_floor)
         self.has_news = False
-        self._rates.planned(
-            decision.round != self._groups.wanted, decision.tried, self._networks.is_over
+        self._rates.mark_planned(
+            decision.round != self._groups.plan, decision.probes, self._networks.is_over
         )
         self._deciding_s += decision.seconds
-        if decision.round != self._groups.wanted:
-            self._groups.wanted = decision.round
-            self._outbox.note(
-                events.Planned(
+        if decision.round != self._groups.plan:
+            self._groups.plan = decision.round
+            self._outbox.log(
+                events.PlanChanged(
                     tuple(
                         events.PlannedGroup(
                             member.name, member.gpus, member.devices, member.batch or 0
@@ -117,8 +124,8 @@ class Placement:
 
     # ---- moves ----
 
-    def _make(self, move: moves.Move) -> None:
-        """Make a move of a group that runs; one that is to change inside its epoch is asked to stand still first."""
+    def _apply_move(self, move: moves.Move) -> None:
+        """Apply a move of a running group; one that changes inside its epoch is paused first."""
         group = self._groups.get(move.name)
         if group is None:
             return  # to start groups comes last
@@ -126,10 +133,10 @@ class Placement:
             case moves.Recruit():
                 self._groups.recruit(group, move.devices)
                 for device in move.devices:
-                    self._launch.build(group.name, [device], is_recruit=True)
+                    self._launch.start_build(group.name, [device], is_recruit=True)
             case moves.Dismiss():
                 self._groups.dismiss(group, move.devices)
-            case moves.Grow() | moves.Shrink() if group.stands_still:
+            case moves.Grow() | moves.Shrink() if group.is_awaiting_orders:
                 self._groups.regroup(group, move.devices)
                 self._grant(group.next_epoch)
             case moves.Grow() if group.phase is Phase.TRAINING:
@@ -137,11 +144,11 @@ class Placement:
             case moves.Stop() if not self._is_too_late:  # else no other is started in its place
                 self._groups.stop(group, self._networks.is_final(group.name))
 
-    def _go_on(self, group: TrainingGroup) -> None:
+    def _resume(self, group: TrainingGroup) -> None:
         if self._networks.is_over(group.name) or self._networks.is_paused(group.name):
             self._groups.stop(group, self._networks.is_final(group.name))
         else:
-            self._groups.go_on(group)
+            self._groups.resume(group)
             self._grant(group.next_epoch)
 
     @property
@@ -149,65 +156,67 @@ class Placement:
         return self._launch.startup.is_too_late(self._launch.now_s)
 
     def _start(self, starts: Sequence[moves.Start]) -> None:
-        """Start groups, unless it is too late for that, or a moment too early.
+        """Start groups, unless it is too late, or a moment too early.
 
-        Groups that could start together should: each that comes later is given a later epoch of the stream, and the
-        window keeps it from training on that before the others are near.
+        Groups that can start together should: a later group gets a later epoch of the stream, and
+        the window
+        prevents it from training before the others are close.
         """
         if self._is_too_late:
-            self._do_not_start(starts)
+            self._skip_starts(starts)
             return
-        if self._production.is_in_step and self._groups.are_returning:
+        if self._grants.is_in_step and self._groups.has_returning_devices:
             return
         self._begin_production()
         if self._groups.are_stopping:
             self._round += 1
-            self._outbox.note(
+            self._outbox.log(
                 events.RoundStarted(self._round, tuple(start.name for start in starts))
             )
-        fresh = self._production.fresh
+        fresh = self._grants.first_ungranted
         for start in starts:
-            epoch = self._production.next_epoch(self._networks.history(start.name))
+            epoch = self._grants.next_epoch(self._networks.history(start.name))
             self._groups.start(self._networks.specs[start.name], start.devices, epoch)
-            self._launch.build(start.name, start.devices)
-            self._launch.startup.started(start.name, self._launch.now_s)
-            self._leaving.saved(start.name)
-            self._outbox.note(events.GroupStarted(start.name, start.devices, epoch, self._round))
+            self._launch.start_build(start.name, start.devices)
+            self._launch.startup.begin_group(start.name, self._launch.now_s)
+            self._node_release.record_save(start.name)
+            self._outbox.log(events.GroupStarted(start.name, start.devices, epoch, self._round))
         self._grant(fresh)
 
-    def _do_not_start(self, starts: Sequence[moves.Start]) -> None:
-        """Start nothing any more; end once nothing runs."""
-        if not self._is_late:
-            self._is_late = True
+    def _skip_starts(self, starts: Sequence[moves.Start]) -> None:
+        """Start nothing more, and end the launch once nothing runs."""
+        if not self._has_logged_too_late:
+            self._has_logged_too_late = True
             startup = self._launch.startup
-            self._outbox.note(
-                events.TooLate(
+            self._outbox.log(
+                events.TooLateToStart(
                     tuple(start.name for start in starts),
-                    startup.left_s(self._launch.now_s) or 0.0,
+                    startup.time_left_s(self._launch.now_s) or 0.0,
                     startup.longest_s or 0.0,
                 )
             )
         if not self._groups:
-            self._ending.begin("too little of the walltime is left for another group")
+            self._shutdown.begin("too little of the walltime is left for another group")
 
-    def _give_up(self) -> None:
-        """Nothing runs, and the policy starts nothing."""
-        left = ", ".join(self._networks.left)
+    def _end_unplaceable(self) -> None:
+        """End a launch in which nothing runs and the policy starts nothing."""
+        names = ", ".join(self._networks.trainable)
         cluster = self._groups.cluster
-        lost = self._groups.lost
-        if self._leaving.has_left or lost:
+        removed = self._groups.removed_ranks
+        if self._node_release.has_released or removed:
             few = f"{pluralize(cluster.gpus, 'trainer')} {'is' if cluster.gpus == 1 else 'are'}"
-            if self._leaving.has_left:
-                why = "nodes were given back"
+            if self._node_release.has_released:
+                cause = "nodes were given back"
             else:
-                why = f"{pluralize(len(lost), 'rank')} died"
-            self._ending.begin(f"{why}, and {few} too few for {left}")
+                cause = f"{pluralize(len(removed), 'rank')} died"
+            self._shutdown.begin(f"{cause}, and {few} too few for {names}")
         else:
             self._outbox.add(
                 AbortLaunch(
                     UserError(
-                        f"schedule.policy: {self._launch.setup.spec.schedule.policy} leaves {left} waiting while nothing runs; "
-                        "it must give devices to a network that waits whenever all are free"
+                        f"schedule.policy: {self._launch.config.spec.schedule.policy} leaves "
+                        f"{names} waiting while nothing runs; a policy must give devices to a "
+                        "waiting network whenever all are free"
                     )
                 )
             )
@@ -215,10 +224,10 @@ class Placement:
     # ---- the stream ----
 
     def _begin_production(self) -> None:
-        if self._roles.shared and not self._production.turns:
-            spec = self._launch.setup.spec
-            self._outbox.note(
-                self._production.begin(
+        if self._roles.shared and not self._grants.producers:
+            spec = self._launch.config.spec
+            self._outbox.log(
+                self._grants.choose_producers(
                     self._rates.table if self._rates.are_absolute else None,
                     spec.resources.time_scale,
                     spec.resources.preprocessors == "auto",
@@ -227,6 +236,6 @@ class Placement:
             )
 
     def _grant(self, epoch: int) -> None:
-        """Let groups train on an epoch of the stream."""
-        self._production.grant(epoch)
-        self._launch.produce()
+        """Grant an epoch of the stream to groups."""
+        self._grants.grant(epoch)
+        self._launch.update_grants()

@@ -1,9 +1,9 @@
-"""The rates by which an ensemble decides: given, measured before it trains, or learned while it does (pure).
+"""The rates of networks: given, measured before training, or learned from it (pure).
 
-They are a book of three sources. What is given stays. What is measured (:mod:`fleet.control.measurement`) stands once all
-of it is. What is learned changes with each epoch: each of its rates has a spread and a number of steps, and a rate of
-an earlier launch counts until this one has shown another. :class:`RateCheck` compares what training shows with what
-was said, and :class:`Supply` says what the input gives.
+Given rates never change. Measured rates (:mod:`fleet.control.measurement`) are available once all
+measurements have ended. Learned rates change with each epoch: each has a spread and a number of
+steps, and a rate of an earlier launch counts until this launch has observed another.
+:class:`RateCheck` compares rates with training, and :class:`Supply` adds the rate of the input.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 
 from fleet.comm import messages as m
 from fleet.comm.roles import Roles
-from fleet.control.effects import Admitted, SaveRates
-from fleet.control.launch_state import LaunchConfig, LaunchState, Least, PriorRates
+from fleet.control.effects import NetworkAdmitted, SaveRates
+from fleet.control.launch_state import LaunchConfig, LaunchState, PriorRates, RateFloor
 from fleet.control.measurement import MeasurementTask
 from fleet.domain import events
 from fleet.domain.network import StepRate
@@ -41,42 +41,43 @@ _SURER = 4  # times as many steps as before, and a rate that was learned is wort
 
 
 @dataclass(frozen=True)
-class Shared:
-    """The GPUs that networks may share.
+class SharingLimits:
+    """How many networks may share a GPU, and what they gain.
 
     Attributes:
         roles: of all ranks.
-        asked: how many networks may share one by the spec; None for as many as there are ranks.
-        learned: what they train together, as far as it is known; None where none are shared.
+        max_networks: most networks per GPU by the spec; None for as many as there are ranks.
+        learned: speedups of sharing, as far as known; None if no GPU is shared.
     """
 
     roles: Roles
-    asked: int | None
+    max_networks: int | None
     learned: Sharing | None
 
     @classmethod
-    def of(cls, setup: LaunchConfig, rates: RateTable | None) -> Shared:
-        """Those of a launch.
+    def create(cls, config: LaunchConfig, rates: RateTable | None) -> SharingLimits:
+        """Return the limits of a launch.
 
         Args:
-            rates: that are given.
+            config: the configuration of the launch.
+            rates: given rates, if any.
         """
-        asked = setup.spec.resources.networks_per_gpu
-        roles = setup.roles
+        max_networks = config.spec.resources.networks_per_gpu
+        roles = config.roles
         return cls(
             roles,
-            None if asked == "auto" else asked,
-            Sharing(setup.sharing, alone_rates(rates), roles.idle_slots)
+            None if max_networks == "auto" else max_networks,
+            Sharing(config.sharing, alone_rates(rates), roles.idle_slots)
             if roles.slots > 1
             else None,
         )
 
-    def told(self, curve: Sequence[float], networks: float) -> events.SharingLearned:
-        """What is to be said of it.
+    def describe(self, curve: Sequence[float], networks: float) -> events.SharingLearned:
+        """Return the event that reports the speedups.
 
         Args:
-            curve: s(1), s(2), ... as far as it is known.
-            networks: that there are, or may be.
+            curve: s(1), s(2), ... as far as known.
+            networks: number of networks that exist, or may.
         """
         return events.SharingLearned(
             tuple(curve), self.roles.slots, self.roles.device, self._bound(curve, networks)
@@ -91,100 +92,103 @@ class Shared:
             or (pays == slots < len(curve))
         ):
             return ""  # it does not pay, or is tried without a word; or more slots would stay empty
-        if self.asked is not None and slots >= self.asked:
+        if self.max_networks is not None and slots >= self.max_networks:
             return "per_device"
         return "ranks"
 
 
-def known_sharing(setup: LaunchConfig) -> events.SharingLearned | None:
-    """What earlier runs have shown, where it says that more networks should share a GPU than may in this launch."""
-    told = Shared.of(setup, None).told(Sharing(setup.sharing).curve, setup.spec.max_networks)
-    if told.bound:
-        return told
+def check_sharing_limit(config: LaunchConfig) -> events.SharingLearned | None:
+    """Return an event if sharing GPUs by more networks would pay, by earlier runs."""
+    event = SharingLimits.create(config, None).describe(
+        Sharing(config.sharing).curve, config.spec.max_networks
+    )
+    if event.bound:
+        return event
     return None
 
 
 class Rates:
-    """Rates that are given, and stay as they are; training shows what networks that share a GPU train together.
+    """Given rates, which stay as they are; training shows the speedups of sharing a GPU.
 
     Args:
-        speeds: what is known beforehand.
+        prior_rates: rates that are known beforehand.
+        launch: the state of the launch.
     """
 
-    def __init__(self, speeds: PriorRates, launch: LaunchState) -> None:
-        setup = launch.setup
-        given = speeds.given
-        self._given = given
-        self._keys = dict(speeds.survey.keys)
+    def __init__(self, prior_rates: PriorRates, launch: LaunchState) -> None:
+        config = launch.config
+        table = prior_rates.table
+        self._table = table
+        self._keys = dict(prior_rates.measurement.keys)
         self._outbox = launch.outbox
-        is_file = setup.spec.schedule.rates is not None
+        is_file = config.spec.schedule.rates is not None
         # otherwise nobody has said how fast networks are
-        if setup.spec.engine.learns and (is_file or given is None):
+        if config.spec.engine.learns and (is_file or table is None):
             self._check: RateCheck | None = RateCheck(self._keys, not is_file)
         else:
             self._check = None
-        self._shared = Shared.of(setup, given)
-        if speeds.online is None:
+        self._shared = SharingLimits.create(config, table)
+        if prior_rates.online is None:
             self._sharing = self._shared.learned
         else:
-            self._sharing = speeds.online.sharing
+            self._sharing = prior_rates.online.sharing
         # Rates are those of the time that is emulated; what is measured here is that of the clock.
-        self._time_scale = 1.0 if given is None else setup.spec.resources.time_scale
+        self._time_scale = 1.0 if table is None else config.spec.resources.time_scale
         self._planned_by = self._curve
         # What is known beforehand is noted, too.
         self._noted_curve: tuple[float, ...] = (
             (1.0,) if self._sharing is None else self._sharing.expected
         )
         self._are_said = (
-            is_file or setup.spec.policy.needs_rates
+            is_file or config.spec.policy.needs_rates
         )  # else those that are given only take their place
-        self._late: list[Admitted] = []  # those that came before there were any rates
+        self._late: list[NetworkAdmitted] = []  # those that came before there were any rates
 
     @property
     def _curve(self) -> tuple[float, ...]:
-        """s(1), s(2), ... as far as it is known."""
+        """s(1), s(2), ... as far as known."""
         if self._sharing is None:
             return (1.0,)
         return self._sharing.curve
 
     @property
     def table(self) -> RateTable | None:
-        """What a policy is told; None as long as nothing is known."""
+        """The rates for policies; None while nothing is known."""
         if (
-            self._given is not None
+            self._table is not None
             and self._sharing is not None
-            and self._given.sharing != self._curve
+            and self._table.sharing != self._curve
         ):
-            self._given = replace(self._given, sharing=self._curve)
-        return self._given
+            self._table = replace(self._table, sharing=self._curve)
+        return self._table
 
     @property
     def are_absolute(self) -> bool:
-        """Whether they say how many samples/s networks take; otherwise only how they compare."""
+        """Whether they are samples/s of the networks; otherwise they only compare networks."""
         return True
 
     @property
     def are_samples(self) -> bool:
-        """Whether they are samples/s, though perhaps guessed: then they can be compared with what the input gives."""
+        """Whether they are samples/s, perhaps estimated, and comparable with the input."""
         return True
 
     @property
     def guessed(self) -> AbstractSet[str]:
-        """The networks whose rates are mere guesses."""
+        """The networks whose rates are only estimated."""
         return frozenset()
 
     @property
     def has_changed(self) -> bool:
-        """Whether rates by which the present plan was made have proved wrong."""
+        """Whether rates differ from those of the current plan."""
         return curves_differ(self._planned_by, self._curve, OFF)
 
     @property
     def may_grow(self) -> bool:
-        """Whether a group has shown its rate on all the devices that it was allowed, and may have more now."""
+        """Whether a group has shown its rate on all its devices, and may get more now."""
         return len(self._curve) > len(self._planned_by)
 
-    def alone(self, name: str) -> float | None:
-        """Samples/s of a network on one GPU, as they are known; None where nobody has said or seen them."""
+    def single_gpu_rate(self, name: str) -> float | None:
+        """Return the samples/s of a network on one GPU; None if unknown."""
         table = self.table
         is_known = (
             table is not None
@@ -196,122 +200,125 @@ class Rates:
             return rate_of(table.by_name[name], 1)
         return None
 
-    def add(self, admitted: Admitted) -> None:
-        """A network has come: it has its own rates, those of one of equal speed, or those in the middle of all."""
+    def add(self, admitted: NetworkAdmitted) -> None:
+        """Add a network with its own rates, those of an equal network, or middle rates."""
         network = admitted.network
         self._keys[network.name] = admitted.key
-        if self._given is None:
+        if self._table is None:
             self._late.append(admitted)
-        elif network.name not in self._given.by_name:
-            self._given = self._given.with_network(admitted.rates or self._like(admitted))
+        elif network.name not in self._table.by_name:
+            self._table = self._table.with_network(admitted.rates or self._like(admitted))
 
-    def _like(self, admitted: Admitted) -> Network:
+    def _like(self, admitted: NetworkAdmitted) -> Network:
         network = admitted.network
-        models = self._given.models if self._given is not None else ()
-        twin = next((one for one in models if self._keys.get(one.name) == admitted.key), None)
+        models = self._table.models if self._table is not None else ()
+        twin = next((row for row in models if self._keys.get(row.name) == admitted.key), None)
         alike = Network("", median_rates(models)) if twin is None else twin
         return replace(
             alike, name=network.name, min_gpus=network.min_gpus, max_gpus=network.max_gpus
         )
 
-    def observe(self, name: str, gpus: int, shown: StepRate) -> None:
-        """A group has shown how fast its steps are."""
-        if self._given is not None and shown.rate:
-            network = self._given.by_name.get(name)
+    def observe(self, name: str, gpus: int, observed: StepRate) -> None:
+        """Record the rate of a group's steps."""
+        if self._table is not None and observed.rate:
+            network = self._table.by_name.get(name)
         else:
             network = None
         if network is not None:
             if self._sharing is not None:
                 self._sharing.observe(
                     (name, gpus),
-                    shown.beside,
-                    shown.rate * self._time_scale,
-                    shown.spread,
-                    shown.steps,
+                    observed.networks_per_gpu,
+                    observed.rate * self._time_scale,
+                    observed.spread,
+                    observed.steps,
                 )
                 self._tell_of_sharing()
             if (
                 network.batches is None
             ):  # else the rate is that of the best batch, and a group may be on its way to it
                 self._compare(
-                    name, gpus, shown, rate_of(network, gpus) * share(self._curve, shown.beside)
+                    name,
+                    gpus,
+                    observed,
+                    rate_of(network, gpus) * share(self._curve, observed.networks_per_gpu),
                 )
 
     def _tell_of_sharing(self) -> None:
-        """Say what networks that share a GPU train together, where more is known of it or it has changed."""
+        """Log the speedups of sharing if they have changed."""
         if len(self._curve) > 1 and curves_differ(self._noted_curve, self._curve, OFF):
             self._noted_curve = self._curve
-            self._outbox.note(self._shared.told(self._curve, len(self._keys)))
+            self._outbox.log(self._shared.describe(self._curve, len(self._keys)))
 
-    def _compare(self, name: str, gpus: int, shown: StepRate, expected: float) -> None:
+    def _compare(self, name: str, gpus: int, observed: StepRate, expected: float) -> None:
         if (
             self._check is not None
-            and (off := self._check.compare(name, gpus, shown, expected)) is not None
+            and (off := self._check.compare(name, gpus, observed, expected)) is not None
         ):
-            self._outbox.note(off)
+            self._outbox.log(off)
 
-    def planned(self, is_new: bool, tried: Probes, is_over: Callable[[str], bool]) -> None:
-        """The policy has answered by the table.
+    def mark_planned(self, is_new: bool, probes: Probes, is_over: Callable[[str], bool]) -> None:
+        """Record that the policy has planned with the table.
 
         Args:
-            is_new: whether it wants something else than before.
-            tried: the networks and numbers of GPUs whose rates the answer only tries.
-            is_over: whether nobody asks for the rates of a network any more.
+            is_new: whether its plan has changed.
+            tried: networks and numbers of GPUs whose rates the plan only probes.
+            is_over: returns whether a network has ended.
         """
         self._planned_by = self._curve
 
     @property
-    def least(self) -> Least | None:
-        """Network -> the rates that it has at least; None where rates are no estimates."""
+    def rate_floor(self) -> RateFloor | None:
+        """Network -> lower bounds of its rates; None if rates are not estimated."""
         return None
 
-    def keep(self) -> None:
-        """Have what is known written down for whoever plans or rehearses the run later."""
+    def save(self) -> None:
+        """Write the known rates to profile.json."""
 
-    def lose(self, devices: int, tasks: Sequence[MeasurementTask] = ()) -> None:
-        """There are only so many trainers left; those that are no more were measuring this."""
+    def limit_devices(self, devices: int, tasks: Sequence[MeasurementTask] = ()) -> None:
+        """Record how many trainers are left, and the measurements of those that are gone."""
 
-    def measured(self, task: MeasurementTask, measured: m.Measured) -> None:
-        """A measurement is over."""
+    def record_measurement(self, task: MeasurementTask, measured: m.Measured) -> None:
+        """Record a measurement."""
 
     def measure(self, fail: Callable[..., None]) -> None:
-        """Give idle devices something to measure, as long as rates are missing.
+        """Give idle devices measurements, as long as rates are missing.
 
         Args:
-            fail: a network cannot be trained, and why.
+            fail: called with a network that cannot be trained, and the reason.
         """
 
 
 class MeasuredRates(Rates):
-    """Rates that are measured before anything trains."""
+    """Rates that are measured before training."""
 
-    def __init__(self, speeds: PriorRates, launch: LaunchState) -> None:
-        super().__init__(speeds, launch)
-        self._survey = speeds.survey
+    def __init__(self, prior_rates: PriorRates, launch: LaunchState) -> None:
+        super().__init__(prior_rates, launch)
+        self._measurement = prior_rates.measurement
         self._launch = launch
         self._began_s: float | None = None
 
-    def lose(self, devices: int, tasks: Sequence[MeasurementTask] = ()) -> None:  # noqa: D102
+    def limit_devices(self, devices: int, tasks: Sequence[MeasurementTask] = ()) -> None:  # noqa: D102
         for task in tasks:
-            self._survey.again(task)
-        self._survey.lose(devices)
+            self._measurement.retry(task)
+        self._measurement.limit_devices(devices)
 
-    def measured(self, task: MeasurementTask, measured: m.Measured) -> None:  # noqa: D102
-        if self._launch.networks.may_retry(measured):
-            self._survey.again(task)
+    def record_measurement(self, task: MeasurementTask, measured: m.Measured) -> None:  # noqa: D102
+        if self._launch.networks.try_retry(measured):
+            self._measurement.retry(task)
             return
-        found = self._survey.hear(task, measured)
-        self._outbox.note(
+        step_rate = self._measurement.record(task, measured)
+        self._outbox.log(
             events.RateMeasured(
                 task.network,
                 task.gpus,
-                found.rate,
+                step_rate.rate,
                 measured.seconds,
-                done=self._survey.measured,
-                total=self._survey.total,
+                done=self._measurement.measured,
+                total=self._measurement.total,
                 reason=measured.reason,
-                spread=found.spread,
-                steps=found.steps,
+                spread=step_rate.spread,
+                steps=step_rate.steps,
                 timed=measured.timed,
                 parameters=measured.parameters,
             )
@@ -321,35 +328,36 @@ class MeasuredRates(Rates):
         groups = self._launch.groups
         networks = self._launch.networks
         now_s = self._launch.now_s
-        if self._given is not None:
+        if self._table is not None:
             return
         self._began_s = now_s if self._began_s is None else self._began_s
-        while (task := self._survey.next(len(groups.free_whole))) is not None:
+        while (task := self._measurement.next(len(groups.free_whole))) is not None:
             network = networks.specs[task.network]
-            self._launch.build(
-                network.name, groups.measure(network, task.gpus, self._survey.batches(task))
+            self._launch.start_build(
+                network.name,
+                groups.start_measurement(network, task.gpus, self._measurement.batches(task)),
             )
-        if self._survey.is_done:
-            for name, outcome in self._survey.conclude().items():
+        if self._measurement.is_done:
+            for name, outcome in self._measurement.conclude().items():
                 fail(name, outcome.reason, may_pass=outcome.may_pass)
             self._conclude(
                 with_best_batches(
-                    self._survey.table(self._launch.setup.samples), self._survey.devices
+                    self._measurement.table(self._launch.config.samples), self._measurement.devices
                 ),
                 now_s,
             )
 
-    def _conclude(self, found: RateTable, now_s: float) -> None:
-        """Go by what was measured from now on."""
-        self._given = found
-        self._outbox.note(
-            events.Profiled(
-                self._survey.measured,
+    def _conclude(self, table: RateTable, now_s: float) -> None:
+        """Use the measured rates from now on."""
+        self._table = table
+        self._outbox.log(
+            events.ProfilingFinished(
+                self._measurement.measured,
                 now_s - (self._began_s or 0.0),
-                {network.name: network.rates for network in found.models},
+                {network.name: network.rates for network in table.models},
             )
         )
-        self._outbox.add(SaveRates(lambda: found))
+        self._outbox.add(SaveRates(lambda: table))
         late = self._late
         self._late = []
         for admitted in late:
@@ -357,24 +365,24 @@ class MeasuredRates(Rates):
 
 
 class LearnedRates(Rates):
-    """Rates that training itself shows."""
+    """Rates that are learned from training."""
 
-    def __init__(self, online: OnlineRates, speeds: PriorRates, launch: LaunchState) -> None:
-        super().__init__(speeds, launch)
+    def __init__(self, online: OnlineRates, prior_rates: PriorRates, launch: LaunchState) -> None:
+        super().__init__(prior_rates, launch)
         self._online = online
-        self._known = speeds.survey.known
+        self._prior_rates = prior_rates.measurement.known_rates
         self._told_steps: dict[
             tuple[str, int], int
         ] = {}  # key and GPUs -> the steps that it was learned from
-        self._table: RateTable | None = None  # by which the present plan was made
+        self._planned_table: RateTable | None = None  # by which the present plan was made
         self._noted: dict[
             str, tuple[float, ...]
         ] = {}  # network -> the rates that were last said of it
 
-    def add(self, admitted: Admitted) -> None:  # noqa: D102
+    def add(self, admitted: NetworkAdmitted) -> None:  # noqa: D102
         if admitted.traits is not None:
             self._keys[admitted.network.name] = admitted.key
-            self._online.add(admitted.traits, admitted.known)
+            self._online.add(admitted.traits, admitted.prior_rates)
 
     @property
     def table(self) -> RateTable:  # noqa: D102
@@ -400,31 +408,35 @@ class LearnedRates(Rates):
     def may_grow(self) -> bool:  # noqa: D102
         return self._online.may_grow
 
-    def observe(self, name: str, gpus: int, shown: StepRate) -> None:  # noqa: D102
+    def observe(self, name: str, gpus: int, observed: StepRate) -> None:  # noqa: D102
         key = self._keys.get(name)
-        if key is None or not shown.rate:
+        if key is None or not observed.rate:
             return
-        remembered = self._known.get(key, {}).get(gpus)
-        if remembered is not None and shown.beside == 1:
-            self._compare(name, gpus, shown, remembered)
+        remembered = self._prior_rates.get(key, {}).get(gpus)
+        if remembered is not None and observed.networks_per_gpu == 1:
+            self._compare(name, gpus, observed, remembered)
         self._online.observe(
-            name, gpus, Observation(shown.rate, shown.spread, shown.steps, shown.beside)
+            name,
+            gpus,
+            Observation(observed.rate, observed.spread, observed.steps, observed.networks_per_gpu),
         )
         self._tell_of_sharing()
-        if shown.beside > 1:
+        if observed.networks_per_gpu > 1:
             return  # it says nothing of the network alone that a later run could use
-        if shown.steps >= _SURER * self._told_steps.get((key, gpus), 0):
-            self._told_steps[key, gpus] = max(1, shown.steps)
-            self._outbox.note(events.RateLearned(name, gpus, shown.rate, shown.spread, shown.steps))
+        if observed.steps >= _SURER * self._told_steps.get((key, gpus), 0):
+            self._told_steps[key, gpus] = max(1, observed.steps)
+            self._outbox.log(
+                events.RateLearned(name, gpus, observed.rate, observed.spread, observed.steps)
+            )
 
-    def planned(self, is_new: bool, tried: Probes, is_over: Callable[[str], bool]) -> None:  # noqa: D102
-        super().planned(is_new, tried, is_over)
+    def mark_planned(self, is_new: bool, probes: Probes, is_over: Callable[[str], bool]) -> None:  # noqa: D102
+        super().mark_planned(is_new, probes, is_over)
         if is_new or self._online.has_news:
-            self._online.record_plan(tried)
+            self._online.record_plan(probes)
             table = self.table
-            if table is not self._table:
-                before = () if self._table is None else self._table.models
-                self._table = table
+            if table is not self._planned_table:
+                before = () if self._planned_table is None else self._planned_table.models
+                self._planned_table = table
                 # networks have come, one by one
                 if table.models[: len(before)] == before:
                     same = len(before)
@@ -433,7 +445,7 @@ class LearnedRates(Rates):
                 self._tell(table.models[same:], is_over)
 
     def _tell(self, networks: Sequence[Network], is_over: Callable[[str], bool]) -> None:
-        """Say by which rates it was planned, where they are others than before."""
+        """Log the rates of the plan that have changed."""
         new = {
             network.name: network.rates
             for network in networks
@@ -441,107 +453,110 @@ class LearnedRates(Rates):
         }
         if new:
             self._noted |= new
-            self._outbox.note(
+            self._outbox.log(
                 events.RatesEstimated(new, len(self._keys) - len(self._online.guessed))
             )
-            self.keep()
+            self.save()
 
-    def keep(self) -> None:  # noqa: D102
+    def save(self) -> None:  # noqa: D102
         if self.are_absolute:
             self._outbox.add(SaveRates(self._online.measured_table))
 
     @property
-    def least(self) -> Least:  # noqa: D102
+    def rate_floor(self) -> RateFloor:  # noqa: D102
         return self._online.lower_rates
 
-    def lose(self, devices: int, tasks: Sequence[MeasurementTask] = ()) -> None:  # noqa: D102
+    def limit_devices(self, devices: int, tasks: Sequence[MeasurementTask] = ()) -> None:  # noqa: D102
         self._online.limit_gpus(devices)
 
 
-def make_rates(speeds: PriorRates, launch: LaunchState) -> Rates:
-    """The rates of a launch, by what is known beforehand."""
-    if speeds.given is not None:
-        return Rates(speeds, launch)
-    if speeds.online is None:
-        return MeasuredRates(speeds, launch)
-    return LearnedRates(speeds.online, speeds, launch)
+def make_rates(prior_rates: PriorRates, launch: LaunchState) -> Rates:
+    """Return the rates of a launch, by their source."""
+    if prior_rates.table is not None:
+        return Rates(prior_rates, launch)
+    if prior_rates.online is None:
+        return MeasuredRates(prior_rates, launch)
+    return LearnedRates(prior_rates.online, prior_rates, launch)
 
 
 class RateCheck:
-    """Compares the rates of training groups with those by which it was decided.
+    """Compares the rates of training groups with those of the plan.
 
     Args:
-        keys: of networks: equal keys train at equal speed, so it is told of one of them.
-        is_measured: whether rates come from measurements, of this launch or an earlier one, and not from a file.
+        keys: network -> key; networks of equal keys have equal rates, so only one is reported.
+        is_measured: whether rates come from measurements, and not from a file.
     """
 
     def __init__(self, keys: Mapping[str, str], is_measured: bool) -> None:
         self._keys = keys
         self._is_measured = is_measured
-        self._told: dict[
+        self._reported: dict[
             tuple[str, int], float
         ] = {}  # key and GPUs -> what the rate was said to be
 
     def compare(
         self, network: str, gpus: int, step_rate: StepRate, expected: float
-    ) -> events.RateOff | None:
-        """Tell of a rate that is off by more than a quarter, once; and again when it has changed by as much.
+    ) -> events.RateMismatch | None:
+        """Return an event if a rate is off by more than a quarter, or changes by as much again.
 
-        Steps of milliseconds differ among each other: a rate that may be off by chance alone is not told of.
+        Durations of steps of milliseconds vary: rates that may be off by chance are not reported.
 
         Args:
-            step_rate: that the group shows.
-            expected: samples/s that it was taken to have.
+            network: its name.
+            gpus: size of its group.
+            step_rate: the observed rate.
+            expected: samples/s that the plan assumed.
         """
         rate = step_rate.rate
-        place = self._keys.get(network, network), gpus
-        before = self._told.get(place, expected)
+        key = self._keys.get(network, network), gpus
+        before = self._reported.get(key, expected)
         if not is_off(Observation(rate, step_rate.spread, step_rate.steps), before):
             return None
-        self._told[place] = rate
-        return events.RateOff(
+        self._reported[key] = rate
+        return events.RateMismatch(
             network, gpus, expected, rate, step_rate.spread, step_rate.steps, self._is_measured
         )
 
 
 class Supply:
-    """The samples/s that plans count on, and whether they have proved wrong.
+    """The samples/s that plans count on, and whether they have changed.
 
-    What preprocessors say varies a little all the time. So a plan stands until what networks get of the stream is off
-    by more than a quarter: how fast the stream is does not matter as long as it is faster than all of them.
+    Preprocessors report slightly varying rates. A plan stands until the share of networks in the
+    stream
+    is off by more than a quarter; a stream faster than all networks does not matter.
 
     Attributes:
-        has_changed: whether the present plan was made by another supply.
+        has_changed: whether the current plan assumed another supply.
     """
 
     def __init__(self, launch: LaunchState) -> None:
-        self._production = launch.production
+        self._grants = launch.grants
         self._outbox = launch.outbox
         self._groups = launch.groups
         self._time_scale = (
-            launch.setup.spec.resources.time_scale
+            launch.config.spec.resources.time_scale
         )  # rates are those of the time that is emulated
         self._planned: float | None = None
         self._of: tuple[RateTable | None, int] = (
             None,
             0,
         )  # from which table, and for how many GPUs, the next two are
-        self._told: RateTable | None = None
+        self._limited: RateTable | None = None
         self._demand = 0.0  # samples/s of the fastest network
         self.has_changed = False
 
-    def told(self, rates: Rates) -> RateTable:
-        """The rates as a policy is to know them, which is asked now.
+    def limited_table(self, rates: Rates) -> RateTable:
+        """Return the rates for the policy, limited by the supply.
 
         Args:
-            rates: that are known.
+            rates: the known rates.
         """
         table = rates.table
         cluster = self._groups.cluster
         assert table is not None  # or no policy is asked
         supply = float("inf")
         if rates.are_samples:
-            supply = self._production.supply(self._groups.lost) * self._time_scale
+            supply = self._grants.supply(self._groups.removed_ranks) * self._time_scale
         if self._planned is None:
             self._planned = supply
         if supply == self._planned == table.supply:
@@ -551,7 +566,7 @@ class Supply:
             self._of[0] is not table or self._of[1] != cluster.whole_gpus
         ):  # for there may be thousands of networks
             self._of = (table, cluster.whole_gpus)
-            self._told = None
+            self._limited = None
             self._demand = max(
                 (max_rate(network, cluster.whole_gpus) for network in table.models), default=0.0
             )
@@ -561,20 +576,21 @@ class Supply:
         if self.has_changed:
             self._planned = supply
             if supply < float("inf"):
-                self._outbox.note(
-                    events.SupplyFound(supply / self._time_scale, self._demand / self._time_scale)
+                self._outbox.log(
+                    events.SupplyChanged(supply / self._time_scale, self._demand / self._time_scale)
                 )
-        if self._told is None or self._told.supply != self._planned:
-            self._told = replace(table, supply=self._planned)
-        return self._told
+        if self._limited is None or self._limited.supply != self._planned:
+            self._limited = replace(table, supply=self._planned)
+        return self._limited
 
 
 def traits_of(network: NetworkSpec, key: str, input_shape: tuple[int, ...], classes: int) -> Traits:
-    """What is known of how fast a network is, before it has been built.
+    """Return the features for estimating a network's rate before it has been built.
 
     Args:
-        key: equal ones train at equal speed.
-        input_shape: of a sample.
+        network: the network.
+        key: equal for networks of equal rates.
+        input_shape: shape of a sample.
         classes: number of outputs.
     """
     architecture = network.architecture

@@ -1,8 +1,7 @@
-"""What searches and their rule decide, as far as networks and devices are concerned (pure).
+"""Connects the search controller with networks and devices (pure).
 
-A :class:`fleet.search.controller.SearchController` decides which network is asked for, paused, dropped and let go on. Here it is told
-what happens to networks, and what it decides is done: searchers are called, networks added, and those that are paused
-or dropped get no devices.
+A :class:`fleet.search.controller.SearchController` decides which networks are proposed, paused,
+pruned and resumed. This module passes it what happens to networks, and carries out its decisions.
 """
 
 from __future__ import annotations
@@ -11,38 +10,50 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
 
-from fleet.control.effects import Admitted, NetworkCommand, SearcherAnswered, SearcherCallFailed
+from fleet.control.effects import (
+    NetworkAdmitted,
+    NetworkCommand,
+    SearcherAnswered,
+    SearcherCallFailed,
+)
 from fleet.control.launch_state import LaunchState
 from fleet.control.rates import Rates
-from fleet.domain.events import NetworkJudged, ReplayDiffered
+from fleet.domain.events import NetworkVerdict, ReplayDiffered
 from fleet.domain.network import EpochRecord
 from fleet.search.controller import AddNetwork, CallSearcher, Decision, LogEvent, SearchController
-from fleet.search.searcher import End
+from fleet.search.searcher import TrialOutcome
 from scheduler.ensemble.indexed import IndexedValues
 
 
-class Searching:
-    """See the module.
+class Searches:
+    """The searches of a launch.
 
     Args:
-        begun: what followed from what earlier launches have logged.
+        controller: the search controller, restored from the log.
+        begun: its decisions that follow from the log of earlier launches.
+        launch: the state of the launch.
+        rates: of the networks.
 
     Attributes:
-        mind: that has taken that up.
-        idle_since_s: when nothing was left to train any more; None while something is.
+        controller: the search controller.
+        idle_since_s: when nothing was left to train; None while something is.
     """
 
     def __init__(
-        self, mind: SearchController, begun: Iterable[Decision], launch: LaunchState, rates: Rates
+        self,
+        controller: SearchController,
+        restored: Iterable[Decision],
+        launch: LaunchState,
+        rates: Rates,
     ) -> None:
-        self.mind = mind
+        self.controller = controller
         self._launch = launch
         self._networks = launch.networks
-        mind.rate_of = rates.alone
-        self._open_for = launch.setup.spec.document.keep_open
+        controller.rate_of = rates.single_gpu_rate
+        self._open_for = launch.config.spec.document.keep_open
         self.idle_since_s: float | None = None
-        mind.is_open = self._open_for is not None
-        self._decided = list(begun)
+        controller.is_open = self._open_for is not None
+        self._decided = list(restored)
         self._has_heard = True  # something from which decisions may follow
         self._coming: set[str] = set()  # networks that are being looked at
         self._ahead = IndexedValues()
@@ -52,28 +63,31 @@ class Searching:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing can follow any more, once all networks are over."""
-        return self.mind.is_over and not self._coming
+        """Whether no more networks can come, once all have ended."""
+        return self.controller.is_over and not self._coming
 
     @property
     def closes_s(self) -> float:
-        """When the run waits for further networks no longer; infinity where it does not wait."""
-        if self.idle_since_s is None or not self.mind.is_open or self._open_for is None:
+        """When the run stops waiting for more networks; infinity if it does not wait."""
+        if self.idle_since_s is None or not self.controller.is_open or self._open_for is None:
             return float("inf")
         return self.idle_since_s + self._open_for
 
     def rungs(self) -> tuple[Mapping[str, float], AbstractSet[str]]:
-        """What a policy is told of rungs, where there are any; views.
+        """Return the state of rungs for the policy, if there are any; views.
 
         Returns:
-            The epochs that each network has before it to its next rung, or its end; and the networks that have passed
-            a rung, and are neither over nor paused.
+            The epochs of each network to its next rung or its end; and the networks that have
+            passed a
+            rung and are neither ended nor paused.
         """
-        for name in self._networks.moved() if self.mind.has_rungs else ():
-            most = self._networks.specs[name].train.stopping.max_epochs
+        for name in self._networks.take_changed() if self.controller.has_rungs else ():
+            max_epochs = self._networks.specs[name].train.stopping.max_epochs
             done = len(self._networks.history(name))
-            self._ahead[name] = max(1, min(most, self.mind.next_rung(name, done) or most) - done)
-            survives = done >= (self.mind.next_rung(name, 0) or most) and not (
+            self._ahead[name] = max(
+                1, min(max_epochs, self.controller.next_rung(name, done) or max_epochs) - done
+            )
+            survives = done >= (self.controller.next_rung(name, 0) or max_epochs) and not (
                 self._networks.is_over(name) or self._networks.is_paused(name)
             )
             (self._survivors.add if survives else self._survivors.discard)(name)
@@ -81,99 +95,110 @@ class Searching:
 
     # ---- heard ----
 
-    def epoch_ended(self, name: str, record: EpochRecord, is_done: bool) -> None:
-        """A network has ended an epoch, perhaps its last one."""
-        self.mind.epoch_ended(name, record, is_done)
+    def end_epoch(self, name: str, record: EpochRecord, is_done: bool) -> None:
+        """Record a finished epoch of a network, perhaps its last."""
+        self.controller.end_epoch(name, record, is_done)
         if is_done:
-            self.over(name, End.FINISHED)
+            self.end_network(name, TrialOutcome.FINISHED)
         self._has_heard = True
 
-    def read(self, name: str) -> None:
-        """A network is as far as its checkpoint says; some of its epochs may not have been heard of."""
+    def restore(self, name: str) -> None:
+        """Record the epochs of a checkpoint, some of which may be new."""
         history = self._networks.history(name)
         for record in history:
-            self.epoch_ended(name, record, self._networks.is_final(name) and record is history[-1])
+            self.end_epoch(name, record, self._networks.is_final(name) and record is history[-1])
 
-    def over(self, name: str, end: End) -> None:
-        """A network has finished or failed."""
-        self.mind.network_over(name, end)
+    def end_network(self, name: str, end: TrialOutcome) -> None:
+        """Record that a network has finished or failed."""
+        self.controller.end_network(name, end)
         self._has_heard = True
 
     def fail(self, name: str, reason: str, detail: str = "", may_pass: bool = False) -> None:
-        """A network has failed, and is not tried again in this launch."""
-        self._networks.fail(name, reason, detail, may_pass)
-        self.over(name, End.FAILED)
+        """Record that a network has failed; it is not tried again in this launch.
 
-    def fail_of_deaths(self, name: str) -> None:
-        """A rank was lost that trained a network; after too many the network has failed."""
-        reason, deaths = self._networks.has_died_of(name)
+        Args:
+            name: of the network.
+            reason: one line.
+            detail: the traceback, if there is one.
+            may_pass: whether the error is transient, so that the next launch tries again.
+        """
+        self._networks.fail(name, reason, detail, may_pass)
+        self.end_network(name, TrialOutcome.FAILED)
+
+    def fail_after_deaths(self, name: str) -> None:
+        """Fail a network if too many ranks have died while training it."""
+        reason, deaths = self._networks.check_deaths(name)
         if reason:
             self._networks.fail(name, reason, deaths=deaths)
-            self.over(name, End.FAILED)
+            self.end_network(name, TrialOutcome.FAILED)
 
-    def answered(self, answer: SearcherAnswered | SearcherCallFailed) -> None:
-        """A searcher has answered, or has failed."""
+    def handle_answer(self, answer: SearcherAnswered | SearcherCallFailed) -> None:
+        """Handle the answer of a searcher, or its failure."""
         self._has_heard = True
         if isinstance(answer, SearcherCallFailed):
-            self.mind.searcher_failed(answer.entry, answer.reason)
+            self.controller.fail_searcher(answer.entry, answer.reason)
             return
         if answer.difference:
-            self._launch.outbox.note(ReplayDiffered(answer.entry, answer.difference))
-        self.mind.answered(answer.entry, answer.call, answer.answer)
+            self._launch.outbox.log(ReplayDiffered(answer.entry, answer.difference))
+        self.controller.handle_answer(answer.entry, answer.call, answer.answer)
 
-    def admitted(self, admitted: Admitted) -> None:
-        """A network has come."""
+    def handle_admitted(self, admitted: NetworkAdmitted) -> None:
+        """Add a network that has been validated."""
         name = admitted.network.name
         self._has_heard = True
         self._coming.discard(name)
         self._networks.add(admitted.network)
-        self._launch.outbox.note(admitted.added)
+        self._launch.outbox.log(admitted.added)
         if not admitted.added.entry:
-            self.mind.add(name, admitted.network.train.stopping)
+            self.controller.add_network(name, admitted.network.train.stopping)
         if admitted.added.wrong:
             self.fail(name, admitted.added.wrong)
 
-    def ruled(self, ruled: NetworkCommand) -> None:
-        """Somebody outside wants a network to pause, to stop, or to go on."""
+    def handle_command(self, ruled: NetworkCommand) -> None:
+        """Handle a command to pause, stop or resume a network."""
         self._has_heard = True
-        self.mind.rule(ruled.network, ruled.verdict)
+        self.controller.apply_command(ruled.network, ruled.verdict)
 
     # ---- decide ----
 
     def close(self) -> bool:
-        """Nothing is left to train: once the run waits no longer, what is paused is judged by those that there are.
+        """Stop waiting for more networks once it is time, and judge paused networks.
 
         Returns:
-            Whether some go on.
+            Whether some networks are resumed.
         """
         now_s = self._launch.now_s
         if self.idle_since_s is None:
             self.idle_since_s = now_s
         else:
             self.idle_since_s = self.idle_since_s
-        if now_s < self.closes_s or not self.mind.is_open:
+        if now_s < self.closes_s or not self.controller.is_open:
             return False
-        self.mind.is_open = False
+        self.controller.is_open = False
         self._has_heard = True
         return self.decide()
 
     def decide(self) -> bool:
-        """Do what follows from all that was heard; returns whether the policy might answer otherwise now."""
-        if not self._has_heard and not self.mind.has_untold:
+        """Carry out the decisions of searches; return True if the plan may change."""
+        if not self._has_heard and not self.controller.has_unreported:
             return False
         self._has_heard = False
         decided = self._decided
         self._decided = []
         training = self._launch.groups.names
-        counts = Counter(map(self.mind.entry, training)) if self.mind.asks else {}
-        decided += self.mind.decide(counts, training | self._networks.fallen)
+        counts = (
+            Counter(map(self.controller.entry_of, training))
+            if self.controller.has_searchers
+            else {}
+        )
+        decided += self.controller.decide(counts, training | self._networks.awaiting_checkpoint)
         are_news = [self._follow(decision) for decision in decided]
         return any(are_news)
 
     def _follow(self, decision: Decision) -> bool:
         match decision:
-            case LogEvent(NetworkJudged() as judged):
-                self._networks.judge(judged)
+            case LogEvent(NetworkVerdict() as judged):
+                self._networks.apply_verdict(judged)
                 return True
             case LogEvent() | CallSearcher():
                 self._launch.outbox.add(decision)

@@ -1,8 +1,8 @@
-"""How far the stream is granted to groups, and what preprocessors are told of that (pure).
+"""How far the stream is granted to groups, and the orders of preprocessors (pure).
 
-Networks that share a strict stream train in step: all consume the epochs of one stream, and a group starts at one that
-nobody has been granted yet. Everywhere else (in a ring, from kept samples, from samples that each trainer prepares
-itself) each network counts its own epochs.
+Networks that share a strict stream train in step: all consume the same stream epochs, and a group
+starts at one that has not been granted yet. In all other cases (a ring, stored samples, or samples
+that each trainer prepares itself) each network counts its own epochs.
 """
 
 from __future__ import annotations
@@ -23,47 +23,47 @@ _SURELY = 1.25  # times as fast without a preprocessor, before it is left out: w
 
 
 @dataclass(frozen=True)
-class _Recently:
-    """What a preprocessor did of late.
+class _RecentWork:
+    """The recent work of a preprocessor.
 
     Attributes:
-        samples: that it prepared.
-        busy_s: how long that took.
-        beside_s: in which it did something else, with samples to prepare.
+        samples: samples that it prepared.
+        busy_s: seconds that this took.
+        beside_s: seconds of other work while there were samples to prepare.
     """
 
     samples: float = 0.0
     busy_s: float = 0.0
     beside_s: float = 0.0
 
-    def then(self, said: Prepared) -> _Recently:
-        """With what it did next: what was before counts half as much."""
-        return _Recently(
-            self.samples / 2 + said.samples,
-            self.busy_s / 2 + said.busy_s,
-            self.beside_s / 2 + said.beside_s,
+    def merge(self, prepared: Prepared) -> _RecentWork:
+        """Return the work after another report; earlier work counts half."""
+        return _RecentWork(
+            self.samples / 2 + prepared.samples,
+            self.busy_s / 2 + prepared.busy_s,
+            self.beside_s / 2 + prepared.beside_s,
         )
 
     @property
     def prepared(self) -> float:
-        """Samples/s while it prepares some."""
+        """Samples/s while it prepares samples."""
         return self.samples / self.busy_s
 
     @property
     def delivered(self) -> float:
-        """Samples/s in all."""
+        """Samples/s over all its time."""
         return self.samples / (self.busy_s + self.beside_s)
 
 
-class Production:
-    """The stream's epochs, and who produces them.
+class StreamGrants:
+    """The epochs of the stream, their grants, and the preprocessors that produce them.
 
     Args:
-        layout: of the stream; None where every trainer prepares its own samples, or finishes those that are kept.
-        preprocessors: their ranks, in the order in which they take turns; none where trainers prepare their own.
+        layout: of the stream; None if trainers prepare their own samples, or augment stored ones.
+        preprocessors: their ranks in the order of their turns; empty if trainers prepare samples.
         first: the first epoch of the stream in this launch.
-        replayed: the stream epochs to train on, one after another, where one network is trained again.
-        batches: with which it was trained on them; 0 for its own.
+        replayed: the stream epochs of a replay of one network, in order.
+        batches: the batches of these epochs; 0 for the network's own.
     """
 
     def __init__(
@@ -81,12 +81,12 @@ class Production:
         self._batches = tuple(batches)
         self._granted = first - 1  # the latest epoch that any group may train on
         self._throughput: dict[int, float] = {}  # rank of a preprocessor -> samples/s
-        self._prepared: dict[int, _Recently] = {}  # likewise
+        self._prepared: dict[int, _RecentWork] = {}  # likewise
         self._are_known = (
             False  # whether all preprocessors have said how fast they are; it stays so
         )
         self._order: Produce | None = None  # what preprocessors were told last
-        self.turns: tuple[int, ...] = ()  # the ranks that produce, once it has begun
+        self.producers: tuple[int, ...] = ()  # the ranks that produce, once it has begun
         self._since = 0  # from which chunk on they do
 
     # ---- the kind of stream ----
@@ -98,7 +98,7 @@ class Production:
 
     @property
     def is_lockstep(self) -> bool:
-        """Whether networks are also held together within an epoch: the window does not hold a whole one."""
+        """Whether networks advance together inside an epoch: the window is smaller than it."""
         return (
             self._layout is not None
             and self.is_in_step
@@ -107,12 +107,12 @@ class Production:
 
     @property
     def changes_inside(self) -> bool:
-        """Whether a group can take ranks in within an epoch: in a ring, its path is only known to those who began."""
+        """Whether a group can add ranks inside an epoch; in a ring new ones lack the path."""
         return self._layout is None or not self._layout.is_ring
 
     @property
     def pace(self) -> str:
-        """How groups depend on each other's pace, as :func:`fleet.units.parse_stream` reads it."""
+        """How groups depend on each other's pace; see :func:`fleet.units.parse_stream`."""
         if self._layout is None or self._layout.slots >= self._layout.chunks:
             return "free"
         if self._layout.is_ring:
@@ -122,124 +122,140 @@ class Production:
     # ---- epochs ----
 
     @property
-    def fresh(self) -> int:
-        """The first epoch that nobody has been granted, so that it has been left behind on no node."""
+    def first_ungranted(self) -> int:
+        """The first epoch that has not been granted, so that no node has dropped any of it."""
         return self._granted + 1
 
     def next_epoch(self, history: Sequence[EpochRecord]) -> int:
-        """The number of the epoch that a network starts with."""
+        """Return the number of the epoch with which a network starts."""
         if self.is_in_step:
-            return self.fresh
+            return self.first_ungranted
         if self._replayed:
             return len(history)
         return 1 + max((record.stream_epoch for record in history), default=-1)
 
     def epoch_after(self, granted: int, history: Sequence[EpochRecord]) -> int:
-        """What a network may train on after the last epoch of its history.
+        """Return the number of the epoch after the last one of a history.
 
         Args:
-            granted: the epoch that it had been granted; it may have finished an older one, of an earlier launch.
+            granted: the epoch that was granted; the last one may be an older epoch of an earlier
+                launch.
+            history: the finished epochs.
         """
         if self.is_in_step:
             return granted + (history[-1].stream_epoch == granted)
         return self.next_epoch(history)
 
     def stream_epoch(self, number: int) -> int:
-        """The stream epoch behind a number: itself, or the one that a replay repeats."""
+        """Return the stream epoch of a number: itself, or the epoch that a replay repeats."""
         if number < len(self._replayed):
             return self._replayed[number]
         return number
 
     def batch(self, number: int, chosen: int | None) -> int | None:
-        """The batch of an epoch: what the policy has chosen, or what a replay repeats."""
+        """Return the batch of an epoch: the policy's choice, or the batch that a replay repeats."""
         if number < len(self._batches):
             return self._batches[number]
         return chosen
 
     def grant(self, epoch: int) -> None:
-        """A group may train on an epoch from now on."""
+        """Grant an epoch to groups."""
         self._granted = max(self._granted, epoch)
 
     # ---- producing ----
 
-    def hear(self, said: Throughput) -> None:
-        """A preprocessor says how fast it prepares samples.
+    def record_throughput(self, throughput: Throughput) -> None:
+        """Record the rate of a preprocessor.
 
         Raises:
-            InvalidTransition: it is none, or has said so before.
+            InvalidTransition: the rank is no preprocessor, or has reported before.
         """
-        if said.rank not in self._preprocessors or said.rank in self._throughput:
+        if throughput.rank not in self._preprocessors or throughput.rank in self._throughput:
             raise InvalidTransition(
-                f"{said.rank} is no preprocessor of which nothing is known, and yet there is {said}"
+                f"{throughput.rank} is no preprocessor of which nothing is known, and yet there is {throughput}"
             )
-        self._throughput[said.rank] = said.samples_per_s
+        self._throughput[throughput.rank] = throughput.samples_per_s
 
-    def hear_prepared(self, said: Prepared) -> StreamStarted | None:
-        """A preprocessor says how fast it was of late; what it has said before counts half as much each time.
+    def record_prepared(self, prepared: Prepared) -> StreamStarted | None:
+        """Record the recent work of a preprocessor; earlier reports count half each time.
 
-        The slowest is left out where the others are faster without it, as rank 0 where it has many to coordinate: from
-        the first chunk on that nobody may have begun. In a ring nobody knows which one that is.
+        The slowest preprocessor is dropped if the others are faster without it, such as rank 0 when
+        it
+        coordinates many. It is dropped from the first chunk that no preprocessor may have begun; in
+        a ring
+        that chunk is unknown, so none is dropped.
 
         Returns:
-            Who produces from now on, where that has changed.
+            The new set of producers, if it has changed.
 
         Raises:
-            InvalidTransition: it does not produce.
+            InvalidTransition: the rank does not produce.
         """
-        if said.rank not in self.turns and said.rank not in self._prepared:
-            raise InvalidTransition(f"{said.rank} does not produce, and yet there is {said}")
-        self._prepared[said.rank] = self._prepared.get(said.rank, _Recently()).then(said)
-        if self.is_in_step and self._order is not None and self._prepared.keys() >= set(self.turns):
-            *others, slowest = sorted(self.turns, key=self._speed, reverse=True)
-            if others and _SURELY * len(self.turns) * self._speed(slowest) < len(
-                others
-            ) * self._speed(others[-1]):
-                self.turns = tuple(rank for rank in self.turns if rank != slowest)
+        if prepared.rank not in self.producers and prepared.rank not in self._prepared:
+            raise InvalidTransition(
+                f"{prepared.rank} does not produce, and yet there is {prepared}"
+            )
+        self._prepared[prepared.rank] = self._prepared.get(prepared.rank, _RecentWork()).merge(
+            prepared
+        )
+        if (
+            self.is_in_step
+            and self._order is not None
+            and self._prepared.keys() >= set(self.producers)
+        ):
+            *faster, slowest = sorted(self.producers, key=self._speed, reverse=True)
+            if faster and _SURELY * len(self.producers) * self._speed(slowest) < len(
+                faster
+            ) * self._speed(faster[-1]):
+                self.producers = tuple(rank for rank in self.producers if rank != slowest)
                 self._since = self._order.limit
                 return replace(
-                    self._begun, preprocessors=len(others), supply_samples_per_s=self.supply(set())
+                    self._started,
+                    preprocessors=len(faster),
+                    supply_samples_per_s=self.supply(set()),
                 )
         return None
 
     def _speed(self, rank: int) -> float:
         return self._prepared[rank].delivered
 
-    def supply(self, lost: set[int]) -> float:
-        """Samples/s that each network is given at most, by what is known now; infinity where no stream is between.
+    def supply(self, removed_ranks: set[int]) -> float:
+        """Return the samples/s that each network gets at most; infinity without a stream.
 
-        Preprocessors take turns with chunks of equal size, so the slowest of them sets the pace of all.
+        Preprocessors produce chunks of equal size in turn, so the slowest sets the pace.
 
         Args:
-            lost: the ranks that have died. As soon as a preprocessor has, trainers prepare their samples themselves.
+            lost: ranks that have died. After the death of a preprocessor, trainers prepare samples.
         """
-        ranks = self.turns or self._preprocessors
-        if self._layout is None or not ranks or lost.intersection(self._preprocessors):
+        ranks = self.producers or self._preprocessors
+        if self._layout is None or not ranks or removed_ranks.intersection(self._preprocessors):
             return float("inf")
         if self._prepared.keys() >= set(ranks):
             return len(ranks) * min(self._prepared[rank].prepared for rank in ranks)
         return sum(self._throughput[rank] for rank in ranks)
 
-    def is_known(self, lost: set[int]) -> bool:
-        """Whether all preprocessors that are alive have said how fast they are.
+    def has_throughputs(self, removed_ranks: set[int]) -> bool:
+        """Return True if all preprocessors that are alive have reported their rates.
 
         Args:
-            lost: the ranks that have died.
+            lost: ranks that have died.
         """
         self._are_known = (
-            self._are_known or set(self._preprocessors) <= lost | self._throughput.keys()
+            self._are_known or set(self._preprocessors) <= removed_ranks | self._throughput.keys()
         )
         return self._are_known
 
-    def begin(
+    def choose_producers(
         self, rates: RateTable | None, time_scale: float, chooses: bool, policy: str
     ) -> StreamStarted:
-        """Choose the preprocessors that are needed: the least whose throughput meets what trainers can take.
+        """Choose the fewest preprocessors whose throughput meets the demand of trainers.
 
-        Samples are shared, so the demand is that of the fastest network alone, not the sum of all. Samples that are
-        kept are prepared once, as fast as can be.
+        Samples are shared, so the demand is that of the fastest network, not the sum of all.
+        Samples that
+        are stored are prepared once, as fast as possible.
 
         Args:
-            rates: None as long as nobody knows them: then none is left out.
+            rates: None while unknown: then all produce.
             time_scale: seconds that a second of training takes.
             chooses: whether some may be left out.
             policy: its name, for the log.
@@ -253,9 +269,9 @@ class Production:
         needed = len(self._preprocessors)
         if chooses and demand and self._layout is not None:
             needed = preprocessors_needed(reached, demand)
-        self.turns = self._preprocessors[:needed]
+        self.producers = self._preprocessors[:needed]
         supply = reached[needed - 1]
-        self._begun = StreamStarted(
+        self._started = StreamStarted(
             needed,
             len(self._preprocessors),
             policy,
@@ -265,18 +281,19 @@ class Production:
             demand_samples_per_s=demand,
             bottleneck="" if not demand else "input" if supply < demand else "training",
         )
-        return self._begun
+        return self._started
 
-    def order(self, joining: Iterable[int]) -> Produce | None:
-        """What preprocessors should be told now; None where they have been, or none has begun.
+    def next_order(self, joining: Iterable[int]) -> Produce | None:
+        """Return the next order for preprocessors; None if it has not changed.
 
-        One epoch more than was granted is allowed, so that nobody waits at an epoch's start; the layout's lookahead
-        keeps it to what is needed soon.
+        It allows one epoch more than was granted, so that no group waits at the start of an epoch;
+        the
+        lookahead of the layout limits it to what is needed soon.
 
         Args:
-            joining: the epochs from which on ranks will read that have not told the stream so yet.
+            joining: first epochs of ranks that have not registered with the stream yet.
         """
-        if not self.turns:
+        if not self.producers:
             return None
         chunks = self._layout.chunks if self._layout is not None else 0
         limit = hold = NO_LIMIT
@@ -284,7 +301,7 @@ class Production:
             limit = (self._granted + 2) * chunks
             hold = min([*joining, self._granted + 1]) * chunks
         order = Produce(
-            limit, hold, first=self._first * chunks, turns=self.turns, since=self._since
+            limit, hold, first=self._first * chunks, turns=self.producers, since=self._since
         )
         if order == self._order:
             return None

@@ -1,43 +1,43 @@
-"""What ranks complain of, each thing once: warnings of engines, and samples that cannot be read (pure)."""
+"""Warnings of engines, and unreadable samples, each reported once (pure)."""
 
 from __future__ import annotations
 
 from fleet.comm.messages import SampleUnreadable, Warned
 from fleet.control.effects import AbortLaunch, Outbox
 from fleet.control.launch_state import LaunchConfig
-from fleet.domain.events import BadSample, NetworkWarned
+from fleet.domain.events import NetworkWarned, SampleSkipped
 from fleet.errors import UserError
 
 
 class WarningLog:
-    """All that has been complained of."""
+    """All reported warnings and unreadable samples."""
 
-    def __init__(self, setup: LaunchConfig, outbox: Outbox) -> None:
+    def __init__(self, config: LaunchConfig, outbox: Outbox) -> None:
         self._outbox = outbox
-        self._samples = setup.samples
-        self._most = setup.spec.data.max_unreadable
-        self._bad = set(setup.bad)
+        self._samples = config.samples
+        self._max_share = config.spec.data.max_unreadable
+        self._bad = set(config.unreadable)
         self._warnings: set[str] = set()
 
-    def warned(self, warned: Warned) -> None:
-        """An engine warns of a network."""
+    def add_warning(self, warned: Warned) -> None:
+        """Log a warning of an engine."""
         if (
             warned.warning not in self._warnings
         ):  # each group that trains the network says so, and its twins
             self._warnings.add(warned.warning)
-            self._outbox.note(NetworkWarned(*warned))
+            self._outbox.log(NetworkWarned(*warned))
 
-    def bad(self, bad: SampleUnreadable) -> None:
-        """A sample cannot be read; the launch fails where too many cannot."""
+    def add_unreadable(self, bad: SampleUnreadable) -> None:
+        """Log an unreadable sample; abort the launch if there are too many."""
         if bad.name in self._bad:  # other ranks, or other epochs, have met it too
             return
         self._bad.add(bad.name)
-        self._outbox.note(BadSample(bad.name, bad.reason, bad.training))
-        if len(self._bad) > self._most * self._samples:
+        self._outbox.log(SampleSkipped(bad.name, bad.reason, bad.training))
+        if len(self._bad) > self._max_share * self._samples:
             self._outbox.add(
                 AbortLaunch(
                     UserError(
-                        f"{len(self._bad)} of {self._samples} samples cannot be read, more than data.max_unreadable: {self._most:.2%};"
+                        f"{len(self._bad)} of {self._samples} samples cannot be read, more than data.max_unreadable: {self._max_share:.2%};"
                         f" the latest: {bad.name}: {bad.reason}"
                     )
                 )

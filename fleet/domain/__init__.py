@@ -1,4 +1,4 @@
-"""What a run is: its networks, and the events that tell what became of them. Pure: no MPI, clock or disk.
+"""The domain of a run: its networks, its events, and the state that follows from them. Pure.
 
-It imports spec and what spec may import.
+It uses no MPI, clock or disk, and imports spec and what spec may import.
 """

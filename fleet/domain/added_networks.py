@@ -1,4 +1,4 @@
-"""The networks that came while a run went on, made again from what is known of them (pure)."""
+"""Rebuild the networks that were added while a run went on, from its events (pure)."""
 
 from __future__ import annotations
 
@@ -11,10 +11,15 @@ from fleet.spec import NetworkSpec, Spec
 from fleet.spec.resolve import invalid_network, placeholder_for, proposed_network, with_entry
 
 
-def with_late(spec: Spec, run: RunState) -> Spec:
-    """A spec with the networks that came while earlier launches went on, after its own.
+def with_added_networks(spec: Spec, run: RunState) -> Spec:
+    """Return the spec with the networks that were added in earlier launches, after its own.
 
-    Those of an entry that the spec no longer has are left out, as networks are that are taken from a spec.
+    Networks of an entry that the spec no longer has are left out, like networks removed from a
+    spec.
+
+    Args:
+        spec: the spec as it is now.
+        run: the state of the run, from the logs of earlier launches.
     """
     entries = {entry.stem: index for index, entry in spec.searches.items()}
     came = {name: added for name, added in run.added.items() if not added.entry}
@@ -31,12 +36,12 @@ def with_late(spec: Spec, run: RunState) -> Spec:
             spec, networks = with_entry(spec, command.given, spec.by_name, command.place)
         except UserError:  # the spec is another one by now, and has no place for them
             continue
-        given = [
+        networks_added = [
             placeholder_for(network, spec) if came[network.name].wrong else network
             for network in networks
             if network.name in came
         ]
-        spec = replace(spec, networks=(*spec.networks, *given))
+        spec = replace(spec, networks=(*spec.networks, *networks_added))
     return spec
 
 

@@ -1,8 +1,8 @@
-"""Frozen dataclasses as the objects of JSON lines (pure).
+"""Frozen dataclasses as JSON objects, one a line (pure).
 
-An object's ``event`` names a kind, such as ``{"event": "lost", "rank": 3, "device": 2}``. A kind is a frozen dataclass
-with that name as its ``word``; its fields are the other keys, in their order. A field's annotation may say how it is
-written: ``Annotated[float, Places(3)]``.
+The key ``event`` of an object names its type: ``{"event": "lost", "rank": 3, "device": 2}`` is the
+frozen dataclass whose ``word`` is ``lost``. The fields of the class are the other keys, in their
+order. The annotation of a field may say how it is written: ``Annotated[float, Decimals(3)]``.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from typing import (
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(dataclasses.field,))
-class Kind:
-    """What is written as a line; each class of it is a frozen dataclass."""
+class JsonRecord:
+    """Base of everything that is written as a line; each subclass is a frozen dataclass."""
 
     word: ClassVar[str]
     __dataclass_fields__: ClassVar[dict[str, Any]]
@@ -39,35 +39,38 @@ class Kind:
 
 
 @dataclasses.dataclass(frozen=True)
-class Places:
-    """So many decimal places of a number are written."""
+class Decimals:
+    """Annotation: the number is written with so many decimal places."""
 
     count: int
 
 
-Tenths: TypeAlias = Annotated[float, Places(1)]
-Milli: TypeAlias = Annotated[float, Places(3)]
-Micro: TypeAlias = Annotated[float, Places(6)]
+Tenths: TypeAlias = Annotated[float, Decimals(1)]
+Milli: TypeAlias = Annotated[float, Decimals(3)]
+Micro: TypeAlias = Annotated[float, Decimals(6)]
 
 
 class Flat:
-    """The fields of this nested dataclass are written as keys of the outer object."""
+    """Annotation: the fields of this nested dataclass are written as keys of the outer object."""
 
 
 class OmitDefault:
-    """The key is left out if the field has its default."""
+    """Annotation: the key is omitted if the field has its default."""
 
 
-class MayBeNan:
-    """The number may be NaN or infinite: it is written as null, and read as NaN. Elsewhere null is damage."""
+class NanAsNull:
+    """Annotation: NaN and infinity are written as null, and null is read as NaN.
+
+    Without it, a null is damage.
+    """
 
 
-def to_json(event: Kind) -> dict[str, Any]:
-    """The object that a line holds.
+def to_json(event: JsonRecord) -> dict[str, Any]:
+    """Return the object that is written as a line.
 
-    >>> class Lost(Kind, word="lost"):
+    >>> class Lost(JsonRecord, word="lost"):
     ...     rank: int
-    ...     after_s: Annotated[float, Places(1)]
+    ...     after_s: Annotated[float, Decimals(1)]
     >>> to_json(Lost(3, 0.25))
     {'event': 'lost', 'rank': 3, 'after_s': 0.2}
     """
@@ -75,16 +78,17 @@ def to_json(event: Kind) -> dict[str, Any]:
 
 
 def from_json(record: Any, kinds: Mapping[str, type]) -> Any:
-    """The event that :func:`to_json` was given, except that numbers have been rounded.
+    """Return the record that :func:`to_json` wrote, up to rounding of numbers.
 
-    If a key is missing, the field gets its default. Keys that no field knows are passed over.
+    A missing key gives the field its default. Unknown keys are ignored.
 
     Args:
-        record: what a line holds.
+        record: the object of a line.
         kinds: word -> dataclass.
 
     Returns:
-        None if the record is of no known kind, lacks a key without a default, or holds a value of a wrong type.
+        None if the type is unknown, a key without a default is missing, or a value has a wrong
+        type.
     """
     word = record.get("event") if isinstance(record, dict) else None
     if not isinstance(word, str) or word not in kinds:
@@ -100,7 +104,7 @@ def from_json(record: Any, kinds: Mapping[str, type]) -> Any:
 
 @cache
 def _marks(kind: type) -> dict[str, tuple[Any, tuple[Any, ...]]]:
-    """Of each field: its type, and the marks in its annotation."""
+    """Return the type and the annotations of each field."""
     hints = get_type_hints(kind, include_extras=True)
     return {
         field.name: (get_args(hints[field.name])[0], hints[field.name].__metadata__)
@@ -112,16 +116,16 @@ def _marks(kind: type) -> dict[str, tuple[Any, tuple[Any, ...]]]:
 
 @cache
 def _places(kind: type) -> dict[str, int | None]:
-    """Of each field: to how many decimal places it is written."""
+    """Return the decimal places of each field; None where it is not rounded."""
     return {
-        name: next((mark.count for mark in marks if isinstance(mark, Places)), None)
+        name: next((mark.count for mark in marks if isinstance(mark, Decimals)), None)
         for name, (_, marks) in _marks(kind).items()
     }
 
 
 @cache
 def _defaults(kind: type) -> dict[str, Any]:
-    """Of the fields that are left out where they have their default: that default."""
+    """Return the defaults of the fields that are omitted when they have them."""
     return {
         field.name: field.default
         if field.default_factory is dataclasses.MISSING
@@ -133,7 +137,7 @@ def _defaults(kind: type) -> dict[str, Any]:
 
 @cache
 def _flat(kind: type) -> frozenset[str]:
-    """The fields whose keys are those of the outer object."""
+    """Return the fields whose keys are keys of the outer object."""
     return frozenset(name for name, (_, marks) in _marks(kind).items() if Flat in marks)
 
 
@@ -166,38 +170,38 @@ def _read_fields(kind: type, record: Mapping[str, Any]) -> Any:
                 values[name] = value
             else:
                 values[name] = (
-                    math.nan if value is None and MayBeNan in marks else _read(hint, value)
+                    math.nan if value is None and NanAsNull in marks else _read(hint, value)
                 )
     return kind(**values)  # TypeError where one is missing that has no default
 
 
 @cache
 def _parts(hint: Any) -> tuple[Any, tuple[Any, ...]]:
-    """What a type is made of: a log may have hundreds of thousands of lines."""
+    """Return the origin and arguments of a type, cached: a log may have 100,000 lines."""
     return get_origin(hint), get_args(hint)
 
 
 def _read(hint: Any, value: Any) -> Any:
-    """A value of JSON as a field of that type wants it.
+    """Convert a JSON value to the type of a field.
 
     Raises:
-        ValueError: it is something else.
+        ValueError: the value has another type.
     """
     if hint is Any:
         return value
     origin, arguments = _parts(hint)
     if origin is Annotated:
-        if value is None and MayBeNan in hint.__metadata__:
+        if value is None and NanAsNull in hint.__metadata__:
             return math.nan
         return _read(arguments[0], value)
     if origin in (Union, UnionType):
         if value is None and NoneType in arguments:
             return None
-        lists = [one for one in arguments if _parts(one)[0] is tuple]
+        lists = [option for option in arguments if _parts(option)[0] is tuple]
         return _read(lists[0] if lists and isinstance(value, list) else arguments[0], value)
     if origin is tuple and isinstance(value, list):
-        each = arguments[:1] * len(value) if arguments[1:] == (...,) else arguments
-        return tuple(_read(one, item) for one, item in zip(each, value, strict=True))
+        types = arguments[:1] * len(value) if arguments[1:] == (...,) else arguments
+        return tuple(_read(option, item) for option, item in zip(types, value, strict=True))
     if origin is not None and isinstance(value, dict):
         return {key: _read(arguments[1], item) for key, item in value.items()}
     if dataclasses.is_dataclass(hint) and isinstance(value, dict):
@@ -210,13 +214,13 @@ def _read(hint: Any, value: Any) -> Any:
 
 
 def is_finite(value: Any) -> bool:
-    """Whether a value of JSON is a number that a float can hold; Python's parser lets NaN and Infinity through."""
+    """Return True if a JSON value is a finite number; Python's parser accepts NaN and Infinity."""
     return type(value) in (int, float) and abs(value) <= sys.float_info.max
 
 
 @cache
 def _field_names(kind: type) -> tuple[str, ...] | None:
-    """Of a dataclass; None of any other type."""
+    """Return the field names of a dataclass; None for any other type."""
     if dataclasses.is_dataclass(kind):
         return tuple(field.name for field in dataclasses.fields(kind))
     return None
@@ -226,7 +230,7 @@ _PLAIN = frozenset({int, str, bool, NoneType})
 
 
 def as_json(value: Any) -> Any:
-    """A value in the types that JSON has; NaN and infinity, which it lacks, become None.
+    """Convert a value to the types of JSON; NaN and infinity become None.
 
     >>> as_json({1: (float("nan"), 2.0)})
     {'1': [None, 2.0]}
@@ -247,9 +251,9 @@ def as_json(value: Any) -> Any:
     kind: type = type(value)
     names = _field_names(kind)
     if names is not None:
-        found = {name: getattr(value, name) for name in names}
+        content = {name: getattr(value, name) for name in names}
         return {
-            name: item if type(item) in _PLAIN else as_json(item) for name, item in found.items()
+            name: item if type(item) in _PLAIN else as_json(item) for name, item in content.items()
         }
     if isinstance(value, Mapping):
         return {str(key): as_json(item) for key, item in value.items()}

@@ -1,4 +1,4 @@
-"""What is known of a network in training: its history, its state, and what its convergence rule says of them (pure)."""
+"""A network in training: its history, its state, and its convergence (pure)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Annotated, NamedTuple, TypeAlias
 
 import numpy as np
 
-from fleet.domain.json_record import MayBeNan, OmitDefault
+from fleet.domain.json_record import NanAsNull, OmitDefault
 from fleet.spec import Stopping
 from fleet.units import pluralize
 
@@ -17,7 +17,7 @@ Code: TypeAlias = Mapping[
     str, str
 ]  # file, relative to the folder where its module was found -> hash of its text
 Score: TypeAlias = Annotated[
-    float, MayBeNan
+    float, NanAsNull
 ]  # NaN where nothing was judged, such as without validation data
 
 
@@ -31,19 +31,24 @@ class EpochRecord:
 
     Attributes:
         epoch: counted from 1.
-        stream_epoch: the epoch of the stream that was consumed; with it the epoch can be trained again.
-        samples: that counted; the others could not be read.
-        seconds: of training and validation.
-        waited_s: of them, what the group's master waited for data.
-        path: the chunks of the ring that were consumed (:func:`fleet.stream.order.format_path`); empty in strict order.
-        accepted: the files of the network's code that were changed while this was its newest epoch, or within it, where
-            somebody has said that training is to go on all the same (``--accept-changes``); separated by spaces. The
-            word ``data`` stands among them where the data was changed.
-        parent, parent_epoch: of the first epoch of a network that began with the weights of another: of which, and
-            after which of its epochs.
-        metrics: those that its spec asks for, by name, and with ``val_`` of validation.
-        batch: the global batch; 0 in records of earlier versions.
-        start: of the first epoch of a network that began with weights of a file: the beginning of its SHA-256.
+        stream_epoch: the epoch of the stream that was consumed; a replay trains on it again.
+        samples: samples in the sums, without unreadable ones.
+        seconds: time of training and validation.
+        waited_s: part of ``seconds`` in which the master of the group waited for data.
+        path: the chunks of the ring that were consumed (:func:`fleet.stream.order.format_path`);
+            empty
+            in strict order.
+        accepted: the files of the network's code that changed while this was its newest epoch, or
+            within it, and that ``--accept-changes`` accepted; separated by spaces. The word
+            ``data``
+            is among them if the data changed.
+        parent, parent_epoch: in the first epoch of a network that began with the weights of
+            another:
+            the name of that network, and the epoch of the weights.
+        metrics: the metrics of the spec by name; those of validation begin with ``val_``.
+        batch: the global batch; 0 in records of early versions.
+        start: in the first epoch of a network that began with weights of a file: the beginning of
+            the SHA-256 of the file.
     """
 
     epoch: int
@@ -69,38 +74,38 @@ class EpochRecord:
 
     @property
     def precedes_other_data(self) -> bool:
-        """Whether epochs after this one are of other data, so that their values cannot be compared."""
+        """Whether later epochs have other data, so that values cannot be compared with theirs."""
         return DATA in self.accepted.split()
 
     def value(self, name: str) -> float:
-        """One of its losses, accuracies or metrics; NaN where there is no such."""
-        found = getattr(self, name) if name in SCORES else self.metrics.get(name)
-        if found is None:
+        """Return a loss, accuracy or metric by name; NaN if it is missing."""
+        number = getattr(self, name) if name in SCORES else self.metrics.get(name)
+        if number is None:
             return math.nan
-        return float(found)
+        return float(number)
 
 
 @dataclass(frozen=True)
-class State:
+class TrainingState:
     """A network in the middle of its training.
 
     Attributes:
         arrays: weights, optimizer and random state, by name.
-        identity: of the architecture and the training settings; a checkpoint of another network is refused.
-        history: its finished epochs.
-        stream_epoch: the epoch of the stream that it is in the middle of, where ``position`` is above 0.
-        position: samples of that epoch that it has consumed.
-        path: the chunks of the ring that it consumes in that epoch; empty in strict order.
-        sums: of that epoch so far, over the samples that could be read: their losses in nats, how many were classified
-            right, how many they are; then those that its metrics are made of.
+        identity: hash of architecture and training settings; checkpoints of others are refused.
+        history: the finished epochs.
+        stream_epoch: the current epoch of the stream, if ``position`` is above 0.
+        position: samples consumed in that epoch.
+        path: the chunks of the ring consumed in that epoch; empty in strict order.
+        sums: sums of that epoch so far, over readable samples: losses in nats, correctly classified
+            samples, number of samples; then the sums of the metrics.
         seconds, waited_s: of that epoch so far, as in its record.
-        final: why it is done, or nothing.
-        architecture: its own description (:attr:`fleet.spec.model.Architecture.key`); empty in checkpoints of 0.1.0.
-        code: the files of its ``build:`` function; None in checkpoints of 0.1.0.
-        generation: of the lease under which the checkpoint was written; 0 without one.
-        accepted: as in its next record, of changes that were accepted before it had finished an epoch.
-        batch: as in its next record, of the epoch that it is in the middle of.
-        start: as in its first record, until it has one.
+        final: the reason why training has finished, or empty.
+        architecture: description (:attr:`fleet.spec.model.Architecture.key`); empty in 0.1.0.
+        code: the files of the ``build:`` function; None in checkpoints of 0.1.0.
+        generation: of the lease under which the checkpoint was written; 0 without a lease.
+        accepted: changes accepted before an epoch had finished, as in the next record.
+        batch: the global batch of the current epoch, as in the next record.
+        start: as in the first record, until there is one.
     """
 
     arrays: Mapping[str, np.ndarray] = field(repr=False)
@@ -120,13 +125,14 @@ class State:
     batch: int = 0
     start: str = ""
 
-    def after(self, record: EpochRecord, final: str) -> State:
-        """The state between an epoch that has just ended and the next one, without arrays.
+    def next_epoch(self, record: EpochRecord, final: str) -> TrainingState:
+        """Return the state between an epoch that has just ended and the next one, without arrays.
 
         Args:
-            final: why it is done, or nothing.
+            record: the epoch that has ended.
+            final: the reason why training has finished, or empty.
         """
-        return State(
+        return TrainingState(
             {},
             self.identity,
             (*self.history, record),
@@ -135,16 +141,19 @@ class State:
             code=self.code,
         )
 
-    def accepting(self, files: str) -> State:
-        """The same network, with a word on the changes of its code that were accepted here."""
+    def with_accepted_changes(self, files: str) -> TrainingState:
+        """Return the state with a note that changes of these files were accepted here."""
         if not self.history:
             return replace(self, accepted=" ".join(filter(None, [self.accepted, files])))
         newest = self.history[-1]
-        said = " ".join(filter(None, [newest.accepted, files]))
-        return replace(self, history=(*self.history[:-1], replace(newest, accepted=said)))
+        accepted = " ".join(filter(None, [newest.accepted, files]))
+        return replace(self, history=(*self.history[:-1], replace(newest, accepted=accepted)))
 
-    def with_other_data(self) -> State:
-        """The same weights at the beginning of an epoch: of the one that was under way, nobody knows what was seen."""
+    def at_epoch_start(self) -> TrainingState:
+        """Return the same weights at the beginning of an epoch.
+
+        After a change of the data, the samples consumed in the current epoch are unknown.
+        """
         return replace(
             self,
             stream_epoch=-1,
@@ -158,26 +167,26 @@ class State:
 
     @property
     def epoch(self) -> int:
-        """How many epochs are finished."""
+        """The number of finished epochs."""
         return len(self.history)
 
     @property
     def size(self) -> int:
-        """Bytes of the arrays."""
+        """The size of the arrays in bytes."""
         return sum(array.nbytes for array in self.arrays.values())
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How it ended with a network.
+    """How training of a network ended.
 
     Attributes:
-        reason: why it is done, or why it failed.
+        reason: why it finished or failed.
         is_failure: whether it failed.
-        may_pass: whether what made it fail may pass, so that the next launch tries it again.
-        is_pruned: whether it was dropped before it was done.
-        deaths: how many ranks died while they trained it, where that made it fail.
-        is_skipped: whether launches leave it out (``fleet skip``); then ``is_pruned`` is set as well.
+        may_pass: whether the failure is transient, so that the next launch tries again.
+        is_pruned: whether it was stopped before it had finished.
+        deaths: the number of ranks that died while they trained it, if it failed because of them.
+        is_skipped: whether launches skip it (``fleet skip``); then ``is_pruned`` is set as well.
     """
 
     reason: str
@@ -193,9 +202,9 @@ class Death:
     """A rank died, or did not come back, while it trained a network.
 
     Attributes:
-        how: in words, such as ``rank 3 on node07 died``.
-        epochs: that the network had finished by then.
-        is_sure: whether the network is to blame; otherwise it is trained last, and does not fail for it.
+        how: a description, such as ``rank 3 on node07 died``.
+        epochs: epochs that the network had finished by then.
+        is_sure: whether the network is to blame; otherwise it is only trained last.
     """
 
     how: str
@@ -203,27 +212,28 @@ class Death:
     is_sure: bool = True
 
 
-def reason_of_deaths(deaths: Collection[Death], most: int) -> str:
-    """Why a network has failed; nothing where fewer ranks died than make it a failed one.
+def death_failure_reason(deaths: Collection[Death], max_deaths: int) -> str:
+    """Return why deaths of ranks have failed a network; empty for fewer than ``most``.
 
-    >>> reason_of_deaths([Death("rank 1 on a died", 0), Death("rank 2 on a died", 0)], most=2)
-    'ranks were lost while they trained it, 2 times (max_deaths: 2): rank 1 on a died; rank 2 on a died'
+    >>> death_failure_reason([Death("rank 1 on a died", 0), Death("rank 2 on a died", 0)], most=2)
+    'ranks were lost while they trained it, 2 times (max_deaths: 2): rank 1 on a died; rank 2 on a
+    died'
     """
     sure = [death.how for death in deaths if death.is_sure]
-    if len(sure) < most:
+    if len(sure) < max_deaths:
         return ""
     times = pluralize(len(sure), "time")
-    return f"ranks were lost while they trained it, {times} (max_deaths: {most}): {'; '.join(sure)}"
+    return f"ranks were lost while they trained it, {times} (max_deaths: {max_deaths}): {'; '.join(sure)}"
 
 
 @dataclass(frozen=True)
-class TestResult:
-    """What a finished network, as it is exported, came to on the test data.
+class EvaluationResult:
+    """The result of a finished network on the test data, as it is exported.
 
     Attributes:
-        loss, accuracy: means over the samples; NaN where none could be read.
-        samples: that could be read.
-        metrics: those that its spec asks for, by name.
+        loss, accuracy: means over the samples; NaN if no sample could be read.
+        samples: samples that could be read.
+        metrics: the metrics of the spec by name.
     """
 
     loss: Score
@@ -234,61 +244,64 @@ class TestResult:
 
 @dataclass(frozen=True)
 class NetworkStatus:
-    """How far a network of a run is.
+    """How far a network of a run has trained.
 
     Attributes:
-        history: its finished epochs.
+        history: the finished epochs.
         outcome: None while there is something left to train.
-        tested: None until it is done, and without test data.
-        is_paused: whether it is given no devices until it is let go on.
+        tested: None until it has finished, and without test data.
+        is_paused: whether it gets no devices until it is resumed.
     """
 
     history: tuple[EpochRecord, ...] = ()
     outcome: Outcome | None = None
-    tested: TestResult | None = None
+    tested: EvaluationResult | None = None
     is_paused: bool = False
 
     @classmethod
     def pruned(cls, history: tuple[EpochRecord, ...]) -> NetworkStatus:
-        """That of a network that was dropped before it was done."""
+        """Return the status of a network that was pruned after these epochs."""
         return cls(
             history, Outcome(f"pruned after {pluralize(len(history), 'epoch')}", is_pruned=True)
         )
 
     @property
     def is_skipped(self) -> bool:
-        """Whether launches leave it out."""
+        """Whether launches skip it."""
         return self.outcome is not None and self.outcome.is_skipped
 
     @property
     def is_pruned(self) -> bool:
-        """Whether it was dropped before it was done."""
+        """Whether it was stopped before it had finished."""
         return self.outcome is not None and self.outcome.is_pruned
 
     @property
     def is_final(self) -> bool:
-        """Whether it is over, and is exported when its group lets go: nobody wants one that was pruned."""
+        """Whether it has ended and is exported when its group stops; pruned networks are not."""
         return self.outcome is not None and not self.outcome.is_pruned
 
     @property
     def is_finished(self) -> bool:
-        """Whether it has trained to its end: it has neither failed nor was it dropped before."""
+        """Whether it has trained to its end: it has neither failed nor been pruned."""
         return self.outcome is not None and not (self.outcome.is_failure or self.outcome.is_pruned)
 
     def with_history(self, history: tuple[EpochRecord, ...]) -> NetworkStatus:
-        """The same after other epochs."""
+        """Return the same status with other epochs."""
         if self.is_pruned:
             return NetworkStatus.pruned(history)
         return replace(self, history=history)
 
-    def found_after(self, before: NetworkStatus) -> NetworkStatus:
-        """This, of a checkpoint, with what no checkpoint knows and was so before: that it is paused, or was pruned."""
+    def merged_with_log(self, before: NetworkStatus) -> NetworkStatus:
+        """Merge this checkpoint status with the paused and pruned flags of the log.
+
+        Checkpoints do not store these flags.
+        """
         return replace(
-            self.pruned_after(before), is_paused=before.is_paused and self.outcome is None
+            self.with_logged_pruning(before), is_paused=before.is_paused and self.outcome is None
         )
 
-    def pruned_after(self, before: NetworkStatus) -> NetworkStatus:
-        """This, of a checkpoint, or that it was pruned, if it was so before and has not finished all the same."""
+    def with_logged_pruning(self, before: NetworkStatus) -> NetworkStatus:
+        """Return the pruned status if the log says so and the network has not finished since."""
         if before.is_pruned and not self.is_finished:
             return NetworkStatus.pruned(self.history)
         return self
@@ -296,30 +309,31 @@ class NetworkStatus:
 
 @dataclass(frozen=True)
 class StepRate:
-    """How fast the training steps of a group are, by themselves.
+    """The rate of the training steps of a group.
 
     Attributes:
-        rate: samples/s of the whole group; 0 where nobody can tell.
-        spread: standard deviation of the durations of steps, as a share of their mean.
-        steps: that were timed.
-        beside: how many networks, this one among them, were on the master's GPU in all of them.
+        rate: samples/s of the whole group; 0 if unknown.
+        spread: standard deviation of the step durations, as a share of their mean.
+        steps: number of timed steps.
+        networks_per_gpu: networks on the master's GPU during all of them, with this one.
     """
 
     rate: float = 0.0
     spread: float = 0.0
     steps: int = 0
-    beside: int = 1
+    networks_per_gpu: int = 1
 
 
 @dataclass(frozen=True)
 class Convergence:
-    """What a network's history says of its convergence.
+    """The state of convergence that follows from a history.
 
     Attributes:
-        best_epoch: counted from 1; 0 when there is none. Of epochs with equal values it is the one of least loss.
+        best_epoch: counted from 1; 0 if there is none. Ties go to the epoch of lowest loss.
         best: the monitored value of that epoch.
-        reason: why training is over, or nothing.
-        improved_epoch: the last one that was better by more than ``min_delta``: patience counts from there.
+        reason: why training has finished, or empty.
+        improved_epoch: the last epoch that was better by more than ``min_delta``: patience counts
+            from it.
     """
 
     best_epoch: int
@@ -328,14 +342,14 @@ class Convergence:
     improved_epoch: int = 0
 
 
-class Best(NamedTuple):
-    """The best of the epochs so far, by which networks are exported, ranked, judged and told of.
+class BestEpoch(NamedTuple):
+    """The best epoch so far: what is exported, ranked, and reported to searchers and pruners.
 
     Attributes:
-        record: of that epoch; None before there is one.
-        score: what is monitored of it, so that more is better.
-        improved_epoch: the last one that was better by more than ``min_delta``.
-        newest: the last epoch of all.
+        record: the epoch; None before there is one.
+        score: its monitored value, signed so that more is better.
+        improved_epoch: the last epoch that was better by more than ``min_delta``.
+        newest: the last epoch.
     """
 
     record: EpochRecord | None = None
@@ -343,38 +357,39 @@ class Best(NamedTuple):
     improved_epoch: int = 0
     newest: EpochRecord | None = None
 
-    def after(self, record: EpochRecord, converge: Stopping) -> Best:
-        """Return the best when one more epoch has ended; values of other data cannot be compared."""
+    def with_epoch(self, record: EpochRecord, converge: Stopping) -> BestEpoch:
+        """Return the best epoch after one more has ended; values of other data are not compared."""
         best = self
         score = converge.sign * record.value(converge.metric)
         if self.newest is not None and self.newest.precedes_other_data:
-            best = Best(improved_epoch=self.newest.epoch)
-        # The first epoch is the best so far whatever it is; one that is no number gives way to any that is.
+            best = BestEpoch(improved_epoch=self.newest.epoch)
+        # The first epoch is the best so far; NaN is replaced by any number.
         if (
             best.record is None
             or score > best.score + converge.min_delta
             or (math.isnan(best.score) and not math.isnan(score))
         ):
-            return Best(record, score, record.epoch, record)
-        if score == best.score and judged_loss(record) < judged_loss(best.record):
+            return BestEpoch(record, score, record.epoch, record)
+        if score == best.score and tie_break_loss(record) < tie_break_loss(best.record):
             # better, but no improvement of what is monitored: patience does not wait
-            return Best(record, score, best.improved_epoch, record)
+            return BestEpoch(record, score, best.improved_epoch, record)
         return best._replace(newest=record)
 
 
-def best_of(history: Iterable[EpochRecord], converge: Stopping) -> Best:
+def best_of(history: Iterable[EpochRecord], converge: Stopping) -> BestEpoch:
     """Return the best of finished epochs."""
-    best = Best()
+    best = BestEpoch()
     for record in history:
-        best = best.after(record, converge)
+        best = best.with_epoch(record, converge)
     return best
 
 
-def convergence(history: Sequence[EpochRecord], converge: Stopping) -> Convergence:
-    """Judge a history. Early stopping has no state of its own: a resumed network stops where it would have.
+def check_convergence(history: Sequence[EpochRecord], converge: Stopping) -> Convergence:
+    """Return the state of convergence of a history.
 
-    Values of other data cannot be compared: once an epoch of changed data is over, those before count no more for which
-    is the best, and patience begins anew.
+    Early stopping has no state of its own: a resumed network stops where it would have stopped.
+    After an epoch of changed data, earlier epochs no longer count as the best, and patience
+    restarts.
 
     Args:
         history: the finished epochs.
@@ -393,30 +408,31 @@ def convergence(history: Sequence[EpochRecord], converge: Stopping) -> Convergen
     return Convergence(best_epoch, sign * best if best_epoch else math.nan, reason, improved)
 
 
-def reason_now(history: Sequence[EpochRecord], final: str, converge: Stopping) -> str:
-    """Why a network is done, now that its rule is this one; nothing if it is not.
+def finished_reason(history: Sequence[EpochRecord], final: str, converge: Stopping) -> str:
+    """Return why a network has finished under its current stopping rule; empty if it has not.
 
-    A network that was done for some reason keeps it, as long as its rule does not let it go on: fewer epochs or less
-    patience are not why it ended.
+    A network that had finished keeps its reason unless the rule lets it continue: fewer epochs or
+    less patience are not why it ended.
 
     Args:
         history: the finished epochs.
-        final: why it was done when they were trained, or nothing.
-        converge: when to stop.
+        final: why it had finished when they were trained, or empty.
+        converge: when to stop now.
     """
-    reason = convergence(history, converge).reason
+    reason = check_convergence(history, converge).reason
     if reason:
         return final or reason
     return ""
 
 
-# A loss beyond it has no square in float32: neither norms of gradients nor what optimizers keep can be computed.
+# A larger loss has no square in float32: norms of gradients and moments of optimizers overflow.
 LARGEST_LOSS = 1e19
-_GROWTH = 1e6  # of the loss of an epoch over that of the first one, or over 1: no training comes back from there
+# growth of the loss over that of the first epoch, or over 1, from which no training recovers
+_GROWTH = 1e6
 
 
 def has_diverged(loss: float) -> bool:
-    """Whether a loss is so large, or infinite, that a network is lost; one that is not known is no such.
+    """Return True if the loss has diverged; NaN counts as unknown and returns False.
 
     >>> has_diverged(1e28), has_diverged(3.46), has_diverged(math.nan)
     (True, False, False)
@@ -424,51 +440,52 @@ def has_diverged(loss: float) -> bool:
     return abs(loss) > LARGEST_LOSS
 
 
-def divergence(history: Sequence[EpochRecord], is_judged: bool) -> str:
-    """What shows that a network has diverged in its newest epoch; nothing where it has not.
+def check_divergence(history: Sequence[EpochRecord], is_judged: bool) -> str:
+    """Return how the newest epoch shows divergence; empty if it does not.
 
     Args:
         history: the finished epochs, at least one.
-        is_judged: whether there were validation samples: then their loss should be a number.
+        is_judged: whether there were validation samples, so that their loss must be finite.
     """
     record = history[-1]
     first = history[0].loss
     if abs(record.loss) > min(LARGEST_LOSS, _GROWTH * max(abs(first), 1.0)):
-        return f"diverged: the loss became {record.loss:.4g} in epoch {record.epoch}, after {first:.4g} in the first"
-    if is_judged and not abs(record.val_loss) <= LARGEST_LOSS:
         return (
-            f"diverged: the loss of validation became {record.val_loss:.4g} in epoch {record.epoch}"
+            f"diverged: the loss became {record.loss:.4g} in epoch {record.epoch}, "
+            f"after {first:.4g} in the first"
         )
+    if is_judged and not abs(record.val_loss) <= LARGEST_LOSS:
+        return f"diverged: the validation loss became {record.val_loss:.4g} in epoch {record.epoch}"
     return ""
 
 
-def epochs_left(history: Sequence[EpochRecord], converge: Stopping) -> tuple[int, int]:
-    """The fewest and the most epochs that a network may still train by its rule, as far as its history says.
+def remaining_epochs(history: Sequence[EpochRecord], converge: Stopping) -> tuple[int, int]:
+    """Return the fewest and the most epochs that a network may still train.
 
     Args:
         history: the finished epochs.
         converge: when to stop.
     """
-    verdict = convergence(history, converge)
+    verdict = check_convergence(history, converge)
     done = len(history)
     if verdict.reason:
         return 0, 0
-    most = converge.max_epochs - done
-    fewest = most
+    maximum = converge.max_epochs - done
+    minimum = maximum
     if converge.patience is not None:  # the first epoch improves on nothing
-        fewest = min(fewest, max(verdict.improved_epoch, 1) + converge.patience - done)
+        minimum = min(minimum, max(verdict.improved_epoch, 1) + converge.patience - done)
     if converge.stop_at is not None:
-        fewest = 1
-    return fewest, most
+        minimum = 1
+    return minimum, maximum
 
 
 def stream_epochs(history: Sequence[EpochRecord]) -> list[int]:
-    """What tells a history from others of its network: the epochs of the stream that were consumed."""
+    """Return the stream epochs that were consumed, which identify a history of a network."""
     return [record.stream_epoch for record in history]
 
 
-def judged_loss(record: EpochRecord) -> float:
-    """The loss that breaks a tie: of validation, or of training without it; infinite where it is no number."""
+def tie_break_loss(record: EpochRecord) -> float:
+    """Return the loss that breaks ties: of validation, or else of training; infinite for NaN."""
     has_accuracy = not math.isnan(record.accuracy)  # values have none, of training or of validation
     is_validated = not math.isnan(record.val_accuracy if has_accuracy else record.val_loss)
     if is_validated or not math.isnan(record.val_accuracy):

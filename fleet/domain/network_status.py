@@ -1,7 +1,8 @@
-"""How far a network is after something has happened to it (pure): the one place that says so.
+"""Apply an event to the status of a network (pure).
 
-The state of a run (:mod:`fleet.domain.run`) keeps standings by it, and so does the mind of a launch
-(:mod:`fleet.control.networks`), which must know at once what follows from what it is about to log.
+Both the state of a run (:mod:`fleet.domain.run`) and the controller of a launch
+(:mod:`fleet.control.networks`), which must know the consequences of what it is about to log, use
+it.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from dataclasses import replace
 from typing import TypeAlias
 
 from fleet.domain import events as e
-from fleet.domain.network import EpochRecord, NetworkStatus, Outcome, TestResult
+from fleet.domain.network import EpochRecord, EvaluationResult, NetworkStatus, Outcome
 
 Change: TypeAlias = (
     e.EpochEnded
@@ -20,35 +21,40 @@ Change: TypeAlias = (
     | e.NetworkFailed
     | e.NetworkRetried
     | e.GroupStarted
-    | e.NetworkFellBack
-    | e.NetworkTaken
+    | e.NetworkRolledBack
+    | e.NetworkLeased
     | e.GroupFailed
-    | e.NetworkJudged
+    | e.NetworkVerdict
     | e.ChangesAccepted
 )
 
 
-def after(standing: NetworkStatus, change: Change) -> NetworkStatus:
-    """How far a network is after an event that is about it.
+def apply_change(status: NetworkStatus, change: Change) -> NetworkStatus:
+    """Return the status of a network after an event about it.
 
     Args:
-        standing: before it.
+        status: the status before the event.
+        change: the event.
     """
-    history = standing.history
+    history = status.history
     match change:
         case e.EpochEnded():
-            return standing.with_history((*until(history, change.record.epoch - 1), change.record))
+            return status.with_history(
+                (*truncate_history(history, change.record.epoch - 1), change.record)
+            )
         case e.NetworkFinished():
-            return replace(standing, is_paused=False, outcome=Outcome(change.reason))
+            return replace(status, is_paused=False, outcome=Outcome(change.reason))
         case e.NetworkTested():
             return replace(
-                standing,
+                status,
                 is_paused=False,
-                tested=TestResult(change.loss, change.accuracy, change.samples, change.metrics),
+                tested=EvaluationResult(
+                    change.loss, change.accuracy, change.samples, change.metrics
+                ),
             )
         case e.NetworkFailed():
             return replace(
-                standing,
+                status,
                 is_paused=False,
                 outcome=Outcome(
                     change.reason,
@@ -60,51 +66,58 @@ def after(standing: NetworkStatus, change: Change) -> NetworkStatus:
         case (
             e.NetworkRetried() | e.GroupStarted()
         ):  # one that was over is tried again, or wants more
-            if standing.outcome is None or standing.is_pruned:
-                return standing
+            if status.outcome is None or status.is_pruned:
+                return status
             return NetworkStatus(history)
-        case e.NetworkFellBack(afresh=True):
+        case e.NetworkRolledBack(afresh=True):
             return NetworkStatus()
-        case e.NetworkFellBack(finished=False) | e.NetworkTaken():
-            return _gone_back(standing, change.epochs)
+        case e.NetworkRolledBack(finished=False) | e.NetworkLeased():
+            return _gone_back(status, change.epochs)
         case e.GroupFailed():
             if change.reason or change.again:
                 return NetworkStatus(
-                    until(history, change.epochs), Outcome(change.reason) if change.reason else None
+                    truncate_history(history, change.epochs),
+                    Outcome(change.reason) if change.reason else None,
                 )
-            return _gone_back(standing, change.epochs)
-        case e.NetworkJudged(verdict="stop"):
+            return _gone_back(status, change.epochs)
+        case e.NetworkVerdict(verdict="stop"):
             return NetworkStatus.pruned(history)
-        case e.NetworkJudged():
-            return replace(standing, is_paused=change.verdict == "pause")
+        case e.NetworkVerdict():
+            return replace(status, is_paused=change.verdict == "pause")
         case e.ChangesAccepted():
-            return accepting(standing, change.epochs, change.files)
-    return standing
+            return accept_changes(status, change.epochs, change.files)
+    return status
 
 
-def accepting(standing: NetworkStatus, epoch: int, files: Iterable[str]) -> NetworkStatus:
-    """The same, where some files were changed after an epoch, and that was accepted."""
+def accept_changes(status: NetworkStatus, epoch: int, files: Iterable[str]) -> NetworkStatus:
+    """Return the status with a note that changes of some files after an epoch were accepted.
+
+    Args:
+        status: the status before.
+        epoch: the epoch after which the files changed.
+        files: their names.
+    """
     return replace(
-        standing,
+        status,
         history=tuple(
             replace(record, accepted=" ".join(dict.fromkeys([*record.accepted.split(), *files])))
             if record.epoch == epoch
             else record
-            for record in standing.history
+            for record in status.history
         ),
     )
 
 
-def until(history: tuple[EpochRecord, ...], epoch: int) -> tuple[EpochRecord, ...]:
-    """A history up to an epoch."""
+def truncate_history(history: tuple[EpochRecord, ...], epoch: int) -> tuple[EpochRecord, ...]:
+    """Return a history up to and including an epoch."""
     if not history or history[-1].epoch <= epoch:
         return history
     return tuple(record for record in history if record.epoch <= epoch)
 
 
-def _gone_back(standing: NetworkStatus, epochs: int) -> NetworkStatus:
-    """A network goes on from a checkpoint: what was logged last may not have been saved."""
-    history = until(standing.history, epochs)
-    if len(history) == len(standing.history):
-        return standing
-    return NetworkStatus(history).found_after(standing)
+def _gone_back(status: NetworkStatus, epochs: int) -> NetworkStatus:
+    """Return the status after resuming from a checkpoint: epochs logged last may not be in it."""
+    history = truncate_history(status.history, epochs)
+    if len(history) == len(status.history):
+        return status
+    return NetworkStatus(history).merged_with_log(status)

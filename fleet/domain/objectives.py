@@ -1,4 +1,4 @@
-"""Which of several is best, where more than one thing counts (pure)."""
+"""Objectives of a search, and the Pareto front of several (pure)."""
 
 from __future__ import annotations
 
@@ -11,60 +11,63 @@ import numpy as np
 from fleet.spec.search import OF_NETWORKS
 
 
-class Valued(Protocol):
-    """What has values by their names."""
+class HasValues(Protocol):
+    """An object with values by name."""
 
     def value(self, name: str) -> float:
-        """The value of a name."""
+        """Return the value of a name."""
 
 
-def come_to(
-    names: Sequence[str], best: Valued | None, known: Mapping[str, float | None]
+def objective_values(
+    names: Sequence[str], best: HasValues | None, facts: Mapping[str, float | None]
 ) -> tuple[float, ...]:
-    """What a network has come to in each objective; NaN where that is not known.
+    """Return the value of a network for each objective; NaN if unknown.
 
     Args:
         names: of the objectives.
-        best: its best epoch, by the first one, or its row in the table of results, which has the values of that.
-        known: what is known of it beside its epochs, by the names of :data:`fleet.spec.search.OF_NETWORKS`.
+        best: its best epoch by the first objective, or its row of results with the values of that
+            epoch.
+        known: values beside those of epochs, by the names of :data:`fleet.spec.search.OF_NETWORKS`.
     """
 
     def value(name: str) -> float | None:
         if name in OF_NETWORKS:
-            return known.get(name)
+            return facts.get(name)
         if best is None:
             return None
         return best.value(name)
 
-    return tuple(math.nan if (found := value(name)) is None else float(found) for name in names)
+    return tuple(math.nan if (number := value(name)) is None else float(number) for name in names)
 
 
-def front(values: Sequence[Sequence[float]], modes: Sequence[str]) -> list[int]:
-    """The Pareto front: whom none surpasses, which is as good in everything and better in something.
+def pareto_front(values: Sequence[Sequence[float]], modes: Sequence[str]) -> list[int]:
+    """Return the indices of the Pareto front: no other point is as good in all and better in one.
 
     Args:
-        values: of each one what it has come to in each respect.
-        modes: of each respect ``maximize`` or ``minimize``.
+        values: for each point, a value per objective.
+        modes: for each objective ``maximize`` or ``minimize``.
 
     Returns:
-        Places among ``values``, the best in the first respect first. One that lacks a number is not among them.
+        Indices of ``values``, the best of the first objective first, without points that lack a
+        number.
 
-    >>> front([(0.9, 100.0), (0.8, 10.0), (0.8, 50.0), (0.95, math.nan)], ("maximize", "minimize"))
+    >>> pareto_front([(0.9, 100.0), (0.8, 10.0), (0.8, 50.0), (0.95, math.nan)], ("maximize",
+    "minimize"))
     [0, 1]
     """
     signs = [-1.0 if mode == "maximize" else 1.0 for mode in modes]
     costs = {
-        place: [sign * value for sign, value in zip(signs, one, strict=True)]
-        for place, one in enumerate(values)
-        if all(map(math.isfinite, one))
+        index: [sign * value for sign, value in zip(signs, point, strict=True)]
+        for index, point in enumerate(values)
+        if all(map(math.isfinite, point))
     }
-    kept = np.empty((0, len(signs)))
+    front_costs = np.empty((0, len(signs)))
     places = list[int]()
-    for place in sorted(
-        costs, key=lambda place: (costs[place], place)
+    for index in sorted(
+        costs, key=lambda index: (costs[index], index)
     ):  # whoever surpasses one stands before it
-        cost = np.array(costs[place])
-        if not np.any(np.all(kept <= cost, axis=1) & np.any(kept < cost, axis=1)):
-            kept = np.vstack([kept, cost])
-            places = [*places, place]
+        cost = np.array(costs[index])
+        if not np.any(np.all(front_costs <= cost, axis=1) & np.any(front_costs < cost, axis=1)):
+            front_costs = np.vstack([front_costs, cost])
+            places = [*places, index]
     return places

@@ -1,4 +1,4 @@
-"""What searches may yet bring, for whoever estimates how long a run will go on."""
+"""The work that searches may still bring, for estimates of the time left (pure)."""
 
 from __future__ import annotations
 
@@ -9,32 +9,33 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class ExpectedTrials:
-    """Networks that a search will yet ask for.
+    """Networks that a search may still propose.
 
     Attributes:
-        networks: how many at most.
-        epochs: that they may train together at most; infinity where there is no budget.
-        at_once: how many there are at a time at most; infinity where the devices decide.
-        before: those that it has asked for; of each that trains no more, after how many epochs, otherwise None.
+        networks: at most how many.
+        epochs: at most how many epochs they train together; infinity without a budget.
+        max_concurrent: at most how many exist at a time; infinity if the devices decide.
+        proposed: network proposed so far -> its epochs if it trains no more, otherwise None.
     """
 
     networks: float
     epochs: float
-    at_once: float
-    before: Mapping[str, int | None]
+    max_concurrent: float
+    proposed: Mapping[str, int | None]
 
 
 @dataclass(frozen=True)
 class RemainingWork:
-    """What is known of searches, and of the rule by which networks are pruned.
+    """The state of searches and of the pruner, as far as it decides how long a run takes.
 
     Attributes:
         idle: networks that are paused or pruned.
-        next_rung: the epochs after which a network that has ended so many is judged next; None without rungs.
-        expected: how many epochs a network trains on average that may train so many; None without rungs.
+        next_rung: (network, epochs) -> epochs at its next rung; None without rungs.
+        expected: maximum epochs -> epochs that a network trains on average; None without rungs.
+        searches: the trials that each search may still propose.
     """
 
     idle: AbstractSet[str] = frozenset()
     next_rung: Callable[[str, int], int | None] = lambda name, epochs: None
     expected: Callable[[int], float | None] = lambda most: None
-    coming: tuple[ExpectedTrials, ...] = ()
+    searches: tuple[ExpectedTrials, ...] = ()

@@ -1,8 +1,8 @@
-"""What a run is by now: all that follows from its events (pure).
+"""The state of a run, as it follows from its events (pure).
 
-:class:`RunState` is the only place that knows what becomes of networks, groups, rates and searches when something
-happens. Whoever wants to know looks it up here: the coordinator's estimates, the live view, the report, the table of
-results. It knows no MPI, no clock and no disk, so a run that goes on and the log of one that is over are read alike.
+:class:`RunState` is the only place that applies events to networks, groups, rates and searches.
+The coordinator's estimates, the live view, the report and the table of results read it. It uses no
+MPI, clock or disk, so a resumed run and the log of one that has ended are read in the same way.
 """
 
 from __future__ import annotations
@@ -15,48 +15,51 @@ from typing import Any
 
 from fleet.domain import events as e
 from fleet.domain.network import DATA, EpochRecord, NetworkStatus, Outcome
-from fleet.domain.network_status import Change, accepting, after, until
+from fleet.domain.network_status import Change, accept_changes, apply_change, truncate_history
 from fleet.spec import Spec, Stopping
 from fleet.units import format_duration, pluralize
 from scheduler.base import Network, Record
 from scheduler.ensemble.rates import rate
 
 # What a launch may say before it logs the epochs that the one before it had saved.
-_AT_FIRST = (e.RatesGiven, e.RatesRemembered, e.SharingLearned, e.EpochEnded)
+_AT_FIRST = (e.RatesLoaded, e.CachedRatesUsed, e.SharingLearned, e.EpochEnded)
 
-FOUND_DONE = Outcome("a launch has found it done")  # whatever has become of it: no log says so
+FINISHED_UNLOGGED = Outcome(
+    "a launch has found it done"
+)  # whatever has become of it: no log says so
 
 
 @dataclass(frozen=True)
-class Broken:
-    """A launch was killed; no log says so, for nobody was left to write it."""
+class LaunchKilled:
+    """A launch was killed; its log cannot say so."""
 
 
 @dataclass
 class RunLaunch:
-    """A launch, from its start to all that is known of it.
+    """A launch, from its start to its latest event.
 
     Attributes:
-        began_s, ended_s: when its first and its newest event were, in seconds of the run.
-        rounds: that have begun.
-        plans: how often the policy wanted something else.
-        profiling_s, scheduling_s: seconds for which all devices waited for rates, and for the policy.
+        began_s, ended_s: times of its first and its newest event, in seconds of the run.
+        rounds: rounds that have begun.
+        plans: number of plans of the policy.
+        profiling_s, scheduling_s: seconds for which all devices waited for rates, and for the
+            policy.
         checkpointing_s: GPU-seconds for which checkpoints blocked training.
-        regrouping_s: GPU-seconds for which groups stood still to change their devices.
-        rates: network -> samples/s on 1, 2, ... GPUs, as the policy was told last.
-        stream, supply: how its input began, and what it gives; None where nobody prepares samples for all.
-        first_step: when the first step was, of which network, and when the group of that was formed.
-        corrected: how many wrong rates were put right.
-        lost: the devices that are no more.
-        building: seconds that it took to build networks, of measurements and first epochs.
-        forming: network -> seconds that each of its groups took to form, beyond its first epoch.
-        stops: of groups, each with the outcome of its network by then; None where that had yet to train.
-        timed: network -> the epochs of its groups but the first of each, which forms the group.
-        has_begun: whether it has come beyond what a launch says at first, where epochs are logged late.
+        regrouping_s: GPU-seconds for which groups were paused to change their devices.
+        rates: network -> samples/s on 1, 2, ... GPUs, as the policy was last given.
+        stream, supply: how its input began, and its rate; None without preprocessors.
+        first_step: when the first step was, the event, and when its group had formed.
+        corrected: number of rates that were corrected.
+        removed_devices: devices whose ranks died or were released.
+        building: seconds for building a network, from measurements and first epochs.
+        forming: network -> seconds for forming each of its groups, beyond its first epoch.
+        stops: each stopped group with the outcome of its network at that time, or None.
+        timed: network -> the epochs of its groups without the first of each, which forms the group.
+        has_begun: whether it is past its first events, among which epochs are logged late.
         groups: network -> the group that trains it.
     """
 
-    start: e.Started
+    start: e.LaunchStarted
     began_s: float
     ended_s: float
     rounds: int = 0
@@ -67,10 +70,10 @@ class RunLaunch:
     regrouping_s: float = 0.0
     rates: dict[str, tuple[float, ...]] = field(default_factory=dict)
     stream: e.StreamStarted | None = None
-    supply: e.SupplyFound | None = None
+    supply: e.SupplyChanged | None = None
     first_step: tuple[float, e.FirstStep, float] | None = None
     corrected: int = 0
-    lost: set[int] = field(default_factory=set)
+    removed_devices: set[int] = field(default_factory=set)
     building: list[float] = field(default_factory=list)
     forming: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     stops: list[tuple[e.GroupStopped, Outcome | None]] = field(default_factory=list)
@@ -85,36 +88,36 @@ class RunLaunch:
 
     @cached_property
     def devices(self) -> frozenset[int]:
-        """Where its trainers are."""
+        """The devices of its trainers."""
         return frozenset(self.start.devices)
 
     @cached_property
     def gpus(self) -> frozenset[int]:
-        """Its GPUs, or what takes their place; one with several slots counts once."""
+        """Its GPUs, by their first device; one with several slots counts once."""
         return frozenset(map(self.gpu, self.devices))
 
     def gpu(self, device: int) -> int:
-        """The GPU of a device, by the number of its first slot."""
-        place = device % self.start.gpus_per_node
-        return device - place + place % (self.start.gpus_per_node // self.start.slots)
+        """Return the GPU of a device, by the number of its first slot."""
+        offset = device % self.start.gpus_per_node
+        return device - offset + offset % (self.start.gpus_per_node // self.start.slots)
 
     @property
     def gpu_seconds(self) -> float:
-        """The time of all its GPUs."""
+        """The time of all its GPUs, in GPU-seconds."""
         return (self.ended_s - self.began_s) * len(self.gpus)
 
     def share(self, devices: Iterable[int]) -> float:
-        """How many GPUs these devices are; networks that share one have equal parts of it."""
+        """Return how many GPUs these devices are; networks on one GPU share it equally."""
         return sum(1 / self._tenants[self.gpu(device)] for device in devices)
 
-    def ended(self, status: int, seconds: float) -> e.Ended:
-        """The event that ends it.
+    def make_end_event(self, status: int, seconds: float) -> e.LaunchEnded:
+        """Return the event that ends it.
 
         Args:
-            status: how it ended (:class:`fleet.errors.ExitStatus`).
-            seconds: since it began.
+            status: the exit status (:class:`fleet.errors.ExitStatus`).
+            seconds: duration of the launch.
         """
-        return e.Ended(
+        return e.LaunchEnded(
             status,
             seconds,
             self.rounds,
@@ -125,16 +128,17 @@ class RunLaunch:
         )
 
     def summary(self, seconds: float) -> str:
-        """How long it took, and the shares of what is not training ([FLEET] Table 4).
+        """Return its duration and the shares of overheads in one line ([FLEET] Table 4).
 
         Args:
-            seconds: since it began.
+            seconds: duration of the launch.
         """
         total = max(seconds, 1e-9)
         gpu_seconds = total * max(self.start.cluster.whole_gpus, 1)
         return (
             f"{format_duration(total)} in {pluralize(self.rounds, 'round')}; "
-            f"profiling {self.profiling_s / total:.1%}, scheduling {self.scheduling_s / total:.3%}, "
+            f"profiling {self.profiling_s / total:.1%}, "
+            f"scheduling {self.scheduling_s / total:.3%}, "
             f"checkpointing {self.checkpointing_s / gpu_seconds:.2%}, "
             f"regrouping {self.regrouping_s / gpu_seconds:.2%} of it"
         )
@@ -165,62 +169,62 @@ class RunNetwork:
     """A network of the run.
 
     Attributes:
-        number: within its entry if a search has asked for it, otherwise among all of the run.
-        max_epochs: that it is trained at most.
-        monitor: what it monitors, where its spec says so.
-        standing: how far it is.
-        parameters: how many it has, where the log says so.
-        group: that trains it.
+        number: within its entry if a search proposed it, otherwise among all of the run.
+        max_epochs: its maximum number of epochs.
+        monitor: the monitored value, if its spec names one.
+        status: how far it has trained.
+        parameters: number of parameters, if the log has it.
+        group: the group that trains it.
     """
 
     number: int
     max_epochs: int
     monitor: str | None = None
-    standing: NetworkStatus = field(default_factory=NetworkStatus)
+    status: NetworkStatus = field(default_factory=NetworkStatus)
     parameters: int | None = None
     group: RunGroup | None = None
 
     @property
     def epochs(self) -> int:
-        """How many epochs it has trained; its history may lack some of which no log tells."""
-        if self.standing.history:
-            return self.standing.history[-1].epoch
+        """The number of trained epochs; its history may lack epochs that no log has."""
+        if self.status.history:
+            return self.status.history[-1].epoch
         return 0
 
 
 @dataclass
 class RunSearch:
-    """What the searchers of an entry have heard and answered, one after another.
+    """The calls and answers of the searchers of an entry, in order.
 
     Attributes:
-        settings: with which the search went on last; None where the log does not say how it began.
-        asks: what they answered to ``ask``, all of them.
-        calls: all that the newest one has heard and answered.
-        earlier: run -> what of it the newest one is told.
-        read: the earlier runs that any of them was told of.
+        settings: the latest settings; None if the log does not have them.
+        asks: all calls of ``ask``.
+        calls: all calls of the current searcher.
+        earlier: run -> its results that the current searcher was given.
+        read: all earlier runs that any searcher was given.
     """
 
     settings: Mapping[str, Any] | None = None
-    asks: list[e.Searched] = field(default_factory=list)
-    calls: list[e.Searched] = field(default_factory=list)
-    earlier: dict[str, e.EarlierRead] = field(default_factory=dict)
+    asks: list[e.SearcherCalled] = field(default_factory=list)
+    calls: list[e.SearcherCalled] = field(default_factory=list)
+    earlier: dict[str, e.EarlierRunRead] = field(default_factory=dict)
     read: set[str] = field(default_factory=set)
 
-    def hear(self, call: e.Searched) -> None:
-        """A searcher has answered."""
+    def add_call(self, call: e.SearcherCalled) -> None:
+        """Add a call that a searcher has answered."""
         self.calls.append(call)
         if call.call == "ask":
             self.asks.append(call)
 
-    def begin(self, began: e.SearcherBegan) -> None:
-        """A search begins, or goes on with other settings, perhaps with another searcher."""
+    def start_searcher(self, began: e.SearcherStarted) -> None:
+        """Begin a search, or continue it with other settings, perhaps with another searcher."""
         self.settings = began.settings
         if began.is_another:
             self.calls = []
             self.earlier = {}
 
-    def tell(self, read: e.EarlierRead) -> None:
-        """The searcher is told what an earlier run found."""
+    def add_earlier_run(self, read: e.EarlierRunRead) -> None:
+        """Note that the searcher was given the results of an earlier run."""
         self.earlier[read.source] = read
         self.read.add(read.source)
 
@@ -231,38 +235,39 @@ class RunEpoch:
 
     Attributes:
         t_s: seconds of the run.
-        after: what the network's group did last before; None without a group.
-        gap_s: seconds from that to the beginning of the epoch.
+        previous_event: type of the previous event of the group; None without a group.
+        gap_s: seconds from that event to the beginning of the epoch.
     """
 
     t_s: float
     network: str
     record: EpochRecord
-    after: type | None = None
+    previous_event: type | None = None
     gap_s: float = 0.0
 
 
 class RunState:
-    """See the module.
+    """The state of a run; see the module.
 
     Args:
-        spec: of the run: its networks, and what holds for those that come later; the log says most without it.
+        spec: of the run: its networks, and defaults of networks added later; most is in the log.
 
     Attributes:
         networks: by name; grows.
         launches: in the order in which they began.
-        epochs: all that have ended, also those that were trained again.
-        records: who had which devices, and when epochs ended.
+        epochs: all ended epochs, with those that were trained again.
+        records: which network had which devices, and when epochs ended.
         regrouped: seconds that each change of a group took.
-        sharing: what networks that share a GPU train together.
-        cache: what becomes of decoded samples.
-        added: the networks that came while the run went on.
-        given: network that was added from outside -> its entry.
-        commands: that were taken up.
-        searches: entry -> what its searchers have heard and answered.
-        told: network -> what its searcher was told that it has come to, where several objectives count.
-        judged: verdict -> network -> its newest judgement of that kind.
-        data_changes: each time that networks went on with data that had changed.
+        sharing: speedups of 1, 2, ... networks that share a GPU.
+        cache: how decoded samples are stored.
+        added: networks that were added while the run went on.
+        added_entries: network that a command added -> its entry.
+        commands: commands that were accepted.
+        searches: entry -> calls and answers of its searchers.
+        objective_values: network -> its values as reported to the searcher, with several
+            objectives.
+        verdicts: verdict -> network -> the newest event with it.
+        data_changes: changes of the data with which networks continued.
         missed: chunks of a ring that a group could not take.
     """
 
@@ -280,11 +285,15 @@ class RunState:
         self.sharing: tuple[float, ...] = (1.0,)
         self.cache: e.CacheChosen | None = None
         self.added: dict[str, e.NetworkAdded] = {}
-        self.given: dict[str, Mapping[str, Any]] = {}
-        self.commands: list[e.Commanded] = []
+        self.added_entries: dict[str, Mapping[str, Any]] = {}
+        self.commands: list[e.CommandReceived] = []
         self.searches: dict[str, RunSearch] = {}
-        self.told: dict[str, tuple[float, ...]] = {}
-        self.judged: dict[str, dict[str, e.NetworkJudged]] = {"pause": {}, "stop": {}, "go_on": {}}
+        self.objective_values: dict[str, tuple[float, ...]] = {}
+        self.verdicts: dict[str, dict[str, e.NetworkVerdict]] = {
+            "pause": {},
+            "stop": {},
+            "go_on": {},
+        }
         self.data_changes: list[e.DataChanged] = []
         self.missed = 0
         self._logged: set[tuple[str, int, int]] = set()  # network, epoch, and epoch of the stream
@@ -299,88 +308,98 @@ class RunState:
 
     @property
     def launch(self) -> RunLaunch | None:
-        """The newest one."""
+        """The newest launch."""
         if self.launches:
             return self.launches[-1]
         return None
 
     @property
     def refused(self) -> set[str]:
-        """The networks that came and cannot be trained: something else stands in the spec for each."""
+        """The networks that were added and cannot be trained."""
         return {name for name, added in self.added.items() if added.wrong}
 
     @property
-    def standings(self) -> dict[str, NetworkStatus]:
-        """How far each network is."""
-        return {name: network.standing for name, network in self.networks.items()}
+    def statuses(self) -> dict[str, NetworkStatus]:
+        """The status of each network."""
+        return {name: network.status for name, network in self.networks.items()}
 
-    def standing(self, name: str) -> NetworkStatus:
-        """How far a network is; one of which nobody has told has not begun."""
+    def status_of(self, name: str) -> NetworkStatus:
+        """Return the status of a network; an unknown one has not begun."""
         if network := self.networks.get(name):
-            return network.standing
+            return network.status
         return NetworkStatus()
 
     def search(self, entry: str) -> RunSearch:
-        """What the searchers of an entry have heard and answered; nothing where it is new."""
+        """Return the calls and answers of an entry; empty if it is new."""
         return self.searches.get(entry, RunSearch())
 
-    def unlogged(self, name: str, history: Iterable[EpochRecord]) -> tuple[EpochRecord, ...]:
-        """The epochs of a network's history of which no log tells: whoever has saved them was killed before."""
+    def find_unlogged(self, name: str, history: Iterable[EpochRecord]) -> tuple[EpochRecord, ...]:
+        """Return the epochs of a history that no log has, because their launch was killed.
+
+        Args:
+            name: of the network.
+            history: its finished epochs.
+        """
         return tuple(
             record
             for record in history
             if (name, record.epoch, record.stream_epoch) not in self._logged
         )
 
-    def hear(self, name: str, standing: NetworkStatus) -> None:
-        """Another launch, whose log is not read here, has brought a network so far."""
-        self._network(name).standing = standing
+    def set_status(self, name: str, status: NetworkStatus) -> None:
+        """Set the status of a network that another launch trains, whose log is not read here."""
+        self._network(name).status = status
 
-    def take_up(self, standings: Mapping[str, NetworkStatus], afresh: Container[str] = ()) -> None:
-        """What the checkpoints say of networks, when a launch goes on from them.
+    def restore(self, statuses: Mapping[str, NetworkStatus], afresh: Container[str] = ()) -> None:
+        """Set the statuses of networks from the checkpoints with which a launch begins.
 
-        No checkpoint knows whether a network is paused or was pruned: that the log has said.
+        Checkpoints do not store whether a network is paused or pruned; these flags come from the
+        log.
 
         Args:
-            afresh: those that start over, of which nothing counts that was so before.
+            statuses: the statuses by the checkpoints.
+            afresh: networks that start over; nothing from before counts for them.
         """
-        for name, standing in standings.items():
+        for name, status in statuses.items():
             network = self._network(name)
             if name in afresh:
-                network.standing = standing
+                network.status = status
             else:
-                network.standing = standing.found_after(network.standing)
+                network.status = status.merged_with_log(network.status)
 
-    def differing(self, standings: Mapping[str, NetworkStatus]) -> dict[str, e.FoundStanding]:
-        """What checkpoints say of networks otherwise than the log; epochs that it lacks are logged, so do not count."""
-        found = {}
-        for name, now in standings.items():
-            before = self._network(name).standing
+    def find_differences(
+        self, statuses: Mapping[str, NetworkStatus]
+    ) -> dict[str, e.CheckpointStatus]:
+        """Return the checkpoint statuses that differ from the log, except in missing epochs."""
+        differences = {}
+        for name, now in statuses.items():
+            before = self._network(name).status
             outcome = now.outcome or Outcome("")
             says_more = len(before.history) > len(now.history) or before.tested != now.tested
             if before.is_pruned and not now.is_finished:
-                known = Outcome("")
+                logged = Outcome("")
             else:
-                known = before.outcome or Outcome("")
-            if says_more or (known.reason, known.is_failure) != (
+                logged = before.outcome or Outcome("")
+            if says_more or (logged.reason, logged.is_failure) != (
                 outcome.reason,
                 outcome.is_failure,
             ):
-                found[name] = e.FoundStanding(
+                differences[name] = e.CheckpointStatus(
                     len(now.history), outcome.reason, outcome.is_failure, now.tested
                 )
-        return found
+        return differences
 
     # ---- apply ----
 
-    def apply(self, t_s: float, event: e.Event | Broken, log: object = None) -> None:
-        """Take in what has happened.
+    def apply(self, t_s: float, event: e.Event | LaunchKilled, log: object = None) -> None:
+        """Apply an event.
 
         Args:
-            t_s: when, in seconds of the run.
-            log: in which it stands, where several launches work at a time; any key.
+            t_s: its time, in seconds of the run.
+            event: what happened.
+            log: key of the log that has it, if several launches work at a time.
         """
-        if isinstance(event, e.Started):
+        if isinstance(event, e.LaunchStarted):
             self._start(t_s, event, log)
             return
         launch = self._running.get(log)
@@ -391,21 +410,27 @@ class RunState:
                 self._apply_to_networks(t_s, event)
             if isinstance(event, Change):
                 network = self._network(event.network)
-                network.standing = after(network.standing, event)
+                network.status = apply_change(network.status, event)
         if launch is not None:
             launch.ended_s = max(launch.ended_s, t_s)
             launch.has_begun |= not isinstance(event, _AT_FIRST)
 
-    def _apply_to_launch(self, t_s: float, event: e.Event | Broken, launch: RunLaunch) -> bool:
-        """Take in what happens to a launch and its groups; returns whether it is nothing else."""
+    def _apply_to_launch(
+        self, t_s: float, event: e.Event | LaunchKilled, launch: RunLaunch
+    ) -> bool:
+        """Apply an event to a launch and its groups; return True if it concerns nothing else."""
         match event:
-            case Broken():
+            case LaunchKilled():
                 self._break(launch)
             case (
-                e.RatesGiven() | e.Profiled() | e.RatesEstimated() | e.RateMeasured() | e.RateOff()
+                e.RatesLoaded()
+                | e.ProfilingFinished()
+                | e.RatesEstimated()
+                | e.RateMeasured()
+                | e.RateMismatch()
             ):
                 self._hear_rates(event, launch)
-            case e.Planned():
+            case e.PlanChanged():
                 launch.plans += 1
                 launch.scheduling_s += event.scheduling_s
             case e.RoundStarted():
@@ -417,30 +442,30 @@ class RunState:
             case e.GroupStopped():
                 network = self._network(event.network)
                 launch.checkpointing_s += event.checkpoint_s * _gpus(network)
-                launch.stops.append((event, network.standing.outcome))
+                launch.stops.append((event, network.status.outcome))
                 self._let_go(t_s, event.network)
             case e.FirstStep():
                 group = self._network(event.network).group
                 launch.first_step = t_s, event, launch.began_s if group is None else group.began_s
-            case e.RankLost() if event.device is not None:
-                launch.lost.add(event.device)
-            case e.NodesLeft():
-                launch.lost.update(event.devices)
+            case e.RankDied() if event.device is not None:
+                launch.removed_devices.add(event.device)
+            case e.NodesReleased():
+                launch.removed_devices.update(event.devices)
             case e.StreamStarted():
                 launch.stream = event
                 if event.kept:
                     launch.supply = None
                 else:
-                    launch.supply = e.SupplyFound(
+                    launch.supply = e.SupplyChanged(
                         event.supply_samples_per_s, event.demand_samples_per_s
                     )
-            case e.SupplyFound():
+            case e.SupplyChanged():
                 launch.supply = event
             case _:
                 return False
         return True
 
-    def _apply_to_networks(self, t_s: float, event: e.Event | Broken) -> None:
+    def _apply_to_networks(self, t_s: float, event: e.Event | LaunchKilled) -> None:
         match event:
             case e.SharingLearned():
                 self.sharing = event.speedups
@@ -450,50 +475,54 @@ class RunState:
                 self._let_go(t_s, event.network)
             case e.NetworkAdded():
                 self._add(event)
-            case e.NetworkJudged():
-                self.judged.setdefault(event.verdict, {})[event.network] = event
-            case e.Searched():
-                self._search(event.entry).hear(event)
-                self.told |= {event.network: event.come_to} if event.come_to else {}
-            case e.SearcherBegan():
+            case e.NetworkVerdict():
+                self.verdicts.setdefault(event.verdict, {})[event.network] = event
+            case e.SearcherCalled():
+                self._search(event.entry).add_call(event)
+                self.objective_values |= (
+                    {event.network: event.objective_values} if event.objective_values else {}
+                )
+            case e.SearcherStarted():
                 self._begin_searcher(event)
-            case e.EarlierRead():
-                self._search(event.entry).tell(event)
-            case e.Commanded():
+            case e.EarlierRunRead():
+                self._search(event.entry).add_earlier_run(event)
+            case e.CommandReceived():
                 self._command(event)
             case e.DataChanged():
                 self.data_changes.append(event)
                 for name, epochs in event.epochs.items():
-                    self._network(name).standing = accepting(self.standing(name), epochs, (DATA,))
+                    self._network(name).status = accept_changes(
+                        self.status_of(name), epochs, (DATA,)
+                    )
 
     # ---- launches ----
 
-    def _start(self, t_s: float, start: e.Started, log: object) -> None:
-        """A launch begins; those before it are over, whether they have said so or not, unless it works beside them."""
-        for other, before in self._running.items():
-            if other == log or not start.beside:
+    def _start(self, t_s: float, start: e.LaunchStarted, log: object) -> None:
+        """Begin a launch, and end those before it unless they work beside it."""
+        for key, before in self._running.items():
+            if key == log or not start.beside:
                 self._break(before)
         launch = self._running[log] = RunLaunch(start, t_s, t_s, _before=self.launch)
         self.launches.append(launch)
         for name in start.finished:
-            standing = self._network(name).standing
-            if standing.outcome is None:  # it found that out by itself
-                self._network(name).standing = replace(
-                    standing, is_paused=False, outcome=FOUND_DONE
+            status = self._network(name).status
+            if status.outcome is None:  # it found that out by itself
+                self._network(name).status = replace(
+                    status, is_paused=False, outcome=FINISHED_UNLOGGED
                 )
-        self.take_up(
+        self.restore(
             {
                 name: NetworkStatus(
-                    until(self._network(name).standing.history, found.epochs),
-                    found.outcome,
-                    found.tested,
+                    truncate_history(self._network(name).status.history, difference.epochs),
+                    difference.outcome,
+                    difference.tested,
                 )
-                for name, found in start.found.items()
+                for name, difference in start.found.items()
             }
         )
 
     def _break(self, launch: RunLaunch) -> None:
-        """A launch is over, and its groups are gone."""
+        """End a launch and its groups."""
         if launch.groups:
             launch._killed = dict.fromkeys(launch.groups, len(self.records))
         for name in list(launch.groups):
@@ -501,11 +530,15 @@ class RunState:
 
     def _hear_rates(
         self,
-        event: e.RatesGiven | e.Profiled | e.RatesEstimated | e.RateMeasured | e.RateOff,
+        event: e.RatesLoaded
+        | e.ProfilingFinished
+        | e.RatesEstimated
+        | e.RateMeasured
+        | e.RateMismatch,
         launch: RunLaunch,
     ) -> None:
         match event:
-            case e.RateOff():
+            case e.RateMismatch():
                 launch.corrected += event.corrected
             case e.RateMeasured():
                 if self._spec is None:
@@ -521,12 +554,14 @@ class RunState:
                 pass  # they only say how networks compare
             case _:
                 launch.rates |= event.rates
-                launch.profiling_s += event.seconds if isinstance(event, e.Profiled) else 0.0
+                launch.profiling_s += (
+                    event.seconds if isinstance(event, e.ProfilingFinished) else 0.0
+                )
 
     # ---- groups ----
 
     def _train(self, t_s: float, name: str, launch: RunLaunch, devices: tuple[int, ...]) -> None:
-        """A group is told to train a network."""
+        """Begin a group."""
         self._let_go(t_s, name)
         network = self._network(name)
         network.group = launch.groups[name] = RunGroup(launch, devices, t_s, _latest_s=t_s)
@@ -546,7 +581,7 @@ class RunState:
         self.records.append(Record(t_s, "group", changed.network, changed.devices))
 
     def _let_go(self, t_s: float, name: str) -> None:
-        """A network has no group any more."""
+        """End the group of a network, if there is one."""
         network = self._network(name)
         group = network.group
         if group is not None:
@@ -565,8 +600,8 @@ class RunState:
         self._logged.add((name, record.epoch, record.stream_epoch))
         is_news = record.epoch > network.epochs
         # One that was taken up from a checkpoint may be logged late.
-        if not (launch and network.group is None and _is_known(network.standing, record)):
-            network.standing = after(network.standing, ended)
+        if not (launch and network.group is None and _is_known(network.status, record)):
+            network.status = apply_change(network.status, ended)
         network.parameters = ended.parameters or network.parameters
         group = network.group
         if launch is None:
@@ -589,19 +624,19 @@ class RunState:
             self._time(t_s, ended, launch, group)
 
     def _log_late(self, name: str, launch: RunLaunch) -> float:
-        """When an epoch ended that only the launch after has logged: at the end of the one before."""
+        """Return the time of an epoch that only the next launch logged."""
         before = launch._before
         if before is None:
             return launch.began_s
-        place = before._killed.get(name)
-        if place is not None:
-            self.records.insert(place, Record(before.ended_s, "epoch", name))
+        index = before._killed.get(name)
+        if index is not None:
+            self.records.insert(index, Record(before.ended_s, "epoch", name))
         return before.ended_s
 
     def _time(
         self, t_s: float, ended: e.EpochEnded, launch: RunLaunch, group: RunGroup | None
     ) -> None:
-        """What an epoch says of how long others will take; the first of a group traces and compiles."""
+        """Record how long an epoch took; the first of a group includes tracing and compiling."""
         name = ended.network
         record = ended.record
         is_first = group is not None and group.ended_s is None
@@ -629,64 +664,67 @@ class RunState:
         return self.networks.setdefault(name, network)
 
     def _network(self, name: str) -> RunNetwork:
-        """A network; one that nobody has told of before may have been taken from the spec since."""
-        found = self.networks.get(name)
-        return found or self._meet(name, None, self._converge.max_epochs)
+        """Return a network; an unknown one may have been removed from the spec."""
+        network = self.networks.get(name)
+        return network or self._meet(name, None, self._converge.max_epochs)
 
     def _search(self, entry: str) -> RunSearch:
         return self.searches.setdefault(entry, RunSearch())
 
-    def _begin_searcher(self, began: e.SearcherBegan) -> None:
-        """What was told of other objectives says nothing of those that count now."""
+    def _begin_searcher(self, began: e.SearcherStarted) -> None:
+        """Begin a searcher; values of other objectives are forgotten."""
         search = self._search(began.entry)
         before = search.settings
-        search.begin(began)
+        search.start_searcher(began)
         if before is not None and before.get("objectives") != began.settings.get("objectives"):
             of_entry = {name for name, added in self.added.items() if added.entry == began.entry}
-            self.told = {name: told for name, told in self.told.items() if name not in of_entry}
+            self.objective_values = {
+                name: values
+                for name, values in self.objective_values.items()
+                if name not in of_entry
+            }
 
     def _add(self, added: e.NetworkAdded) -> None:
         self.added[added.network] = added
         entry = self._entries.get(added.entry)
         if entry is None:
-            given = self.given.get(added.network, {}).get("train") or {}
+            settings = self.added_entries.get(added.network, {}).get("train") or {}
         else:
-            given = entry.train_overrides
-        own = {"monitor": self._converge.monitor, **(given.get("stopping") or {})}
+            settings = entry.train_overrides
+        stopping = {"monitor": self._converge.monitor, **(settings.get("stopping") or {})}
         network = self._meet(
-            added.network, own["monitor"], added.max_epochs, added.number if added.entry else None
+            added.network,
+            stopping["monitor"],
+            added.max_epochs,
+            added.number if added.entry else None,
         )
-        network.monitor = own["monitor"]
+        network.monitor = stopping["monitor"]
         network.max_epochs = added.max_epochs
         if added.wrong:
-            network.standing = replace(
-                network.standing, outcome=Outcome(added.wrong, is_failure=True)
-            )
+            network.status = replace(network.status, outcome=Outcome(added.wrong, is_failure=True))
 
-    def _command(self, command: e.Commanded) -> None:
+    def _command(self, command: e.CommandReceived) -> None:
         self.commands.append(command)
         if command.do == "add":
-            self.given |= dict.fromkeys(command.networks, command.given)
+            self.added_entries |= dict.fromkeys(command.networks, command.given)
             for name in command.networks:
                 self._network(name)
 
 
-def is_whole(standing: NetworkStatus) -> bool:
-    """Whether all epochs of a network are known, from the first on."""
-    return [record.epoch for record in standing.history] == list(
-        range(1, len(standing.history) + 1)
-    )
+def has_full_history(status: NetworkStatus) -> bool:
+    """Return True if all epochs of a network are known, from the first on."""
+    return [record.epoch for record in status.history] == list(range(1, len(status.history) + 1))
 
 
-def _is_known(standing: NetworkStatus, record: EpochRecord) -> bool:
+def _is_known(status: NetworkStatus, record: EpochRecord) -> bool:
     return any(
-        record.stream_epoch == known.stream_epoch
-        for known in standing.history[record.epoch - 1 : record.epoch]
+        record.stream_epoch == logged.stream_epoch
+        for logged in status.history[record.epoch - 1 : record.epoch]
     )
 
 
 def _gpus(network: RunNetwork) -> float:
-    """How many GPUs a network has."""
+    """Return the number of GPUs of a network."""
     if network.group is None:
         return 0.0
     return network.group.launch.share(network.group.devices)

@@ -10,8 +10,8 @@ from itertools import chain, repeat
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fleet.domain.events import Ended
-from fleet.domain.network import SCORES, Best, EpochRecord
+from fleet.domain.events import LaunchEnded
+from fleet.domain.network import SCORES, BestEpoch, EpochRecord
 from fleet.domain.run import RunNetwork, RunState
 from fleet.monitor.run_history import read_log, read_past_run
 from fleet.spec import ModelEntry, NetworkSpec, Stopping
@@ -147,7 +147,7 @@ def read_tracked_run(paths: RunPaths) -> TrackedRun:
         key,
         began,
         max([began, *(network.ended for network in networks)]),
-        not (log and isinstance(log[-1].event, Ended)),
+        not (log and isinstance(log[-1].event, LaunchEnded)),
         {
             "policy": document.schedule.policy,
             "engine": document.resources.engine,
@@ -208,7 +208,7 @@ class _Making:
             entry.stem if _space(entry) else "",
             self._objectives(entry, name, monitored),
             row.status,
-            tuple(self._epochs(name, found.standing.history, converge)),
+            tuple(self._epochs(name, found.status.history, converge)),
             began,
             {
                 column: value
@@ -230,7 +230,7 @@ class _Making:
     ) -> tuple[TrackedObjective, ...]:
         """What a network is judged by; of several objectives, what its searcher was told that it has come to."""
         several = () if entry.search is None else entry.search.objectives[1:]
-        values = chain(self.run.told.get(name, ())[1:], repeat(math.nan))
+        values = chain(self.run.objective_values.get(name, ())[1:], repeat(math.nan))
         return (
             monitored,
             *(
@@ -242,10 +242,10 @@ class _Making:
     def _epochs(
         self, name: str, history: Sequence[EpochRecord], converge: Stopping
     ) -> Iterator[TrackedEpoch]:
-        best = Best()
+        best = BestEpoch()
         monitor = converge.metric
         for record in history:
-            best = best.after(record, converge)
+            best = best.with_epoch(record, converge)
             values = {column: record.value(column) for column in (*SCORES, *record.metrics)}
             values |= {column: float(getattr(record, column)) for column in _OF_EPOCHS} | {
                 f"best_{monitor}": converge.sign * best.score

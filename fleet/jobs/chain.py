@@ -16,8 +16,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Annotated
 
-from fleet.domain.events import Started
-from fleet.domain.json_record import Flat, Kind, OmitDefault, from_json
+from fleet.domain.events import LaunchStarted
+from fleet.domain.json_record import Flat, JsonRecord, OmitDefault, from_json
 from fleet.errors import ExitStatus, UserError
 from fleet.jobs.job_events import ChainCancelled, JobStarted, JobSubmitted, read_notes
 from fleet.jobs.launching import (
@@ -121,7 +121,7 @@ def _next_request(stops: Sequence[JobStop], requests: Sequence[float]) -> float 
 # ---- what is remembered between jobs ------------------------------------------------------------
 
 
-class JobStopped(Kind, word="stopped"):
+class JobStopped(JsonRecord, word="stopped"):
     """A launch is over: the second of its two lines; the next job writes it where this one ended without a word.
 
     Attributes:
@@ -262,7 +262,8 @@ def has_started(paths: RunPaths, job: str) -> bool:
     """Whether an earlier launch of the chain that a job goes on with got so far as to take up its networks."""
     history = ChainHistory.read(paths)
     return bool(history.stops_before(job)) and any(
-        isinstance(event, Started) for _, event in read_events(paths.events, history.log_bytes)
+        isinstance(event, LaunchStarted)
+        for _, event in read_events(paths.events, history.log_bytes)
     )
 
 

@@ -19,8 +19,8 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
-from fleet.domain.events import Started
-from fleet.domain.json_record import Kind
+from fleet.domain.events import LaunchStarted
+from fleet.domain.json_record import JsonRecord
 from fleet.domain.network import EpochRecord
 from fleet.domain.run import RunState
 from fleet.errors import ExitStatus, StorageError, UserError
@@ -328,7 +328,7 @@ class Backlog:
 
     def _failed(self, run: HarvestRun) -> int:
         """How many networks of a run have failed."""
-        outcomes = (standing.outcome for standing in self._logs[run.job].run.standings.values())
+        outcomes = (standing.outcome for standing in self._logs[run.job].run.statuses.values())
         return sum(outcome is not None and outcome.is_failure for outcome in outcomes)
 
     def _why_over(self, run: HarvestRun, seen: HarvestState) -> str:
@@ -392,7 +392,7 @@ class RunLogs:
         self.run = RunState()
 
     @property
-    def start(self) -> Started | None:
+    def start(self) -> LaunchStarted | None:
         """Of the newest launch."""
         if self.run.launch is None:
             return None
@@ -437,7 +437,7 @@ def read_harvest_state(
     """
     logs = logs or RunLogs(run.paths)
     logs.refresh()
-    over = {name for name, standing in logs.run.standings.items() if standing.outcome is not None}
+    over = {name for name, standing in logs.run.statuses.items() if standing.outcome is not None}
     over = (over | ended_in_table(run.paths)) & set(
         run.networks
     )  # of what was done long ago there may be no log
@@ -480,7 +480,7 @@ def read_harvest_state(
     )
 
 
-def _at_once(run: HarvestRun, start: Started | None, nodes: int) -> int:
+def _at_once(run: HarvestRun, start: LaunchStarted | None, nodes: int) -> int:
     """How many networks so many nodes train at once."""
     if start is None:
         return run.per_node * nodes
@@ -494,7 +494,7 @@ def _samples_left(run: HarvestRun, over: Collection[str], logs: RunLogs) -> floa
     for name in run.networks:
         if name not in over:
             known = logs.run.networks.get(name)
-            done = 0 if known is None else len(known.standing.history)
+            done = 0 if known is None else len(known.status.history)
             left += max(1, run.epochs.get(name, 0) - done)
     return float(left * max(1, logs.records[-1].samples if logs.records else 1))
 
@@ -559,7 +559,7 @@ class HarvestJob:
         self._end()  # perhaps all others are ended at this moment, and nobody else is left to do it
         return status
 
-    def _note(self, what: Kind) -> None:
+    def _note(self, what: JsonRecord) -> None:
         """Add a line; a disk that fills up just now is waited for."""
         try:
             harvest_log.add_note(self._paths, what)

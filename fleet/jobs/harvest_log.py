@@ -11,8 +11,8 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Annotated, Any
 
-from fleet.domain.events import EpochEnded, NetworkTaken
-from fleet.domain.json_record import Kind, OmitDefault
+from fleet.domain.events import EpochEnded, NetworkLeased
+from fleet.domain.json_record import JsonRecord, OmitDefault
 from fleet.errors import ExitStatus
 from fleet.jobs.job_events import ChainCancelled, JobStarted, JobSubmitted, read_notes
 from fleet.storage.event_log import read_events, split_launches
@@ -20,17 +20,17 @@ from fleet.storage.json_lines import add_dated_line
 from fleet.storage.paths import RunPaths
 
 
-class HarvestRequested(Kind, word="asked"):
+class HarvestRequested(JsonRecord, word="asked"):
     """A user has asked for the harvest: launches that came to nothing before are forgiven."""
 
 
-class JobCancelled(Kind, word="cancelled"):
+class JobCancelled(JsonRecord, word="cancelled"):
     """A job was taken back before it began."""
 
     job: str
 
 
-class LaunchEnded(Kind, word="ended"):
+class LaunchEnded(JsonRecord, word="ended"):
     """The launch of a job is over; of a job that was killed, another one says so.
 
     Attributes:
@@ -45,7 +45,7 @@ class LaunchEnded(Kind, word="ended"):
     why: Annotated[str, OmitDefault] = ""
 
 
-class HarvestEnded(Kind, word="over"):
+class HarvestEnded(JsonRecord, word="over"):
     """No job is left, and none will be handed in.
 
     Attributes:
@@ -76,7 +76,7 @@ _KINDS: Mapping[str, type] = {
 }
 
 
-def add_note(paths: RunPaths, what: Kind) -> None:
+def add_note(paths: RunPaths, what: JsonRecord) -> None:
     """Add a line to what is known of a harvest, with the time.
 
     Raises:
@@ -186,7 +186,7 @@ def _past(log: Path, start: int, end: LaunchEnded | None, is_forgiven: bool) -> 
     seconds = events[-1].t_s if events else 0.0
     return PastLaunch(
         seconds,
-        sum(isinstance(logged.event, NetworkTaken) for logged in events),
+        sum(isinstance(logged.event, NetworkLeased) for logged in events),
         sum(isinstance(logged.event, EpochEnded) for logged in events),
         None if end is None else end.status,
         end is not None and bool(end.warning),

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-from fleet.domain.json_record import Kind, OmitDefault, from_json
+from fleet.domain.json_record import JsonRecord, OmitDefault, from_json
 from fleet.storage.json_lines import read_lines
 
 
-class JobSubmitted(Kind, word="submitted"):
+class JobSubmitted(JsonRecord, word="submitted"):
     """A job was handed in: the first of a chain, or any of a harvest.
 
     Attributes:
@@ -21,7 +21,7 @@ class JobSubmitted(Kind, word="submitted"):
     nodes: Annotated[int, OmitDefault] = 0
 
 
-class JobStarted(Kind, word="begun"):
+class JobStarted(JsonRecord, word="begun"):
     """The launch of a job is about to begin, perhaps not for the first time.
 
     Attributes:
@@ -32,7 +32,7 @@ class JobStarted(Kind, word="begun"):
     log_bytes: Annotated[int, OmitDefault] = 0
 
 
-class ChainCancelled(Kind, word="called_off"):
+class ChainCancelled(JsonRecord, word="called_off"):
     """A user wants no further jobs (``--end``)."""
 
 

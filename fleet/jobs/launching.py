@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 
-from fleet.domain.events import Interrupted
+from fleet.domain.events import LaunchInterrupted
 from fleet.errors import EXPLAINED, ExitStatus, StorageError, shortened
 from fleet.jobs.systems import SYSTEM_VARIABLE
 from fleet.storage.event_log import events_of, launch_status
@@ -190,7 +190,7 @@ class WarnedLaunch:
     def _describe_end(self, status: int, ended: int) -> str:
         """Why the launch ended, given its status and that of its launcher."""
         if status == ExitStatus.RESUMABLE:
-            interrupted = events_of(self._paths.events, Interrupted)
+            interrupted = events_of(self._paths.events, LaunchInterrupted)
             if interrupted:
                 return interrupted[-1].reason
             return self.warning

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from fleet.domain.events import EpochEnded, GroupStarted, Started
+from fleet.domain.events import EpochEnded, GroupStarted, LaunchStarted
 from fleet.domain.run import RunEpoch, RunLaunch, RunState
 from fleet.errors import UserError
 from fleet.monitor.overheads import mean_s
@@ -164,7 +164,7 @@ def _first_signal_s(run: RunState) -> float | None:
         first.setdefault(epoch.network, epoch.t_s)
     missing = (network for name, network in run.networks.items() if name not in first)
     are_all_known = first and len(run.networks) >= run.launches[-1].start.networks
-    if are_all_known and all(one.standing.outcome for one in missing):
+    if are_all_known and all(one.status.outcome for one in missing):
         return max(first.values())
     return None
 
@@ -280,7 +280,7 @@ def _had(launches: Sequence[RunLaunch], stints: Iterable[Stint]) -> Mapping[str,
 
 def _costs(run: RunState, is_lockstep: bool) -> Costs:
     """What moves, and ends of epochs, cost on average."""
-    forming = [epoch.gap_s for epoch in run.epochs if epoch.after is GroupStarted]
+    forming = [epoch.gap_s for epoch in run.epochs if epoch.previous_event is GroupStarted]
     stopping = [
         stopped.checkpoint_s
         for launch in run.launches
@@ -303,7 +303,7 @@ def _between_epochs(epochs: Iterable[RunEpoch], is_lockstep: bool) -> float:
     """
     between: dict[object, float] = {}
     for epoch in epochs:
-        if epoch.after is EpochEnded:
+        if epoch.previous_event is EpochEnded:
             if is_lockstep:
                 which: object = epoch.record.stream_epoch
             else:
@@ -315,7 +315,7 @@ def _between_epochs(epochs: Iterable[RunEpoch], is_lockstep: bool) -> float:
 # ---- beside the simulation ---------------------------------------------------------------------
 
 
-def _replay(start: Started, run: RunState, costs: Costs) -> ReplayedRun | None:
+def _replay(start: LaunchStarted, run: RunState, costs: Costs) -> ReplayedRun | None:
     """The run simulated, in the time of what was emulated."""
     scale = start.time_scale
     known = _policy_rates(run.launches) or _observed_rates(run.epochs, scale, len(start.devices))

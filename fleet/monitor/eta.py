@@ -20,8 +20,8 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from fleet.domain.events import Estimated
-from fleet.domain.network import EpochRecord, epochs_left
+from fleet.domain.events import TimeLeftEstimated
+from fleet.domain.network import EpochRecord, remaining_epochs
 from fleet.domain.remaining_work import ExpectedTrials, RemainingWork
 from fleet.domain.run import RunGroup, RunLaunch, RunState
 from fleet.errors import UserError
@@ -138,7 +138,7 @@ class Estimator:
 
     def estimate(
         self, now_s: float | None = None, outlook: RemainingWork = _NOTHING
-    ) -> Estimated | None:
+    ) -> TimeLeftEstimated | None:
         """How long it will take from now on; None as long as nobody can tell.
 
         Args:
@@ -155,7 +155,7 @@ class Estimator:
         ):  # how fast, and how long until it begins
             return None
         standings = {
-            name: network.standing
+            name: network.status
             for name, network in self._run.networks.items()
             if name in self._networks
         }
@@ -167,7 +167,7 @@ class Estimator:
         left = {name: epochs for name, epochs in left.items() if epochs[1]}
         networks = len(left)
         self._coming = {}
-        for coming in outlook.coming:
+        for coming in outlook.searches:
             left |= self._stand_ins(coming, outlook)
             networks += int(coming.networks)
         if not left:
@@ -178,11 +178,11 @@ class Estimator:
         low, high = times
         if low is None or high is None:
             return None
-        return Estimated(*useful_range(low, high), networks)
+        return TimeLeftEstimated(*useful_range(low, high), networks)
 
     def _epochs_left(self, name: str, outlook: RemainingWork) -> tuple[int, int]:
         """The fewest and the most epochs that a network still trains; at its next rung it may be over."""
-        history = self._run.networks[name].standing.history
+        history = self._run.networks[name].status.history
         fewest, most = _likely_left(history, self._networks[name].train.stopping)
         rung = outlook.next_rung(name, len(history))
         return (fewest if rung is None else min(fewest, rung - len(history))), most
@@ -192,15 +192,15 @@ class Estimator:
     ) -> dict[str, tuple[int, int]]:
         """A few networks that stand for those to come, with the fewest and the most epochs of each."""
         before = sorted(
-            (name for name in coming.before if name in self._networks),
+            (name for name in coming.proposed if name in self._networks),
             key=lambda name: self._rates_of(name)[0],
         )
         if not before or coming.networks < 1:
             return {}
         like = before[len(before) // 2]
-        each = self._epochs_of_one(like, coming.before, outlook)
+        each = self._epochs_of_one(like, coming.proposed, outlook)
         fewest, most = (min(coming.epochs, coming.networks * epochs) for epochs in each)
-        count = int(min(coming.networks, coming.at_once, len(self._usable)))
+        count = int(min(coming.networks, coming.max_concurrent, len(self._usable)))
         if not count or fewest < 1:
             return {}
         names = [f"{like}+{place + 1}" for place in range(count)]
@@ -216,7 +216,9 @@ class Estimator:
         rung = outlook.next_rung(like, 0)
         expected = outlook.expected(most)
         if not stood:
-            return min(most, rung or epochs_left((), self._networks[like].train.stopping)[0]), most
+            return min(
+                most, rung or remaining_epochs((), self._networks[like].train.stopping)[0]
+            ), most
         low = min(statistics.fmean(stood), expected or most) * (1 - _OTHERS)
         high = max(
             statistics.fmean(most if epochs is None else epochs for epochs in before.values()),
@@ -232,7 +234,7 @@ class Estimator:
             found = self._simulated_s(left, sign)
         else:
             found = self._going_on_s(running, sign)
-        cluster = self._launch.start.cluster.without(self._launch.lost)
+        cluster = self._launch.start.cluster.without(self._launch.removed_devices)
         busy = {
             cluster.gpu(device)
             for group in self._launch.groups.values()
@@ -273,7 +275,9 @@ class Estimator:
     def _usable(self) -> tuple[int, ...]:
         """The devices that are left."""
         return tuple(
-            device for device in self._launch.start.devices if device not in self._launch.lost
+            device
+            for device in self._launch.start.devices
+            if device not in self._launch.removed_devices
         )
 
     def _stretches_of(self, names: Iterable[str], sign: int) -> dict[str, float]:
@@ -306,7 +310,7 @@ class Estimator:
         launch = self._launch
         start = self._launch.start
         stretches = self._stretches_of(left, sign)
-        every, cluster = self._part(left, start.cluster.without(launch.lost))
+        every, cluster = self._part(left, start.cluster.without(launch.removed_devices))
         left = self._sampled(every, cluster)
         several = max(1, math.ceil(sum(left.values()) / _EPOCHS))  # epochs that are taken for one
         costs = self._costs(sign)
@@ -443,7 +447,7 @@ class Estimator:
             if group.ended_s is None:
                 done.append(min(self._now_s - group.began_s, regroup_s))
             else:
-                history = self._run.networks[name].standing.history
+                history = self._run.networks[name].status.history
                 done.append(
                     regroup_s
                     + min(self._now_s - group.ended_s, history[-1].seconds if history else 0.0)
@@ -473,7 +477,7 @@ def _likely_left(history: Sequence[EpochRecord], converge: Stopping) -> tuple[in
     what is left: early epochs are likelier, but not by as much as their own number. These are quartiles; patience comes
     after.
     """
-    fewest, most = epochs_left(history, converge)
+    fewest, most = remaining_epochs(history, converge)
     if fewest == most:
         return fewest, most
     patience = converge.patience or 0
@@ -517,7 +521,7 @@ class EstimateSchedule:
         """Whether to estimate."""
         return now_s >= self._next_s
 
-    def record(self, now_s: float, took_s: float, estimated: Estimated | None) -> None:
+    def record(self, now_s: float, took_s: float, estimated: TimeLeftEstimated | None) -> None:
         """An estimate was made, and took some seconds itself."""
         wait_s = 50 * took_s
         if estimated is not None:

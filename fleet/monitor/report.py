@@ -11,7 +11,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from fleet.domain.events import SupplyFound
+from fleet.domain.events import SupplyChanged
 from fleet.domain.network import EpochRecord
 from fleet.domain.run import RunState
 from fleet.errors import UserError
@@ -110,10 +110,10 @@ class RunReport:
         cache = self.run.cache
         if cache is None:
             return ""
-        return f"{cache.words}. {_SHUFFLES[cache.shuffle]}"
+        return f"{cache.summary}. {_SHUFFLES[cache.shuffle]}"
 
     @property
-    def supply(self) -> SupplyFound | None:
+    def supply(self) -> SupplyChanged | None:
         """What the input gave in the last launch; None where samples were kept, or nobody prepared them for all."""
         if self.run.launch is None:
             return None
@@ -124,7 +124,7 @@ class RunReport:
         """What preprocessors gave; nothing where samples were kept, or nobody prepared them for all."""
         if self.supply is None:
             return ""
-        return self.supply.words
+        return self.supply.summary
 
     @property
     def counts(self) -> dict[str, int]:
@@ -281,7 +281,9 @@ def _account(paths: RunPaths, run: RunState) -> Account | None:
 def _report(
     paths: RunPaths, run: RunState, rows: Sequence[table.NetworkResult], found: Account
 ) -> RunReport:
-    histories = [(row.name, history) for row in rows if (history := run.standing(row.name).history)]
+    histories = [
+        (row.name, history) for row in rows if (history := run.status_of(row.name).history)
+    ]
     judged = [
         (name, history)
         for name, history in histories

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fleet.domain.added_networks import with_late
+from fleet.domain.added_networks import with_added_networks
 from fleet.domain.network import SCORES, EpochRecord
 from fleet.domain.run import RunState
 from fleet.errors import UserError
@@ -72,7 +72,7 @@ def read_past_run(paths: RunPaths, t_s: float = math.inf) -> PastRun:
     spec = load_run_spec(paths)
     log = log_until(read_log(paths), t_s)
     run = replay_log(log, spec)
-    spec, samples = with_late(spec, run), _samples(paths, spec)
+    spec, samples = with_added_networks(spec, run), _samples(paths, spec)
     if samples:
         spec = with_data_defaults(
             spec, {feed: (sample.target, ()) for feed, sample in samples.items()}
@@ -128,7 +128,7 @@ def read_history(run: str | Path) -> Table[NetworkEpoch]:
         (
             NetworkEpoch(**vars(record), network=network)
             for network, found in replay_log(read_log(RunPaths(Path(run)))).networks.items()
-            for record in found.standing.history
+            for record in found.status.history
         ),
         _HEAD,
     )

@@ -11,7 +11,7 @@ from typing import Any
 
 from fleet.domain.events import NetworkAdded
 from fleet.domain.network import EpochRecord
-from fleet.domain.objectives import come_to, front
+from fleet.domain.objectives import objective_values, pareto_front
 from fleet.domain.run import RunState
 from fleet.spec import Spec
 from fleet.spec.hyperparameters import flatten
@@ -91,7 +91,7 @@ class SearchReport:
         having = [one for one in self.trials if one.status is not Status.FAILED and one.objectives]
         return tuple(
             having[place]
-            for place in front(
+            for place in pareto_front(
                 [one.objectives for one in having], [mode for _, mode in self.objectives]
             )
         )
@@ -211,12 +211,12 @@ def make_rung_reports(run: RunState, rows: Sequence[NetworkResult]) -> tuple[Run
     # One that was judged from outside may have ended the epoch that it was in.
     named = {row.name: row for row in rows}
     pruned = defaultdict[int, dict[str, tuple[str, ...]]](dict)
-    for name, judged in run.judged["stop"].items():
+    for name, judged in run.verdicts["stop"].items():
         if name in named and named[name].status is Status.PRUNED:
             pruned[named[name].epochs][name] = judged.by
     paused = {
         name: named[name].epochs
-        for name in run.judged["pause"]
+        for name in run.verdicts["pause"]
         if name in named and named[name].status is Status.PAUSED
     }
     networks = without_fold_means(rows)
@@ -273,7 +273,9 @@ def make_search_reports(
     ]
     outside = added.get("")
     if outside:
-        values = _that_differ({name: _entry_settings(run.given.get(name, {})) for name in outside})
+        values = _that_differ(
+            {name: _entry_settings(run.added_entries.get(name, {})) for name in outside}
+        )
         numbered = {
             name: replace(one, number=number, values={**values[name], **one.values})
             for number, (name, one) in enumerate(outside.items())
@@ -281,7 +283,7 @@ def make_search_reports(
         trains = [
             train
             for name in outside
-            if isinstance(train := run.given.get(name, {}).get("train"), Mapping)
+            if isinstance(train := run.added_entries.get(name, {}).get("train"), Mapping)
         ]
         space = _space_of([one.values for one in numbered.values()])
         found.append(_report("", space, trains[0] if trains else {}, spec, numbered, ends, table))
@@ -306,7 +308,7 @@ def _with_objectives(
         trials=tuple(
             replace(
                 one,
-                objectives=run.told.get(one.network)
+                objectives=run.objective_values.get(one.network)
                 or _come_to(names, table.get(one.network), run),
             )
             for one in found.trials
@@ -316,7 +318,7 @@ def _with_objectives(
 
 def _come_to(names: Sequence[str], row: NetworkResult | None, run: RunState) -> tuple[float, ...]:
     """What a network has come to by now, of which no searcher was told."""
-    return come_to(names, row, {} if row is None else network_facts(row, run))
+    return objective_values(names, row, {} if row is None else network_facts(row, run))
 
 
 def network_facts(row: NetworkResult, run: RunState) -> dict[str, float | None]:

@@ -7,8 +7,8 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from itertools import count, pairwise, takewhile
 
-from fleet.domain.events import Ended, Event, GroupChanged, GroupStarted, Started
-from fleet.domain.run import Broken, RunLaunch, RunState
+from fleet.domain.events import Event, GroupChanged, GroupStarted, LaunchEnded, LaunchStarted
+from fleet.domain.run import LaunchKilled, RunLaunch, RunState
 from fleet.spec import Spec
 from fleet.storage.event_log import LoggedEvent, split_launches
 
@@ -31,7 +31,7 @@ class PlacedLaunch:
         devices: their numbers among those of all launches that are at work, where these differ from its own.
     """
 
-    start: Started
+    start: LaunchStarted
     lines: Sequence[LoggedEvent]
     offset_s: float
     devices: dict[int, int]
@@ -53,7 +53,7 @@ class PlacedLaunch:
 
     def _numbered(self, event: Event) -> Event:
         match event:
-            case GroupStarted() | Started():
+            case GroupStarted() | LaunchStarted():
                 return replace(event, devices=self._renumber(event.devices))
             case GroupChanged():
                 return replace(
@@ -82,7 +82,7 @@ def place_launches(log: Iterable[LoggedEvent]) -> list[PlacedLaunch]:
     ends_date = 0.0
     began_s = 0.0
     for _, lines in split_launches(log):
-        if not isinstance(start := lines[0].event, Started):
+        if not isinstance(start := lines[0].event, LaunchStarted):
             continue
         own_s = lines[-1].t_s - lines[0].t_s
         first_s = lines[0].t_s
@@ -115,7 +115,7 @@ def _is_unseen(found: Sequence[PlacedLaunch], date: float) -> bool:
     """
     just_begun = takewhile(lambda one: date - one.start.date < _UNSEEN_S, reversed(found))
     return any(
-        not isinstance(one.lines[-1].event, Ended)
+        not isinstance(one.lines[-1].event, LaunchEnded)
         or one.start.date + one.lines[-1].t_s - one.lines[0].t_s > date
         for one in just_begun
     )
@@ -130,7 +130,7 @@ def _devices(launch: PlacedLaunch) -> Iterable[int]:
     return launch.devices.values() or launch.start.devices
 
 
-def _renumbered(start: Started, taken: AbstractSet[int]) -> dict[int, int]:
+def _renumbered(start: LaunchStarted, taken: AbstractSet[int]) -> dict[int, int]:
     """The devices of a launch on nodes of which none is taken; nothing where it can keep its own."""
     if not taken:
         return {}
@@ -150,17 +150,17 @@ def log_until(log: Iterable[LoggedEvent], t_s: float) -> list[LoggedEvent]:
     ]
 
 
-def dated_events(log: Iterable[LoggedEvent]) -> list[tuple[float, Event | Broken, int]]:
+def dated_events(log: Iterable[LoggedEvent]) -> list[tuple[float, Event | LaunchKilled, int]]:
     """What happened in a run: when, and in which of its launches, in the order of time.
 
     A launch after which another began is over, and its groups are gone, whether it has said so or not.
     """
     launches = place_launches(log)
-    moments: list[tuple[float, Event | Broken, int]] = []
+    moments: list[tuple[float, Event | LaunchKilled, int]] = []
     for place, launch in enumerate(launches):
         moments += [(t_s, event, place) for t_s, event in launch.dated_events()]
         if place < len(launches) - 1:
-            moments.append((launch.ended_s, Broken(), place))
+            moments.append((launch.ended_s, LaunchKilled(), place))
     if are_concurrent(launches):
         moments.sort(key=lambda moment: moment[0])
     return moments

@@ -80,7 +80,7 @@ def format_event(event: ev.Event, run: RunState) -> str:
     """
     launch = run.launch
     if (
-        isinstance(event, ev.RateOff)
+        isinstance(event, ev.RateMismatch)
         and event.corrected
         and launch is not None
         and launch.corrected > 1
@@ -100,7 +100,7 @@ def describe_event(event: ev.Event, max_epochs: Mapping[str, int], device: str =
         device: what networks are trained on, in a word.
     """
     match event:
-        case ev.Started():
+        case ev.LaunchStarted():
             if event.finished:
                 done = f", {len(event.finished)} of them done before"
             else:
@@ -110,27 +110,27 @@ def describe_event(event: ev.Event, max_epochs: Mapping[str, int], device: str =
                 f"{pluralize(event.preprocessors, 'preprocessor')} on {pluralize(event.nodes, 'node')}; "
                 f"policy {event.policy}"
             )
-        case ev.RatesRemembered():
+        case ev.CachedRatesUsed():
             return _describe_remembered(event)
         case ev.RateMeasured():
             spread = f" ± {event.spread:.0%}" if event.spread else ""
             result = event.reason or f"{event.rate:.0f} samples/s{spread}"
             return f"measured {event.done}/{event.total}: {event.network} on {pluralize(event.gpus, device)}: {result}"
-        case ev.Profiled():
+        case ev.ProfilingFinished():
             return "rates known" + (
                 f" after {format_duration(event.seconds)}"
                 if event.measurements
                 else ", measured before"
             )
-        case ev.RanksReady():
+        case ev.TrainersReady():
             return "all trainers are ready"
         case ev.CacheChosen():
-            return event.words
+            return event.summary
         case ev.StreamStarted():
             return _describe_stream(event)
         case ev.RoundStarted():
             return f"round {event.round}: {', '.join(event.members)}"
-        case ev.Estimated():
+        case ev.TimeLeftEstimated():
             return f"ETA: {format_eta(event)}"
         case ev.GroupStarted():
             return f"  {event.network} on devices {list(event.devices)}"
@@ -143,7 +143,7 @@ def describe_event(event: ev.Event, max_epochs: Mapping[str, int], device: str =
             return _describe_epoch(event, max_epochs[event.network])
         case ev.NetworkFinished():
             return f"{event.network} is done: {event.reason}"
-        case ev.NetworkTaken():
+        case ev.NetworkLeased():
             return f"{event.network} is trained here from now on, after {pluralize(event.epochs, 'epoch')}"
         case ev.NetworkTested():
             return (
@@ -158,9 +158,9 @@ def describe_event(event: ev.Event, max_epochs: Mapping[str, int], device: str =
             values = ", ".join(f"{name} {brief(value)}" for name, value in event.values.items())
             parent = f" from {event.parent}" if event.parent else ""
             return f"{event.network} is new{parent}" + (f": {values}" if values else "")
-        case ev.NetworkJudged():
+        case ev.NetworkVerdict():
             return _describe_judged(event)
-        case ev.Interrupted():
+        case ev.LaunchInterrupted():
             if event.replay:
                 return f"{event.reason}: stopping; a replay cannot be resumed, the same command starts it over"
             return f"{event.reason}: finishing the step, saving, and stopping; the same command resumes it"
@@ -168,7 +168,7 @@ def describe_event(event: ev.Event, max_epochs: Mapping[str, int], device: str =
             return _describe_trouble(event, device)
 
 
-def _describe_judged(event: ev.NetworkJudged) -> str:
+def _describe_judged(event: ev.NetworkVerdict) -> str:
     done = {"pause": "is paused", "stop": "is pruned", "go_on": "goes on"}[event.verdict]
     when = pluralize(event.epochs, "epoch")
     if event.by == (USER,) and event.verdict != "go_on":
@@ -176,7 +176,7 @@ def _describe_judged(event: ev.NetworkJudged) -> str:
     return f"{event.network} {done} after {when}: {' and '.join(event.by)}"
 
 
-def format_eta(estimated: ev.Estimated) -> str:
+def format_eta(estimated: ev.TimeLeftEstimated) -> str:
     """How long a run will go on, as a range."""
     low = format_duration(estimated.low_s)
     high = format_duration(estimated.high_s)
@@ -185,7 +185,7 @@ def format_eta(estimated: ev.Estimated) -> str:
     return high
 
 
-def _describe_remembered(event: ev.RatesRemembered) -> str:
+def _describe_remembered(event: ev.CachedRatesUsed) -> str:
     """Whose rates are used, how old they are, and how to be rid of them."""
     rates = [rate for found in event.rates.values() for rate in found]
     ages = sorted(rate.age_s for rate in rates)
@@ -205,7 +205,7 @@ def _age(seconds: float) -> str:
 
 def _describe_trouble(event: ev.Event, device: str) -> str:
     match event:
-        case ev.RateOff():
+        case ev.RateMismatch():
             if event.corrected:
                 kept = (
                     "the cache of rates has the new rate now, and later runs go by it; this launch corrects other "
@@ -226,7 +226,7 @@ def _describe_trouble(event: ev.Event, device: str) -> str:
                 f"{event.network} failed: {event.reason}; this may pass: retry {event.retry} of "
                 f"{event.retries}"
             )
-        case ev.NetworkFellBack():
+        case ev.NetworkRolledBack():
             if event.finished:
                 return f"WARNING: {event.network} stays finished: {event.damage}; its best epoch is whole"
             if event.epochs or event.position:
@@ -238,7 +238,7 @@ def _describe_trouble(event: ev.Event, device: str) -> str:
             return f"WARNING: {event.network}: {event.warning}"
         case ev.ChangesAccepted():
             return f"{event.network} goes on after epoch {event.epochs} with changed {' '.join(event.files)}"
-        case ev.BestLost():
+        case ev.BestCheckpointDamaged():
             return f"WARNING: {event.network}: {event.damage}"
         case ev.GroupFailed():
             where = f"epoch {event.epochs}" + (
@@ -254,39 +254,39 @@ def _describe_trouble(event: ev.Event, device: str) -> str:
 def _describe_trouble_around(event: ev.Event) -> str:
     """What is of no one network: of the data, the searches, the ranks and the launch."""
     match event:
-        case ev.TooLate():
+        case ev.TooLateToStart():
             return (
                 f"too late to start {', '.join(event.networks)}: {format_duration(event.left_s)} are left, "
                 f"but a group has taken {format_duration(event.needed_s)} to start"
             )
         case ev.SharingLearned():
             return _describe_sharing(event)
-        case ev.SupplyFound():
-            return event.words
+        case ev.SupplyChanged():
+            return event.summary
         case ev.DataChanged():
             return f"the data has changed, and networks go on with it: {'; '.join(event.changes)}"
-        case ev.SearchFailed():
+        case ev.SearcherFailed():
             return f"WARNING: the searcher of {event.entry} is not called again: {event.reason}"
         case ev.TrackerFailed():
             return (
                 f"WARNING: track: {event.tracker} is not written, and the run goes on without it: {event.reason}; "
                 "fleet export writes the same later"
             )
-        case ev.SearcherBegan(changed=changed) if changed:
+        case ev.SearcherStarted(changed=changed) if changed:
             return f"the search of {event.entry} goes on with other settings: {changed}"
-        case ev.EarlierRead():
-            return event.words
+        case ev.EarlierRunRead():
+            return event.summary
         case ev.ReplayDiffered():
             return f"WARNING: {event.entry}: {event.difference}; what was logged holds"
-        case ev.RankLost():
+        case ev.RankDied():
             return f"rank {event.rank} has died; the others go on"
-        case ev.Commanded(do="yield"):
+        case ev.CommandReceived(do="yield"):
             hosts = ", ".join(map(str, event.given.get("hosts", ())))
             return f"asked for: {hosts}, within {event.given.get('within_s')} s"
-        case ev.NodesLeft():
+        case ev.NodesReleased():
             became = "end" if event.has_ended else "wait for the end of the launch"
             return f"given back after {event.seconds:.1f} s: {', '.join(event.hosts)}; the processes there {became}"
-        case ev.BadSample():
+        case ev.SampleSkipped():
             return f"skipped {event.name}: {event.reason}"
         case _:
             return ""
@@ -388,14 +388,14 @@ def describe_sharing(speedups: Sequence[float], device: str = "GPU") -> str:
 # What the live table itself shows, or is over in a moment; the lines of all else stay on the screen above it.
 _PASSING = (
     ev.RateMeasured,
-    ev.RanksReady,
+    ev.TrainersReady,
     ev.RoundStarted,
-    ev.Estimated,
+    ev.TimeLeftEstimated,
     ev.GroupStarted,
     ev.GroupChanged,
     ev.EpochEnded,
-    ev.NetworkTaken,
-    ev.Commanded,
+    ev.NetworkLeased,
+    ev.CommandReceived,
 )
 
 
@@ -417,7 +417,7 @@ class LiveTable:
         self._paces: dict[str, EpochPart] = {}
         self._title = "starting: loading the engine takes some seconds"
         self._start = time.monotonic()
-        self._eta: ev.Estimated | None = None
+        self._eta: ev.TimeLeftEstimated | None = None
         self._eta_at = 0.0
 
     def on_event(self, event: ev.Event) -> None:
@@ -427,7 +427,7 @@ class LiveTable:
                 self._title = format_event(event, self._run)
             case ev.RoundStarted():
                 self._title = f"round {event.round}"
-            case ev.Estimated():
+            case ev.TimeLeftEstimated():
                 self._eta, self._eta_at = event, time.monotonic()
 
     def on_pace(self, network: str, samples: int, samples_per_s: float) -> None:
@@ -473,7 +473,7 @@ class LiveTable:
         groups = {} if self._run.launch is None else dict(self._run.launch.groups)
         for name in sorted(groups, key=lambda name: self._run.networks[name].number):
             network = self._run.networks[name]
-            if network.standing.outcome is None:
+            if network.status.outcome is None:
                 table.add_row(name, *self._cells(name, network, groups[name]))
         return table
 
@@ -483,7 +483,7 @@ class LiveTable:
 
         epochs = network.epochs
         most = network.max_epochs
-        last = network.standing.history[-1] if epochs else None
+        last = network.status.history[-1] if epochs else None
         part = 0.0
         if last is None:
             samples_per_s = 0.0

@@ -7,9 +7,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from fleet.control.effects import Admitted
+from fleet.control.effects import NetworkAdmitted
 from fleet.control.rates import traits_of
-from fleet.domain.events import Commanded, NetworkAdded
+from fleet.domain.events import CommandReceived, NetworkAdded
 from fleet.errors import UserError
 from fleet.runtime.inputs import resolve_with_data
 from fleet.runtime.known_rates import make_late_policy_network
@@ -79,7 +79,7 @@ class Admission:
         )
         self._looks_s = -math.inf
 
-    def pop_ready(self, training: Collection[str], now_s: float) -> list[Admitted]:
+    def pop_ready(self, training: Collection[str], now_s: float) -> list[NetworkAdmitted]:
         """The networks that were asked for and can come: all but those whose parent is being saved.
 
         What a parent has last said of itself is what its child was asked for by; the checkpoint of that epoch is
@@ -102,7 +102,7 @@ class Admission:
             del self._waiting[add.network]
         return [self._build_trial(add) for add in ready]
 
-    def _build_trial(self, add: AddNetwork) -> Admitted:
+    def _build_trial(self, add: AddNetwork) -> NetworkAdmitted:
         """A network that a search has asked for; one that cannot be trained has failed, and says why."""
         spec = self._launch.spec
         wrong = add.wrong
@@ -165,7 +165,7 @@ class Admission:
             networks,
         )
 
-    def restore_entry(self, command: Commanded) -> tuple[NetworkSpec, ...]:
+    def restore_entry(self, command: CommandReceived) -> tuple[NetworkSpec, ...]:
         """The networks of an entry that an earlier launch has taken up, without coming to all of them.
 
         Raises:
@@ -174,7 +174,7 @@ class Admission:
         self._spec, networks = with_entry(self._spec, command.given, (), command.place)
         return networks
 
-    def admit(self, network: NetworkSpec) -> Admitted:
+    def admit(self, network: NetworkSpec) -> NetworkAdmitted:
         """A network that was added comes; one that cannot be trained has failed, and says why."""
         wrong = ""
         try:
@@ -271,7 +271,7 @@ class Admission:
             network, launch.spec, self._table, launch.roles.cluster.whole_gpus
         )
 
-    def _admit(self, network: NetworkSpec, added: NetworkAdded) -> Admitted:
+    def _admit(self, network: NetworkSpec, added: NetworkAdded) -> NetworkAdmitted:
         launch = self._launch
         sample = self._launch.sample
         self._results.add(network, None if added.wrong else known_parameters(network, sample))
@@ -284,7 +284,7 @@ class Admission:
             traits = traits_of(network, key, seen.image.shape, seen.classes)
         else:
             traits = None
-        return Admitted(
+        return NetworkAdmitted(
             network,
             added,
             key,

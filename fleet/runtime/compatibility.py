@@ -12,8 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
-from fleet.domain.events import ChangesAccepted, DataChanged, Event, NetworkFellBack
-from fleet.domain.network import DATA, Code, State
+from fleet.domain.events import ChangesAccepted, DataChanged, Event, NetworkRolledBack
+from fleet.domain.network import DATA, Code, TrainingState
 from fleet.errors import UserError
 from fleet.runtime.inputs import fingerprint_data
 from fleet.runtime.startup import Request
@@ -59,7 +59,7 @@ class _Saved:
     changed: list[str]
 
     @property
-    def state(self) -> State:
+    def state(self) -> TrainingState:
         """Of a checkpoint that is there."""
         assert self.found.state is not None
         return self.found.state
@@ -239,7 +239,7 @@ def check_saved_networks(
     events = (
         *((DataChanged(tuple(data), epochs),) if data and changed else ()),
         *(
-            NetworkFellBack(name, "--fresh-network", epochs=0, position=0, afresh=True)
+            NetworkRolledBack(name, "--fresh-network", epochs=0, position=0, afresh=True)
             for name in restarted
         ),
         *(
@@ -316,15 +316,15 @@ def _amend(
     mine = training_identity(one.network, spec, sample)
     key = one.network.architecture.key
 
-    def now(state: State) -> State:
+    def now(state: TrainingState) -> TrainingState:
         state = replace(
-            state.with_other_data() if DATA in one.changed else state,
+            state.at_epoch_start() if DATA in one.changed else state,
             identity=mine,
             architecture=key,
             code=code,
         )
         if one.changed:
-            return state.accepting(" ".join(one.changed))
+            return state.with_accepted_changes(" ".join(one.changed))
         return state
 
     rewrite_states(paths, one.network.name, now, fence)

@@ -1,6 +1,6 @@
 """One of several launches that work on one run's networks at a time: which it holds, and what it hears of them.
 
-What is wanted is decided by :class:`fleet.control.lease_requests.Claims`, and taken by
+What is wanted is decided by :class:`fleet.control.lease_requests.LeaseRequests`, and taken by
 :class:`fleet.storage.network_leases.NetworkLeases` in a thread of its own. Here the two meet, between two steps of the
 coordinator.
 """
@@ -12,11 +12,11 @@ from collections.abc import Collection
 from contextlib import suppress
 
 from fleet.comm.messages import Join, Message, Start
-from fleet.control.effects import EndRequested, Leased
-from fleet.control.lease_requests import Claims, LeaveRun, ReleaseLease, RequestLeases
-from fleet.domain.events import EpochEnded, Started
+from fleet.control.effects import EndRequested, LeaseGranted
+from fleet.control.lease_requests import LeaseRequests, LeaveRun, ReleaseLease, RequestLeases
+from fleet.domain.events import EpochEnded, LaunchStarted
 from fleet.domain.network import EpochRecord, NetworkStatus
-from fleet.domain.run import FOUND_DONE, RunState, is_whole
+from fleet.domain.run import FINISHED_UNLOGGED, RunState, has_full_history
 from fleet.monitor.timeline import replay_log
 from fleet.storage.event_log import DatedEvent, RunTail, read_run
 from fleet.storage.network_leases import NetworkLeases, find_held_lease
@@ -44,7 +44,7 @@ class ConcurrentLaunches:
         self,
         paths: RunPaths,
         leases: NetworkLeases,
-        claims: Claims,
+        claims: LeaseRequests,
         results: Results,
         tail: RunTail,
     ) -> None:
@@ -59,7 +59,7 @@ class ConcurrentLaunches:
 
     def poll(
         self, now_s: float, training: Collection[str], ends: bool
-    ) -> list[Leased | EndRequested]:
+    ) -> list[LeaseGranted | EndRequested]:
         """See what has become of the leases, and of the networks that are held.
 
         Args:
@@ -74,20 +74,20 @@ class ConcurrentLaunches:
         if began >= self._follow_at:
             self.read_other_logs()
             self._follow_at = (now := time.monotonic()) + max(_EVERY_S, _SHARE * (now - began))
-        heard: list[Leased | EndRequested] = []
+        heard: list[LeaseGranted | EndRequested] = []
         for name in self.leases.pop_acquired():
             leased = self._read(name)
             heard.append(leased)
-            self._claims.got(
-                name, len(leased.standing.history), leased.standing.outcome is not None
+            self._claims.add_lease(
+                name, len(leased.status.history), leased.status.outcome is not None
             )
-        for name in self._claims.held - set(training):
+        for name in self._claims.leased - set(training):
             if self._results.network_status(name).outcome is not None:
-                self._claims.over(name)
+                self._claims.end_lease(name)
         if ends:
             self._claims.end()
         paused = [
-            name for name in self._claims.held if self._results.network_status(name).is_paused
+            name for name in self._claims.leased if self._results.network_status(name).is_paused
         ]
         for effect in self._claims.decide(now_s, paused):
             match effect:
@@ -103,14 +103,14 @@ class ConcurrentLaunches:
         """Take from the logs of other launches how far the networks are that are not held here."""
         with suppress(OSError):  # a file server that does not answer; the next time
             for name, standing in self._find_changes(self._tail.poll()):
-                if name in self._claims.held or name not in self._results.networks:
+                if name in self._claims.leased or name not in self._results.networks:
                     continue
                 if (
-                    not is_whole(standing) or standing.outcome == FOUND_DONE
+                    not has_full_history(standing) or standing.outcome == FINISHED_UNLOGGED
                 ):  # it was saved, and never logged
                     standing = restore_network(self._results, self._results.networks[name])[
                         0
-                    ].pruned_after(standing)
+                    ].with_logged_pruning(standing)
                 self._results.update_from_launch(name, standing)
 
     def _find_changes(self, events: list[DatedEvent]) -> list[tuple[str, NetworkStatus]]:
@@ -119,18 +119,20 @@ class ConcurrentLaunches:
             name
             for _, event, *_ in events
             for name in (
-                event.finished if isinstance(event, Started) else (getattr(event, "network", None),)
+                event.finished
+                if isinstance(event, LaunchStarted)
+                else (getattr(event, "network", None),)
             )
             if name is not None
         }
         before = {name: self._results.network_status(name) for name in names}
-        self._run.take_up(before)
+        self._run.restore(before)
         for at, event, _, log in sorted(events, key=lambda dated: dated.at):
             self._run.apply(at, event, log)
         return [
             (name, after)
             for name in names
-            if (after := self._run.networks[name].standing) != before[name]
+            if (after := self._run.networks[name].status) != before[name]
         ]
 
     def with_fence(self, message: Message) -> Message:
@@ -142,16 +144,16 @@ class ConcurrentLaunches:
     def refresh(self) -> None:
         """Look up how far other launches have brought the networks that are not held here."""
         for network in self._results.spec.networks:
-            if network.name not in self._claims.held:
+            if network.name not in self._claims.leased:
                 self._results.update_from_launch(
                     network.name,
-                    restore_network(self._results, network)[0].pruned_after(
+                    restore_network(self._results, network)[0].with_logged_pruning(
                         self._results.network_status(network.name)
                     ),
                 )
         self.read_other_logs()  # with many networks that took a while
 
-    def _read(self, name: str) -> Leased:
+    def _read(self, name: str) -> LeaseGranted:
         """How far a network is that was taken just now."""
         self.read_other_logs()  # it may just have been logged that it is over, or was pruned
         before = self._results.network_status(name)
@@ -163,12 +165,12 @@ class ConcurrentLaunches:
         if not lease.took_over:
             unlogged: tuple[EpochRecord, ...] = ()
         else:
-            unlogged = replay_log(read_run(self._paths, (EpochEnded,))).unlogged(
+            unlogged = replay_log(read_run(self._paths, (EpochEnded,))).find_unlogged(
                 name, standing.history
             )
-        return Leased(
+        return LeaseGranted(
             name,
-            standing.pruned_after(before),
+            standing.with_logged_pruning(before),
             lease.fence.generation,
             0 if state is None else state.position,
             lease.took_over,

@@ -19,8 +19,8 @@ from fleet.comm.protocols import World
 from fleet.control import effects as e
 from fleet.control.controller import Controller
 from fleet.control.history import ProtocolViolation
-from fleet.control.launch_state import LaunchConfig, Least, PolicyAnswer, PriorRates
-from fleet.control.rates import known_sharing
+from fleet.control.launch_state import LaunchConfig, PolicyAnswer, PriorRates, RateFloor
+from fleet.control.rates import check_sharing_limit
 from fleet.domain import events
 from fleet.domain.run import RunLaunch
 from fleet.errors import ExitStatus
@@ -66,7 +66,7 @@ class SearchParts:
     admission: Admission
     log: tuple[events.Event, ...]
     command_handler: CommandHandler | None
-    first_events: tuple[events.SearcherBegan | events.EarlierRead, ...] = ()
+    first_events: tuple[events.SearcherStarted | events.EarlierRunRead, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -102,8 +102,8 @@ class StartupEvents:
     """
 
     unlogged: Sequence[events.EpochEnded]
-    remembered: events.RatesRemembered | None
-    statuses: Mapping[str, events.FoundStanding]
+    remembered: events.CachedRatesUsed | None
+    statuses: Mapping[str, events.CheckpointStatus]
     changes: Sequence[events.Event]
     timer: StartupTimer
     folders: tuple[str, ...] = ()
@@ -146,7 +146,7 @@ class Coordinator:
         self._files = files
         self._startup = past
         self._file_rates, self._show, self._show_pace, self._interruption = (
-            speeds.given,
+            speeds.table,
             show,
             show_pace,
             interruption,
@@ -157,7 +157,7 @@ class Coordinator:
         self._search = search
         self._run = run = files.results.run
         self._checked_s = 0.0
-        standings = self._run.standings
+        statuses = self._run.statuses
         begun = self._search.controller.restore(
             [
                 *self._search.log,
@@ -166,15 +166,15 @@ class Coordinator:
                 *(
                     began
                     for began in self._search.first_events
-                    if isinstance(began, events.SearcherBegan) and began.is_another
+                    if isinstance(began, events.SearcherStarted) and began.is_another
                 ),
             ],
-            standings,
+            statuses,
         )
         self._controller = Controller(
-            setup, standings, speeds, self._ask, self._search.controller, begun
+            setup, statuses, speeds, self._ask, self._search.controller, begun
         )
-        self._queue: deque[e.Heard] = deque()  # what was heard, and the ensemble has not
+        self._queue: deque[e.Input] = deque()  # what was heard, and the ensemble has not
         self._handled_deaths: frozenset[int] = (
             frozenset()
         )  # the deaths that the ensemble has heard of
@@ -198,9 +198,9 @@ class Coordinator:
             self._startup,
         )
         past.timer.end("setting up")
-        over = (name for name in self._results.networks if self._run.standing(name).is_final)
+        over = (name for name in self._results.networks if self._run.status_of(name).is_final)
         self._note(
-            events.Started(
+            events.LaunchStarted(
                 networks=len(spec.networks),
                 trainers=len(roles.trainers),
                 preprocessors=len(roles.preprocessors),
@@ -231,13 +231,13 @@ class Coordinator:
         )
         if spec.schedule.rates is not None and self._file_rates is not None:
             self._note(
-                events.RatesGiven(
+                events.RatesLoaded(
                     {network.name: network.rates for network in self._file_rates.models}
                 )
             )
         first: Sequence[events.Event | None] = (
             past.remembered,
-            known_sharing(self._config),
+            check_sharing_limit(self._config),
             *past.unlogged,
             *past.changes,
             *self._search.first_events,
@@ -262,8 +262,8 @@ class Coordinator:
             for heard in self._concurrent.poll(
                 self._log.now(), self._controller.training, self._is_interrupted
             ):
-                if isinstance(heard, e.Leased):
-                    self._results.update_from_launch(heard.network, heard.standing)
+                if isinstance(heard, e.LeaseGranted):
+                    self._results.update_from_launch(heard.network, heard.status)
                 self._handle(heard)
         if self._search.command_handler is not None and not self._is_interrupted:
             self._search.command_handler.handle_commands(
@@ -317,7 +317,7 @@ class Coordinator:
                 else "the run has ended"
             )
         self._check_rights()
-        self._note(self._launch.ended(int(self.status or 0), self._log.now()))
+        self._note(self._launch.make_end_event(int(self.status or 0), self._log.now()))
 
     def summary(self) -> str:
         """How long the run took, and the shares of what is not training ([FLEET] Table 4)."""
@@ -330,13 +330,13 @@ class Coordinator:
 
     # ---- decide ----
 
-    def _handle(self, heard: e.Heard | None, more_wait: bool = False) -> None:
+    def _handle(self, heard: e.Input | None, more_wait: bool = False) -> None:
         """Have the ensemble hear something, or only of the time, and then all answers to what it wants."""
         self._decide(heard, more_wait)
         while self._queue:
             self._decide(self._queue.popleft())
 
-    def _decide(self, heard: e.Heard | None, more_wait: bool = False) -> None:
+    def _decide(self, heard: e.Input | None, more_wait: bool = False) -> None:
         try:
             effects = self._controller.handle(self._log.now(), heard, more_wait)
         except ProtocolViolation as error:
@@ -346,7 +346,7 @@ class Coordinator:
             self._carry_out(effect)
 
     def _ask(
-        self, rates: RateTable, progress: Progress, cluster: Cluster, min_steps: Least | None
+        self, rates: RateTable, progress: Progress, cluster: Cluster, min_steps: RateFloor | None
     ) -> PolicyAnswer:
         began = time.perf_counter()
         policy = self._config.spec.policy
@@ -361,7 +361,7 @@ class Coordinator:
         return PolicyAnswer(wanted, time.perf_counter() - began, tried)
 
     def _offer(self, nodes: int, within_s: float) -> e.NodeOffer:
-        return self._controller.offer(nodes, within_s, self._log.now())
+        return self._controller.offer_nodes(nodes, within_s, self._log.now())
 
     def _check_lease(self) -> None:
         """Look now and then whether this launch is still the one that writes here.
@@ -399,7 +399,7 @@ class Coordinator:
                 self._results.set_parameters(network, parameters)
             case e.SaveRates(rates):
                 self._files.profile.keep(rates)
-            case e.KeepDeath(network, death):
+            case e.SaveDeath(network, death):
                 self._results.deaths.record(network, death)
             case e.ReadCheckpoint(network):
                 standing, state = read_network_status(
@@ -420,7 +420,7 @@ class Coordinator:
                 self.status = status
                 self.is_cut = is_cut
 
-    def _admitted(self) -> Sequence[e.Admitted]:
+    def _admitted(self) -> Sequence[e.NetworkAdmitted]:
         """The networks that were asked for and have come."""
         return self._search.admission.pop_ready(self._controller.training, self._log.now())
 
@@ -440,7 +440,7 @@ class Coordinator:
         if self._is_interrupted or not self._estimate_times.is_due(now):
             return
         began = time.perf_counter()
-        estimated = self._estimator.estimate(self._before_s + now, self._controller.outlook)
+        estimated = self._estimator.estimate(self._before_s + now, self._controller.remaining_work)
         self._estimate_times.record(now, time.perf_counter() - began, estimated)
         if estimated is not None:
             self._note(estimated)

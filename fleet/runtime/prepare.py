@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fleet.comm.roles import Roles, assign_roles
-from fleet.domain.added_networks import with_late
-from fleet.domain.events import CacheChosen, Commanded, EarlierRead, NetworkAdded
+from fleet.domain.added_networks import with_added_networks
+from fleet.domain.events import CacheChosen, CommandReceived, EarlierRunRead, NetworkAdded
 from fleet.domain.run import RunState
 from fleet.engines.registry import check_installed
 from fleet.errors import UserError
@@ -196,9 +196,11 @@ def _make_plan(request: Request, ranks: Ranks, name: str) -> _Plan:
     paths = RunPaths(spec.output.absolute(), name)  # wherever users' code may go
     left = replayed or (None if request.fresh else paths)
     told = replay_log(
-        () if left is None else read_run(left, (NetworkAdded, Commanded, CacheChosen, EarlierRead))
+        ()
+        if left is None
+        else read_run(left, (NetworkAdded, CommandReceived, CacheChosen, EarlierRunRead))
     )
-    spec = with_late(spec, told)
+    spec = with_added_networks(spec, told)
     if request.shares_run:
         check_shareable(spec, "--share-run")
     compatibility.check_fresh(spec, request.fresh_network)
@@ -304,7 +306,7 @@ def _with_extremes(spec: Spec, ends: Spec) -> Spec:
 def _find_decoded_file(cache: CacheChosen, paths: RunPaths, left: RunPaths | None) -> Path:
     """Where decoded samples are: a replay uses the file of its run, and makes one for itself if that was deleted."""
     of_run = paths if left is None else left
-    if cache.is_passing and not of_run.decoded.exists():
+    if cache.is_temporary and not of_run.decoded.exists():
         return paths.decoded
     return of_run.decoded
 

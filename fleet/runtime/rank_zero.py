@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 
 from fleet.comm.protocols import World
 from fleet.control.launch_state import LaunchConfig
-from fleet.control.lease_requests import Claims
+from fleet.control.lease_requests import LeaseRequests
 from fleet.domain import events as ev
 from fleet.domain.run import RunSearch
 from fleet.errors import ExitStatus, UserError
@@ -42,7 +42,7 @@ from fleet.runtime.searchers import Searchers, make_searchers
 from fleet.runtime.startup import StartupTimer
 from fleet.runtime.warm_start import read_earlier_run
 from fleet.search.calls import AddPriorTrial
-from fleet.search.changed_settings import beginning
+from fleet.search.changed_settings import describe_start
 from fleet.search.controller import entries_of, make_controller
 from fleet.search.searcher import AcceptsPriorTrials
 from fleet.storage.event_log import EventLog, RunTail
@@ -103,7 +103,9 @@ class RankZero:
         self.first_epoch = self._resumed.first_epoch
         self._run = self.results.run
         self._unfinished = [
-            network for network in spec.networks if self._run.standing(network.name).outcome is None
+            network
+            for network in spec.networks
+            if self._run.status_of(network.name).outcome is None
         ]  # when the launch begins
         self._rates = RateMemory(launch, self._unfinished)
         self._concurrent = self._make_concurrent(lease, tail)
@@ -167,7 +169,7 @@ class RankZero:
             first_epoch=self.first_epoch,
             replayed=tuple(launch.replayed_epochs()),
             replayed_batches=tuple(record.batch for record in launch.replayed),
-            bad=frozenset(self.results.unreadable),
+            unreadable=frozenset(self.results.unreadable),
             elsewhere=frozenset(elsewhere),
             sharing=self._rates.sharing,
             alone=self._rates.alone,
@@ -193,7 +195,7 @@ class RankZero:
         return {
             name: len(standing.history)
             for name in self.results.networks
-            if (standing := self._run.standing(name)).outcome is None
+            if (standing := self._run.status_of(name)).outcome is None
         }
 
     def _make_concurrent(self, lease: Lease | None, tail: RunTail) -> ConcurrentLaunches | None:
@@ -202,7 +204,7 @@ class RankZero:
         if not launch.request.shares_run or lease is None:
             return None
         largest = max((network.min_gpus for network in launch.spec.networks), default=1)
-        claims = Claims(
+        claims = LeaseRequests(
             self._epochs_left,
             max(1, len(launch.roles.trainers) // largest),
             launch.request.idle_timeout,
@@ -216,12 +218,12 @@ class RankZero:
         launch = self._launch
         searchers = make_searchers(launch.search_extremes, self._run)
         earlier = dict[str, list[AddPriorTrial]]()
-        begins = list[ev.SearcherBegan | ev.EarlierRead]()
-        calls = dict[str, Sequence[ev.Searched]]()
+        begins = list[ev.SearcherStarted | ev.EarlierRunRead]()
+        calls = dict[str, Sequence[ev.SearcherCalled]]()
         for entry in entries_of(launch.search_extremes).values():
             search = self._run.search(entry.name)
             knows = isinstance(searchers[entry.name], AcceptsPriorTrials)
-            began = beginning(entry, search, knows)
+            began = describe_start(entry, search, knows)
             if began is not None:
                 begins.append(began)
                 # all else is another's
@@ -297,7 +299,7 @@ class RankZero:
         self._tensorboard.close()
         status = ExitStatus(self.coordinator.status or 0)
         if (
-            self._launch.cache.is_passing and not self._epochs_left
+            self._launch.cache.is_temporary and not self._epochs_left
         ):  # no launch of this run wants it any more
             self._launch.paths.decoded.unlink(missing_ok=True)
         with storage_errors(STDOUT):

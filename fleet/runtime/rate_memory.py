@@ -68,7 +68,7 @@ class RateMemory:
         )
 
     @property
-    def remembered(self) -> ev.RatesRemembered | None:
+    def remembered(self) -> ev.CachedRatesUsed | None:
         """The rates of earlier launches that this one goes by; None where there are none, or rates are not measured."""
         if self._launch.rates is not None:
             return None
@@ -84,7 +84,7 @@ class RateMemory:
         }
         prior_rates = {name: found for name, found in rates.items() if found}
         if prior_rates:
-            return ev.RatesRemembered(str(self._book.path), prior_rates)
+            return ev.CachedRatesUsed(str(self._book.path), prior_rates)
         return None
 
     def speeds(self) -> PriorRates:
@@ -145,7 +145,7 @@ class RateMemory:
                         parameters=event.parameters,
                     ),
                 )
-            case ev.RateOff() if event.corrected:
+            case ev.RateMismatch() if event.corrected:
                 self._book.correct(
                     self.keys[event.network], event.gpus, self._make_rate(event, "trained")
                 )
@@ -166,7 +166,7 @@ class RateMemory:
                     self._make_note(1.0, event.network, event.reason),
                 )
                 self._book.write()
-            case ev.Profiled():
+            case ev.ProfilingFinished():
                 self._book.write()
             case ev.RatesEstimated():
                 self._book.write_if_due()
@@ -196,7 +196,7 @@ class RateMemory:
         self._book.write()
 
     def _make_rate(
-        self, event: ev.RateMeasured | ev.RateLearned | ev.RateOff, how: str
+        self, event: ev.RateMeasured | ev.RateLearned | ev.RateMismatch, how: str
     ) -> rate_cache.KnownRate:
         return rate_cache.KnownRate(
             event.rate, event.spread, event.steps, time.time(), self._machine, how, event.network

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fleet.domain.network import SCORES, Code, EpochRecord, State
+from fleet.domain.network import SCORES, Code, EpochRecord, TrainingState
 from fleet.errors import UserError
 from fleet.runtime.folder import writing_into
 from fleet.spec import Batch, Spec, with_output
@@ -230,7 +230,7 @@ def make_replay(spec: Spec, paths: RunPaths, name: str, trainers: int) -> tuple[
     )
 
 
-def _read_history(name: str, paths: RunPaths) -> State:
+def _read_history(name: str, paths: RunPaths) -> TrainingState:
     """The record of a network of the run that is replayed."""
     found = find_newest(paths, name, with_arrays=False)
     if found.state is None:

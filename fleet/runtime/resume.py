@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from fleet.domain import events as ev
 from fleet.domain.network import NetworkStatus
-from fleet.domain.run import FOUND_DONE, RunState
+from fleet.domain.run import FINISHED_UNLOGGED, RunState
 from fleet.monitor.timeline import replay_log
 from fleet.runtime.launch import Launch
 from fleet.storage.event_log import merge_logs, read_events
@@ -35,8 +35,8 @@ class Resumed:
     results: Results
     log: tuple[ev.Event, ...]
     unlogged: Sequence[ev.EpochEnded]
-    statuses: Mapping[str, ev.FoundStanding]
-    changes: Sequence[ev.NetworkFellBack | ev.NetworkFailed | ev.NetworkWarned]
+    statuses: Mapping[str, ev.CheckpointStatus]
+    changes: Sequence[ev.NetworkRolledBack | ev.NetworkFailed | ev.NetworkWarned]
     first_epoch: int
 
 
@@ -72,24 +72,27 @@ def resume(launch: Launch) -> Resumed:
     # What this launch says by an event, or does itself, no log needs to be told beside that.
     is_own = {name for name, standing in standings.items() if _is_of_this_launch(standing)}
     found = {
-        name: standing for name, standing in told.differing(standings).items() if name not in is_own
+        name: standing
+        for name, standing in told.find_differences(standings).items()
+        if name not in is_own
     }
     if not is_alone:
         standings = {
-            name: standing.pruned_after(told.standing(name)) for name, standing in standings.items()
+            name: standing.with_logged_pruning(told.status_of(name))
+            for name, standing in standings.items()
         }
         # Why a network is done is told by nobody where its launch was killed; the rest others may yet log
         found = {
             name: standing
             for name, standing in found.items()
-            if standing.reason and told.standing(name).outcome in (None, FOUND_DONE)
+            if standing.reason and told.status_of(name).outcome in (None, FINISHED_UNLOGGED)
         }
-    run.take_up(
+    run.restore(
         standings,
         {
             change.network
             for change in launch.changes
-            if isinstance(change, ev.NetworkFellBack) and change.afresh
+            if isinstance(change, ev.NetworkRolledBack) and change.afresh
         },
     )
     for sample in launch.inputs.left_out:
@@ -98,11 +101,13 @@ def resume(launch: Launch) -> Resumed:
     unlogged = [
         ev.EpochEnded(name, record)
         for name, standing in standings.items()
-        for record in told.unlogged(name, standing.history)
+        for record in told.find_unlogged(name, standing.history)
         if is_alone
     ]
     damaged = [
-        ev.NetworkFellBack(name, damage, len(run.standing(name).history), position=0, finished=True)
+        ev.NetworkRolledBack(
+            name, damage, len(run.status_of(name).history), position=0, finished=True
+        )
         for name, damage in results.damaged.items()
     ]  # networks that stay finished
     consumed = [
@@ -149,7 +154,7 @@ def _find_missing(
     standings: Mapping[str, NetworkStatus],
     saved: Container[str],
     changes: Sequence[ev.Event],
-) -> list[ev.NetworkFellBack]:
+) -> list[ev.NetworkRolledBack]:
     """The networks that start over because no checkpoint is left of them, as when somebody has deleted their folders.
 
     Args:
@@ -158,15 +163,15 @@ def _find_missing(
         saved: the networks that have one.
         changes: what is said already.
     """
-    said = {event.network for event in changes if isinstance(event, ev.NetworkFellBack)}
+    said = {event.network for event in changes if isinstance(event, ev.NetworkRolledBack)}
     return [
-        ev.NetworkFellBack(
+        ev.NetworkRolledBack(
             name,
             f"no checkpoint of it is left, and the log has {pluralize(epochs, 'epoch')} of it",
             epochs=0,
             position=0,
         )
-        for name, before in run.standings.items()
+        for name, before in run.statuses.items()
         if (epochs := len(before.history))
         and not before.is_pruned
         and name not in saved

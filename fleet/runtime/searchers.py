@@ -16,11 +16,11 @@ from contextlib import contextmanager
 from typing import TypeAlias
 
 from fleet.control.effects import SearcherAnswered, SearcherCallFailed
-from fleet.domain.events import Searched
+from fleet.domain.events import SearcherCalled
 from fleet.domain.run import RunState
 from fleet.errors import SpecError, UserError
 from fleet.runtime.warm_start import read_earlier_run
-from fleet.search.calls import Call, make, replay
+from fleet.search.calls import Call, make_call, replay
 from fleet.search.controller import Entry, entries_of
 from fleet.search.pruning import make_pruner
 from fleet.search.searcher import AcceptsPriorTrials, Searcher, make_searcher
@@ -136,7 +136,7 @@ class Searchers:
     def __init__(
         self,
         searchers: Mapping[str, Searcher],
-        logged: Mapping[str, Sequence[Searched]] | None = None,
+        logged: Mapping[str, Sequence[SearcherCalled]] | None = None,
         patience_s: Mapping[str, float] | None = None,
     ) -> None:
         self._searchers = dict(searchers)
@@ -154,7 +154,7 @@ class Searchers:
         def do(work: _Work) -> Answer:
             difference = replay(searcher, logged, work.begin)
             work.begin(call)
-            return SearcherAnswered(entry, call, make(searcher, call), difference)
+            return SearcherAnswered(entry, call, make_call(searcher, call), difference)
 
         self._start(entry, str(call), do)
 

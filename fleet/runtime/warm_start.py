@@ -7,23 +7,27 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from fleet.domain.events import EarlierRead
+from fleet.domain.events import EarlierRunRead
 from fleet.domain.network import EpochRecord, best_of
-from fleet.domain.objectives import come_to
+from fleet.domain.objectives import objective_values
 from fleet.domain.run import RunSearch, RunState
 from fleet.errors import UserError
 from fleet.monitor.search_summary import network_facts
 from fleet.monitor.timeline import replay_log
 from fleet.search.calls import AddPriorTrial
 from fleet.search.controller import Entry
-from fleet.search.searcher import End
+from fleet.search.searcher import TrialOutcome
 from fleet.spec.space import Space, member_of
 from fleet.spec.train import Stopping
 from fleet.storage.event_log import read_run
 from fleet.storage.paths import RunPaths
 from fleet.storage.results import NetworkResult, Status, read_results, without_fold_means
 
-_ENDS = {Status.FINISHED: End.FINISHED, Status.PRUNED: End.PRUNED, Status.FAILED: End.FAILED}
+_ENDS = {
+    Status.FINISHED: TrialOutcome.FINISHED,
+    Status.PRUNED: TrialOutcome.PRUNED,
+    Status.FAILED: TrialOutcome.FAILED,
+}
 
 
 def read_prior_trials(
@@ -70,10 +74,10 @@ def _make_prior_trial(
     member = member_of(space, row.drawn)
     (monitor, mode), *others = objectives
     network = state.networks.get(row.name)
-    history: tuple[EpochRecord, ...] = () if network is None else network.standing.history
+    history: tuple[EpochRecord, ...] = () if network is None else network.status.history
     converge = Stopping(monitor=monitor, direction="max" if mode == "maximize" else "min")
     record = best_of(history, converge).record
-    values = come_to([name for name, _ in objectives], record, network_facts(row, state))
+    values = objective_values([name for name, _ in objectives], record, network_facts(row, state))
     is_valued = math.isfinite(values[0])
     if not is_valued and row.status is not Status.FAILED:
         raise UserError(f"without {monitor}")
@@ -89,7 +93,7 @@ def _make_prior_trial(
 
 def read_earlier_run(
     entry: Entry, run: str, search: RunSearch, knows: bool
-) -> tuple[list[AddPriorTrial], EarlierRead | None]:
+) -> tuple[list[AddPriorTrial], EarlierRunRead | None]:
     """What a searcher is still to be told of an earlier run, and the line that says so, unless that was said.
 
     Args:
@@ -114,6 +118,6 @@ def read_earlier_run(
     if not knows:
         found, left_out = (
             [],
-            {"the searcher has no method `known`": len(found) + sum(left_out.values())},
+            {"the searcher has no method `add_prior_trial`": len(found) + sum(left_out.values())},
         )
-    return found, EarlierRead(entry.name, run, len(found), left_out) if read is None else None
+    return found, EarlierRunRead(entry.name, run, len(found), left_out) if read is None else None

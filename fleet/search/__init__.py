@@ -1,1 +1,1 @@
-"""Networks that are asked for, judged and dropped while a run goes on; no MPI, no clock, no disk; imports values."""
+"""Searches: networks that are proposed and pruned during a run; no MPI, no clock, no disk."""

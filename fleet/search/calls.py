@@ -1,6 +1,6 @@
-"""What a searcher is called with, and what may be understood of its answers (pure).
+"""The calls of a searcher, and the validation of its answers (pure).
 
-Everything that a searcher may answer becomes plain JSON here, so that what is logged is what is acted on.
+Every answer is converted to plain JSON here, so that the logged answer is the one that is used.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from fleet.domain.events import Searched
+from fleet.domain.events import SearcherCalled
 from fleet.errors import UserError
-from fleet.search.searcher import AcceptsPriorTrials, ResumesTrials, Searcher, Verdict, running
+from fleet.search.searcher import AcceptsPriorTrials, ResumesTrials, Searcher, Verdict, in_user_code
 from fleet.spec.old_keys import values_with_new_names
 
 
 @dataclass(frozen=True)
 class Ask:
-    """Choose the values of a network."""
+    """Propose the values of a network."""
 
     number: int
 
@@ -38,9 +38,9 @@ class Report:
 
 @dataclass(frozen=True)
 class Tell:
-    """A network is over: ``finished``, ``pruned`` or ``failed``, with its best value if it has one.
+    """A network is ``finished``, ``pruned`` or ``failed``, with its best value if any.
 
-    Of several objectives there is a value for each, NaN where it is not known.
+    With several objectives there is a value for each, NaN if unknown.
     """
 
     number: int
@@ -50,18 +50,18 @@ class Tell:
 
 @dataclass(frozen=True)
 class Resume:
-    """Name a paused network that may go on."""
+    """Name a paused network to resume."""
 
 
 @dataclass(frozen=True)
 class AddPriorTrial:
-    """Take note of a network that this searcher has not asked for.
+    """A network that this searcher has not proposed.
 
     Attributes:
-        number: of a network of this run, whom another searcher has asked for; below 0 of one of an earlier run.
-        values: of the keys of the space.
+        number: of a network of this run that another searcher proposed; below 0 for an earlier run.
+        values: by the keys of the space.
         curve: the monitored value of each of its epochs.
-        outcome, value: how it ended, as in :class:`Tell`; nothing where that is yet to be told.
+        outcome, value: how it ended, as in :class:`Tell`; empty if it has not ended.
         name: of the network.
         source: the earlier run.
     """
@@ -79,17 +79,17 @@ Call: TypeAlias = Ask | Report | Tell | Resume | AddPriorTrial
 
 
 class InvalidAnswer(UserError):
-    """A searcher has answered what cannot be understood; the message says what, and what would be right."""
+    """A searcher gave an invalid answer; the message says what would be right."""
 
 
-def make(searcher: Searcher, call: Call) -> Any:
-    """Call a searcher; returns its answer as JSON has it.
+def make_call(searcher: Searcher, call: Call) -> Any:
+    """Call a searcher; return its answer as JSON.
 
     Raises:
-        InvalidAnswer: that cannot be understood.
-        BaseException: whatever the searcher raises.
+        InvalidAnswer: the answer is invalid.
+        BaseException: anything that the searcher raises.
     """
-    with running(searcher):
+    with in_user_code(searcher):
         return _answer(searcher, call)
 
 
@@ -104,19 +104,19 @@ def _answer(searcher: Searcher, call: Call) -> Any:
             return None
         case AddPriorTrial():
             if isinstance(searcher, AcceptsPriorTrials):
-                _tell_all(searcher, call)
+                _pass_prior_trial(searcher, call)
             return None
         case Resume():
             return _number(searcher.resume() if isinstance(searcher, ResumesTrials) else None)
 
 
-def _tell_all(searcher: Any, known: AddPriorTrial) -> None:
-    """Tell of a network that a searcher has not asked for; what it answers to reports has no meaning then."""
-    searcher.known(known.number, copy.deepcopy(dict(known.values)))
-    for epoch, value in enumerate(known.curve, 1):
-        searcher.report(known.number, epoch, value)
-    if known.outcome:
-        searcher.tell(known.number, known.outcome, known.value)
+def _pass_prior_trial(searcher: Any, trial: AddPriorTrial) -> None:
+    """Tell a searcher about a prior trial; its answers to reports are ignored."""
+    searcher.add_prior_trial(trial.number, copy.deepcopy(dict(trial.values)))
+    for epoch, value in enumerate(trial.curve, 1):
+        searcher.report(trial.number, epoch, value)
+    if trial.outcome:
+        searcher.tell(trial.number, trial.outcome, trial.value)
 
 
 def _values(answer: Any) -> dict[str, Any] | None:
@@ -124,7 +124,7 @@ def _values(answer: Any) -> dict[str, Any] | None:
         return None
     if not isinstance(answer, Mapping):
         raise InvalidAnswer(
-            f"ask answered {_shown(answer)}; it should be a mapping of the space's keys, or None"
+            f"ask answered {_shorten(answer)}; it should be a mapping of the space's keys, or None"
         )
     return values_with_new_names(_plain(answer))
 
@@ -134,7 +134,7 @@ def _verdict(answer: Any) -> str:
         return Verdict(answer).value
     except ValueError:
         raise InvalidAnswer(
-            f"report answered {_shown(answer)}; it should be {', '.join(Verdict)}"
+            f"report answered {_shorten(answer)}; it should be {', '.join(Verdict)}"
         ) from None
 
 
@@ -143,18 +143,21 @@ def _number(answer: Any) -> int | None:
         return None
     if isinstance(answer, bool) or not isinstance(answer, numbers.Integral):
         raise InvalidAnswer(
-            f"resume answered {_shown(answer)}; it should be the number of a paused network, or None"
+            f"resume answered {_shorten(answer)}; it should be the number of a paused network, "
+            "or None"
         )
     return int(answer)
 
 
 def _plain(value: Any) -> Any:
-    """A value as JSON has it: numbers of numpy become numbers of Python, tuples lists.
+    """Convert a value to JSON: NumPy numbers become Python numbers, tuples become lists.
 
-    NaN, infinity and numbers beyond a float's become text that no space has: only the network with such a value fails.
+    NaN, infinity and numbers beyond floats become text that no space contains: only the network
+    with
+    such a value fails.
 
     Raises:
-        InvalidAnswer: it cannot be JSON, as an object.
+        InvalidAnswer: the value cannot be JSON, like an arbitrary object.
 
     >>> _plain({"rate": np.float32(0.5), "blocks": (np.int64(1), True), "decay": float("nan")})
     {'rate': 0.5, 'blocks': [1, True], 'decay': '<nan>'}
@@ -180,11 +183,11 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
         return {str(key): _plain(item) for key, item in value.items()}
     raise InvalidAnswer(
-        f"ask answered {_shown(value)}; use finite numbers, text, lists and mappings of text"
+        f"ask answered {_shorten(value)}; use finite numbers, text, lists and mappings of text"
     )
 
 
-def _shown(value: Any) -> str:
+def _shorten(value: Any) -> str:
     text = " ".join(repr(value).split())
     if len(text) <= 80:
         return text
@@ -194,17 +197,29 @@ def _shown(value: Any) -> str:
 # ---- the log -----------------------------------------------------------------------------------
 
 
-def as_event(entry: str, call: Call, answer: Any, network: str, wrong: str = "") -> Searched:
-    """The line of a call and its answer."""
+def as_event(entry: str, call: Call, answer: Any, network: str, wrong: str = "") -> SearcherCalled:
+    """Return the event of a call and its answer.
+
+    Args:
+        entry: name of the entry.
+        call: the call.
+        answer: the answer, as JSON.
+        network: its name, if there is one.
+        wrong: what is wrong with the values of an ask.
+    """
     match call:
         case Ask(number):
-            return Searched(entry, "ask", number, answer=answer, network=network, wrong=wrong)
+            return SearcherCalled(entry, "ask", number, answer=answer, network=network, wrong=wrong)
         case Report(number, epoch, value):
-            return Searched(entry, "report", number, epoch, value, answer=answer, network=network)
+            return SearcherCalled(
+                entry, "report", number, epoch, value, answer=answer, network=network
+            )
         case Tell(number, outcome, value):
-            return Searched(entry, "tell", number, value=value, outcome=outcome, network=network)
+            return SearcherCalled(
+                entry, "tell", number, value=value, outcome=outcome, network=network
+            )
         case AddPriorTrial(number, values, curve, outcome, value, name, source):
-            return Searched(
+            return SearcherCalled(
                 entry,
                 "know",
                 number,
@@ -216,14 +231,14 @@ def as_event(entry: str, call: Call, answer: Any, network: str, wrong: str = "")
                 source=source,
             )
         case Resume():
-            return Searched(entry, "resume", answer=answer, network=network)
+            return SearcherCalled(entry, "resume", answer=answer, network=network)
 
 
-def as_call(event: Searched) -> Call:
-    """The call that a line tells of.
+def as_call(event: SearcherCalled) -> Call:
+    """Return the call of an event.
 
     Raises:
-        UserError: there is none of that name, or it lacks something.
+        UserError: the call is unknown, or lacks something.
     """
     number = -1 if event.number is None else event.number
     match event.call:
@@ -250,21 +265,26 @@ def as_call(event: Searched) -> Call:
 
 def replay(
     searcher: Searcher,
-    logged: Iterable[Searched],
+    logged: Iterable[SearcherCalled],
     begin: Callable[[Call], None] = lambda call: None,
 ) -> str:
-    """Make the calls of a log again, in their order; returns which answer is the first to differ, or nothing.
+    """Repeat the calls of a log in order; return how the first answer differs, or an empty text.
 
     Args:
-        begin: is told of each call before it is made.
+        searcher: a new searcher.
+        logged: the events of its calls.
+        begin: called with each call before it is made.
 
     Raises:
-        BaseException: whatever the searcher raises, or that its answer is nonsense.
+        BaseException: anything that the searcher raises, or an invalid answer.
     """
     first = ""
     for event in logged:
         begin(call := as_call(event))
-        answer = make(searcher, call)
+        answer = make_call(searcher, call)
         if not first and not isinstance(call, Tell | AddPriorTrial) and answer != event.answer:
-            first = f"a replayed answer differs: {call} was answered by {event.answer!r}, and now by {answer!r}"
+            first = (
+                f"a replayed answer differs: {call} was answered by {event.answer!r}, "
+                f"and now by {answer!r}"
+            )
     return first

@@ -1,15 +1,15 @@
-"""What becomes of a search whose settings are others than those of the launch before (pure)."""
+"""Changes of a search's settings between launches (pure)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from fleet.domain.events import SearcherBegan
+from fleet.domain.events import SearcherStarted
 from fleet.domain.json_record import as_json
 from fleet.domain.run import RunSearch
 from fleet.search.controller import Entry
-from fleet.search.session import PARENT, fitting
+from fleet.search.session import PARENT, match_space
 from fleet.spec.space import Space
 from fleet.spec.yaml_file import plain
 from fleet.units import pluralize
@@ -23,29 +23,30 @@ _CHOICE = (
 )  # where one is another, so is the searcher
 
 
-def beginning(entry: Entry, search: RunSearch, knows: bool) -> SearcherBegan | None:
-    """The line with which the search of an entry begins, or goes on with other settings; None where they are the same.
+def describe_start(entry: Entry, search: RunSearch, knows: bool) -> SearcherStarted | None:
+    """Return the event of a search that starts or has new settings; None if nothing has changed.
 
     Args:
-        search: of earlier launches.
-        knows: whether the searcher can be told of networks that it has not asked for.
+        entry: the entry of the search.
+        search: its state after earlier launches.
+        knows: whether the searcher accepts prior trials.
     """
     now = _settings(entry)
     before = search.settings
     if before is None:
-        return SearcherBegan(entry.name, now, knows=knows)
+        return SearcherStarted(entry.name, now, knows=knows)
     changes = list(_changes(before, now))
     if not changes:
         return None
     is_another = any(before.get(key) != now[key] for key in _CHOICE)
-    asked = [one.answer for one in search.asks if one.answer and not one.wrong]
-    told = _told(entry.space, asked, knows) if is_another else ""
-    return SearcherBegan(entry.name, now, "; ".join(changes) + told, is_another, knows)
+    proposals = [call.answer for call in search.asks if call.answer and not call.wrong]
+    passed = _describe_passed(entry.space, proposals, knows) if is_another else ""
+    return SearcherStarted(entry.name, now, "; ".join(changes) + passed, is_another, knows)
 
 
 def _settings(entry: Entry) -> dict[str, Any]:
     settings = entry.settings
-    found: dict[str, Any] = as_json(
+    content: dict[str, Any] = as_json(
         {
             "sampler": settings.sampler,
             "space": plain(entry.space),
@@ -56,11 +57,11 @@ def _settings(entry: Entry) -> dict[str, Any]:
             "budget": plain(settings.budget),
         }
     )
-    return found
+    return content
 
 
 def _changes(before: Mapping[str, Any], now: Mapping[str, Any], path: str = "") -> Iterable[str]:
-    """What has changed, in words."""
+    """Describe each change of the settings."""
     for key in dict.fromkeys([*before, *now]):
         old = before.get(key)
         new = now.get(key)
@@ -74,26 +75,29 @@ def _changes(before: Mapping[str, Any], now: Mapping[str, Any], path: str = "") 
         ):
             yield from _changes(old, new, f"{key}.")
         else:
-            yield f"{path}{key} was {_said(old)} and is {_said(new)}"
+            yield f"{path}{key} was {_format(old)} and is {_format(new)}"
 
 
-def _said(value: Any) -> str:
+def _format(value: Any) -> str:
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{key}: {_said(one)}" for key, one in value.items()) + "}"
+        return "{" + ", ".join(f"{key}: {_format(item)}" for key, item in value.items()) + "}"
     if isinstance(value, list):
-        return "[" + ", ".join(map(_said, value)) + "]"
+        return "[" + ", ".join(map(_format, value)) + "]"
     if value is None:
         return "not there"
     return str(value)
 
 
-def _told(space: Space, asked: Sequence[Mapping[str, Any]], knows: bool) -> str:
-    """Of how many networks the new searcher is told."""
+def _describe_passed(space: Space, proposals: Sequence[Mapping[str, Any]], knows: bool) -> str:
+    """Describe how many networks the new searcher receives."""
     if not knows:
-        return f"; the searcher has no method `known`, and is not told of {pluralize(len(asked), 'network')}"
+        return (
+            "; the searcher has no method `add_prior_trial`, and does not receive "
+            f"{pluralize(len(proposals), 'network')}"
+        )
     outside = sum(
-        fitting(space, {key: value for key, value in values.items() if key != PARENT}) is None
-        for values in asked
+        match_space(space, {key: value for key, value in values.items() if key != PARENT}) is None
+        for values in proposals
     )
-    said = f"; the searcher is told of {pluralize(len(asked) - outside, 'network')}"
-    return said + (f", and not of {outside} outside of the space" if outside else "")
+    text = f"; the searcher is told of {pluralize(len(proposals) - outside, 'network')}"
+    return text + (f", and not of {outside} outside of the space" if outside else "")

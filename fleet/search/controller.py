@@ -1,8 +1,8 @@
-"""All searchers of a run and its rule together: who is asked for, paused, dropped, and let go on (pure).
+"""All searchers of a run and its pruner (pure).
 
-The :class:`Mind` hears of epochs, of networks that are over, and of answers. It returns what follows, in order: the
-line of a call stands before all that follows from it, so a run can be broken off between any two of them. A mind that
-is given the log of earlier launches is as far as theirs was.
+The :class:`SearchController` receives epochs, ended networks and answers. It returns decisions in
+order: the event of a call comes before everything that follows from it, so a run can be interrupted
+between any two of them. Given the log of earlier launches, it is in the state that theirs was in.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Literal, TypeAlias
 
 from fleet.domain import events as ev
 from fleet.domain.events.search import USER
-from fleet.domain.network import Best, EpochRecord, NetworkStatus, best_of
-from fleet.domain.objectives import come_to
+from fleet.domain.network import BestEpoch, EpochRecord, NetworkStatus, best_of
+from fleet.domain.objectives import objective_values
 from fleet.domain.remaining_work import ExpectedTrials, RemainingWork
 from fleet.search.calls import (
     AddPriorTrial,
@@ -29,8 +29,8 @@ from fleet.search.calls import (
     as_event,
 )
 from fleet.search.pruning import Pruner, make_pruner
-from fleet.search.rungs import natural
-from fleet.search.searcher import End, Mode, ResumesTrials, Searcher, Verdict
+from fleet.search.rungs import natural_key
+from fleet.search.searcher import Mode, ResumesTrials, Searcher, TrialOutcome, Verdict
 from fleet.search.session import Proposal, SearcherSession
 from fleet.spec import NetworkSpec, Spec, Stopping
 from fleet.spec.origin import is_below
@@ -43,15 +43,17 @@ _END = "end"
 
 @dataclass(frozen=True)
 class Entry:
-    """An entry of a spec whose networks are asked for.
+    """An entry of a spec whose networks are proposed by a searcher.
 
     Attributes:
         name: of the entry; its networks are ``NAME-0``, ``NAME-1``, ...
-        mode: whether high or low values are good.
-        monitor: the loss, accuracy or metric that is judged.
-        resumes: whether its searcher can say which paused network goes on.
-        earlier: what earlier runs found of which it is told.
-        min_delta: how much better an epoch must be than the best one so far, where the space does not say it.
+        settings: of the search.
+        space: of its parameters.
+        mode: ``maximize`` or ``minimize``.
+        monitor: the monitored loss, accuracy or metric.
+        resumes: whether its searcher can resume paused networks.
+        prior_trials: results of earlier runs that it receives.
+        min_delta: minimum improvement over the best epoch, if the space does not say it.
     """
 
     name: str
@@ -60,11 +62,11 @@ class Entry:
     mode: Mode
     monitor: str
     resumes: bool = False
-    earlier: tuple[AddPriorTrial, ...] = ()
+    prior_trials: tuple[AddPriorTrial, ...] = ()
     min_delta: float = 0.0
 
     def converge_of(self, values: Mapping[str, object]) -> Stopping:
-        """What decides which epoch of a network with these values is the best."""
+        """Return the stopping rule that decides the best epoch of a network with these values."""
         drawn = override({}, {k: v for k, v in values.items() if is_below(k, "train.stopping")})
         settings = drawn.get("train", {}).get("stopping", {})
         min_delta = settings.get("min_delta", self.min_delta)
@@ -72,30 +74,30 @@ class Entry:
 
     @property
     def objectives(self) -> tuple[tuple[str, Mode], ...]:
-        """What counts, the monitored quantity first, and whether high or low values of it are good."""
-        others = self.settings.objectives[1:]
+        """The objectives, the monitored value first, with their modes."""
+        further = self.settings.objectives[1:]
         return (
             (self.monitor, self.mode),
-            *((one.value, one.sense or "maximize") for one in others),
+            *((objective.value, objective.sense or "maximize") for objective in further),
         )
 
     @property
     def modes(self) -> Mode | tuple[Mode, ...]:
-        """What a searcher is made with: whether high or low values are good, of several objectives of each."""
+        """The mode that a searcher is constructed with: one, or a tuple for several objectives."""
         if len(self.objectives) > 1:
             return tuple(mode for _, mode in self.objectives)
         return self.mode
 
-    def network(self, number: int) -> str:
-        """The name of one of its networks."""
+    def network_name(self, number: int) -> str:
+        """Return the name of one of its networks."""
         return f"{self.name}-{number}"
 
 
 def entries_of(ends: Spec) -> dict[int, Entry]:
-    """The entries whose networks are asked for in this launch, by their places in the spec; none are in a replay.
+    """Return the entries with searchers, by their places in the spec; none in a replay.
 
     Args:
-        ends: the spec, with the networks that stand for those of its searches.
+        ends: the spec, with networks that stand for those of its searches.
     """
     first = {network.entry: network for network in reversed(ends.networks)}
     return {
@@ -113,7 +115,7 @@ def entries_of(ends: Spec) -> dict[int, Entry]:
 
 
 def converge_by(monitor: str, mode: Mode, min_delta: float = 0.0) -> Stopping:
-    """What decides which epoch is the best."""
+    """Return a stopping rule that only decides which epoch is the best."""
     direction: Literal["max", "min"] = "max" if mode == "maximize" else "min"
     return Stopping(monitor=monitor, direction=direction, min_delta=min_delta)
 
@@ -136,7 +138,7 @@ class LogEvent:
 
 @dataclass(frozen=True)
 class CallSearcher:
-    """Call a searcher; nothing else is wanted of any until its answer is heard."""
+    """Call a searcher; no other call is made until it has answered."""
 
     entry: str
     call: Call
@@ -144,12 +146,13 @@ class CallSearcher:
 
 @dataclass(frozen=True)
 class AddNetwork:
-    """A network was asked for.
+    """Add a network that was proposed.
 
     Attributes:
         number: within its entry.
-        parent: the network from whose weights it starts, if there is one.
-        wrong: what is wrong with its values: then it is a failed row.
+        values: of its parameters.
+        parent: the network from whose weights it starts, if any.
+        wrong: what is wrong with its values: then it has failed.
     """
 
     network: str
@@ -165,21 +168,21 @@ Decision: TypeAlias = LogEvent | CallSearcher | AddNetwork
 
 @dataclass
 class TrialState:
-    """A network, as far as a search must know it.
+    """The state of a network in a search.
 
     Attributes:
-        entry, number: empty for a network that was in the spec.
-        values: the monitored one of each epoch that the rule has heard of.
-        converge: what decides which epoch is the best.
-        top: the best epoch so far.
-        seconds: that it has trained.
-        rate: the most samples/s that an epoch had on each of its GPUs, 0 before there is one.
-        verdict: of the rule, on the newest of them.
-        acted: the epoch up to which it is known that verdicts have been acted on, where that changed anything.
-        is_resumed: whether an earlier launch heard from the searcher that it goes on, and broke off.
-        waits: for the searcher's answer about its newest epoch.
-        holders: who has paused it.
-        end: once it is over.
+        entry, number: empty for a network of the spec.
+        values: the monitored value of each epoch that the pruner has received.
+        converge: decides which epoch is the best.
+        best_epoch: the best epoch so far.
+        seconds: duration of its training.
+        rate: highest samples/s per GPU of its epochs; 0 before there is one.
+        verdict: of the pruner, on its newest epoch.
+        resolved_epochs: epoch up to which verdicts were acted on, as far as they changed anything.
+        is_resumed: whether an earlier launch was killed before it acted on a resume.
+        awaits_answer: whether the searcher has yet to answer about its newest epoch.
+        paused_by: who has paused it.
+        end: its outcome, once it has ended.
     """
 
     name: str
@@ -187,56 +190,57 @@ class TrialState:
     number: int = -1
     values: list[float] = field(default_factory=list)
     converge: Stopping = field(default_factory=Stopping)
-    top: Best = field(default_factory=Best)
+    best_epoch: BestEpoch = field(default_factory=BestEpoch)
     seconds: float = 0.0
     rate: float = 0.0
     verdict: Verdict = Verdict.GO_ON
-    acted: int = 0
+    resolved_epochs: int = 0
     is_resumed: bool = False
-    waits: bool = False
-    holders: set[str] = field(default_factory=set)
-    end: End | None = None
+    awaits_answer: bool = False
+    paused_by: set[str] = field(default_factory=set)
+    end: TrialOutcome | None = None
 
     @property
     def best(self) -> float:
         """The monitored value of its best epoch; NaN before there is one."""
-        return self.converge.sign * self.top.score
+        return self.converge.sign * self.best_epoch.score
 
     @property
-    def judged(self) -> int:
-        """The epochs that the rule has heard of."""
+    def epochs(self) -> int:
+        """The number of epochs that the pruner has received."""
         return len(self.values)
 
     @property
     def is_alive(self) -> bool:
-        """Whether it is neither over nor paused."""
-        return self.end is None and not self.holders
+        """Whether it has neither ended nor been paused."""
+        return self.end is None and not self.paused_by
 
 
 class SearchController:
-    """See the module.
+    """All searchers of a run and its pruner.
 
     Args:
-        networks: those that are in the spec.
-        judge: the rule, at its beginning.
+        entries: with searchers.
+        networks: names of the networks of the spec.
+        pruner: the pruner, in its initial state.
         rule: its name, for the log.
-        mode: whether high or low values are good, for networks of no entry.
-        monitor: the loss, accuracy or metric that is judged, of them.
-        trainers: how many there are.
-        obeys: whether what searchers answer to a report is done.
-        parameters: network -> how many weights it has, where that is known; a view.
-        converge: network -> what decides which epoch is the best, where its entry does not say so.
+        mode: ``maximize`` or ``minimize``, for networks without an entry.
+        monitor: the monitored loss, accuracy or metric of these.
+        trainers: number of trainers.
+        obeys: whether answers of searchers to reports have an effect.
+        parameters: network -> number of parameters, if known; a view.
+        converge: network -> its stopping rule, if its entry does not define it.
 
     Attributes:
-        rate_of: gives the samples/s of a network on one GPU, as they are known now; None where they are not.
-        is_open: whether networks may come that no searcher has asked for: as long, those that are paused wait.
+        rate_of: returns the samples/s of a network on one GPU; None if unknown.
+        is_open: whether commands may still add networks; paused networks wait as long.
     """
 
     def __init__(
         self,
         entries: Sequence[Entry],
         networks: Iterable[str],
-        judge: Pruner,
+        pruner: Pruner,
         rule: str,
         mode: Mode,
         monitor: str,
@@ -249,17 +253,17 @@ class SearchController:
         self.rate_of: Callable[[str], float | None] = lambda name: None
         self._parameters = {} if parameters is None else parameters
         self._entries = {entry.name: entry for entry in entries}
-        self._talks = {
+        self._sessions = {
             entry.name: SearcherSession(entry.space, entry.settings.limit, entry.resumes and obeys)
             for entry in entries
         }
         self._converge = converge_by(monitor, mode)  # of networks of no entry
-        self._own = dict(converge or {})
-        self._lives = {
-            name: TrialState(name, converge=self._own.get(name, self._converge))
+        self._stopping_rules = dict(converge or {})
+        self._trials = {
+            name: TrialState(name, converge=self._stopping_rules.get(name, self._converge))
             for name in networks
         }
-        self._judge = judge
+        self._pruner = pruner
         self._rule = rule
         self._obeys = obeys
         self._trainers = trainers
@@ -274,12 +278,12 @@ class SearchController:
         self._living: set[str] = set()  # networks of any entry
         self._paused: set[str] = set()
         self._awaited: set[str] = set()
-        self._untold: dict[
+        self._unreported: dict[
             str, None
         ] = {}  # networks that were dropped, in order; each may yet end its last epoch
-        for life in self._lives.values():
-            self._sort(life)
-        # Network -> after which epochs it was done in earlier launches, also if it was dropped in the last one.
+        for trial in self._trials.values():
+            self._reindex(trial)
+        # Network -> epochs after which it finished in earlier launches, even if it was pruned then.
         self._finishes: defaultdict[str, set[int]] = defaultdict(set)
         self._out: CallSearcher | None = None
         self._decided: list[Decision] = []
@@ -288,65 +292,68 @@ class SearchController:
 
     @property
     def paused(self) -> frozenset[str]:
-        """The networks that get no devices until they are let go on."""
+        """The networks that get no devices until they are resumed."""
         return frozenset(self._paused)
 
     @property
     def pruned(self) -> list[str]:
-        """The networks that were dropped before they were done."""
-        return [name for name, life in self._lives.items() if life.end is End.PRUNED]
+        """The networks that were pruned."""
+        return [name for name, trial in self._trials.items() if trial.end is TrialOutcome.PRUNED]
 
     @property
-    def asks(self) -> bool:
-        """Whether there is anybody who asks for networks."""
+    def has_searchers(self) -> bool:
+        """Whether any entry has a searcher."""
         return bool(self._entries)
 
-    def entry(self, name: str) -> str:
-        """The entry of a network; nothing for one that nobody has asked for."""
-        return self._lives[name].entry
+    def entry_of(self, name: str) -> str:
+        """Return the entry of a network; empty for one that no searcher proposed."""
+        return self._trials[name].entry
 
     @property
-    def awaited(self) -> frozenset[str]:
-        """The networks whose groups must wait for a searcher's answer."""
+    def awaiting_answer(self) -> frozenset[str]:
+        """The networks whose groups wait for the answer of a searcher."""
         return frozenset(self._awaited)
 
     @property
-    def has_untold(self) -> bool:
-        """Whether networks were dropped of which no searcher was told yet, since they may finish all the same."""
-        return bool(self._untold)
+    def has_unreported(self) -> bool:
+        """Whether pruned networks have not been reported yet, since they may still finish."""
+        return bool(self._unreported)
 
     @property
     def has_failed(self) -> bool:
-        """Whether there is a searcher that is not called again."""
-        return any(talk.failure for talk in self._talks.values())
+        """Whether a searcher has failed and is not called again."""
+        return any(session.failure for session in self._sessions.values())
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing can follow any more, once all networks are over."""
+        """Whether no more decisions can follow, once all networks have ended."""
         return (
             self._out is None
-            and not self._untold
-            and all(talk.next(self._wants(name, 0)) is None for name, talk in self._talks.items())
+            and not self._unreported
+            and all(
+                session.next_call(self._wants(name, 0)) is None
+                for name, session in self._sessions.items()
+            )
         )
 
     @property
-    def outlook(self) -> RemainingWork:
-        """What may yet come, for whoever estimates how long the run will go on."""
+    def remaining_work(self) -> RemainingWork:
+        """The trials that may still come, for estimates of the time left."""
         return RemainingWork(
             frozenset(self._paused.union(self.pruned)),
             self.next_rung,
-            self._judge.expected,
-            tuple(map(self._coming, self._entries)),
+            self._pruner.expected,
+            tuple(map(self._expected_trials, self._entries)),
         )
 
-    def _coming(self, entry: str) -> ExpectedTrials:
-        """How many networks an entry may yet ask for, and how many epochs its budget has left for them."""
+    def _expected_trials(self, entry: str) -> ExpectedTrials:
+        """Return the trials that an entry may still propose, with their epochs."""
         settings = self._entries[entry].settings
-        talk = self._talks[entry]
+        session = self._sessions[entry]
         networks = 0.0
         epochs = 0.0
-        if not (talk.is_closed or self._is_spent(entry)):
-            networks = min(settings.limit, size_of(self._entries[entry].space)) - talk.number
+        if not (session.is_closed or self._is_spent(entry)):
+            networks = min(settings.limit, size_of(self._entries[entry].space)) - session.number
             budget = settings.budget
             trained = self._epochs[entry]
             epochs = math.inf
@@ -360,237 +367,248 @@ class SearchController:
             epochs,
             at_once,
             {
-                life.name: None if life.is_alive else life.judged
-                for life in self._lives.values()
-                if life.entry == entry
+                trial.name: None if trial.is_alive else trial.epochs
+                for trial in self._trials.values()
+                if trial.entry == entry
             },
         )
 
     @property
     def has_rungs(self) -> bool:
-        """Whether networks come to rungs at which they are judged."""
-        return self._judge.expected(1) is not None
+        """Whether networks are judged at rungs."""
+        return self._pruner.expected(1) is not None
 
     def next_rung(self, name: str, epochs: int) -> int | None:
-        """The epochs after which a network that has ended so many is judged next; None where there are no rungs."""
-        return self._judge.next_rung(name, epochs)
+        """Return the epochs at the next rung of a network; None without rungs."""
+        return self._pruner.next_rung(name, epochs)
 
     # ---- earlier launches ----
 
     def restore(
-        self, log: Iterable[ev.Event], standings: Mapping[str, NetworkStatus]
+        self, log: Iterable[ev.Event], statuses: Mapping[str, NetworkStatus]
     ) -> list[Decision]:
-        """Take up what earlier launches have logged, and what they did not come to.
+        """Restore the state from the log, and finish what earlier launches did not.
 
         Args:
-            log: all events, in order; at its end the epochs that were saved and had not been logged.
-            standings: how far the networks are.
+            log: all events in order; at its end, epochs that were saved but not logged.
+            statuses: the status of each network.
 
         Returns:
-            What follows; first of all the networks that were asked for.
+            The decisions that follow, proposed networks first.
         """
         log = list(log)
         for event in log:
             if isinstance(event, ev.NetworkFinished):
                 self._finishes[event.network].add(event.epochs)
-        for name, standing in standings.items():
-            if standing.is_finished:
-                self._finishes[name].add(len(standing.history))
+        for name, status in statuses.items():
+            if status.is_finished:
+                self._finishes[name].add(len(status.history))
         # the last line, if it is a judgement, and who has gone on in that moment
         judged = None
         went_on = set[str]()
         for event in log:
             self._recall(event)
-            judged = event if isinstance(event, ev.NetworkJudged) else None
+            judged = event if isinstance(event, ev.NetworkVerdict) else None
             if judged is None or not judged.left:
                 went_on = set()
             elif judged.verdict == Verdict.GO_ON:
                 went_on.add(judged.network)
         self._decided = [decision for decision in self._decided if isinstance(decision, AddNetwork)]
-        for entry, talk in self._talks.items():
-            talk.know(self._entries[entry].earlier)
-        for name in sorted(self._lives, key=natural):
-            self._take_up(self._lives[name], standings.get(name, NetworkStatus()))
+        for entry, session in self._sessions.items():
+            session.add_prior_trials(self._entries[entry].prior_trials)
+        for name in sorted(self._trials, key=natural_key):
+            self._restore_trial(self._trials[name], statuses.get(name, NetworkStatus()))
         if judged is not None and judged.left:
-            self._settle(went_on)
-        return self._taken()
+            self._settle_paused(went_on)
+        return self._take_decisions()
 
     def _recall(self, event: ev.Event) -> None:
         match event:
-            case ev.Searched() if event.entry in self._talks:
-                follows = self._talks[event.entry].take(as_call(event), event.answer, event.wrong)
+            case ev.SearcherCalled() if event.entry in self._sessions:
+                follows = self._sessions[event.entry].handle_answer(
+                    as_call(event), event.answer, event.wrong
+                )
                 if isinstance(follows, Proposal):
                     self._add(event.entry, follows)
-                    self._lives[event.network].end = End.FAILED if follows.wrong else None
+                    self._trials[event.network].end = TrialOutcome.FAILED if follows.wrong else None
                 elif isinstance(follows, int):
-                    self._lives[self._entries[event.entry].network(follows)].is_resumed = True
-            case ev.SearcherBegan() if event.entry in self._talks:
+                    self._trials[self._entries[event.entry].network_name(follows)].is_resumed = True
+            case ev.SearcherStarted() if event.entry in self._sessions:
                 before = self._objectives.get(event.entry)
                 self._objectives[event.entry] = event.settings["objectives"]
                 if event.is_another:
-                    self._change(event, before == event.settings["objectives"])
-            case ev.EpochEnded() if event.network in self._lives:
-                self._hear_epoch(
-                    self._lives[event.network],
+                    self._replace_searcher(event, before == event.settings["objectives"])
+            case ev.EpochEnded() if event.network in self._trials:
+                self._record_epoch(
+                    self._trials[event.network],
                     event.record,
                     event.record.epoch in self._finishes.get(event.network, ()),
                 )
-            case ev.NetworkFinished() if event.network in self._lives:
-                self._lives[event.network].end = None  # also if it was dropped in its last epoch
-                self._untold.pop(event.network, None)
-                self._recall_judged(self._lives[event.network], Verdict.GO_ON, (), event.epochs)
-            case ev.NetworkJudged() if event.network in self._lives:
+            case ev.NetworkFinished() if event.network in self._trials:
+                self._trials[event.network].end = None  # also if it was dropped in its last epoch
+                self._unreported.pop(event.network, None)
+                self._recall_judged(self._trials[event.network], Verdict.GO_ON, (), event.epochs)
+            case ev.NetworkVerdict() if event.network in self._trials:
                 self._recall_judged(
-                    self._lives[event.network], Verdict(event.verdict), event.by, event.epochs
+                    self._trials[event.network], Verdict(event.verdict), event.by, event.epochs
                 )
-            case ev.NetworkFellBack(afresh=True) if event.network in self._lives:
-                self._begin_afresh(self._lives[event.network])
+            case ev.NetworkRolledBack(afresh=True) if event.network in self._trials:
+                self._begin_afresh(self._trials[event.network])
 
-    def _change(self, began: ev.SearcherBegan, judges_alike: bool) -> None:
-        """Another searcher has taken over: what the one before it has paused goes on."""
-        lives = [life for life in self._lives.values() if life.entry == began.entry]
-        for life in lives:
-            life.is_resumed |= _SEARCHER in life.holders
-        self._talks[began.entry].change(
+    def _replace_searcher(self, began: ev.SearcherStarted, judges_alike: bool) -> None:
+        """Replace a searcher; networks that the old one had paused are resumed."""
+        trials = [trial for trial in self._trials.values() if trial.entry == began.entry]
+        for trial in trials:
+            trial.is_resumed |= _SEARCHER in trial.paused_by
+        self._sessions[began.entry].replace_searcher(
             space_of(began.settings["space"]),
             began.knows,
-            {life.number: life.values for life in lives},
-            {life.number: life.name for life in lives},
+            {trial.number: trial.values for trial in trials},
+            {trial.number: trial.name for trial in trials},
             judges_alike,
         )
 
     def _recall_judged(
-        self, life: TrialState, verdict: Verdict, by: tuple[str, ...], epochs: int
+        self, trial: TrialState, verdict: Verdict, by: tuple[str, ...], epochs: int
     ) -> None:
         if by != (USER,):  # that is no answer to what was said of an epoch
-            life.verdict = Verdict.GO_ON
-            life.acted = epochs
-            life.is_resumed = False
-        life.holders = set(by) if verdict is Verdict.PAUSE else set()
+            trial.verdict = Verdict.GO_ON
+            trial.resolved_epochs = epochs
+            trial.is_resumed = False
+        trial.paused_by = set(by) if verdict is Verdict.PAUSE else set()
         if verdict is Verdict.STOP:
-            self._drop(life)
-            if life.name not in self._finishes:
-                self._tell_dropped(())
-        elif self._rule not in life.holders:
-            self._judge.let_go_on(life.name)
-        self._sort(life)
+            self._drop(trial)
+            if trial.name not in self._finishes:
+                self._report_dropped(())
+        elif self._rule not in trial.paused_by:
+            self._pruner.let_go_on(trial.name)
+        self._reindex(trial)
 
-    def _begin_afresh(self, life: TrialState) -> None:
-        """Somebody has a network start over: it is judged again once it has more epochs than it had."""
-        life.end = None
-        life.verdict = Verdict.GO_ON
-        life.acted = life.judged
-        life.is_resumed = False
-        life.holders.clear()
-        self._untold.pop(life.name, None)
-        self._judge.let_go_on(life.name)
-        self._sort(life)
+    def _begin_afresh(self, trial: TrialState) -> None:
+        """Start a network over: it is judged again once it has more epochs than before."""
+        trial.end = None
+        trial.verdict = Verdict.GO_ON
+        trial.resolved_epochs = trial.epochs
+        trial.is_resumed = False
+        trial.paused_by.clear()
+        self._unreported.pop(trial.name, None)
+        self._pruner.let_go_on(trial.name)
+        self._reindex(trial)
 
-    def _take_up(self, life: TrialState, standing: NetworkStatus) -> None:
-        """See to it that what an earlier launch knew of a network, and did not act on, is acted on."""
-        is_done = standing.outcome is not None
-        if len(standing.history) == life.judged:  # only this knows where data was changed
-            life.top = best_of(standing.history, life.converge)
-        talk = self._talks.get(life.entry)
-        if talk is not None:
-            for epoch, value in enumerate(life.values, 1):
-                talk.report(life.number, epoch, value)
-        if life.end is not None or is_done:
-            self.network_over(
-                life.name, End.FINISHED if standing.is_finished else life.end or End.FAILED
+    def _restore_trial(self, trial: TrialState, status: NetworkStatus) -> None:
+        """Finish what an earlier launch knew about a network but had not acted on."""
+        is_done = status.outcome is not None
+        if len(status.history) == trial.epochs:  # only this knows where data was changed
+            trial.best_epoch = best_of(status.history, trial.converge)
+        session = self._sessions.get(trial.entry)
+        if session is not None:
+            for epoch, value in enumerate(trial.values, 1):
+                session.report(trial.number, epoch, value)
+        if trial.end is not None or is_done:
+            self.end_network(
+                trial.name,
+                TrialOutcome.FINISHED if status.is_finished else trial.end or TrialOutcome.FAILED,
             )
-        elif life.is_resumed:
-            self._let_go_on(life, _SEARCHER)
-        elif life.acted < life.judged:
-            self._await_or_resolve(life)
+        elif trial.is_resumed:
+            self._resume(trial, _SEARCHER)
+        elif trial.resolved_epochs < trial.epochs:
+            self._await_or_resolve(trial)
 
     # ---- heard ----
 
-    def epoch_ended(self, name: str, record: EpochRecord, is_done: bool) -> None:
-        """A network has ended an epoch; one that it trained again is judged no more.
+    def end_epoch(self, name: str, record: EpochRecord, is_done: bool) -> None:
+        """Record a finished epoch of a network; an epoch trained again is not judged again.
 
-        Of one that was dropped meanwhile only its last epoch counts, with which it has finished all the same.
+        For a network that was pruned meanwhile only its last epoch counts: then it has finished.
 
         Args:
+            name: of the network.
+            record: the epoch.
             is_done: whether there is nothing left to train.
         """
-        if self._hear_epoch(self._lives[name], record, is_done) and not is_done:
-            self._await_or_resolve(self._lives[name])
+        if self._record_epoch(self._trials[name], record, is_done) and not is_done:
+            self._await_or_resolve(self._trials[name])
 
-    def _hear_epoch(self, life: TrialState, record: EpochRecord, is_done: bool) -> bool:
-        """Have the rule and the searcher hear of an epoch; returns whether it counts."""
-        if (life.end is not None and not is_done) or not self._count(life, record, is_done):
+    def _record_epoch(self, trial: TrialState, record: EpochRecord, is_done: bool) -> bool:
+        """Pass an epoch to the pruner and the searcher; return True if it counts."""
+        if (trial.end is not None and not is_done) or not self._count(trial, record, is_done):
             return False
-        talk = self._talks.get(life.entry)
-        if talk is not None:
-            talk.report(life.number, record.epoch, life.values[-1])
+        session = self._sessions.get(trial.entry)
+        if session is not None:
+            session.report(trial.number, record.epoch, trial.values[-1])
         return True
 
-    def _await_or_resolve(self, life: TrialState) -> None:
-        """Wait for what the searcher says of a network's newest epoch, unless it has said so, or never will."""
-        talk = self._talks.get(life.entry)
-        life.waits = talk is not None and talk.awaits(life.number)
-        self._sort(life)
-        if not life.waits:
-            said = None if talk is None else talk.verdict(life.number, life.judged)
-            self._resolve(life, said or Verdict.GO_ON)
+    def _await_or_resolve(self, trial: TrialState) -> None:
+        """Wait for the searcher's answer about the newest epoch, or act without it."""
+        session = self._sessions.get(trial.entry)
+        trial.awaits_answer = session is not None and session.awaits(trial.number)
+        self._reindex(trial)
+        if not trial.awaits_answer:
+            verdict = None if session is None else session.verdict(trial.number, trial.epochs)
+            self._resolve(trial, verdict or Verdict.GO_ON)
 
-    def _count(self, life: TrialState, record: EpochRecord, is_done: bool) -> bool:
-        """Take an epoch into account; returns whether it is new."""
-        if record.epoch != life.judged + 1:
+    def _count(self, trial: TrialState, record: EpochRecord, is_done: bool) -> bool:
+        """Add an epoch to the state of a trial; return True if it is new."""
+        if record.epoch != trial.epochs + 1:
             return False
-        life.top = life.top.after(record, life.converge)
-        life.values.append(record.value(life.converge.metric))
-        life.seconds += record.seconds
-        life.rate = max(
-            life.rate, record.samples / (record.seconds * record.gpus) if record.seconds else 0.0
+        trial.best_epoch = trial.best_epoch.with_epoch(record, trial.converge)
+        trial.values.append(record.value(trial.converge.metric))
+        trial.seconds += record.seconds
+        trial.rate = max(
+            trial.rate, record.samples / (record.seconds * record.gpus) if record.seconds else 0.0
         )
-        if life.entry:
-            self._epochs[life.entry] += 1
-            self._gpu_s[life.entry] += record.gpus * record.seconds
-        score = life.top.score if math.isfinite(life.top.score) else -math.inf
-        life.verdict = self._judge.add(life.name, record.epoch, score, is_done)
+        if trial.entry:
+            self._epochs[trial.entry] += 1
+            self._gpu_s[trial.entry] += record.gpus * record.seconds
+        score = trial.best_epoch.score if math.isfinite(trial.best_epoch.score) else -math.inf
+        trial.verdict = self._pruner.add(trial.name, record.epoch, score, is_done)
         return True
 
-    def network_over(self, name: str, end: End) -> None:
-        """A network has finished or failed."""
-        life = self._lives[name]
-        self._end(life, end)
-        self._untold.pop(name, None)
-        if life.entry:
-            self._talks[life.entry].tell(life.number, end, self._known_best(life))
+    def end_network(self, name: str, end: TrialOutcome) -> None:
+        """Record that a network has finished or failed."""
+        trial = self._trials[name]
+        self._end_trial(trial, end)
+        self._unreported.pop(name, None)
+        if trial.entry:
+            self._sessions[trial.entry].tell(trial.number, end, self._known_best(trial))
 
-    def _end(self, life: TrialState, end: End) -> None:
-        life.end = end
-        life.waits = False
-        life.holders.clear()
-        self._sort(life)
-        if end is End.FINISHED:
-            self._judge.let_go_on(life.name)
-        self._judge.leave(life.name)
+    def _end_trial(self, trial: TrialState, end: TrialOutcome) -> None:
+        trial.end = end
+        trial.awaits_answer = False
+        trial.paused_by.clear()
+        self._reindex(trial)
+        if end is TrialOutcome.FINISHED:
+            self._pruner.let_go_on(trial.name)
+        self._pruner.leave(trial.name)
 
-    def _drop(self, life: TrialState) -> None:
-        """A network is dropped; its searcher is told when it can no longer finish all the same."""
-        self._end(life, End.PRUNED)
-        self._untold[life.name] = None
+    def _drop(self, trial: TrialState) -> None:
+        """Prune a network; it is reported to its searcher when it can no longer finish."""
+        self._end_trial(trial, TrialOutcome.PRUNED)
+        self._unreported[trial.name] = None
 
-    def _tell_dropped(self, busy: Collection[str]) -> None:
-        """Tell searchers of what was dropped, but of networks that may be in their last epoch."""
-        for name in [name for name in self._untold if name not in busy]:
-            self.network_over(name, End.PRUNED)
+    def _report_dropped(self, busy: Collection[str]) -> None:
+        """Report pruned networks, except those that may be in their last epoch."""
+        for name in [name for name in self._unreported if name not in busy]:
+            self.end_network(name, TrialOutcome.PRUNED)
 
-    def answered(self, entry: str, call: Call, answer: object) -> None:
-        """A searcher has answered what it was asked; see :func:`fleet.search.calls.make`."""
+    def handle_answer(self, entry: str, call: Call, answer: object) -> None:
+        """Handle the answer of a searcher; see :func:`fleet.search.calls.make_call`.
+
+        Args:
+            entry: name of the entry.
+            call: the call.
+            answer: the answer, as JSON.
+        """
         self._out = None
-        talk = self._talks[entry]
+        session = self._sessions[entry]
         try:
-            follows = talk.take(call, answer)
+            follows = session.handle_answer(call, answer)
         except InvalidAnswer as error:
-            self.searcher_failed(entry, str(error))
+            self.fail_searcher(entry, str(error))
             return
         about = answer if isinstance(call, Resume) else call.number
-        if isinstance(about, int) and about in talk.asked:
-            network = self._entries[entry].network(about)
+        if isinstance(about, int) and about in session.proposals:
+            network = self._entries[entry].network_name(about)
         else:
             network = ""
         self._note(
@@ -602,143 +620,148 @@ class SearchController:
             case Proposal():
                 self._add(entry, follows)
                 if follows.wrong:
-                    self.network_over(self._entries[entry].network(follows.number), End.FAILED)
+                    self.end_network(
+                        self._entries[entry].network_name(follows.number), TrialOutcome.FAILED
+                    )
             case Verdict() if isinstance(call, Report):
-                self._hear_verdict(self._lives[network], call.epoch, follows)
+                self._take_verdict(self._trials[network], call.epoch, follows)
             case int():
-                self._let_go_on(self._lives[network], _SEARCHER)
+                self._resume(self._trials[network], _SEARCHER)
 
-    def add(self, name: str, converge: Stopping | None = None) -> None:
-        """A network has come that no searcher has asked for.
+    def add_network(self, name: str, converge: Stopping | None = None) -> None:
+        """Add a network that no searcher has proposed.
 
         Args:
-            converge: what decides which epoch is the best.
+            name: of the network.
+            converge: its stopping rule.
         """
-        self._lives[name] = life = TrialState(name, converge=converge or self._converge)
-        self._sort(life)
+        self._trials[name] = trial = TrialState(name, converge=converge or self._converge)
+        self._reindex(trial)
 
-    def rule(self, name: str, verdict: Verdict) -> None:
-        """Somebody outside wants a network, which is not over, to pause, to stop, or to go on."""
-        life = self._lives[name]
+    def apply_command(self, name: str, verdict: Verdict) -> None:
+        """Pause, stop or resume a network, which has not ended, by a user's command."""
+        trial = self._trials[name]
         if verdict is Verdict.STOP:
-            self._stop(life, (USER,))
+            self._stop(trial, (USER,))
         elif verdict is Verdict.GO_ON:
-            self._let_go_on(life, USER)
-        elif USER not in life.holders:
-            life.holders.add(USER)
-            self._sort(life)
-            self._judged(life, Verdict.PAUSE, tuple(sorted(life.holders)))
+            self._resume(trial, USER)
+        elif USER not in trial.paused_by:
+            trial.paused_by.add(USER)
+            self._reindex(trial)
+            self._log_verdict(trial, Verdict.PAUSE, tuple(sorted(trial.paused_by)))
 
-    def searcher_failed(self, entry: str, reason: str) -> None:
-        """A searcher has raised, hangs, or talks nonsense: it is not called again, and nobody waits for it."""
+    def fail_searcher(self, entry: str, reason: str) -> None:
+        """Stop calling a searcher that raised, timed out or gave an invalid answer."""
         self._out = None
-        talk = self._talks[entry]
-        if talk.failure:
+        session = self._sessions[entry]
+        if session.failure:
             return
-        talk.fail(reason)
-        self._note(ev.SearchFailed(entry, reason))
-        for name in sorted(self._awaited, key=natural):
-            if self._lives[name].entry == entry:
-                self._await_or_resolve(self._lives[name])
+        session.fail(reason)
+        self._note(ev.SearcherFailed(entry, reason))
+        for name in sorted(self._awaited, key=natural_key):
+            if self._trials[name].entry == entry:
+                self._await_or_resolve(self._trials[name])
 
-    def _add(self, entry: str, asked: Proposal) -> None:
-        name = self._entries[entry].network(asked.number)
-        if asked.parent is None:
+    def _add(self, entry: str, proposal: Proposal) -> None:
+        name = self._entries[entry].network_name(proposal.number)
+        if proposal.parent is None:
             parent = None
         else:
-            parent = self._entries[entry].network(asked.parent)
-        converge = self._entries[entry].converge_of({} if asked.wrong else asked.values)
-        self._lives[name] = life = TrialState(name, entry, asked.number, converge=converge)
-        self._sort(life)
+            parent = self._entries[entry].network_name(proposal.parent)
+        converge = self._entries[entry].converge_of({} if proposal.wrong else proposal.values)
+        self._trials[name] = trial = TrialState(name, entry, proposal.number, converge=converge)
+        self._reindex(trial)
         self._decided.append(
-            AddNetwork(name, entry, asked.number, asked.values, parent, asked.wrong)
+            AddNetwork(name, entry, proposal.number, proposal.values, parent, proposal.wrong)
         )
 
-    def _hear_verdict(self, life: TrialState, epoch: int, verdict: Verdict) -> None:
-        if not life.waits or epoch != life.judged:
+    def _take_verdict(self, trial: TrialState, epoch: int, verdict: Verdict) -> None:
+        if not trial.awaits_answer or epoch != trial.epochs:
             return
-        life.waits = False
-        self._sort(life)
-        self._resolve(life, verdict)
+        trial.awaits_answer = False
+        self._reindex(trial)
+        self._resolve(trial, verdict)
 
     # ---- verdicts ----
 
-    def _resolve(self, life: TrialState, said: Verdict) -> None:
-        """Act on what the rule and the searcher say of a network's newest epoch."""
-        said = said if self._obeys else Verdict.GO_ON
-        final = life.verdict.stricter(said)
+    def _resolve(self, trial: TrialState, searcher_verdict: Verdict) -> None:
+        """Act on the verdicts of the pruner and the searcher on the newest epoch of a network."""
+        searcher_verdict = searcher_verdict if self._obeys else Verdict.GO_ON
+        final = trial.verdict.stricter(searcher_verdict)
         by = tuple(
-            who
-            for who, verdict in ((self._rule, life.verdict), (_SEARCHER, said))
+            name
+            for name, verdict in ((self._rule, trial.verdict), (_SEARCHER, searcher_verdict))
             if verdict is final
         )
         if final is Verdict.STOP:
-            self._stop(life, by)
+            self._stop(trial, by)
         elif final is Verdict.PAUSE:
-            life.holders |= set(by)
-            self._sort(life)
-            self._judged(
-                life, final, tuple(sorted(life.holders)) if len(life.holders) > len(by) else by
+            trial.paused_by |= set(by)
+            self._reindex(trial)
+            self._log_verdict(
+                trial,
+                final,
+                tuple(sorted(trial.paused_by)) if len(trial.paused_by) > len(by) else by,
             )
-        life.verdict = Verdict.GO_ON
+        trial.verdict = Verdict.GO_ON
 
-    def _stop(self, life: TrialState, by: tuple[str, ...], left: int = 0) -> None:
-        self._judged(life, Verdict.STOP, by, left)
-        self._drop(life)
+    def _stop(self, trial: TrialState, by: tuple[str, ...], remaining: int = 0) -> None:
+        self._log_verdict(trial, Verdict.STOP, by, remaining)
+        self._drop(trial)
 
-    def _let_go_on(self, life: TrialState, holder: str, left: int = 0) -> None:
+    def _resume(self, trial: TrialState, holder: str, remaining: int = 0) -> None:
         if holder == self._rule:
-            self._judge.let_go_on(life.name)
+            self._pruner.let_go_on(trial.name)
             if (
-                life.verdict is Verdict.PAUSE
+                trial.verdict is Verdict.PAUSE
             ):  # of an epoch of which the searcher has said nothing yet
-                life.verdict = Verdict.GO_ON
-        if holder not in life.holders:
+                trial.verdict = Verdict.GO_ON
+        if holder not in trial.paused_by:
             return
-        life.holders.discard(holder)
-        self._sort(life)
-        if life.holders:  # somebody else has paused it as well
-            self._judged(life, Verdict.PAUSE, tuple(sorted(life.holders)), left)
+        trial.paused_by.discard(holder)
+        self._reindex(trial)
+        if trial.paused_by:  # somebody else has paused it as well
+            self._log_verdict(trial, Verdict.PAUSE, tuple(sorted(trial.paused_by)), remaining)
         else:
-            self._judged(life, Verdict.GO_ON, (holder,), left)
+            self._log_verdict(trial, Verdict.GO_ON, (holder,), remaining)
 
-    def _judged(
-        self, life: TrialState, verdict: Verdict, by: tuple[str, ...], left: int = 0
+    def _log_verdict(
+        self, trial: TrialState, verdict: Verdict, by: tuple[str, ...], remaining: int = 0
     ) -> None:
-        self._note(ev.NetworkJudged(life.name, life.judged, verdict.value, by, left))
+        self._note(ev.NetworkVerdict(trial.name, trial.epochs, verdict.value, by, remaining))
 
     # ---- decide ----
 
     def decide(
         self, training: Mapping[str, int] | None = None, busy: Collection[str] = ()
     ) -> list[Decision]:
-        """What follows from all that was heard.
+        """Return the decisions that follow from all inputs.
 
         Args:
-            training: entry -> how many of its networks have a group.
-            busy: the networks of which another epoch may be heard, though they may have been dropped.
+            training: entry -> number of its networks that have a group.
+            busy: networks of which another epoch may arrive, even if they were pruned.
         """
-        self._tell_dropped(busy)
+        self._report_dropped(busy)
         self._promote(training or {})
         self._consult(training or {})
-        while self._out is None and self._settle():
-            self._tell_dropped(busy)
+        while self._out is None and self._settle_paused():
+            self._report_dropped(busy)
             self._consult(training or {})
-        return self._taken()
+        return self._take_decisions()
 
-    def _taken(self) -> list[Decision]:
+    def _take_decisions(self) -> list[Decision]:
         decided = self._decided
         self._decided = []
         return decided
 
     def _wants(self, entry: str, training: int) -> bool:
-        """Whether one more network of an entry should be alive."""
+        """Return True if one more network of an entry should be alive."""
         settings = self._entries[entry].settings
         if settings.max_concurrent == "auto":
-            most = max(self._trainers, training + 2)
+            max_alive = max(self._trainers, training + 2)
         else:
-            most = settings.max_concurrent
-        return not self._is_spent(entry) and len(self._alive[entry]) < most
+            max_alive = settings.max_concurrent
+        return not self._is_spent(entry) and len(self._alive[entry]) < max_alive
 
     def _is_spent(self, entry: str) -> bool:
         budget = self._entries[entry].settings.budget
@@ -752,101 +775,103 @@ class SearchController:
         return bool(self._entries) and all(map(self._is_spent, self._entries))
 
     def _promote(self, training: Mapping[str, int]) -> None:
-        while (name := self._judge.promotable()) is not None:
-            life = self._lives[name]
-            if life.entry and not self._wants(life.entry, training.get(life.entry, 0)):
+        while (name := self._pruner.promotable()) is not None:
+            trial = self._trials[name]
+            if trial.entry and not self._wants(trial.entry, training.get(trial.entry, 0)):
                 return
-            self._let_go_on(life, self._rule)
+            self._resume(trial, self._rule)
 
     def _consult(self, training: Mapping[str, int]) -> None:
-        """Make the next call: what has happened is said before anything is asked."""
+        """Make the next call; reports come before asks."""
         if self._out is not None:
             return
         for may_want in (False, True):
-            for name, talk in self._talks.items():
-                call = talk.next(may_want and self._wants(name, training.get(name, 0)))
+            for name, session in self._sessions.items():
+                call = session.next_call(may_want and self._wants(name, training.get(name, 0)))
                 if call is not None:
                     if isinstance(call, Tell) or (
                         isinstance(call, AddPriorTrial) and call.outcome and not call.source
                     ):
-                        call = replace(call, value=self._come_to(self._entries[name], call.number))
+                        call = replace(
+                            call, value=self._objective_values(self._entries[name], call.number)
+                        )
                     self._out = CallSearcher(name, call)
                     self._decided.append(self._out)
                     return
 
-    def _come_to(self, entry: Entry, number: int) -> float | tuple[float, ...] | None:
-        """What a searcher is told that a network has come to: of several objectives in each."""
+    def _objective_values(self, entry: Entry, number: int) -> float | tuple[float, ...] | None:
+        """Return the value, or the values of several objectives, that a searcher is told."""
         names = [name for name, _ in entry.objectives]
-        life = self._lives[entry.network(number)]
-        best = self._known_best(life)
+        trial = self._trials[entry.network_name(number)]
+        best = self._known_best(trial)
         if len(names) == 1:
             return best
-        return come_to(
+        return objective_values(
             names,
-            life.top.record,
+            trial.best_epoch.record,
             {
-                "parameters": self._parameters.get(life.name),
-                "rate": self.rate_of(life.name) or life.rate or None,
-                "epochs": life.judged,
-                "seconds": life.seconds,
+                "parameters": self._parameters.get(trial.name),
+                "rate": self.rate_of(trial.name) or trial.rate or None,
+                "epochs": trial.epochs,
+                "seconds": trial.seconds,
             },
         )
 
-    def _settle(self, went_on: Collection[str] | None = None) -> bool:
-        """Judge those that wait, if no network can come any more that they wait for; returns whether any did.
+    def _settle_paused(self, went_on: Collection[str] | None = None) -> bool:
+        """Judge paused networks if nothing they wait for can come; return True if any was judged.
 
         Args:
-            went_on: those that an earlier launch let go on in this moment, in which it broke off.
+            went_on: networks that an earlier launch resumed just before it was killed.
         """
         if not self._paused or (
-            went_on is None and (self.is_open or any(map(self._may_come, self._talks)))
+            went_on is None and (self.is_open or any(map(self._may_propose, self._sessions)))
         ):
             return False
         alive = self._living if not went_on else self._living.difference(went_on)
-        go_on, stop = self._judge.settle(alive)
-        left = len(stop) + len(go_on)
-        if not alive and not went_on and (not left or self._are_spent):
+        go_on, stop = self._pruner.settle(alive)
+        remaining = len(stop) + len(go_on)
+        if not alive and not went_on and (not remaining or self._are_spent):
             return self._drop_paused()
         for name in stop:  # first: while nobody has gone on, all is as it was
-            left -= 1
-            self._stop(self._lives[name], (self._rule,), left)
+            remaining -= 1
+            self._stop(self._trials[name], (self._rule,), remaining)
         for name in go_on:
-            left -= 1
-            self._let_go_on(self._lives[name], self._rule, left)
+            remaining -= 1
+            self._resume(self._trials[name], self._rule, remaining)
         return bool(go_on or stop)
 
-    def _may_come(self, entry: str) -> bool:
-        """Whether an entry may yet ask for a network, now or after something else was said."""
-        talk = self._talks[entry]
-        if talk.is_closed or self._is_spent(entry):
+    def _may_propose(self, entry: str) -> bool:
+        """Return True if an entry may still propose a network, now or after another report."""
+        session = self._sessions[entry]
+        if session.is_closed or self._is_spent(entry):
             return False
         alive = bool(self._alive[entry]) or any(
-            self._lives[name].entry == entry for name in self._untold
+            self._trials[name].entry == entry for name in self._unreported
         )
-        return talk.may_ask or alive
+        return session.may_ask or alive
 
     def _drop_paused(self) -> bool:
-        """Nothing is alive, and nothing can go on: what was paused is dropped."""
-        paused = sorted(self._paused, key=natural)
-        for place, name in enumerate(paused, start=1):
-            self._stop(self._lives[name], (_END,), len(paused) - place)
+        """Prune all paused networks: nothing is alive, and nothing can resume them."""
+        paused = sorted(self._paused, key=natural_key)
+        for count, name in enumerate(paused, start=1):
+            self._stop(self._trials[name], (_END,), len(paused) - count)
         return True
 
     # ---- small things ----
 
-    def _sort(self, life: TrialState) -> None:
-        """Have a network in the sets where it belongs."""
+    def _reindex(self, trial: TrialState) -> None:
+        """Update the sets that a network belongs to."""
         for names, belongs in (
-            (self._alive[life.entry], life.is_alive),
-            (self._living, life.is_alive),
-            (self._awaited, life.waits),
-            (self._paused, life.end is None and bool(life.holders)),
+            (self._alive[trial.entry], trial.is_alive),
+            (self._living, trial.is_alive),
+            (self._awaited, trial.awaits_answer),
+            (self._paused, trial.end is None and bool(trial.paused_by)),
         ):
-            (names.add if belongs else names.discard)(life.name)
+            (names.add if belongs else names.discard)(trial.name)
 
-    def _known_best(self, life: TrialState) -> float | None:
-        if math.isfinite(life.best):
-            return life.best
+    def _known_best(self, trial: TrialState) -> float | None:
+        if math.isfinite(trial.best):
+            return trial.best
         return None
 
     def _note(self, event: ev.Event) -> None:
@@ -862,15 +887,16 @@ def make_controller(
     parameters: Mapping[str, int] | None = None,
     earlier: Mapping[str, Sequence[AddPriorTrial]] | None = None,
 ) -> SearchController:
-    """The mind of a run.
+    """Return the search controller of a run.
 
     Args:
-        spec: with the networks that there are when the launch begins.
-        ends: with those that stand for the networks of its searches.
-        trainers: how many there are.
-        judges: whether networks are pruned by the rule of the spec; in a replay none are.
-        parameters: network -> how many weights it has, where that is known; a view.
-        earlier: entry -> what earlier runs found of which its searcher is told.
+        spec: the spec with the networks that exist when the launch begins.
+        ends: the spec with networks that stand for those of its searches.
+        searchers: entry -> searcher.
+        trainers: number of trainers.
+        judges: whether the pruner of the spec is used; in a replay it is not.
+        parameters: network -> number of parameters, if known; a view.
+        earlier: entry -> results of earlier runs that its searcher receives.
     """
     prune = spec.document.prune if judges else Prune()
     everyone = [*spec.networks, *ends.networks]
@@ -878,7 +904,7 @@ def make_controller(
         replace(
             entry,
             resumes=isinstance(searchers[entry.name], ResumesTrials),
-            earlier=tuple((earlier or {}).get(entry.name, ())),
+            prior_trials=tuple((earlier or {}).get(entry.name, ())),
         )
         for entry in entries_of(ends).values()
     ]

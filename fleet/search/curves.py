@@ -1,9 +1,10 @@
-"""A rule that drops networks whose learning curves will not come up to the best (pure).
+"""A pruner that stops networks whose learning curves will not reach the best (pure).
 
-A curve is taken for a power law, c - a n^-b of the epoch n, as in Domhan, Springenberg and Hutter, Speeding up
-Automatic Hyperparameter Optimization of Deep Neural Networks by Extrapolation of Learning Curves, IJCAI 2015 (their
-`pow3`), from whom the rule is as well: drop what will hardly end better than the best so far. How wrong such forecasts
-are, networks of the run have shown that were trained to their end: so much is allowed for, and no more.
+A curve is fitted by a power law, c - a n^-b of the epoch n, as in Domhan, Springenberg and Hutter,
+Speeding up Automatic Hyperparameter Optimization of Deep Neural Networks by Extrapolation of
+Learning Curves, IJCAI 2015 (their `pow3`). The rule is theirs as well: stop networks that will
+hardly end better than the best so far. The tolerance is the error of such forecasts for networks of
+the run that trained to their end.
 """
 
 from __future__ import annotations
@@ -26,11 +27,15 @@ _SURE = 0.95  # the share of forecasts that were not further below what came tha
 
 @dataclass
 class _Curve:
-    """What one network has come to.
+    """The learning curve of a network.
 
     Attributes:
-        sums: (6, exponents), over the epochs whose scores y are numbers: how many, x = n^-b, y, x x, x y and y y.
-        forecasts: after so many epochs, of the last one.
+        epochs: number of epochs.
+        score: the newest score.
+        sums: shape (6, exponents), float64, over the epochs with finite scores y and x = n^-b:
+            count,
+            sums of x, y, x x, x y and y y.
+        forecasts: number of epochs -> forecast of the last score at that time.
     """
 
     epochs: int = 0
@@ -39,7 +44,7 @@ class _Curve:
     forecasts: dict[int, float] = field(default_factory=dict)
 
     def add(self, score: float) -> None:
-        """The last epoch has ended with a number."""
+        """Add the newest epoch, with a finite score."""
         x = self.epochs**-_EXPONENTS
         for row, more in zip(
             self.sums, (1.0, x, score, x * x, x * score, score * score), strict=True
@@ -47,10 +52,10 @@ class _Curve:
             row += more
 
     def continued(self, last: int) -> float:
-        """The score after the last epoch, by the power law of the exponent that misses the scores least.
+        """Return the forecast of the last score by the power law that fits best.
 
-        Of each exponent that is the line of least squares through scores over n^-b; a curve that falls is taken for a
-        level one.
+        For each exponent it is the least-squares line through scores over n^-b; falling curves are
+        level.
         """
         n, x, y, xx, xy, yy = self.sums
         of_x = xx - x * x / n
@@ -64,19 +69,20 @@ class _Curve:
 
 
 class Curves(NoPruning):
-    """See the module.
+    """Prunes networks whose forecast is below the best final score.
 
     Args:
-        prune: its ``min_epochs``, the epochs that every network may train; and ``min_trials``, how many must have been trained
-            to their end before any is dropped.
-        most_epochs: that a network may train.
+        prune: its ``min_epochs``, the epochs that every network may train; and ``min_trials``, the
+            number of networks that must have trained to their end before any is pruned.
+        most_epochs: maximum epochs of a network.
+        seed: not used.
     """
 
     def __init__(self, prune: Prune, most_epochs: int, seed: int) -> None:
         super().__init__(prune, most_epochs, seed)
-        self._least = max(prune.min_epochs, _FEWEST)
-        self._others = prune.min_trials
-        self._most = most_epochs
+        self._min_epochs = max(prune.min_epochs, _FEWEST)
+        self._min_trials = prune.min_trials
+        self._max_epochs = most_epochs
         self._curves: defaultdict[str, _Curve] = defaultdict(_Curve)
         self._missed: defaultdict[int, list[float]] = defaultdict(
             list
@@ -97,8 +103,8 @@ class Curves(NoPruning):
             return Verdict.GO_ON
         forecast = curve.forecasts[epochs] = self._forecast(curve)
         is_bad = (
-            epochs >= self._least
-            and len(self._ended) >= self._others
+            epochs >= self._min_epochs
+            and len(self._ended) >= self._min_trials
             and (forecast + self._allowed(epochs) < max(self._ended))
         )
         if is_bad:
@@ -114,13 +120,13 @@ class Curves(NoPruning):
                 )
 
     def _forecast(self, curve: _Curve) -> float:
-        """The score after the last epoch; never below that of now, for it is the best so far."""
+        """Return the forecast of the last score; at least the current one."""
         if not math.isfinite(curve.score):
             return -math.inf
-        return max(curve.score, curve.continued(self._most))
+        return max(curve.score, curve.continued(self._max_epochs))
 
     def _allowed(self, epochs: int) -> float:
-        """By how much a forecast after so many epochs may be too low."""
+        """Return by how much a forecast after so many epochs may be too low."""
         missed = self._missed[epochs]
         if missed:
             return max(0.0, missed[math.ceil(_SURE * len(missed)) - 1])

@@ -1,7 +1,7 @@
-"""The rules by which networks are paused and dropped (pure).
+"""The pruners (pure).
 
-A rule is told of every epoch's end, in the order in which epochs end, and answers. It keeps nothing but what it was
-told, so one that is told the same again is as far as the first was: that is how a run that goes on comes by it.
+A pruner receives the end of every epoch, in order, and answers. Its state follows from these calls
+alone, so repeating them restores it: that is how a resumed run does it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, cast
 
 from fleet.errors import UserError
 from fleet.plugins import load_object
-from fleet.search.rungs import Bracket, RungDecisions, natural
+from fleet.search.rungs import Bracket, RungDecisions, natural_key
 from fleet.search.searcher import Verdict
 from fleet.spec.model import one_line
 from fleet.spec.search import Prune, find_rule
@@ -25,43 +25,52 @@ from preprocess.user_code import UserCode, seed_generators
 
 
 class Pruner:
-    """A rule at work in one run, which lets every network go on; see :class:`fleet.search.rungs.Bracket` for scores.
+    """A pruner of one run, which lets every network continue.
+
+    See :class:`fleet.search.rungs.Bracket` for scores.
 
     Args:
-        prune, most_epochs, seed: as :func:`make_pruner` has them.
+        prune, most_epochs, seed: as in :func:`make_pruner`.
     """
 
     def __init__(self, prune: Prune, most_epochs: int, seed: int) -> None:
         pass
 
     def add(self, name: str, epochs: int, score: float, is_done: bool = False) -> Verdict:
-        """A network has ended so many epochs, with this score as its best so far; ``is_done``: it trains no more."""
+        """Return the verdict on a network that has ended an epoch.
+
+        Args:
+            name: of the network.
+            epochs: its ended epochs.
+            score: its best score so far.
+            is_done: whether it trains no more.
+        """
         return Verdict.GO_ON
 
     def promotable(self) -> str | None:
-        """The paused network that should go on first; None where none may now."""
+        """Return the paused network that should be resumed first; None if none may be now."""
         return None
 
     def let_go_on(self, name: str) -> None:
-        """A paused network goes on, by this rule's wish or another's."""
+        """Record that a paused network was resumed, by this pruner or another decision."""
 
     def leave(self, name: str) -> None:
-        """A network is over."""
+        """Record that a network has ended."""
 
     def settle(self, alive: Collection[str]) -> RungDecisions:
-        """Judge those that wait for nobody any more.
+        """Judge networks that wait for no others any more.
 
         Args:
-            alive: the networks that are neither over nor paused; no other can come.
+            alive: networks that have neither ended nor been paused; no others can come.
         """
         return RungDecisions()
 
     def next_rung(self, name: str, epochs: int) -> int | None:
-        """The epochs after which a network that has ended so many is judged next; None where there are no rungs."""
+        """Return the epochs at the next rung of a network; None without rungs."""
         return None
 
-    def expected(self, most: int) -> float | None:
-        """How many epochs a network trains on average that may train so many; None where there are no rungs."""
+    def expected(self, max_epochs: int) -> float | None:
+        """Return the mean epochs of networks, of at most ``most``; None without rungs."""
         return None
 
 
@@ -71,17 +80,21 @@ NoPruning = (
 
 
 class Median(NoPruning):
-    """Prunes what is worse than the median of the others at the same epoch (Golovin et al., Google Vizier, KDD 2017).
+    """Prunes networks that are worse than the median of the others at the same epoch.
+
+    Golovin et al., Google Vizier, KDD 2017.
 
     Args:
-        prune: its ``min_epochs``, the epochs that every network may train; ``min_trials``, how many must have come as far; and
-            ``synchronous``: with it nobody is judged before all have come as far.
+        prune: its ``min_epochs``, the epochs that every network may train; ``min_trials``, how many
+            must have come as far; and ``synchronous``: whether all wait for each other.
+        most_epochs: maximum epochs of a network.
+        seed: not used.
     """
 
     def __init__(self, prune: Prune, most_epochs: int, seed: int) -> None:
         super().__init__(prune, most_epochs, seed)
-        self._least = prune.min_epochs
-        self._others = prune.min_trials
+        self._min_epochs = prune.min_epochs
+        self._min_trials = prune.min_trials
         self._in_step = prune.synchronous
         self._scores: defaultdict[int, list[float]] = defaultdict(
             list
@@ -90,12 +103,12 @@ class Median(NoPruning):
         self._waiting: dict[str, tuple[int, float]] = {}  # network -> epochs and score
 
     def add(self, name: str, epochs: int, score: float, is_done: bool = False) -> Verdict:
-        """See :class:`Judge`."""
+        """See :class:`Pruner`."""
         if epochs <= self._seen.get(name, 0):
             return Verdict.GO_ON
         self._seen[name] = epochs
         insort(self._scores[epochs], score)
-        if is_done or epochs < self._least:
+        if is_done or epochs < self._min_epochs:
             return Verdict.GO_ON
         if self._in_step:
             self._waiting[name] = epochs, score
@@ -106,23 +119,24 @@ class Median(NoPruning):
 
     def _is_bad(self, epochs: int, score: float) -> bool:
         scores = self._scores[epochs]
-        return len(scores) > self._others and score < _median_of_others(
+        return len(scores) > self._min_trials and score < _median_of_others(
             scores, bisect_left(scores, score)
         )
 
     def let_go_on(self, name: str) -> None:
-        """See :class:`Judge`."""
+        """See :class:`Pruner`."""
         self._waiting.pop(name, None)
 
     leave = let_go_on
 
     def settle(self, alive: Collection[str]) -> RungDecisions:
-        """See :class:`Judge`."""
+        """See :class:`Pruner`."""
         if alive or not self._waiting:
             return RungDecisions()
         lowest = min(epochs for epochs, _ in self._waiting.values())
         names = sorted(
-            (name for name, (epochs, _) in self._waiting.items() if epochs == lowest), key=natural
+            (name for name, (epochs, _) in self._waiting.items() if epochs == lowest),
+            key=natural_key,
         )
         bad = {name for name in names if self._is_bad(*self._waiting[name])}
         return RungDecisions(
@@ -131,19 +145,19 @@ class Median(NoPruning):
         )
 
 
-def _median_of_others(scores: Sequence[float], own: int) -> float:
-    """The median of sorted numbers without one of them, of at least two.
+def _median_of_others(scores: Sequence[float], excluded: int) -> float:
+    """Return the median of sorted numbers without one of them, of at least two.
 
     >>> _median_of_others([1.0, 2.0, 5.0, 9.0], own=0), _median_of_others([1.0, 2.0, 5.0], own=1)
     (5.0, 3.0)
     """
 
-    def other(place: int) -> float:
-        return scores[place + (place >= own)]
+    def score_at(index: int) -> float:
+        return scores[index + (index >= excluded)]
 
     count = len(scores) - 1
-    low = other((count - 1) // 2)
-    high = other(count // 2)
+    low = score_at((count - 1) // 2)
+    high = score_at(count // 2)
     # infinite ones have no mean
     if low == high:
         return low
@@ -155,7 +169,7 @@ class Halving(Pruner):
 
     Args:
         brackets: each with its share of the networks.
-        seed: of the draw of a network's bracket, by its name.
+        seed: with which a network's bracket is drawn, by its name.
     """
 
     def __init__(self, brackets: Sequence[tuple[Bracket, int]], seed: int) -> None:
@@ -165,71 +179,73 @@ class Halving(Pruner):
     def _bracket(self, name: str) -> Bracket:
         if len(self._brackets) == 1:
             return self._brackets[0][0]
-        place = zlib.crc32(f"{self._seed}/{name}".encode()) % sum(
+        offset = zlib.crc32(f"{self._seed}/{name}".encode()) % sum(
             share for _, share in self._brackets
         )
         for bracket, share in self._brackets:
-            if place < share:
+            if offset < share:
                 return bracket
-            place -= share
+            offset -= share
         raise AssertionError("the shares add up to their sum")
 
     def add(self, name: str, epochs: int, score: float, is_done: bool = False) -> Verdict:
-        """See :class:`Judge`."""
+        """See :class:`Pruner`."""
         return self._bracket(name).add(name, epochs, score, is_done)
 
     def promotable(self) -> str | None:
-        """See :class:`Judge`."""
-        found = [
+        """See :class:`Pruner`."""
+        candidates = [
             first for bracket, _ in self._brackets if (first := bracket.promotable()) is not None
         ]
-        if found:
-            return max(found, key=lambda first: first[0])[1]
+        if candidates:
+            return max(candidates, key=lambda first: first[0])[1]
         return None
 
     def let_go_on(self, name: str) -> None:
-        """See :class:`Judge`."""
+        """See :class:`Pruner`."""
         self._bracket(name).let_go_on(name)
 
     def leave(self, name: str) -> None:
-        """See :class:`Judge`."""
+        """See :class:`Pruner`."""
         self._bracket(name).leave(name)
 
     def settle(self, alive: Collection[str]) -> RungDecisions:
-        """See :class:`Judge`."""
+        """See :class:`Pruner`."""
         busy: set[int] = set()
         for name in alive:
             busy.add(id(self._bracket(name)))
             if len(busy) == len(self._brackets):
                 return RungDecisions()
-        found = [bracket.settle() for bracket, _ in self._brackets if id(bracket) not in busy]
+        decisions = [bracket.settle() for bracket, _ in self._brackets if id(bracket) not in busy]
         return RungDecisions(
-            tuple(name for one in found for name in one.go_on),
-            tuple(name for one in found for name in one.stop),
+            tuple(name for decision in decisions for name in decision.go_on),
+            tuple(name for decision in decisions for name in decision.stop),
         )
 
     def next_rung(self, name: str, epochs: int) -> int | None:
-        """See :class:`Judge`."""
+        """See :class:`Pruner`."""
         return self._bracket(name).next_rung(epochs)
 
-    def expected(self, most: int) -> float | None:
-        """See :class:`Judge`."""
+    def expected(self, max_epochs: int) -> float | None:
+        """See :class:`Pruner`."""
         shares = sum(share for _, share in self._brackets)
-        return sum(share * bracket.expected(most) for bracket, share in self._brackets) / shares
+        return (
+            sum(share * bracket.expected(max_epochs) for bracket, share in self._brackets) / shares
+        )
 
 
 # ---- what the rows of rules name ---------------------------------------------------------------
 
 
 def make_asha(prune: Prune, most_epochs: int, seed: int) -> Halving:
-    """The rule ``asha``."""
+    """Return the pruner of the rule ``asha``."""
     return Halving([(_bracket(prune, prune.min_epochs), 1)], seed)
 
 
 def make_hyperband(prune: Prune, most_epochs: int, seed: int) -> Halving:
-    """Brackets s = 0, 1, ... that begin at ``least * factor**s``, with as many networks as Hyperband gives each.
+    """Return brackets that begin at ``min_epochs * factor**s``, weighted as in Hyperband.
 
-    Li et al., Hyperband, JMLR 18 (2018), algorithm 1, in which they are counted the other way round.
+    Li et al., Hyperband, JMLR 18 (2018), algorithm 1, which counts brackets in reverse.
     """
     last = int(math.log(max(1.0, most_epochs / prune.min_epochs), prune.factor) + 1e-9)
     return Halving(
@@ -244,29 +260,29 @@ def make_hyperband(prune: Prune, most_epochs: int, seed: int) -> Halving:
     )
 
 
-def _bracket(prune: Prune, least: int) -> Bracket:
-    return Bracket(least, prune.factor, prune.on_fail == "pause", prune.synchronous)
+def _bracket(prune: Prune, min_epochs: int) -> Bracket:
+    return Bracket(min_epochs, prune.factor, prune.on_fail == "pause", prune.synchronous)
 
 
 # ---- rules of users ----------------------------------------------------------------------------
 
 
-class _LookedAt:
-    """A rule of a user's own, whose answers are looked at before they are carried out."""
+class _CheckedPruner:
+    """A user-defined pruner whose answers are validated."""
 
-    def __init__(self, name: str, judge: Pruner, code: UserCode) -> None:
+    def __init__(self, name: str, pruner: Pruner, code: UserCode) -> None:
         self._name = name
-        self._judge = judge
+        self._pruner = pruner
         self._code = code
         self._waiting: set[str] = set()
 
     def __getattr__(self, method: str) -> Callable[..., Any]:
-        return partial(self._asked, method)
+        return partial(self._call, method)
 
-    def _asked(self, method: str, *arguments: Any) -> Any:
+    def _call(self, method: str, *arguments: Any) -> Any:
         try:
             with self._code.running():
-                answer = getattr(self._judge, method)(*arguments)
+                answer = getattr(self._pruner, method)(*arguments)
         except Exception as error:  # the user's class may raise anything
             raise UserError(
                 f"the rule {self._name} failed in {method}: {one_line(error)}"
@@ -275,8 +291,8 @@ class _LookedAt:
             case "add":
                 if answer not in list(Verdict):
                     raise UserError(
-                        f"the rule {self._name} answered {answer!r} to an epoch of {arguments[0]}; it "
-                        "should be a Verdict"
+                        f"the rule {self._name} answered {answer!r} to an epoch of "
+                        f"{arguments[0]}; it should be a Verdict"
                     )
                 answer = Verdict(answer)
                 self._waiting |= {arguments[0]} if answer is Verdict.PAUSE else set()
@@ -289,32 +305,33 @@ class _LookedAt:
                     named = (answer,)
                 else:
                     named = (*answer[0], *answer[1])
-                others = [name for name in named if name not in self._waiting]
-                if others:
+                unknown = [name for name in named if name not in self._waiting]
+                if unknown:
                     raise UserError(
-                        f"the rule {self._name} decides on {others[0]!r}, which it has not paused"
+                        f"the rule {self._name} decides on {unknown[0]!r}, which it has not paused"
                     )
         return answer
 
 
 def make_pruner(prune: Prune, most_epochs: int, seed: int) -> Pruner:
-    """A rule at its beginning.
+    """Return a pruner in its initial state.
 
     Args:
         prune: of the spec.
-        most_epochs: that a network may train; it decides how many brackets ``hyperband`` has.
-        seed: of what is drawn.
+        most_epochs: maximum epochs of a network; it decides the number of brackets of
+            ``hyperband``.
+        seed: of its random choices.
 
     Raises:
-        UserError: one of the user's own cannot be made, or lacks a method.
+        UserError: a user-defined pruner cannot be constructed, or lacks a method.
     """
     rule = find_rule(prune.rule)
     if isinstance(rule.make, str) and rule.make.startswith("."):
         module, _, name = rule.make.partition(":")
-        ours: Pruner = getattr(import_module(module, "fleet.search"), name)(
+        built_in: Pruner = getattr(import_module(module, "fleet.search"), name)(
             prune, most_epochs, seed
         )
-        return ours
+        return built_in
     code = UserCode()
     with code.running():
         seed_generators(seed)
@@ -323,17 +340,19 @@ def make_pruner(prune: Prune, most_epochs: int, seed: int) -> Pruner:
         else:
             make = rule.make
         try:
-            judge = make(prune, most_epochs, seed)
+            pruner = make(prune, most_epochs, seed)
         except Exception as error:  # the user's class may raise anything
             raise UserError(
-                f"the rule {prune.rule} cannot be made of (prune, most_epochs, seed): {one_line(error)}"
+                f"the rule {prune.rule} cannot be constructed with (prune, most_epochs, seed): "
+                f"{one_line(error)}"
             ) from error
-    lacks = [method for method in _METHODS if not callable(getattr(judge, method, None))]
+    lacks = [method for method in _METHODS if not callable(getattr(pruner, method, None))]
     if lacks:
         raise UserError(
-            f"the rule {prune.rule} has no method {', '.join(lacks)}; see fleet.search.pruning.Pruner"
+            f"the rule {prune.rule} has no method {', '.join(lacks)}; "
+            "see fleet.search.pruning.Pruner"
         )
-    return cast(Pruner, _LookedAt(prune.rule, judge, code))
+    return cast(Pruner, _CheckedPruner(prune.rule, pruner, code))
 
 
 _METHODS = ("add", "promotable", "let_go_on", "leave", "settle", "next_rung", "expected")

@@ -1,11 +1,16 @@
-"""Successive halving: who goes on from one rung to the next (pure).
+"""Successive halving: which networks continue from one rung to the next (pure).
 
-A rung is a number of epochs, ``least * factor**k``. Of the networks that have come there only the best 1/``factor`` go
-on. :class:`Bracket` is that rule asynchronously, as ASHA has it (Li et al., A System for Massively Parallel
-Hyperparameter Tuning, arXiv:1810.05934): with pruning, or with promotion (its algorithm 2); and in step, as the
-original (Jamieson and Talwalkar, AISTATS 2016), where nobody is judged before all have come.
+A rung is a number of epochs, ``min_epochs * factor**k``. Of the networks that reach it only the
+best
+1/``factor`` continue. :class:`Bracket` applies this asynchronously, as ASHA does (Li et al., A
+System
+for Massively Parallel Hyperparameter Tuning, arXiv:1810.05934): with pruning, or with promotion
+(its
+algorithm 2); and synchronously, as the original (Jamieson and Talwalkar, AISTATS 2016), which
+judges
+no network before all have reached the rung.
 
-A score is a value of which more is better; minus infinity stands for one that is no number, and is never among the
+A score is a value of which more is better; minus infinity stands for NaN, and is never among the
 best.
 """
 
@@ -20,24 +25,24 @@ from typing import NamedTuple
 from fleet.search.searcher import Verdict
 
 
-def natural(name: str) -> tuple[str | int, ...]:
-    """The key by which names are sorted so that net-9 is before net-10.
+def natural_key(name: str) -> tuple[str | int, ...]:
+    """Return a sort key that orders net-9 before net-10.
 
-    >>> sorted(["net-10", "net-9"], key=natural)
+    >>> sorted(["net-10", "net-9"], key=natural_key)
     ['net-9', 'net-10']
     """
     return tuple(int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name))
 
 
 class RungDecisions(NamedTuple):
-    """What becomes of networks that have waited until nothing else could be done."""
+    """Decisions on networks that have waited until nothing else could be done."""
 
     go_on: tuple[str, ...] = ()
     stop: tuple[str, ...] = ()
 
 
-class _Place(NamedTuple):
-    """Where a network stands in a rung: places are sorted with the best first."""
+class _Entry(NamedTuple):
+    """A network in a rung, in an order that puts the best first."""
 
     worse: float  # minus its score
     key: tuple[str | int, ...]
@@ -46,66 +51,67 @@ class _Place(NamedTuple):
 
 @dataclass
 class Rung:
-    """Those that have come to so many epochs.
+    """The networks that have reached a number of epochs.
 
     Attributes:
-        gone_on: how many have been let go on from here, or were done here.
+        epochs: the number of epochs.
+        promoted: number of networks that continued from here, or finished here.
     """
 
     epochs: int
-    gone_on: int = 0
-    _all: list[_Place] = field(default_factory=list)
-    _waiting: list[_Place] = field(default_factory=list)
-    _place: dict[str, _Place] = field(default_factory=dict)
+    promoted: int = 0
+    _all: list[_Entry] = field(default_factory=list)
+    _waiting: list[_Entry] = field(default_factory=list)
+    _entries: dict[str, _Entry] = field(default_factory=dict)
 
     def __contains__(self, name: object) -> bool:
-        return name in self._place
+        return name in self._entries
 
     def __len__(self) -> int:
         return len(self._all)
 
     def enter(self, name: str, score: float) -> None:
-        """A network has come here."""
-        self._place[name] = place = _Place(-score, natural(name), name)
-        insort(self._all, place)
+        """Add a network."""
+        self._entries[name] = entry = _Entry(-score, natural_key(name), name)
+        insort(self._all, entry)
 
-    def wait(self, name: str) -> None:
-        """It is paused here."""
-        insort(self._waiting, self._place[name])
+    def pause(self, name: str) -> None:
+        """Pause a network here."""
+        insort(self._waiting, self._entries[name])
 
     def release(self, name: str) -> bool:
-        """It waits no longer; returns whether it did."""
-        place = self._place.get(name)
-        if place is None:
+        """Let a network wait no longer; return True if it was waiting."""
+        entry = self._entries.get(name)
+        if entry is None:
             at = len(self._waiting)
         else:
-            at = bisect_left(self._waiting, place)
-        if at == len(self._waiting) or self._waiting[at] != place:
+            at = bisect_left(self._waiting, entry)
+        if at == len(self._waiting) or self._waiting[at] != entry:
             return False
         del self._waiting[at]
         return True
 
     @property
     def waiting(self) -> list[str]:
-        """Those that are paused here, the best first."""
-        return [place.name for place in self._waiting]
+        """The networks that are paused here, the best first."""
+        return [entry.name for entry in self._waiting]
 
     @property
     def best_waiting(self) -> str | None:
-        """The best of those that are paused here."""
+        """The best network that is paused here."""
         if self._waiting:
             return self._waiting[0].name
         return None
 
-    def is_among(self, name: str, most: int) -> bool:
-        """Whether a network is one of the best so many; equal ones count in order of their names."""
-        place = self._place[name]
-        return place.worse < math.inf and bisect_left(self._all, place) < most
+    def is_in_top(self, name: str, count: int) -> bool:
+        """Return True if a network is one of the best ``most``; ties are broken by name."""
+        entry = self._entries[name]
+        return entry.worse < math.inf and bisect_left(self._all, entry) < count
 
-    def is_level_with(self, name: str, most: int) -> bool:
-        """The same, where equal ones count as one."""
-        worse = self._place[name].worse
-        return worse < math.inf and bisect_left(self._all, (worse,)) < most
+    def is_tied_with_top(self, name: str, count: int) -> bool:
+        """Return True if fewer than ``most`` networks are strictly better."""
+        worse = self._entries[name].worse
+        return worse < math.inf and bisect_left(self._all, (worse,)) < count
 
 
 class Bracket:
@@ -113,50 +119,54 @@ class Bracket:
 
     Args:
         least: epochs of the first rung.
-        factor: one in so many goes on.
-        pauses: whether those that are not among the best wait; otherwise they are pruned.
-        in_step: whether nobody is judged before all have come; then all wait.
+        factor: one in so many continues.
+        pauses: whether the others are paused; otherwise they are pruned.
+        in_step: whether no network is judged before all have come; then all wait.
     """
 
-    def __init__(self, least: int, factor: int, pauses: bool, in_step: bool) -> None:
-        self._least = least
+    def __init__(self, min_epochs: int, factor: int, pauses: bool, in_step: bool) -> None:
+        self._min_epochs = min_epochs
         self._factor = factor
         self._pauses = pauses
         self._in_step = in_step
         self._rungs: dict[int, Rung] = {}
 
     def next_rung(self, epochs: int) -> int:
-        """The first rung beyond so many epochs.
+        """Return the first rung above a number of epochs.
 
         >>> [Bracket(2, 3, True, False).next_rung(epochs) for epochs in (0, 1, 2, 6)]
         [2, 2, 6, 18]
         """
-        rung = self._least
+        rung = self._min_epochs
         while rung <= epochs:
             rung *= self._factor
         return rung
 
-    def expected(self, most: int) -> float:
-        """How many epochs a network trains on average that may train so many, if one in ``factor`` leaves each rung.
+    def expected(self, max_epochs: int) -> float:
+        """Return the epochs that a network trains on average, of at most ``most``.
 
-        >>> Bracket(1, 2, True, False).expected(8)  # 1 epoch, 1 more of a half, 2 of a quarter, 4 of an eighth
+        One in ``factor`` passes each rung.
+
+        >>> Bracket(1, 2, True, False).expected(8)  # 1 epoch, 1 more of a half, 2 of a quarter, 4
+        of an eighth
         2.5
         """
         total = 0.0
         share = 1.0
         at = 0
-        while (rung := self.next_rung(at)) < most:
+        while (rung := self.next_rung(at)) < max_epochs:
             total = total + share * (rung - at)
             share = share / self._factor
             at = rung
-        return total + share * (most - at)
+        return total + share * (max_epochs - at)
 
     def add(self, name: str, epochs: int, score: float, is_done: bool = False) -> Verdict:
-        """A network has ended an epoch.
+        """Return the verdict on a network that has ended an epoch.
 
         Args:
-            epochs: that it has ended.
-            score: its best one so far.
+            name: of the network.
+            epochs: its ended epochs.
+            score: its best score so far.
             is_done: whether there is nothing left to train.
         """
         if self.next_rung(epochs - 1) != epochs:
@@ -166,20 +176,20 @@ class Bracket:
             return Verdict.GO_ON
         rung.enter(name, score)
         if is_done or (not self._in_step and self._goes_on(rung, name)):
-            rung.gone_on += 1
+            rung.promoted += 1
             return Verdict.GO_ON
         if not (self._pauses or self._in_step):
             return Verdict.STOP
-        rung.wait(name)
+        rung.pause(name)
         return Verdict.PAUSE
 
     def _goes_on(self, rung: Rung, name: str) -> bool:
         if self._pauses:
-            return rung.is_among(name, len(rung) // self._factor)
-        return rung.is_level_with(name, max(1, len(rung) // self._factor))
+            return rung.is_in_top(name, len(rung) // self._factor)
+        return rung.is_tied_with_top(name, max(1, len(rung) // self._factor))
 
     def promotable(self) -> tuple[int, str] | None:
-        """The epochs and the name of the paused network that should go on first; None where none may."""
+        """Return the epochs and the name of the network to resume first, or None."""
         if self._in_step:
             return None
         for epochs in sorted(self._rungs, reverse=True):
@@ -190,38 +200,39 @@ class Bracket:
         return None
 
     def let_go_on(self, name: str) -> None:
-        """A paused network goes on."""
+        """Record that a paused network was resumed."""
         for rung in self._rungs.values():
-            rung.gone_on += rung.release(name)
+            rung.promoted += rung.release(name)
 
     def leave(self, name: str) -> None:
-        """A network is over: it waits for nothing any more, and what it came to still counts."""
+        """Record that a network has ended: it waits no more, and its score still counts."""
         for rung in self._rungs.values():
             rung.release(name)
 
     def settle(self) -> RungDecisions:
-        """Judge those that wait, now that nobody else can come.
+        """Judge the waiting networks, now that no others can come.
 
-        In step that is the rule itself. Otherwise the best of the highest rung goes on if nobody has from there, so
-        that some network is trained to its end; or else all that wait are pruned.
+        If synchronous, that is the rule itself. Otherwise the best of the highest rung continues if
+        none has
+        from there, so that some network trains to its end; or else all waiting networks are pruned.
         """
-        held = [
+        waiting = [
             self._rungs[epochs]
             for epochs in sorted(self._rungs)
             if self._rungs[epochs].best_waiting
         ]
-        if not held:
+        if not waiting:
             return RungDecisions()
         if self._in_step:
-            return self._settle_in_step(held[0])
-        best = held[-1].best_waiting
-        if best is not None and not held[-1].gone_on and held[-1].is_among(best, 1):
+            return self._settle_in_step(waiting[0])
+        best = waiting[-1].best_waiting
+        if best is not None and not waiting[-1].promoted and waiting[-1].is_in_top(best, 1):
             return RungDecisions(go_on=(best,))
-        return RungDecisions(stop=tuple(name for rung in held for name in rung.waiting))
+        return RungDecisions(stop=tuple(name for rung in waiting for name in rung.waiting))
 
     def _settle_in_step(self, rung: Rung) -> RungDecisions:
-        most = max(1, len(rung) // self._factor)
-        best = [name for name in rung.waiting if rung.is_among(name, most)]
+        count = max(1, len(rung) // self._factor)
+        best = [name for name in rung.waiting if rung.is_in_top(name, count)]
         return RungDecisions(
             tuple(best), tuple(name for name in rung.waiting if name not in set(best))
         )

@@ -1,8 +1,8 @@
-"""All that one searcher has been asked and told, and what to say to it next (pure).
+"""The state of one searcher, and the next call to make (pure).
 
-A conversation is made of answered calls, and of nothing else: :meth:`SearcherSession.take` is given each, whether it was
-answered just now or by an earlier launch, and says what follows. So a conversation that is read from a log is the one
-that was written there.
+The state consists of answered calls only: :meth:`SearcherSession.handle_answer` receives each,
+whether it was answered now or in an earlier launch, and returns what follows. So a session restored
+from a log equals the one that wrote it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 from fleet.errors import UserError
 from fleet.search.calls import AddPriorTrial, Ask, Call, InvalidAnswer, Report, Resume, Tell
-from fleet.search.searcher import End, Verdict
+from fleet.search.searcher import TrialOutcome, Verdict
 from fleet.spec.space import Member, Space, key_of_value, member_of
 
 PARENT = "parent"  # the key of an answer that is none of the space
@@ -24,11 +24,12 @@ WRONG_IN_A_ROW = 10  # answers to ask; then nothing is asked any more
 
 @dataclass(frozen=True)
 class Proposal:
-    """A network was asked for.
+    """A network that a searcher proposed.
 
     Attributes:
-        values: of the space's keys; as they were answered, if something is wrong with them.
-        parent: the number of the network from whose weights it starts, if there is one.
+        number: within the entry.
+        values: by the space's keys; the raw answer if something is wrong with it.
+        parent: the number of the network from whose weights it starts, if any.
         wrong: what is wrong with the answer; then the network has failed.
     """
 
@@ -39,29 +40,29 @@ class Proposal:
 
 
 # An ask or, of a report, what it says; of a resume, the number of the network that goes on.
-Follows: TypeAlias = Proposal | Verdict | int | None
+AnswerEffect: TypeAlias = Proposal | Verdict | int | None
 
 
 class SearcherSession:
-    """What was said to one searcher, and by it.
+    """The calls and answers of one searcher.
 
     Args:
-        space: from which it chooses.
-        most: networks that it is asked for.
-        resumes: whether it can say which paused network goes on.
+        space: of the search.
+        most: maximum number of networks.
+        resumes: whether the searcher can resume paused networks.
     """
 
-    def __init__(self, space: Space, most: int, resumes: bool = False) -> None:
+    def __init__(self, space: Space, max_trials: int, resumes: bool = False) -> None:
         self._space = space
-        self._most = most
+        self._max_trials = max_trials
         self._resumes = resumes
-        self._asked: dict[int, Proposal] = {}
+        self._proposals: dict[int, Proposal] = {}
         self._seen: dict[
             str, int
         ] = {}  # the values of networks without a parent -> the first of them
         self._verdicts: dict[tuple[int, int], Verdict] = {}  # by number and epoch
-        self._told: dict[int, Tell] = {}
-        self._heard: dict[
+        self._outcomes: dict[int, Tell] = {}
+        self._prior_epochs: dict[
             int, int
         ] = {}  # number -> the epochs of which the searcher hears otherwise, or never
         self._earlier: dict[str, AddPriorTrial] = {}  # of earlier runs, by run and name
@@ -83,58 +84,62 @@ class SearcherSession:
 
     @property
     def number(self) -> int:
-        """Of the network that is asked for next."""
-        return len(self._asked)
+        """The number of the network that is proposed next."""
+        return len(self._proposals)
 
     @property
-    def asked(self) -> Mapping[int, Proposal]:
-        """All that were asked for, by number."""
-        return self._asked
+    def proposals(self) -> Mapping[int, Proposal]:
+        """All proposals, by number."""
+        return self._proposals
 
     @property
     def is_closed(self) -> bool:
-        """Whether no network is asked for any more, whatever is said."""
-        return bool(self.failure) or len(self._asked) >= self._most or self._wrong >= WRONG_IN_A_ROW
+        """Whether no more networks are proposed."""
+        return (
+            bool(self.failure)
+            or len(self._proposals) >= self._max_trials
+            or self._wrong >= WRONG_IN_A_ROW
+        )
 
     @property
     def may_ask(self) -> bool:
-        """Whether a network can be asked for now."""
+        """Whether a network can be proposed now."""
         return not self.is_closed and not self._is_dry
 
     def verdict(self, number: int, epoch: int) -> Verdict | None:
-        """How the searcher has judged that epoch; None if it has not."""
+        """Return the searcher's verdict on an epoch; None if there is none."""
         return self._verdicts.get((number, epoch))
 
     # ---- what to say ----
 
     def report(self, number: int, epoch: int, value: float) -> None:
-        """Say that an epoch has ended, unless that was said; infinite values are no numbers either."""
+        """Queue the report of an epoch, unless it was made; infinite values become NaN."""
         call = Report(number, epoch, value if math.isfinite(value) else math.nan)
         is_known = (
             (number, epoch) in self._verdicts
-            or number in self._told
-            or epoch <= self._heard.get(number, 0)
+            or number in self._outcomes
+            or epoch <= self._prior_epochs.get(number, 0)
         )
         if not self.failure and not is_known:
             self._to_say.setdefault(_key(call), call)
 
-    def tell(self, number: int, end: End, value: float | None) -> None:
-        """Say how it ended with a network, unless that was said."""
-        if not self.failure and number not in self._told:
+    def tell(self, number: int, end: TrialOutcome, value: float | None) -> None:
+        """Queue the outcome of a network, unless it was told."""
+        if not self.failure and number not in self._outcomes:
             call = Tell(
                 number, end.value, value if value is not None and math.isfinite(value) else None
             )
             self._to_say.setdefault(_key(call), call)
 
-    def know(self, earlier: Iterable[AddPriorTrial]) -> None:
-        """Say what earlier runs found, as far as that was not said."""
-        for one in earlier:
-            key = f"{one.source}/{one.name}"
+    def add_prior_trials(self, earlier: Iterable[AddPriorTrial]) -> None:
+        """Queue the results of earlier runs that the searcher does not know."""
+        for trial in earlier:
+            key = f"{trial.source}/{trial.name}"
             if key not in self._earlier:
-                self._earlier[key] = call = replace(one, number=-1 - len(self._earlier))
+                self._earlier[key] = call = replace(trial, number=-1 - len(self._earlier))
                 self._to_say[_key(call)] = call
 
-    def change(
+    def replace_searcher(
         self,
         space: Space,
         knows: bool,
@@ -142,48 +147,48 @@ class SearcherSession:
         names: Mapping[int, str],
         judges_alike: bool = True,
     ) -> None:
-        """Another searcher takes over: it is told of all networks that fit its space, and judges what comes.
+        """Replace the searcher: the new one receives all networks that fit, and judges from now on.
 
         Args:
-            space: from which it chooses.
-            knows: whether it can be told of networks that it has not asked for.
-            curves: number -> the monitored values of the epochs of a network that was asked for.
+            space: of the new searcher.
+            knows: whether it accepts prior trials.
+            curves: number -> the monitored values of the epochs of a proposed network.
             names: number -> its name.
-            judges_alike: whether the same counts as before; if not, what earlier runs found is to be read anew.
+            judges_alike: whether objectives are unchanged; if not, earlier runs are read again.
         """
         self._to_say.clear()
         self._paused.clear()
         self._verdicts.clear()  # one that nobody has acted on yet is none any more
         if not judges_alike:
             self._earlier.clear()
-        self._heard_more()
+        self._allow_asking()
         self._wrong = 0
-        for key, one in self._earlier.items():
-            if knows and (member := fitting(space, one.values)) is not None:
-                self._earlier[key] = call = replace(one, values=member)
+        for key, trial in self._earlier.items():
+            if knows and (member := match_space(space, trial.values)) is not None:
+                self._earlier[key] = call = replace(trial, values=member)
                 self._to_say[_key(call)] = call
-        for number, asked in self._asked.items():
-            member = fitting(space, asked.values)
-            told = self._told.get(number, Tell(number, "", None))
-            if asked.wrong or member is None or not knows:
-                self._told[number] = told  # it is none of its networks
+        for number, proposal in self._proposals.items():
+            member = match_space(space, proposal.values)
+            tell = self._outcomes.get(number, Tell(number, "", None))
+            if proposal.wrong or member is None or not knows:
+                self._outcomes[number] = tell  # it is none of its networks
                 continue
-            self._heard[number] = len(curves.get(number, ()))
+            self._prior_epochs[number] = len(curves.get(number, ()))
             call = AddPriorTrial(
                 number,
                 member,
                 tuple(curves.get(number, ())),
-                told.outcome,
-                told.value,
+                tell.outcome,
+                tell.value,
                 names.get(number, ""),
             )
             self._to_say[_key(call)] = call
 
-    def next(self, wants_network: bool) -> Call | None:
-        """The call to make now; None where there is nothing to say.
+    def next_call(self, wants_network: bool) -> Call | None:
+        """Return the next call; None if there is nothing to call.
 
         Args:
-            wants_network: whether one more should be alive.
+            wants_network: whether one more network should be alive.
         """
         if self.failure:
             return None
@@ -196,47 +201,50 @@ class SearcherSession:
         return None
 
     def awaits(self, number: int) -> bool:
-        """Whether something is still to be said about a network."""
+        """Return True if a call about a network is still to be made."""
         return any(
             call.number == number and not isinstance(call, AddPriorTrial)
             for call in self._to_say.values()
         )
 
     def fail(self, reason: str) -> None:
-        """The searcher is not called again."""
+        """Stop calling the searcher."""
         self.failure = reason
         self._to_say.clear()
 
     # ---- answers ----
 
-    def take(self, call: Call, answer: Any, recalled: str | None = None) -> Follows:
-        """A call was answered; returns what follows.
+    def handle_answer(self, call: Call, answer: Any, recalled: str | None = None) -> AnswerEffect:
+        """Record an answered call; return what follows.
 
         Args:
-            answer: as :func:`fleet.search.calls.make` returns it.
-            recalled: of an ask in the log: what was found wrong with it then. The space may be another one by now.
+            call: the call.
+            answer: as :func:`fleet.search.calls.make_call` returns it.
+            recalled: for an ask in the log: what was wrong with it; the space may have changed
+                since.
 
         Raises:
-            InvalidAnswer: that cannot be, whoever is asked: the searcher should not be called again.
+            InvalidAnswer: the answer is invalid in any space: the searcher must not be called
+                again.
         """
         self._to_say.pop(_key(call), None)  # the first, but where a launch has broken off
         match call:
             case Ask(number):
                 return self._take_ask(number, answer, recalled)
             case Report(number, epoch, _):
-                self._heard_more()
+                self._allow_asking()
                 self._verdicts[number, epoch] = verdict = Verdict(answer)
                 if verdict is Verdict.PAUSE:
                     self._paused.add(number)
                 return verdict
             case AddPriorTrial():
-                self._heard_more()
+                self._allow_asking()
                 if call.source:
                     self._earlier[f"{call.source}/{call.name}"] = call
                 return None
             case Tell(number, _, _):
-                self._heard_more()
-                self._told[number] = call
+                self._allow_asking()
+                self._outcomes[number] = call
                 if number in self._paused:
                     self._paused.remove(number)
                     self._ended.add(number)
@@ -244,7 +252,7 @@ class SearcherSession:
             case Resume():
                 return self._take_resume(answer)
 
-    def _heard_more(self) -> None:
+    def _allow_asking(self) -> None:
         self._is_dry = self._has_tried = False
 
     def _take_resume(self, answer: int | None) -> int | None:
@@ -266,17 +274,17 @@ class SearcherSession:
         values = {name: value for name, value in answer.items() if name != PARENT}
         parent = answer.get(PARENT)
         if recalled is not None:
-            asked = Proposal(number, values, parent, recalled)
+            proposal = Proposal(number, values, parent, recalled)
             if parent is None and not recalled:
                 self._seen.setdefault(key_of_value(values), number)
         else:
-            asked = self._checked(number, values, parent)
-        self._wrong = self._wrong + 1 if asked.wrong else 0
-        self._asked[number] = asked
-        return asked
+            proposal = self._checked(number, values, parent)
+        self._wrong = self._wrong + 1 if proposal.wrong else 0
+        self._proposals[number] = proposal
+        return proposal
 
     def _checked(self, number: int, values: Mapping[str, Any], parent: Any) -> Proposal:
-        """What was asked for, with what is wrong with it."""
+        """Return the proposal, with what is wrong with it."""
         try:
             member = member_of(self._space, values)
             if (
@@ -286,22 +294,21 @@ class SearcherSession:
                 raise UserError(
                     f"the same values as of number {before}; each network should be another one"
                 )
-            if parent is not None and (type(parent) is not int or parent not in self._asked):
+            if parent is not None and (type(parent) is not int or parent not in self._proposals):
                 raise UserError(
-                    f"{parent!r} is no parent; it should be the number of a network that was asked for"
+                    f"{parent!r} is no parent; it should be the number of a proposed network"
                 )
-            if parent is not None and self._asked[parent].wrong:
+            if parent is not None and self._proposals[parent].wrong:
                 raise UserError(
-                    f"{parent} is no parent: what was asked for as that number was refused, and has no "
-                    "weights"
+                    f"{parent} is no parent: that network was refused, and has no weights"
                 )
         except UserError as error:
             return Proposal(number, dict(values), wrong=f"ask({number}): {error}")
         return Proposal(number, member, parent)
 
 
-def fitting(space: Space, values: Mapping[str, Any]) -> Member | None:
-    """The member of a space that has these values, if there is one."""
+def match_space(space: Space, values: Mapping[str, Any]) -> Member | None:
+    """Return the member of a space with these values, if there is one."""
     try:
         return member_of(space, values)
     except UserError:
@@ -309,5 +316,5 @@ def fitting(space: Space, values: Mapping[str, Any]) -> Member | None:
 
 
 def _key(call: Call) -> tuple[object, ...]:
-    """Equal for calls that are one, also where a log says otherwise how an epoch or a network has ended."""
+    """Return a key that is equal for calls about the same epoch or network."""
     return type(call), getattr(call, "number", None), getattr(call, "epoch", None)

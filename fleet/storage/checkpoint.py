@@ -21,7 +21,7 @@ from typing import get_type_hints
 
 import numpy as np
 
-from fleet.domain.network import EpochRecord, State, convergence, stream_epochs
+from fleet.domain.network import EpochRecord, TrainingState, check_convergence, stream_epochs
 from fleet.errors import CheckpointError, DamagedError, LeaseLost, UserError
 from fleet.spec import Stopping
 from fleet.storage.files import atomic_write, blank_if_missing, nan_if_blank, storage_errors
@@ -34,7 +34,7 @@ from fleet.units import pluralize
 
 
 def write_state(
-    path: Path, state: State, previous: Path | None = None, fence: Fence | None = None
+    path: Path, state: TrainingState, previous: Path | None = None, fence: Fence | None = None
 ) -> None:
     """Write a checkpoint.
 
@@ -98,7 +98,7 @@ def _generation(record: bytes) -> int:
     return 0
 
 
-def read_state(path: Path, with_arrays: bool = True) -> State:
+def read_state(path: Path, with_arrays: bool = True) -> TrainingState:
     """Read a checkpoint.
 
     Args:
@@ -111,7 +111,7 @@ def read_state(path: Path, with_arrays: bool = True) -> State:
     arrays, record = read_verified(path, with_arrays)
     try:
         history = tuple(EpochRecord(**epoch) for epoch in record.pop("history"))
-        return State(
+        return TrainingState(
             arrays=arrays,
             history=history,
             **{**record, "path": tuple(record["path"]), "sums": tuple(record["sums"])},
@@ -135,7 +135,7 @@ class CheckpointLookup:
         start: the checksum of the file with whose weights the network begins instead; empty where it does not.
     """
 
-    state: State | None
+    state: TrainingState | None
     damage: str = ""
     history: tuple[EpochRecord, ...] = ()
     path: Path | None = None
@@ -280,7 +280,10 @@ def promote_previous(
 
 
 def rewrite_states(
-    paths: RunPaths, name: str, change: Callable[[State], State], fence: Fence | None = None
+    paths: RunPaths,
+    name: str,
+    change: Callable[[TrainingState], TrainingState],
+    fence: Fence | None = None,
 ) -> None:
     """Write all checkpoints of a network that are whole anew, with a changed record."""
     for path in (paths.previous(name), paths.best(name), paths.last(name)):
@@ -312,7 +315,7 @@ def find_best(paths: RunPaths, name: str, converge: Stopping, keep: str) -> Chec
     if keep == "last":
         return CheckpointLookup(read_state(lookup.path), lookup.damage)
     history = lookup.history
-    epoch = convergence(history, converge).best_epoch
+    epoch = check_convergence(history, converge).best_epoch
     try:
         best = read_state(paths.best(name))
         # After a checkpoint was lost, an epoch may have been the best one that is in no history any more.
@@ -380,7 +383,9 @@ def read_history(path: Path) -> tuple[EpochRecord, ...]:
 # ---- of which checkpoint an export is: a network that was trained on since then is exported again -
 
 
-def record_export(paths: RunPaths, name: str, exported: State, fence: Fence | None = None) -> None:
+def record_export(
+    paths: RunPaths, name: str, exported: TrainingState, fence: Fence | None = None
+) -> None:
     """Keep which state a network's export is of; after the export itself, so at worst it is exported once more.
 
     Raises:

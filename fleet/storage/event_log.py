@@ -16,14 +16,14 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from fleet.domain.events import Ended, Event, Started, event_from_json
-from fleet.domain.json_record import Kind, is_finite, to_json
+from fleet.domain.events import Event, LaunchEnded, LaunchStarted, event_from_json
+from fleet.domain.json_record import JsonRecord, is_finite, to_json
 from fleet.errors import ExitStatus
 from fleet.storage.files import storage_errors
 from fleet.storage.json_lines import add_line, open_lines, parse_json_object, read_lines
 from fleet.storage.paths import RunPaths
 
-E = TypeVar("E", bound=Kind)
+E = TypeVar("E", bound=JsonRecord)
 
 
 class EventLog:
@@ -94,7 +94,7 @@ class DatedEvent(NamedTuple):
 
 
 def read_events(
-    path: Path, start: int = 0, kinds: Collection[type[Kind]] = ()
+    path: Path, start: int = 0, kinds: Collection[type[JsonRecord]] = ()
 ) -> Iterator[LoggedEvent]:
     """Return the events of a log, in order.
 
@@ -122,7 +122,7 @@ def _logged(record: Any) -> LoggedEvent | None:
     return LoggedEvent(float(t_s), event)
 
 
-def read_run(paths: RunPaths, kinds: Sequence[type[Kind]] = ()) -> Iterator[LoggedEvent]:
+def read_run(paths: RunPaths, kinds: Sequence[type[JsonRecord]] = ()) -> Iterator[LoggedEvent]:
     """Return the events of all launches of a run, launch by launch, in the order of their dates.
 
     Launches of one log keep their order regardless of dates. A launch whose start has no date, as
@@ -133,7 +133,7 @@ def read_run(paths: RunPaths, kinds: Sequence[type[Kind]] = ()) -> Iterator[Logg
         kinds: kinds to return besides starts; empty for all.
     """
     return merge_logs(
-        read_events(path, kinds=kinds and (Started, *kinds)) for path in paths.event_logs()
+        read_events(path, kinds=kinds and (LaunchStarted, *kinds)) for path in paths.event_logs()
     )
 
 
@@ -149,8 +149,8 @@ def split_launches(log: Iterable[LoggedEvent]) -> list[tuple[float, list[LoggedE
     """Split a log into launches with their dates; events before the first start are one, too."""
     launches: list[tuple[float, list[LoggedEvent]]] = []
     for logged in log:
-        if isinstance(logged.event, Started) or not launches:
-            date = logged.event.date if isinstance(logged.event, Started) else 0.0
+        if isinstance(logged.event, LaunchStarted) or not launches:
+            date = logged.event.date if isinstance(logged.event, LaunchStarted) else 0.0
             launches.append((max(date, launches[-1][0] if launches else 0.0), []))
         launches[-1][1].append(logged)
     return launches
@@ -227,7 +227,7 @@ class RunTail:
             logged = _logged(parse_json_object(line))
             if logged is None:
                 continue
-            if isinstance(logged.event, Started):
+            if isinstance(logged.event, LaunchStarted):
                 log.began = max(logged.event.date - logged.t_s, log.newest)
             log.newest = max(log.newest, log.began + logged.t_s)
             yield DatedEvent(log.newest, logged.event, logged.t_s, path)
@@ -240,8 +240,10 @@ def _launch_start(lines: bytes) -> float:
         for line in reversed(lines.splitlines())
         if b'"start"' in line
     )
-    logged = next((start for start in starts if start and isinstance(start.event, Started)), None)
-    if logged and isinstance(logged.event, Started):
+    logged = next(
+        (start for start in starts if start and isinstance(start.event, LaunchStarted)), None
+    )
+    if logged and isinstance(logged.event, LaunchStarted):
         return logged.event.date - logged.t_s
     return 0.0
 
@@ -284,7 +286,7 @@ def launch_status(status: int, path: Path, before: tuple[int, int]) -> int:
         new = []
     else:
         new = list(read_events(path, before[1] if after[1] > before[1] else 0))
-    if new and isinstance(last := new[-1].event, Ended):
+    if new and isinstance(last := new[-1].event, LaunchEnded):
         return last.status
     claimed = (ExitStatus.OK, ExitStatus.NETWORK_FAILED, ExitStatus.RESUMABLE)
     if status in claimed:

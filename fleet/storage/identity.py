@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from fleet.domain.network import Code, State
+from fleet.domain.network import Code, TrainingState
 from fleet.spec import NetworkSpec, Resources, Spec, Train
 from fleet.spec.model import Architecture
 from fleet.storage.code import changed_files, hash_sources
@@ -154,7 +154,7 @@ def file_checksum(file: Path) -> str:
 
 
 def find_changes(
-    network: NetworkSpec, spec: Spec, sample: SampleSpec, code: Code, state: State
+    network: NetworkSpec, spec: Spec, sample: SampleSpec, code: Code, state: TrainingState
 ) -> list[str] | None:
     """What decides a network and is not as it was when a checkpoint was written: ``args``, and files.
 

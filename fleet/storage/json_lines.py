@@ -11,7 +11,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from fleet.domain.json_record import Kind, to_json
+from fleet.domain.json_record import JsonRecord, to_json
 from fleet.storage.files import storage_errors, with_retries
 
 
@@ -48,7 +48,7 @@ def add_line(file: io.FileIO, path: Path, record: Any) -> None:
     with_retries(write)
 
 
-def add_dated_line(path: Path, record: Kind) -> None:
+def add_dated_line(path: Path, record: JsonRecord) -> None:
     """Add a line with the time to a file shared by processes; creates its folder.
 
     Args:

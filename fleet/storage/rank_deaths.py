@@ -21,7 +21,7 @@ from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
-from fleet.domain.network import Death, reason_of_deaths
+from fleet.domain.network import Death, death_failure_reason
 from fleet.errors import StorageError
 from fleet.storage.files import remove, write_json
 from fleet.storage.json_lines import read_json_object
@@ -157,7 +157,7 @@ class RankDeaths:
 
     def reason(self, deaths: Collection[Death]) -> str:
         """Return why a network fails after these deaths; empty if they are too few."""
-        return reason_of_deaths(deaths, self.max_deaths)
+        return death_failure_reason(deaths, self.max_deaths)
 
     def remove_markers(self, rank: int) -> None:
         """Remove the markers of a dead rank of this launch."""

@@ -246,13 +246,13 @@ class Results:
 
     def network_status(self, name: str) -> net.NetworkStatus:
         """How far a network is."""
-        return self.run.standing(name)
+        return self.run.status_of(name)
 
     def on_event(self, event: events.Event) -> None:
         """Write down what has become of a network; the state of the run has taken the event in."""
-        if isinstance(event, events.RankLost):
+        if isinstance(event, events.RankDied):
             self.deaths.remove_markers(event.rank)
-        elif isinstance(event, events.BadSample):
+        elif isinstance(event, events.SampleSkipped):
             self.add_unreadable(event.name, event.reason)
         elif isinstance(event, Change):
             standing = self.network_status(event.network)
@@ -261,7 +261,7 @@ class Results:
                 with_retries(lambda: self._write_files(event.network, standing, before.outcome))
                 self._written[event.network] = standing
                 self._changed()
-        elif isinstance(event, events.Searched) and event.come_to:
+        elif isinstance(event, events.SearcherCalled) and event.objective_values:
             self._changed()
 
     def _write_files(
@@ -294,7 +294,7 @@ class Results:
 
     def update_from_launch(self, name: str, standing: net.NetworkStatus) -> None:
         """Another launch has brought a network so far."""
-        self.run.hear(name, standing)
+        self.run.set_status(name, standing)
         self._written[name] = standing
         self._changes += 1
 
@@ -323,7 +323,7 @@ class Results:
         name = network.name
         standing = self.network_status(name)
         parameters = self.parameters.get(name)
-        told = self.run.told.get(name, ())
+        told = self.run.objective_values.get(name, ())
         before = self._rows.get(name)
         if before is None or before[0] is not standing or before[1] != (parameters, told):
             self._rows[name] = before = (
@@ -343,7 +343,7 @@ class Results:
         name = network.name
         history = standing.history
         outcome = standing.outcome
-        best = net.convergence(history, network.train.stopping).best_epoch
+        best = net.check_convergence(history, network.train.stopping).best_epoch
         record = history[best - 1] if best else None
         if outcome is not None:
             if outcome.is_failure:
@@ -364,7 +364,7 @@ class Results:
             if record is None
             else (record.loss, record.accuracy, record.val_loss, record.val_accuracy)
         )
-        tested = standing.tested or net.TestResult(nan, nan, 0)
+        tested = standing.tested or net.EvaluationResult(nan, nan, 0)
         return NetworkResult(
             name,
             status,
@@ -572,7 +572,7 @@ def known_parameters(network: NetworkSpec, sample: SampleSpec) -> int | None:
 
 def recover(
     results: Results, found: Mapping[str, CheckpointLookup] = MappingProxyType({})
-) -> tuple[dict[str, net.NetworkStatus], dict[str, net.State]]:
+) -> tuple[dict[str, net.NetworkStatus], dict[str, net.TrainingState]]:
     """What earlier launches of a run have left: the records of all checkpoints, without arrays.
 
     Args:
@@ -605,7 +605,7 @@ def recover(
 
 def restore_network(
     results: Results, network: NetworkSpec, found: CheckpointLookup | None = None
-) -> tuple[net.NetworkStatus, net.State | None]:
+) -> tuple[net.NetworkStatus, net.TrainingState | None]:
     """How far another launch has brought a network, and whether it failed there; see :func:`read_network_status`."""
     standing, state = read_network_status(results, network, found)
     failure = _final_failure(results, network)
@@ -625,7 +625,7 @@ def restore_network(
 
 def read_network_status(
     results: Results, network: NetworkSpec, found: CheckpointLookup | None = None
-) -> tuple[net.NetworkStatus, net.State | None]:
+) -> tuple[net.NetworkStatus, net.TrainingState | None]:
     """How far a network is by its newest whole checkpoint: its record, without arrays; None without one."""
     # What is damaged inside its arrays is found out when they are read; the trainer says so.
     found = found or find_newest(results.paths, network.name, with_arrays=False)
@@ -656,10 +656,10 @@ def _stop_reason(found: CheckpointLookup, network: NetworkSpec) -> str:
     # as nobody wants to go on from there, and that epoch is the best one still.
     is_table = state is not None and state.epoch < len(found.history)
     if state is None or (
-        is_table and state.epoch != net.convergence(found.history, converge).best_epoch
+        is_table and state.epoch != net.check_convergence(found.history, converge).best_epoch
     ):
         return ""
-    return net.reason_now(found.history, state.final, converge)
+    return net.finished_reason(found.history, state.final, converge)
 
 
 def _final_failure(results: Results, network: NetworkSpec) -> str | None:
@@ -678,7 +678,7 @@ def _final_failure(results: Results, network: NetworkSpec) -> str | None:
 
 
 def write_test_result(
-    path: Path, test: str, history: Sequence[net.EpochRecord], tested: net.TestResult
+    path: Path, test: str, history: Sequence[net.EpochRecord], tested: net.EvaluationResult
 ) -> None:
     """Keep what a network came to.
 
@@ -696,7 +696,7 @@ def write_test_result(
 
 def read_test_result(
     path: Path, test: str, history: Sequence[net.EpochRecord]
-) -> net.TestResult | None:
+) -> net.EvaluationResult | None:
     """What a network came to; None where it was not judged yet, or had another history, or there was other test data.
 
     Args:
@@ -713,7 +713,7 @@ def read_test_result(
             str(name): None if value is None else float(value)
             for name, value in kept.get("metrics", {}).items()
         }
-        return net.TestResult(loss, accuracy, int(kept["samples"]), metrics)
+        return net.EvaluationResult(loss, accuracy, int(kept["samples"]), metrics)
     except (OSError, ValueError, LookupError, TypeError):  # nobody can tell: it is judged again
         return None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from fleet.domain.events import Started
+from fleet.domain.events import LaunchStarted
 from fleet.errors import SpecError, UserError
 from fleet.plugins import append_import_path
 from fleet.spec import NetworkSpec, Spec, load
@@ -25,7 +25,7 @@ def load_run_spec(paths: RunPaths) -> Spec:
     """
     if not paths.spec.is_file():
         raise UserError(f"{paths.root} has no {paths.spec.name}: it is no run, or has not begun")
-    for start in (start for log in paths.event_logs() for start in events_of(log, Started)):
+    for start in (start for log in paths.event_logs() for start in events_of(log, LaunchStarted)):
         for folder in start.folders:
             append_import_path(folder)
     return load(str(paths.spec), paths.root, **_defaults_of(paths))

@@ -13,7 +13,7 @@ from typing import IO
 
 import numpy as np
 
-from fleet.domain.network import State
+from fleet.domain.network import TrainingState
 from fleet.errors import InfrastructureError, StorageError
 from fleet.spec import Checkpoint, Stopping
 from fleet.spec.engines import EngineInfo
@@ -86,7 +86,7 @@ class CheckpointWriter:
         """Return the right to write a network's files."""
         return self._fences.get(name, self._fence)
 
-    def save(self, name: str, state: State, is_best: bool) -> None:
+    def save(self, name: str, state: TrainingState, is_best: bool) -> None:
         """Queue a network's state as its last checkpoint, and as its best one if it is.
 
         Args:
@@ -214,7 +214,7 @@ class CheckpointWriter:
         finally:
             self._jobs.put(None)
 
-    def _write(self, name: str, state: State, is_best: bool) -> None:
+    def _write(self, name: str, state: TrainingState, is_best: bool) -> None:
         best = self._paths.best(name)
         last = self._paths.last(name)
         fence = self.fence(name)

@@ -8,7 +8,7 @@ from contextlib import suppress
 
 import pytest
 
-from fleet.domain.events import EpochEnded, NetworkTaken
+from fleet.domain.events import EpochEnded, NetworkLeased
 from fleet.storage.event_log import read_events, read_run
 from fleet.storage.json_lines import read_lines
 from fleet.storage.results import read_results
@@ -63,7 +63,7 @@ def check(show, came, networks, epochs):
             {
                 event.generation
                 for _, event in read_run(show.paths)
-                if isinstance(event, NetworkTaken)
+                if isinstance(event, NetworkLeased)
             }
         )
         > 1

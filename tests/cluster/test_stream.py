@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fleet.api import mpirun
-from fleet.domain.events import GroupStarted, Started
+from fleet.domain.events import GroupStarted, LaunchStarted
 from fleet.storage.paths import RunPaths
 from tests.mpi.conftest import ROOT, Launch, Launcher, read_lines, spec
 from tests.mpi.test_stream import DATA, KEPT, MODELS, RING, check
@@ -74,7 +74,7 @@ def notes(run, folder):
 
 
 def test_the_nodes_of_one_machine_are_told_apart(slurm, job, run, notes):
-    assert run.events(Started)[0].nodes == NODES
+    assert run.events(LaunchStarted)[0].nodes == NODES
     first, second = slurm.nodes_of(job)
     assert [note["node"] for note in notes] == [first] * 3 + [second] * 3
 

@@ -55,7 +55,7 @@ def spec(*models, **parts):
 def results_of(content, paths, standings=None, **more):
     """The results of a run whose networks are so far."""
     run = RunState(content)
-    run.take_up(standings or {})
+    run.restore(standings or {})
     return Results(content, paths, run, **more)
 
 

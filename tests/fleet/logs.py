@@ -10,7 +10,7 @@ from fleet.storage.event_log import LoggedEvent
 from fleet.storage.paths import RunPaths
 from tests.fleet.histories import come_to, results_of
 
-START = ev.Started(
+START = ev.LaunchStarted(
     networks=2,
     trainers=2,
     preprocessors=1,
@@ -47,7 +47,7 @@ def epoch(t_s, network, number, seconds, waited=0.0, gpus=1):
 # a trains two epochs of 10 s on device 0, b one of 20 s on device 1; groups form in half a second, and end in 0.1.
 LOG = [
     LoggedEvent(0.0, START),
-    LoggedEvent(1.0, ev.Planned((), scheduling_s=0.01)),
+    LoggedEvent(1.0, ev.PlanChanged((), scheduling_s=0.01)),
     LoggedEvent(1.0, ev.GroupStarted("a", (0,), 0, 1)),
     LoggedEvent(1.0, ev.GroupStarted("b<1>", (1,), 0, 1)),
     epoch(11.5, "a", 1, 10.0),
@@ -57,7 +57,7 @@ LOG = [
     epoch(22.0, "a", 2, 10.0),
     LoggedEvent(22.0, ev.NetworkFinished("a", "2 epochs", 2)),
     LoggedEvent(22.1, ev.GroupStopped("a", 0.1)),
-    LoggedEvent(23.0, ev.Ended(0)),
+    LoggedEvent(23.0, ev.LaunchEnded(0)),
 ]
 
 
@@ -65,7 +65,7 @@ def with_rates(a, b, start=START):
     """The log of a run that was told how fast its networks are on one GPU."""
     return [
         LoggedEvent(0.0, start),
-        LoggedEvent(0.0, ev.RatesGiven({"a": (a,), "b<1>": (b,)})),
+        LoggedEvent(0.0, ev.RatesLoaded({"a": (a,), "b<1>": (b,)})),
         *LOG[1:],
     ]
 

@@ -8,7 +8,7 @@ import yaml
 
 from fleet import api
 from fleet.api import Document, ModelEntry, Optimizer, Train, load, mpirun, run, write_spec
-from fleet.domain.events import Ended
+from fleet.domain.events import LaunchEnded
 from fleet.errors import ExitStatus, InfrastructureError, SpecError, UserError
 from fleet.spec.space import Range
 from fleet.storage.event_log import EventLog
@@ -71,7 +71,7 @@ def path(tmp_path):
     path = tmp_path / "spec.yaml"
     write_spec({"models": [{"family": "softmax"}], "output": str(tmp_path / "run")}, path)
     log = EventLog(RunPaths(tmp_path / "run").events)
-    log.add(Ended(0))
+    log.add(LaunchEnded(0))
     log.close()
     return path
 

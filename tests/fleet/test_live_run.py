@@ -10,7 +10,7 @@ import pytest
 
 from fleet import live_run
 from fleet.__main__ import main
-from fleet.domain.events import Commanded, EpochEnded, NetworkAdded
+from fleet.domain.events import CommandReceived, EpochEnded, NetworkAdded
 from fleet.domain.json_record import to_json
 from fleet.domain.run import RunState
 from fleet.errors import ExitStatus, UserError
@@ -160,7 +160,7 @@ def test_a_run_meets_the_networks_of_a_log_and_passes_over_what_it_cannot_read(p
         )
     )
     log = EventLog(paths.events)
-    log.add(Commanded("c", "add", ("late",), {"family": "cnn", "name": "late"}, 1))
+    log.add(CommandReceived("c", "add", ("late",), {"family": "cnn", "name": "late"}, 1))
     log.add(NetworkAdded("late", "", -1, {}, (1, None), 60))
     log.add(NetworkAdded("b-3", "b", 3, {}, (1, None), 9))
     log.close()
@@ -197,7 +197,7 @@ def test_a_report_has_the_monitored_value_and_all_metrics():
     assert (
         heard(
             run,
-            Commanded(
+            CommandReceived(
                 "c",
                 "add",
                 ("late",),

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fleet import units
-from fleet.domain.network import EpochRecord, convergence
+from fleet.domain.network import EpochRecord, check_convergence
 from fleet.spec import Stopping
 from scheduler.base import Delta
 from scheduler.ensemble.pace import Ring, Stream
@@ -233,8 +233,8 @@ def test_one_of_something_is_no_plural_in_the_reason_that_a_network_is_done():
         EpochRecord(number, number - 1, 0.5, 0.5, 0.5, 0.5, 0.1, 8, 1, 1.0, 0.0)
         for number in (1, 2)
     )
-    assert convergence(history[:1], Stopping(max_epochs=1)).reason == "1 epoch"
-    assert convergence(history, Stopping(max_epochs=2)).reason == "2 epochs"
-    assert convergence(history, Stopping(max_epochs=9, patience=1, monitor="val_loss")).reason == (
-        "no better val_loss for 1 epoch"
-    )
+    assert check_convergence(history[:1], Stopping(max_epochs=1)).reason == "1 epoch"
+    assert check_convergence(history, Stopping(max_epochs=2)).reason == "2 epochs"
+    assert check_convergence(
+        history, Stopping(max_epochs=9, patience=1, monitor="val_loss")
+    ).reason == ("no better val_loss for 1 epoch")

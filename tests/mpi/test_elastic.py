@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from fleet.domain.events import EpochEnded, FirstStep, Planned, RateMeasured
+from fleet.domain.events import EpochEnded, FirstStep, PlanChanged, RateMeasured
 from fleet.storage.event_log import events_of, read_events
 from fleet.storage.paths import RunPaths
 from scheduler.base import Cluster, Options
@@ -72,7 +72,7 @@ def test_a_network_has_the_gpus_and_the_batch_of_one_that_ends_and_is_replayed_e
     first, last = history[0], history[-1]
     assert (first.batch, first.gpus, first.learning_rate) == (8, 1, 0.02)
     assert (last.batch, last.gpus, last.learning_rate) == (16, 2, 0.04)  # the linear rule
-    assert {member.batch for plan in run.events(Planned) for member in plan.members} == {8, 16}
+    assert {member.batch for plan in run.events(PlanChanged) for member in plan.members} == {8, 16}
     for name in ("short", "long"):
         assert replayed(launch, content, run, name) < 1e-9
 

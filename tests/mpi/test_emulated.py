@@ -4,7 +4,13 @@ import json
 
 import pytest
 
-from fleet.domain.events import EpochEnded, GroupChanged, GroupStarted, SharingLearned, Started
+from fleet.domain.events import (
+    EpochEnded,
+    GroupChanged,
+    GroupStarted,
+    LaunchStarted,
+    SharingLearned,
+)
 from fleet.storage.checkpoint import read_state
 from fleet.storage.event_log import read_events
 from scheduler.ensemble.policies import POLICIES
@@ -103,7 +109,7 @@ def test_networks_share_emulated_gpus_and_the_run_learns_what_they_train_togethe
     )
     run = launch(5, content)
     assert run.status == 0, run.output
-    (start,) = run.events(Started)
+    (start,) = run.events(LaunchStarted)
     assert (start.slots, start.cluster.whole_gpus, len(start.devices)) == (2, 2, 4)
     assert most_on_a_gpu(run.paths.events) == 2
     # As the file says; where nobody has said it, the square root of their number is tried, and shown.

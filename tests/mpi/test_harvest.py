@@ -10,7 +10,7 @@ from datetime import datetime
 
 import pytest
 
-from fleet.domain.events import EpochEnded, NetworkFinished, NetworkTaken
+from fleet.domain.events import EpochEnded, NetworkFinished, NetworkLeased
 from fleet.monitor.report import read_report
 from fleet.storage.event_log import events_of, read_run
 from fleet.storage.paths import RunPaths
@@ -88,7 +88,7 @@ def end(process):
 
 def taken(harvest):
     """What was said of each network when a launch took it."""
-    return [event for log in harvest.paths.event_logs() for event in events_of(log, NetworkTaken)]
+    return [event for log in harvest.paths.event_logs() for event in events_of(log, NetworkLeased)]
 
 
 def results(harvest):

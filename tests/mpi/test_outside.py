@@ -20,9 +20,9 @@ from fleet.domain.events import (
     EpochEnded,
     FirstStep,
     GroupStarted,
-    NetworkJudged,
-    NodesLeft,
-    RankLost,
+    NetworkVerdict,
+    NodesReleased,
+    RankDied,
 )
 from fleet.errors import ExitStatus, UserError
 from fleet.runtime.replay import largest_difference
@@ -80,7 +80,7 @@ def test_networks_are_added_paused_resumed_and_stopped_while_a_run_goes_on(tmp_p
         "softmax-1": Status.FINISHED,
     }
     assert rows["long"].reason == f"pruned after {pluralize(rows['long'].epochs, 'epoch')}"
-    assert events_of(RunPaths(run).events, NetworkJudged)[-1].by == ("user",)
+    assert events_of(RunPaths(run).events, NetworkVerdict)[-1].by == ("user",)
     with pytest.raises(UserError, match="the run has ended"):
         running.add({"family": "softmax"})
     assert main(["add", str(run), str(tmp_path / "entry.yaml")]) == 2
@@ -215,7 +215,7 @@ def test_a_node_is_given_back_and_the_rest_trains_on(tmp_path, capsys, survive):
             == 0
         )
         answer = json.loads(capsys.readouterr().out)
-        (left,) = events_of(paths.events, NodesLeft)
+        (left,) = events_of(paths.events, NodesReleased)
         assert (left.nodes, left.devices, left.has_ended) == ((1,), (2, 3), survive)
         assert (answer["dropped"], answer["has_ended"]) == ([], survive)
         assert len(answer["saved"]) == 2
@@ -231,7 +231,7 @@ def test_a_node_is_given_back_and_the_rest_trains_on(tmp_path, capsys, survive):
     assert {
         device for event in later if isinstance(event, GroupStarted) for device in event.devices
     } <= {0, 1}
-    assert not any(isinstance(event, RankLost) for event in logged)
+    assert not any(isinstance(event, RankDied) for event in logged)
     epochs = [
         (event.network, event.record.epoch) for event in logged if isinstance(event, EpochEnded)
     ]

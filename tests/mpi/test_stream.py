@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from fleet.domain.events import GroupStarted, Started, StreamStarted
+from fleet.domain.events import GroupStarted, LaunchStarted, StreamStarted
 from fleet.stream.order import Epoch, RingOrder, StrictOrder, parse_path
 from preprocess.pipeline import Pipeline
 from preprocess.transforms import parse_transforms
@@ -128,7 +128,7 @@ def test_the_stream_crosses_nodes_and_groups_span_them(launch, tmp_path):
     )
     run, records = run_recorded(launch, tmp_path, 6, content, FLEET_RANKS_PER_NODE="3")
     check(run, records, content)
-    assert run.events(Started)[0].nodes == 2
+    assert run.events(LaunchStarted)[0].nodes == 2
 
 
 RING = {**DATA, "order": "ring", "shards": 12}
@@ -154,7 +154,7 @@ def test_networks_at_their_own_pace_are_given_each_sample_once_per_epoch(
     )
     run, records = run_recorded(launch, tmp_path, 6, content, FLEET_RANKS_PER_NODE=str(6 // nodes))
     check(run, records, content)
-    assert run.events(Started)[0].nodes == nodes
+    assert run.events(LaunchStarted)[0].nodes == nodes
 
 
 @pytest.mark.long

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from fleet.domain.events import EpochEnded, GroupFailed, RankLost
+from fleet.domain.events import EpochEnded, GroupFailed, RankDied
 from fleet.stream.order import parse_path
 from tests.mpi.conftest import ROOT, spec
 from tests.mpi.test_training import replayed
@@ -112,7 +112,7 @@ def check(launch, run, content, names=("pair",)):
 def test_only_the_struck_network_falls_back(launch, tmp_path, deaths):
     run, content = run_dying(launch, tmp_path, deaths)
     assert run.status == 0, run.output
-    assert {event.rank for event in run.events(RankLost)} == set(map(int, deaths))
+    assert {event.rank for event in run.events(RankDied)} == set(map(int, deaths))
     assert {event.network for event in run.events(GroupFailed)} == {"pair"}
     trained = {
         name: [event.record.epoch for event in run.events(EpochEnded) if event.network == name]
@@ -151,7 +151,7 @@ def test_trainers_prepare_their_samples_when_a_preprocessor_dies(launch, tmp_pat
         launch, tmp_path, {"1": death}, ranks=6, resources={"engine": "numpy", "preprocessors": 2}
     )
     assert run.status == 0, run.output
-    assert [event.rank for event in run.events(RankLost)] == [1]
+    assert [event.rank for event in run.events(RankDied)] == [1]
     assert not run.events(GroupFailed)
     check(launch, run, content)
 
@@ -179,7 +179,7 @@ def test_it_does_not_matter_in_which_order_or_on_how_many_nodes_it_prepared(
         environment={"FLEET_RANKS_PER_NODE": str(6 // nodes)},
     )
     assert run.status == 0, run.output
-    assert [event.rank for event in run.events(RankLost)] == [dies]
+    assert [event.rank for event in run.events(RankDied)] == [dies]
     assert not run.events(GroupFailed)
     check(launch, run, content)
 
@@ -200,7 +200,7 @@ def test_a_rank_that_is_stopped_for_a_while_is_not_taken_for_dead(launch, tmp_pa
         launch, tmp_path, {"2": (STEP, 30)}, environment={"FLEET_TEST_STOPS": "2"}
     )
     assert run.status == 0, run.output
-    assert not run.events(RankLost)
+    assert not run.events(RankDied)
     check(launch, run, content)
 
 

@@ -181,7 +181,11 @@ def test_the_same_command_does_nothing_to_a_finished_run_and_fresh_starts_over(l
     again = launch(2, content)
     assert (again.status, len(again.events(ev.EpochEnded))) == (0, 3)
     fresh = launch(2, content, "--fresh")
-    assert (fresh.status, len(fresh.events(ev.EpochEnded)), len(fresh.events(ev.Started))) == (
+    assert (
+        fresh.status,
+        len(fresh.events(ev.EpochEnded)),
+        len(fresh.events(ev.LaunchStarted)),
+    ) == (
         0,
         3,
         1,
@@ -216,12 +220,12 @@ def test_training_begins_at_once_and_shows_how_fast_networks_are(launch, tmp_pat
     first = launch(3, content)
     assert first.status == 0, first.output
     assert not first.events(ev.RateMeasured)
-    assert (len(first.events(ev.RanksReady)), len(first.events(ev.FirstStep))) == (1, 1)
-    assert first.events(ev.Ended)[-1].profiling_s == 0
+    assert (len(first.events(ev.TrainersReady)), len(first.events(ev.FirstStep))) == (1, 1)
+    assert first.events(ev.LaunchEnded)[-1].profiling_s == 0
     learned = {(event.network, event.gpus) for event in first.events(ev.RateLearned)}
     assert learned
     again = launch(3, content, "--fresh")
-    (remembered,) = again.events(ev.RatesRemembered)
+    (remembered,) = again.events(ev.CachedRatesUsed)
     assert {
         (name, rate.gpus) for name, rates in remembered.rates.items() for rate in rates
     } >= learned

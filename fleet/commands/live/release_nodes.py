@@ -16,7 +16,7 @@ from pathlib import Path
 
 from fleet.arguments import count, duration
 from fleet.commands.output import add_json, print_json
-from fleet.domain.events import NodesLeft
+from fleet.domain.events import NodesReleased
 from fleet.errors import ExitStatus, InfrastructureError
 from fleet.live_run import request_nodes, wait_for_nodes
 from launch.base import InputError
@@ -91,7 +91,7 @@ def run(args: argparse.Namespace) -> int:
     return ExitStatus.OK
 
 
-def _shrink(job: str, released: NodesLeft) -> list[str]:
+def _shrink(job: str, released: NodesReleased) -> list[str]:
     """Have Slurm take nodes out of a job; those that it keeps.
 
     Raises:

@@ -13,8 +13,8 @@ import argparse
 from pathlib import Path
 
 from fleet.commands.output import add_json, show
-from fleet.domain.added_networks import with_late
-from fleet.domain.events import Commanded, NetworkAdded
+from fleet.domain.added_networks import with_added_networks
+from fleet.domain.events import CommandReceived, NetworkAdded
 from fleet.errors import UserError
 from fleet.monitor.timeline import replay_log
 from fleet.storage.event_log import read_run
@@ -39,8 +39,8 @@ def run(args: argparse.Namespace) -> None:
     paths = RunPaths(args.run)
     if not paths.marker.exists():
         raise UserError(f"{args.run} is no folder of a run")
-    state = replay_log(read_run(paths, (NetworkAdded, Commanded)))
-    names = list(with_late(load_run_spec(paths), state).by_name)
+    state = replay_log(read_run(paths, (NetworkAdded, CommandReceived)))
+    names = list(with_added_networks(load_run_spec(paths), state).by_name)
     before = read_skipped(paths)
     chosen = frozenset(args.networks)
     # What is left out may have gone from the spec since.

@@ -21,7 +21,7 @@ from pathlib import Path
 from fleet.arguments import moment, positive
 from fleet.commands.output import print_json
 from fleet.domain.events import Event
-from fleet.domain.run import Broken, RunState
+from fleet.domain.run import LaunchKilled, RunState
 from fleet.errors import UserError
 from fleet.live_run import follow, new_run_state, replay_networks, report_of
 from fleet.monitor.timeline import dated_events
@@ -96,7 +96,7 @@ def _again(state: RunState, tail: RunTail, from_s: float, speed: float) -> Itera
         if t_s >= from_s:
             time.sleep(max(0.0, began + (t_s - from_s) / speed - time.monotonic()))
         state.apply(t_s, event, launch)
-        if t_s >= from_s and not isinstance(event, Broken):
+        if t_s >= from_s and not isinstance(event, LaunchKilled):
             yield event
 
 

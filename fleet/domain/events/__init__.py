@@ -1,9 +1,10 @@
-"""What can happen in a run: one class for each kind of event.
+"""The events of a run: one class for each type.
 
-The coordinator makes events, the event log stores them, and observers are shown them. ``word`` is the kind's name in
-the log and the fields are its keys; :mod:`fleet.domain.json_record` says how they are written. Seconds are those of the
-clock, also in a rehearsal, where they are a fraction of the real run's. A device is the number of a trainer, counted
-over all nodes. The epochs of a network are counted from 1, those of the stream from 0.
+The coordinator creates events, the event log stores them, and observers receive them. ``word`` is
+the name of the type in the log, and the fields are its keys; see :mod:`fleet.domain.json_record`.
+Seconds are those of the clock, also in a dry run, where they are a fraction of the real run's. A
+device is the number of a trainer, counted over all nodes. Epochs of a network are counted from 1,
+those of the stream from 0.
 
 It imports :mod:`fleet.domain.json_record` and :mod:`fleet.domain.network`.
 """
@@ -21,22 +22,22 @@ from fleet.domain.events.training import *
 from fleet.domain.json_record import from_json
 
 Event: TypeAlias = (
-    Started
-    | Interrupted
-    | TooLate
-    | Ended
-    | RatesGiven
-    | RatesRemembered
+    LaunchStarted
+    | LaunchInterrupted
+    | TooLateToStart
+    | LaunchEnded
+    | RatesLoaded
+    | CachedRatesUsed
     | RateMeasured
-    | RateOff
-    | Profiled
+    | RateMismatch
+    | ProfilingFinished
     | RateLearned
     | RatesEstimated
-    | RanksReady
+    | TrainersReady
     | FirstStep
     | CacheChosen
     | StreamStarted
-    | Planned
+    | PlanChanged
     | RoundStarted
     | GroupStarted
     | GroupChanged
@@ -46,26 +47,26 @@ Event: TypeAlias = (
     | NetworkTested
     | NetworkRetried
     | NetworkFailed
-    | NetworkFellBack
+    | NetworkRolledBack
     | ChangesAccepted
-    | BestLost
+    | BestCheckpointDamaged
     | NetworkWarned
-    | RankLost
+    | RankDied
     | GroupFailed
-    | BadSample
-    | Estimated
-    | Searched
-    | SearcherBegan
-    | EarlierRead
-    | SearchFailed
+    | SampleSkipped
+    | TimeLeftEstimated
+    | SearcherCalled
+    | SearcherStarted
+    | EarlierRunRead
+    | SearcherFailed
     | ReplayDiffered
     | NetworkAdded
-    | NetworkJudged
-    | NetworkTaken
+    | NetworkVerdict
+    | NetworkLeased
     | SharingLearned
-    | SupplyFound
-    | Commanded
-    | NodesLeft
+    | SupplyChanged
+    | CommandReceived
+    | NodesReleased
     | DataChanged
     | TrackerFailed
 )
@@ -74,6 +75,6 @@ KINDS: Mapping[str, type] = {kind.word: kind for kind in get_args(Event)}
 
 
 def event_from_json(record: Any) -> Event | None:
-    """The event that a line tells of; None where it is of an unknown kind, or damaged."""
+    """Return the event of a line; None if its type is unknown or the line is damaged."""
     event: Event | None = from_json(record, KINDS)
     return event

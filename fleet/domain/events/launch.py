@@ -1,4 +1,4 @@
-"""What happens to a launch as a whole, and what others tell it to do through its mailbox."""
+"""Events of a launch as a whole, and the commands that it receives."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
-from fleet.domain.json_record import Kind, Micro, Milli, OmitDefault
-from fleet.domain.network import Outcome, TestResult
+from fleet.domain.json_record import JsonRecord, Micro, Milli, OmitDefault
+from fleet.domain.network import EvaluationResult, Outcome
 from fleet.spec.old_keys import entry_with_new_keys
 from fleet.spec.origin import Origin
 from scheduler.base import Cluster
@@ -15,7 +15,7 @@ from scheduler.base import Cluster
 
 @dataclass(frozen=True)
 class ScheduleOptions:
-    """The settings of the policies (:class:`scheduler.base.Options`); ``delta`` as text, such as 15%."""
+    """The options of policies (:class:`scheduler.base.Options`); ``delta`` is text, such as 15%."""
 
     alpha: float
     delta: str
@@ -24,47 +24,48 @@ class ScheduleOptions:
 
 
 @dataclass(frozen=True)
-class FoundStanding:
-    """How far a network is by its checkpoint, where the log of earlier launches says something else.
+class CheckpointStatus:
+    """The status of a network by its checkpoint, where the log of earlier launches differs.
 
     Attributes:
-        epochs: that are finished in it.
-        reason: why it is done, or why it has failed; empty where there is something left to train.
+        epochs: finished epochs in the checkpoint.
+        reason: why it has finished or failed; empty if there is something left to train.
     """
 
     epochs: int
     reason: str = ""
     is_failure: bool = False
-    tested: TestResult | None = None
+    tested: EvaluationResult | None = None
 
     @property
     def outcome(self) -> Outcome | None:
-        """What has become of it."""
+        """The outcome; None if there is something left to train."""
         if self.reason:
             return Outcome(self.reason, self.is_failure)
         return None
 
 
-class Started(Kind, word="start"):
-    """A launch has begun: the first event of each.
+class LaunchStarted(JsonRecord, word="start"):
+    """A launch has begun: its first event.
 
     Attributes:
-        networks, trainers, preprocessors, nodes: how many of them.
-        finished: the networks that earlier launches have done.
+        networks, trainers, preprocessors, nodes: their numbers.
+        finished: the networks that ended in earlier launches.
         first_stream_epoch: the first epoch of the stream in this launch.
-        samples: of the training set.
+        samples: number of training samples.
         devices: of the trainers.
-        stream: how groups depend on each other's pace, as :func:`fleet.units.parse_stream` reads it.
-        bounds: network -> the fewest and the most GPUs that it may have; None if there is no upper bound.
-        time_scale: seconds that a second of training takes; other than 1 only if training is emulated.
-        date: when it began, in seconds since 1970, by the clock of the file system; 0 where nobody said.
-        before_s: seconds that passed from the command to this event on rank 0, by what was done in them, in this order.
-        slots: devices that share a GPU; those of a node go round by round over its GPUs.
-        fills: whether they are used also where it does not pay.
-        device: what networks are trained on, in a word: GPU; without GPUs, core where ranks share them, and trainer.
-        found: the networks that are not as far as the log of earlier launches says.
-        beside: of a launch that shares the networks of its run: whether others were at work when it began.
-        folders: where modules that the spec names were looked for, beside those that are installed.
+        stream: how groups depend on each other's pace; see :func:`fleet.units.parse_stream`.
+        bounds: network -> its minimum and maximum of GPUs; None without a maximum.
+        time_scale: seconds that a second of training takes; 1 unless training is emulated.
+        date: when it began, in seconds since 1970, by the clock of the file system; 0 if unknown.
+        before_s: activity -> its seconds between the command and this event on rank 0, in order.
+        slots: devices that share a GPU; those of a node are assigned to its GPUs in turn.
+        fills: whether slots are used even where sharing does not pay.
+        device: what networks are trained on: GPU; or core, if ranks share cores; or trainer.
+        found: the networks whose checkpoint differs from the log of earlier launches.
+        beside: whether other launches of the run were working when it began; None if it shares
+            none.
+        folders: folders that were searched for modules of the spec, beside installed ones.
     """
 
     networks: int
@@ -86,32 +87,33 @@ class Started(Kind, word="start"):
     slots: Annotated[int, OmitDefault] = 1
     fills: Annotated[bool, OmitDefault] = False
     device: Annotated[str, OmitDefault] = "GPU"
-    found: Annotated[Mapping[str, FoundStanding], OmitDefault] = field(default_factory=dict)
+    found: Annotated[Mapping[str, CheckpointStatus], OmitDefault] = field(default_factory=dict)
     beside: Annotated[bool | None, OmitDefault] = None
     folders: Annotated[tuple[str, ...], OmitDefault] = ()
 
     @property
     def cluster(self) -> Cluster:
-        """The devices, as policies know them."""
+        """The devices, in the form that policies use."""
         return Cluster(self.devices, self.gpus_per_node, self.slots, self.fills)
 
 
-class DataChanged(Kind, word="data_changed"):
-    """The data is not what networks were trained on, and they go on all the same: somebody has said so.
+class DataChanged(JsonRecord, word="data_changed"):
+    """The data differs from what networks were trained on, and they continue as requested.
 
     Attributes:
-        changes: where, and what has changed, in words.
-        epochs: network -> how many epochs it had finished before.
+        changes: descriptions of the changes.
+        epochs: network -> its finished epochs before the change.
     """
 
     changes: tuple[str, ...]
     epochs: Mapping[str, int]
 
 
-class Interrupted(Kind, word="interrupted"):
-    """The launch is to end before its networks are done: all groups save where they are.
+class LaunchInterrupted(JsonRecord, word="interrupted"):
+    """The launch ends before its networks have finished: all groups save where they are.
 
     Attributes:
+        reason: why.
         replay: whether this was a replay of one network, which starts over in the next launch.
     """
 
@@ -119,13 +121,13 @@ class Interrupted(Kind, word="interrupted"):
     replay: bool = False
 
 
-class TooLate(Kind, word="too_late"):
-    """So little of the walltime is left that no group is started any more; written once.
+class TooLateToStart(JsonRecord, word="too_late"):
+    """So little of the walltime is left that no more groups start; written once.
 
     Attributes:
-        networks: those that could have been started.
-        left_s: seconds that are left of the walltime.
-        needed_s: what the slowest group has taken from its start to its first step.
+        networks: the networks that could have started.
+        left_s: seconds left of the walltime.
+        needed_s: the longest time of a group from its start to its first step.
     """
 
     networks: tuple[str, ...]
@@ -133,15 +135,15 @@ class TooLate(Kind, word="too_late"):
     needed_s: Milli
 
 
-class Ended(Kind, word="end"):
-    """The launch came to its end. This is its last event; a launch that breaks off has none.
+class LaunchEnded(JsonRecord, word="end"):
+    """The launch has ended. This is its last event; a launch that was killed has none.
 
     Attributes:
-        status: how it ended (:class:`fleet.errors.ExitStatus`).
-        seconds: since it began.
-        rounds: how many there were (:class:`RoundStarted`).
-        profiling_s, scheduling_s: seconds for which all waited for rates, and for the policy.
-        checkpointing_s, regrouping_s: GPU-seconds for which training was blocked by them.
+        status: the exit status (:class:`fleet.errors.ExitStatus`).
+        seconds: duration of the launch.
+        rounds: number of rounds (:class:`RoundStarted`).
+        profiling_s, scheduling_s: seconds for which all devices waited for rates, and the policy.
+        checkpointing_s, regrouping_s: GPU-seconds for which they blocked training.
     """
 
     status: int
@@ -153,7 +155,7 @@ class Ended(Kind, word="end"):
     regrouping_s: Micro = 0.0
 
 
-class TrackerFailed(Kind, word="track_failed"):
+class TrackerFailed(JsonRecord, word="track_failed"):
     """What the spec asks for in ``trackers`` could not be written; written once of each tracker.
 
     Attributes:
@@ -165,12 +167,12 @@ class TrackerFailed(Kind, word="track_failed"):
     reason: str
 
 
-class RanksReady(Kind, word="ready"):
-    """All trainers have loaded what they need, and wait for work; once in a launch."""
+class TrainersReady(JsonRecord, word="ready"):
+    """All trainers have loaded their engine and are idle; once per launch."""
 
 
-class FirstStep(Kind, word="first_step"):
-    """A network has been trained for a step; once in a launch.
+class FirstStep(JsonRecord, word="first_step"):
+    """A network has been trained for a step; once per launch.
 
     Attributes:
         build_s: seconds from the start of its group until it had been built.
@@ -180,17 +182,19 @@ class FirstStep(Kind, word="first_step"):
     build_s: Annotated[Milli, OmitDefault] = 0.0
 
 
-class Commanded(Kind, word="command"):
-    """Somebody has told the launch to do something; written before it is done.
+class CommandReceived(JsonRecord, word="command"):
+    """The launch has received a command; written before it is carried out.
 
     Attributes:
-        command: its name; no other command of the run has it.
+        command: its name; unique within the run.
         do: ``add``, ``stop``, ``pause``, ``resume`` or ``yield``.
-        networks: that are added, or that it is about.
-        given: of an ``add``: the entry of ``models``, with its name. Of a ``yield``: ``nodes``, the numbers of those
-            that are given back, ``hosts``, their names, ``within_s``, and ``ways``, what the group of each network does
-            (``app``: it saves; ``kill``: it gives up what it has trained since its last checkpoint).
-        place: of an ``add``: the number of entries before it.
+        networks: the networks that are added, or that it concerns.
+        given: for ``add``: the entry of ``models``, with its name. For ``yield``: ``nodes``, the
+            numbers of the nodes to release, ``hosts``, their names, ``within_s``, and ``ways``,
+            what
+            the group of each network does (``app``: save; ``kill``: give up its training since its
+            last checkpoint).
+        place: for ``add``: the number of entries before it.
     """
 
     command: str
@@ -205,16 +209,16 @@ class Commanded(Kind, word="command"):
             object.__setattr__(self, "given", entry)
 
 
-class NodesLeft(Kind, word="nodes_left"):
-    """The groups on some nodes have let go, upon a ``yield``, and nothing is given to these nodes any more.
+class NodesReleased(JsonRecord, word="nodes_left"):
+    """The groups on some nodes have stopped after a ``yield``; these nodes get no more work.
 
     Attributes:
-        command: the name of the ``yield``.
+        command: the name of the command.
         nodes: their numbers.
         hosts: their names.
         devices: of their trainers.
-        seconds: since the command was taken up.
-        has_ended: whether their processes end; otherwise they wait, without work, for the end of the launch.
+        seconds: since the command was received.
+        has_ended: whether their processes end; otherwise they idle until the launch ends.
     """
 
     command: str

@@ -1,22 +1,22 @@
-"""What becomes of networks, and what is lost on the way."""
+"""Events of networks: how they end, fail, resume, and what is lost."""
 
 from __future__ import annotations
 
 from dataclasses import field
 from typing import Annotated
 
-from fleet.domain.json_record import Kind, Micro, OmitDefault
+from fleet.domain.json_record import JsonRecord, Micro, OmitDefault
 from fleet.domain.network import Score
 
 
-class NetworkTaken(Kind, word="taken"):
-    """One of several launches has taken the lease of a network, and trains it from now on.
+class NetworkLeased(JsonRecord, word="taken"):
+    """This launch, one of several, has acquired the lease of a network and trains it.
 
     Attributes:
         generation: of the lease.
-        epochs: that the network has finished.
+        epochs: finished epochs of the network.
         position: samples of its next epoch that it has consumed.
-        took_over: whether the launch that trained it before had not let go.
+        took_over: whether the previous launch had not released the lease.
     """
 
     network: str
@@ -26,12 +26,12 @@ class NetworkTaken(Kind, word="taken"):
     took_over: bool = False
 
 
-class NetworkFinished(Kind, word="final"):
-    """A network is done.
+class NetworkFinished(JsonRecord, word="final"):
+    """A network has finished.
 
     Attributes:
         reason: why, such as ``9 epochs``.
-        epochs: how many it has finished.
+        epochs: its finished epochs.
     """
 
     network: str
@@ -39,14 +39,14 @@ class NetworkFinished(Kind, word="final"):
     epochs: int
 
 
-class NetworkTested(Kind, word="test"):
-    """A network that is done was judged on the test data, as it is exported.
+class NetworkTested(JsonRecord, word="test"):
+    """A finished network was evaluated on the test data, as it is exported.
 
     Attributes:
-        loss, accuracy: means over the samples; null if none could be read.
-        samples: that could be read.
-        seconds: how long it took.
-        metrics: those that its spec asks for, by name.
+        loss, accuracy: means over the samples; null if no sample could be read.
+        samples: samples that could be read.
+        seconds: duration.
+        metrics: the metrics of the spec by name.
     """
 
     network: str
@@ -59,14 +59,14 @@ class NetworkTested(Kind, word="test"):
     )
 
 
-class NetworkRetried(Kind, word="retry"):
-    """A network failed for a reason that may pass, and is tried again.
+class NetworkRetried(JsonRecord, word="retry"):
+    """A network failed with a transient error, and is tried again.
 
     Attributes:
         retry: the number of this retry, counted from 1.
-        retries: how many there may be.
-        alone: whether it ran out of memory beside others on its GPU: it is tried again on GPUs that it shares with
-            none, once and beyond the retries.
+        retries: the maximum number of retries.
+        alone: whether it ran out of memory on a shared GPU: it is tried once more on GPUs of its
+            own, beyond the retries.
     """
 
     network: str
@@ -76,13 +76,13 @@ class NetworkRetried(Kind, word="retry"):
     alone: Annotated[bool, OmitDefault] = False
 
 
-class NetworkFailed(Kind, word="failed"):
+class NetworkFailed(JsonRecord, word="failed"):
     """A network failed, and is not tried again in this launch.
 
     Attributes:
         detail: the traceback, if there is one.
-        may_pass: whether the next launch tries it again.
-        deaths: how many ranks died while they trained it, where that is why it failed.
+        may_pass: whether the error is transient, so that the next launch tries again.
+        deaths: ranks that died while they trained it, if it failed because of them.
     """
 
     network: str
@@ -92,17 +92,17 @@ class NetworkFailed(Kind, word="failed"):
     deaths: Annotated[int, OmitDefault] = 0
 
 
-class NetworkFellBack(Kind, word="fell_back"):
-    """A network's newest checkpoint is damaged, or gone.
+class NetworkRolledBack(JsonRecord, word="fell_back"):
+    """The newest checkpoint of a network is damaged or missing.
 
-    It goes on from the one before, from the best one, or starts over.
+    It continues from the one before, from the best one, or starts over.
 
     Attributes:
         damage: what is wrong with the checkpoint.
-        epochs: how many are finished in the state from which it goes on.
+        epochs: finished epochs of the state with which it continues.
         position: samples of the next epoch that are consumed in that state.
-        finished: whether it stays finished: the checkpoint of its best epoch, and its table of epochs, are whole.
-        afresh: whether somebody has it start over, so that it is neither pruned nor paused any more.
+        finished: whether it stays finished: its best checkpoint and its history are whole.
+        afresh: whether a user starts it over, so that it is no longer pruned or paused.
     """
 
     network: str
@@ -113,12 +113,12 @@ class NetworkFellBack(Kind, word="fell_back"):
     afresh: Annotated[bool, OmitDefault] = False
 
 
-class ChangesAccepted(Kind, word="accepted"):
-    """The code of a network is not what it was, and training goes on from its checkpoint: somebody has said so.
+class ChangesAccepted(JsonRecord, word="accepted"):
+    """The code of a network has changed, and a user lets it continue from its checkpoint.
 
     Attributes:
-        files: that have changed; ``args`` and ``build`` stand for those of the spec.
-        epochs: how many were finished before.
+        files: the changed files; ``args`` and ``build`` stand for those keys of the spec.
+        epochs: finished epochs before the change.
     """
 
     network: str
@@ -126,39 +126,39 @@ class ChangesAccepted(Kind, word="accepted"):
     epochs: int
 
 
-class BestLost(Kind, word="best_lost"):
-    """The checkpoint of a finished network's best epoch is damaged, so another epoch was exported."""
+class BestCheckpointDamaged(JsonRecord, word="best_lost"):
+    """The best checkpoint of a finished network is damaged, so another epoch was exported."""
 
     network: str
     damage: str
 
 
-class NetworkWarned(Kind, word="warning"):
-    """What a network's description asks for is not done; written once, of the first network that it is said of."""
+class NetworkWarned(JsonRecord, word="warning"):
+    """An engine ignores part of a network's description; written once per warning."""
 
     network: str
     warning: str
 
 
-class RankLost(Kind, word="lost"):
-    """A rank has died, and the others go on.
+class RankDied(JsonRecord, word="lost"):
+    """A rank has died, and the others continue.
 
     Attributes:
-        device: the device on which it trained; None if it was a preprocessor.
+        device: the device on which it trained; None for a preprocessor.
     """
 
     rank: int
     device: int | None
 
 
-class GroupFailed(Kind, word="struck"):
-    """A group that lost a rank has let go of its network, which goes back to its last checkpoint.
+class GroupFailed(JsonRecord, word="struck"):
+    """A group that lost a rank has released its network, which returns to its last checkpoint.
 
     Attributes:
-        epochs: how many are finished in that checkpoint.
+        epochs: finished epochs in that checkpoint.
         position: samples of the next epoch that are consumed in it.
-        reason: why the network is done by that checkpoint; empty where it is not.
-        again: whether it was done, and by that checkpoint is not.
+        reason: why the network has finished by that checkpoint; empty if it has not.
+        again: whether it had finished, but has not by that checkpoint.
     """
 
     network: str
@@ -168,8 +168,8 @@ class GroupFailed(Kind, word="struck"):
     again: Annotated[bool, OmitDefault] = False
 
 
-class BadSample(Kind, word="bad_sample"):
-    """A sample could not be read and is skipped; written once for each.
+class SampleSkipped(JsonRecord, word="bad_sample"):
+    """A sample could not be read and is skipped; written once per sample.
 
     Attributes:
         training: whether it belongs to the training set.

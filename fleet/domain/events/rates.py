@@ -1,4 +1,4 @@
-"""What is learned of the rates, and where they come from."""
+"""Events of training rates, and their sources."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated
 
-from fleet.domain.json_record import Kind, Milli, OmitDefault, Places, Tenths
+from fleet.domain.json_record import Decimals, JsonRecord, Milli, OmitDefault, Tenths
 from scheduler.base import StepTime
 
 
-class RatesGiven(Kind, word="rates"):
-    """Rates were read from a file, so none are measured; follows :class:`Started`.
+class RatesLoaded(JsonRecord, word="rates"):
+    """Rates were read from a file, so none are measured; follows :class:`LaunchStarted`.
 
     Attributes:
         rates: network -> samples/s on 1, 2, ... GPUs.
@@ -20,15 +20,15 @@ class RatesGiven(Kind, word="rates"):
     rates: Mapping[str, tuple[float, ...]]
 
 
-class SharingLearned(Kind, word="sharing"):
-    """Training has shown what networks that share a GPU train together, or has shown it anew, or earlier runs have.
+class SharingLearned(JsonRecord, word="sharing"):
+    """The throughput of networks that share a GPU is known, or has changed.
 
     Attributes:
-        speedups: how many times as many samples/s as one 1, 2, ... networks train together, as far as is known.
-        slots: how many networks may share a GPU in this launch.
-        device: what they share: GPU, or what takes its place.
-        bound: what keeps more from sharing one, where that would pay or may: ``ranks`` that were not started, or
-            ``per_device``; empty where nothing does.
+        speedups: samples/s of 1, 2, ... networks on one GPU, relative to one network.
+        slots: networks that may share a GPU in this launch.
+        device: what they share: GPU, or its substitute.
+        bound: what prevents more networks per GPU, if they would pay: ``ranks`` that were not
+            started, or ``per_device``; otherwise empty.
     """
 
     speedups: tuple[float, ...]
@@ -37,21 +37,21 @@ class SharingLearned(Kind, word="sharing"):
     bound: Annotated[str, OmitDefault] = ""
 
 
-class SupplyFound(Kind, word="supply"):
-    """The input gives another number of samples/s than the present plan counted on, by more than a quarter.
+class SupplyChanged(JsonRecord, word="supply"):
+    """The input rate differs by more than a quarter from what the current plan assumed.
 
     Attributes:
-        supply_samples_per_s: that each network is given at most.
-        demand_samples_per_s: that the fastest network could take, on as many GPUs as make it fastest; 0 where nobody
-            knows.
+        supply_samples_per_s: the most that each network receives.
+        demand_samples_per_s: what the fastest network could take on its best number of GPUs; 0 if
+            unknown.
     """
 
     supply_samples_per_s: Tenths
     demand_samples_per_s: Tenths
 
     @property
-    def words(self) -> str:
-        """It in a line."""
+    def summary(self) -> str:
+        """The event in one line."""
         gives = f"the input gives {self.supply_samples_per_s:.0f} samples/s"
         if not self.demand_samples_per_s:
             return gives
@@ -61,18 +61,18 @@ class SupplyFound(Kind, word="supply"):
         return f"{rates}: no network is given devices that would only wait for it"
 
 
-class RateMeasured(Kind, word="measured"):
-    """A network's rate on a group of some size was measured, or could not be.
+class RateMeasured(JsonRecord, word="measured"):
+    """A network's rate on a number of GPUs was measured, or could not be.
 
     Attributes:
         rate: samples/s of the whole group; 0 if it could not be measured.
-        seconds: how long the measurement took.
+        seconds: duration of the measurement.
         done, total: measurements so far, and in all.
         reason: why it could not be measured; empty if it was.
-        spread: standard deviation of the durations of its steps, as a share of their mean.
-        steps: that were timed.
-        timed: the steps of several global batches, where the policy chooses the batch.
-        parameters: of the network, beside these.
+        spread: standard deviation of the step durations, as a share of their mean.
+        steps: number of timed steps.
+        timed: the steps of several global batches, if the policy chooses the batch.
+        parameters: number of parameters of the network, if ``timed`` is not empty.
     """
 
     network: str
@@ -82,7 +82,7 @@ class RateMeasured(Kind, word="measured"):
     done: int
     total: int
     reason: Annotated[str, OmitDefault] = ""
-    spread: Annotated[float, Places(4), OmitDefault] = 0.0
+    spread: Annotated[float, Decimals(4), OmitDefault] = 0.0
     steps: Annotated[int, OmitDefault] = 0
     timed: Annotated[tuple[StepTime, ...], OmitDefault] = ()
     parameters: Annotated[int, OmitDefault] = 0
@@ -90,10 +90,10 @@ class RateMeasured(Kind, word="measured"):
 
 @dataclass(frozen=True)
 class RememberedRate:
-    """A rate that an earlier launch has found out; see :class:`fleet.storage.rate_cache.KnownRate`.
+    """A rate from an earlier launch; see :class:`fleet.storage.rate_cache.KnownRate`.
 
     Attributes:
-        age_s: how old it was, in seconds, when this launch began.
+        age_s: its age in seconds when this launch began.
     """
 
     gpus: int
@@ -104,43 +104,44 @@ class RememberedRate:
     how: str
 
 
-class RatesRemembered(Kind, word="cached"):
-    """Rates of earlier launches are used; follows :class:`Started`.
+class CachedRatesUsed(JsonRecord, word="cached"):
+    """Rates of earlier launches are used; follows :class:`LaunchStarted`.
 
     Attributes:
         cache: the file that has them.
-        rates: network -> what is known of it.
+        rates: network -> its rates.
     """
 
     cache: str
     rates: Mapping[str, tuple[RememberedRate, ...]]
 
 
-class RateOff(Kind, word="rate_off"):
-    """A network trains at another rate than it was taken to, by more than a quarter.
+class RateMismatch(JsonRecord, word="rate_off"):
+    """A network trains at a rate that differs from the expected one by more than a quarter.
 
     Attributes:
-        expected, rate: samples/s of the whole group: by which it was decided, and of its training steps.
-        spread: standard deviation of the durations of these steps, as a share of their mean.
-        steps: that were timed.
-        corrected: whether the cache of rates has it now; a rates file stays as it is.
+        expected, rate: samples/s of the whole group: assumed by the plan, and of its training
+            steps.
+        spread: standard deviation of the step durations, as a share of their mean.
+        steps: number of timed steps.
+        corrected: whether the cache of rates was corrected; a rates file stays as it is.
     """
 
     network: str
     gpus: int
     expected: Milli
     rate: Milli
-    spread: Annotated[float, Places(4)]
+    spread: Annotated[float, Decimals(4)]
     steps: int
     corrected: bool
 
 
-class Profiled(Kind, word="profiled"):
-    """All rates are known because they were measured, in this launch or an earlier one.
+class ProfilingFinished(JsonRecord, word="profiled"):
+    """All rates have been measured, in this launch or an earlier one.
 
     Attributes:
-        measurements: how many were made in this launch.
-        seconds: how long they took in all.
+        measurements: number of measurements in this launch.
+        seconds: their total duration.
         rates: network -> samples/s on 1, 2, ... GPUs.
     """
 
@@ -149,28 +150,28 @@ class Profiled(Kind, word="profiled"):
     rates: Mapping[str, tuple[float, ...]]
 
 
-class RateLearned(Kind, word="learned"):
-    """Training has shown how fast a network is on a group of some size; again as more steps make it surer.
+class RateLearned(JsonRecord, word="learned"):
+    """Training has shown the rate of a network; repeated as more steps confirm it.
 
     Attributes:
         rate: samples/s of the whole group.
-        spread: standard deviation of the durations of its steps, as a share of their mean.
-        steps: that were timed.
+        spread: standard deviation of the step durations, as a share of their mean.
+        steps: number of timed steps.
     """
 
     network: str
     gpus: int
     rate: Milli
-    spread: Annotated[float, Places(4)]
+    spread: Annotated[float, Decimals(4)]
     steps: int
 
 
-class RatesEstimated(Kind, word="estimated"):
-    """The rates by which the next plan was made, where they are learned in training: shown, remembered or guessed.
+class RatesEstimated(JsonRecord, word="estimated"):
+    """The rates of the current plan, if learned: observed, cached or estimated.
 
     Attributes:
-        rates: network -> samples/s on 1, 2, ... GPUs, of all that are not over and whose rates are others than before.
-        seen: how many networks training or an earlier run has shown; without any, rates only compare networks.
+        rates: network -> samples/s on 1, 2, ... GPUs, of networks whose rates have changed.
+        seen: networks with observed or cached rates; if 0, rates only compare networks.
     """
 
     rates: Mapping[str, tuple[float, ...]]

@@ -1,4 +1,4 @@
-"""Networks that are asked for, judged and dropped while a run goes on."""
+"""Events of searches and pruning."""
 
 from __future__ import annotations
 
@@ -6,31 +6,30 @@ from collections.abc import Mapping
 from dataclasses import field
 from typing import Annotated, Any
 
-from fleet.domain.json_record import Kind, MayBeNan, OmitDefault
+from fleet.domain.json_record import JsonRecord, NanAsNull, OmitDefault
 from fleet.spec.old_keys import search_with_new_keys, values_with_new_names
 from fleet.units import pluralize
 
 USER = "user"  # who judges from outside
 
 
-class Searched(Kind, word="search"):
-    """A call of a searcher, and what it answered; written before anything follows from it.
+class SearcherCalled(JsonRecord, word="search"):
+    """A call of a searcher, and its answer; written before it has any effect.
 
     Attributes:
-        entry: of ``models``, by its name.
-        call: ``ask``, ``report``, ``tell`` or ``resume``; ``know`` where it is told of a network that it has not asked
-            for.
-        number: of the network, counted from 0 within the entry; below 0 of one of an earlier run.
-        epoch: of a report, counted from 1.
-        value: of a report the monitored value, null where it is no number; of a tell the best one, if there is one, or
-            one for each objective of several.
-        outcome: of a tell: ``finished``, ``pruned`` or ``failed``.
-        answer: of an ask a mapping, also where it was not this searcher's; of a report ``go_on``, ``pause`` or
-            ``stop``, of a resume a number; or null. A tell has none.
+        entry: name of the entry of ``models``.
+        call: ``ask``, ``report``, ``tell`` or ``resume``; ``know`` for a prior trial.
+        number: of the network, counted from 0 within the entry; below 0 for an earlier run.
+        epoch: for a report, counted from 1.
+        value: for a report the monitored value, null for NaN; for a tell the best one, if any, or
+            one per objective.
+        outcome: for a tell: ``finished``, ``pruned`` or ``failed``.
+        answer: of an ask a mapping, also if another searcher gave it; of a report ``go_on``,
+            ``pause`` or ``stop``; of a resume a number; or null. A tell has none.
         network: its name, once there is one.
         wrong: what is wrong with the values of an ask: then the network has failed.
-        curve: of a network that it has not asked for, the monitored values of its epochs.
-        source: the earlier run that it is of, if it is of one.
+        curve: for a prior trial, the monitored values of its epochs.
+        source: the earlier run of a prior trial.
     """
 
     entry: str
@@ -38,13 +37,13 @@ class Searched(Kind, word="search"):
     number: Annotated[int | None, OmitDefault] = None
     epoch: Annotated[int | None, OmitDefault] = None
     value: Annotated[
-        float | tuple[Annotated[float, MayBeNan], ...] | None, MayBeNan, OmitDefault
+        float | tuple[Annotated[float, NanAsNull], ...] | None, NanAsNull, OmitDefault
     ] = None
     outcome: Annotated[str, OmitDefault] = ""
     answer: Annotated[Any, OmitDefault] = ""
     network: Annotated[str, OmitDefault] = ""
     wrong: Annotated[str, OmitDefault] = ""
-    curve: Annotated[tuple[Annotated[float, MayBeNan], ...], OmitDefault] = ()
+    curve: Annotated[tuple[Annotated[float, NanAsNull], ...], OmitDefault] = ()
     source: Annotated[str, OmitDefault] = ""
 
     def __post_init__(self) -> None:
@@ -52,22 +51,23 @@ class Searched(Kind, word="search"):
             object.__setattr__(self, "answer", values_with_new_names(self.answer))
 
     @property
-    def come_to(self) -> tuple[float, ...]:
-        """What a network of this run has come to in each of several objectives; nothing where that is not said."""
+    def objective_values(self) -> tuple[float, ...]:
+        """The values of a network of this run for several objectives; empty otherwise."""
         is_of_run = self.call in ("tell", "know") and not self.source
         if is_of_run and isinstance(self.value, tuple):
             return self.value
         return ()
 
 
-class SearcherBegan(Kind, word="searcher"):
-    """A searcher begins; or the settings of the search are others than those of the launch before.
+class SearcherStarted(JsonRecord, word="searcher"):
+    """A searcher has started, or the settings of its search have changed since the last launch.
 
     Attributes:
-        settings: who asks, from which space, and all else that the choice depends on.
-        changed: what has changed, in words; nothing where the search begins.
-        is_another: whether the choice depends on it, so that another searcher begins, which is told what is known.
-        knows: whether it can be told of networks that it has not asked for.
+        settings: the sampler, the space, and everything else that proposals depend on.
+        changed: a description of the changes; empty when the search begins.
+        is_another: whether proposals depend on them, so that a new searcher starts and receives all
+            known trials.
+        knows: whether the searcher accepts prior trials.
     """
 
     entry: str
@@ -80,12 +80,12 @@ class SearcherBegan(Kind, word="searcher"):
         object.__setattr__(self, "settings", search_with_new_keys(self.settings))
 
 
-class EarlierRead(Kind, word="earlier"):
-    """An earlier run was read: a searcher is told what it found.
+class EarlierRunRead(JsonRecord, word="earlier"):
+    """An earlier run was read, and its results were passed to a searcher.
 
     Attributes:
-        told: how many of its networks.
-        left_out: how many not, for each reason.
+        told: number of its networks that were passed on.
+        left_out: reason -> number of networks that were not.
     """
 
     entry: str
@@ -94,44 +94,45 @@ class EarlierRead(Kind, word="earlier"):
     left_out: Annotated[Mapping[str, int], OmitDefault] = field(default_factory=dict, hash=False)
 
     @property
-    def words(self) -> str:
-        """The same in a sentence."""
-        left = "".join(
-            f"; {number} {'is' if number == 1 else 'are'} left out: {why}"
-            for why, number in self.left_out.items()
+    def summary(self) -> str:
+        """The event in one sentence."""
+        reasons = "".join(
+            f"; {number} {'is' if number == 1 else 'are'} left out: {reason}"
+            for reason, number in self.left_out.items()
         )
-        return f"the searcher of {self.entry} is told of {pluralize(self.told, 'network')} of {self.source}{left}"
+        networks = pluralize(self.told, "network")
+        return f"the searcher of {self.entry} received {networks} of {self.source}{reasons}"
 
 
-class SearchFailed(Kind, word="search_failed"):
-    """A searcher raised, did not answer in time, or answered what cannot be understood: it is not called again."""
+class SearcherFailed(JsonRecord, word="search_failed"):
+    """A searcher raised, timed out, or gave an invalid answer: it is not called again."""
 
     entry: str
     reason: str
 
 
-class ReplayDiffered(Kind, word="replay_differs"):
-    """A searcher that heard the calls of earlier launches again has answered one of them otherwise; the log holds.
+class ReplayDiffered(JsonRecord, word="replay_differs"):
+    """A searcher answered a replayed call in another way; the log holds.
 
     Attributes:
-        difference: the call, the answer in the log, and the one of now.
+        difference: the call, the logged answer, and the new one.
     """
 
     entry: str
     difference: str
 
 
-class NetworkAdded(Kind, word="added"):
-    """A network has come to the run that no spec names; a launch that goes on makes it again from this line.
+class NetworkAdded(JsonRecord, word="added"):
+    """A network that the spec does not have was added; later launches rebuild it from this line.
 
     Attributes:
-        entry: of ``models``, by its name.
+        entry: name of the entry of ``models``; empty for a network that a command added.
         number: within that entry.
-        values: that were asked for, by the keys of the entry's space.
-        bounds: the fewest and the most GPUs that it may have; None if there is no upper bound.
-        max_epochs: that it is trained at most.
-        parent: the network from whose weights it starts, if there is one.
-        parent_epoch: after which epoch of that.
+        values: the proposed values, by the keys of the entry's space.
+        bounds: its minimum and maximum of GPUs; None without a maximum.
+        max_epochs: maximum number of epochs.
+        parent: the network from whose weights it starts, if any.
+        parent_epoch: the epoch of these weights.
         wrong: why it cannot be trained: then it has failed.
     """
 
@@ -149,15 +150,15 @@ class NetworkAdded(Kind, word="added"):
         object.__setattr__(self, "values", values_with_new_names(self.values))
 
 
-class NetworkJudged(Kind, word="judged"):
-    """A network is paused or dropped before it is done, or goes on after a pause.
+class NetworkVerdict(JsonRecord, word="judged"):
+    """A network is paused or pruned before it has finished, or resumed.
 
     Attributes:
-        epochs: how many it has ended; one that is judged from outside may end the one that it is in, too.
+        epochs: its ended epochs; after a command it may still end its current one.
         verdict: ``pause``, ``stop`` or ``go_on``.
-        by: who says so: the rule, ``searcher``, or both; ``user`` from outside; ``end`` where nothing is left that
-            could let it go on.
-        left: how many are judged in the same moment, after this one.
+        by: who decided: the rule, ``searcher``, or both; ``user`` for a command; ``end`` if nothing
+            is left that could resume it.
+        left: number of further verdicts of the same moment.
     """
 
     network: str

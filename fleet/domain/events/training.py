@@ -1,24 +1,24 @@
-"""The stream, plans, rounds, and what groups do."""
+"""Events of the stream, plans, rounds and groups."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Annotated
 
-from fleet.domain.json_record import Flat, Kind, Micro, OmitDefault, Tenths
+from fleet.domain.json_record import Flat, JsonRecord, Micro, OmitDefault, Tenths
 from fleet.domain.network import EpochRecord
 
 
-class CacheChosen(Kind, word="cache"):
-    """What becomes of decoded samples in this launch (``data.cache``); follows :class:`Started`.
+class CacheChosen(JsonRecord, word="cache"):
+    """How decoded samples are stored (``data.cache``); follows :class:`LaunchStarted`.
 
     Attributes:
         cache: none, memory or file.
-        asked: what the spec says: one of these, or auto.
-        why: in words.
-        nbytes: that they take, on each node in memory, or on the disk; 0 where none are kept.
-        shuffle: ``network`` if each network draws the order of its samples by its own epochs, so that no schedule
-            changes it; ``stream`` if it is that of the stream's epochs, or of a ring's.
+        asked: the value in the spec: one of these, or auto.
+        why: the reason, in words.
+        nbytes: their size, on each node in memory or on disk; 0 if none are stored.
+        shuffle: ``network`` if each network draws its sample order by its own epochs, whatever the
+            schedule; ``stream`` if the order is that of the stream's epochs, or of a ring.
     """
 
     cache: str
@@ -28,31 +28,31 @@ class CacheChosen(Kind, word="cache"):
     shuffle: str
 
     @property
-    def words(self) -> str:
-        """It in a line."""
-        said = {
+    def summary(self) -> str:
+        """The event in one line."""
+        texts = {
             "memory": "decoded samples stay in memory",
             "file": "samples are decoded once, into a file",
         }
-        return f"{said.get(self.cache, 'samples are prepared anew in every epoch')}: {self.why}"
+        return f"{texts.get(self.cache, 'samples are prepared anew in every epoch')}: {self.why}"
 
     @property
-    def is_passing(self) -> bool:
-        """Whether the file is the run's own business, to be deleted when all is done."""
+    def is_temporary(self) -> bool:
+        """Whether the file belongs to the run, and is deleted at its end."""
         return self.cache == "file" and self.asked == "auto"
 
 
-class StreamStarted(Kind, word="stream"):
-    """The preprocessors begin to produce samples; or go on without one that has held the others up.
+class StreamStarted(JsonRecord, word="stream"):
+    """Preprocessors begin to produce samples, or continue without one that slowed the others down.
 
     Attributes:
-        preprocessors: how many produce.
-        of: how many there are.
-        pace: ``shared`` if groups read the same epochs in step, ``own`` if each group goes at its own pace.
-        kept: whether samples are decoded in the first epoch and kept from then on.
-        supply_samples_per_s: how many samples/s those preprocessors produce together.
-        demand_samples_per_s: how many samples/s the fastest network takes; 0 as long as nobody knows.
-        bottleneck: ``input`` or ``training``; empty as long as nobody knows.
+        preprocessors: number that produce.
+        of: number of preprocessors.
+        pace: ``shared`` if groups read the same epochs in step, ``own`` if each has its own pace.
+        kept: whether samples are decoded in the first epoch and stored from then on.
+        supply_samples_per_s: samples/s of these preprocessors together.
+        demand_samples_per_s: samples/s that the fastest network takes; 0 while unknown.
+        bottleneck: ``input`` or ``training``; empty while unknown.
     """
 
     preprocessors: int
@@ -67,10 +67,10 @@ class StreamStarted(Kind, word="stream"):
 
 @dataclass(frozen=True)
 class PlannedGroup:
-    """A network in a plan, with how many devices it should have and which.
+    """A network in a plan, with its devices.
 
     Attributes:
-        batch: of the epochs that it begins, where the policy chooses it; else 0.
+        batch: global batch of the epochs that it begins, if the policy chooses it; else 0.
     """
 
     name: str
@@ -79,19 +79,20 @@ class PlannedGroup:
     batch: Annotated[int, OmitDefault] = 0
 
 
-class Planned(Kind, word="plan"):
-    """The policy wants another assignment than before.
+class PlanChanged(JsonRecord, word="plan"):
+    """The policy returned a different plan.
 
     Attributes:
-        members: the networks that should train now; those that are not named should not.
-        scheduling_s: seconds that the policy took since the previous plan; it is also asked when it wants no change.
+        members: the networks that should train now; others should not.
+        scheduling_s: seconds of the policy since the previous change, with calls that changed
+            nothing.
     """
 
     members: tuple[PlannedGroup, ...]
     scheduling_s: Micro
 
 
-class RoundStarted(Kind, word="round"):
+class RoundStarted(JsonRecord, word="round"):
     """A round begins: groups start, and every other group is about to stop.
 
     Attributes:
@@ -103,12 +104,12 @@ class RoundStarted(Kind, word="round"):
     members: tuple[str, ...]
 
 
-class GroupStarted(Kind, word="group"):
+class GroupStarted(JsonRecord, word="group"):
     """A group of devices was told to train a network.
 
     Attributes:
         devices: the master's first.
-        stream_epoch: the first epoch of the stream that it may read, or of the network's own count if each has one.
+        stream_epoch: the first epoch of the stream that it may read, or of the network's own count.
     """
 
     network: str
@@ -117,14 +118,14 @@ class GroupStarted(Kind, word="group"):
     round: int
 
 
-class GroupChanged(Kind, word="regroup"):
-    """A group goes on with other devices.
+class GroupChanged(JsonRecord, word="regroup"):
+    """A group continues with other devices.
 
     Attributes:
-        before: the devices that it had.
-        devices: the devices that it has now, the master's first.
+        before: its previous devices.
+        devices: its new devices, the master's first.
         position: samples of the epoch that it had consumed.
-        seconds: for which it stood still.
+        seconds: duration of its pause.
     """
 
     network: str
@@ -134,18 +135,19 @@ class GroupChanged(Kind, word="regroup"):
     seconds: Micro
 
 
-class EpochEnded(Kind, word="epoch"):
+class EpochEnded(JsonRecord, word="epoch"):
     """A network has finished an epoch.
 
-    The epochs that a killed launch had saved and not logged follow the next launch's start, and what a struck group
-    had saved comes before its :class:`GroupFailed`.
+    Epochs that a killed launch had saved but not logged follow the start of the next launch. Epochs
+    that
+    a failed group had saved come before its :class:`GroupFailed`.
 
     Attributes:
         record: the epoch in the network's history; its fields are keys of the event.
-        blocked_s: seconds for which checkpoints kept training waiting.
-        missed: chunks of a ring that were of use, that a node of the group held, and that another had let go; none
-            where an epoch was logged later than it ended.
-        parameters: of the network; in the first epoch after it was built, where its engine can tell.
+        blocked_s: seconds for which checkpoints blocked training.
+        missed: useful chunks of a ring on a node of the group that another node had dropped; 0 for
+            epochs that were logged late.
+        parameters: number of parameters, in the first epoch after building, if known.
     """
 
     network: str
@@ -155,12 +157,12 @@ class EpochEnded(Kind, word="epoch"):
     parameters: Annotated[int, OmitDefault] = 0
 
 
-class GroupStopped(Kind, word="stopped"):
+class GroupStopped(JsonRecord, word="stopped"):
     """A group has stopped: its network is saved, its devices are free.
 
     Attributes:
         checkpoint_s: seconds until the last checkpoint was on disk.
-        export_s: seconds that the export of a finished network took after that.
+        export_s: seconds of the export of a finished network after that.
     """
 
     network: str
@@ -168,13 +170,13 @@ class GroupStopped(Kind, word="stopped"):
     export_s: Micro = 0.0
 
 
-class Estimated(Kind, word="eta"):
-    """How long the run will go on, by all that is known so far: a range.
+class TimeLeftEstimated(JsonRecord, word="eta"):
+    """The estimated time left of the run: a range.
 
     Attributes:
-        low_s, high_s: seconds from now, if networks stop as early as their convergence rules allow, and if they train
-            as many epochs as they may.
-        networks: that are not done yet, and those that searches may yet ask for.
+        low_s, high_s: seconds from now, if networks stop as early as their rules allow, and if they
+            train all their epochs.
+        networks: networks that have not ended, with those that searches may still propose.
     """
 
     low_s: Tenths

@@ -2,7 +2,7 @@
 
 A command is a mapping with the key ``do``: ``add`` with an ``entry``; ``stop``, ``pause`` and ``resume`` with a
 ``network``; or ``yield`` with a number of ``nodes`` and ``within_s``. The answer has ``networks``, the names that it is
-about, and for ``yield`` what :class:`Commanded` has as ``release_details``; or ``error``, and ``is_over`` where the network is
+about, and for ``yield`` what :class:`CommandReceived` has as ``release_details``; or ``error``, and ``is_over`` where the network is
 over by then. A line of the event log stands before anything that a command does. So a launch that is killed before it
 has answered does not act twice: the next one finds the line, does what is left, and answers.
 """
@@ -14,8 +14,8 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from fleet.control.effects import Admitted, Heard, NetworkCommand, NodeOffer, NodesRequested
-from fleet.domain.events import Commanded, Event
+from fleet.control.effects import Input, NetworkAdmitted, NetworkCommand, NodeOffer, NodesRequested
+from fleet.domain.events import CommandReceived, Event
 from fleet.errors import UserError
 from fleet.runtime.admission import Admission
 from fleet.runtime.external.command_queue import Command, CommandQueue
@@ -51,7 +51,7 @@ class CommandHandler:
         mailbox: CommandQueue,
         results: Results,
         admission: Admission,
-        earlier: Iterable[Commanded] = (),
+        earlier: Iterable[CommandReceived] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._mailbox = mailbox
@@ -64,7 +64,7 @@ class CommandHandler:
     def handle_commands(
         self,
         note: Callable[[Event], None],
-        hear: Callable[[Heard], None],
+        hear: Callable[[Input], None],
         goes_on: Callable[[], bool],
         offer: Callable[[int, float], NodeOffer],
     ) -> bool:
@@ -105,18 +105,20 @@ class CommandHandler:
         self,
         command: Command,
         note: Callable[[Event], None],
-        hear: Callable[[Heard], None],
+        hear: Callable[[Input], None],
         offer: Callable[[int, float], NodeOffer],
-    ) -> Commanded:
+    ) -> CommandReceived:
         content = command.content or {}
         do = content.get("do")
         known = self._handled.get(command.name)
-        words: list[Heard] = []
+        words: list[Input] = []
         if do == "add":
             event, came = self._add(command.name, content.get("entry"), known)
             words += came
         elif isinstance(do, str) and do in VERDICTS:
-            event = Commanded(command.name, do, (self._check_unfinished(content.get("network")),))
+            event = CommandReceived(
+                command.name, do, (self._check_unfinished(content.get("network")),)
+            )
             words.append(NetworkCommand(event.networks[0], VERDICTS[do]))
         elif (
             do == "yield" and known is not None
@@ -124,15 +126,15 @@ class CommandHandler:
             event = known
         elif do == "yield":
             found = offer(*_parse_release(content))
-            event = Commanded(
+            event = CommandReceived(
                 command.name,
                 do,
-                tuple(found.ways),
+                tuple(found.actions),
                 {
                     "nodes": list(found.nodes),
                     "hosts": list(found.hosts),
                     "within_s": content["within_s"],
-                    "ways": dict(found.ways),
+                    "ways": dict(found.actions),
                 },
             )
             words.append(NodesRequested(command.name, found))
@@ -146,12 +148,12 @@ class CommandHandler:
         return event
 
     def _add(
-        self, name: str, entry: Any, known: Commanded | None
-    ) -> tuple[Commanded, list[Admitted]]:
+        self, name: str, entry: Any, known: CommandReceived | None
+    ) -> tuple[CommandReceived, list[NetworkAdmitted]]:
         """The event of an entry, and those of its networks that have not come yet."""
         if known is None:
             content, place, networks = self._admission.parse_entry(entry)
-            known = Commanded(
+            known = CommandReceived(
                 name, "add", tuple(network.name for network in networks), content, place
             )
         else:

@@ -19,7 +19,7 @@ from pathlib import Path
 from fleet.domain import events as ev
 from fleet.storage.paths import RunPaths
 
-_NEWS = (ev.EpochEnded, ev.NetworkFailed, ev.NetworkFinished, ev.NetworkJudged, ev.NetworkTested)
+_NEWS = (ev.EpochEnded, ev.NetworkFailed, ev.NetworkFinished, ev.NetworkVerdict, ev.NetworkTested)
 _LOOK_S = 1.0  # between two looks for complaints
 
 log = logging.getLogger("fleet.runtime.external.tracking")

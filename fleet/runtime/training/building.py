@@ -20,7 +20,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TypeVar
 
-from fleet.control.group_startup import DEAF_S
+from fleet.control.group_startup import UNRESPONSIVE_S
 from fleet.errors import InfrastructureError, ModelError, exit_reason
 from fleet.spec.model import one_line
 from fleet.units import format_duration
@@ -95,7 +95,7 @@ class _BuildGuard:
             if self._duties is not None:
                 thread.start()
             signal.setitimer(signal.ITIMER_REAL, self._limit_s, _AGAIN_S)
-            with kill_after(self._limit_s + DEAF_S + _LAST_S):
+            with kill_after(self._limit_s + UNRESPONSIVE_S + _LAST_S):
                 yield
         finally:
             self._is_over.set()

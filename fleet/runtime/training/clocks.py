@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 
 from fleet.comm.messages import Message, Pace
-from fleet.domain.network import State, StepRate
+from fleet.domain.network import StepRate, TrainingState
 from fleet.runtime.training.sources import Sources
 from fleet.storage.writer import CheckpointWriter
 
@@ -37,7 +37,7 @@ class EpochClock:
         self._waited_s = self._sources.waited_s
         self._blocked_s = self._writer.blocked_s
 
-    def add_elapsed(self, state: State) -> State:
+    def add_elapsed(self, state: TrainingState) -> TrainingState:
         """A state with what has passed of its epoch since this was last asked."""
         now = time.perf_counter()
         waited_s = self._sources.waited_s

@@ -18,11 +18,11 @@ from fleet.comm.protocols import Group, World
 from fleet.domain.network import (
     LARGEST_LOSS,
     EpochRecord,
-    State,
+    EvaluationResult,
     StepRate,
-    TestResult,
-    convergence,
-    divergence,
+    TrainingState,
+    check_convergence,
+    check_divergence,
 )
 from fleet.engines.base import Arrays, StepTotals, SupportsMetrics
 from fleet.errors import InfrastructureError
@@ -75,12 +75,12 @@ class TrainingLoop:
         self._clock = EpochClock(sources, writer)
         self._tell = partial(world.send, 0, m.Tag.COORDINATOR)
 
-    def run(self, training: Training, state: State, first: m.Start | m.Regroup) -> None:
+    def run(self, training: Training, state: TrainingState, first: m.Start | m.Regroup) -> None:
         """Train a network; see :meth:`_run`. The others on its GPU are told of it meanwhile."""
         with self._tenants.present():
             self._run(training, state, first)
 
-    def _run(self, training: Training, state: State, first: m.Start | m.Regroup) -> None:
+    def _run(self, training: Training, state: TrainingState, first: m.Start | m.Regroup) -> None:
         """Train epoch after epoch, some in pieces between which the group may change, until the coordinator ends it.
 
         Args:
@@ -143,8 +143,8 @@ class TrainingLoop:
             chosen = order.batch
 
     def _train_part(
-        self, training: Training, state: State, source: Batches, epoch: Epoch
-    ) -> tuple[State, bool, int]:
+        self, training: Training, state: TrainingState, source: Batches, epoch: Epoch
+    ) -> tuple[TrainingState, bool, int]:
         """Train on what is left of an epoch, or on less, where the group is asked to pause.
 
         Returns:
@@ -237,7 +237,7 @@ class TrainingLoop:
 
     # ---- where an epoch stops ----
 
-    def _pause(self, training: Training, state: State) -> State:
+    def _pause(self, training: Training, state: TrainingState) -> TrainingState:
         """Tell that the group waits inside an epoch; returns its state there."""
         state = self._clock.add_elapsed(state)
         if training.group.is_master:
@@ -245,17 +245,17 @@ class TrainingLoop:
         return state
 
     def _end_epoch(
-        self, training: Training, state: State, judged: StepTotals, missed: int
-    ) -> State:
+        self, training: Training, state: TrainingState, judged: StepTotals, missed: int
+    ) -> TrainingState:
         """Save the network and tell of it; returns its state before the next epoch."""
         state = self._clock.add_elapsed(state)
         record = _record(training, state, judged)
         history = (*state.history, record)
-        diverged = divergence(history, judged.count > 0)
+        diverged = check_divergence(history, judged.count > 0)
         if diverged:
             raise TrainingFailed(diverged)
-        verdict = convergence(history, training.network.train.stopping)
-        state = state.after(record, verdict.reason)
+        verdict = check_convergence(history, training.network.train.stopping)
+        state = state.next_epoch(record, verdict.reason)
         if training.group.is_master:
             self._save(training, state, is_best=verdict.best_epoch == record.epoch)
             self._tell(
@@ -272,7 +272,7 @@ class TrainingLoop:
 
     # ---- changing the group ----
 
-    def _hand_over(self, group: Group, order: m.Regroup, state: State) -> State:
+    def _hand_over(self, group: Group, order: m.Regroup, state: TrainingState) -> TrainingState:
         """The state as the master has it, for the next one."""
         if (
             group.is_master and order.ranks[0] != self._world.rank
@@ -284,9 +284,9 @@ class TrainingLoop:
         self,
         training: Training,
         order: m.Regroup,
-        state: State | None,
+        state: TrainingState | None,
         failure: Exception | None = None,
-    ) -> State:
+    ) -> TrainingState:
         """Go over to the group of an order; see :meth:`fleet.runtime.training.network.Training.change_group`."""
         group = self._world.group(order.ranks, order.group)
         state = training.change_group(group, order.stay_count, state, failure)
@@ -301,7 +301,7 @@ class TrainingLoop:
 
     # ---- saving ----
 
-    def _save_together(self, training: Training, state: State) -> State:
+    def _save_together(self, training: Training, state: TrainingState) -> TrainingState:
         """Save a group's network within an epoch, with the mean of what its ranks have gathered by themselves.
 
         They go on with what each has, so that training does not depend on when it is saved. Collective.
@@ -315,7 +315,7 @@ class TrainingLoop:
         trainable.load(own)
         return state
 
-    def _save(self, training: Training, state: State, is_best: bool = False) -> None:
+    def _save(self, training: Training, state: TrainingState, is_best: bool = False) -> None:
         began = time.perf_counter()
         arrays = training.trainable.state()
         self._writer.blocked_s += time.perf_counter() - began
@@ -355,7 +355,7 @@ class TrainingLoop:
                 )
             )
 
-    def _test(self, training: Training) -> TestResult | None:
+    def _test(self, training: Training) -> EvaluationResult | None:
         """Keep what the network that the master has exported gives, and judge it on the test data; collective."""
         training.broadcast(None)
         sources = self._sources.of(training.network)
@@ -377,10 +377,12 @@ class TrainingLoop:
         if test is None:
             return None
         assert judged is not None  # nothing ends it
-        return TestResult(*_means(judged, training), int(judged.count), _metrics(judged, training))
+        return EvaluationResult(
+            *_means(judged, training), int(judged.count), _metrics(judged, training)
+        )
 
 
-def _record(training: Training, state: State, judged: StepTotals) -> EpochRecord:
+def _record(training: Training, state: TrainingState, judged: StepTotals) -> EpochRecord:
     """The row of an epoch that is over, in its network's history."""
     sums = StepTotals.from_tuple(state.sums)
     loss, accuracy = _means(

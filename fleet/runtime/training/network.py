@@ -12,7 +12,7 @@ from typing import TypeVar
 import numpy as np
 
 from fleet.comm.protocols import Group
-from fleet.domain.network import State
+from fleet.domain.network import TrainingState
 from fleet.engines.base import (
     StepResult,
     StepTotals,
@@ -165,8 +165,8 @@ class Training:
         return self.group.broadcast_value(state)
 
     def change_group(
-        self, group: Group, stay: int, state: State | None, failure: Exception | None = None
-    ) -> State:
+        self, group: Group, stay: int, state: TrainingState | None, failure: Exception | None = None
+    ) -> TrainingState:
         """Go over to another group; returns the network's state, on the ranks that are new to it as well.
 
         Args:

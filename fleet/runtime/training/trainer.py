@@ -15,7 +15,7 @@ from pathlib import Path
 
 from fleet.comm import messages as m
 from fleet.comm.protocols import Group, World
-from fleet.domain.network import Code, State, StepRate, reason_now
+from fleet.domain.network import Code, StepRate, TrainingState, finished_reason
 from fleet.engines.base import (
     Engine,
     SupportsInspection,
@@ -171,7 +171,7 @@ class Trainer:
                 if state.position:
                     over = ""
                 else:
-                    over = reason_now(state.history, state.final, network.train.stopping)
+                    over = finished_reason(state.history, state.final, network.train.stopping)
                 if over:
                     self._finish_converged(training, over)
                 else:
@@ -266,11 +266,11 @@ class Trainer:
                 self._tell(m.Warned(network.name, warning))
         return trainable
 
-    def _resume(self, training: Training) -> State:
+    def _resume(self, training: Training) -> TrainingState:
         """The master's state, on every rank: from the last checkpoint, or from the start."""
         network = training.network
         group = training.group
-        state = State(
+        state = TrainingState(
             {},
             training_identity(network, self._spec, self._sample),
             architecture=network.architecture.key,

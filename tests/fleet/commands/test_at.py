@@ -61,8 +61,8 @@ def harvested(folder, second=("2", 1005.0, True)):
     def write(launch, date, network, epochs, seconds, beside):
         log = [
             (0.0, replace(start, date=date, beside=beside)),
-            (0.1, ev.NetworkTaken(network, 1, epochs - 1, 0)),
-            (0.2, ev.RatesGiven({"a": (10.0,), "b": (5.0,)})),
+            (0.1, ev.NetworkLeased(network, 1, epochs - 1, 0)),
+            (0.2, ev.RatesLoaded({"a": (10.0,), "b": (5.0,)})),
             (0.5, ev.GroupStarted(network, (0,), 0, 1)),
             (seconds, ev.EpochEnded(network, record(epochs, seconds=seconds - 1))),
             (seconds, ev.NetworkFinished(network, "done", epochs)),
@@ -119,7 +119,7 @@ def times(paths):
         if log.parent == paths.root:
             clock, base = [], 0.0
             for t_s, event in lines:
-                base = now if isinstance(event, ev.Started) else base
+                base = now if isinstance(event, ev.LaunchStarted) else base
                 clock.append(now := base + t_s)
         else:  # as they were written above
             clock = [

@@ -45,7 +45,7 @@ def test_a_network_that_is_left_out_is_a_row_that_says_so(tmp_path):
     content, paths = spec(*NETWORKS), RunPaths(tmp_path)
     results = Results(content, paths, RunState(content), skipped=frozenset({"a"}))
     for network in content.networks:
-        results.run.hear(network.name, restore_network(results, network)[0])
+        results.run.set_status(network.name, restore_network(results, network)[0])
     assert {row.name: row.status for row in results.rows()} == {
         "a": Status.SKIPPED,
         "b": Status.WAITING,

@@ -36,7 +36,7 @@ def test_a_group_begins_each_epoch_with_the_batch_that_is_wanted_then():
     told.end_epoch("a")
     assert told.read() == {1: [msg.Continue(1, 16)]}
     assert [
-        [(member.name, member.batch) for member in plan.members] for plan in told.of("Planned")
+        [(member.name, member.batch) for member in plan.members] for plan in told.of("PlanChanged")
     ] == [[("a", 8)], [("a", 16)]]
 
 

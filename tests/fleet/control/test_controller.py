@@ -156,13 +156,13 @@ def test_a_paused_network_waits_for_none_that_is_over_in_another_launch(outcome)
     )
     told.begin().end_epoch("a")
     told.hear(msg.Stopped("a", 0.0), msg.Ready(1))
-    assert [event.verdict for event in told.of("NetworkJudged")] == ["pause"]
-    told.hear(fx.Leased("b", NetworkStatus(history(0.5), outcome), generation=1))
-    assert [event.verdict for event in told.of("NetworkJudged")] == ["pause", "go_on"]
+    assert [event.verdict for event in told.of("NetworkVerdict")] == ["pause"]
+    told.hear(fx.LeaseGranted("b", NetworkStatus(history(0.5), outcome), generation=1))
+    assert [event.verdict for event in told.of("NetworkVerdict")] == ["pause", "go_on"]
     assert told.read()[1][-1] == msg.Start(told.setup.spec.by_name["a"], (1,), 2, 1)
 
 
-class Searched(Told):
+class SearcherCalled(Told):
     """A searcher has asked for the one network."""
 
     def mind(self):
@@ -177,7 +177,8 @@ class Searched(Told):
             trainers=1,
         )
         mind.restore(
-            [events.Searched("net", "ask", 0, answer={LEARNING_RATE: 0.01}, network="net-0")], {}
+            [events.SearcherCalled("net", "ask", 0, answer={LEARNING_RATE: 0.01}, network="net-0")],
+            {},
         )
         return mind
 
@@ -215,7 +216,7 @@ class Searched(Told):
 def test_who_is_dropped_in_an_epoch_has_finished_for_everybody_if_that_was_its_last(
     last, calls, end
 ):
-    told = Searched({"net-0": [0]}, networks=["net-0"]).begin()
+    told = SearcherCalled({"net-0": [0]}, networks=["net-0"]).begin()
     told.hear(fx.NetworkCommand("net-0", Verdict.STOP))
     assert told.say() == []
     last(told)
@@ -231,7 +232,7 @@ def test_who_is_dropped_in_an_epoch_has_finished_for_everybody_if_that_was_its_l
 
 
 def test_who_is_dropped_and_struck_in_its_last_epoch_is_what_its_checkpoint_says():
-    told = Searched({"net-0": [0]}, networks=["net-0"], outlives=True).begin()
+    told = SearcherCalled({"net-0": [0]}, networks=["net-0"], outlives=True).begin()
     told.hear(fx.NetworkCommand("net-0", Verdict.STOP))
     told.hear(fx.RanksDied((1,)))
     assert told.say() == []
@@ -518,7 +519,7 @@ def test_a_sample_that_cannot_be_read_is_noted_once_and_too_many_end_the_run():
         msg.SampleUnreadable("known", "torn", True),
         msg.SampleUnreadable("y", "torn", False),
     )
-    assert [event.name for event in told.of("BadSample")] == ["x", "y"]
+    assert [event.name for event in told.of("SampleSkipped")] == ["x", "y"]
     told.hear(msg.SampleUnreadable("z", "empty", True))
     assert kinds(told.effects) == ["Note", "Fail"]
     assert isinstance(told.effects[1].error, UserError)
@@ -537,7 +538,7 @@ def test_rates_are_measured_side_by_side_and_then_training_begins():
     ]
     told.hear(msg.Measured("a", 1, StepRate(10.0), 1.0, ""), msg.Ready(1), after=2.0)
     told.hear(msg.Measured("b", 1, StepRate(0.0), 1.0, "out of memory", may_pass=False), after=3.0)
-    (profiled,) = told.of("Profiled")
+    (profiled,) = told.of("ProfilingFinished")
     assert (profiled.measurements, profiled.seconds, profiled.rates) == (2, 5.0, {"a": (10.0,)})
     assert told.standings == {
         "a": NetworkStatus(),
@@ -574,7 +575,7 @@ def test_a_group_that_trains_at_another_rate_than_was_measured_is_told_of():
     told.hear(
         msg.Joined("a"), msg.EpochDone("a", record(1), 0.0, "", rate=StepRate(1348.0, 0.02, 300))
     )
-    (off,) = told.of("RateOff")
+    (off,) = told.of("RateMismatch")
     assert (off.expected, off.rate, off.spread, off.steps, off.corrected) == (
         238.0,
         1348.0,
@@ -599,7 +600,7 @@ def test_nothing_is_told_of_a_rate_that_is_near_or_unknown_or_that_nobody_has_me
         told.hear(msg.Measured("a", 1, StepRate(10.0), 1.0, ""), msg.Ready(1))
     told.hear(msg.Joined("a"), msg.EpochDone("a", record(1), 0.0, "", rate=rate))
     assert told.of("EpochEnded")
-    assert told.of("RateOff") == []
+    assert told.of("RateMismatch") == []
 
 
 # ---- ending early ------------------------------------------------------------------------------
@@ -675,14 +676,14 @@ def test_when_it_is_too_late_to_start_another_a_group_goes_on_that_should_stop()
 def test_when_it_is_too_late_nothing_is_started_and_the_launch_ends_when_nothing_runs():
     told = late(lambda progress: {"b": [1]} if progress.epochs_done else {"a": [0]}, trainers=2)
     told.end_epoch("a", final="1 epoch")
-    (late_,) = told.of("TooLate")
+    (late_,) = told.of("TooLateToStart")
     assert (late_.networks, late_.left_s, late_.needed_s) == (("b",), 5.0, 10.0)
     told.hear(msg.Stopped("a", 0.0), msg.Ready(1))
     assert told.read() == {1: [msg.Stop(final=True), msg.Exit()], 2: [msg.Exit()]}
-    assert [event.reason for event in told.of("Interrupted")] == [
+    assert [event.reason for event in told.of("LaunchInterrupted")] == [
         "too little of the walltime is left for another group"
     ]
-    assert len(told.of("TooLate")) == 1
+    assert len(told.of("TooLateToStart")) == 1
 
 
 # ---- deaths ------------------------------------------------------------------------------------
@@ -698,7 +699,7 @@ def struck(**rest):
 
 def test_a_struck_network_goes_back_to_its_last_checkpoint_when_its_other_ranks_have_let_go():
     told = struck()
-    assert [(event.rank, event.device) for event in told.of("RankLost")] == [(2, 1)]
+    assert [(event.rank, event.device) for event in told.of("RankDied")] == [(2, 1)]
     assert told.read() == {}
     told.wanted = {"a": [0], "b": [2]}
     assert told.ready(1)[0] == fx.ReadCheckpoint("a")
@@ -772,7 +773,7 @@ def test_a_preprocessor_that_dies_holds_nobody_up():
     told.ready()
     assert told.read() == {}
     told.hear(fx.RanksDied((0,)))
-    assert [(event.rank, event.device) for event in told.of("RankLost")] == [(0, None)]
+    assert [(event.rank, event.device) for event in told.of("RankDied")] == [(0, None)]
     assert isinstance(told.read()[1][0], msg.Start)
 
 
@@ -780,7 +781,7 @@ def test_too_few_trainers_that_are_left_end_the_launch():
     told = Told({"a": [0, 1]}, networks="a", trainers=2, outlives=True, gpus={"a": [2, 2]}).begin()
     told.wanted = {}
     told.hear(fx.RanksDied((2,)), msg.Ready(1), fx.CheckpointRead("a", NetworkStatus(), 0))
-    assert [event.reason for event in told.of("Interrupted")] == [
+    assert [event.reason for event in told.of("LaunchInterrupted")] == [
         "1 rank died, and 1 trainer is too few for a"
     ]
     assert told.ensemble.status is ExitStatus.RESUMABLE
@@ -825,7 +826,7 @@ def test_what_cannot_be_is_an_error_that_tells_all_that_was_heard_before(word):
     with pytest.raises(ProtocolViolation, match="and yet there is|is not told") as caught:
         told.hear(word)
     error = caught.value
-    assert [moment.heard for moment in error.history] == [
+    assert [moment.message for moment in error.history] == [
         None,
         msg.Ready(1),
         msg.Ready(2),
@@ -836,11 +837,11 @@ def test_what_cannot_be_is_an_error_that_tells_all_that_was_heard_before(word):
     assert "Start(network=NetworkSpec(name='a'" in error.report()
     again = told.make()
     *before, last = error.history
-    assert [again.handle(moment.now_s, moment.heard) for moment in before] == [
+    assert [again.handle(moment.now_s, moment.message) for moment in before] == [
         list(moment.effects) for moment in before
     ]
     with pytest.raises(ProtocolViolation) as repeated:
-        again.handle(last.now_s, last.heard)
+        again.handle(last.now_s, last.message)
     assert repeated.value.history == error.history
 
 
@@ -849,4 +850,4 @@ def test_of_the_words_that_tell_of_a_groups_pace_only_the_first_is_remembered():
     told.hear(*[msg.Pace("a", samples, 1.0) for samples in range(50)])
     with pytest.raises(ProtocolViolation) as caught:
         told.hear(msg.Ready(0))
-    assert [type(moment.heard) for moment in caught.value.history].count(msg.Pace) == 1
+    assert [type(moment.message) for moment in caught.value.history].count(msg.Pace) == 1

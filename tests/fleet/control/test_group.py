@@ -28,7 +28,7 @@ STEPS = sorted(
 
 def group(phase=Phase.FORMING, network=NETWORK):
     return TrainingGroup(
-        network, (2, 0), next_epoch=3, reads_stream_from={2: 3, 0: 3}, joins=3, phase=phase
+        network, (2, 0), next_epoch=3, reads_stream_from={2: 3, 0: 3}, joins_at=3, phase=phase
     )
 
 
@@ -43,13 +43,13 @@ def test_a_life_goes_through_the_phases():
         (Joined("a"), Phase.TRAINING),
         (Pause(False), Phase.PAUSING),
         (Paused("a", 3), Phase.PAUSED),
-        (Regroup((1, 2), 1, 7, 3, 0), Phase.CHANGING),
+        (Regroup((1, 2), 1, 7, 3, 0), Phase.REGROUPING),
         (Regrouped("a", 9, 0.1), Phase.TRAINING),
         (EpochDone("a", record(1), 0.0, ""), Phase.WAITING),
         (Continue(4), Phase.TRAINING),
         (EpochDone("a", record(2), 0.0, ""), Phase.WAITING),
         (Stop(True), Phase.STOPPING),
-        (Stopped("a", 0.0), Phase.GONE),
+        (Stopped("a", 0.0), Phase.ENDED),
     ]:
         one.advance(said)
         assert one.phase is phase
@@ -97,8 +97,8 @@ def test_all_that_groups_say_and_are_told_is_in_the_table():
 
 
 def test_every_phase_but_the_last_can_be_left():
-    for phase in set(Phase) - {Phase.GONE, Phase.STRUCK}:
-        assert set(TRANSITIONS[phase].values()) - {phase, Phase.STRUCK}
+    for phase in set(Phase) - {Phase.ENDED, Phase.FAILED}:
+        assert set(TRANSITIONS[phase].values()) - {phase, Phase.FAILED}
 
 
 @pytest.mark.parametrize(
@@ -109,9 +109,9 @@ def test_every_phase_but_the_last_can_be_left():
         (Phase.PAUSING, Stance.INSIDE),
         (Phase.PAUSED, Stance.INSIDE),
         (Phase.WAITING, Stance.BETWEEN),
-        (Phase.CHANGING, Stance.BUSY),
+        (Phase.REGROUPING, Stance.BUSY),
         (Phase.STOPPING, Stance.BUSY),
-        (Phase.STRUCK, Stance.BUSY),
+        (Phase.FAILED, Stance.BUSY),
     ],
 )
 def test_what_can_be_done_about_its_devices_follows_from_the_phase(phase, stance):

@@ -2,7 +2,7 @@
 
 from fleet.comm import messages as msg
 from fleet.control.effects import EndLaunch, EndRequested, SaveParameterCount
-from fleet.control.group_startup import DEAF_S
+from fleet.control.group_startup import UNRESPONSIVE_S
 from fleet.errors import ExitStatus
 from tests.fleet.control.told import Told, layout
 
@@ -25,7 +25,7 @@ def test_a_deaf_group_is_a_failed_network_and_ends_the_launch_when_all_others_ha
     told = Told({"a": [0, 1], "b": [2]}, trainers=3, stream=layout(9))
     told.hear(msg.Throughput(0, 100.0))
     told.begin().hear(msg.Built("b", 3, 51))
-    assert told.hear(None, after=LIMIT_S + DEAF_S - 1) == []
+    assert told.hear(None, after=LIMIT_S + UNRESPONSIVE_S - 1) == []
     told.hear(None, after=1.0)
     assert told.standings["a"].outcome.is_failure
     assert told.standings["a"].outcome.reason == (
@@ -35,22 +35,22 @@ def test_a_deaf_group_is_a_failed_network_and_ends_the_launch_when_all_others_ha
     told.hear(msg.Paused("b", 0))
     assert told.read() == {3: [msg.Stop(final=False)]}
     told.hear(msg.Stopped("b", 0.0), msg.Ready(3))
-    assert told.effects[-1] == EndLaunch(ExitStatus.RESUMABLE, is_cut=True)
+    assert told.effects[-1] == EndLaunch(ExitStatus.RESUMABLE, must_kill=True)
     assert told.read()[3] == [msg.Exit()]
 
 
 def test_where_no_other_network_is_left_a_deaf_one_ends_the_launch_with_its_status():
     told = Told({"a": [0]}, networks="a").begin()
-    told.hear(None, after=LIMIT_S + DEAF_S)
-    assert told.effects[-1] == EndLaunch(ExitStatus.NETWORK_FAILED, is_cut=True)
+    told.hear(None, after=LIMIT_S + UNRESPONSIVE_S)
+    assert told.effects[-1] == EndLaunch(ExitStatus.NETWORK_FAILED, must_kill=True)
 
 
 def test_a_network_that_is_deaf_while_it_is_measured_has_failed_too():
     told = Told({}, networks="a", measures=True)
     told.ready()
-    told.hear(None, after=LIMIT_S + DEAF_S)
+    told.hear(None, after=LIMIT_S + UNRESPONSIVE_S)
     assert told.standings["a"].outcome.is_failure
-    assert told.effects[-1] == EndLaunch(ExitStatus.NETWORK_FAILED, is_cut=True)
+    assert told.effects[-1] == EndLaunch(ExitStatus.NETWORK_FAILED, must_kill=True)
 
 
 def test_one_that_measures_after_it_has_built_may_take_longer():
@@ -63,16 +63,16 @@ def test_one_that_measures_after_it_has_built_may_take_longer():
 def test_when_the_launch_is_to_end_nobody_waits_long_for_a_network_that_is_built_and_it_has_not_failed():
     told = Told({"a": [0]}, networks="a").begin()
     told.hear(EndRequested("SIGUSR2 came"), after=5.0)
-    assert told.hear(None, after=DEAF_S - 1) == []
+    assert told.hear(None, after=UNRESPONSIVE_S - 1) == []
     told.hear(None, after=1.0)
     assert told.standings["a"].outcome is None
-    assert told.effects[-1] == EndLaunch(ExitStatus.RESUMABLE, is_cut=True)
+    assert told.effects[-1] == EndLaunch(ExitStatus.RESUMABLE, must_kill=True)
 
 
 def test_what_a_rank_says_that_was_given_up_is_not_heard():
     told = Told({"a": [0], "b": [1]}, trainers=2).begin()
     told.hear(msg.Built("b", 2, 51))
-    told.hear(None, after=LIMIT_S + DEAF_S)
+    told.hear(None, after=LIMIT_S + UNRESPONSIVE_S)
     told.read()
     said = told.hear(
         msg.Built("a", 1, 51), msg.Failed("a", "too late", "", may_pass=False), msg.Ready(1)
@@ -88,14 +88,14 @@ def test_a_recruit_that_is_deaf_ends_the_launch_and_its_network_has_not_failed()
     told.begin().hear(msg.Built("a", 1, 51))
     wanted["a"] = [0, 1]
     told.end_epoch("a")  # the policy is asked again
-    told.hear(None, after=LIMIT_S + DEAF_S)
+    told.hear(None, after=LIMIT_S + UNRESPONSIVE_S)
     assert told.standings["a"].outcome is None
-    assert told.of("Interrupted")[0].reason == "rank 2 did not come back from building a"
+    assert told.of("LaunchInterrupted")[0].reason == "rank 2 did not come back from building a"
 
 
 def test_a_group_that_has_only_met_is_still_to_build():
     told = Told({"a": [0]}, networks="a")
     told.ready()
     told.hear(msg.Joined("a"), after=1.0)
-    told.hear(None, after=LIMIT_S + DEAF_S - 1)
+    told.hear(None, after=LIMIT_S + UNRESPONSIVE_S - 1)
     assert told.ensemble.status is ExitStatus.NETWORK_FAILED

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from fleet.comm.messages import Ready, Start, Stopped
 from fleet.comm.roles import assign
 from fleet.control.controller import Controller
-from fleet.control.effects import Admitted, NetworkCommand
+from fleet.control.effects import NetworkAdmitted, NetworkCommand
 from fleet.control.launch_state import LaunchConfig, PolicyAnswer
 from fleet.domain.events import NetworkAdded
 from fleet.search.controller import make_controller
@@ -85,7 +85,7 @@ def launch(policy, seed, learns, kind, ruled=()):
         )
 
     late = [
-        Admitted(
+        NetworkAdmitted(
             network,
             NetworkAdded(network.name, "", -1, {}, (1, None), 1),
             network.name,
@@ -145,7 +145,7 @@ def test_a_network_that_goes_on_when_the_run_waits_for_others_no_longer_is_train
     told.read()
     told.hear(None)
     told.hear(None, after=50.0)
-    assert [(event.network, event.verdict) for event in told.of("NetworkJudged")[-2:]] == [
+    assert [(event.network, event.verdict) for event in told.of("NetworkVerdict")[-2:]] == [
         ("b", "stop"),
         ("a", "go_on"),
     ]

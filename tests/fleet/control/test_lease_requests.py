@@ -3,37 +3,37 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fleet.control.lease_requests import Claims, LeaveRun, ReleaseLease, RequestLeases
+from fleet.control.lease_requests import LeaseRequests, LeaveRun, ReleaseLease, RequestLeases
 from tests.examples import examples
 
 NAMES = "abcde"
 
 
 def test_what_was_trained_least_is_asked_for_first_and_no_more_than_can_be_trained():
-    claims = Claims({"a": 4, "b": 0, "c": 2}, most=2, idle_s=300)
+    claims = LeaseRequests({"a": 4, "b": 0, "c": 2}, max_leases=2, idle_s=300)
     assert claims.decide(0.0) == [RequestLeases(("b", "c", "a"), 2)]
-    claims.got("b", 0, is_over=False)
+    claims.add_lease("b", 0, is_over=False)
     assert claims.decide(1.0) == [RequestLeases(("c", "a"), 2)]
-    claims.got("a", 5, is_over=False)
+    claims.add_lease("a", 5, is_over=False)
     assert claims.decide(2.0) == [RequestLeases((), 0)]
-    claims.over("b")
+    claims.end_lease("b")
     assert claims.decide(3.0) == [ReleaseLease("b"), RequestLeases(("c",), 2)]
 
 
 def test_a_network_that_others_have_finished_is_let_go_and_asked_for_no_more():
-    claims = Claims({"a": 4, "b": 5}, most=1, idle_s=300)
+    claims = LeaseRequests({"a": 4, "b": 5}, max_leases=1, idle_s=300)
     claims.decide(0.0)
-    claims.got("a", 9, is_over=True)
+    claims.add_lease("a", 9, is_over=True)
     assert claims.decide(1.0) == [ReleaseLease("a"), RequestLeases(("b",), 1)]
 
 
 def test_a_launch_leaves_when_no_network_was_to_be_had_for_a_while():
-    claims = Claims({"a": 0, "b": 0}, most=1, idle_s=10)
+    claims = LeaseRequests({"a": 0, "b": 0}, max_leases=1, idle_s=10)
     claims.decide(0.0)
-    claims.got("a", 0, is_over=False)
+    claims.add_lease("a", 0, is_over=False)
     claims.decide(9.0)
     assert claims.decide(100.0) == []
-    claims.over("a")
+    claims.end_lease("a")
     claims.decide(100.0)
     assert claims.decide(109.0) == []
     effects = claims.decide(110.0)
@@ -44,11 +44,11 @@ def test_a_launch_leaves_when_no_network_was_to_be_had_for_a_while():
 
 
 def test_a_paused_network_takes_no_place_and_keeps_no_launch():
-    claims = Claims({"a": 0, "b": 0}, most=1, idle_s=10)
+    claims = LeaseRequests({"a": 0, "b": 0}, max_leases=1, idle_s=10)
     claims.decide(0.0)
-    claims.got("a", 1, is_over=False)
+    claims.add_lease("a", 1, is_over=False)
     assert claims.decide(1.0, ["a"]) == [RequestLeases(("b",), 2)]
-    claims.got("b", 1, is_over=False)
+    claims.add_lease("b", 1, is_over=False)
     assert claims.decide(2.0, ["a"]) == [RequestLeases((), 0)]
     assert claims.decide(100.0, ["a"]) == []  # b trains
     claims.decide(101.0, ["b", "a"])
@@ -57,19 +57,19 @@ def test_a_paused_network_takes_no_place_and_keeps_no_launch():
 
 
 def test_a_launch_with_nothing_left_does_not_leave_but_ends_by_itself():
-    claims = Claims({"a": 0}, most=1, idle_s=10)
-    claims.got("a", 3, is_over=True)
+    claims = LeaseRequests({"a": 0}, max_leases=1, idle_s=10)
+    claims.add_lease("a", 3, is_over=True)
     claims.decide(0.0)
     assert claims.decide(100.0) == []
 
 
 def test_a_launch_that_ends_asks_for_nothing_more():
-    claims = Claims({"a": 0, "b": 0}, most=2, idle_s=10)
-    claims.got("a", 0, is_over=False)
+    claims = LeaseRequests({"a": 0, "b": 0}, max_leases=2, idle_s=10)
+    claims.add_lease("a", 0, is_over=False)
     claims.decide(0.0)
     claims.end()
     assert claims.decide(1.0) == [RequestLeases((), 0)]
-    claims.over("a")
+    claims.end_lease("a")
     assert claims.decide(2.0) == [ReleaseLease("a")]
 
 
@@ -78,7 +78,8 @@ def test_a_launch_that_ends_asks_for_nothing_more():
 def test_whatever_others_hold_and_finish_all_networks_are_over_in_the_end(data):
     """Two launches and one set of leases: no network is held twice, and each is trained to its end by somebody."""
     launches = [
-        Claims(dict.fromkeys(NAMES, 0), data.draw(st.integers(1, 3)), idle_s=1e9) for _ in range(2)
+        LeaseRequests(dict.fromkeys(NAMES, 0), data.draw(st.integers(1, 3)), idle_s=1e9)
+        for _ in range(2)
     ]
     wants, holders, done = [RequestLeases((), 0), RequestLeases((), 0)], {}, set()
     for now in range(200):
@@ -87,11 +88,11 @@ def test_whatever_others_hold_and_finish_all_networks_are_over_in_the_end(data):
         free = [name for name in wants[who].names if name not in holders]
         mine = sorted(name for name, holder in holders.items() if holder == who)
         if free and len(mine) < wants[who].most and (now >= 100 or data.draw(st.booleans())):
-            claims.got(free[0], 0, free[0] in done)
+            claims.add_lease(free[0], 0, free[0] in done)
             holders[free[0]] = who
         elif mine and (now >= 100 or data.draw(st.booleans())):
             done.add(mine[0])
-            claims.over(mine[0])
+            claims.end_lease(mine[0])
         for effect in claims.decide(float(now)):
             if isinstance(effect, RequestLeases):
                 wants[who] = effect

@@ -7,7 +7,7 @@ from random import Random
 import pytest
 
 from fleet.comm.messages import EpochDone, Joined, Pace, Ready, Stopped
-from fleet.control.devices import Devices
+from fleet.control.devices import DevicePool
 from fleet.control.effects import SendMessage
 from fleet.control.launch_state import PolicyAnswer
 from fleet.errors import ExitStatus
@@ -63,8 +63,8 @@ def test_of_many_messages_that_wait_some_are_heard_before_it_decides():
     ).begin()
     before = len(told.asked)
     ends = [EpochDone(name, record(1, stream_epoch=0), 0.0, "") for name in names[:9]]
-    heard = [told.ensemble.handle(told.now, end, more_wait=True) for end in ends]
-    assert told.ensemble.patience == 8
+    heard = [told.ensemble.handle(told.now, end, more_pending=True) for end in ends]
+    assert told.ensemble.max_undecided == 8
     assert len(told.asked) == before + 1
     assert [sum(isinstance(one, SendMessage) for one in effects) for effects in heard] == [
         0
@@ -87,20 +87,23 @@ def test_what_only_tells_how_far_a_group_is_makes_nobody_decide(monkeypatch):
 @pytest.mark.parametrize("seed", range(20))
 def test_devices_are_where_their_definitions_say(seed):
     random, every = Random(seed), set(range(8))
-    devices, vacated = Devices(every), set()
+    devices, vacated = DevicePool(every), set()
     for _ in range(200):
         some = random.sample(sorted(every), random.randint(1, 3))
         change = random.choice(
-            ["take", "leave", "measure", "have_measured", "rest", "rest", "rest"] * 5
-            + ["vacate", "lose"]
+            ["assign", "release", "start_measuring", "end_measuring", *["set_idle"] * 3] * 5
+            + ["exclude", "remove"]
         )
-        if change == "vacate":
+        if change == "exclude":
             vacated |= devices.alive.intersection(some)
-        if change == "lose":
+        if change == "remove":
             vacated -= set(some)
-        getattr(devices, change)(*(some[:1] if change == "rest" else [some]))
-        assert devices.free == devices.idle - devices.taken - vacated
-        assert devices.returning == devices.alive - devices.idle - devices.taken - devices.measuring
-        assert devices.have_let_go(some) == (
-            devices.idle - devices.taken >= devices.alive.intersection(some)
+        getattr(devices, change)(*(some[:1] if change == "set_idle" else [some]))
+        assert devices.free == devices.idle - devices.in_groups - vacated
+        assert (
+            devices.returning
+            == devices.alive - devices.idle - devices.in_groups - devices.measuring
+        )
+        assert devices.are_idle(some) == (
+            devices.idle - devices.in_groups >= devices.alive.intersection(some)
         )

@@ -147,8 +147,8 @@ def test_what_is_known_is_not_measured_again():
     whole = survey([network("a"), network("b")], known=known, max_gpus=2)
     assert run(whole, lambda *_: 7.0) == [MeasurementTask("b", 2)]
     assert known["b"] == {1: 5.0}  # nobody changes what was given
-    assert whole.known["b"] == {1: 5.0, 2: 7.0}
-    assert run(survey([network("a"), network("b")], known=whole.known, max_gpus=2)) == []
+    assert whole.known_rates["b"] == {1: 5.0, 2: 7.0}
+    assert run(survey([network("a"), network("b")], known=whole.known_rates, max_gpus=2)) == []
 
 
 def test_a_network_that_fails_is_left_out_and_asked_nothing_more():
@@ -207,7 +207,7 @@ def test_a_network_that_wants_several_gpus_is_not_measured_on_fewer_and_taken_to
 def test_a_network_for_which_too_few_trainers_are_left_has_no_rates():
     whole = survey([network("a"), network("b", least=3)], max_gpus=2)
     task = whole.next(1)
-    whole.lose(2)
+    whole.limit_devices(2)
     whole.add(task, 10.0, "")
     run(whole, idle=2)
     assert [model.name for model in whole.table(60).models] == ["a"]
@@ -262,8 +262,8 @@ def test_what_fails_when_trainers_have_left_is_not_asked_for_again_on_more_than_
     )
     task = whole.next(4)
     assert task == MeasurementTask("a", 3)
-    whole.lose(2)
-    whole.again(task)  # what was in its way may have passed, but it needs three
+    whole.limit_devices(2)
+    whole.retry(task)  # what was in its way may have passed, but it needs three
     assert whole.is_done
     whole.add(task, 0.0, "out of memory")  # its twin does so, too
     assert whole.is_done

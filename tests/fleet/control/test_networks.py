@@ -1,14 +1,14 @@
 """What becomes of the networks of a run."""
 
 from fleet.comm.messages import EpochDone, Failed
-from fleet.control.effects import CheckpointRead, KeepDeath, Outbox
+from fleet.control.effects import CheckpointRead, Outbox, SaveDeath
 from fleet.control.networks import Networks
-from fleet.domain.events import EpochEnded, GroupFailed, NetworkJudged
+from fleet.domain.events import EpochEnded, GroupFailed, NetworkVerdict
 from fleet.domain.network import Death, NetworkStatus, Outcome
 from fleet.search.controller import LogEvent
 from tests.fleet.histories import record, spec
 
-DROPPED = NetworkJudged("a", 1, "stop", ("median",))
+DROPPED = NetworkVerdict("a", 1, "stop", ("median",))
 
 
 def made(retries=0, history=(record(1),)):
@@ -19,21 +19,21 @@ def made(retries=0, history=(record(1),)):
 
 def test_a_network_that_is_dropped_within_an_epoch_ends_that_and_says_after_how_many():
     networks, outbox = made()
-    networks.judge(DROPPED)
+    networks.apply_verdict(DROPPED)
     networks.end_epoch(EpochDone("a", record(2), 0.0, ""))
-    assert [type(effect.event) for effect in outbox.take()] == [NetworkJudged, EpochEnded]
+    assert [type(effect.event) for effect in outbox.drain()] == [NetworkVerdict, EpochEnded]
     assert networks.is_over("a")
     assert networks.history("a") == (record(1), record(2))
 
 
 def test_a_network_that_is_dropped_in_its_last_epoch_has_finished_also_by_its_checkpoint():
     networks, outbox = made()
-    networks.judge(DROPPED)
-    networks.strike("a")
-    networks.take_up(
+    networks.apply_verdict(DROPPED)
+    networks.await_checkpoint("a")
+    networks.restore(
         CheckpointRead("a", NetworkStatus((record(1), record(2)), Outcome("2 epochs")), 0)
     )
-    assert [effect.event for effect in outbox.take() if isinstance(effect, LogEvent)][-2:] == [
+    assert [effect.event for effect in outbox.drain() if isinstance(effect, LogEvent)][-2:] == [
         EpochEnded("a", record(2)),
         GroupFailed("a", epochs=2, position=0, reason="2 epochs"),
     ]
@@ -42,10 +42,10 @@ def test_a_network_that_is_dropped_in_its_last_epoch_has_finished_also_by_its_ch
 
 def test_a_network_that_was_dropped_and_fails_for_a_while_stays_dropped():
     networks, _ = made(retries=1)
-    networks.judge(DROPPED)
-    assert networks.may_retry(Failed("a", "a disk is full", "", may_pass=True))
-    networks.rest("a")
-    networks.wake(1e6)
+    networks.apply_verdict(DROPPED)
+    assert networks.try_retry(Failed("a", "a disk is full", "", may_pass=True))
+    networks.schedule_retry("a")
+    networks.end_backoffs(1e6)
     assert networks.is_over("a")
     assert not networks.is_final("a")
 
@@ -53,10 +53,10 @@ def test_a_network_that_was_dropped_and_fails_for_a_while_stays_dropped():
 def test_what_runs_out_of_memory_beside_others_in_its_export_is_exported_alone():
     networks, _ = made(history=())
     networks.end_epoch(EpochDone("a", record(1), 0.0, "1 epoch"))
-    assert networks.is_isolated(
+    assert networks.try_isolate(
         Failed("a", "out of memory", "", may_pass=False, out_of_memory=True), slots=2
     )
-    assert networks.has_left
+    assert networks.has_trainable
 
 
 def of_two(**rest):
@@ -77,22 +77,22 @@ def test_a_network_with_a_death_gets_no_devices_until_no_other_is_left():
 
 def test_a_network_with_a_death_does_not_wait_for_others_that_cannot_train():
     networks, _ = of_two()
-    assert networks.hold_none_back()
+    assert networks.release_held()
     assert not networks.unavailable
-    assert not networks.hold_none_back()
+    assert not networks.release_held()
 
 
 def test_a_network_fails_after_so_many_deaths_without_an_epoch_in_between():
     networks, outbox = of_two()
-    networks.die("a", "rank 2 died")
-    assert outbox.take() == [KeepDeath("a", Death("rank 2 died", 0))]
-    assert networks.has_died_of("a")[1] == 2
-    assert "rank 1 died; rank 2 died" in networks.has_died_of("a")[0]
+    networks.record_death("a", "rank 2 died")
+    assert outbox.drain() == [SaveDeath("a", Death("rank 2 died", 0))]
+    assert networks.check_deaths("a")[1] == 2
+    assert "rank 1 died; rank 2 died" in networks.check_deaths("a")[0]
     networks.end_epoch(EpochDone("a", record(1), 0.0, ""))
-    assert networks.has_died_of("a") == ("", 0)
+    assert networks.check_deaths("a") == ("", 0)
 
 
 def test_a_death_that_may_be_due_to_something_else_fails_no_network():
     networks, _ = of_two()
-    networks.die("a", "rank 2 did not come back", is_sure=False)
-    assert networks.has_died_of("a")[0] == ""
+    networks.record_death("a", "rank 2 did not come back", is_sure=False)
+    assert networks.check_deaths("a")[0] == ""

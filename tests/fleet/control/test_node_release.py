@@ -34,7 +34,7 @@ class Launch(Told):
             self.hear(Pace(event.network, 10, 128.0))
 
     def offer(self, count, within_s):
-        return self.ensemble.offer(count, within_s, self.now)
+        return self.ensemble.offer_nodes(count, within_s, self.now)
 
     def wait(self, seconds):
         self.hear(None, after=seconds)
@@ -48,7 +48,7 @@ class Launch(Told):
     def left(self):
         return [
             (event.hosts, event.devices, event.seconds, event.has_ended)
-            for event in self.of("NodesLeft")
+            for event in self.of("NodesReleased")
         ]
 
 
@@ -56,7 +56,7 @@ def test_the_groups_of_the_chosen_node_save_and_leave_and_go_on_elsewhere():
     told = Launch(hosts=("n1", "n2", "n3"))
     told.wanted = {"a": [0, 1], "b": [3, 4], "c": [5]}
     told.wait(10.0)
-    assert dict(told.give_back().ways) == {"c": "app"}
+    assert dict(told.give_back().actions) == {"c": "app"}
     assert told.read() == {6: [Pause(ends=True)]}
     told.hear(Paused("c", 0), after=1.0)
     assert told.read() == {6: [Stop(final=False)]}
@@ -80,7 +80,7 @@ def test_a_group_that_has_no_time_to_save_gives_up_what_costs_least():
     told.end_epoch("b", gpus=2)
     told.wait(10.0)  # 2 GPUs have trained for 10 s since, one for 110 s
     offer = told.give_back(within_s=1.0)
-    assert (offer.nodes, dict(offer.ways)) == ((1,), {"b": "kill"})
+    assert (offer.nodes, dict(offer.actions)) == ((1,), {"b": "kill"})
     told.read()
     told.hear(Paused("b", 1))
     assert told.read() == {3: [Stop(final=False, saves=False)]}
@@ -95,10 +95,10 @@ def test_checkpoints_inside_epochs_bound_what_is_lost():
 def test_what_a_checkpoint_takes_is_what_the_last_one_took():
     told = Launch()
     told.wait(100.0)
-    assert dict(told.offer(1, 5.0).ways) == {"c": "kill"}
+    assert dict(told.offer(1, 5.0).actions) == {"c": "kill"}
     told.end_epoch("a", final="done")
     told.hear(Stopped("a", 0.5))
-    assert dict(told.offer(1, 5.0).ways) == {"c": "app"}
+    assert dict(told.offer(1, 5.0).actions) == {"c": "app"}
 
 
 def test_a_step_takes_what_it_does_with_the_largest_batch_where_the_policy_chooses():
@@ -108,7 +108,7 @@ def test_a_step_takes_what_it_does_with_the_largest_batch_where_the_policy_choos
     told.wait(100.0)
     told.end_epoch("a", final="done")
     told.hear(Stopped("a", 0.5))
-    assert [dict(told.offer(1, within_s).ways) for within_s in (5.0, 9.0)] == [
+    assert [dict(told.offer(1, within_s).actions) for within_s in (5.0, 9.0)] == [
         {"c": "kill"},
         {"c": "app"},
     ]
@@ -124,7 +124,7 @@ def test_no_device_of_a_node_that_was_given_back_is_planned_for():
     told = Launch()
     told.give_back()
     assert told.offer(1, 60.0).nodes == (1,)
-    with pytest.raises(UserError, match="2 nodes cannot be given back: of this launch 1 can"):
+    with pytest.raises(UserError, match="2 nodes cannot be released: this launch can release 1"):
         told.offer(2, 60.0)
 
 
@@ -154,9 +154,9 @@ def test_where_ranks_may_die_those_of_the_node_end_and_nobody_is_astonished():
     told.hear(Ready(6))
     mail = told.read()
     assert [mail[rank][-1] for rank in (6, 7, 8)] == [LeaveLaunch()] * 3
-    assert [event.has_ended for event in told.of("NodesLeft")] == [True]
+    assert [event.has_ended for event in told.of("NodesReleased")] == [True]
     told.hear(RanksDied((6, 7, 8)))
-    assert told.of("RankLost") == []
+    assert told.of("RankDied") == []
 
 
 def test_all_ranks_of_the_node_are_told_to_end_and_no_other():
@@ -170,7 +170,7 @@ def test_a_rank_that_dies_while_its_node_is_given_back_is_not_waited_for():
     told.give_back()
     told.hear(RanksDied((6,)))
     assert told.left
-    assert [event.rank for event in told.of("RankLost")] == [6]
+    assert [event.rank for event in told.of("RankDied")] == [6]
     assert set(told.read()) >= {7, 8}
 
 
@@ -188,14 +188,14 @@ def test_the_end_of_the_launch_goes_before():
 
 def test_a_launch_says_when_too_little_would_be_left():
     told = Launch({"a": [0, 1, 3, 4, 5, 6]}, "a", gpus={"a": [6, 6]})
-    with pytest.raises(UserError, match="a needs 6 GPUs, and 5 would be left"):
+    with pytest.raises(UserError, match="a needs 6 GPUs, but only 5 would be left"):
         told.offer(1, 60.0)
 
 
 def test_the_node_of_the_coordinator_stays():
     told = Launch({"a": [0]}, "a")
     told.give_back(2)
-    with pytest.raises(UserError, match="1 node cannot be given back: of this launch 0 can"):
+    with pytest.raises(UserError, match="1 node cannot be released: this launch can release 0"):
         told.offer(1, 60.0)
 
 

@@ -10,7 +10,7 @@ from fleet.comm.roles import assign
 from fleet.control.controller import Controller
 from fleet.control.effects import NodesRequested
 from fleet.control.launch_state import LaunchConfig, PolicyAnswer
-from fleet.domain.events import NodesLeft
+from fleet.domain.events import NodesReleased
 from fleet.domain.network import NetworkStatus
 from fleet.errors import ExitStatus
 from fleet.stream.layout import Layout
@@ -225,7 +225,7 @@ def test_nodes_that_are_asked_for_are_given_back_and_the_rest_trains_on(policy, 
     )
     status = ranks.run()
     asked = [word.offer.nodes for _, word, _ in ranks.heard if isinstance(word, NodesRequested)]
-    left = [event.nodes for event in ranks.events if isinstance(event, NodesLeft)]
+    left = [event.nodes for event in ranks.events if isinstance(event, NodesReleased)]
     assert len(set(left)) == len(left)
     assert set(left) <= set(
         asked

@@ -3,7 +3,7 @@
 import pytest
 
 from fleet.control.rates import RateCheck
-from fleet.domain.events import RateOff
+from fleet.domain.events import RateMismatch
 from fleet.domain.network import StepRate
 
 
@@ -15,7 +15,9 @@ def test_a_rate_is_off_by_more_than_a_quarter(rate, is_off):
     told = RateCheck({}, is_measured=True).compare(
         "a", 2, StepRate(rate, 0.1, 3000), expected=1348.0
     )
-    assert told == (RateOff("a", 2, 1348.0, rate, 0.1, 3000, corrected=True) if is_off else None)
+    assert told == (
+        RateMismatch("a", 2, 1348.0, rate, 0.1, 3000, corrected=True) if is_off else None
+    )
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from fleet.comm.messages import Measure, Pace, Ready, Start, Stopped, Throughput
 from fleet.control import effects as do
 from fleet.control.effects import RanksDied
 from fleet.control.rates import traits_of
-from fleet.domain.events import FirstStep, RanksReady, RateLearned, RateOff
+from fleet.domain.events import FirstStep, RateLearned, RateMismatch, TrainersReady
 from fleet.domain.network import StepRate
 from scheduler.ensemble.rates import rate as rate_of
 from tests.fleet.control.told import Told, layout
@@ -28,7 +28,7 @@ def test_training_begins_as_soon_as_ranks_are_ready_and_nothing_is_measured():
     told.ready()
     mail = told.read()
     assert {type(message) for messages in mail.values() for message in messages} == {Start}
-    assert not told.of("Profiled")
+    assert not told.of("ProfilingFinished")
     assert not any(
         isinstance(message, Measure) for messages in mail.values() for message in messages
     )
@@ -37,9 +37,9 @@ def test_training_begins_as_soon_as_ranks_are_ready_and_nothing_is_measured():
 def test_it_is_noted_when_all_are_ready_and_when_a_first_step_was_taken():
     told = Told(ONE_EACH, trainers=2, learns={})
     told.ready(1)
-    assert not told.of("RanksReady")
+    assert not told.of("TrainersReady")
     told.begin(2)
-    assert told.of("RanksReady") == [RanksReady()]
+    assert told.of("TrainersReady") == [TrainersReady()]
     told.hear(Pace("b", 10, 5.0))
     told.hear(Pace("a", 10, 5.0))
     told.hear(Pace("b", 20, 5.0))
@@ -50,7 +50,7 @@ def test_it_is_noted_when_all_are_ready_and_when_a_first_step_was_taken():
 def test_all_are_ready_once_those_are_that_live(dies_first):
     told = Told({"a": [0]}, networks="a", trainers=2, learns={}, outlives=True)
     told.hear(*((RanksDied((2,)), Ready(1)) if dies_first else (Ready(1), RanksDied((2,)))))
-    assert told.of("RanksReady") == [RanksReady()]
+    assert told.of("TrainersReady") == [TrainersReady()]
 
 
 def test_what_an_epoch_shows_is_what_the_policy_is_told_then():
@@ -107,7 +107,7 @@ def test_a_remembered_rate_that_is_off_is_told_of_and_corrected():
     told = Told(ONE_EACH, trainers=2, learns={"a": {1: 100.0}}).begin()
     told.end_epoch("b", rate=StepRate(300.0, **SURE))  # nobody had said how fast it is
     told.end_epoch("a", rate=StepRate(60.0, **SURE))
-    assert told.of("RateOff") == [RateOff("a", 1, 100.0, 60.0, 0.05, 100, corrected=True)]
+    assert told.of("RateMismatch") == [RateMismatch("a", 1, 100.0, 60.0, 0.05, 100, corrected=True)]
 
 
 def test_only_rates_that_are_others_than_before_are_said_and_none_of_a_network_that_is_over():

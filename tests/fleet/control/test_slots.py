@@ -6,7 +6,7 @@ import pytest
 
 from fleet.comm.messages import Failed, Joined, Measure, Pace, Ready, Start, Stop, Stopped
 from fleet.comm.roles import assign
-from fleet.control.rates import known_sharing
+from fleet.control.rates import check_sharing_limit
 from fleet.domain.network import StepRate
 from tests.fleet.control.told import Told
 
@@ -120,5 +120,5 @@ def test_a_launch_whose_gpus_are_not_shared_says_that_earlier_ones_have_shown_it
         sharing=known,
         parts={"resources": {"engine": "numpy", "networks_per_gpu": "auto"}},
     ).setup
-    told = known_sharing(setup)
+    told = check_sharing_limit(setup)
     assert (told and told.bound) == bound

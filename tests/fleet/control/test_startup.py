@@ -15,45 +15,45 @@ def starts():
 
 def test_before_any_group_has_trained_it_is_never_too_late(starts):
     """The next launch has no more time than this one: it would wait for ever."""
-    starts.started("a", 0.0)
+    starts.begin_group("a", 0.0)
     assert not starts.is_too_late(89.0)
 
 
 def test_it_is_too_late_when_less_is_left_than_the_longest_start_took(starts):
     for network, began, trained in [("a", 0.0, 20.0), ("b", 20.0, 25.0)]:
-        starts.started(network, began)
-        starts.trained(network, trained)
+        starts.begin_group(network, began)
+        starts.record_training(network, trained)
     assert not starts.is_too_late(70.0)
     assert starts.is_too_late(71.0)
-    assert starts.left_s(71.0) == 19.0
+    assert starts.time_left_s(71.0) == 19.0
 
 
 def test_only_the_first_that_is_heard_of_a_group_ends_its_start(starts):
-    starts.started("a", 0.0)
+    starts.begin_group("a", 0.0)
     assert starts.is_awaited("a")
-    starts.trained("a", 3.0)
+    starts.record_training("a", 3.0)
     assert not starts.is_awaited("a")
-    starts.trained("a", 60.0)
+    starts.record_training("a", 60.0)
     assert starts.longest_s == 3.0
 
 
 def test_the_first_group_that_trains_tells_how_long_it_took_until_it_was_built():
     starts = StartupTimes(None, outbox := Outbox())
-    starts.started("a", 2.0)
-    starts.built("a", 3.5)
-    starts.built("b", 3.5)  # which nobody has started: it is being measured
-    starts.stepped("a", 4.0)
-    starts.stepped("a", 9.0)
-    assert outbox.take() == [LogEvent(FirstStep("a", 1.5))]
+    starts.begin_group("a", 2.0)
+    starts.record_build("a", 3.5)
+    starts.record_build("b", 3.5)  # which nobody has started: it is being measured
+    starts.record_step("a", 4.0)
+    starts.record_step("a", 9.0)
+    assert outbox.drain() == [LogEvent(FirstStep("a", 1.5))]
 
 
 def test_without_a_walltime_it_is_never_too_late():
     starts = StartupTimes(None, Outbox())
-    starts.started("a", 0.0)
-    starts.trained("a", 1e6)
+    starts.begin_group("a", 0.0)
+    starts.record_training("a", 1e6)
     assert not starts.is_too_late(1e9)
-    assert starts.left_s(1e9) is None
+    assert starts.time_left_s(1e9) is None
 
 
 def test_a_walltime_that_is_over_has_no_seconds_left(starts):
-    assert starts.left_s(1000.0) == 0.0
+    assert starts.time_left_s(1000.0) == 0.0

@@ -6,7 +6,7 @@ import pytest
 
 from fleet.comm.messages import NO_LIMIT, Prepared, Produce, Throughput
 from fleet.control.history import InvalidTransition
-from fleet.control.stream_grants import Production
+from fleet.control.stream_grants import StreamGrants
 from scheduler.base import Network, RateTable
 from tests.fleet.control.told import layout
 from tests.fleet.histories import record
@@ -17,8 +17,8 @@ RATES = RateTable(60, 4, (Network("a", (10.0, 19.0)), Network("b", (30.0, 45.0))
 def producing(production, *samples_per_s, chooses=True, time_scale=1.0):
     """The event of a stream that begins when its preprocessors have said how fast they are."""
     for rank, rate in enumerate(samples_per_s):
-        production.hear(Throughput(rank, rate))
-    return production.begin(RATES, time_scale, chooses, "global")
+        production.record_throughput(Throughput(rank, rate))
+    return production.choose_producers(RATES, time_scale, chooses, "global")
 
 
 # ---- the kind of stream ------------------------------------------------------------------------
@@ -36,7 +36,7 @@ def producing(production, *samples_per_s, chooses=True, time_scale=1.0):
     ids=["own", "whole", "window", "ring", "whole ring"],
 )
 def test_the_layout_says_how_networks_depend_on_each_other(stream, pace, in_step, lockstep, inside):
-    production = Production(stream, (0,))
+    production = StreamGrants(stream, (0,))
     assert (
         production.pace,
         production.is_in_step,
@@ -49,29 +49,29 @@ def test_the_layout_says_how_networks_depend_on_each_other(stream, pace, in_step
 
 
 def test_in_step_a_group_starts_at_an_epoch_that_nobody_has_been_granted():
-    production = Production(layout(3), (0,), first=4)
+    production = StreamGrants(layout(3), (0,), first=4)
     assert production.next_epoch([]) == 4
     production.grant(6)
-    assert (production.next_epoch([]), production.fresh) == (7, 7)
+    assert (production.next_epoch([]), production.first_ungranted) == (7, 7)
     production.grant(5)
-    assert production.fresh == 7
+    assert production.first_ungranted == 7
 
 
 def test_in_step_an_epoch_counts_that_was_granted_and_not_one_of_an_earlier_launch():
-    production = Production(layout(3), (0,))
+    production = StreamGrants(layout(3), (0,))
     assert production.epoch_after(6, [record(1, stream_epoch=6)]) == 7
     assert production.epoch_after(6, [record(1, stream_epoch=2)]) == 6
 
 
 def test_otherwise_each_network_goes_through_the_stream_epochs_in_order():
-    production = Production(None, ())
+    production = StreamGrants(None, ())
     assert production.next_epoch([]) == 0
     assert production.next_epoch([record(1, stream_epoch=4)]) == 5
     assert production.epoch_after(0, [record(1, stream_epoch=4), record(2, stream_epoch=2)]) == 5
 
 
 def test_a_replay_counts_the_epochs_that_it_repeats():
-    production = Production(None, (), replayed=(0, 2, 5))
+    production = StreamGrants(None, (), replayed=(0, 2, 5))
     assert production.next_epoch([record(1), record(2, stream_epoch=2)]) == 2
     assert [production.stream_epoch(number) for number in range(4)] == [0, 2, 5, 3]
 
@@ -80,9 +80,9 @@ def test_a_replay_counts_the_epochs_that_it_repeats():
 
 
 def test_the_fewest_preprocessors_produce_that_meet_the_demand_of_the_fastest_network():
-    production = Production(layout(3), (0, 1, 2))
+    production = StreamGrants(layout(3), (0, 1, 2))
     begun = producing(production, 25.0, 25.0, 25.0)
-    assert (production.turns, begun.preprocessors, begun.of) == ((0, 1), 2, 3)
+    assert (production.producers, begun.preprocessors, begun.of) == ((0, 1), 2, 3)
     assert (begun.supply_samples_per_s, begun.demand_samples_per_s, begun.bottleneck) == (
         50.0,
         45.0,
@@ -92,74 +92,76 @@ def test_the_fewest_preprocessors_produce_that_meet_the_demand_of_the_fastest_ne
 
 def test_what_preprocessors_reach_is_counted_in_the_order_in_which_they_take_turns():
     """Rank 2 is the fastest, and says so first; rank 0, whose turn comes first, is not enough."""
-    production = Production(layout(3), (0, 1, 2))
+    production = StreamGrants(layout(3), (0, 1, 2))
     for rank, rate in [(2, 100.0), (0, 1.0), (1, 10.0)]:
-        production.hear(Throughput(rank, rate))
-    begun = production.begin(RATES, 1.0, True, "global")
-    assert (production.turns, begun.supply_samples_per_s) == ((0, 1, 2), 111.0)
+        production.record_throughput(Throughput(rank, rate))
+    begun = production.choose_producers(RATES, 1.0, True, "global")
+    assert (production.producers, begun.supply_samples_per_s) == ((0, 1, 2), 111.0)
 
 
 def test_where_the_spec_says_how_many_or_samples_are_kept_all_produce():
-    assert producing(Production(layout(3), (0, 1)), 99.0, 1.0, chooses=False).preprocessors == 2
-    kept = producing(Production(None, (0, 1)), 99.0, 1.0)
+    assert producing(StreamGrants(layout(3), (0, 1)), 99.0, 1.0, chooses=False).preprocessors == 2
+    kept = producing(StreamGrants(None, (0, 1)), 99.0, 1.0)
     assert (kept.preprocessors, kept.kept, kept.pace) == (2, True, "own")
 
 
 def test_emulated_training_takes_samples_as_fast_as_it_is_scaled():
-    begun = producing(Production(layout(3), (0,)), 100.0, time_scale=0.1)
+    begun = producing(StreamGrants(layout(3), (0,)), 100.0, time_scale=0.1)
     assert (begun.demand_samples_per_s, begun.bottleneck) == (450.0, "input")
 
 
 def test_production_begins_when_all_preprocessors_that_live_have_said_how_fast_they_are():
-    production = Production(layout(3), (0, 1))
-    production.hear(Throughput(1, 10.0))
-    assert not production.is_known(set())
-    assert production.is_known({0})
-    production.hear(Throughput(0, 10.0))
-    assert production.is_known(set())
+    production = StreamGrants(layout(3), (0, 1))
+    production.record_throughput(Throughput(1, 10.0))
+    assert not production.has_throughputs(set())
+    assert production.has_throughputs({0})
+    production.record_throughput(Throughput(0, 10.0))
+    assert production.has_throughputs(set())
 
 
 @pytest.mark.parametrize("rank", [0, 7])
 def test_a_preprocessor_says_how_fast_it_is_once(rank):
-    production = Production(layout(3), (0,))
-    production.hear(Throughput(0, 10.0))
+    production = StreamGrants(layout(3), (0,))
+    production.record_throughput(Throughput(0, 10.0))
     with pytest.raises(InvalidTransition, match="and yet there is Throughput"):
-        production.hear(Throughput(rank, 10.0))
+        production.record_throughput(Throughput(rank, 10.0))
 
 
 def test_the_slowest_of_those_that_take_turns_sets_the_pace_of_the_input():
-    production = Production(layout(3), (0, 1, 2))
+    production = StreamGrants(layout(3), (0, 1, 2))
     producing(production, 25.0, 25.0, 25.0)
     assert production.supply(set()) == 50.0  # by two of them
-    production.hear_prepared(Prepared(0, 90, 3.0))
+    production.record_prepared(Prepared(0, 90, 3.0))
     assert production.supply(set()) == 50.0  # of the other nothing has been heard yet
-    production.hear_prepared(Prepared(1, 20, 2.0))
+    production.record_prepared(Prepared(1, 20, 2.0))
     assert production.supply(set()) == 20.0
     with pytest.raises(InvalidTransition, match="2 does not produce"):
-        production.hear_prepared(Prepared(2, 20, 2.0))
+        production.record_prepared(Prepared(2, 20, 2.0))
 
 
 def test_a_preprocessor_without_which_the_others_are_faster_is_left_out_of_what_nobody_has_begun():
-    production = Production(layout(3), (0, 1, 2))
+    production = StreamGrants(layout(3), (0, 1, 2))
     producing(production, 25.0, 25.0, 25.0, chooses=False)
     production.grant(0)
-    limit = production.order([]).limit
+    limit = production.next_order([]).limit
     changes = [
-        production.hear_prepared(Prepared(rank, samples, 1.0))
+        production.record_prepared(Prepared(rank, samples, 1.0))
         for rank, samples in ((1, 30), (2, 25), (0, 12))
     ]
     assert changes[:2] == [None, None]  # not before all have said so
     assert (changes[2].preprocessors, changes[2].supply_samples_per_s) == (2, 50.0)  # and not 36
-    order = production.order([])
+    order = production.next_order([])
     assert (order.turns, order.since, order.limit) == ((1, 2), limit, limit)
-    assert production.hear_prepared(Prepared(0, 14, 1.0)) is None  # of the chunks that it had begun
     assert (
-        production.hear_prepared(Prepared(2, 10, 1.0)) is None
+        production.record_prepared(Prepared(0, 14, 1.0)) is None
+    )  # of the chunks that it had begun
+    assert (
+        production.record_prepared(Prepared(2, 10, 1.0)) is None
     )  # alone, the other is hardly faster
 
 
 def test_where_samples_are_kept_or_a_preprocessor_has_died_nothing_is_between():
-    kept, dying = Production(None, (0,)), Production(layout(3), (0, 1))
+    kept, dying = StreamGrants(None, (0,)), StreamGrants(layout(3), (0, 1))
     for production in (kept, dying):
         producing(production, *(10.0 for _ in production._preprocessors))
     assert (kept.supply(set()), dying.supply(set()), dying.supply({1})) == (
@@ -170,16 +172,16 @@ def test_where_samples_are_kept_or_a_preprocessor_has_died_nothing_is_between():
 
 
 def test_preprocessors_are_told_how_far_to_go_and_what_to_hold_where_that_has_changed():
-    production = Production(layout(3), (0,), first=2)
-    assert production.order([]) is None
+    production = StreamGrants(layout(3), (0,), first=2)
+    assert production.next_order([]) is None
     producing(production, 100.0)
     production.grant(2)
-    assert production.order([2]) == Produce(limit=4 * 6, hold=2 * 6, first=2 * 6, turns=(0,))
-    assert production.order([2]) is None
-    assert production.order([]) == Produce(limit=4 * 6, hold=3 * 6, first=2 * 6, turns=(0,))
+    assert production.next_order([2]) == Produce(limit=4 * 6, hold=2 * 6, first=2 * 6, turns=(0,))
+    assert production.next_order([2]) is None
+    assert production.next_order([]) == Produce(limit=4 * 6, hold=3 * 6, first=2 * 6, turns=(0,))
 
 
 def test_a_ring_turns_without_a_limit():
-    production = Production(layout(3, is_ring=True), (0,))
+    production = StreamGrants(layout(3, is_ring=True), (0,))
     producing(production, 100.0)
-    assert production.order([0]) == Produce(NO_LIMIT, NO_LIMIT, first=0, turns=(0,))
+    assert production.next_order([0]) == Produce(NO_LIMIT, NO_LIMIT, first=0, turns=(0,))

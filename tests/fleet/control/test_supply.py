@@ -7,7 +7,7 @@ import pytest
 from fleet.comm.messages import Prepared, Ready, Start, Stop, Stopped, Throughput
 from fleet.control.effects import RanksDied
 from fleet.control.launch_state import PolicyAnswer
-from fleet.domain.events import SupplyFound
+from fleet.domain.events import SupplyChanged
 from fleet.domain.network import StepRate
 from scheduler.base import Network, Options, RateTable
 from scheduler.ensemble.planning import plan
@@ -48,7 +48,7 @@ class Planning(Told):
     @property
     def groups(self):
         """What the policy wanted last."""
-        return {member.name: member.gpus for member in self.of("Planned")[-1].members}
+        return {member.name: member.gpus for member in self.of("PlanChanged")[-1].members}
 
 
 def test_a_policy_is_told_what_the_input_gives_and_anew_at_an_epochs_end_when_it_is_off_by_a_quarter():
@@ -61,7 +61,7 @@ def test_a_policy_is_told_what_the_input_gives_and_anew_at_an_epochs_end_when_it
     told.end_epoch("a")
     assert [asked.rates_changed for asked in told.asked[before - 1 :]] == [False, True]
     assert [table.supply for table in told.tables[before - 1 :]] == [100.0, 10.0]
-    assert told.of("SupplyFound") == [SupplyFound(10.0, 38.0)]  # on four devices
+    assert told.of("SupplyChanged") == [SupplyChanged(10.0, 38.0)]  # on four devices
 
 
 def test_a_supply_that_differs_by_less_stays_as_it_was_told():
@@ -70,7 +70,7 @@ def test_a_supply_that_differs_by_less_stays_as_it_was_told():
         told.hear(Prepared(0, samples, 1.0))
         told.end_epoch("a")
     assert {table.supply for table in told.tables} == {10.0}
-    assert not told.of("SupplyFound")
+    assert not told.of("SupplyChanged")
     assert not any(asked.rates_changed for asked in told.asked)
 
 
@@ -88,7 +88,7 @@ def test_it_is_what_was_prepared_of_late_that_counts():
     told.hear(*(Prepared(0, 16, 1.0) for _ in range(6)))
     told.end_epoch("a")
     assert told.tables[-1].supply == pytest.approx(16.0, rel=0.02)
-    assert [found.supply_samples_per_s for found in told.of("SupplyFound")] == pytest.approx(
+    assert [found.supply_samples_per_s for found in told.of("SupplyChanged")] == pytest.approx(
         [4.0, 16.0], rel=0.02
     )
 
@@ -109,7 +109,7 @@ def test_guesses_are_not_compared_with_the_input_before_any_rate_is_known():
     assert told.tables[-1].supply == math.inf
     told.end_epoch("a", rate=StepRate(40.0, 0.05, 100))
     assert told.tables[-1].supply == 5.0
-    assert told.of("SupplyFound")[-1].supply_samples_per_s == 5.0
+    assert told.of("SupplyChanged")[-1].supply_samples_per_s == 5.0
 
 
 def test_a_round_of_one_wide_network_ends_when_the_input_cannot_feed_it_and_others_train_beside_it():

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet.control.measurement import RateMeasurement, SurveyEstimate, estimate
+from fleet.control.measurement import MeasurementEstimate, RateMeasurement, estimate_duration
 from fleet.spec import Profile, parse
 from scheduler.base import Network, RateTable
 
@@ -44,12 +44,14 @@ def survey(rates, devices, known=None, max_gpus=1, gpus_per_node=2):
 def test_measurements_take_their_steps_and_the_building_side_by_side(
     rates, devices, options, expected
 ):
-    assert estimate(*survey(rates, devices, **options), build_s=2.0) == SurveyEstimate(*expected)
+    assert estimate_duration(
+        *survey(rates, devices, **options), build_s=2.0
+    ) == MeasurementEstimate(*expected)
 
 
 @given(st.lists(st.floats(1.0, 1000.0), min_size=1, max_size=8), st.integers(1, 4))
 def test_it_takes_no_less_than_the_work_and_no_more_than_one_after_the_other(rates, devices):
-    found = estimate(
+    found = estimate_duration(
         *survey({f"n{number}": (rate,) for number, rate in enumerate(rates)}, devices), build_s=0.5
     )
     work = [0.5 + BATCHES * SIZE / rate for rate in rates]

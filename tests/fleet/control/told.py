@@ -132,13 +132,13 @@ class Told:
             RunState(content),
         )
         self.begun = standings or {}
-        self.run.take_up(self.begun)
+        self.run.restore(self.begun)
         self.ensemble = self.make()
         self.hear(None)
 
     @property
     def standings(self):
-        return self.run.standings
+        return self.run.statuses
 
     def make(self):
         where = speeds(self.setup, self.rates, self.learns is not None, self.learns)
@@ -159,7 +159,7 @@ class Told:
                     if name not in progress.finished
                 )
             ),
-            tried=self.tried,
+            probes=self.tried,
         )
 
     def hear(self, *words, after=0.0):

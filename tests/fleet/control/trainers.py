@@ -13,7 +13,7 @@ from random import Random
 from fleet.comm import messages as m
 from fleet.control import effects as do
 from fleet.control.controller import Controller
-from fleet.domain.events import Interrupted, event_from_json
+from fleet.domain.events import LaunchInterrupted, event_from_json
 from fleet.domain.json_record import to_json
 from fleet.domain.network import NetworkStatus, Outcome, StepRate
 from fleet.domain.run import RunState
@@ -115,7 +115,7 @@ class Ranks:
         self.reading = []
         self.events = []
         self.run_state = RunState(setup.spec)
-        self.run_state.take_up(
+        self.run_state.restore(
             {name: NetworkStatus(tuple(trained)) for name, trained in self.trained.items()}
         )
         self.run_state.apply(
@@ -179,7 +179,7 @@ class Ranks:
     def ask_nodes(self, count, within_s):
         """Somebody wants nodes back; the launch may not be able to do without them."""
         try:
-            offer = self.ensemble.offer(count, within_s, self.now)
+            offer = self.ensemble.offer_nodes(count, within_s, self.now)
         except UserError:
             return
         roles = self.setup.roles
@@ -261,7 +261,7 @@ class Ranks:
                 self.producing = message.turns if isinstance(message, m.Produce) else ()
             return
         assert tag is m.Tag.TRAINER
-        has_ended = any(isinstance(event, Interrupted) for event in self.events)
+        has_ended = any(isinstance(event, LaunchInterrupted) for event in self.events)
         assert not (
             has_ended and isinstance(message, m.Start | m.Join | m.Measure | m.Continue | m.Regroup)
         ), message
@@ -570,7 +570,7 @@ class Ranks:
 
     @property
     def standings(self):
-        return self.run_state.standings
+        return self.run_state.statuses
 
     def repeat(self):
         """An ensemble that hears the same does the same."""

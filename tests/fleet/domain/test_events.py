@@ -10,7 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleet.domain import events
-from fleet.domain.events import KINDS, Event, Profiled, RankLost, RateMeasured, event_from_json
+from fleet.domain.events import (
+    KINDS,
+    Event,
+    ProfilingFinished,
+    RankDied,
+    RateMeasured,
+    event_from_json,
+)
 from fleet.domain.json_record import to_json
 from tests.places import ROOT
 
@@ -110,11 +117,11 @@ def test_what_is_no_event_or_a_damaged_one_is_none(record):
 
 
 def test_keys_that_no_field_knows_are_passed_over():
-    assert event_from_json({"event": "lost", "rank": 3, "device": None, "later": 1}) == RankLost(
+    assert event_from_json({"event": "lost", "rank": 3, "device": None, "later": 1}) == RankDied(
         3, None
     )
 
 
 def test_whole_numbers_may_stand_where_a_field_has_a_fraction():
     record = {"event": "profiled", "measurements": 1, "seconds": 2, "rates": {"a": [1, 2.5]}}
-    assert event_from_json(record) == Profiled(1, 2.0, {"a": (1.0, 2.5)})
+    assert event_from_json(record) == ProfilingFinished(1, 2.0, {"a": (1.0, 2.5)})

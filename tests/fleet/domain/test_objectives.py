@@ -5,7 +5,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet.domain.objectives import front
+from fleet.domain.objectives import pareto_front
 
 MODES = ("maximize", "minimize", "maximize")
 VALUES = st.lists(
@@ -23,7 +23,7 @@ def surpasses(one, other):
 @given(VALUES)
 def test_the_front_is_whom_nobody_surpasses(values):
     known = [place for place, one in enumerate(values) if not any(map(math.isnan, one))]
-    found = front(values, MODES)
+    found = pareto_front(values, MODES)
     assert sorted(found) == [
         place
         for place in known

@@ -8,7 +8,7 @@ from fleet.domain import events as ev
 from fleet.domain.run import RunState
 from tests.fleet.histories import record
 
-STARTED = ev.Started(
+STARTED = ev.LaunchStarted(
     2,
     trainers=4,
     preprocessors=1,
@@ -63,7 +63,14 @@ def test_networks_that_share_a_gpu_block_their_part_of_it():
 
 
 def test_what_all_wait_for_counts_once():
-    spent = launch([STARTED, ev.Profiled(3, 7.0, {}), ev.Planned((), 0.25), ev.Planned((), 0.5)])
+    spent = launch(
+        [
+            STARTED,
+            ev.ProfilingFinished(3, 7.0, {}),
+            ev.PlanChanged((), 0.25),
+            ev.PlanChanged((), 0.5),
+        ]
+    )
     assert (spent.profiling_s, spent.scheduling_s) == (7.0, 0.75)
 
 
@@ -75,15 +82,15 @@ def test_the_last_event_and_the_summary_say_the_same():
     spent = launch(
         [
             STARTED,
-            ev.Profiled(3, 10.0, {}),
+            ev.ProfilingFinished(3, 10.0, {}),
             ev.RoundStarted(1, ("a",)),
-            ev.Planned((), 1.0),
+            ev.PlanChanged((), 1.0),
             ev.GroupStarted("a", (0, 1), 0, 1),
             ev.GroupStopped("a", 2.0),
             ev.RoundStarted(2, ()),
         ]
     )
-    assert spent.ended(0, 100.0) == ev.Ended(
+    assert spent.make_end_event(0, 100.0) == ev.LaunchEnded(
         0,
         100.0,
         rounds=2,

@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 from fleet.domain import events as ev
-from fleet.domain.network import NetworkStatus, Outcome, TestResult
-from fleet.domain.run import FOUND_DONE, RunSearch, RunState, is_whole
+from fleet.domain.network import EvaluationResult, NetworkStatus, Outcome
+from fleet.domain.run import FINISHED_UNLOGGED, RunSearch, RunState, has_full_history
 from fleet.storage.event_log import EventLog, RunTail
 from fleet.storage.paths import RunPaths
 from tests.fleet.histories import record
@@ -17,12 +17,12 @@ from tests.fleet.logs import START
 def told(standings, events):
     """How far the networks are of which events say something new, each a second after the one before."""
     run = RunState()
-    run.take_up(standings)
+    run.restore(standings)
     for number, event in enumerate(events):
         run.apply(float(number), event)
     return {
         name: standing
-        for name, standing in run.standings.items()
+        for name, standing in run.statuses.items()
         if standing != standings.get(name, NetworkStatus())
     }
 
@@ -33,39 +33,39 @@ def epochs(standing):
 
 STORY = (
     START,
-    ev.NetworkTaken("a", 1, 0, 0),
+    ev.NetworkLeased("a", 1, 0, 0),
     ev.EpochEnded("a", record(1)),
     ev.EpochEnded("a", record(2)),
-    ev.NetworkTaken("b", 2, 0, 0),
+    ev.NetworkLeased("b", 2, 0, 0),
     ev.EpochEnded("b", record(1)),
     ev.NetworkFailed("b", "loss is NaN"),
     ev.EpochEnded("a", record(3)),
     ev.NetworkFinished("a", "3 epochs", 3),
     ev.NetworkTested("a", 0.5, 0.9, 10, 1.0),
-    ev.NetworkTaken("a", 3, 3, 0),
+    ev.NetworkLeased("a", 3, 3, 0),
 )  # by one that looked whether it was done
 
 
 def test_a_network_is_as_far_as_the_newest_word_of_it_says():
     found = told({}, STORY)
     assert (epochs(found["a"]), found["a"].outcome) == ([1, 2, 3], Outcome("3 epochs"))
-    assert found["a"].tested == TestResult(0.5, 0.9, 10)
+    assert found["a"].tested == EvaluationResult(0.5, 0.9, 10)
     assert (epochs(found["b"]), found["b"].outcome) == (
         [1],
         Outcome("loss is NaN", is_failure=True),
     )
     assert told(found, [ev.GroupStarted("b", (0,), 0, 1)])["b"].outcome is None  # it is tried again
-    assert told(found, [ev.NetworkTaken("b", 4, 1, 5)]) == {}
+    assert told(found, [ev.NetworkLeased("b", 4, 1, 5)]) == {}
 
 
 def test_what_was_logged_and_not_saved_is_trained_again():
     found = told({}, STORY[:4])
-    assert epochs(told(found, [ev.NetworkTaken("a", 5, 1, 0, took_over=True)])["a"]) == [1]
-    assert epochs(told(found, [ev.NetworkFellBack("a", "torn", 0, 0)])["a"]) == []
-    pruned = told(found, [ev.NetworkJudged("a", 2, "stop", ("asha",))])
-    assert told(pruned, [ev.NetworkFellBack("a", "torn", 0, 0)])["a"].is_pruned
+    assert epochs(told(found, [ev.NetworkLeased("a", 5, 1, 0, took_over=True)])["a"]) == [1]
+    assert epochs(told(found, [ev.NetworkRolledBack("a", "torn", 0, 0)])["a"]) == []
+    pruned = told(found, [ev.NetworkVerdict("a", 2, "stop", ("asha",))])
+    assert told(pruned, [ev.NetworkRolledBack("a", "torn", 0, 0)])["a"].is_pruned
     assert (
-        told(pruned, [ev.NetworkFellBack("a", "--fresh-network", 0, 0, afresh=True)])["a"]
+        told(pruned, [ev.NetworkRolledBack("a", "--fresh-network", 0, 0, afresh=True)])["a"]
         == NetworkStatus()
     )
     assert epochs(told(found, [ev.EpochEnded("a", record(2, loss=0.5))])["a"]) == [1, 2]
@@ -75,19 +75,19 @@ def test_a_launch_that_begins_says_what_it_found_done():
     found = told(
         {"a": NetworkStatus(outcome=Outcome("3 epochs"))}, [replace(START, finished=("a", "c"))]
     )
-    assert found == {"c": NetworkStatus(outcome=FOUND_DONE)}
+    assert found == {"c": NetworkStatus(outcome=FINISHED_UNLOGGED)}
 
 
 def test_an_epoch_counts_as_logged_whichever_launch_has_logged_it_also_if_it_was_trained_again():
     run, history = RunState(), tuple(map(record, (1, 2, 3)))
-    assert run.unlogged("a", history) == history
+    assert run.find_unlogged("a", history) == history
     for number, log in enumerate("xy", start=1):
         run.apply(0.0, START, log)
         run.apply(1.0, ev.EpochEnded("a", record(number)), log)
     run.apply(2.0, ev.GroupFailed("a", epochs=0, position=0), "y")
-    assert run.unlogged("a", history) == history[2:]
-    assert run.unlogged("b", history) == history
-    assert run.unlogged("a", [replace(history[0], stream_epoch=9)]) == (
+    assert run.find_unlogged("a", history) == history[2:]
+    assert run.find_unlogged("b", history) == history
+    assert run.find_unlogged("a", [replace(history[0], stream_epoch=9)]) == (
         replace(history[0], stream_epoch=9),
     )
 
@@ -95,24 +95,24 @@ def test_an_epoch_counts_as_logged_whichever_launch_has_logged_it_also_if_it_was
 def test_another_searcher_hears_none_of_the_calls_of_the_one_before():
     run = RunState()
     for event in (
-        ev.SearcherBegan("net", {"seed": 1}),
-        ev.EarlierRead("net", "runs/a", 1),
-        ev.Searched("net", "ask", 0, answer={"width": 8}),
-        ev.Searched("net", "tell", 0, value=0.5),
-        ev.SearcherBegan("net", {"seed": 1, "max_trials": 9}, "max_trials"),
+        ev.SearcherStarted("net", {"seed": 1}),
+        ev.EarlierRunRead("net", "runs/a", 1),
+        ev.SearcherCalled("net", "ask", 0, answer={"width": 8}),
+        ev.SearcherCalled("net", "tell", 0, value=0.5),
+        ev.SearcherStarted("net", {"seed": 1, "max_trials": 9}, "max_trials"),
     ):
         run.apply(0.0, event)
     search = run.search("net")
     assert [call.call for call in search.calls] == ["ask", "tell"]
     assert (search.settings, list(search.earlier)) == ({"seed": 1, "max_trials": 9}, ["runs/a"])
-    run.apply(0.0, ev.SearcherBegan("net", {"seed": 2}, "seed", is_another=True))
+    run.apply(0.0, ev.SearcherStarted("net", {"seed": 2}, "seed", is_another=True))
     assert (search.calls, search.earlier, search.read, len(search.asks)) == ([], {}, {"runs/a"}, 1)
     assert run.search("other") == RunSearch()
 
 
 def test_epochs_that_no_log_tells_of_are_missed():
-    assert is_whole(NetworkStatus((record(1), record(2))))
-    assert not is_whole(told({}, [ev.EpochEnded("a", record(2))])["a"])
+    assert has_full_history(NetworkStatus((record(1), record(2))))
+    assert not has_full_history(told({}, [ev.EpochEnded("a", record(2))])["a"])
 
 
 @pytest.mark.parametrize("cut", range(len(STORY) + 1))

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet.domain.events import ScheduleOptions, Started
+from fleet.domain.events import LaunchStarted, ScheduleOptions
 from fleet.domain.json_record import to_json
 from fleet.jobs.chain import (
     ChainHistory,
@@ -32,7 +32,7 @@ from tests.places import ROOT
 from tests.waiting import wait_until
 
 LIMITS = ChainLimits(jobs=5, retries=2)
-STARTED = Started(
+STARTED = LaunchStarted(
     1, 1, 1, 1, 1, "baseline", (), 0, 60, (0,), "free", ScheduleOptions(0.8, "15%", True, 0), {}
 )
 STOPPED = JobStop(75)

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from fleet.domain.events import EpochEnded, FirstStep, NetworkTaken
+from fleet.domain.events import EpochEnded, FirstStep, NetworkLeased
 from fleet.domain.network import NetworkStatus, Outcome
 from fleet.errors import ExitStatus, UserError
 from fleet.jobs import harvest, harvest_log, launching
@@ -84,7 +84,7 @@ def finish(run, *names):
         come_to(results, name, NetworkStatus((), Outcome("2 epochs")))
 
 
-TAKEN, EPOCH = NetworkTaken("a", 1, 0, 0), EpochEnded("a", record(1))
+TAKEN, EPOCH = NetworkLeased("a", 1, 0, 0), EpochEnded("a", record(1))
 
 
 def test_three_launches_in_a_row_without_an_epoch_are_counted_until_one_has_one_or_the_user_asks_anew(

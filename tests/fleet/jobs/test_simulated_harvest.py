@@ -9,14 +9,14 @@ from dataclasses import replace
 
 import pytest
 
-from fleet.control.lease_requests import Claims, LeaveRun, ReleaseLease, RequestLeases
+from fleet.control.lease_requests import LeaseRequests, LeaveRun, ReleaseLease, RequestLeases
+from fleet.domain import events
 from fleet.domain.events import (
-    Ended,
     EpochEnded,
     FirstStep,
     NetworkFailed,
     NetworkFinished,
-    NetworkTaken,
+    NetworkLeased,
 )
 from fleet.domain.network import NetworkStatus, Outcome
 from fleet.jobs.backlog import HarvestLimits
@@ -137,11 +137,11 @@ class Launch:
             spec, self.paths, {name: NetworkStatus((), Outcome("before")) for name in done}
         )
         self.results.write()
-        self.claims = Claims({name: 0 for name in left if left[name]}, 1, IDLE_S)
+        self.claims = LeaseRequests({name: 0 for name in left if left[name]}, 1, IDLE_S)
         self._do(self.claims.decide(self.site.now))
 
     def _work(self):
-        for name in list(self.claims.held):
+        for name in list(self.claims.leased):
             self._train(name)
         self._do(self.claims.decide(self.site.now))
         if not self.claims._epochs:
@@ -171,14 +171,14 @@ class Launch:
                 NetworkStatus((), None if training.left[name] else Outcome(f"{epoch} epochs")),
             )
         if not training.left[name]:
-            self.claims.over(name)
+            self.claims.end_lease(name)
             self._do(self.claims.decide(self.site.now))
 
     def _do(self, effects):
         for effect in effects:
             match effect:
                 case RequestLeases(names, most):
-                    holders, free = self.training.holders, len(self.claims.held) < most
+                    holders, free = self.training.holders, len(self.claims.leased) < most
                     if (
                         name := next((name for name in names if free and name not in holders), None)
                     ) is not None:
@@ -201,8 +201,8 @@ class Launch:
             Holder(f"{self.job}-{training.generation}", "host", 1, system="slurm", job=self.job),
         )
         epochs = training.run.epochs[name] - training.left[name]
-        self.log.add(NetworkTaken(name, training.generation, epochs, 0))
-        self.claims.got(name, epochs, not training.left[name])
+        self.log.add(NetworkLeased(name, training.generation, epochs, 0))
+        self.claims.add_lease(name, epochs, not training.left[name])
         self._do(self.claims.decide(self.site.now))
 
     def _let_go(self, name):
@@ -211,7 +211,7 @@ class Launch:
             file.unlink()
 
     def _end(self, status):
-        self.log.add(Ended(status))
+        self.log.add(events.LaunchEnded(status))
         self.log.close()
         add_note(self.paths, LaunchEnded(self.job, status))
         self.backlog.top_up(self.job)

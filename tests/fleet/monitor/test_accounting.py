@@ -68,7 +68,11 @@ def test_the_first_signal_of_all_is_there_when_each_network_has_ended_an_epoch_o
 
 def test_all_devices_wait_for_rates():
     told = account(
-        [LOG[0], LoggedEvent(0.5, ev.Profiled(3, 0.5, {"a": (10.0,), "b<1>": (5.0,)})), *LOG[1:]]
+        [
+            LOG[0],
+            LoggedEvent(0.5, ev.ProfilingFinished(3, 0.5, {"a": (10.0,), "b<1>": (5.0,)})),
+            *LOG[1:],
+        ]
     )
     assert told.spent.profiling == pytest.approx(0.5 * 2)
 
@@ -135,7 +139,7 @@ def test_networks_that_share_a_stream_are_simulated_no_faster_than_it():
         < 2 * 100 / 2.0
         <= account([*log[:2], stream, *log[2:]]).simulated_s
     )
-    slower = LoggedEvent(0.6, ev.SupplyFound(1.0, 10.0))
+    slower = LoggedEvent(0.6, ev.SupplyChanged(1.0, 10.0))
     assert account([*log[:2], stream, slower, *log[2:]]).simulated_s >= 2 * 100 / 1.0
 
 

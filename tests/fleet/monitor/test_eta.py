@@ -19,7 +19,7 @@ from fleet.monitor.eta import (
 from scheduler.simulation.ensemble import simulate
 from tests.fleet.histories import record, spec
 
-START = ev.Started(
+START = ev.LaunchStarted(
     2,
     2,
     1,
@@ -35,7 +35,7 @@ START = ev.Started(
     {"a": (1, 1), "b": (1, 1)},
 )
 WIDE = eta._NARROWEST**0.5  # a range is no narrower
-RATES = ev.Profiled(2, 1.0, {"a": (60.0,), "b": (20.0,)})  # epochs of 10 and 30 s
+RATES = ev.ProfilingFinished(2, 1.0, {"a": (60.0,), "b": (20.0,)})  # epochs of 10 and 30 s
 
 
 class Run:
@@ -43,7 +43,7 @@ class Run:
 
     def __init__(self, made, histories=None):
         self.state = RunState(made)
-        self.state.take_up(
+        self.state.restore(
             {name: NetworkStatus(history) for name, history in (histories or {}).items()}
         )
         self.add = lambda event, now_s: self.state.apply(now_s, event)
@@ -126,7 +126,7 @@ def test_one_gpu_trains_them_one_after_the_other():
     found = estimator(start=replace(START, trainers=1, devices=(0,), gpus_per_node=1)).estimate()
     assert found.high_s == pytest.approx(WIDE * 160)
     lost = estimator()
-    lost.add(ev.RankLost(2, 1), 0.0)
+    lost.add(ev.RankDied(2, 1), 0.0)
     assert lost.estimate().high_s == pytest.approx(WIDE * 160)
 
 
@@ -217,7 +217,7 @@ def test_a_network_whose_group_took_long_to_form_will_take_as_long_again():
     ):
         found.add(ev.GroupStarted(name, (0,), 0, 1), began)
         for number in (1, 2):
-            done = len(found.state.networks[name].standing.history)
+            done = len(found.state.networks[name].status.history)
             found.add(epoch(name, done + 1, 30.0, waited_s=0.0), began + forming_s + 30.0 * number)
         found.add(ev.GroupStopped(name, 0.0), began + forming_s + 60.0)
     assert ends(found.estimate()) == shown(0.9 * 8 * 30 + 10 + 70, 1.1 * 8 * 30 + 12.5 + 70)
@@ -303,7 +303,7 @@ def test_of_many_networks_few_are_simulated_and_the_others_keep_the_devices_busy
     )
     found.add(ev.RateMeasured(names[0], 1, 1e9, 1e-9, 1, 2), 0.0)
     found.add(
-        ev.Profiled(
+        ev.ProfilingFinished(
             1000, 1.0, {name: (60.0 if number % 2 else 20.0,) for number, name in enumerate(names)}
         ),
         0.0,
@@ -335,9 +335,9 @@ def test_estimates_are_rare_when_much_is_left_and_cost_next_to_nothing():
     assert times.is_due(0.0)
     times.record(0.0, 0.01, None)
     assert (times.is_due(0.4), times.is_due(0.6)) == (False, True)
-    times.record(0.0, 0.01, ev.Estimated(1.0, 1000.0, 2))
+    times.record(0.0, 0.01, ev.TimeLeftEstimated(1.0, 1000.0, 2))
     assert (times.is_due(49.0), times.is_due(51.0)) == (False, True)
-    times.record(0.0, 0.01, ev.Estimated(1.0, 5.0, 2))
+    times.record(0.0, 0.01, ev.TimeLeftEstimated(1.0, 5.0, 2))
     assert (times.is_due(9.0), times.is_due(11.0)) == (False, True)
 
 
@@ -372,7 +372,7 @@ def test_networks_that_are_paused_or_pruned_take_no_time():
     ids=["as those before", "one at a time", "budget", "first ones", "some"],
 )
 def test_networks_to_come_train_as_long_as_those_before_them(coming, epochs):
-    found = estimator().estimate(outlook=RemainingWork(frozenset({"a", "b"}), coming=(coming,)))
+    found = estimator().estimate(outlook=RemainingWork(frozenset({"a", "b"}), searches=(coming,)))
     few, many = map(math.ceil, epochs)
     assert ends(found) == shown(10 * few / 1.5, 1.5 * 10 * many)
     assert found.networks == 10
@@ -390,6 +390,6 @@ def test_a_rule_with_rungs_says_how_long_networks_train_on_average():
 
 def test_of_a_search_that_has_asked_for_nothing_nothing_is_said():
     outlook = RemainingWork(
-        frozenset({"a", "b"}), coming=(ExpectedTrials(8, math.inf, math.inf, {}),)
+        frozenset({"a", "b"}), searches=(ExpectedTrials(8, math.inf, math.inf, {}),)
     )
     assert estimator().estimate(outlook=outlook) is None

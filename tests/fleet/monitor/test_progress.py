@@ -28,7 +28,7 @@ class Told:
                 }
             )
         )
-        self.run.take_up(
+        self.run.restore(
             {
                 name: NetworkStatus(history(*[0.5] * number))
                 for name, number in (epochs or {}).items()

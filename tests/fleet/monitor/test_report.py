@@ -7,7 +7,7 @@ from html import escape
 
 import pytest
 
-from fleet.domain.events import DataChanged, NetworkFellBack
+from fleet.domain.events import DataChanged, NetworkRolledBack
 from fleet.domain.json_record import as_json
 from fleet.errors import UserError
 from fleet.monitor.html import render
@@ -62,7 +62,7 @@ def test_of_a_network_that_was_started_over_the_curve_is_the_new_one(run):
         as_text(
             [
                 *LOG,
-                LoggedEvent(24.0, NetworkFellBack("a", "--fresh-network", epochs=0, position=0)),
+                LoggedEvent(24.0, NetworkRolledBack("a", "--fresh-network", epochs=0, position=0)),
                 epoch(25.0, "a", 1, 10.0),
             ]
         )

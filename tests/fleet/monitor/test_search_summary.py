@@ -5,12 +5,12 @@ import json
 import pytest
 
 from fleet.domain.events import (
-    Commanded,
+    CommandReceived,
     EpochEnded,
+    LaunchStarted,
     NetworkAdded,
-    NetworkJudged,
-    Searched,
-    Started,
+    NetworkVerdict,
+    SearcherCalled,
 )
 from fleet.domain.json_record import as_json
 from fleet.domain.network import EpochRecord, NetworkStatus, Outcome
@@ -72,7 +72,7 @@ def log_of_a_search():
         wrong = "ask(4): outside" if number == 4 else ""
         log.append(
             LoggedEvent(
-                at_s, Searched("net", "ask", number, answer=asked, network=name, wrong=wrong)
+                at_s, SearcherCalled("net", "ask", number, answer=asked, network=name, wrong=wrong)
             )
         )
         log.append(
@@ -94,7 +94,7 @@ def log_of_a_search():
             at_s += 2.0
             log.append(LoggedEvent(at_s, EpochEnded(name, record(epoch, value))))
         if number == 2:
-            log.append(LoggedEvent(at_s, NetworkJudged(name, 1, "stop", ("asha",))))
+            log.append(LoggedEvent(at_s, NetworkVerdict(name, 1, "stop", ("asha",))))
     return log
 
 
@@ -162,7 +162,7 @@ def test_what_was_pruned_after_how_many_epochs_and_by_whom(searched):
 
 def test_a_network_that_was_paused_and_went_on_is_in_no_rung(searched):
     paused = [
-        LoggedEvent(20.0, NetworkJudged("net-0", 1, verdict, ("asha",)))
+        LoggedEvent(20.0, NetworkVerdict("net-0", 1, verdict, ("asha",)))
         for verdict in ("pause", "go_on")
     ]
     searched.events.write_text(as_text([*log_of_a_search(), *paused]))
@@ -248,7 +248,9 @@ def test_networks_that_were_added_from_outside_are_shown_by_what_differs_between
         log += [
             LoggedEvent(
                 20.0,
-                Commanded(f"c{number}", "add", (name,), entry(name, learning_rate=10.0**-number)),
+                CommandReceived(
+                    f"c{number}", "add", (name,), entry(name, learning_rate=10.0**-number)
+                ),
             ),
             LoggedEvent(20.0, NetworkAdded(name, "", -1, {}, (1, None), 60)),
             LoggedEvent(21.0 + number, EpochEnded(name, record(1, value))),
@@ -307,9 +309,10 @@ def many(number, **changes):
 
 def test_a_searcher_that_has_only_answered_none_is_named(searched):
     asked = [
-        LoggedEvent(float(number), Searched("net", "ask", 0, answer=None)) for number in range(3)
+        LoggedEvent(float(number), SearcherCalled("net", "ask", 0, answer=None))
+        for number in range(3)
     ]
-    began = [one for one in log_of_a_search() if isinstance(one.event, Started)]
+    began = [one for one in log_of_a_search() if isinstance(one.event, LaunchStarted)]
     searched.events.write_text(as_text([*began, *asked]))
     report = read_report(searched)
     assert [search.summary for search in report.searches] == [
@@ -319,9 +322,9 @@ def test_a_searcher_that_has_only_answered_none_is_named(searched):
 
 
 def test_a_searcher_whose_first_network_has_not_come_yet_has_not_answered_none(searched):
-    began = [one for one in log_of_a_search() if isinstance(one.event, Started)]
+    began = [one for one in log_of_a_search() if isinstance(one.event, LaunchStarted)]
     searched.events.write_text(
-        as_text([*began, LoggedEvent(1.0, Searched("net", "ask", 0, answer={}))])
+        as_text([*began, LoggedEvent(1.0, SearcherCalled("net", "ask", 0, answer={}))])
     )
     assert not read_report(searched).searches
 
@@ -335,7 +338,7 @@ def test_the_front_of_several_objectives_is_a_table_and_data(searched):
     told = [
         LoggedEvent(
             30.0,
-            Searched(
+            SearcherCalled(
                 "net", "tell", number, outcome="finished", value=value, network=f"net-{number}"
             ),
         )

@@ -31,7 +31,7 @@ EPOCH = ev.EpochEnded(
         waited_s=0.1,
     ),
 )
-START = ev.Started(
+START = ev.LaunchStarted(
     3,
     4,
     1,
@@ -62,8 +62,8 @@ EVENTS = [
     ),
     (ev.RateMeasured("a", 1, 99.6, 1.0, 2, 5), "measured 2/5: a on 1 GPU: 100 samples/s"),
     (ev.RateMeasured("a", 2, 0.0, 1.0, 2, 5, "no room"), "measured 2/5: a on 2 GPUs: no room"),
-    (ev.Profiled(5, 75.0, {}), "rates known after 1 min 15 s"),
-    (ev.Profiled(0, 0.0, {}), "rates known, measured before"),
+    (ev.ProfilingFinished(5, 75.0, {}), "rates known after 1 min 15 s"),
+    (ev.ProfilingFinished(0, 0.0, {}), "rates known, measured before"),
     (
         STREAM,
         "input 100 samples/s by 2 preprocessors, the fastest network takes 201: training is the bottleneck",
@@ -93,7 +93,7 @@ EVENTS = [
         replace(STREAM, bottleneck="", demand_samples_per_s=0.0, kept=True),
         "input 100 samples/s by 2 preprocessors: decoded in the first epoch, kept from then on",
     ),
-    (ev.RatesGiven({}), ""),
+    (ev.RatesLoaded({}), ""),
     (
         ev.CacheChosen("memory", "auto", "60 samples take 1 kB", 960, "network"),
         "decoded samples stay in memory: 60 samples take 1 kB",
@@ -110,14 +110,14 @@ EVENTS = [
     ),
     (ev.RateLearned("a", 1, 238.0, 0.1, 10), ""),
     (ev.RatesEstimated({"a": (238.0,)}, 1), ""),
-    (ev.RanksReady(), "all trainers are ready"),
+    (ev.TrainersReady(), "all trainers are ready"),
     (ev.FirstStep("a"), ""),
     (
         ev.RateMeasured("a", 1, 99.6, 1.0, 2, 5, spread=0.034),
         "measured 2/5: a on 1 GPU: 100 samples/s ± 3%",
     ),
     (
-        ev.RatesRemembered(
+        ev.CachedRatesUsed(
             "rates.json",
             {
                 "a": (
@@ -130,18 +130,18 @@ EVENTS = [
         "--remeasure measures them anew",
     ),
     (
-        ev.RateOff("a", 1, 238.0, 1348.0, 0.1, 40, True),
+        ev.RateMismatch("a", 1, 238.0, 1348.0, 0.1, 40, True),
         "WARNING: a on 1 GPU trains 1348 samples/s, and was taken to train 238: the cache of rates has the new rate now, "
         "and later runs go by it; this launch corrects other wrong rates there without a message",
     ),
     (
-        ev.RateOff("a", 1, 238.0, 1348.0, 0.1, 40, False),
+        ev.RateMismatch("a", 1, 238.0, 1348.0, 0.1, 40, False),
         "WARNING: a on 1 GPU trains 1348 samples/s, and was taken to train 238: correct schedule.rates",
     ),
-    (ev.Planned((), 0.1), ""),
+    (ev.PlanChanged((), 0.1), ""),
     (ev.RoundStarted(2, ("a", "b")), "round 2: a, b"),
-    (ev.Estimated(65.0, 130.0, 2), "ETA: 1 min 5 s to 2 min 10 s"),
-    (ev.Estimated(65.0, 65.0, 2), "ETA: 1 min 5 s"),
+    (ev.TimeLeftEstimated(65.0, 130.0, 2), "ETA: 1 min 5 s to 2 min 10 s"),
+    (ev.TimeLeftEstimated(65.0, 65.0, 2), "ETA: 1 min 5 s"),
     (ev.GroupStarted("a", (0, 1), 3, 2), "  a on devices [0, 1]"),
     (
         ev.GroupChanged("a", (0,), (0, 1), 8, 0.25),
@@ -157,12 +157,12 @@ EVENTS = [
         "a epoch 2/9: loss 0.5000 75.00%, validation 0.2500 87.50% (0 samples/s)",
     ),
     (ev.NetworkFinished("a", "9 epochs", 9), "a is done: 9 epochs"),
-    (ev.NetworkTaken("a", 3, 1, 40), "a is trained here from now on, after 1 epoch"),
+    (ev.NetworkLeased("a", 3, 1, 40), "a is trained here from now on, after 1 epoch"),
     (ev.NetworkTested("a", 0.25, 0.9, 40, 1.5), "a on the test data: loss 0.2500 90.00%"),
     (ev.NetworkFailed("a", "no room", "Traceback"), "a FAILED: no room"),
     (ev.GroupStopped("a", 0.1), ""),
     (
-        ev.TooLate(("a", "b"), 5.0, 30.0),
+        ev.TooLateToStart(("a", "b"), 5.0, 30.0),
         "too late to start a, b: 5.0 s are left, but a group has taken 30.0 s to start",
     ),
     (
@@ -185,12 +185,12 @@ EVENTS = [
         "GPU: start more ranks",
     ),
     (
-        ev.SupplyFound(1190.04, 6936.0),
+        ev.SupplyChanged(1190.04, 6936.0),
         "the input gives 1190 samples/s, the fastest network could take 6936: no network is given devices that would only "
         "wait for it",
     ),
     (
-        ev.SupplyFound(9000.0, 6936.0),
+        ev.SupplyChanged(9000.0, 6936.0),
         "the input gives 9000 samples/s, the fastest network could take 6936: it holds no network back",
     ),
     (
@@ -202,14 +202,14 @@ EVENTS = [
         "a failed: Stale file handle; this may pass: retry 1 of 2",
     ),
     (
-        ev.NetworkFellBack("a", "last.h5 is torn", 3, 0),
+        ev.NetworkRolledBack("a", "last.h5 is torn", 3, 0),
         "WARNING: a goes on after epoch 3: last.h5 is torn",
     ),
     (
-        ev.NetworkFellBack("a", "last.h5 is torn", 3, 0, finished=True),
+        ev.NetworkRolledBack("a", "last.h5 is torn", 3, 0, finished=True),
         "WARNING: a stays finished: last.h5 is torn; its best epoch is whole",
     ),
-    (ev.NetworkFellBack("a", "both are torn", 0, 0), "WARNING: a starts over: both are torn"),
+    (ev.NetworkRolledBack("a", "both are torn", 0, 0), "WARNING: a starts over: both are torn"),
     (
         ev.ChangesAccepted("a", ("nets.py", "args"), 3),
         "a goes on after epoch 3 with changed nets.py args",
@@ -219,11 +219,11 @@ EVENTS = [
         "the data has changed, and networks go on with it: photos: 2 files more in class cat",
     ),
     (
-        ev.BestLost("a", "best.h5 is torn; epoch 3 stands in"),
+        ev.BestCheckpointDamaged("a", "best.h5 is torn; epoch 3 stands in"),
         "WARNING: a: best.h5 is torn; epoch 3 stands in",
     ),
     (ev.NetworkWarned("a", "its loss is not used"), "WARNING: a: its loss is not used"),
-    (ev.RankLost(3, 2), "rank 3 has died; the others go on"),
+    (ev.RankDied(3, 2), "rank 3 has died; the others go on"),
     (
         ev.GroupFailed("a", 3, 0),
         "a lost a rank, and goes back to its last checkpoint: after epoch 3",
@@ -232,19 +232,19 @@ EVENTS = [
         ev.GroupFailed("a", 3, 70),
         "a lost a rank, and goes back to its last checkpoint: after epoch 3, sample 70",
     ),
-    (ev.BadSample("x.png", "torn", True), "skipped x.png: torn"),
-    (ev.Commanded("1-here", "stop", ("a",)), ""),
+    (ev.SampleSkipped("x.png", "torn", True), "skipped x.png: torn"),
+    (ev.CommandReceived("1-here", "stop", ("a",)), ""),
     (
-        ev.Commanded("1-here", "yield", ("a",), {"hosts": ["n3"], "within_s": 60.0}),
+        ev.CommandReceived("1-here", "yield", ("a",), {"hosts": ["n3"], "within_s": 60.0}),
         "asked for: n3, within 60.0 s",
     ),
     (
-        ev.NodesLeft("1-here", (2, 3), ("n3", "n4"), (4, 5), 3.14, has_ended=True),
+        ev.NodesReleased("1-here", (2, 3), ("n3", "n4"), (4, 5), 3.14, has_ended=True),
         "given back after 3.1 s: n3, n4; the processes there end",
     ),
-    (ev.Searched("net", "report", 7, 3, 0.81, answer="stop", network="net-7"), ""),
+    (ev.SearcherCalled("net", "report", 7, 3, 0.81, answer="stop", network="net-7"), ""),
     (
-        ev.SearchFailed("net", "Ask(number=3) took longer than 1 min 0 s"),
+        ev.SearcherFailed("net", "Ask(number=3) took longer than 1 min 0 s"),
         "WARNING: the searcher of net is not called again: Ask(number=3) took longer than 1 min 0 s",
     ),
     (
@@ -258,14 +258,14 @@ EVENTS = [
         ),
         "WARNING: net: a replayed answer differs: Ask(number=1) was answered by 3, and now by 4; what was logged holds",
     ),
-    (ev.SearcherBegan("net", {"max_trials": 3}), ""),
+    (ev.SearcherStarted("net", {"max_trials": 3}), ""),
     (
-        ev.SearcherBegan("net", {"max_trials": 4}, "max_trials was 3 and is 4"),
+        ev.SearcherStarted("net", {"max_trials": 4}, "max_trials was 3 and is 4"),
         "the search of net goes on with other settings: max_trials was 3 and is 4",
     ),
     (
-        ev.EarlierRead("net", "runs/a", 3, {"dropout has no value": 2}),
-        "the searcher of net is told of 3 networks of runs/a; 2 are left out: dropout has no value",
+        ev.EarlierRunRead("net", "runs/a", 3, {"dropout has no value": 2}),
+        "the searcher of net received 3 networks of runs/a; 2 are left out: dropout has no value",
     ),
     (
         ev.NetworkAdded("net-7", "net", 7, {"rate": 0.012345678, "width": 16}, (1, None), 9),
@@ -277,21 +277,21 @@ EVENTS = [
     ),
     (ev.NetworkAdded("cnn", "", -1, {}, (1, None), 9), "cnn is new"),
     (ev.NetworkAdded("net-9", "net", 9, {"width": 0}, (1, None), 9, wrong="too narrow"), ""),
-    (ev.NetworkJudged("a", 3, "pause", ("asha",)), "a is paused after 3 epochs: asha"),
+    (ev.NetworkVerdict("a", 3, "pause", ("asha",)), "a is paused after 3 epochs: asha"),
     (
-        ev.NetworkJudged("a", 1, "stop", ("asha", "searcher")),
+        ev.NetworkVerdict("a", 1, "stop", ("asha", "searcher")),
         "a is pruned after 1 epoch: asha and searcher",
     ),
-    (ev.NetworkJudged("a", 3, "go_on", ("user",)), "a goes on after 3 epochs: user"),
+    (ev.NetworkVerdict("a", 3, "go_on", ("user",)), "a goes on after 3 epochs: user"),
     (
-        ev.Interrupted("SIGTERM came"),
+        ev.LaunchInterrupted("SIGTERM came"),
         "SIGTERM came: finishing the step, saving, and stopping; the same command resumes it",
     ),
     (
-        ev.Interrupted("SIGTERM came", replay=True),
+        ev.LaunchInterrupted("SIGTERM came", replay=True),
         "SIGTERM came: stopping; a replay cannot be resumed, the same command starts it over",
     ),
-    (ev.Ended(0, 1.0, 1), ""),
+    (ev.LaunchEnded(0, 1.0, 1), ""),
 ]
 
 
@@ -371,7 +371,7 @@ def live(run, monkeypatch):
     """A live view of a network that has trained four epochs in an earlier launch, and how its table looks."""
     monkeypatch.setattr("fleet.monitor.view.terminal_width", lambda screen: 120)
     screen = io.StringIO()
-    run.take_up({"a": NetworkStatus(tuple(epoch(epoch=number).record for number in range(1, 5)))})
+    run.restore({"a": NetworkStatus(tuple(epoch(epoch=number).record for number in range(1, 5)))})
     view = Shown(run, LiveView(run, screen))
     view.on_event(START)
 
@@ -457,13 +457,13 @@ def tell_all(*events):
 
 
 def test_that_rates_in_the_cache_were_wrong_is_said_once_a_launch():
-    wrong = ev.RateOff("a", 1, 238.0, 1348.0, 0.1, 40, True)
+    wrong = ev.RateMismatch("a", 1, 238.0, 1348.0, 0.1, 40, True)
     told = tell_all(START, wrong, replace(wrong, network="b"), START, wrong)
     assert [bool(line) for line in told] == [True, True, False, True, True]
 
 
 def test_rates_of_a_file_are_each_told_of_that_should_be_corrected():
-    wrong = ev.RateOff("a", 1, 238.0, 1348.0, 0.1, 40, False)
+    wrong = ev.RateMismatch("a", 1, 238.0, 1348.0, 0.1, 40, False)
     _, *told = tell_all(START, wrong, replace(wrong, network="b"))
     assert all(line.endswith("correct schedule.rates") for line in told)
 
@@ -472,7 +472,11 @@ def test_rates_of_a_file_are_each_told_of_that_should_be_corrected():
 def test_nobody_speaks_of_gpus_where_there_are_none(device):
     lines = tell_all(
         replace(START, device=device),
-        *(event for event, _ in EVENTS if not isinstance(event, ev.Started | ev.SharingLearned)),
+        *(
+            event
+            for event, _ in EVENTS
+            if not isinstance(event, ev.LaunchStarted | ev.SharingLearned)
+        ),
     )
     assert f"measured 2/5: a on 2 {device}s: no room" in lines
     assert not any("GPU" in line for line in lines)

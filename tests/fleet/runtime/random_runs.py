@@ -21,7 +21,7 @@ from fleet.runtime.external.command_queue import Command
 from fleet.runtime.external.tracking import Tracking
 from fleet.runtime.known_rates import ProfileFile
 from fleet.runtime.searchers import make_searchers
-from fleet.search.calls import make as call_searcher
+from fleet.search.calls import make_call as call_searcher
 from fleet.search.controller import make_controller
 from fleet.spec.resolve import invalid_network, proposed_network, with_entry, with_extreme_networks
 from fleet.storage.event_log import EventLog
@@ -222,7 +222,7 @@ class Harvest:
         name = self._left.pop(0)
         history = tuple(self._run.trained[name])
         return [
-            do.Leased(
+            do.LeaseGranted(
                 name,
                 NetworkStatus(history),
                 len(name),
@@ -351,7 +351,7 @@ class RandomRun(Ranks):
 
     @property
     def standings(self):
-        return self.results.run.standings
+        return self.results.run.statuses
 
     def make_coordinator(self):
         setup, content, chance = self.setup, self.spec, self.chance
@@ -484,7 +484,7 @@ class RandomRun(Ranks):
             and random.random() < 0.5
         ):
             rates = replace(self.table.models[0], name=network.name)
-        return do.Admitted(
+        return do.NetworkAdmitted(
             network,
             added,
             network.name,

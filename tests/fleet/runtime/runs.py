@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import yaml
 
-from fleet.domain.network import State
+from fleet.domain.network import TrainingState
 from fleet.errors import ExitStatus, UserError
 from fleet.runtime.launch import Ranks
 from fleet.runtime.prepare import prepare as prepare_launch
@@ -133,7 +133,7 @@ class Trained:
         """As an earlier launch has left them."""
         prepared = self.prepare()
         for network in prepared.spec.networks:
-            state = State(
+            state = TrainingState(
                 {"weights": np.ones(3)},
                 training_identity(network, prepared.spec, prepared.sample),
                 epochs,

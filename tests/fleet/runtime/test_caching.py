@@ -151,7 +151,7 @@ def test_samples_that_are_slow_to_decode_go_into_a_file_if_that_pays():
     assert found.why.endswith(
         "in a file they take 3.84 kB, and 40 ms to decode each would be spent in every epoch"
     )
-    assert found.is_passing
+    assert found.is_temporary
 
 
 @pytest.mark.parametrize(
@@ -206,7 +206,7 @@ def test_where_each_trainer_keeps_samples_for_itself_they_must_fit_so_many_times
 @pytest.mark.parametrize("cache", ["none", "memory", "file"])
 def test_what_the_spec_says_is_done(cache):
     found = chosen(fixed_s=1.0, data={"cache": cache})
-    assert (found.cache, found.asked, found.why, found.is_passing) == (
+    assert (found.cache, found.asked, found.why, found.is_temporary) == (
         cache,
         cache,
         "as the spec says",

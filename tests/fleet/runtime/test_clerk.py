@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from fleet.control.effects import NetworkCommand, NodeOffer, NodesRequested
-from fleet.domain.events import Commanded
+from fleet.domain.events import CommandReceived
 from fleet.domain.network import NetworkStatus, Outcome
 from fleet.errors import UserError
 from fleet.runtime.external.command_handler import CommandHandler
@@ -117,7 +117,7 @@ def test_nodes_that_are_asked_for_are_logged_before_they_are_given_back(office):
 def test_a_launch_that_has_ended_has_given_its_nodes_back(tmp_path):
     office = Office(tmp_path)
     name = office.mailbox.put({"do": "yield", "nodes": 1, "within_s": 60})
-    late = Office(tmp_path, [Commanded(name, "yield", ("a",), {"hosts": ["n4"]})])
+    late = Office(tmp_path, [CommandReceived(name, "yield", ("a",), {"hosts": ["n4"]})])
     assert late.handle_commands()
     assert late.mailbox.take_answer(name, 0.0) == {"networks": ["a"], "hosts": ["n4"]}
     assert late.said == []
@@ -154,7 +154,7 @@ def test_a_launch_that_was_killed_before_it_answered_adds_what_is_left_and_logs_
     entry = {"family": "cnn", "count": 2}
     name = CommandQueue(tmp_path / "mailbox").put({"do": "add", "entry": entry})
     office = Office(
-        tmp_path, [Commanded(name, "add", ("new-0", "new-1"), {**entry, "name": "new"})]
+        tmp_path, [CommandReceived(name, "add", ("new-0", "new-1"), {**entry, "name": "new"})]
     )
     office.results.networks["new-0"] = None  # it had come
     office.handle_commands()

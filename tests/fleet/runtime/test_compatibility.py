@@ -102,7 +102,7 @@ def test_changes_before_the_first_epoch_is_over_stand_in_its_record(run):
     run.prepare(**ACCEPT)
     state = find_newest(run.paths, "a").state
     assert (state.accepted, state.position) == ("layers.py", 8)
-    assert state.after(record(1, accepted=state.accepted), "").accepted == ""
+    assert state.next_epoch(record(1, accepted=state.accepted), "").accepted == ""
 
 
 def test_a_network_may_start_over_alone(run):
@@ -112,7 +112,7 @@ def test_a_network_may_start_over_alone(run):
     assert "b (layers.py)" in run.refused(fresh_network=("a",))
     prepared = run.prepare(fresh_network=("a",), **ACCEPT)
     assert [type(change).__name__ for change in prepared.changes] == [
-        "NetworkFellBack",
+        "NetworkRolledBack",
         "ChangesAccepted",
     ]
     assert (find_newest(run.paths, "a").state, find_newest(run.paths, "b").state.epoch) == (None, 2)

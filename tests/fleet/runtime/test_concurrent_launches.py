@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from fleet.control.effects import Leased
-from fleet.control.lease_requests import Claims
+from fleet.control.effects import LeaseGranted
+from fleet.control.lease_requests import LeaseRequests
 from fleet.domain import events as ev
 from fleet.runtime.concurrent_launches import ConcurrentLaunches
 from fleet.runtime.resume import resume
@@ -63,7 +63,7 @@ def judged(paths, launch, verdict):
         as_text(
             [
                 LoggedEvent(0.0, start),
-                LoggedEvent(0.1, ev.NetworkJudged("a", 1, verdict, ("median",))),
+                LoggedEvent(0.1, ev.NetworkVerdict("a", 1, verdict, ("median",))),
             ]
         )
     )
@@ -82,16 +82,16 @@ def test_a_network_that_another_launch_prunes_meanwhile_is_taken_and_let_go_and_
 ):
     results, tail = resumed(half_done), RunTail(half_done.paths, from_end=True)
     beside = ConcurrentLaunches(
-        half_done.paths, Leases(), Claims({"a": 0, "b": 0}, 2, 300.0), results, tail
+        half_done.paths, Leases(), LeaseRequests({"a": 0, "b": 0}, 2, 300.0), results, tail
     )
     assert beside.poll(0.0, (), ends=False) == []
     judged(half_done.paths, "17", verdict)
     heard = {
         leased.network: leased
         for leased in beside.poll(1.0, (), ends=False)
-        if isinstance(leased, Leased)
+        if isinstance(leased, LeaseGranted)
     }
-    assert (heard["a"].standing.is_pruned, heard["a"].standing.is_paused) == (is_pruned, False)
-    assert heard["b"].standing.outcome is None
+    assert (heard["a"].status.is_pruned, heard["a"].status.is_paused) == (is_pruned, False)
+    assert heard["b"].status.outcome is None
     beside.refresh()
     assert results.network_status("a").is_pruned is is_pruned

@@ -11,7 +11,7 @@ from fleet.control.history import ProtocolViolation
 from fleet.control.launch_state import LaunchConfig, PriorRates
 from fleet.control.measurement import RateMeasurement
 from fleet.domain.events import GroupFailed
-from fleet.domain.network import State
+from fleet.domain.network import TrainingState
 from fleet.errors import ExitStatus, InfrastructureError
 from fleet.runtime.coordinator import Coordinator, Files, SearchParts, StartupEvents
 from fleet.runtime.external.tracking import Tracking
@@ -156,7 +156,7 @@ def test_a_struck_network_is_as_far_as_its_checkpoint_on_disk(launch):
     launch.hear(Ready(1), Ready(2), Joined("a"))
     write_state(
         launch.paths.last("a"),
-        State(arrays={}, identity="i", history=history(0.5, 0.6), position=7),
+        TrainingState(arrays={}, identity="i", history=history(0.5, 0.6), position=7),
     )
     launch.world.dead_ranks = frozenset({1})
     launch.hear()

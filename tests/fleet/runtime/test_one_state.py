@@ -5,7 +5,7 @@ from dataclasses import astuple
 
 import pytest
 
-from fleet.domain.events import FoundStanding, NetworkFinished
+from fleet.domain.events import CheckpointStatus, NetworkFinished
 from fleet.monitor.timeline import replay_log
 from fleet.runtime.resume import resume
 from fleet.spec import load
@@ -55,7 +55,7 @@ class Beside:
 def known(run):
     return {
         name: (
-            astuple(network.standing),
+            astuple(network.status),
             network.max_epochs,
             network.number,
             None if network.group is None else network.group.devices,
@@ -115,4 +115,4 @@ def test_beside_others_a_launch_says_why_a_network_is_done_whose_launch_was_kill
     ]
     run.paths.events.write_text("".join(line for line in lines if line not in ends))
     found.append(resume(prepare(run.path, (0, 0, 0), shares_run=True)).statuses)
-    assert found == [{}, {"b": FoundStanding(2, json.loads(ends[0])["reason"])}]
+    assert found == [{}, {"b": CheckpointStatus(2, json.loads(ends[0])["reason"])}]

@@ -67,7 +67,9 @@ def launch(tmp_path):
             interruption=signal,
         )
         noted = [logged.event for logged in read_events(prepared.paths.events)]
-        begun = max(place for place, event in enumerate(noted) if isinstance(event, ev.Started))
+        begun = max(
+            place for place, event in enumerate(noted) if isinstance(event, ev.LaunchStarted)
+        )
         return status, Noted(noted[begun:], events_of(prepared.paths.events, ev.EpochEnded))
 
     return launch
@@ -103,7 +105,7 @@ def test_what_was_learned_survives_an_interruption_and_is_corrected_where_it_was
         patch.setattr(RateBook, "add", note)
         status, noted = launch(policy, order, signal)
     assert status is ExitStatus.RESUMABLE
-    assert not noted.of(ev.RatesRemembered)
+    assert not noted.of(ev.CachedRatesUsed)
     learned = {event.network: event.rate for event in noted.of(ev.RateLearned)}
     assert learned
     assert learned == {name: RATES[name] for name in learned}
@@ -123,11 +125,11 @@ def test_what_was_learned_survives_an_interruption_and_is_corrected_where_it_was
 
     status, noted = launch(policy, order)
     assert (status, noted.epochs) == (ExitStatus.OK, EVERY_EPOCH)
-    (told,) = noted.of(ev.RatesRemembered)
+    (told,) = noted.of(ev.CachedRatesUsed)
     assert {name: rates[0].rate for name, rates in told.rates.items()} == pytest.approx(
         {name: rate / 2 for name, rate in learned.items()}
     )
-    off = {event.network: (event.expected, event.rate) for event in noted.of(ev.RateOff)}
+    off = {event.network: (event.expected, event.rate) for event in noted.of(ev.RateMismatch)}
     assert off == {name: (rate / 2, rate) for name, rate in learned.items()}
     known = [
         sizes
@@ -149,11 +151,11 @@ def test_every_policy_plans_from_guesses_and_nothing_counts_as_measuring(launch,
     status, noted = launch(policy, "strict")
     assert (status, noted.epochs) == (ExitStatus.OK, EVERY_EPOCH)
     kinds = [type(event) for event in noted.events]
-    assert not {ev.Profiled, ev.RateMeasured, ev.RatesRemembered}.intersection(kinds)
-    assert kinds.index(ev.Planned) < kinds.index(ev.FirstStep)
-    assert kinds.count(ev.RanksReady) == kinds.count(ev.FirstStep) == 1
-    assert noted.of(ev.Planned)[0].members
-    assert noted.of(ev.Ended)[0].profiling_s == 0
+    assert not {ev.ProfilingFinished, ev.RateMeasured, ev.CachedRatesUsed}.intersection(kinds)
+    assert kinds.index(ev.PlanChanged) < kinds.index(ev.FirstStep)
+    assert kinds.count(ev.TrainersReady) == kinds.count(ev.FirstStep) == 1
+    assert noted.of(ev.PlanChanged)[0].members
+    assert noted.of(ev.LaunchEnded)[0].profiling_s == 0
     if policy in LEARNING:
         first = noted.of(ev.RatesEstimated)[0]
         assert (first.seen, sorted(first.rates)) == (
@@ -170,9 +172,9 @@ def test_what_is_measured_before_counts_as_measuring(launch):
     status, noted = launch("global", "strict", when="offline")
     assert status is ExitStatus.OK
     assert len(noted.of(ev.RateMeasured)) == 2
-    assert noted.of(ev.Ended)[0].profiling_s > 0
-    assert noted.of(ev.Ended)[0].profiling_s == pytest.approx(
-        noted.of(ev.Profiled)[0].seconds, abs=0.001
+    assert noted.of(ev.LaunchEnded)[0].profiling_s > 0
+    assert noted.of(ev.LaunchEnded)[0].profiling_s == pytest.approx(
+        noted.of(ev.ProfilingFinished)[0].seconds, abs=0.001
     )
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import yaml
 
-from fleet.domain.network import State
+from fleet.domain.network import TrainingState
 from fleet.errors import StorageError, UserError
 from fleet.runtime.admission import Admission
 from fleet.runtime.external.command_queue import CommandQueue
@@ -58,7 +58,8 @@ class Asking:
         prepared = self()
         mine = training_identity(prepared.spec.by_name[name], prepared.spec, prepared.sample)
         write_state(
-            prepared.paths.last(name), State({}, state.pop("identity", mine), epochs, **state)
+            prepared.paths.last(name),
+            TrainingState({}, state.pop("identity", mine), epochs, **state),
         )
 
 

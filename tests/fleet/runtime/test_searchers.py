@@ -6,7 +6,7 @@ import time
 import pytest
 
 from fleet.control.effects import SearcherAnswered, SearcherCallFailed
-from fleet.domain.events import EarlierRead, Searched, SearcherBegan
+from fleet.domain.events import EarlierRunRead, SearcherCalled, SearcherStarted
 from fleet.domain.run import RunSearch
 from fleet.runtime import warm_start
 from fleet.runtime.searchers import Searchers
@@ -90,7 +90,9 @@ def test_the_time_limit_is_of_each_call_of_a_replay(monkeypatch):
             clock.now += 0.15
             return {"width": number}
 
-    logged = [Searched("net", "ask", number, answer={"width": number}) for number in range(10)]
+    logged = [
+        SearcherCalled("net", "ask", number, answer={"width": number}) for number in range(10)
+    ]
     searchers = Searchers({"net": Thoughtful()}, {"net": logged}, patience_s={"net": 0.2})
     searchers.consult("net", Ask(10))
     assert await_answer(searchers) == SearcherAnswered("net", Ask(10), {"width": 10})
@@ -103,8 +105,8 @@ def test_another_answer_in_a_replay_is_told_of(slow):
         {"net": slow},
         {
             "net": [
-                Searched("net", "ask", 0, answer={"width": 0}),
-                Searched("net", "ask", 1, answer={"width": 7}),
+                SearcherCalled("net", "ask", 0, answer={"width": 0}),
+                SearcherCalled("net", "ask", 1, answer={"width": 7}),
             ]
         },
     )
@@ -132,11 +134,11 @@ def test_a_new_searcher_is_told_anew_what_an_earlier_run_found(monkeypatch):
     )
     found = [AddPriorTrial(0, {"width": 3}, (), "finished", 0.5, "a-2", "runs/a")]
     monkeypatch.setattr(warm_start, "read_prior_trials", lambda run, space, objectives: (found, {}))
-    search, read = RunSearch(), EarlierRead("net", "runs/a", 1)
-    search.tell(EarlierRead("net", "runs/a", 2))
+    search, read = RunSearch(), EarlierRunRead("net", "runs/a", 1)
+    search.tell(EarlierRunRead("net", "runs/a", 2))
     for number in range(2):
         search.hear(
-            Searched(
+            SearcherCalled(
                 "net",
                 "know",
                 -1 - number,
@@ -146,7 +148,7 @@ def test_a_new_searcher_is_told_anew_what_an_earlier_run_found(monkeypatch):
             )
         )
     assert read_earlier_run(entry, "runs/a", search, knows=True) == ([], None)
-    search.begin(SearcherBegan("net", {}, "space", is_another=True))
+    search.begin(SearcherStarted("net", {}, "space", is_another=True))
     assert read_earlier_run(entry, "runs/a", search, knows=True) == (found, read)
     search.tell(read)
     assert read_earlier_run(entry, "runs/a", search, knows=True) == (

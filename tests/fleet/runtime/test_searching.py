@@ -12,7 +12,7 @@ import pytest
 
 from fleet.__main__ import main
 from fleet.domain import events as ev
-from fleet.domain.network import NetworkStatus, State
+from fleet.domain.network import NetworkStatus, TrainingState
 from fleet.errors import ExitStatus, SpecError
 from fleet.runtime.admission import Admission
 from fleet.runtime.replay import largest_difference
@@ -82,7 +82,7 @@ def test_networks_are_asked_for_one_after_another_and_trained_to_their_end(tmp_p
     assert sorted(rows) == [f"net-{number}" for number in range(5)]
     assert {(row.status, row.epochs) for row in rows.values()} == {(Status.FINISHED, 4)}
     assert len({row.drawn[LEARNING_RATE] for row in rows.values()}) == 5
-    assert Counter(event.call for event in run.of(ev.Searched)) == {
+    assert Counter(event.call for event in run.of(ev.SearcherCalled)) == {
         "ask": 5,
         "report": 20,
         "tell": 5,
@@ -103,7 +103,7 @@ def test_networks_are_asked_for_one_after_another_and_trained_to_their_end(tmp_p
 def test_estimates_of_the_time_left_count_what_is_yet_to_come(tmp_path):
     run = Run(tmp_path, {"max_trials": 20, "max_concurrent": 2}, epochs=3)
     assert run.launch() is ExitStatus.OK
-    assert 10 < run.of(ev.Estimated)[0].networks <= 20
+    assert 10 < run.of(ev.TimeLeftEstimated)[0].networks <= 20
 
 
 @pytest.mark.parametrize("mode", ["pause", "stop"])
@@ -165,7 +165,7 @@ def test_no_network_begins_while_one_that_has_passed_a_rung_can_use_the_gpus(tmp
     assert run.launch() is ExitStatus.OK
     begun, promised, survivors, wide = set(), set(), set(), 0
     for _, event in read_events(run.paths.events):
-        if isinstance(event, ev.Planned) and not survivors:
+        if isinstance(event, ev.PlanChanged) and not survivors:
             promised = {member.name for member in event.members}
         match event:
             case ev.GroupStarted(network=name):
@@ -177,10 +177,10 @@ def test_no_network_begins_while_one_that_has_passed_a_rung_can_use_the_gpus(tmp
             case ev.EpochEnded(network=name):
                 survivors.add(name)
             case (
-                ev.NetworkJudged(network=name) | ev.NetworkFinished(network=name)
+                ev.NetworkVerdict(network=name) | ev.NetworkFinished(network=name)
             ):  # the rule only stops
                 survivors.discard(name)
-            case ev.Planned(members=[ev.PlannedGroup(name=name, gpus=2)]):
+            case ev.PlanChanged(members=[ev.PlannedGroup(name=name, gpus=2)]):
                 wide += name in survivors and len(begun) < 6
     assert len(begun) == 6
     assert wide
@@ -206,10 +206,10 @@ def test_a_search_that_is_killed_again_and_again_forgets_nothing(tmp_path, searc
     run = Run(tmp_path, search, prune=prune)
     launches = [run.launch(turns) for turns in (150, 300, 80, 400, 200, 250, None)]
     assert launches[-1] is ExitStatus.OK
-    rows, calls = run.rows(), run.of(ev.Searched)
+    rows, calls = run.rows(), run.of(ev.SearcherCalled)
     assert sorted(rows) == sorted(f"net-{number}" for number in range(8))
     assert {row.status for row in rows.values()} <= {Status.FINISHED, Status.PRUNED}
-    assert run.of(ev.ReplayDiffered) == run.of(ev.SearchFailed) == []
+    assert run.of(ev.ReplayDiffered) == run.of(ev.SearcherFailed) == []
     told = Counter(
         (call.call, call.number, call.epoch) for call in calls if call.answer is not None
     )
@@ -301,7 +301,7 @@ def test_a_child_waits_until_what_its_parent_has_said_last_is_saved(admission, t
     history = (record(1), record(2))
     results.update_from_launch("net-0", NetworkStatus(history))
     admission.request(AddNetwork("net-1", "net", 1, {LEARNING_RATE: 0.02}, parent="net-0"))
-    saved = State(
+    saved = TrainingState(
         {"weights": np.zeros(3)}, "", history[:1], architecture=parent.network.architecture.key
     )
     write_state(paths.last("net-0"), saved)
@@ -361,7 +361,7 @@ def test_a_searcher_that_fails_is_called_no_more_and_what_it_has_asked_for_is_tr
         "net-0": Status.FINISHED,
         "net-1": Status.FINISHED,
     }
-    [failed] = run.of(ev.SearchFailed)
+    [failed] = run.of(ev.SearcherFailed)
     assert f"Ask(number=2) {reason}" in failed.reason
 
 
@@ -420,7 +420,7 @@ def test_a_network_of_whose_batches_a_rates_file_says_too_little_has_failed_and_
 def test_a_run_stays_open_for_a_while_when_it_has_nothing_to_train(tmp_path):
     run = Run(tmp_path, None, models=[], keep_open=0.3)
     assert run.launch() is ExitStatus.OK
-    [ended] = run.of(ev.Ended)
+    [ended] = run.of(ev.LaunchEnded)
     assert 0.3 <= ended.seconds < 20
 
 
@@ -440,9 +440,9 @@ def test_a_search_begins_with_what_an_earlier_run_found_and_goes_on_when_its_spa
     search = {"max_trials": 3, "seed": 1, "warm_start": [str(tmp_path / "run")]}
     second = Run(folders[0], search, epochs=2)
     assert second.launch() is ExitStatus.OK
-    [read] = second.of(ev.EarlierRead)
+    [read] = second.of(ev.EarlierRunRead)
     assert (read.told, dict(read.left_out)) == (4, {})
-    known = [event for event in second.of(ev.Searched) if event.call == "know"]
+    known = [event for event in second.of(ev.SearcherCalled) if event.call == "know"]
     assert [(event.number, event.network, len(event.curve), event.outcome) for event in known] == [
         (-1 - number, f"net-{number}", 2, "finished") for number in range(4)
     ]
@@ -456,11 +456,11 @@ def test_a_search_begins_with_what_an_earlier_run_found_and_goes_on_when_its_spa
     shutil.rmtree(tmp_path / "run")  # what was found there is in the log
     assert main(["check", str(changed.path)]) == 0
     assert changed.launch() is ExitStatus.OK
-    [_, began] = changed.of(ev.SearcherBegan)
+    [_, began] = changed.of(ev.SearcherStarted)
     assert began.is_another
     assert "most was 3 and is 5" in began.changed
     outside = sum(event.answer[LEARNING_RATE] < 0.01 for event in known)
-    assert dict(changed.of(ev.EarlierRead)[-1].left_out) in (
+    assert dict(changed.of(ev.EarlierRunRead)[-1].left_out) in (
         {},
         {f"{LEARNING_RATE} is outside of the space": outside},
     )
@@ -482,7 +482,9 @@ def test_of_several_objectives_the_table_of_results_has_what_was_told(tmp_path):
     ]
     run = Run(tmp_path, {"max_trials": 3, "objectives": objectives}, epochs=2)
     assert [run.launch(150), run.launch()][-1] is ExitStatus.OK
-    told = {event.network: event.value for event in run.of(ev.Searched) if event.call == "tell"}
+    told = {
+        event.network: event.value for event in run.of(ev.SearcherCalled) if event.call == "tell"
+    }
     rows = run.rows()
     assert sorted(told) == sorted(rows)
     for name, row in rows.items():

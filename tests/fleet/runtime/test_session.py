@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from fleet.domain.events import CacheChosen, Ended, NetworkWarned
+from fleet.domain.events import CacheChosen, LaunchEnded, NetworkWarned
 from fleet.engines.softmax import NumpyEngine
 from fleet.errors import ExitStatus
 from fleet.runtime import session
@@ -130,7 +130,7 @@ def test_what_a_node_shares_has_no_name_any_more_once_all_of_it_have_mapped_it(l
         named[0] == []
     )  # the others may look a moment before rank 0, which leads the node, has unlinked it
     assert set(statuses.values()) == {ExitStatus.OK}
-    assert len(events_of(prepared.paths.events, Ended)) == 1
+    assert len(events_of(prepared.paths.events, LaunchEnded)) == 1
 
 
 # ---- what becomes of decoded samples -----------------------------------------------------------

@@ -2,7 +2,7 @@
 
 import json
 
-from fleet.domain.events import GroupStarted, RoundStarted, SupplyFound
+from fleet.domain.events import GroupStarted, RoundStarted, SupplyChanged
 from fleet.errors import ExitStatus
 from fleet.monitor.report import read_report
 from fleet.runtime.preprocessor import Preprocessor
@@ -47,7 +47,7 @@ def test_one_wide_network_does_not_run_alone_on_an_input_that_cannot_feed_it(tmp
     assert (first.members, len(second.members)) == (("wide",), 2)
     begun = events_of(prepared.paths.events, GroupStarted)
     assert [len(group.devices) for group in begun[:3]] == [2, 1, 1]
-    found = events_of(prepared.paths.events, SupplyFound)
+    found = events_of(prepared.paths.events, SupplyChanged)
     assert 0 < found[0].supply_samples_per_s <= 1000
     report = read_report(prepared.paths)
     assert report.supply == found[-1]

@@ -13,10 +13,10 @@ from fleet.domain.events import EpochEnded, NetworkFinished, event_from_json
 from fleet.domain.json_record import to_json
 from fleet.domain.network import EpochRecord, NetworkStatus, Outcome
 from fleet.domain.run import RunState
-from fleet.search.calls import make, replay
+from fleet.search.calls import make_call, replay
 from fleet.search.controller import AddNetwork, CallSearcher, Entry, LogEvent, SearchController
 from fleet.search.pruning import make_pruner
-from fleet.search.searcher import End, ResumesTrials, make_searcher
+from fleet.search.searcher import ResumesTrials, TrialOutcome, make_searcher
 from fleet.spec.search import Prune, Search, find_rule
 
 LEARNING_RATE = "train.optimizer.learning_rate"
@@ -181,18 +181,18 @@ class Launch:
         consult, self.asked_for = self.asked_for, None
         self.calls.append(consult.call)
         try:
-            answer = make(self.searcher, consult.call)
+            answer = make_call(self.searcher, consult.call)
         except Exception as error:
-            self.mind.searcher_failed(consult.entry, str(error))
+            self.mind.fail_searcher(consult.entry, str(error))
         else:
-            self.mind.answered(consult.entry, consult.call, answer)
+            self.mind.handle_answer(consult.entry, consult.call, answer)
 
     def next(self):
         over = {
             name for name, standing in self.disk.standings.items() if standing.outcome is not None
         }
-        pruned = {name for name, life in self.mind._lives.items() if life.end is not None}
-        ready = self.alive - over - pruned - self.mind.paused - self.mind.awaited
+        pruned = {name for name, trial in self.mind._trials.items() if trial.end is not None}
+        ready = self.alive - over - pruned - self.mind.paused - self.mind.awaiting_answer
         return min(
             ready,
             key=lambda name: (zlib.crc32(f"{name}/{self.done(name)}".encode()), name),
@@ -208,10 +208,10 @@ class Launch:
         one, is_done = record(epoch, self.value(name, epoch)), epoch == self.epochs
         self.save(name, NetworkStatus((*history, one), Outcome("done") if is_done else None))
         self.write(EpochEnded(name, one))
-        self.mind.epoch_ended(name, one, is_done)
+        self.mind.end_epoch(name, one, is_done)
         if is_done:
             self.write(NetworkFinished(name, "done", epoch))
-            self.mind.network_over(name, End.FINISHED)
+            self.mind.end_network(name, TrialOutcome.FINISHED)
 
     @property
     def decisions(self):
@@ -220,7 +220,7 @@ class Launch:
 
     @property
     def outcomes(self):
-        return {name: (self.done(name), life.end) for name, life in self.mind._lives.items()}
+        return {name: (self.done(name), trial.end) for name, trial in self.mind._trials.items()}
 
 
 def search_of(sampler="random", max_trials=20, **settings):

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fleet.domain.events import NetworkAdded, Searched, SearcherBegan
+from fleet.domain.events import NetworkAdded, SearcherCalled, SearcherStarted
 from fleet.domain.run import RunState
 from fleet.search.calls import AddPriorTrial, Ask, Tell
-from fleet.search.changed_settings import beginning
+from fleet.search.changed_settings import describe_start
 from fleet.search.controller import Entry
-from fleet.search.searcher import End, RandomSearcher
+from fleet.search.searcher import RandomSearcher, TrialOutcome
 from fleet.spec.space import Range
 from tests.examples import examples
 from tests.fleet.search.launches import LEARNING_RATE, Disk, Launch, Struck, search_of
@@ -29,7 +29,7 @@ class Learned(Careful):
         super().__init__(space, seed, mode, **options)
         self.heard = []
 
-    def known(self, number, values):
+    def add_prior_trial(self, number, values):
         self.heard.append((number, values))
 
     def report(self, number, epoch, value):
@@ -47,7 +47,7 @@ LEARNED = "tests.fleet.search.test_changed_settings:Learned"
 def begun(disk, search, space, steps=None, earlier=()):
     """A launch that begins as the coordinator's does: what has changed is logged first."""
     entry = Entry("net", search, space, "maximize", "val_accuracy")
-    began = beginning(entry, disk.search, knows=True)
+    began = describe_start(entry, disk.search, knows=True)
     return Launch(disk, search, space, steps=steps, began=began, earlier=earlier, epochs=5)
 
 
@@ -73,8 +73,10 @@ def test_another_searcher_comes_to_the_same_state_whatever_kills_it(before, kill
     assert struck.searcher.heard == whole.searcher.heard
     assert struck.outcomes == whole.outcomes
     assert not struck.difference
-    assert sum(event.is_another for event in disk.of(SearcherBegan)) == 1
-    asked = [event.number for event in disk.of(Searched) if event.call == "ask" and event.answer]
+    assert sum(event.is_another for event in disk.of(SearcherStarted)) == 1
+    asked = [
+        event.number for event in disk.of(SearcherCalled) if event.call == "ask" and event.answer
+    ]
     assert asked == list(range(len(asked)))
 
 
@@ -84,18 +86,18 @@ def test_what_fits_is_told_and_what_lies_outside_stays_and_trains_on():
         begun(disk, search_of("random", max_trials=8), SPACE, steps=30).run()
     asked = {
         event.number: event.answer[LEARNING_RATE]
-        for event in disk.of(Searched)
+        for event in disk.of(SearcherCalled)
         if event.call == "ask"
     }
     launch = begun(disk, search_of(LEARNED, max_trials=8), NARROW).run()
-    [_, began] = disk.of(SearcherBegan)
+    [_, began] = disk.of(SearcherStarted)
     inside = [number for number, value in asked.items() if value >= 1e-3]
     assert f"space.{LEARNING_RATE} was {{low: 1e-05, high: 0.1, log: True}} and is" in began.changed
     assert (
         f"the searcher is told of {len(inside)} networks, and not of {len(asked) - len(inside)} outside"
         in (began.changed)
     )
-    known = [event for event in disk.of(Searched) if event.call == "know"]
+    known = [event for event in disk.of(SearcherCalled) if event.call == "know"]
     assert [event.number for event in known] == inside
     assert set(launch.outcomes) == {f"net-{number}" for number in range(8)}
     assert all(end is not None for _, end in launch.outcomes.values())
@@ -105,10 +107,10 @@ def test_most_alone_is_no_other_searcher():
     disk = Disk()
     begun(disk, search_of("random", max_trials=3), SPACE).run()
     launch = begun(disk, search_of("random", max_trials=5), SPACE).run()
-    began = disk.of(SearcherBegan)[-1]
+    began = disk.of(SearcherStarted)[-1]
     assert (began.changed, began.is_another) == ("max_trials was 3 and is 5", False)
     assert launch.calls[0] == Ask(3)
-    assert beginning(launch.entry, disk.search, knows=True) is None
+    assert describe_start(launch.entry, disk.search, knows=True) is None
 
 
 def test_a_searcher_that_cannot_be_told_goes_on_with_further_numbers():
@@ -117,11 +119,13 @@ def test_a_searcher_that_cannot_be_told_goes_on_with_further_numbers():
         begun(disk, search_of("random", max_trials=6), SPACE, steps=20).run()
     search = search_of("tests.fleet.search.searchers:Careful", max_trials=6)
     entry = Entry("net", search, SPACE, "maximize", "val_accuracy")
-    began = beginning(entry, disk.search, knows=False)
-    assert "has no method `known`, and is not told of" in began.changed
+    began = describe_start(entry, disk.search, knows=False)
+    assert "has no method `add_prior_trial`, and does not receive" in began.changed
     launch = Launch(disk, search, SPACE, began=began, epochs=5).run()
     assert not [call for call in launch.calls if isinstance(call, AddPriorTrial)]
-    asked = {event.number for event in disk.of(Searched) if event.call == "ask" and event.answer}
+    asked = {
+        event.number for event in disk.of(SearcherCalled) if event.call == "ask" and event.answer
+    }
     assert asked == set(range(6))
 
 
@@ -145,7 +149,9 @@ def test_what_earlier_runs_found_is_told_first_and_once(kills):
         (-2, 1, 0.1),
         (-2, "pruned", 0.1),
     ]
-    assert [event.source for event in disk.of(Searched) if event.call == "know"] == ["runs/a"] * 2
+    assert [event.source for event in disk.of(SearcherCalled) if event.call == "know"] == [
+        "runs/a"
+    ] * 2
     assert launch.searcher.heard == run([], part, earlier=EARLIER)[0].searcher.heard
 
 
@@ -208,7 +214,7 @@ def test_of_other_objectives_a_new_searcher_is_told_what_networks_have_come_to_i
     )
     anew = [replace(one, value=(one.value, 2.0)) for one in EARLIER]
     launch = begun(disk, several, SPACE, earlier=anew).run()
-    best = {number: launch.mind._lives[f"net-{number}"].best for number in range(5)}
+    best = {number: launch.mind._trials[f"net-{number}"].best for number in range(5)}
     assert launch.searcher.told == {
         -1: (0.6, 2.0),
         -2: (0.1, 2.0),
@@ -221,17 +227,17 @@ def test_of_other_objectives_a_new_searcher_is_told_what_networks_have_come_to_i
     assert run.told == {f"net-{number}": (best[number], 5.0) for number in range(5)}
     back = begun(disk, search_of(TOLD, max_trials=5), SPACE, earlier=EARLIER).run()
     assert back.searcher.told == {-1: 0.6, -2: 0.1, **best}
-    run.apply(0.0, disk.of(SearcherBegan)[-1])
+    run.apply(0.0, disk.of(SearcherStarted)[-1])
     assert run.told == {}
 
 
 def test_a_pause_that_the_searcher_before_has_asked_for_and_nobody_has_noted_is_none():
     disk, steps = Disk(), 0
-    while not any(event.answer == "pause" for event in disk.of(Searched)):
+    while not any(event.answer == "pause" for event in disk.of(SearcherCalled)):
         disk, steps = Disk(), steps + 1
         with pytest.raises(Struck):
             begun(
                 disk, search_of(TOLD, max_trials=3, options={"pauses": True}), SPACE, steps=steps
             ).run()
     launch = begun(disk, search_of(TOLD, max_trials=3), SPACE).run()
-    assert set(launch.outcomes.values()) == {(5, End.FINISHED)}
+    assert set(launch.outcomes.values()) == {(5, TrialOutcome.FINISHED)}

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fleet.domain.events import EpochEnded, NetworkJudged, Searched, SearchFailed
+from fleet.domain.events import EpochEnded, NetworkVerdict, SearcherCalled, SearcherFailed
 from fleet.search.calls import Ask, Report, Resume, Tell
 from fleet.search.controller import CallSearcher, Entry, SearchController
 from fleet.search.pruning import make_pruner
-from fleet.search.searcher import End, Verdict
+from fleet.search.searcher import TrialOutcome, Verdict
 from fleet.spec.search import Budget, Prune
 from fleet.spec.space import Range
 from tests.examples import examples
@@ -69,10 +69,10 @@ def test_every_network_ends_once_and_is_told_of_once(prune, ask, kills):
         kills, search_of(ask, max_trials=12), SPACE, prune=prune, fixed=("fixed-1", "fixed-2")
     )
     assert all(end is not None for _, end in launch.outcomes.values())
-    tells = Counter(event.number for event in disk.of(Searched) if event.call == "tell")
+    tells = Counter(event.number for event in disk.of(SearcherCalled) if event.call == "tell")
     assert tells == Counter(range(len(launch.added)))
     reports = Counter(
-        (event.number, event.epoch) for event in disk.of(Searched) if event.call == "report"
+        (event.number, event.epoch) for event in disk.of(SearcherCalled) if event.call == "report"
     )
     epochs = {
         (event.network, event.record.epoch)
@@ -86,14 +86,14 @@ def test_each_line_stands_before_what_follows_from_it():
     _, disk = run(search_of(CAREFUL, max_trials=8))
     asked, judged = set(), {}
     for event in disk.events:
-        if isinstance(event, Searched) and event.call == "ask" and event.answer is not None:
+        if isinstance(event, SearcherCalled) and event.call == "ask" and event.answer is not None:
             asked.add(event.network)
-        if isinstance(event, Searched) and event.call == "report":
+        if isinstance(event, SearcherCalled) and event.call == "report":
             judged[event.network, event.epoch] = event.answer
         if isinstance(event, EpochEnded):
             assert event.network in asked
         if (
-            isinstance(event, NetworkJudged)
+            isinstance(event, NetworkVerdict)
             and event.by == ("searcher",)
             and event.verdict != "go_on"
         ):
@@ -103,7 +103,9 @@ def test_each_line_stands_before_what_follows_from_it():
 def test_another_answer_in_a_replay_is_found_and_the_logged_one_holds():
     _, disk, _ = run_struck([25], search_of("random", max_trials=6, seed=0), SPACE)
     halfway = Disk(disk.lines[:25], {})
-    asked = {event.network: event.answer for event in halfway.of(Searched) if event.call == "ask"}
+    asked = {
+        event.network: event.answer for event in halfway.of(SearcherCalled) if event.call == "ask"
+    }
     launch = Launch(halfway, search_of("random", max_trials=6, seed=1), SPACE)
     assert launch.difference.startswith("a replayed answer differs: Ask(number=0) was answered by")
     assert {name: add.values for name, add in launch.added.items()} == asked
@@ -146,7 +148,7 @@ def test_by_itself_two_more_are_alive_than_train():
     )
     for number in range(5):
         assert mind.decide({"net": 3})[-1] == CallSearcher("net", Ask(number))
-        mind.answered("net", Ask(number), {LEARNING_RATE: 0.001 * (number + 1)})
+        mind.handle_answer("net", Ask(number), {LEARNING_RATE: 0.001 * (number + 1)})
     assert not [
         decision for decision in mind.decide({"net": 3}) if isinstance(decision, CallSearcher)
     ]
@@ -168,13 +170,13 @@ def test_a_network_that_its_rule_promotes_before_the_searcher_has_answered_goes_
     )
     for number in range(2):
         mind.decide()
-        mind.answered("net", Ask(number), {LEARNING_RATE: 0.001 * (number + 1)})
-    mind.epoch_ended("net-0", record(1, 0.9), is_done=False)
+        mind.handle_answer("net", Ask(number), {LEARNING_RATE: 0.001 * (number + 1)})
+    mind.end_epoch("net-0", record(1, 0.9), is_done=False)
     assert mind.decide()[-1] == CallSearcher("net", Report(0, 1, 0.9))
-    mind.epoch_ended("net-1", record(1, 0.1), is_done=False)  # so the first one is the better half
+    mind.end_epoch("net-1", record(1, 0.1), is_done=False)  # so the first one is the better half
     mind.decide()
-    mind.answered("net", Report(0, 1, 0.9), "go_on")
-    assert "net-0" not in mind.paused | mind.awaited
+    mind.handle_answer("net", Report(0, 1, 0.9), "go_on")
+    assert "net-0" not in mind.paused | mind.awaiting_answer
 
 
 @pytest.mark.parametrize("budget", [Budget(epochs=20), Budget(gpu_hours=20 / 3600)])
@@ -188,14 +190,14 @@ def test_a_budget_ends_the_asking_and_what_trains_goes_on(budget):
     assert not [
         event
         for event in disk.events[spent:]
-        if isinstance(event, Searched) and event.call == "ask"
+        if isinstance(event, SearcherCalled) and event.call == "ask"
     ]
-    assert {end for _, end in launch.outcomes.values()} == {End.FINISHED}
+    assert {end for _, end in launch.outcomes.values()} == {TrialOutcome.FINISHED}
 
 
 def coming(mind):
     """The networks and epochs that may yet come of the one entry, and how far its networks were trained."""
-    (one,) = mind.outlook.coming
+    (one,) = mind.remaining_work.searches
     return one.networks, one.epochs, one.before
 
 
@@ -266,13 +268,16 @@ def test_who_is_paused_by_its_searcher_goes_on_when_that_says_so():
     launch = Launch(
         Disk(), search_of(max_trials=2, max_concurrent=1), SPACE, searcher=searcher
     ).run()
-    assert launch.outcomes == {"net-0": (9, End.FINISHED), "net-1": (9, End.FINISHED)}
+    assert launch.outcomes == {
+        "net-0": (9, TrialOutcome.FINISHED),
+        "net-1": (9, TrialOutcome.FINISHED),
+    }
     assert Resume() in launch.calls
     judged = [
-        (event.network, event.epochs, event.verdict) for event in launch.disk.of(NetworkJudged)
+        (event.network, event.epochs, event.verdict) for event in launch.disk.of(NetworkVerdict)
     ]
     assert judged == [("net-0", 2, "pause"), ("net-0", 2, "go_on")]
-    resumes = [event for event in launch.disk.of(Searched) if event.call == "resume"]
+    resumes = [event for event in launch.disk.of(SearcherCalled) if event.call == "resume"]
     assert [(event.answer, event.network) for event in resumes if event.answer is not None] == [
         (0, "net-0")
     ]
@@ -284,14 +289,17 @@ def test_a_network_that_was_paused_when_it_was_done_may_be_named_again():
         Disk(), search_of(max_trials=3, max_concurrent=1), SPACE, searcher=searcher
     ).run()
     assert not launch.mind.has_failed
-    assert launch.outcomes["net-0"] == (9, End.FINISHED)
+    assert launch.outcomes["net-0"] == (9, TrialOutcome.FINISHED)
 
 
 def test_who_stays_paused_is_pruned_in_the_end():
     launch = Launch(
         Disk(), search_of(max_trials=2), SPACE, searcher=two(reports={(0, 2): "pause"})
     ).run()
-    assert launch.outcomes == {"net-0": (2, End.PRUNED), "net-1": (9, End.FINISHED)}
+    assert launch.outcomes == {
+        "net-0": (2, TrialOutcome.PRUNED),
+        "net-1": (9, TrialOutcome.FINISHED),
+    }
     assert ("pruned", 0) in [call[:2] for call in launch.searcher.told]
 
 
@@ -300,7 +308,7 @@ def test_the_stricter_answer_holds():
     launch = Launch(
         Disk(), search_of(max_trials=2), SPACE, prune, searcher=two(reports={(0, 2): "stop"})
     ).run()
-    assert launch.outcomes["net-0"] == (2, End.PRUNED)
+    assert launch.outcomes["net-0"] == (2, TrialOutcome.PRUNED)
 
 
 def test_with_the_rule_none_nobody_is_dropped():
@@ -311,7 +319,7 @@ def test_with_the_rule_none_nobody_is_dropped():
         Prune(rule="none"),
         searcher=two(reports={(0, 2): "stop"}),
     ).run()
-    assert launch.outcomes["net-0"] == (9, End.FINISHED)
+    assert launch.outcomes["net-0"] == (9, TrialOutcome.FINISHED)
 
 
 def test_networks_of_the_spec_are_judged_as_well():
@@ -330,7 +338,7 @@ def test_in_rungs_the_winners_do_not_depend_on_who_is_faster():
             Prune(rule="asha", synchronous=True),
             trainers=trainers,
         )
-        return {name for name, (_, end) in launch.outcomes.items() if end is End.FINISHED}
+        return {name for name, (_, end) in launch.outcomes.items() if end is TrialOutcome.FINISHED}
 
     assert winners(1, 1) == winners(4, 9) == winners(30, "auto")
 
@@ -342,7 +350,7 @@ def test_a_value_that_is_no_number_is_never_among_the_best():
     launch, _ = run(
         search_of(max_trials=6, max_concurrent=1), Prune(rule="asha", on_fail="stop"), value=value
     )
-    assert launch.outcomes["net-0"] == (1, End.PRUNED)
+    assert launch.outcomes["net-0"] == (1, TrialOutcome.PRUNED)
 
 
 # ---- searchers that misbehave ------------------------------------------------------------------
@@ -366,7 +374,11 @@ def test_an_answer_that_cannot_be_is_a_failed_network_and_the_search_goes_on(ans
     searcher = Scripted(SPACE, 0, "maximize", [GOOD, answer, {LEARNING_RATE: 0.03}])
     launch = Launch(Disk(), search_of(max_trials=3), SPACE, searcher=searcher).run()
     assert says in launch.added["net-1"].wrong
-    assert [end for _, end in launch.outcomes.values()] == [End.FINISHED, End.FAILED, End.FINISHED]
+    assert [end for _, end in launch.outcomes.values()] == [
+        TrialOutcome.FINISHED,
+        TrialOutcome.FAILED,
+        TrialOutcome.FINISHED,
+    ]
     assert ("failed", 1, None) in searcher.told
     assert not launch.mind.has_failed
 
@@ -374,10 +386,7 @@ def test_an_answer_that_cannot_be_is_a_failed_network_and_the_search_goes_on(ans
 def test_a_network_that_was_refused_is_no_parent_and_that_is_said():
     searcher = Scripted(SPACE, 0, "maximize", [{LEARNING_RATE: 1.0}, {**GOOD, "parent": 0}])
     launch = Launch(Disk(), search_of(max_trials=2), SPACE, searcher=searcher).run()
-    assert (
-        "0 is no parent: what was asked for as that number was refused"
-        in launch.added["net-1"].wrong
-    )
+    assert "0 is no parent: that network was refused" in launch.added["net-1"].wrong
 
 
 def test_a_child_may_have_the_values_of_its_parent():
@@ -405,9 +414,9 @@ def test_a_searcher_that_cannot_be_understood_is_called_no_more(answer):
         SPACE,
         searcher=Scripted(SPACE, 0, "maximize", [GOOD, answer]),
     ).run()
-    assert launch.outcomes == {"net-0": (9, End.FINISHED)}
+    assert launch.outcomes == {"net-0": (9, TrialOutcome.FINISHED)}
     assert launch.mind.has_failed
-    assert len(launch.disk.of(SearchFailed)) == 1
+    assert len(launch.disk.of(SearcherFailed)) == 1
 
 
 @pytest.mark.parametrize("answer", ["maybe", None, True, RuntimeError("lost")])
@@ -415,7 +424,10 @@ def test_what_it_has_asked_for_trains_on_without_its_judgement(answer):
     launch = Launch(
         Disk(), search_of(max_trials=2), SPACE, searcher=two(reports={(0, 2): answer})
     ).run()
-    assert launch.outcomes == {"net-0": (9, End.FINISHED), "net-1": (9, End.FINISHED)}
+    assert launch.outcomes == {
+        "net-0": (9, TrialOutcome.FINISHED),
+        "net-1": (9, TrialOutcome.FINISHED),
+    }
     assert launch.mind.has_failed
 
 
@@ -424,7 +436,7 @@ def test_to_resume_what_is_not_paused_is_nonsense(answer):
     searcher = two(reports={(0, 2): "pause"}, resumes=[answer])
     launch = Launch(Disk(), search_of(max_trials=2), SPACE, searcher=searcher).run()
     assert launch.mind.has_failed
-    assert launch.outcomes["net-0"] == (2, End.PRUNED)
+    assert launch.outcomes["net-0"] == (2, TrialOutcome.PRUNED)
 
 
 def test_a_searcher_that_was_mended_is_asked_again_by_the_next_launch():
@@ -433,8 +445,11 @@ def test_a_searcher_that_was_mended_is_asked_again_by_the_next_launch():
     Launch(disk, search_of(max_trials=2), SPACE, searcher=broken).run()
     mended = Scripted(SPACE, 0, "maximize", [GOOD, {LEARNING_RATE: 0.02}])
     launch = Launch(disk, search_of(max_trials=2), SPACE, searcher=mended).run()
-    assert launch.outcomes == {"net-0": (9, End.FINISHED), "net-1": (9, End.FINISHED)}
-    assert ("finished", 0, pytest.approx(launch.mind._lives["net-0"].best)) in mended.told
+    assert launch.outcomes == {
+        "net-0": (9, TrialOutcome.FINISHED),
+        "net-1": (9, TrialOutcome.FINISHED),
+    }
+    assert ("finished", 0, pytest.approx(launch.mind._trials["net-0"].best)) in mended.told
 
 
 # ---- those that are dropped in their last epoch --------------------------------------------------
@@ -446,21 +461,23 @@ class Late(Launch):
     def train(self, name):
         if self.done(name) == self.epochs - 1 and int(name[4:]) % 2 == 0:
             if name not in self.mind.pruned:
-                self.mind.rule(name, Verdict.STOP)
+                self.mind.apply_command(name, Verdict.STOP)
             self.do(self.mind.decide(busy={name}))
         super().train(name)
 
 
 def outcomes_told(disk):
-    return {event.number: event.outcome for event in disk.of(Searched) if event.call == "tell"}
+    return {
+        event.number: event.outcome for event in disk.of(SearcherCalled) if event.call == "tell"
+    }
 
 
 def test_who_is_dropped_in_its_last_epoch_has_finished_for_its_searcher_as_well():
     launch, disk, _ = run_struck([], search_of(max_trials=4), SPACE, kind=Late)
-    assert set(launch.outcomes.values()) == {(9, End.FINISHED)}
+    assert set(launch.outcomes.values()) == {(9, TrialOutcome.FINISHED)}
     assert outcomes_told(disk) == dict.fromkeys(range(4), "finished")
-    assert {event.network for event in disk.of(NetworkJudged)} == {"net-0", "net-2"}
-    assert len([event for event in disk.of(Searched) if event.call == "report"]) == 36
+    assert {event.network for event in disk.of(NetworkVerdict)} == {"net-0", "net-2"}
+    assert len([event for event in disk.of(SearcherCalled) if event.call == "report"]) == 36
 
 
 @pytest.mark.parametrize("ask", ["random", CAREFUL])
@@ -472,7 +489,7 @@ def test_so_it_is_wherever_the_launch_was_broken_off(ask):
         ends = {int(name[4:]): end.value for name, (_, end) in launch.outcomes.items()}
         assert outcomes_told(disk) == ends
         assert Counter(
-            event.number for event in disk.of(Searched) if event.call == "tell"
+            event.number for event in disk.of(SearcherCalled) if event.call == "tell"
         ) == Counter(list(ends))
         assert all(
             end == "finished" or launch.outcomes[f"net-{number}"][0] < 9
@@ -486,7 +503,7 @@ def test_who_is_dropped_and_lets_go_unfinished_is_told_of_then():
     launch.do(launch.mind.decide())
     launch.consult()
     launch.do(launch.mind.decide())
-    launch.mind.rule("net-0", Verdict.STOP)
+    launch.mind.apply_command("net-0", Verdict.STOP)
     launch.do(launch.mind.decide(busy={"net-0"}))
     assert (launch.asked_for, launch.mind.is_over) == (None, False)
     launch.do(launch.mind.decide())
@@ -501,7 +518,11 @@ def test_a_value_that_is_no_number_fails_only_its_network(bad):
     answers = [GOOD, {LEARNING_RATE: bad}, {LEARNING_RATE: 0.03}]
     searcher = Scripted(SPACE, 0, "maximize", answers)
     launch = Launch(Disk(), search_of(max_trials=3), SPACE, searcher=searcher).run()
-    assert [end for _, end in launch.outcomes.values()] == [End.FINISHED, End.FAILED, End.FINISHED]
+    assert [end for _, end in launch.outcomes.values()] == [
+        TrialOutcome.FINISHED,
+        TrialOutcome.FAILED,
+        TrialOutcome.FINISHED,
+    ]
     assert not launch.mind.has_failed
 
 
@@ -511,15 +532,15 @@ def told_of(entry, values):
         [entry], [], make_pruner(Prune(), 9, 0), "none", "maximize", "val_accuracy", 1
     )
     consult = mind.decide()[-1]
-    mind.answered("net", consult.call, GOOD)
+    mind.handle_answer("net", consult.call, GOOD)
     for epoch, value in enumerate(values, start=1):
-        mind.epoch_ended("net-0", record(epoch, value), epoch == len(values))
-    mind.network_over("net-0", End.FINISHED)
+        mind.end_epoch("net-0", record(epoch, value), epoch == len(values))
+    mind.end_network("net-0", TrialOutcome.FINISHED)
     while True:
         call = next(one.call for one in mind.decide() if isinstance(one, CallSearcher))
         if isinstance(call, Tell):
             return call.value
-        mind.answered("net", call, "go_on")
+        mind.handle_answer("net", call, "go_on")
 
 
 @pytest.mark.parametrize(("min_delta", "best"), [(0.0, 0.7), (0.2, 0.5)])

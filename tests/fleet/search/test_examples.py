@@ -6,9 +6,9 @@ import random
 import pytest
 import yaml
 
-from fleet.domain.events import NetworkJudged
+from fleet.domain.events import NetworkVerdict
 from fleet.search.calls import AddPriorTrial
-from fleet.search.searcher import End
+from fleet.search.searcher import TrialOutcome
 from fleet.spec import parse
 from fleet.spec.resolve import proposed_network
 from fleet.spec.space import Range, ends
@@ -94,7 +94,7 @@ PBT = search_of("pbt_searcher:Searcher", max_trials=30, max_concurrent=8, option
 def test_a_child_takes_the_place_of_each_network_that_stops():
     launch, disk, _ = run_struck([], PBT, RATES)
     children = [add for add in launch.added.values() if add.parent is not None]
-    stopped = [event for event in disk.of(NetworkJudged) if event.verdict == "stop"]
+    stopped = [event for event in disk.of(NetworkVerdict) if event.verdict == "stop"]
     assert len(children) == len(stopped) >= 3
     assert len(launch.added) == 8 + len(children)
     for child in children:
@@ -104,7 +104,10 @@ def test_a_child_takes_the_place_of_each_network_that_stops():
             or ratio == pytest.approx(1.25)
             or child.values[LEARNING_RATE] in (1e-4, 0.1)
         )
-    assert {end for _, end in launch.outcomes.values()} == {End.FINISHED, End.PRUNED}
+    assert {end for _, end in launch.outcomes.values()} == {
+        TrialOutcome.FINISHED,
+        TrialOutcome.PRUNED,
+    }
 
 
 @pytest.mark.parametrize("seed", range(3))

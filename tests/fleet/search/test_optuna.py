@@ -6,7 +6,7 @@ import random
 import pytest
 
 from fleet.search.calls import AddPriorTrial
-from fleet.search.searcher import End
+from fleet.search.searcher import TrialOutcome
 from fleet.spec.search import Prune
 from fleet.spec.space import Range
 from tests.fleet.search.launches import LEARNING_RATE, Launch, run_struck, search_of
@@ -58,7 +58,7 @@ def test_a_search_of_optuna_that_was_killed_decides_as_one_that_was_not(kind):
     assert struck.decisions == whole.decisions
     assert not differences
     assert len(whole.outcomes) == 20
-    assert any(end is End.PRUNED for _, end in whole.outcomes.values())
+    assert any(end is TrialOutcome.PRUNED for _, end in whole.outcomes.values())
 
 
 def test_tpe_learns_what_is_good():
@@ -87,14 +87,14 @@ def test_a_first_value_that_is_no_number_prunes_nothing():
     options = {"pruner": "median", "pruner_options": {"n_startup_trials": 1}}
     search = search_of("optuna_searcher:Searcher", max_trials=3, options=options)
     launch, _, _ = run_struck([], search, SPACE, value=value)
-    assert set(launch.outcomes.values()) == {(9, End.FINISHED)}
+    assert set(launch.outcomes.values()) == {(9, TrialOutcome.FINISHED)}
     assert not launch.mind.has_failed
 
 
 def test_values_that_are_no_numbers_fail_a_trial_of_optuna():
     search = search_of("optuna_searcher:Searcher", max_trials=3)
     launch, _, _ = run_struck([], search, SPACE, value=lambda name, epoch: math.nan)
-    assert set(launch.outcomes.values()) == {(9, End.FINISHED)}
+    assert set(launch.outcomes.values()) == {(9, TrialOutcome.FINISHED)}
     assert not launch.mind.has_failed
 
 
@@ -107,7 +107,7 @@ def test_options_of_the_pruner_are_the_pruners():
             options={"sampler": "random", "pruner": "median", **options},
         )
         launch, _, _ = run_struck([], search, SPACE, kind=Learning)
-        return sum(end is End.PRUNED for _, end in launch.outcomes.values())
+        return sum(end is TrialOutcome.PRUNED for _, end in launch.outcomes.values())
 
     assert (
         pruned(pruner_options={"n_startup_trials": 100})

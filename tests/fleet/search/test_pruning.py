@@ -228,7 +228,7 @@ def test_what_is_no_rule_is_refused(rule, said):
     ("rule", "said"),
     [
         ("Lacking", "has no method add, promotable, let_go_on, "),
-        ("is_worse_than_the_median", "cannot be made of .*TypeError"),
+        ("is_worse_than_the_median", "cannot be constructed with .*TypeError"),
     ],
 )
 def test_a_rule_that_cannot_be_made_or_lacks_a_method_is_refused(rule, said):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from fleet.errors import UserError
 from fleet.search.calls import Ask
-from fleet.search.calls import make as called
+from fleet.search.calls import make_call as called
 from fleet.search.searcher import ResumesTrials, Verdict, make_searcher
 from fleet.spec.space import Range, draw, grid, member_of
 
@@ -55,7 +55,7 @@ def test_ours_judge_nothing_and_resume_nothing():
 
 def test_grid_needs_an_end():
     with pytest.raises(
-        UserError, match=r"grid goes through lists and ranges of integers, and .*learning_rate"
+        UserError, match=r"grid needs lists and ranges of integers, and .*learning_rate"
     ):
         make("grid")
 
@@ -76,11 +76,11 @@ class Raising:
         (
             "tpe",
             {},
-            "no searcher is named 'tpe'; one of random, grid, or an import path module:Class",
+            "no sampler is named 'tpe'; use random, grid, or an import path module:Class",
         ),
         ("math:nothing", {}, "nothing"),
-        ("random", {"depth": 1}, "random cannot be made: TypeError: .*depth"),
-        (f"{__name__}:Raising", {"depth": 3}, "Raising cannot be made: ValueError: depth 3"),
+        ("random", {"depth": 1}, "random cannot be constructed: TypeError: .*depth"),
+        (f"{__name__}:Raising", {"depth": 3}, "Raising cannot be constructed: ValueError: depth 3"),
         (f"{__name__}:NotOne", {}, "has no method ask, report, tell; a searcher has"),
     ],
 )
@@ -145,7 +145,7 @@ def test_a_searcher_cannot_change_the_space_that_it_was_given():
 
 def test_known_values_that_python_calls_equal_are_others():
     searcher = make_searcher("grid", {"a": (True, 1, 1.0)}, 0, "maximize", {})
-    searcher.known(-1, {"a": 1})
+    searcher.add_prior_trial(-1, {"a": 1})
     assert [repr(searcher.ask(number)) for number in range(3)] == [
         "{'a': True}",
         "{'a': 1.0}",

@@ -82,7 +82,7 @@ def test_what_is_known_is_learned_from_and_not_tried_again():
         "skopt_searcher:Searcher", {"filters": ([8], [8, 16], [16, 32])}, 4, "maximize", FOREST
     )
     for number, filters in ((-1, [8]), (-2, [16, 32])):
-        searcher.known(number, {"filters": filters})
+        searcher.add_prior_trial(number, {"filters": filters})
         searcher.tell(number, "finished", 0.5)
     assert searcher.ask(0) == {"filters": [8, 16]}
     assert searcher.losses == {-1: -0.5, -2: -0.5}

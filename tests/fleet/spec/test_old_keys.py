@@ -8,7 +8,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet.domain.events import Commanded, NetworkAdded, SearcherBegan
+from fleet.domain.events import CommandReceived, NetworkAdded, SearcherStarted
 from fleet.errors import SpecError
 from fleet.spec import dump, load, parse
 from fleet.spec.naming import names_in
@@ -216,13 +216,13 @@ def test_recorded_values_are_read_under_new_names(tmp_path):
     now = {"train.stopping.stop_at": 0.5, "width": 3}
     assert NetworkAdded("n-0", "n", 0, values, (1, None), 3).values == now
     settings = {"ask": "grid", "most": 3, "space": {"train.converge.patience": [1]}}
-    assert SearcherBegan("n", settings).settings == {
+    assert SearcherStarted("n", settings).settings == {
         "sampler": "grid",
         "max_trials": 3,
         "space": {"train.stopping.patience": [1]},
     }
     entry = {"family": "softmax", "train": {"converge": {"max_epochs": 2}}}
-    command = Commanded("c", "add", ("softmax",), entry)
+    command = CommandReceived("c", "add", ("softmax",), entry)
     assert command.given == {"family": "softmax", "train": {"stopping": {"max_epochs": 2}}}
     (tmp_path / "results.csv").write_text(
         'name,drawn\nn-0,"{""train.converge.target"": 0.5, ""width"": 3}"\n'

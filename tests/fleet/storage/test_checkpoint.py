@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from fleet.domain.network import Convergence, State, convergence, epochs_left
+from fleet.domain.network import Convergence, TrainingState, check_convergence, remaining_epochs
 from fleet.errors import CheckpointError, InfrastructureError, StorageError
 from fleet.spec import Checkpoint, Stopping
 from fleet.storage import checkpoint
@@ -28,7 +28,7 @@ from tests.fleet.histories import history, record
 
 
 def judged(*values, monitor="val_accuracy", **converge):
-    return convergence(
+    return check_convergence(
         [record(epoch, **{monitor: value}) for epoch, value in enumerate(values, start=1)],
         Stopping(monitor=monitor, **converge),
     )
@@ -82,23 +82,27 @@ def test_of_epochs_that_are_as_good_the_one_of_least_loss_is_the_best():
     tied = [
         record(epoch, val_accuracy=0.9, val_loss=loss) for epoch, loss in enumerate(losses, start=1)
     ]
-    assert convergence(tied, Stopping()).best_epoch == 3
+    assert check_convergence(tied, Stopping()).best_epoch == 3
     # A loss that falls is no better accuracy, for which patience waits.
     assert (
-        convergence(tied[:3], Stopping(patience=2)).reason == "no better val_accuracy for 2 epochs"
+        check_convergence(tied[:3], Stopping(patience=2)).reason
+        == "no better val_accuracy for 2 epochs"
     )
 
 
 def test_epochs_before_the_data_has_changed_are_no_measure_of_those_after():
     """Until one after the change is over, they are all that there is."""
     before = (*history(0.6, 0.9), record(3, val_accuracy=0.8, accepted="a.py data"))
-    assert convergence(before, Stopping()).best_epoch == 2
+    assert check_convergence(before, Stopping()).best_epoch == 2
     after = (*before, record(4, val_accuracy=0.3))
-    assert convergence(after, Stopping(patience=2)) == Convergence(4, 0.3, "", 4)
-    assert convergence(after, Stopping(stop_at=0.85)).reason == ""
+    assert check_convergence(after, Stopping(patience=2)) == Convergence(4, 0.3, "", 4)
+    assert check_convergence(after, Stopping(stop_at=0.85)).reason == ""
     longer = (*after, record(5, val_accuracy=0.2), record(6, val_accuracy=0.1))
-    assert convergence(longer, Stopping(patience=2)).reason == "no better val_accuracy for 2 epochs"
-    assert convergence(longer, Stopping(max_epochs=6)).reason == "6 epochs"
+    assert (
+        check_convergence(longer, Stopping(patience=2)).reason
+        == "no better val_accuracy for 2 epochs"
+    )
+    assert check_convergence(longer, Stopping(max_epochs=6)).reason == "6 epochs"
 
 
 @pytest.mark.parametrize(("val_accuracy", "best_epoch"), [(math.nan, 2), (0.5, 1)])
@@ -107,7 +111,7 @@ def test_a_tie_of_training_is_broken_by_validation_where_there_is_any(val_accura
         record(1, accuracy=1.0, loss=0.2, val_accuracy=val_accuracy, val_loss=1.0),
         record(2, accuracy=1.0, loss=0.1, val_accuracy=val_accuracy, val_loss=2.0),
     ]
-    assert convergence(epochs, Stopping(monitor="accuracy")).best_epoch == best_epoch
+    assert check_convergence(epochs, Stopping(monitor="accuracy")).best_epoch == best_epoch
 
 
 def test_a_loss_that_is_no_number_breaks_no_tie():
@@ -115,7 +119,7 @@ def test_a_loss_that_is_no_number_breaks_no_tie():
         record(epoch, val_loss=loss)
         for epoch, loss in enumerate((math.nan, 2.0, math.nan), start=1)
     ]
-    assert convergence(tied, Stopping()).best_epoch == 2
+    assert check_convergence(tied, Stopping()).best_epoch == 2
 
 
 @pytest.mark.parametrize(
@@ -134,7 +138,7 @@ def test_a_loss_that_is_no_number_breaks_no_tie():
     ],
 )
 def test_a_rule_and_a_history_say_how_many_epochs_may_follow(values, converge, left):
-    assert epochs_left(history(*values), Stopping(**converge)) == left
+    assert remaining_epochs(history(*values), Stopping(**converge)) == left
 
 
 @settings(max_examples=examples(100))
@@ -151,9 +155,9 @@ def test_a_rule_and_a_history_say_how_many_epochs_may_follow(values, converge, l
 )
 def test_training_ends_within_the_epochs_that_were_said_to_be_left(values, converge):
     whole = history(*values)
-    end = next(done for done in range(1, 13) if convergence(whole[:done], converge).reason)
+    end = next(done for done in range(1, 13) if check_convergence(whole[:done], converge).reason)
     for done in range(end):
-        fewest, most = epochs_left(whole[:done], converge)
+        fewest, most = remaining_epochs(whole[:done], converge)
         assert 1 <= fewest <= end - done <= most
 
 
@@ -200,7 +204,7 @@ def test_a_network_that_is_resumed_after_any_epoch_stops_where_it_would_have(val
     for epoch, (value, loss) in enumerate(values, start=1):
         epochs.append(record(epoch, **{"val_loss": loss, converge.monitor: value}))
         oracle.see(value, epochs[-1].val_loss)
-        verdict = convergence(epochs, converge)  # all that a resumed run has is the history
+        verdict = check_convergence(epochs, converge)  # all that a resumed run has is the history
         assert (verdict.best_epoch, verdict.best, bool(verdict.reason)) == (
             oracle.best_epoch,
             oracle.best,
@@ -215,7 +219,7 @@ arrays = hnp.arrays(
     hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=3),
 )
 states = st.builds(
-    State,
+    TrainingState,
     arrays=st.dictionaries(
         st.sampled_from(["weights", "model/0000/conv/kernel", "a b", "é"]), arrays
     ),
@@ -245,11 +249,15 @@ def test_a_state_reads_back_as_it_was_written(tmp_path_factory, state):
     assert checkpoint.read_state(path, with_arrays=False).arrays == {}
 
 
-STATE = State(arrays={"weights": np.arange(2000.0)}, identity="i", history=history(0.5, 0.6))
+STATE = TrainingState(
+    arrays={"weights": np.arange(2000.0)}, identity="i", history=history(0.5, 0.6)
+)
 
 
 def test_a_training_of_a_thousand_epochs_has_room(tmp_path):
-    state = State(arrays={}, identity="i", history=history(*np.linspace(0, 1, 1000).tolist()))
+    state = TrainingState(
+        arrays={}, identity="i", history=history(*np.linspace(0, 1, 1000).tolist())
+    )
     checkpoint.write_state(tmp_path / "last.h5", state)
     assert checkpoint.read_state(tmp_path / "last.h5") == state
 
@@ -303,7 +311,7 @@ def test_nothing_is_unpickled(tmp_path):
     """An object array, which NumPy would pickle, cannot even be written."""
     with pytest.raises((TypeError, CheckpointError)):
         checkpoint.write_state(
-            tmp_path / "last.h5", State(arrays={"a": np.array([object()])}, identity="i")
+            tmp_path / "last.h5", TrainingState(arrays={"a": np.array([object()])}, identity="i")
         )
     assert os.listdir(tmp_path) == []
 
@@ -328,7 +336,7 @@ def paths(tmp_path):
 
 def test_the_last_and_the_best_checkpoint_and_the_history_are_on_disk_after_a_flush(paths):
     writer = CheckpointWriter(paths, Checkpoint())
-    better, worse = State({}, "i", history(0.6)), State({}, "i", history(0.6, 0.5))
+    better, worse = TrainingState({}, "i", history(0.6)), TrainingState({}, "i", history(0.6, 0.5))
     writer.save("net", better, is_best=True)
     writer.save("net", worse, is_best=False)
     writer.flush()
@@ -352,10 +360,10 @@ def test_the_best_is_written_before_the_last_which_says_that_it_is_there(paths, 
 
 def test_the_best_is_not_kept_where_only_the_last_is_wanted(paths):
     writer = CheckpointWriter(paths, Checkpoint())
-    writer.save("net", State({}, "i", history(0.7)), is_best=True)
+    writer.save("net", TrainingState({}, "i", history(0.7)), is_best=True)
     writer.close()
     writer = CheckpointWriter(paths, Checkpoint(keep="last"))
-    writer.save("net", State({}, "i", history(0.7, 0.8)), is_best=True)
+    writer.save("net", TrainingState({}, "i", history(0.7, 0.8)), is_best=True)
     writer.close()
     assert not paths.best("net").exists()
     assert checkpoint.find_best(paths, "net", Stopping(max_epochs=2), "last").state.epoch == 2
@@ -418,7 +426,7 @@ def test_the_best_state_is_exported_after_all_checkpoints_and_the_one_before_the
     for epochs in (1, 2, 3):
         writer.save(
             "net",
-            State({"w": np.full(3, epochs)}, "i", history(0.5, 0.7, 0.6)[:epochs]),
+            TrainingState({"w": np.full(3, epochs)}, "i", history(0.5, 0.7, 0.6)[:epochs]),
             epochs == 2,
         )
     assert (
@@ -441,7 +449,9 @@ def test_a_state_that_stands_in_for_a_lost_best_one_keeps_to_the_quota(paths):
     writer = CheckpointWriter(paths, Checkpoint())
     for epochs in (1, 2):
         writer.save(
-            "net", State({"w": np.zeros(1000)}, "i", history(0.7, 0.6)[:epochs]), epochs == 1
+            "net",
+            TrainingState({"w": np.zeros(1000)}, "i", history(0.7, 0.6)[:epochs]),
+            epochs == 1,
         )
     writer.close()
     damage(paths.best("net"))
@@ -464,7 +474,7 @@ def saved(paths):
     for epochs in (1, 2, 3):
         writer.save(
             "net",
-            State({"w": np.arange(4.0) * epochs}, "i", history(0.5, 0.7, 0.6)[:epochs]),
+            TrainingState({"w": np.arange(4.0) * epochs}, "i", history(0.5, 0.7, 0.6)[:epochs]),
             epochs != 3,
         )
     writer.close()
@@ -590,7 +600,8 @@ def test_the_last_epoch_stands_in_for_a_best_one_that_is_lost(saved, hurt):
 def test_a_best_epoch_that_is_in_no_history_any_more_is_not_exported(saved):
     """Its checkpoint was lost, so the network was trained on other epochs of the stream from the one before on."""
     checkpoint.write_state(
-        saved.last("net"), State({}, "i", (record(1), record(2, stream_epoch=7, val_accuracy=0.8)))
+        saved.last("net"),
+        TrainingState({}, "i", (record(1), record(2, stream_epoch=7, val_accuracy=0.8))),
     )
     found = checkpoint.find_best(saved, "net", Stopping(max_epochs=2), "best+last")
     assert "best.h5 is not of epoch 2" in found.damage

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from fleet.domain.events import BadSample, Ended, EpochEnded, RankLost
+from fleet.domain.events import EpochEnded, LaunchEnded, RankDied, SampleSkipped
 from fleet.errors import ExitStatus
 from fleet.storage import event_log
 from fleet.storage.event_log import (
@@ -23,7 +23,7 @@ from fleet.storage.paths import RunPaths
 from tests.fleet.histories import record
 from tests.fleet.logs import START
 
-LOST, SKIPPED = RankLost(3, 2), BadSample("x.png", "torn", True)
+LOST, SKIPPED = RankDied(3, 2), SampleSkipped("x.png", "torn", True)
 
 
 @pytest.fixture
@@ -52,14 +52,14 @@ def test_a_line_holds_the_time_the_kind_and_its_fields(path):
 
 
 def test_lines_of_other_kinds_are_passed_over_unread_also_where_they_name_a_kind(path, monkeypatch):
-    assert events_of(path, RankLost) == []  # there is no log
-    named = BadSample("lost", "a file of this name", training=True)
+    assert events_of(path, RankDied) == []  # there is no log
+    named = SampleSkipped("lost", "a file of this name", training=True)
     written(path, LOST, SKIPPED, named, LOST)
     read, events = [], event_log.event_from_json
     monkeypatch.setattr(
         event_log, "event_from_json", lambda record: read.append(record) or events(record)
     )
-    assert events_of(path, RankLost) == [LOST, LOST]
+    assert events_of(path, RankDied) == [LOST, LOST]
     assert len(read) == 3  # and not that of another kind
 
 
@@ -74,9 +74,13 @@ def test_an_event_can_be_read_as_soon_as_it_is_added(path):
 def test_half_a_line_of_a_killed_run_is_passed_over_and_harms_no_later_one(path, cut):
     written(path, LOST, SKIPPED)
     path.write_bytes(path.read_bytes()[:-cut])
-    written(path, Ended(0))
+    written(path, LaunchEnded(0))
     # A line that lacks nothing but its end is whole.
-    assert [event for _, event in read_events(path)] == [LOST, *[SKIPPED] * (cut == 1), Ended(0)]
+    assert [event for _, event in read_events(path)] == [
+        LOST,
+        *[SKIPPED] * (cut == 1),
+        LaunchEnded(0),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -111,7 +115,7 @@ def test_a_launch_that_says_that_it_ended_tells_its_status_and_another_has_broke
     written(path, LOST)
     assert launch_status(0, path, before) == ExitStatus.INFRASTRUCTURE
     assert launch_status(9, path, before) == 9
-    written(path, Ended(int(ExitStatus.RESUMABLE)))
+    written(path, LaunchEnded(int(ExitStatus.RESUMABLE)))
     assert launch_status(0, path, before) == ExitStatus.RESUMABLE
     assert launch_status(0, path, log_position(path)) == ExitStatus.INFRASTRUCTURE
 
@@ -132,7 +136,7 @@ def test_what_is_no_number_is_null_so_that_any_program_can_read_the_file(path):
 
 def ranks_of(paths):
     """The launches of a run as they are read: the rank that each has lost."""
-    return [event.rank for _, event in read_run(paths) if isinstance(event, RankLost)]
+    return [event.rank for _, event in read_run(paths) if isinstance(event, RankDied)]
 
 
 def test_the_logs_of_launches_side_by_side_are_read_as_one_launch_by_launch_in_the_order_of_their_dates(
@@ -146,14 +150,14 @@ def test_the_logs_of_launches_side_by_side_are_read_as_one_launch_by_launch_in_t
         (4, "18", 10.0),
         (5, "17", 60.0),
     ):
-        written(RunPaths(tmp_path, launch).events, replace(START, date=date), RankLost(rank, 0))
+        written(RunPaths(tmp_path, launch).events, replace(START, date=date), RankDied(rank, 0))
     assert ranks_of(paths) == [1, 4, 3, 2, 5]
-    assert [type(event) for _, event in read_run(paths)] == [type(START), RankLost] * 5
+    assert [type(event) for _, event in read_run(paths)] == [type(START), RankDied] * 5
 
 
 def test_launches_of_one_log_keep_their_order_where_a_clock_goes_back(tmp_path):
     for rank, launch, date in ((1, "17", 90.0), (2, "17", 30.0), (3, "18", 60.0), (4, "18", 100.0)):
-        written(RunPaths(tmp_path, launch).events, replace(START, date=date), RankLost(rank, 0))
+        written(RunPaths(tmp_path, launch).events, replace(START, date=date), RankDied(rank, 0))
     assert ranks_of(RunPaths(tmp_path)) == [3, 1, 2, 4]
 
 

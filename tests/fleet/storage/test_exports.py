@@ -2,7 +2,7 @@
 
 import pytest
 
-from fleet.domain.network import State
+from fleet.domain.network import TrainingState
 from fleet.spec import Checkpoint, Stopping
 from fleet.storage.checkpoint import is_exported
 from fleet.storage.paths import RunPaths
@@ -19,7 +19,9 @@ def saved(paths, *accuracies, keep="best+last"):
     """Save a network after the last of these epochs."""
     writer = CheckpointWriter(paths, Checkpoint(keep=keep))
     writer.save(
-        "net", State({}, "i", history(*accuracies)), is_best=accuracies[-1] == max(accuracies)
+        "net",
+        TrainingState({}, "i", history(*accuracies)),
+        is_best=accuracies[-1] == max(accuracies),
     )
     writer.close()
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fleet.domain.network import State
+from fleet.domain.network import TrainingState
 from fleet.errors import LeaseLost
 from fleet.spec import Checkpoint
 from fleet.storage import checkpoint, files
@@ -34,7 +34,9 @@ def lease(run, name):
 
 
 def state(*accuracies):
-    return State({"weights": np.full(3, len(accuracies), float)}, "net", history(*accuracies))
+    return TrainingState(
+        {"weights": np.full(3, len(accuracies), float)}, "net", history(*accuracies)
+    )
 
 
 def save(run, fence, *accuracies):

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from fleet.domain.network import State
+from fleet.domain.network import TrainingState
 from fleet.errors import LeaseLost, StorageError, UserError
 from fleet.storage.checkpoint import find_newest, write_state
 from fleet.storage.lease import Holder, Lease, Times
@@ -80,18 +80,18 @@ def test_a_launch_that_was_stopped_for_too_long_writes_nothing_more(run):
     first, second = launch(run, "first"), launch(run, "second")
     got(first, "a")
     fence = first.lease_of("a").fence
-    write_state(run.last("a"), State({}, "net", history(0.5)), fence=fence)
+    write_state(run.last("a"), TrainingState({}, "net", history(0.5)), fence=fence)
     got(second, "a")
     assert wait(second, 70) == [("a", True)]
     with pytest.raises(LeaseLost, match="network a has been taken over by another launch"):
-        write_state(run.last("a"), State({}, "net", history(0.5, 0.6)), fence=fence)
+        write_state(run.last("a"), TrainingState({}, "net", history(0.5, 0.6)), fence=fence)
     with pytest.raises(LeaseLost):
         first.check()
     first.renew()  # finds it out as well, and is no harm
     first.close()
     second.check()
     write_state(
-        run.last("a"), State({}, "net", history(0.5, 0.7)), fence=second.lease_of("a").fence
+        run.last("a"), TrainingState({}, "net", history(0.5, 0.7)), fence=second.lease_of("a").fence
     )
     assert find_newest(run, "a").state.generation == 2
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fleet.domain.network import State
+from fleet.domain.network import TrainingState
 from fleet.errors import StorageError
 from fleet.spec import Checkpoint
 from fleet.storage.checkpoint import copy_parent, write_state
@@ -67,7 +67,9 @@ def test_a_checkpoint_stays_that_a_launch_left_behind_when_it_died_before_it_nam
 
 
 def test_what_a_child_begins_with_counts_and_is_never_dropped(paths):
-    state = State({"weights": np.zeros(25)}, "", (record(1),), architecture="softmax")  # 200 bytes
+    state = TrainingState(
+        {"weights": np.zeros(25)}, "", (record(1),), architecture="softmax"
+    )  # 200 bytes
     write_state(paths.last("a"), state)
     wanted = Quota(paths, Checkpoint()).used() + state.size
     with pytest.raises(StorageError, match="c/first.h5 cannot be written"):

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fleet.domain import network as net
-from fleet.domain.events import GroupStarted, Searched
-from fleet.domain.network import NetworkStatus, Outcome, State, divergence
+from fleet.domain.events import GroupStarted, SearcherCalled
+from fleet.domain.network import NetworkStatus, Outcome, TrainingState, check_divergence
 from fleet.errors import UserError
 from fleet.monitor.report import best_rows
 from fleet.storage.checkpoint import read_history, write_history, write_state
@@ -180,8 +180,8 @@ def test_no_loss_that_is_another_breaks_a_tie(tmp_path):
         ([1e-6, 1.0], 1.0, ""),
         ([1e28], 1.0, "the loss became 1e+28 in epoch 1"),
         ([1e15, 2e18], 1.0, ""),
-        ([1.0], math.nan, "the loss of validation became nan in epoch 1"),
-        ([1.0], -1e28, "the loss of validation became -1e+28"),
+        ([1.0], math.nan, "the validation loss became nan in epoch 1"),
+        ([1.0], -1e28, "the validation loss became -1e+28"),
         ([1.0], 1e9, ""),
     ],
 )
@@ -189,10 +189,10 @@ def test_a_loss_that_no_training_comes_back_from_shows_that_a_network_diverged(
     losses, val_loss, said
 ):
     records = [record(epoch, loss=loss, val_loss=val_loss) for epoch, loss in enumerate(losses, 1)]
-    found = divergence(records, is_judged=True)
+    found = check_divergence(records, is_judged=True)
     assert said in found if said else not found
     if math.isnan(val_loss):
-        assert not divergence(records, is_judged=False)
+        assert not check_divergence(records, is_judged=False)
 
 
 @settings(max_examples=examples(40))
@@ -257,7 +257,7 @@ def test_a_table_is_not_written_again_for_what_changes_no_row(results):
     results.paths.results.unlink()
     for event in (
         GroupStarted("a", (0,), 0, 1),
-        Searched("net", "report", 0, network="a", epoch=1),
+        SearcherCalled("net", "report", 0, network="a", epoch=1),
     ):
         results.run.apply(0.0, event)
         results.on_event(event)
@@ -305,13 +305,13 @@ def test_a_folder_without_a_table_and_a_file_hold_no_run(tmp_path):
 def recovered(results):
     """Take up what a launch has left; returns the checkpoints."""
     standings, states = recover(results)
-    results.run.take_up(standings)
+    results.run.restore(standings)
     return states
 
 
 def left(results, name, epochs, best=True, **state):
     """Write what a launch leaves of a network."""
-    whole = State(arrays={}, identity="i", history=epochs, **state)
+    whole = TrainingState(arrays={}, identity="i", history=epochs, **state)
     write_state(results.paths.last(name), whole)
     if best:
         write_state(results.paths.best(name), whole)
@@ -344,7 +344,7 @@ def test_a_network_whose_newest_checkpoint_is_damaged_stays_finished_by_its_best
 ):
     left(results, "a", history(*epochs))
     best = 1 + epochs.index(0.7)
-    write_state(results.paths.best("a"), State({}, "i", history(*epochs)[:best]))
+    write_state(results.paths.best("a"), TrainingState({}, "i", history(*epochs)[:best]))
     write_history(results.paths.history("a"), history(*epochs))
     results.paths.last("a").write_bytes(b"damaged")
     recovered(results)
@@ -359,7 +359,7 @@ def test_a_network_whose_newest_checkpoint_is_damaged_stays_finished_by_its_best
 def test_a_longer_training_goes_on_from_the_best_epoch_where_the_last_is_damaged(tmp_path):
     longer = results_of(spec(*MODELS, train={"stopping": {"max_epochs": 9}}), RunPaths(tmp_path))
     left(longer, "a", history(0.5, 0.7, 0.6))
-    write_state(longer.paths.best("a"), State({}, "i", history(0.5, 0.7)))
+    write_state(longer.paths.best("a"), TrainingState({}, "i", history(0.5, 0.7)))
     write_history(longer.paths.history("a"), history(0.5, 0.7, 0.6))
     longer.paths.last("a").write_bytes(b"damaged")
     assert recovered(longer)["a"].epoch == 2
@@ -453,7 +453,9 @@ def test_a_network_is_tried_again_where_nobody_can_tell_why_it_failed(results, c
 def test_the_table_has_columns_for_the_test_only_where_something_was_judged(results):
     assert "test acc" not in leaderboard(results.rows())[0]
     come_to(
-        results, "a", NetworkStatus((record(1),), Outcome("1 epoch"), net.TestResult(0.5, 0.75, 8))
+        results,
+        "a",
+        NetworkStatus((record(1),), Outcome("1 epoch"), net.EvaluationResult(0.5, 0.75, 8)),
     )
     headers, rows = leaderboard(results.rows())
     row = next(row for row in rows if row[0] == "a")

@@ -147,7 +147,7 @@ class Runner:
     def forget_what_was_not_saved(self):
         """What is in no checkpoint, or in one that is damaged, is trained again."""
         results = results_of(self.prepared.spec, self.prepared.paths)
-        results.run.take_up(recover(results)[0])
+        results.run.restore(recover(results)[0])
         for name in self.prepared.spec.by_name:  # nobody reads the arrays of one that is done
             is_over = results.network_status(name).outcome is not None
             found = find_newest(self.prepared.paths, name, with_arrays=not is_over)
@@ -205,7 +205,7 @@ class Runner:
         test, spec = self.prepared.pipeline("test"), self.prepared.spec
         told = [event.network for event in self.events(ev.NetworkTested)]
         begun_again = [
-            event.network for event in self.events(ev.NetworkFellBack) if not event.finished
+            event.network for event in self.events(ev.NetworkRolledBack) if not event.finished
         ]
         for name, row in self.results().items():
             if test is None or row.status is not Status.FINISHED:

@@ -155,7 +155,7 @@ def test_in_lockstep_the_groups_of_a_round_begin_and_end_on_the_same_epochs_of_t
             last[event.network] = event.record.stream_epoch
         elif isinstance(event, ev.NetworkFinished):
             final.add(event.network)
-        elif isinstance(event, ev.RoundStarted | ev.Ended):
+        elif isinstance(event, ev.RoundStarted | ev.LaunchEnded):
             assert len(set(began.values())) <= 1
             assert len({last[name] for name in began.keys() - final}) <= 1
             began.clear()

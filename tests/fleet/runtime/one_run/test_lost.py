@@ -57,7 +57,9 @@ def test_a_finished_network_with_a_damaged_checkpoint_is_not_trained_again(folde
     assert (runner.history("n0"), str(runner.results()["n0"])) == (before, row)
     assert len(runner.events(ev.EpochEnded)) == 3
     # Nobody reads the arrays.
-    assert [event.finished for event in runner.events(ev.NetworkFellBack)] == [True] * (where != -1)
+    assert [event.finished for event in runner.events(ev.NetworkRolledBack)] == [True] * (
+        where != -1
+    )
 
 
 def test_a_network_whose_newest_checkpoint_was_deleted_says_from_which_epoch_it_goes_on(
@@ -75,7 +77,7 @@ def test_a_network_whose_newest_checkpoint_was_deleted_says_from_which_epoch_it_
     runner.forget_what_was_not_saved()
     left = len(runner.history("n0"))
     assert runner.launch() is ExitStatus.OK
-    (event,) = runner.events(ev.NetworkFellBack)
+    (event,) = runner.events(ev.NetworkRolledBack)
     assert (event.network, event.epochs) == ("n0", left)
     assert event.damage.startswith(f"{runner.prepared.paths.last('n0')} is missing")
     assert "WARNING: n0 goes on after epoch" in capsys.readouterr().out
@@ -85,7 +87,7 @@ def test_a_network_whose_newest_checkpoint_was_deleted_says_from_which_epoch_it_
 def test_a_network_whose_folder_was_deleted_says_that_it_starts_over(folders, capsys):
     runner = shaky(folders(), failures=0, retries=0, epochs=3, policy="baseline")
     assert runner.launch() is ExitStatus.OK
-    assert not runner.events(ev.NetworkFellBack)
+    assert not runner.events(ev.NetworkRolledBack)
     shutil.rmtree(runner.prepared.paths.last("n0").parent)
     assert runner.launch() is ExitStatus.OK
     assert (
@@ -94,7 +96,7 @@ def test_a_network_whose_folder_was_deleted_says_that_it_starts_over(folders, ca
     )
     assert len(runner.history("n0")) == 3
     assert runner.launch() is ExitStatus.OK
-    assert len(runner.events(ev.NetworkFellBack)) == 1
+    assert len(runner.events(ev.NetworkRolledBack)) == 1
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
@@ -106,9 +108,9 @@ def test_a_run_that_is_killed_at_any_moment_goes_on_where_its_checkpoints_are(
     runner = Runner(case, folders())
     runner.finish_killed(moments)
     events = runner.prepared.paths.events
-    assert isinstance(list(read_events(events))[-1].event, ev.Ended)
+    assert isinstance(list(read_events(events))[-1].event, ev.LaunchEnded)
     log = replay_log(read_run(runner.prepared.paths))
-    assert not any(log.unlogged(name, runner.history(name)) for name in runner.results())
+    assert not any(log.find_unlogged(name, runner.history(name)) for name in runner.results())
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
@@ -157,4 +159,4 @@ def test_a_run_whose_checkpoints_are_damaged_goes_on_from_those_that_are_whole(
             == case.content["models"][int(name[1:])]["train"]["stopping"]["max_epochs"]
         )
         assert len(runner.prepared.paths.history(name).read_text().splitlines()) == 1 + len(history)
-        assert replay_log(read_run(runner.prepared.paths)).unlogged(name, history) == ()
+        assert replay_log(read_run(runner.prepared.paths)).find_unlogged(name, history) == ()

@@ -28,7 +28,7 @@ def test_measured_rates_are_kept_before_anything_is_trained(folders, monkeypatch
         ),
     )
     assert runner.launch() is ExitStatus.OK
-    assert isinstance(kept[0][0], ev.Profiled)
+    assert isinstance(kept[0][0], ev.ProfilingFinished)
     assert kept[0][1] == [[1]]
 
 
@@ -75,17 +75,17 @@ def test_a_rate_of_the_cache_is_told_with_its_age_corrected_where_it_is_wrong_an
     cache_path().write_text(json.dumps(wrong))
 
     runner.launch(fresh=True)
-    (told,) = runner.events(ev.RatesRemembered)
+    (told,) = runner.events(ev.CachedRatesUsed)
     assert (told.rates["n0"][0].rate, told.rates["n0"][0].machine) == (1.0, "node7: a slow one")
     assert told.rates["n0"][0].age_s == pytest.approx(3600, abs=60)
-    assert runner.events(ev.RateOff)[0].expected == 1.0
+    assert runner.events(ev.RateMismatch)[0].expected == 1.0
     corrected = read_cache(cache_path())[key][1]
     assert (corrected.how, corrected.rate) == ("trained", pytest.approx(4000))
 
     runner.launch(fresh=True)  # what is near the truth is taken as it is
     assert runner.events(ev.RateMeasured) == []
     runner.launch(fresh=True, remeasure=True)
-    assert (runner.events(ev.RatesRemembered), len(runner.events(ev.RateMeasured))) == ([], 1)
+    assert (runner.events(ev.CachedRatesUsed), len(runner.events(ev.RateMeasured))) == ([], 1)
 
 
 @pytest.mark.parametrize(

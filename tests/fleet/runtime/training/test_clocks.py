@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fleet.comm.messages import Pace
-from fleet.domain.network import State, StepRate
+from fleet.domain.network import StepRate, TrainingState
 from fleet.runtime.training import clocks
 from fleet.runtime.training.clocks import EpochClock, PaceReport, StepClock
 from scheduler.ensemble.sharing import Sharing
@@ -28,7 +28,7 @@ def test_a_state_gathers_the_seconds_of_its_epoch_piece_by_piece_each_once(now):
     sources, writer = SimpleNamespace(waited_s=5.0), SimpleNamespace(blocked_s=7.0)
     clock, state = (
         EpochClock(sources, writer),
-        State({}, "i", seconds=10.0, waited_s=1.0),
+        TrainingState({}, "i", seconds=10.0, waited_s=1.0),
     )  # of an earlier launch
     now.now, sources.waited_s, writer.blocked_s = 103.0, 5.5, 7.25
     state = clock.add_elapsed(state)
@@ -44,7 +44,7 @@ def test_another_epoch_begins_at_nothing(now):
     clock = EpochClock(sources, writer)
     now.now, sources.waited_s, writer.blocked_s = 150.0, 20.0, 30.0
     clock.restart()
-    state = clock.add_elapsed(State({}, "i"))
+    state = clock.add_elapsed(TrainingState({}, "i"))
     assert (state.seconds, state.waited_s, clock.blocked_s) == (0.0, 0.0, 0.0)
 
 

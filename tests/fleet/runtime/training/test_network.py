@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fleet.domain.network import State
+from fleet.domain.network import TrainingState
 from fleet.engines.softmax import NumpyEngine
 from fleet.runtime.training.agreement import TrainingFailed
 from fleet.runtime.training.network import Training
@@ -23,7 +23,7 @@ def weights(training):
 
 
 def test_ranks_that_are_new_get_the_network_and_its_state_as_the_master_has_them():
-    found, grown = {}, State({}, "i", stream_epoch=3, position=8)
+    found, grown = {}, TrainingState({}, "i", stream_epoch=3, position=8)
 
     def rank_main(world):
         training = training_in(world.group([world.rank], world.rank))
@@ -46,7 +46,7 @@ def test_what_a_new_rank_could_not_build_fails_on_all():
         training = training_in(world.group([world.rank], world.rank))
         failure = ValueError("no such layer") if world.rank == 2 else None
         with pytest.raises(TrainingFailed, match="no such layer") as caught:
-            training.change_group(world.group(range(3), 10), 2, State({}, "i"), failure)
+            training.change_group(world.group(range(3), 10), 2, TrainingState({}, "i"), failure)
         failed[world.rank] = caught.value.reason
 
     assert Launch(3, 0).run(rank_main)
