@@ -183,7 +183,9 @@ def request_nodes(run: str | Path, nodes: int, within_s: float) -> NodeRelease:
     )
 
 
-def wait_for_nodes(run: str | Path, release: NodeRelease, patience_s: float) -> NodesReleased | None:
+def wait_for_nodes(
+    run: str | Path, release: NodeRelease, patience_s: float
+) -> NodesReleased | None:
     """Wait until nodes are given back; None where the launch has ended before, with all its nodes.
 
     Args:

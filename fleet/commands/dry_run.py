@@ -323,7 +323,9 @@ def _announce(
     )
 
 
-def _print(account: Account, rehearsal: DryRun, profiling: MeasurementEstimate, is_known: bool) -> None:
+def _print(
+    account: Account, rehearsal: DryRun, profiling: MeasurementEstimate, is_known: bool
+) -> None:
     print(
         f"{pluralize(len({stint.name for stint in account.stints}), 'network')} trained in "
         f"{pluralize(len(account.stints), 'group')}; GPU time: "

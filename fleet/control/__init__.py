@@ -1,1 +1,4 @@
-"""The controller of a launch, a pure state machine: no MPI, no clock, no disk."""
+"""The controller of a launch, a pure state machine: no MPI, no clock, no disk.
+
+It imports values of other packages.
+"""

@@ -1,1 +1,4 @@
-"""Searches: networks that are proposed and pruned during a run; no MPI, no clock, no disk."""
+"""Searches: networks that are proposed and pruned during a run; no MPI, no clock, no disk.
+
+It imports values of other packages.
+"""

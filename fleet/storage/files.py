@@ -58,11 +58,11 @@ STDOUT = Path("standard output")  # for messages; a batch log may lie on the dis
 
 
 @contextmanager
-def storage_errors(path: Path, wanted: int = 0, kind: type[OSError] = OSError) -> Iterator[None]:
+def storage_errors(path: Path, size: int = 0, kind: type[OSError] = OSError) -> Iterator[None]:
     """A context in which a file is written; if the file system refuses, the error says what helps.
 
     Args:
-        wanted: bytes that are to be written, if that is known.
+        size: bytes that are to be written, if that is known.
         kind: of the errors that count; narrower than OSError if files are read inside as well.
 
     Raises:
@@ -71,7 +71,7 @@ def storage_errors(path: Path, wanted: int = 0, kind: type[OSError] = OSError) -
     try:
         yield
     except kind as error:
-        raise StorageError(_explain(path, wanted, error), is_transient_for_writer(error)) from error
+        raise StorageError(_explain(path, size, error), is_transient_for_writer(error)) from error
 
 
 def with_retries(write: Callable[[], T], patience_s: float | None = None) -> T:
