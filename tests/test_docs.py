@@ -14,6 +14,7 @@ from fleet.__main__ import COMMANDS, FORMER_NAMES
 from fleet.run import parse_arguments
 from fleet.search import pruning
 from fleet.spec import Data, Document, load, parse
+from fleet.spec.old_keys import RENAMED_KEYS
 from fleet.spec.search import RULES, PruningRule
 from launch.sites import parse_site
 from tests.fleet.search import test_pruning
@@ -288,10 +289,13 @@ def keys_of(kind):
 def unknown_keys(text):
     """The dotted keys, such as ``data.shared_memory``, that no spec has."""
     wrong = []
+    old_keys = {old.partition(": ")[0] for old in RENAMED_KEYS}
     for piece in code(text):
         names = re.findall(rf"(?<![\w./-])(?:{'|'.join(SPEC_PARTS)})(?:\.[a-z_]+)+(?![\w(])", piece)
         wrong += [
-            name for name in names if not name.endswith((".json", ".npz")) and not has_key(name)
+            name
+            for name in names
+            if not name.endswith((".json", ".npz")) and not has_key(name) and name not in old_keys
         ]
     return wrong
 

@@ -1,4 +1,4 @@
-"""The spec of a run, from YAML to networks fully said; imports errors, units, terminal, and two leaves."""
+"""Read the spec of a run: from YAML to networks with all their settings."""
 
 from fleet.spec.data import Data
 from fleet.spec.documentation import json_schema

@@ -1,6 +1,7 @@
-"""What networks are judged by: what a spec leaves open of it until the data is known, and what they are compared by.
+"""Resolve what a network is judged by, and check that networks can be compared by it.
 
-Networks are ranked, chosen, paused and dropped by what they monitor. That has a meaning only where it measures the same
+Networks are ranked, chosen, paused and dropped by what they monitor. That has a meaning only where
+it measures the same
 of all of them: two losses have different units, and the best of one is none of the other.
 """
 
@@ -28,43 +29,50 @@ _PROPOSED = {"value": "mean_absolute_error"}
 # ---- what the data decides ----------------------------------------------------------------------
 
 
-def with_data_defaults(spec: Spec, told: Mapping[str, tuple[TargetSpec, tuple[int, ...]]]) -> Spec:
-    """The spec with all of its networks fully said.
+def with_data_defaults(
+    spec: Spec, targets: Mapping[str, tuple[TargetSpec, tuple[int, ...]]]
+) -> Spec:
+    """Return the spec with every setting that depends on the data filled in.
 
     Args:
-        told: of each feed the target of the training data, with its names; and the training samples of each class,
-            where they are asked for.
+        told: of each feed the target of the training data, with its names; and the training samples
+            of each class, where they are asked for.
 
     Raises:
         UserError: weights of classes that there are not.
     """
     return replace(
         spec,
-        networks=tuple(_settled(network, *told[network.pipeline]) for network in spec.networks),
+        networks=tuple(
+            _with_data_defaults(network, *targets[network.pipeline]) for network in spec.networks
+        ),
     )
 
 
-def _settled(network: NetworkSpec, target: TargetSpec, counts: tuple[int, ...]) -> NetworkSpec:
+def _with_data_defaults(
+    network: NetworkSpec, target: TargetSpec, counts: tuple[int, ...]
+) -> NetworkSpec:
     train = network.train
     if train.stopping.monitor is None and target.kind != "class":
         train = replace(
             train, stopping=replace(train.stopping, monitor=_default_monitor(target.kind))
         )
-    wanted = train.class_weights
-    if wanted is not None and target.kind in ("class", "mask"):
+    class_weights = train.class_weights
+    if class_weights is not None and target.kind in ("class", "mask"):
         try:
-            if isinstance(wanted, str):
+            if isinstance(class_weights, str):
                 if counts:
                     weights = m.balanced_weights(counts)
                 else:
                     weights = ()
             else:
-                weights = m.class_weight_vector(wanted, target.names, target.outputs)
+                weights = m.class_weight_vector(class_weights, target.names, target.outputs)
         except UserError as error:
             raise UserError(f"{network.name}: {error}") from error
         train = replace(
             train,
-            class_weights={str(index): weight for index, weight in enumerate(weights)} or wanted,
+            class_weights={str(index): weight for index, weight in enumerate(weights)}
+            or class_weights,
         )
     if train is network.train:
         return network
@@ -82,7 +90,7 @@ def _default_monitor(kind: str) -> str:
 
 @dataclass(frozen=True)
 class SelectionCriterion:
-    """What one network is judged by: networks with the same ones are ranked by what they monitor.
+    """The criterion by which a network is judged.
 
     Attributes:
         monitor, sign: what is watched, and 1 where more of it is better, else -1.
@@ -95,32 +103,33 @@ class SelectionCriterion:
 
     @classmethod
     def of(cls, train: Train) -> SelectionCriterion:
-        """That of a network whose data is known."""
+        """Return the criterion of a network whose data is known."""
         return cls(
             train.stopping.metric, train.stopping.sign, repr((train.loss, train.label_smoothing))
         )
 
 
-def ranking_of(yardsticks: Collection[SelectionCriterion]) -> tuple[tuple[str, int], ...]:
-    """What puts networks in order that have these yardsticks: what all of them monitor.
+def ranking_of(criteria: Collection[SelectionCriterion]) -> tuple[tuple[str, int], ...]:
+    """Return the columns that rank networks with these criteria.
 
-    Where they monitor different things, it is the accuracy, and the loss where targets have none; a spec in which
-    losses differ then is refused. Between equal networks their losses decide where these can be compared.
+    Where they monitor different things, it is the accuracy, and the loss where targets have none; a
+    spec in which losses differ then is refused. Between equal networks their losses decide where
+    these can be compared.
 
     Returns:
-        Columns of the results, each with 1 where more of it is better, else -1; each counts where those before are
-        equal.
+        Columns of the results, each with 1 where more of it is better, else -1; each counts where
+        those before are equal.
 
     >>> ranking_of({SelectionCriterion("val_mae", -1, "huber"), SelectionCriterion("val_mae", -1, "mse")})
     (('val_mae', -1), ('val_accuracy', 1), ('accuracy', 1))
     """
-    watched = {(one.monitor, one.sign) for one in yardsticks}
-    are_losses_alike = len({one.loss for one in yardsticks}) <= 1
-    others = [("val_accuracy", 1), ("val_loss", -1), ("accuracy", 1), ("loss", -1)]
-    others = [
-        (name, sign) for name, sign in others if are_losses_alike or not name.endswith("loss")
+    monitored = {(criterion.monitor, criterion.sign) for criterion in criteria}
+    are_losses_alike = len({criterion.loss for criterion in criteria}) <= 1
+    scores = [("val_accuracy", 1), ("val_loss", -1), ("accuracy", 1), ("loss", -1)]
+    scores = [
+        (name, sign) for name, sign in scores if are_losses_alike or not name.endswith("loss")
     ]
-    return tuple(dict.fromkeys([*(watched if len(watched) == 1 else ()), *others]))
+    return tuple(dict.fromkeys([*(monitored if len(monitored) == 1 else ()), *scores]))
 
 
 # ---- whether that can be compared ---------------------------------------------------------------
@@ -129,12 +138,12 @@ def ranking_of(yardsticks: Collection[SelectionCriterion]) -> tuple[tuple[str, i
 def check_comparable(
     spec: Spec, networks: Iterable[NetworkSpec], kinds_of: Callable[[NetworkSpec], Collection[str]]
 ) -> None:
-    """Refuse networks that answer the same question and are judged by things that cannot be compared.
+    """Check that networks with the same target are judged by comparable quantities.
 
     Args:
         networks: of the spec, with those that stand for the ones of its searches.
-        kinds_of: the kinds that a network's target may have; more than one where its data is not known yet. What can
-            be compared with one of them is not refused.
+        kinds_of: the kinds that a network's target may have; more than one where its data is not
+            known yet. What can be compared with one of them is not refused.
 
     Raises:
         SpecError: with a mistake for each quantity that is not the same for all.
@@ -160,9 +169,9 @@ def check_comparable(
             [],
         ).append(network)
     questions: dict[str, list[list[NetworkSpec]]] = {}
-    for some in alike.values():
-        data = spec.data_by_pipeline.get(some[0].pipeline, spec.data)
-        questions.setdefault(repr(data.target), []).append(some)
+    for networks_alike in alike.values():
+        data = spec.data_by_pipeline.get(networks_alike[0].pipeline, spec.data)
+        questions.setdefault(repr(data.target), []).append(networks_alike)
     mistakes = []
     for groups in questions.values():
         kinds = kinds_of(groups[0][0])
@@ -171,27 +180,27 @@ def check_comparable(
             for kind in kinds
             if not any(any(find_unfit_measures(group[0], spec, kind)) for group in groups)
         ]
-        found = [list(_Comparison(spec, groups, kind).mistakes()) for kind in possible or kinds]
-        if found and all(found):
-            mistakes += found[0]
+        conflicts = [list(_Comparison(spec, groups, kind).mistakes()) for kind in possible or kinds]
+        if conflicts and all(conflicts):
+            mistakes += conflicts[0]
     if mistakes:
         raise SpecError(mistakes)
 
 
 def target_kinds_of_spec(spec: Spec) -> Callable[[NetworkSpec], Collection[str]]:
-    """What a spec says of the kinds of targets, before its data is known; see :func:`check_comparable`."""
+    """Return a function that gives the target kinds a spec allows, before its data is read."""
 
     def kinds_of(network: NetworkSpec) -> Collection[str]:
-        said = spec.data_by_pipeline.get(network.pipeline, spec.data).target
-        if said is None:
+        target = spec.data_by_pipeline.get(network.pipeline, spec.data).target
+        if target is None:
             return sorted(KINDS, key=lambda kind: kind != "value")
-        return (said if isinstance(said, str) else said.kind,)
+        return (target if isinstance(target, str) else target.kind,)
 
     return kinds_of
 
 
 def _weighing(weights: str | Mapping[str, float] | None) -> str | dict[str, float] | None:
-    """The weights of classes that change anything: a class that is not named has that of 1."""
+    """Return the class weights that differ from 1."""
     if isinstance(weights, Mapping):
         return {key: weight for key, weight in weights.items() if weight != 1}
     return weights
@@ -199,7 +208,7 @@ def _weighing(weights: str | Mapping[str, float] | None) -> str | dict[str, floa
 
 @dataclass(frozen=True)
 class _Comparison:
-    """Networks that answer the same question, in groups that are judged alike.
+    """Networks with the same target, in groups with equal criteria.
 
     Attributes:
         kind: of their targets.
@@ -210,7 +219,7 @@ class _Comparison:
     kind: str
 
     def mistakes(self) -> Iterable[SpecMistake]:
-        """What cannot be compared."""
+        """Yield the quantities that cannot be compared."""
         monitors: dict[str, list[Sequence[NetworkSpec]]] = {}
         for group in self.groups:
             monitors.setdefault(self._monitor(group[0].train), []).append(group)
@@ -220,8 +229,8 @@ class _Comparison:
                     groups[-1][0],
                     "monitor",
                     (
-                        f"{monitor} is not the same for all networks, so they cannot be compared by it: "
-                        f"{self._told(measures, monitor)}"
+                        f"{monitor} is not the same for all networks, so they cannot be compared "
+                        f"by it: {self._told(measures, monitor)}"
                     ),
                     self._proposal(monitor),
                 )
@@ -240,8 +249,8 @@ class _Comparison:
         if find_rule(rule).compares:
             yield self.spec.origin.mistake(
                 ("prune", "rule"),
-                f"{rule} compares all networks, and they do not monitor the same: {differ}",
-                "one train.stopping.monitor, at the top",
+                f"{rule} compares all networks, but they monitor different quantities: {differ}",
+                "one train.stopping.monitor at the top",
             )
         elif self.kind == "value" and len(losses) > 1:
             last = list(monitors.values())[-1][0][0]
@@ -249,8 +258,8 @@ class _Comparison:
                 last,
                 "monitor",
                 (
-                    f"networks monitor different things, and their losses differ, so nothing ranks them: {differ}; the "
-                    f"loss is {self._told(losses, 'val_loss')}"
+                    f"networks monitor different quantities and have different losses, so they "
+                    f"cannot be ranked: {differ}; the loss is {self._told(losses, 'val_loss')}"
                 ),
                 self._proposal("val_loss"),
             )
@@ -262,7 +271,7 @@ class _Comparison:
         return str(train.stopping.direction or direction_of(monitor))
 
     def _measure(self, train: Train, monitor: str) -> str:
-        """What stands behind a monitored name: the loss with its parameters, or the metric with its."""
+        """Return the loss or metric behind a monitored name, with its parameters."""
         name = monitor.removeprefix("val_")
         words = self.spec.engine.words
         if name == "accuracy":
@@ -270,43 +279,45 @@ class _Comparison:
         if name != "loss":
             return next(
                 (
-                    m.format_measure(m.canonical(one, words.metrics))
-                    for one in train.metrics
-                    if m.label_of(one) == name
+                    m.format_measure(m.canonical(metric, words.metrics))
+                    for metric in train.metrics
+                    if m.label_of(metric) == name
                 ),
                 "",
             )
-        said = m.format_measure(
+        loss = m.format_measure(
             m.canonical_loss(train.loss, train.label_smoothing, self.kind, words.losses)
         )
         if monitor != "loss" or not (
             weights := _weighing(train.class_weights)
         ):  # they count in training alone
-            return said
-        return f"{said} with class_weights {json.dumps(weights, sort_keys=True)}"
+            return loss
+        return f"{loss} with class_weights {json.dumps(weights, sort_keys=True)}"
 
     def _by(
         self, groups: Iterable[Sequence[NetworkSpec]], key: Callable[[Train], str]
     ) -> dict[str, list[Sequence[NetworkSpec]]]:
-        found: dict[str, list[Sequence[NetworkSpec]]] = {}
+        groups_by_key: dict[str, list[Sequence[NetworkSpec]]] = {}
         for group in groups:
-            found.setdefault(key(group[0].train), []).append(group)
-        return found
+            groups_by_key.setdefault(key(group[0].train), []).append(group)
+        return groups_by_key
 
-    def _told(self, found: Mapping[str, Sequence[Sequence[NetworkSpec]]], monitor: str) -> str:
-        """What is different, of which networks, and on which lines that stands."""
+    def _told(
+        self, groups_by_value: Mapping[str, Sequence[Sequence[NetworkSpec]]], monitor: str
+    ) -> str:
+        """Describe the differences: values, networks, and lines of the spec."""
         parts = []
-        for said, groups in list(found.items())[:4]:
+        for value, groups in list(groups_by_value.items())[:4]:
             names = listed([network.name for group in groups for network in group])
             lines = dict.fromkeys(
                 line for group in groups if (line := self._line(group[0], monitor)) is not None
             )
-            where = f" (line {', '.join(map(str, list(lines)[:3]))})" if lines else ""
-            parts.append(f"{said} for {names}{where}")
-        return ", ".join([*parts, *(["and others"] if len(found) > 4 else [])])
+            location = f" (line {', '.join(map(str, list(lines)[:3]))})" if lines else ""
+            parts.append(f"{value} for {names}{location}")
+        return ", ".join([*parts, *(["and others"] if len(groups_by_value) > 4 else [])])
 
     def _line(self, network: NetworkSpec, monitor: str) -> int | None:
-        """Where that was said which makes the difference."""
+        """Return the line of the setting that makes the difference."""
         key = {
             "loss": ("loss",),
             "direction": ("stopping", "direction"),
@@ -320,7 +331,7 @@ class _Comparison:
         )
 
     def _proposal(self, monitor: str) -> str:
-        """Which metric could be monitored."""
+        """Suggest a metric to monitor."""
         prefix = "val_" if monitor.startswith("val_") else ""
         trains = [group[0].train for group in self.groups]
         common = [
@@ -336,6 +347,7 @@ class _Comparison:
             )
         proposed = _PROPOSED.get(self.kind, "accuracy")
         return (
-            f"a metric that all of them have: metrics: [{proposed}] and stopping: {{monitor: {prefix}{proposed}}}, "
+            f"a metric that all of them have: metrics: [{proposed}] and stopping: "
+            f"{{monitor: {prefix}{proposed}}}, "
             "in `train` at the top"
         )

@@ -1,4 +1,4 @@
-"""The keys of a spec as a JSON Schema, by which editors complete, explain and check them, and as a page in Markdown."""
+"""Write the keys of a spec as a JSON Schema for editors, and as a Markdown page."""
 
 from __future__ import annotations
 
@@ -14,9 +14,21 @@ from preprocess.transforms import TRANSFORMS
 
 _HEAD = """# The keys of a spec
 
-`fleet schema --markdown > docs/spec.md` writes this page, and `fleet schema` the same for editors. Sizes are written
-like `2GB`, durations like `10min`, `2h` or `1:30:00`, and shares like `15%`; without a unit, a number is in bytes or
-seconds, or a part of one. A key that is not here is a mistake, which `fleet check` names with its line."""
+Which keys can a spec have, and what do they mean? This spec trains three networks on built-in data:
+
+```yaml
+data: {source: 'builtin:digits', transforms: [{decode: {mode: L}}, {scale: {}}]}
+models:
+- {family: softmax, grid: {train.optimizer.learning_rate: [0.1, 0.03, 0.01]}}
+train: {stopping: {max_epochs: 5}}
+resources: {engine: numpy}
+```
+
+Sizes are written like `2GB`, durations like `10min`, `2h` or `1:30:00`, and shares like `15%`. A
+number without a unit is in bytes or seconds, or a fraction of 1. Any other key is a mistake, and
+`fleet check` names its line. Old keys still work in this release; the
+[glossary](glossary.md#keys-of-a-spec) lists them. `fleet schema --markdown > docs/spec.md` writes
+this page, and `fleet schema` a JSON Schema for editors."""
 
 # heading -> the part of the schema with its keys
 _PARTS = {
@@ -39,14 +51,14 @@ _PARTS = {
     "models: search.objectives": "Objective",
     "models: search.budget": "Budget",
 }
-MOST_CHOICES = 12  # that stand in a table; longer lists are called by their title
+MAX_CHOICES = 12  # that stand in a table; longer lists are called by their title
 
 
 def json_schema() -> dict[str, Any]:
-    """The whole schema."""
+    """Return the JSON Schema of a spec."""
     schema = TypeAdapter(Document).json_schema()
     _know_the_entries(schema["$defs"])
-    # A run that stays open needs no network to begin with.
+    # A run that stays open may start without networks.
     schema |= {"anyOf": [{"required": ["keep_open"]}, {"properties": {"models": {"minItems": 1}}}]}
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
@@ -56,7 +68,7 @@ def json_schema() -> dict[str, Any]:
 
 
 def _know_the_entries(parts: dict[str, Any]) -> None:
-    """Say what the mappings of an entry of ``models`` hold: the settings of its family, and parts of ``train``."""
+    """Describe the mappings of an entry: its family's arguments and parts of ``train``."""
     entry = parts["ModelEntry"]
     train = entry["properties"]["train"]
     entry["properties"]["train"] = {
@@ -75,7 +87,7 @@ def _know_the_entries(parts: dict[str, Any]) -> None:
 
 
 def page() -> str:
-    """The whole page."""
+    """Return the page in Markdown."""
     schema = json_schema()
     return (
         "\n\n".join(
@@ -86,7 +98,7 @@ def page() -> str:
 
 
 def _sections(schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The headings, and the parts of the schema that stand below them."""
+    """Yield headings with the parts of the schema below them."""
     parts = schema["$defs"]
     yield "at the top", schema
     yield from ((heading, parts[name]) for heading, name in _PARTS.items())
@@ -95,7 +107,9 @@ def _sections(schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     transforms = parts["Data"]["properties"]["transforms"]["items"]["anyOf"][-1]["properties"]
     yield from ((f"data.transforms: {name}", transforms[name]) for name in TRANSFORMS)
     schedules = parts["Optimizer"]["properties"]["learning_rate"]["anyOf"][1:]
-    yield from ((f"train.optimizer.learning_rate: {one['title']}", one) for one in schedules)
+    yield from (
+        (f"train.optimizer.learning_rate: {schedule['title']}", schedule) for schedule in schedules
+    )
 
 
 def _section(heading: str, part: dict[str, Any], schema: dict[str, Any]) -> str:
@@ -119,7 +133,7 @@ def _row(key: str, value: dict[str, Any], required: bool, schema: dict[str, Any]
 
 
 def _kind(value: dict[str, Any]) -> str:
-    """What may stand there.
+    """Describe the values that a key takes.
 
     >>> _kind({"anyOf": [{"type": "integer", "minimum": 1}, {"const": "auto"}, {"type": "null"}]})
     'integer from 1, `auto`'
@@ -129,7 +143,7 @@ def _kind(value: dict[str, Any]) -> str:
         kinds = [kind for kind in dict.fromkeys(map(_kind, choices)) if kind]
         return ", ".join(kind for kind in kinds if kind != "integer" or "number" not in kinds)
     names = value.get("enum", [value["const"]] if "const" in value else [])
-    if names and len(names) <= MOST_CHOICES:
+    if names and len(names) <= MAX_CHOICES:
         return ", ".join(f"`{name}`" for name in names)
     examples = value.get("examples")
     if examples:

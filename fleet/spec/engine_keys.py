@@ -1,4 +1,4 @@
-"""Whether an engine knows the words by which networks are to be trained, and what else ``train`` asks of it."""
+"""Check that an engine supports the training settings of a spec."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ Problem: TypeAlias = tuple[
 
 
 def find_unknown_words(train: Train, engine: EngineInfo) -> Iterator[Problem]:
-    """What an engine does not know of how a network is to be trained.
+    """Yield the training settings that an engine does not support.
 
-    A learning rate schedule need not be whole, see :func:`incomplete_schedule`. Where nothing is learned, no word means
-    anything, so that a rehearsal takes those of any engine.
+    A learning rate schedule need not be whole, see :func:`incomplete_schedule`. Where nothing is
+    learned, no word means anything, so that a rehearsal takes those of any engine.
     """
     if not engine.learns:
         return
@@ -39,8 +39,8 @@ def find_unknown_words(train: Train, engine: EngineInfo) -> Iterator[Problem]:
     if monitor is not None and find_direction(train, engine) is None:
         yield (
             ("stopping", "monitor"),
-            f"nobody can tell whether more of {monitor} is better",
-            "say stopping.direction: max, or min",
+            f"it is unknown whether high or low values of {monitor} are better",
+            "stopping.direction: max, or min",
         )
     if knows.precisions is not None and train.precision not in knows.precisions:
         yield (
@@ -64,7 +64,7 @@ def find_unknown_words(train: Train, engine: EngineInfo) -> Iterator[Problem]:
 
 
 def incomplete_schedule(train: Train, engine: EngineInfo) -> str:
-    """What a learning rate schedule that :func:`unknown_words` lets pass still lacks; nothing where it is whole."""
+    """Describe what a learning rate schedule lacks; empty if it is complete."""
     rate = train.optimizer.learning_rate
     if not (isinstance(rate, Mapping) and engine.learns):
         return ""
@@ -72,37 +72,47 @@ def incomplete_schedule(train: Train, engine: EngineInfo) -> str:
 
 
 def find_direction(train: Train, engine: EngineInfo) -> Direction | None:
-    """Whether more or less of what is monitored is better, by the spec or by what the engine knows of its metrics."""
+    """Find whether high or low values of the monitored metric are better."""
     monitor = train.stopping.metric
     direction = train.stopping.direction or direction_of(monitor)
     if direction is not None:
         return direction
-    asked = next(
-        (name_of(one) for one in train.metrics if label_of(one) == monitor.removeprefix("val_")), ""
+    metric_name = next(
+        (
+            name_of(metric)
+            for metric in train.metrics
+            if label_of(metric) == monitor.removeprefix("val_")
+        ),
+        "",
     )
-    word = engine.words.metrics.get(canonical_name(asked))
+    word = engine.words.metrics.get(canonical_name(metric_name))
     if word is None:
         return None
     return word.better
 
 
 def with_direction(train: Train, engine: EngineInfo) -> Train:
-    """The same, with the direction of a metric that the engine alone knows."""
-    converge = train.stopping
-    told = find_direction(train, engine)
-    if told is None or converge.direction is not None or direction_of(converge.metric) is not None:
+    """Return the settings with the direction of a metric that only the engine knows."""
+    stopping = train.stopping
+    direction = find_direction(train, engine)
+    if (
+        direction is None
+        or stopping.direction is not None
+        or direction_of(stopping.metric) is not None
+    ):
         return train
-    return replace(train, stopping=replace(converge, direction=told))
+    return replace(train, stopping=replace(stopping, direction=direction))
 
 
 def with_rate(train: Train, engine: EngineInfo, defaults: str) -> Train:
-    """Give an optimizer that has no learning rate its default one.
+    """Return the settings with the optimizer's default learning rate if none is given.
 
     Args:
         defaults: the version of FLEET whose defaults count.
 
     Returns:
-        The same settings with a learning rate; without one where only the user's own function has a default.
+        The same settings with a learning rate; without one where only the user's own function has a
+        default.
     """
     optimizer = train.optimizer
     if optimizer.learning_rate is not None:
@@ -115,28 +125,30 @@ def with_rate(train: Train, engine: EngineInfo, defaults: str) -> Train:
 
 
 def optimizer_slots(optimizer: Optimizer, engine: EngineInfo) -> int:
-    """How many numbers an optimizer keeps for each parameter, at most."""
+    """Count the numbers that an optimizer keeps for each parameter, at most."""
     word = engine.words.optimizers.get(optimizer.name)
     if word is None:
-        own = 0
+        slots = 0
     else:
-        own = word.slots + (bool(optimizer.momentum) and word.slot_of_momentum)
-    return own + bool(optimizer.use_ema) + bool(optimizer.amsgrad) + bool(optimizer.centered)
+        slots = word.slots + (bool(optimizer.momentum) and word.slot_of_momentum)
+    return slots + bool(optimizer.use_ema) + bool(optimizer.amsgrad) + bool(optimizer.centered)
 
 
 def _of_optimizer(optimizer: Optimizer, engine: EngineInfo) -> Iterator[Problem]:
     name = optimizer.name
-    known = engine.words.optimizers
+    optimizers = engine.words.optimizers
     schedules = engine.words.schedules
-    given = [
+    parameters = [
         item.name
         for item in fields(optimizer)
         if item.name not in ("name", "learning_rate") and getattr(optimizer, item.name) is not None
     ]
-    if not (engine.knows.own if ":" in name else name in known):
-        yield ("optimizer", "name"), *_lacks(engine, "optimizer", name, known)
+    if not (engine.knows.own if ":" in name else name in optimizers):
+        yield ("optimizer", "name"), *_lacks(engine, "optimizer", name, optimizers)
     elif foreign := [
-        key for key in given if key not in ({"args"} if ":" in name else known[name].takes)
+        key
+        for key in parameters
+        if key not in ({"args"} if ":" in name else optimizers[name].takes)
     ]:
         yield ("optimizer",), f"{name} takes no {', '.join(foreign)}", ""
     if isinstance(rate := optimizer.learning_rate, Mapping):
@@ -150,53 +162,53 @@ def _of_optimizer(optimizer: Optimizer, engine: EngineInfo) -> Iterator[Problem]
 
 
 def _of_measure(
-    key: tuple[str, ...], measure: Measure, known: Mapping[str, MeasureWord], engine: EngineInfo
+    key: tuple[str, ...], measure: Measure, measures: Mapping[str, MeasureWord], engine: EngineInfo
 ) -> Iterator[Problem]:
     name = name_of(measure)
-    what = {"metrics": "metric"}.get(key[0], key[0])
-    if not (engine.knows.own if ":" in name else canonical_name(name) in known):
+    noun = {"metrics": "metric"}.get(key[0], key[0])
+    if not (engine.knows.own if ":" in name else canonical_name(name) in measures):
         yield (
             key,
             *_lacks(
                 engine,
-                what,
+                noun,
                 name,
-                known,
-                [short for short in SHORT if canonical_name(short) in known],
+                measures,
+                [short for short in SHORT if canonical_name(short) in measures],
             ),
         )
     elif (
         ":" not in name
-        and (needed := known[canonical_name(name)].needs)
+        and (needed := measures[canonical_name(name)].needs)
         and needed not in parameters_of(measure)
     ):
-        yield key, f"the {what} {name} needs {needed}", f"write {{{name}: {{{needed}: ...}}}}"
+        yield key, f"the {noun} {name} needs {needed}", f"write {{{name}: {{{needed}: ...}}}}"
 
 
 def _lacks(
     engine: EngineInfo,
-    what: str,
+    noun: str,
     name: str,
-    known: Iterable[str],
+    names: Iterable[str],
     short: Iterable[str] = (),
     may_be_own: bool = True,
 ) -> tuple[str, str]:
-    """That an engine does not know a name, and what would be right.
+    """Return a message that an engine does not have a name, and what would be right.
 
     Args:
         known: the names that it knows.
         short: others for the same.
         may_be_own: whether an import path can stand in their place.
     """
-    wrong = f"the {engine.name} engine has no {what} {name!r}"
-    near = {one.lower(): one for one in (*known, *short)}
-    close = [near[one] for one in difflib.get_close_matches(name.lower(), near, n=3)]
+    wrong = f"the {engine.name} engine has no {noun} {name!r}"
+    near = {candidate.lower(): candidate for candidate in (*names, *short)}
+    close = [near[candidate] for candidate in difflib.get_close_matches(name.lower(), near, n=3)]
     if close:
         right = "a name that it has"
     else:
-        right = f"it has {', '.join(known) or 'none by name'}"
+        right = f"it has {', '.join(names) or 'none by name'}"
     if may_be_own and engine.knows.own:
-        own = ", or an import path module:function"
+        hint = ", or an import path module:function"
     else:
-        own = ""
-    return wrong + (f" (did you mean {', '.join(close)}?)" if close else ""), right + own
+        hint = ""
+    return wrong + (f" (did you mean {', '.join(close)}?)" if close else ""), right + hint

@@ -1,8 +1,9 @@
-"""What must be known of an engine before it is loaded: a row for each, which a spec is checked against.
+"""Describe each engine without loading it, so that specs can be checked against it.
 
-An engine itself may take seconds to import, and stands far above a spec; :mod:`fleet.engines.registry` makes it from
-its row. Its name is looked up here and compared nowhere else; an :class:`EngineInfo` of one's own, which a spec names
-by its import path, does all that one of the table does.
+An engine itself may take seconds to import, and stands far above a spec;
+:mod:`fleet.engines.registry` makes it from its row. Its name is looked up here and compared nowhere
+else; an :class:`EngineInfo` of one's own, which a spec names by its import path, does all that one
+of the table does.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ Make = Callable[
 
 
 def float32_bytes(parameters: int, slots: int) -> int:
-    """Bytes of weights, and of as much for each slot of the optimizer, in float32.
+    """Count the bytes of weights and optimizer slots in float32.
 
     >>> float32_bytes(1000, slots=2)
     12000
@@ -36,7 +37,7 @@ def float32_bytes(parameters: int, slots: int) -> int:
 
 @dataclass(frozen=True)
 class Words:
-    """The words by which an engine lets specs say how networks are trained, each with what must be known of it.
+    """The names that an engine accepts in a spec, with what is known about each.
 
     Attributes:
         optimizers: by name, in lower case.
@@ -52,17 +53,17 @@ class Words:
 
 @dataclass(frozen=True)
 class Known:
-    """What an engine knows of what ``train`` may hold; None stands for all of Keras' words, or all precisions.
+    """The parts of ``train`` that an engine supports; None stands for everything in Keras.
 
     Attributes:
-        optimizers, schedules, losses, metrics: names of Keras' words (:mod:`fleet.vocabulary`), in the form of its
-            tables; or the engine's own tables, as in :class:`Words`.
+        optimizers, schedules, losses, metrics: names of Keras' words (:mod:`fleet.vocabulary`), in
+            the form of its tables; or the engine's own tables, as in :class:`Words`.
         precisions: of ``train.precision``.
         own: whether it takes functions of the user's own in their place, under import paths.
         accumulates: whether it averages the gradients of several steps.
         compiles: whether XLA can compile its steps.
-        starts: whether networks can begin with weights of a file, and keep some of them as they are; its trainables
-            are then :class:`fleet.engines.base.SupportsPretrained`.
+        starts: whether networks can begin with weights of a file, and keep some of them as they
+            are; its trainables are then :class:`fleet.engines.base.SupportsPretrained`.
     """
 
     optimizers: Table[OptimizerWord] = None
@@ -78,45 +79,55 @@ class Known:
 
 @dataclass(frozen=True)
 class EngineInfo:
-    """One engine, and all that others must know of it.
+    """The description of an engine.
 
     Args:
         name: as specs call it.
-        make: makes the engine of a trainer from a :class:`fleet.engines.base.EngineContext`: a function, or its import path. In
-            the table the path is relative to :mod:`fleet.engines`, and begins with a dot: engines import specs, so a
-            spec names no module of theirs. The registry, which stands there, completes it.
+        make: makes the engine of a trainer from a :class:`fleet.engines.base.EngineContext`: a
+            function, or its import path. In the table the path is relative to :mod:`fleet.engines`,
+            and begins with a dot: engines import specs, so a spec names no module of theirs. The
+            registry, which stands there, completes it.
         help: what it does, in a line.
-        families: that it can build; None for all, those of ``applications`` too. What a ``build:`` function gives is
-            between that function and the engine.
-        applications: the package whose functions build networks that a spec may name beside families; nothing where
-            there is none.
-        knows: what it knows of optimizers, learning rate schedules, losses and metrics; for others a network fails.
+        families: that it can build; None for all, those of ``applications`` too. What a ``build:``
+            function gives is between that function and the engine.
+        applications: the package whose functions build networks that a spec may name beside
+            families; nothing where there is none.
+        knows: what it knows of optimizers, learning rate schedules, losses and metrics; for others
+            a network fails.
         uses_gpus: whether each of its ranks wants a GPU.
-        unwanted: packages that it imports where they are installed, and can do without: it is loaded faster so.
+        unwanted: packages that it imports where they are installed, and can do without: it is
+            loaded faster so.
         exports: whether the networks that finish are written as files for use without FLEET.
         suffix: of these files.
-        learns: whether networks get better; otherwise they train for the epochs that the rates file gives them.
-        finishes: whether its networks crop and mirror samples themselves (:mod:`preprocess.deferred_augmentation`).
-        needs_rates: whether it can only train at rates that are known, so that ``schedule.rates`` must be given.
-        checkpoint_bytes: (parameters, slots) -> bytes of a checkpoint's arrays; slots are the numbers that the
-            optimizer keeps for each parameter.
-        count_parameters: of a network that is of no family: (architecture, input shape, classes, seed) -> how many; a
-            function, or its import path as for ``make``; None where nobody can tell before it is built.
-        join: makes one of several exported networks: (files, weight of each, kind of the targets) ->
-            :class:`fleet.engines.base.ExportedEnsemble`; a function, or its import path as for ``make``. None where an export
-            cannot be loaded again.
-        to_onnx: writes an exported network as ONNX: (its file, the file to write); a function, or its import path as
-            for ``make``. None where nothing can.
-        own_arrays: the last parts (after a slash) of the names of those arrays of a state that a network keeps when it
-            begins with the state of another: its learning rate is its own, and it is random in its own way.
-        no_memory: words in the errors of its library, or in the names of their types, that tell too little memory from
-            other failures.
+        learns: whether networks get better; otherwise they train for the epochs that the rates file
+            gives them.
+        finishes: whether its networks crop and mirror samples themselves
+            (:mod:`preprocess.deferred_augmentation`).
+        needs_rates: whether it can only train at rates that are known, so that ``schedule.rates``
+            must be given.
+        checkpoint_bytes: (parameters, slots) -> bytes of a checkpoint's arrays; slots are the
+            numbers that the optimizer keeps for each parameter.
+        count_parameters: of a network that is of no family: (architecture, input shape, classes,
+            seed) -> how many; a function, or its import path as for ``make``; None where nobody can
+            tell before it is built.
+        join: makes one of several exported networks: (files, weight of each, kind of the targets)
+            -> :class:`fleet.engines.base.ExportedEnsemble`; a function, or its import path as for
+            ``make``. None where an export cannot be loaded again.
+        to_onnx: writes an exported network as ONNX: (its file, the file to write); a function, or
+            its import path as for ``make``. None where nothing can.
+        own_arrays: the last parts (after a slash) of the names of those arrays of a state that a
+            network keeps when it begins with the state of another: its learning rate is its own,
+            and it is random in its own way.
+        no_memory: words in the errors of its library, or in the names of their types, that tell too
+            little memory from other failures.
         library: the package without which it trains nothing; empty where it needs none.
         extra: of this project's package, that installs it; for messages.
-        build_s: seconds in which a network is built and its first step is made ready, for rehearsals.
-        problems: what ``fleet doctor`` finds wrong with the libraries that it stands on, on one node: (the GPUs that a
-            rank is shown, ``resources.exchange``) -> pairs of what would go wrong and what to do about it; a function,
-            or its import path as for ``make``. None where there is nothing to look at.
+        build_s: seconds in which a network is built and its first step is made ready, for
+            rehearsals.
+        problems: what ``fleet doctor`` finds wrong with the libraries that it stands on, on one
+            node: (the GPUs that a rank is shown, ``resources.exchange``) -> pairs of what would go
+            wrong and what to do about it; a function, or its import path as for ``make``. None
+            where there is nothing to look at.
     """
 
     name: str
@@ -145,7 +156,7 @@ class EngineInfo:
 
     @cached_property
     def words(self) -> Words:
-        """The words that it knows."""
+        """The names that it accepts."""
         return Words(
             **{
                 kind: _table(getattr(self.knows, kind), of_keras)
@@ -154,12 +165,12 @@ class EngineInfo:
         )
 
 
-def _table(known: Table[Word], of_keras: Mapping[str, Word]) -> Mapping[str, Word]:
-    if known is None:
+def _table(names: Table[Word], of_keras: Mapping[str, Word]) -> Mapping[str, Word]:
+    if names is None:
         return of_keras
-    if isinstance(known, Mapping):
-        return known
-    return {name: of_keras[name] for name in known}
+    if isinstance(names, Mapping):
+        return names
+    return {name: of_keras[name] for name in names}
 
 
 # kind of words -> those of Keras, how a name is written, and what stands behind it
@@ -189,7 +200,8 @@ ENGINES: dict[str, EngineInfo] = {
             library="tensorflow",
             extra="run",
             build_s=8.0,  # between a small CNN's and a ResNet's
-            # Keras plots galleries with the one and wraps models for the other: a quarter of what its import takes.
+            # Keras plots galleries with the one and wraps models for the other: a quarter of what
+            # its import takes.
             unwanted=("matplotlib", "sklearn"),
             count_parameters=".keras.models:count_keras_parameters",
         ),
@@ -266,7 +278,7 @@ ENGINES: dict[str, EngineInfo] = {
 
 
 def find_engine(name: str) -> EngineInfo:
-    """The engine of a name, or of an import path ``module:engine``.
+    """Find the engine with a name or an import path ``module:engine``.
 
     Raises:
         UserError: there is none.
@@ -276,25 +288,26 @@ def find_engine(name: str) -> EngineInfo:
     """
     if name in ENGINES:
         return ENGINES[name]
-    found = load_named(name, "engine", sorted(ENGINES), "engine")
-    if not isinstance(found, EngineInfo):
+    engine = load_named(name, "engine", sorted(ENGINES), "engine")
+    if not isinstance(engine, EngineInfo):
         raise UserError(
-            f"engine {name!r} is of type {type(found).__name__}; it should be an EngineInfo"
+            f"engine {name!r} is of type {type(engine).__name__}; it should be an EngineInfo"
         )
     for kind, (of_keras, written, is_word) in _TABLES.items():
-        known = getattr(found.knows, kind) or ()
+        names = getattr(engine.knows, kind) or ()
         wrong = [
             word
-            for word in known
+            for word in names
             if not (
-                written(word) == word and is_word(known[word])
-                if isinstance(known, Mapping)
+                written(word) == word and is_word(names[word])
+                if isinstance(names, Mapping)
                 else word in of_keras
             )
         ]
         if wrong:
             raise UserError(
-                f"engine {name!r} knows {kind} that are none: {', '.join(map(repr, wrong))}; names of "
+                f"engine {name!r} knows {kind} that are none: {', '.join(map(repr, wrong))}; names "
+                f"of "
                 "fleet.vocabulary, or a table as in fleet.spec.engines.Words"
             )
-    return replace(found, name=name)
+    return replace(engine, name=name)

@@ -1,7 +1,7 @@
-"""The kinds of values that keys of a spec take, each with its JSON Schema, by which editors help and check.
+"""Types of the keys of a spec, each with the JSON Schema that editors use.
 
-A key is a field of a frozen dataclass. Its ``Field(description=...)`` is what users read about it, in an editor and in
-``docs/spec.md``.
+A key is a field of a frozen dataclass. Its ``Field(description=...)`` is what users read about it,
+in an editor and in ``docs/spec.md``.
 """
 
 from __future__ import annotations
@@ -42,18 +42,18 @@ IMPORT_PATH = {
 }
 
 
-def written_as(default: str) -> dict[str, JsonValue]:
-    """A default as people write it, for the JSON Schema."""
+def default_text(default: str) -> dict[str, JsonValue]:
+    """Return the default as users write it, for the JSON Schema."""
     return {"default": default}
 
 
-def unset(description: str) -> Any:
-    """A key that is None where it is not given."""
+def optional(description: str) -> Any:
+    """Return the field of a key that is None by default."""
     return Field(default=None, description=description)
 
 
 def default_of(field: dataclasses.Field[Any]) -> Any:
-    """What a key is where it is not given; ``dataclasses.MISSING`` where it must be."""
+    """Return the default of a key; ``dataclasses.MISSING`` if it is required."""
     default = field.default
     if isinstance(default, FieldInfo):
         if default.is_required():
@@ -64,7 +64,7 @@ def default_of(field: dataclasses.Field[Any]) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class OneOf:
-    """One of some schemas, which are asked for when the schema is: tables may be read from files.
+    """A choice of schemas, computed only when the schema is written.
 
     Args:
         schemas: those that there are, the choices first.
@@ -73,31 +73,31 @@ class OneOf:
     schemas: Callable[[], Sequence[dict[str, Any]]]
 
     def __get_pydantic_json_schema__(self, _: Any, handler: Any) -> dict[str, Any]:
-        """What pydantic writes into the JSON Schema; values are checked elsewhere."""
-        first, *others = self.schemas()
-        if others:
-            return {"anyOf": [first, *others]}
+        """Return the JSON Schema; values are checked elsewhere."""
+        first, *alternatives = self.schemas()
+        if alternatives:
+            return {"anyOf": [first, *alternatives]}
         return first
 
 
 def _families() -> list[dict[str, Any]]:
     applications = list(application_names())  # none where Keras is not installed
-    known: dict[str, Any] = {"enum": applications} if applications else {"type": "string"}
+    schema: dict[str, Any] = {"enum": applications} if applications else {"type": "string"}
     return [
         {"title": "a family", "enum": list(FAMILIES)},
-        {"title": f"a name of {APPLICATIONS}", **known},
+        {"title": f"a name of {APPLICATIONS}", **schema},
     ]
 
 
 def _written(notation: Notation, **bounds: float) -> WithJsonSchema:
-    """A quantity with its unit, or a bare number, within bounds, where that has a meaning."""
+    """Return the schema of a quantity with a unit, or of a bare number within bounds."""
     text = {"type": "string", "pattern": notation.pattern, "examples": list(notation.examples)}
     number = {"type": "number", "minimum": 0, **bounds}
     return WithJsonSchema({"anyOf": [text, number]} if notation.has_bare_numbers else text)
 
 
 def _checked(parse: Callable[[Any], object]) -> BeforeValidator:
-    """Refuse what cannot be read, and keep the rest as it is written."""
+    """Return a validator that parses a value and keeps it as written."""
 
     def check(value: Any) -> Any:
         parse(value)
@@ -107,21 +107,21 @@ def _checked(parse: Callable[[Any], object]) -> BeforeValidator:
 
 
 def _no_flag(value: Any) -> Any:
-    """Refuse `true` and `false`, which pydantic would take for 1 and 0."""
+    """Reject `true` and `false`, which pydantic would accept as 1 and 0."""
     if isinstance(value, bool):
         raise ValueError("should be a number")
     return value
 
 
 def _share_or_path(value: object) -> object:
-    """A text that is written like a share is one; no path ends in a per cent sign."""
+    """Parse text that ends in a percent sign as a share; leave paths alone."""
     if isinstance(value, str) and value.rstrip().endswith("%"):
         return parse_share(value)
     return value
 
 
 def _optimizers() -> list[str]:
-    """The names that engines know, in their order."""
+    """List the optimizers that engines know."""
     return list(
         dict.fromkeys(name for engine in ENGINES.values() for name in engine.words.optimizers)
     )

@@ -1,4 +1,4 @@
-"""Whether networks fit their data and a GPU, as far as nothing must be built to know it."""
+"""Check that networks fit their data and a GPU, without building them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from fleet.units import format_size, listed
 from fleet.vocabulary.measures import MeasureWord
 from preprocess.sample import SampleSpec
 
-# More than any GPU has (2026: 432 GB): what needs that much can be trained nowhere, since each GPU holds all of it.
+# More than any GPU has (2026: 432 GB): what needs that much can be trained nowhere, since each GPU
+# holds all of it.
 LARGEST_GPU = 500 * 10**9
 
 Misfit: TypeAlias = tuple[
@@ -26,7 +27,7 @@ Misfit: TypeAlias = tuple[
 def find_data_misfits(
     spec: Spec, sample: SampleSpec, samples: int, is_validated: bool
 ) -> list[Misfit]:
-    """What of the networks cannot be trained on this data.
+    """Find networks that cannot be trained on this data.
 
     Args:
         samples: of the training data.
@@ -69,8 +70,8 @@ def _misfits(
         yield (
             network,
             ("models", network.entry),
-            f"{network.architecture.target} gives one answer for an image, and "
-            "masks want one for each pixel",
+            f"{network.architecture.target} predicts one class per image, but "
+            "masks need one per pixel",
             "the family softmax, or a function of your own (build:)",
         )
         return
@@ -96,16 +97,16 @@ def _misfits(
 
 
 def find_unfit_measures(network: NetworkSpec, spec: Spec, kind: str) -> Iterator[Misfit]:
-    """What of the loss and the metrics has no meaning for targets of a kind."""
+    """Yield losses and metrics that make no sense for a kind of target."""
     train = network.train
     losses = spec.engine.words.losses
     metrics = spec.engine.words.metrics
     if kind == "value":
-        for key, said in (
+        for key, value in (
             ("label_smoothing", train.label_smoothing),
             ("class_weights", train.class_weights),
         ):
-            if said:
+            if value:
                 yield (
                     network,
                     spec.place_of(network, "train", key),
@@ -126,12 +127,12 @@ def find_unfit_measures(network: NetworkSpec, spec: Spec, kind: str) -> Iterator
             f"train.loss: {wrong}",
             _fitting(losses, kind),
         )
-    for place, metric in enumerate(train.metrics):
+    for index, metric in enumerate(train.metrics):
         wrong = describe_unfit(metric, kind, metrics)
         if wrong:
             yield (
                 network,
-                (*spec.place_of(network, "train", "metrics"), place),
+                (*spec.place_of(network, "train", "metrics"), index),
                 f"train.metrics: {wrong}",
                 _fitting(metrics, kind),
             )
@@ -144,36 +145,36 @@ def find_unfit_measures(network: NetworkSpec, spec: Spec, kind: str) -> Iterator
         )
 
 
-def _fitting(known: Mapping[str, MeasureWord], kind: str) -> str:
-    """The losses, or metrics, that have a meaning for targets of a kind."""
+def _fitting(words: Mapping[str, MeasureWord], kind: str) -> str:
+    """List the losses or metrics that fit a kind of target."""
     return "should be one of " + ", ".join(
-        name for name in known if not describe_unfit(name, kind, known)
+        name for name in words if not describe_unfit(name, kind, words)
     )
 
 
 def too_large(parameters: int, network: NetworkSpec, spec: Spec) -> str:
-    """What is wrong with a network of so many parameters that no GPU can hold; nothing where one can."""
+    """Explain why no GPU can hold a network; empty if one can."""
     needed = training_bytes(parameters, network, spec)
     if needed <= LARGEST_GPU:
         return ""
     return (
-        f"it has {parameters:,} parameters, which take at least {format_size(needed)} on each GPU to train: no GPU "
-        f"has more than {format_size(LARGEST_GPU)}"
+        f"it has {parameters:,} parameters, which take at least {format_size(needed)} on each GPU "
+        f"to train: no GPU has more than {format_size(LARGEST_GPU)}"
     )
 
 
 def training_bytes(parameters: int, network: NetworkSpec, spec: Spec) -> int:
-    """Bytes on each GPU of the weights, their gradients and what the optimizer keeps of them."""
+    """Count the bytes of weights, gradients and optimizer state on each GPU."""
     slots = optimizer_slots(network.train.optimizer, spec.engine)
     return spec.engine.checkpoint_bytes(parameters, slots + 1)  # a gradient is one more
 
 
-def merge_misfits(spec: Spec, found: Iterable[Misfit]) -> list[SpecMistake]:
-    """One mistake for each thing that is wrong at a place, with the names of all networks that it is wrong with."""
+def merge_misfits(spec: Spec, misfits: Iterable[Misfit]) -> list[SpecMistake]:
+    """Merge equal misfits into one mistake that names all their networks."""
     networks: dict[tuple[tuple, str, str], list[str]] = {}
-    for network, where, wrong, right in found:
-        networks.setdefault((where, wrong, right), []).append(network.name)
+    for network, key_path, wrong, right in misfits:
+        networks.setdefault((key_path, wrong, right), []).append(network.name)
     return [
-        spec.origin.mistake(where, wrong, right, name=listed(named))
-        for (where, wrong, right), named in networks.items()
+        spec.origin.mistake(key_path, wrong, right, name=listed(named))
+        for (key_path, wrong, right), named in networks.items()
     ]

@@ -1,4 +1,4 @@
-"""What was chosen for a network, flat: a name and a plain value for each hyper-parameter, as other tools want it."""
+"""The hyper-parameters of a network as flat names and plain values, for trackers."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ Plain: TypeAlias = bool | int | float | str
 
 
 def hyperparameters_of(network: NetworkSpec) -> dict[str, Plain]:
-    """The hyper-parameters of a network, by the names that a space has for them.
+    """Return the hyper-parameters of a network by the names used in spaces.
 
-    All arguments of a family are among them, and of the training settings the optimizer, its learning rate, the batch,
-    and what is not as it is by default.
+    All arguments of a family are among them, and of the training settings the optimizer, its
+    learning rate, the batch, and what is not as it is by default.
     """
-    what = network.architecture
+    architecture = network.architecture
     train = network.train
-    if what.kind == "family":
-        args: Mapping[str, Any] = dataclasses.asdict(what.settings)
+    if architecture.kind == "family":
+        args: Mapping[str, Any] = dataclasses.asdict(architecture.settings)
     else:
-        args = what.args
+        args = architecture.args
     always = {
         "batch": {"size": train.batch.size},
         "optimizer": {"name": train.optimizer.name, "learning_rate": train.optimizer.learning_rate},
     }
-    found = {
-        "model": what.target,
+    values = {
+        "model": architecture.target,
         **dict(flatten("", args)),
         **dict(flatten("train", always)),
         **dict(flatten("train", plain(train))),
@@ -38,13 +38,13 @@ def hyperparameters_of(network: NetworkSpec) -> dict[str, Plain]:
     }
     return {
         name: to_scalar(value)
-        for name, value in (found | network.parameters).items()
+        for name, value in (values | network.parameters).items()
         if value is not None
     }
 
 
 def to_scalar(value: Any) -> Plain:
-    """A value that is no number, text or flag as JSON.
+    """Return a number, text or flag as it is, and anything else as JSON.
 
     >>> as_plain(0.5), as_plain([1, 2])
     (0.5, '[1, 2]')
@@ -55,7 +55,7 @@ def to_scalar(value: Any) -> Plain:
 
 
 def flatten(path: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """The values of nested settings, by dotted names; what is named by other things than settings stays whole.
+    """Yield the values of nested settings by dotted names.
 
     >>> list(leaves("train", {"batch": {"size": 8}, "class_weights": {"a cat": 2.0}}))
     [('train.batch.size', 8), ('train.class_weights', {'a cat': 2.0})]

@@ -1,4 +1,4 @@
-"""The layers of a family's networks: engines build what is said here, and what that costs is counted without them."""
+"""List the layers of a family's networks; engines build them, and costs are counted from them."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ Shape: TypeAlias = tuple[
 
 @dataclass(frozen=True)
 class Layer:
-    """One layer, by the names that Keras has for its parameters or nearly so.
+    """One layer; its parameters are named nearly as in Keras.
 
     Attributes:
-        kind: ``average`` is the mean over all pixels, ``add`` the sum of a branch and a shortcut, ``concat`` what goes
-            into a branch and what comes out of it.
+        kind: ``average`` is the mean over all pixels, ``add`` the sum of a branch and a shortcut,
+            ``concat`` what goes into a branch and what comes out of it.
         name: of the layer; unique in its network.
         outputs: channels of a convolution, or features.
         side, stride: of square filters, or of pooling.
-        pad: pixels of zeros that are put around an image; None for as many as leave it as large, but for the stride.
+        pad: pixels of zeros that are put around an image; None for as many as leave it as large,
+            but for the stride.
         has_bias: whether each output has one.
         start: the distribution of the first weights.
         share: of what is dropped.
@@ -57,14 +58,14 @@ class Layer:
     shortcut: tuple[Layer, ...] = ()
 
     def after(self, shape: Shape) -> Shape:
-        """The shape of what comes out."""
+        """Return the shape of its output for an input shape."""
         match self.kind:
             case "conv" | "max_pool" | "mean_pool":
                 height, width = (
-                    -(-one // self.stride)
+                    -(-size // self.stride)
                     if self.pad is None
-                    else (one + 2 * self.pad - self.side) // self.stride + 1
-                    for one in shape[:2]
+                    else (size + 2 * self.pad - self.side) // self.stride + 1
+                    for size in shape[:2]
                 )
                 return height, width, self.outputs or shape[2]
             case "dense":
@@ -81,7 +82,7 @@ class Layer:
 
 
 def shape_after(layers: Sequence[Layer], shape: Shape) -> Shape:
-    """The shape of what comes out of layers, one after another."""
+    """Return the output shape of consecutive layers."""
     for layer in layers:
         shape = layer.after(shape)
     return shape
@@ -96,8 +97,8 @@ def count_parameters(settings: model.Settings, input_shape: Shape, classes: int)
         classes: number of classes.
 
     Returns:
-        The number of parameters; batch normalisation has four a channel: a scale, a shift, and the moving mean and
-        variance.
+        The number of parameters; batch normalisation has four a channel: a scale, a shift, and the
+        moving mean and variance.
 
     Raises:
         UserError: the image is too small for the network.
@@ -117,7 +118,7 @@ def count_parameters(settings: model.Settings, input_shape: Shape, classes: int)
 
 
 def count_for(settings: model.Settings, sample: SampleSpec) -> int:
-    """The parameters of a network of a family for such samples; for masks, ``softmax`` looks at each pixel by itself.
+    """Count the parameters of a family's network for given samples.
 
     Raises:
         UserError: the image is too small for the network.
@@ -130,9 +131,10 @@ def count_for(settings: model.Settings, sample: SampleSpec) -> int:
 
 
 def count_operations(settings: model.Settings, input_shape: Shape, classes: int) -> int:
-    """Count the multiplications of one sample's way through a network, as far as they are of weights.
+    """Count the multiplications by weights in one sample's forward pass.
 
-    They say how fast a network trains beside others of its family, before any has trained: all else takes about the
+    They say how fast a network trains beside others of its family, before any has trained: all else
+        takes about the
     same share of the time for all networks of a family.
 
     Args:
@@ -141,8 +143,8 @@ def count_operations(settings: model.Settings, input_shape: Shape, classes: int)
     Raises:
         UserError: the image is too small for the network.
 
-    A 3x3 convolution of 2 filters on 4x4 pixels of 1 channel takes 288; then they are pooled to 2x2, so that a
-    classifier of 3 classes takes 24:
+    A 3x3 convolution of 2 filters on 4x4 pixels of 1 channel takes 288; then they are pooled to
+    2x2, so that a classifier of 3 classes takes 24:
 
     >>> count_operations(model.CNN(filters=(2,), dense=(), norm="none"), (4, 4, 1), classes=3)
     312
@@ -154,7 +156,7 @@ def count_operations(settings: model.Settings, input_shape: Shape, classes: int)
 
 
 def _walk(layers: Sequence[Layer], shape: Shape) -> Iterator[tuple[Layer, Shape]]:
-    """All layers, those inside of others too, and the shape of what each is given."""
+    """Yield all layers, nested ones included, with their input shapes."""
     for layer in layers:
         yield layer, shape
         yield from _walk(layer.branch, shape)
@@ -172,7 +174,7 @@ def _weights(layer: Layer, shape: Shape) -> int:
 def layers_of(
     settings: model.Settings, input_shape: Shape, outputs: int, is_mask: bool = False
 ) -> tuple[Layer, ...]:
-    """The layers of a network, from its input to its logits or values.
+    """Return the layers of a network, from its input to its logits or values.
 
     Args:
         is_mask: whether each pixel has outputs of its own; of the family ``softmax`` alone.
@@ -213,10 +215,10 @@ def _resnet(settings: model.ResNet, input_shape: Shape) -> Iterator[Layer]:
             else:
                 sizes = ((filters, 3), (filters, 3))
             branch = _conv(settings, f"{name}_1", *sizes[0], stride)
-            for place, size in enumerate(sizes[1:], 2):
+            for number, size in enumerate(sizes[1:], 2):
                 branch += [
-                    Layer("relu", f"{name}_{place - 1}_relu"),
-                    *_conv(settings, f"{name}_{place}", *size, is_last=place == len(sizes)),
+                    Layer("relu", f"{name}_{number - 1}_relu"),
+                    *_conv(settings, f"{name}_{number}", *size, is_last=number == len(sizes)),
                 ]
             is_projected = stride > 1 or channels != sizes[-1][0]
             channels = sizes[-1][0]
@@ -244,8 +246,8 @@ def _densenet(settings: model.DenseNet, input_shape: Shape) -> Iterator[Layer]:
             channels = max(1, int(channels * settings.compression))
             yield from conv(f"transition{block}", channels, 1)
             yield Layer("mean_pool", f"transition{block}_pool", side=2, stride=2, pad=0)
-        for place in range(count):
-            name = f"block{block}_layer{place}"
+        for number in range(count):
+            name = f"block{block}_layer{number}"
             yield Layer(
                 "concat",
                 f"{name}_concat",
@@ -266,11 +268,11 @@ def _cnn(settings: model.CNN) -> Iterator[Layer]:
             Layer("max_pool", f"stage{stage}_pool", side=2, stride=2, pad=0),
         )
     yield Layer("flatten", "flatten")
-    for place, units in enumerate(settings.dense):
+    for number, units in enumerate(settings.dense):
         yield from (
-            Layer("dense", f"dense{place}", units),
-            Layer("relu", f"dense{place}_relu"),
-            *_dropout(f"dense{place}_dropout", settings.dropout),
+            Layer("dense", f"dense{number}", units),
+            Layer("relu", f"dense{number}_relu"),
+            *_dropout(f"dense{number}_dropout", settings.dropout),
         )
 
 
@@ -298,7 +300,7 @@ def _conv(
     stride: int = 1,
     is_last: bool = False,
 ) -> list[Layer]:
-    """A convolution and its normalisation; it may be the last one of a branch."""
+    """Return a convolution with its normalization."""
     # Without normalisation the variance would double with every block; a branch that starts
     # at zero keeps it (Zhang et al., Fixup Initialization, ICLR 2019).
     start: Literal["zeros", "he_normal"] = (

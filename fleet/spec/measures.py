@@ -1,4 +1,4 @@
-"""Losses and metrics as specs name them: with parameters, as columns of tables, and of targets of a kind."""
+"""Losses and metrics as specs name them."""
 
 from __future__ import annotations
 
@@ -64,21 +64,21 @@ COLUMNS = frozenset(
 
 
 def name_of(measure: Measure) -> str:
-    """The name of a loss or a metric, or its import path, without parameters."""
+    """Return the name or import path of a loss or metric, without parameters."""
     if isinstance(measure, str):
         return measure
     return next(iter(measure))
 
 
 def parameters_of(measure: Measure) -> dict[str, Any]:
-    """The parameters of a loss or a metric, by name."""
+    """Return the parameters of a loss or metric by name."""
     if isinstance(measure, str):
         return {}
     return copy.deepcopy(dict(next(iter(measure.values()))))
 
 
 def label_of(measure: Measure) -> str:
-    """What a metric is called in tables: its parameter ``name``, or its name as it is written, without a module.
+    """Return the column name of a metric: its parameter ``name``, or its own name.
 
     A function called ``accuracy`` keeps its module, for there is an accuracy in any case.
 
@@ -96,23 +96,23 @@ def label_of(measure: Measure) -> str:
     return name
 
 
-def describe_unfit(measure: Measure, kind: str, known: Mapping[str, MeasureWord]) -> str:
-    """Why a loss or a metric of those that are known has no meaning for targets of a kind; nothing where it may have.
+def describe_unfit(measure: Measure, kind: str, words: Mapping[str, MeasureWord]) -> str:
+    """Explain why a loss or metric makes no sense for a kind of target; empty if it may.
 
     >>> from fleet.vocabulary.measures import METRICS
     >>> unfit("AUC", "value", METRICS), unfit("my:metric", "value", METRICS)
     ('AUC means nothing for targets that are values', '')
     """
     name = name_of(measure)
-    word = None if ":" in name else known.get(canonical_name(name))
+    word = None if ":" in name else words.get(canonical_name(name))
     is_unfit = word is not None and kind in word.unfit
     if is_unfit:
         return f"{name} means nothing for targets that are {TARGETS[kind]}"
     return ""
 
 
-def canonical(measure: Measure, known: Mapping[str, MeasureWord]) -> Measure:
-    """A loss or a metric as it is written in one way, without parameters that are as they would be anyway.
+def canonical(measure: Measure, words: Mapping[str, MeasureWord]) -> Measure:
+    """Return a loss or metric in its one canonical form, without default parameters.
 
     >>> from fleet.vocabulary.measures import LOSSES
     >>> canonical("mse", LOSSES) == canonical("MeanSquaredError", LOSSES), canonical({"Huber": {"delta": 1}}, LOSSES)
@@ -120,75 +120,78 @@ def canonical(measure: Measure, known: Mapping[str, MeasureWord]) -> Measure:
     """
     name = name_of(measure)
     short = name if ":" in name else canonical_name(name)
-    defaults = known[short].defaults if short in known else {}
-    given = {
+    defaults = words[short].defaults if short in words else {}
+    parameters = {
         key: value
         for key, value in sorted(parameters_of(measure).items())
         if key != "name" and (key not in defaults or defaults[key] != value)
     }
-    if given:
-        return {short: given}
+    if parameters:
+        return {short: parameters}
     return short
 
 
 def canonical_loss(
-    loss: Measure | None, smoothing: float, kind: str, known: Mapping[str, MeasureWord]
+    loss: Measure | None, smoothing: float, kind: str, words: Mapping[str, MeasureWord]
 ) -> Measure:
-    """What a loss measures of targets of a kind, written in one way: losses that are written alike can be compared.
+    """Return the canonical form of a loss; equal forms can be compared.
 
     >>> from fleet.vocabulary.measures import LOSSES
     >>> canonical_loss(None, 0.1, "class", LOSSES)
     {'categorical_crossentropy': {'label_smoothing': 0.1}}
     """
-    said = LOSS_OF[kind] if loss is None else loss
+    measure = LOSS_OF[kind] if loss is None else loss
     if (
-        canonical_name(name_of(said)) == "sparse_categorical_crossentropy"
+        canonical_name(name_of(measure)) == "sparse_categorical_crossentropy"
     ):  # the same, of classes by their numbers
-        said = {"categorical_crossentropy": parameters_of(said)}
-    given = {**parameters_of(said), **({"label_smoothing": smoothing} if smoothing else {})}
-    return canonical({name_of(said): given}, known)
+        measure = {"categorical_crossentropy": parameters_of(measure)}
+    parameters = {**parameters_of(measure), **({"label_smoothing": smoothing} if smoothing else {})}
+    return canonical({name_of(measure): parameters}, words)
 
 
 def format_measure(measure: Measure) -> str:
-    """A loss or a metric as people write it.
+    """Format a loss or metric as in YAML.
 
     >>> written({"huber": {"delta": 2}}), written("mae")
     ('{huber: {delta: 2}}', 'mae')
     """
     if isinstance(measure, str):
         return measure
-    given = ", ".join(f"{key}: {value}" for key, value in parameters_of(measure).items())
-    if given:
-        return f"{{{name_of(measure)}: {{{given}}}}}"
+    parameters = ", ".join(f"{key}: {value}" for key, value in parameters_of(measure).items())
+    if parameters:
+        return f"{{{name_of(measure)}: {{{parameters}}}}}"
     return name_of(measure)
 
 
 def check_measures(
     loss: Measure | None, metrics: tuple[Measure, ...], class_weights: Any
 ) -> list[str]:
-    """See that a loss, metrics and weights of classes are written as such; returns the columns of the metrics.
+    """Check the loss, metrics and class weights; return the columns of the metrics.
 
     Raises:
         ValueError: they are not.
     """
-    for key, said in (("loss", () if loss is None else (loss,)), ("metrics", metrics)):
-        for measure in said:
+    for key, measures in (("loss", () if loss is None else (loss,)), ("metrics", metrics)):
+        for measure in measures:
             if not isinstance(measure, str) and len(measure) != 1:
                 raise ValueError(
                     f"{key}: {measure} should be one name with its parameters, as in "
                     "{AUC: {curve: PR}}"
                 )
     labels = [label_of(name) for name in metrics]
-    taken = [
+    duplicates = [
         name
         for name in labels
         if labels.count(name) > 1 or name.startswith(("val_", "test_")) or name in COLUMNS
     ]
     # Keras' own accuracy, as people write it for Keras, is the one that there is in any case.
-    taken += [label_of(one) for one in metrics if label_of(one) == "accuracy" != one]
-    if taken:
+    duplicates += [
+        label_of(metric) for metric in metrics if label_of(metric) == "accuracy" != metric
+    ]
+    if duplicates:
         raise ValueError(
-            f"metrics: two columns of the results would be named {taken[0]!r}; a parameter `name` gives "
+            f"metrics: two columns of the results would be named {duplicates[0]!r}; a parameter `name` "
+            f"gives "
             "one another name, as in {AUC: {curve: PR, name: auc_pr}}"
         )
     if isinstance(class_weights, Mapping) and not all(map(is_weight, class_weights.values())):
@@ -196,30 +199,31 @@ def check_measures(
     return labels
 
 
-def check_monitor(monitor: str | None, known: list[str]) -> None:
-    """See that what is monitored is computed.
+def check_monitor(monitor: str | None, computed: list[str]) -> None:
+    """Check that the monitored quantity is computed.
 
     Raises:
         ValueError: it is not.
     """
-    if monitor is not None and monitor.removeprefix("val_") not in known:
+    if monitor is not None and monitor.removeprefix("val_") not in computed:
         raise ValueError(
-            f"stopping.monitor: {monitor!r} is not computed; it should be one of {', '.join(known)}, or "
+            f"stopping.monitor: {monitor!r} is not computed; it should be one of "
+            f"{', '.join(computed)}, or "
             "one of these with val_ before it; others come from train.metrics"
         )
 
 
 def class_weight_vector(
-    wanted: Mapping[Any, float], names: tuple[str, ...], classes: int
+    class_weights: Mapping[Any, float], names: tuple[str, ...], classes: int
 ) -> tuple[float, ...]:
-    """The weight of each class, of a mapping from names or numbers of classes; 1 for those that it leaves out.
+    """Return the weight of each class; 1 for classes that are not named.
 
     Raises:
         UserError: it names no class.
     """
     weights = [1.0] * classes
-    places = {normalize_name(name): place for place, name in enumerate(names)}
-    for key, weight in wanted.items():
+    places = {normalize_name(name): index for index, name in enumerate(names)}
+    for key, weight in class_weights.items():
         if normalize_name(str(key)) in places:
             weights[places[normalize_name(str(key))]] = float(weight)
         elif str(key).isdigit() and int(key) < classes:
@@ -231,7 +235,7 @@ def class_weight_vector(
 
 
 def balanced_weights(counts: tuple[int, ...]) -> tuple[float, ...]:
-    """Weights by which all classes count the same, with the mean of 1 over samples; 0 for one without samples.
+    """Return weights that give all classes the same total weight, with a mean of 1.
 
     >>> balanced((1, 3))
     (2.0, 0.6666666666666666)
@@ -241,7 +245,7 @@ def balanced_weights(counts: tuple[int, ...]) -> tuple[float, ...]:
 
 
 def is_weight(value: Any) -> bool:
-    """Whether it is a number from 0."""
+    """Return True for a finite number from 0."""
     return (
         isinstance(value, int | float)
         and not isinstance(value, bool)

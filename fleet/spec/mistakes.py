@@ -27,67 +27,72 @@ def explain(
     prefix: tuple = (),
     owner: type | None = None,
 ) -> list[SpecMistake]:
-    """Pydantic's errors in our words.
+    """Convert pydantic's errors to mistakes with our wording.
 
     Args:
         content: what was validated.
         prefix: its place in the document.
         owner: the dataclass that stands there; nothing for the document itself.
     """
-    found: dict[tuple, list[str]] = {}
+    rights_by_mistake: dict[tuple, list[str]] = {}
     items = error.errors(include_url=False)
     for item in items:
         depth = len(item["loc"])
         if item["type"] == "too_short" and any(
-            len(other["loc"]) > depth and other["loc"][:depth] == item["loc"] for other in items
+            len(nested["loc"]) > depth and nested["loc"][:depth] == item["loc"] for nested in items
         ):
             continue  # members that are wrong were not counted
-        where = (*prefix, *_document_path(item, content))
-        if where == prefix:
+        path = (*prefix, *_document_path(item, content))
+        if path == prefix:
             section = owner
-        elif where:
-            section = _PARTS.get(str(where[-1]))
+        elif path:
+            section = _PARTS.get(str(path[-1]))
         else:
             section = None
         if (
             section is Train and item["type"] == "value_error"
         ):  # of many keys, and perhaps of others' defaults
-            keys, wrong, right = _said_of(item["msg"].removeprefix("Value error, "), section)
-            found.setdefault(((*where, *keys), wrong), []).extend([right] if right else [])
+            keys, wrong, right = _split_message(item["msg"].removeprefix("Value error, "), section)
+            rights_by_mistake.setdefault(((*path, *keys), wrong), []).extend(
+                [right] if right else []
+            )
             continue
-        wrong, right = _wrong_and_right(item, where, owner if where[:-1] == prefix else None)
-        rights = found.setdefault((where, wrong), [])
+        wrong, right = _wrong_and_right(item, path, owner if path[:-1] == prefix else None)
+        rights = rights_by_mistake.setdefault((path, wrong), [])
         if right and right not in rights:
             rights.append(right)
-    return [mistake(where, wrong, ", or ".join(rights)) for (where, wrong), rights in found.items()]
+    return [
+        mistake(path, wrong, ", or ".join(rights))
+        for (path, wrong), rights in rights_by_mistake.items()
+    ]
 
 
-def _said_of(message: str, owner: type) -> tuple[tuple[str, ...], str, str]:
-    """The keys below a section that a message of it begins with, what is wrong there, and what would be right."""
-    place, _, said = message.partition(": ")
-    keys = tuple(place.split("."))
+def _split_message(message: str, owner: type) -> tuple[tuple[str, ...], str, str]:
+    """Split a section's message into its keys, what is wrong, and what would be right."""
+    location, _, text = message.partition(": ")
+    keys = tuple(location.split("."))
     if keys[0] not in {field.name for field in dataclass_fields(owner)}:
         keys = ()
-        said = message
-    wrong, _, right = said.partition("; ")
+        text = message
+    wrong, _, right = text.partition("; ")
     return keys, wrong, right
 
 
-def _wrong_and_right(item: ErrorDetails, where: tuple, owner: type | None) -> tuple[str, str]:
-    """What is wrong at a place, and what would be right."""
-    owner = owner or _owner(where[:-1])
+def _wrong_and_right(item: ErrorDetails, path: tuple, owner: type | None) -> tuple[str, str]:
+    """Describe what is wrong at a key path, and what would be right."""
+    owner = owner or _owner(path[:-1])
     if item["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
-        return f"no key is named {where[-1]!r}", _valid_keys(owner, str(where[-1]))
+        return f"no key is named {path[-1]!r}", _valid_keys(owner, str(path[-1]))
     if item["type"] == "missing":
         return "is missing", _valid_keys(owner, "")
     message = item["msg"].removeprefix("Value error, ")
-    for pydantics, ours in _IN_YAML:
-        message = re.sub(pydantics, ours, message)
-    shown = repr(item["input"])
-    return shown if len(shown) <= 60 else shown[:57] + "...", message[:1].lower() + message[1:]
+    for pattern, replacement in _IN_YAML:
+        message = re.sub(pattern, replacement, message)
+    value = repr(item["input"])
+    return value if len(value) <= 60 else value[:57] + "...", message[:1].lower() + message[1:]
 
 
-# Pydantic speaks of Python's types; whoever writes a spec thinks in YAML's.
+# Pydantic's messages name Python's types; users think in YAML's.
 _IN_YAML = (
     (r"a valid dictionary|a dictionary or an instance of \w+", "a mapping"),
     ("a valid tuple|a valid list", "a list"),
@@ -98,18 +103,18 @@ _IN_YAML = (
 
 
 def _document_path(item: ErrorDetails, content: Any) -> tuple:
-    """The part of pydantic's location that is a path in the document: it also names union members."""
-    where: list[Any] = []
+    """Return the part of pydantic's location that is a key path of the document."""
+    path: list[Any] = []
     step: Any
     for step in item["loc"]:
         if (isinstance(content, Mapping) and step in content) or (
             isinstance(content, list | tuple) and isinstance(step, int) and step < len(content)
         ):
-            where.append(step)
+            path.append(step)
             content = content[step]
     if item["type"] == "missing":
-        return (*where, item["loc"][-1])
-    return tuple(where)
+        return (*path, item["loc"][-1])
+    return tuple(path)
 
 
 _PARTS: dict[str, type] = {
@@ -130,32 +135,32 @@ _PARTS: dict[str, type] = {
 }
 
 
-def _owner(place: Sequence[Any]) -> type | None:
-    """The dataclass that stands at a place of the document."""
-    if not place:
+def _owner(path: Sequence[Any]) -> type | None:
+    """Find the dataclass at a key path of the document."""
+    if not path:
         return Document
-    if place[0] == "models" and len(place) == 2:
+    if path[0] == "models" and len(path) == 2:
         return ModelEntry
-    if place[0] == "models" and len(place) == 4 and place[2] == "space":
+    if path[0] == "models" and len(path) == 4 and path[2] == "space":
         return Range
-    if place[0] == "models" and len(place) == 5 and place[3] == "objectives":
+    if path[0] == "models" and len(path) == 5 and path[3] == "objectives":
         return Objective
-    return _PARTS.get(str(place[-1]))
+    return _PARTS.get(str(path[-1]))
 
 
 def _valid_keys(owner: type | None, wrong: str) -> str:
-    """The keys that a part of the spec has, with their defaults; the nearest first."""
+    """List the keys of a section with their defaults; the closest one first."""
     if owner is None:
         return ""
-    shown = []
+    keys = []
     for field in dataclass_fields(owner):
         default = default_of(field)
         plain = isinstance(default, bool | int | float | str | tuple) and default not in ("", ())
-        shown.append(
+        keys.append(
             f"{field.name} ({default})" if plain and field.name != "transforms" else field.name
         )
     close = difflib.get_close_matches(wrong, [field.name for field in dataclass_fields(owner)], n=1)
     hint = f"{close[0]}? " if close else ""
-    if shown:
-        return f"{hint}valid keys: {', '.join(shown)}"
+    if keys:
+        return f"{hint}valid keys: {', '.join(keys)}"
     return "there are no keys here"

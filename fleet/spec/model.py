@@ -1,4 +1,4 @@
-"""Model families and the description of one network, without Keras.
+"""Model families and the description of one network, without importing an engine.
 
 A family is a frozen dataclass of the parameters that a search may vary. From
 them alone follow the number of parameters and the smallest image, so a spec is
@@ -60,35 +60,36 @@ class ResNet:
     blocks: Counts = Field(
         default=(3, 4, 6, 3),
         description=(
-            "Number of residual blocks of each stage. Each stage but the first halves the image and doubles the width."
+            "Number of residual blocks in each stage. Each stage but the first halves the image "
+            "and doubles the width."
         ),
     )
     width: Count = Field(
         default=64,
         description=(
-            "Number of filters of the first stage; of the inner ones, if blocks are bottlenecks."
+            "Number of filters in the first stage; of the inner convolutions if blocks are "
+            "bottlenecks."
         ),
     )
     bottleneck: Annotated[bool, Field(strict=True)] | Literal["auto"] = Field(
         default="auto",
         description=(
-            "Whether a block is a bottleneck (1x1, 3x3 and 1x1 convolutions, with four times as many outer filters) or two "
-            "3x3 convolutions. auto: bottlenecks if the stem is imagenet, as in the paper's two designs."
+            "true: blocks are bottlenecks (1x1, 3x3 and 1x1 convolutions, with four times as many "
+            "outer filters). false: blocks are two 3x3 convolutions. auto: bottlenecks if the stem "
+            "is imagenet, as in the paper."
         ),
     )
     stem: Stem = Field(
         default="auto",
         description=(
-            "First layers. imagenet: a 7x7 convolution of stride 2, then pooling. small: one 3x3 convolution. auto: small "
-            "for images of fewer than 96 pixels a side."
+            "First layers. imagenet: a 7x7 convolution with stride 2, then pooling. small: one 3x3 "
+            "convolution. auto: small for images below 96 pixels."
         ),
     )
     norm: Norm = Field(
-        default="batch", description="Batch normalisation after every convolution, or none."
+        default="batch", description=("Batch normalization after every convolution, or none.")
     )
-    dropout: Dropout = Field(
-        default=0.0, description="Share of the features that are dropped before the classifier."
-    )
+    dropout: Dropout = Field(default=0.0, description=("Dropout rate before the classifier."))
 
 
 @validated(frozen=True, config=_SETTINGS)
@@ -98,7 +99,8 @@ class DenseNet:
     blocks: Counts = Field(
         default=(6, 12, 24, 16),
         description=(
-            "Number of layers of each dense block. A transition between two blocks halves the image."
+            "Number of layers in each dense block. A transition between two blocks halves the "
+            "image."
         ),
     )
     growth: Count = Field(
@@ -111,16 +113,14 @@ class DenseNet:
     stem: Stem = Field(
         default="auto",
         description=(
-            "First layers. imagenet: a 7x7 convolution of stride 2, then pooling. small: one 3x3 convolution. auto: small "
-            "for images of fewer than 96 pixels a side."
+            "First layers. imagenet: a 7x7 convolution with stride 2, then pooling. small: one 3x3 "
+            "convolution. auto: small for images below 96 pixels."
         ),
     )
     norm: Norm = Field(
-        default="batch", description="Batch normalisation before every activation, or none."
+        default="batch", description=("Batch normalization before every activation, or none.")
     )
-    dropout: Dropout = Field(
-        default=0.0, description="Share of the features that are dropped before the classifier."
-    )
+    dropout: Dropout = Field(default=0.0, description=("Dropout rate before the classifier."))
 
 
 @validated(frozen=True, config=_SETTINGS)
@@ -130,7 +130,8 @@ class CNN:
     filters: Counts = Field(
         default=(32, 64),
         description=(
-            "Number of filters of each convolution. Each is followed by a pooling that halves the image."
+            "Number of filters of each convolution. Each is followed by pooling that halves the "
+            "image."
         ),
     )
     dense: tuple[Count, ...] = Field(
@@ -139,20 +140,16 @@ class CNN:
             "Number of units of each hidden layer between the convolutions and the classifier."
         ),
     )
-    kernel: Count = Field(
-        default=3, description="Side of the kernels of the convolutions, in pixels."
-    )
+    kernel: Count = Field(default=3, description=("Kernel size of the convolutions, in pixels."))
     norm: Norm = Field(
-        default="batch", description="Batch normalisation after every convolution, or none."
+        default="batch", description=("Batch normalization after every convolution, or none.")
     )
-    dropout: Dropout = Field(
-        default=0.0, description="Share of the features that are dropped after each hidden layer."
-    )
+    dropout: Dropout = Field(default=0.0, description=("Dropout rate after each hidden layer."))
 
 
 @validated(frozen=True, config=_SETTINGS)
 class Softmax:
-    """Multinomial logistic regression on the pixels: what any network should beat."""
+    """Multinomial logistic regression on the pixels, as a baseline."""
 
 
 Settings = ResNet | DenseNet | CNN | Softmax
@@ -169,7 +166,7 @@ FAMILIES: dict[str, type[Settings]] = {
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Architecture:
-    """What to build: a family, a function of the engine's applications, or a function of one's own.
+    """A network to build: a family, an application of the engine, or a custom function.
 
     Two descriptions are equal when they build the same network: a family's
     defaults may be written or left out.
@@ -201,7 +198,7 @@ class Architecture:
 
     @property
     def kind(self) -> Literal["family", "application", "import"]:
-        """Where the network comes from; an import path has a colon, and no application a family's name."""
+        """The kind of target; import paths contain a colon."""
         if ":" in self.target:
             return "import"
         if self.target in FAMILIES:
@@ -210,12 +207,12 @@ class Architecture:
 
     @cached_property
     def settings(self) -> Settings:
-        """The family's settings, defaults filled in."""
+        """The family's settings, with defaults filled in."""
         return FAMILIES[self.target](**self.args)
 
     @cached_property
     def key(self) -> str:
-        """The network as one line of JSON, the same for equal networks: for caches and hashes."""
+        """The network as one line of JSON, the same for equal networks."""
         if self.kind == "family":
             args: Mapping[str, Any] = dataclasses.asdict(self.settings)
         else:
@@ -232,10 +229,10 @@ class Architecture:
 
 
 def check_target(target: str, applications: str = APPLICATIONS) -> None:
-    """Check that a name is a family or a function of an engine's applications.
+    """Check that a name is a family or one of an engine's applications.
 
-    Their names are read from the installed package's source, since importing it may take seconds; where it is not
-    installed they are taken on trust.
+    Their names are read from the installed package's source, since importing it may take seconds;
+    where it is not installed they are taken on trust.
 
     Raises:
         UserError: there is no such name; close matches are given.
@@ -243,23 +240,23 @@ def check_target(target: str, applications: str = APPLICATIONS) -> None:
     names = application_names(applications)
     if target not in FAMILIES and (names or not applications) and target not in names:
         if applications:
-            known = f"no family and no function of {applications}"
+            problem = f"no family and no function of {applications}"
         else:
-            known = "no family"
+            problem = "no family"
         raise UserError(
-            f"{known} is named {target!r}"
+            f"{problem} is named {target!r}"
             f"{_close(target, [*FAMILIES, *names])}; families: {', '.join(FAMILIES)}"
         )
 
 
 @cache
 def application_names(applications: str = APPLICATIONS) -> tuple[str, ...]:
-    """The functions of an engine's applications, such as ``keras.applications``; empty where it is not installed."""
+    """List the functions of an engine's applications, such as ``keras.applications``."""
     package, *below = applications.split(".")
-    found = importlib.util.find_spec(package) if package else None
-    if found is None or found.origin is None:
+    module = importlib.util.find_spec(package) if package else None
+    if module is None or module.origin is None:
         return ()
-    source = Path(found.origin).parent.joinpath(*below, "__init__.py")
+    source = Path(module.origin).parent.joinpath(*below, "__init__.py")
     imports = [
         node for node in ast.parse(source.read_text()).body if isinstance(node, ast.ImportFrom)
     ]
@@ -285,7 +282,7 @@ def load_function(path: str) -> Callable[..., Any]:
 
 
 def check_import(path: str) -> None:
-    """Refuse an import path that leads nowhere.
+    """Check that an import path leads to a function.
 
     Its module is imported only where there is no other way to tell, for that may import TensorFlow.
 
@@ -303,7 +300,7 @@ def _check_import(path: str) -> None:
     if not module or not function.isidentifier():
         raise UserError(f"{path!r} should be written module:function")
     try:
-        found = importlib.util.find_spec(module)
+        spec = importlib.util.find_spec(module)
     except KeyboardInterrupt:
         raise
     except (
@@ -314,22 +311,22 @@ def _check_import(path: str) -> None:
         ):
             load_function(path)  # says what
             return
-        found = None
-    if found is None:
+        spec = None
+    if spec is None:
         raise UserError(
             f"build: {path}: no module {module!r} is found from {Path.cwd()}; "
-            "it should stand there, or beside the spec, or be installed"
+            "put it there or next to the spec, or install it"
         )
-    if found.origin and found.origin.endswith(".py"):
-        names = _top_level_names(Path(found.origin))
+    if spec.origin and spec.origin.endswith(".py"):
+        names = _top_level_names(Path(spec.origin))
         if names is not None and function not in names and not _is_made_by_importing(path):
             close = difflib.get_close_matches(function, sorted(names), n=3)
             hint = f"; near it: {', '.join(close)}" if close else ""
-            raise UserError(f"build: {path}: {found.origin} has no function {function!r}{hint}")
+            raise UserError(f"build: {path}: {spec.origin} has no function {function!r}{hint}")
 
 
 def _is_made_by_importing(path: str) -> bool:
-    """Whether a module has a function that does not stand in its file.
+    """Return True if importing a module defines a function that its file does not.
 
     Raises:
         UserError: importing it raises: so nobody knows which functions it would have.
@@ -344,7 +341,7 @@ def _is_made_by_importing(path: str) -> bool:
 
 
 def _top_level_names(file: Path) -> set[str] | None:
-    """The names that a module binds, or None where only running it would tell."""
+    """Return the names that a module binds; None if only importing it would tell."""
     try:
         tree = ast.parse(file.read_text(encoding="utf-8"))
     except (OSError, SyntaxError, ValueError):
@@ -368,9 +365,10 @@ def arguments_for(
     input_shape: tuple[int, ...],
     outputs: int,
 ) -> dict[str, Any]:
-    """The arguments that a function of one's own is called with, by name.
+    """Return the keyword arguments for a custom model function.
 
-    ``input_shape``, ``classes`` (or ``outputs``, if that is what it calls its parameter) and the network's own.
+    ``input_shape``, ``classes`` (or ``outputs``, if that is what it calls its parameter) and the
+    network's own.
     """
     try:
         names = inspect.signature(function).parameters
@@ -384,26 +382,30 @@ def arguments_for(
 
 
 def one_line(error: BaseException) -> str:
-    """An error as ``Type: message``, however many lines the message has, and without its colours.
+    """Format an error as ``Type: message`` on one line, without colors.
 
     >>> one_line(ValueError("\\x1b[1mtwo\\x1b[0m\\nlines"))
     'ValueError: two lines'
     """
-    return f"{type(error).__name__}: {' '.join(COLOUR.sub('', str(error)).split())}".removesuffix(
+    return f"{type(error).__name__}: {' '.join(COLOR.sub('', str(error)).split())}".removesuffix(
         ": "
     )
 
 
 @contextmanager
 def wrapping_errors(
-    what: str, kind: type[FleetError], *setting: str, of: tuple[type[Exception], ...] = (Exception,)
+    context: str,
+    kind: type[FleetError],
+    *setting: str,
+    of: tuple[type[Exception], ...] = (Exception,),
 ) -> Iterator[None]:
-    """A context in which a library, or a user's function, is called: what it raises becomes an error of ours.
+    """Convert errors of a library or a user's function to ours.
 
     Args:
         what: the message, a line, begins with it.
         kind: of the error.
-        setting: more that it is made with, such as the keys of a setting (:class:`fleet.errors.SettingError`).
+        setting: more that it is made with, such as the keys of a setting
+            (:class:`fleet.errors.SettingError`).
         of: errors that are told so; those of ours never are.
     """
     try:
@@ -411,10 +413,10 @@ def wrapping_errors(
     except FleetError:
         raise
     except of as error:
-        raise kind(f"{what} {one_line(error)[:300]}", *setting) from error
+        raise kind(f"{context} {one_line(error)[:300]}", *setting) from error
 
 
-COLOUR = re.compile(r"\x1b\[[0-9;]*m")  # Keras writes some of its messages in bold
+COLOR = re.compile(r"\x1b\[[0-9;]*m")  # Keras writes some of its messages in bold
 
 
 def _close(word: str, names: Iterable[str]) -> str:
@@ -429,14 +431,14 @@ def _close(word: str, names: Iterable[str]) -> str:
 
 
 def large_stem(settings: ResNet | DenseNet, input_shape: tuple[int, ...]) -> bool:
-    """Whether the network starts with the ImageNet stem on images of this shape."""
+    """Return True if the network starts with the ImageNet stem for this image shape."""
     if settings.stem == "auto":
         return min(input_shape[:2]) >= SMALL_BELOW
     return settings.stem == "imagenet"
 
 
 def check_input(settings: Settings, input_shape: tuple[int, ...]) -> None:
-    """Check that samples are images, and that no pooling is left without pixels.
+    """Check that samples are images that are large enough for the network.
 
     Args:
         settings: of a family.
@@ -450,8 +452,9 @@ def check_input(settings: Settings, input_shape: tuple[int, ...]) -> None:
     if len(input_shape) != 3:
         shape = ", ".join(map(str, input_shape))
         raise UserError(
-            f"{type(settings).__name__.lower()} takes images (height, width, channels), not samples of "
-            f"shape ({shape}); it should be the family softmax, or a function of your own (build:)"
+            f"{type(settings).__name__.lower()} takes images (height, width, channels), not "
+            f"samples of shape ({shape}); it should be the family softmax, or a function of your "
+            f"own (build:)"
         )
     if isinstance(settings, ResNet):  # strided convolutions round up: one pixel stays one
         return
@@ -465,6 +468,6 @@ def check_input(settings: Settings, input_shape: tuple[int, ...]) -> None:
     if min(input_shape[:2]) < side:
         name = type(settings).__name__.lower()
         raise UserError(
-            f"{name} halves the image {pluralize(halvings, 'time')} and needs at least {side}x{side} pixels, "
-            f"not {input_shape[0]}x{input_shape[1]}"
+            f"{name} halves the image {pluralize(halvings, 'time')} and needs at least "
+            f"{side}x{side} pixels, not {input_shape[0]}x{input_shape[1]}"
         )

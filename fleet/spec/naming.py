@@ -1,4 +1,4 @@
-"""What the networks of an entry are named: the same however many there are, and as earlier launches have named them."""
+"""Name the networks of an entry, stable across launches and changes of its size."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _RULE = "letters, digits, '.', '_' and '-', at most 100, and first a letter or a
 
 
 def is_name(name: str) -> bool:
-    """Whether a text can name a network or a run, and so a folder."""
+    """Return True if a text can name a network or a run, and so a folder."""
     return _NAME.fullmatch(name) is not None
 
 
 def rule_of(name: str) -> str:
-    """What a text that cannot name a folder should be.
+    """Explain what a name that is not valid should be.
 
     >>> rule_of("n" * 101)
     'at most 100 characters; it has 101'
@@ -40,7 +40,7 @@ def rule_of(name: str) -> str:
 
 
 def check_name(name: str) -> str:
-    """See that a text can name a network; returns it.
+    """Check that a text can name a network, and return it.
 
     Raises:
         UserError: it cannot.
@@ -51,18 +51,19 @@ def check_name(name: str) -> str:
 
 
 def names_of(
-    stem: str, members: Sequence[Member], kept: Kept, by_values: bool = False
+    stem: str, members: Sequence[Member], existing: Kept, by_values: bool = False
 ) -> list[str]:
     """Name the networks of an entry.
 
-    Versions before 0.3.0 wrote leading zeros where there were more than ten networks, and no number where there was one.
+    Versions before 0.3.0 wrote leading zeros where there were more than ten networks, and no number
+    where there was one.
 
     Args:
         stem: what all names begin with.
         members: what was drawn for each.
         kept: the networks that the folder of the run has.
-        by_values: whether another choice may move members to other places, as in a grid: then one that the folder has
-            keeps its name, and others get numbers that are free.
+        by_values: whether another choice may move members to other places, as in a grid: then one
+            that the folder has keeps its name, and others get numbers that are free.
 
     >>> names_of("net", [{"width": 8}, {"width": 16}], {})
     ['net-0', 'net-1']
@@ -71,20 +72,22 @@ def names_of(
     >>> names_of("net", [{"width": 8}, {"width": 16}], {"net-0": {"width": 16}}, by_values=True)
     ['net-1', 'net-0']
     """
-    digits = {name: match[1] for name in kept if (match := _numbered(stem, name))}
+    digits = {name: match[1] for name in existing if (match := _numbered(stem, name))}
     width = max((len(number) for number in digits.values() if number[0] == "0"), default=1)
-    known: dict[str, int] = {}
+    numbers: dict[str, int] = {}
     if by_values:
-        known = {
-            key_of_value(kept[name]): int(number) for name, number in digits.items() if kept[name]
+        numbers = {
+            key_of_value(existing[name]): int(number)
+            for name, number in digits.items()
+            if existing[name]
         }
-    free = (number for number in itertools.count() if number not in known.values())
+    free = (number for number in itertools.count() if number not in numbers.values())
     names = []
     for member in members:
-        number = known.get(key_of_value(member))
+        number = numbers.get(key_of_value(member))
         number = next(free) if number is None else number
         names.append(check_name(f"{stem}-{number:0{width}d}"))
-    if members and kept.get(stem) and key_of_value(kept[stem]) == key_of_value(members[0]):
+    if members and existing.get(stem) and key_of_value(existing[stem]) == key_of_value(members[0]):
         names[0] = stem
     return names
 
@@ -94,18 +97,18 @@ def _numbered(stem: str, name: str) -> re.Match[str] | None:
 
 
 def names_in(run: Path) -> Kept:
-    """The networks that a run's folder has; none where there is no folder, or no table that can be read."""
-    found: dict[str, Any] = {}
+    """Return the networks of a run's folder with their drawn values."""
+    networks: dict[str, Any] = {}
     with suppress(OSError, ValueError):
         names = [name for name in os.listdir(run / "models") if is_name(name)]
-        found.update(dict.fromkeys(map(_without_fold, names)))
+        networks.update(dict.fromkeys(map(_without_fold, names)))
     with (
         suppress(OSError, ValueError, LookupError, TypeError, csv.Error),
         open(run / "results.csv", encoding="utf-8", newline="") as file,
     ):
         for row in csv.DictReader(file):
-            found[_without_fold(row["name"])] = values_with_new_names(json.loads(row["drawn"]))
-    return found
+            networks[_without_fold(row["name"])] = values_with_new_names(json.loads(row["drawn"]))
+    return networks
 
 
 def _without_fold(name: str) -> str:

@@ -95,7 +95,7 @@ class Translation:
     mistakes: list[SpecMistake] = field(default_factory=list)
     renamed: dict[tuple, str] = field(default_factory=dict)
 
-    def translate(self, value: Any, place: tuple = (), section: str = "") -> Any:
+    def translate(self, value: Any, path: tuple = (), section: str = "") -> Any:
         """Return a part of a spec in new keys.
 
         Args:
@@ -105,14 +105,14 @@ class Translation:
         """
         if isinstance(value, list | tuple):
             items = (
-                self.translate(item, (*place, number), section) for number, item in enumerate(value)
+                self.translate(item, (*path, number), section) for number, item in enumerate(value)
             )
             return type(value)(items)
         if not isinstance(value, Mapping):
             return value
         result = {}
         for key in value:
-            new, item = self._renew(value, key, (*place, key), section)
+            new, item = self._renew(value, key, (*path, key), section)
             if new is None:
                 continue
             if section in _DOTTED:
@@ -121,69 +121,69 @@ class Translation:
                 below = f"{section}.{new}".removeprefix(".")
             if below in ("models.train", "models.search"):
                 below = new
-            result[new] = self.translate(item, (*place, key), below)
+            result[new] = self.translate(item, (*path, key), below)
         return result
 
     def _renew(
-        self, siblings: Mapping[Any, Any], key: Any, where: tuple, section: str
+        self, siblings: Mapping[Any, Any], key: Any, path: tuple, section: str
     ) -> tuple[Any, Any]:
         """Return the new key and its value; None if the key has to be left out."""
         value = siblings[key]
         if section in _DOTTED:
-            new = self._renew_dotted(str(key), where)
+            new = self._renew_dotted(str(key), path)
         else:
-            known = _SECTIONS.get(section, {}).get(key)
-            if known is None:
+            old_key = _SECTIONS.get(section, {}).get(key)
+            if old_key is None:
                 return key, value
-            new = known.new
-            if known.values:
+            new = old_key.new
+            if old_key.values:
                 is_plain = isinstance(value, str | bool | int)
-                if not is_plain or value not in known.values:
+                if not is_plain or value not in old_key.values:
                     if new == key:  # the new schema says what is right
                         return key, value
-                    choices = ", ".join(old.partition(": ")[2] for old, _ in known.text.values())
+                    choices = ", ".join(old.partition(": ")[2] for old, _ in old_key.text.values())
                     self.mistakes.append(
-                        self.origin.mistake(where, repr(value), f"one of {choices} (now {new})")
+                        self.origin.mistake(path, repr(value), f"one of {choices} (now {new})")
                     )
                     return None, None
-                self._notice(known.text[value], where)
-                value = known.values[value]
+                self._notice(old_key.text[value], path)
+                value = old_key.values[value]
             else:
-                self._notice(known.text[None], where)
+                self._notice(old_key.text[None], path)
         if new == key:
             return key, value
         if new in siblings:
-            line = self.origin.line((*where[:-1], new))
-            place = "is given" if line is None else f"is on line {line}"
+            line = self.origin.line((*path[:-1], new))
+            location = "is given" if line is None else f"is on line {line}"
             self.mistakes.append(
                 self.origin.mistake(
-                    where, f"is the old name of {new}, which {place} as well", "only one of them"
+                    path, f"is the old name of {new}, which {location} as well", "only one of them"
                 )
             )
             return None, None
-        self.renamed[where] = new
+        self.renamed[path] = new
         return new, value
 
-    def _renew_dotted(self, name: str, where: tuple) -> str:
+    def _renew_dotted(self, name: str, path: tuple) -> str:
         """Return the new name of a setting in a space, such as ``train.stopping.patience``."""
         if not name.startswith("train."):
             return name  # an argument of the network
         section = ""
         for key in name.split("."):
-            known = _SECTIONS.get(section, {}).get(key)
-            if known is not None:
-                self._notice(known.text[None], where)
-                key = known.new
+            old_key = _SECTIONS.get(section, {}).get(key)
+            if old_key is not None:
+                self._notice(old_key.text[None], path)
+                key = old_key.new
             section = f"{section}.{key}".removeprefix(".")
         return section
 
-    def _notice(self, text: tuple[str, str], where: tuple) -> None:
+    def _notice(self, text: tuple[str, str], path: tuple) -> None:
         old, new = text
-        line = self.origin.line(where)
-        place = "" if line is None else f"{self.origin.file}:{line}: "
+        line = self.origin.line(path)
+        location = "" if line is None else f"{self.origin.file}:{line}: "
         kind = "value" if old.partition(": ")[0].endswith(new.partition(": ")[0]) else "key"
         self.notices.setdefault(
-            old, f"note: {place}{old} is now {new}; the old {kind} works in this release"
+            old, f"note: {location}{old} is now {new}; the old {kind} works in this release"
         )
 
 
@@ -198,7 +198,7 @@ def with_new_keys(content: Any, origin: Origin) -> Translation:
     translation.content = translation.translate(content)
     renamed = translation.renamed
     lines = {
-        tuple(renamed.get(path[: place + 1], step) for place, step in enumerate(path)): line
+        tuple(renamed.get(path[: depth + 1], step) for depth, step in enumerate(path)): line
         for path, line in origin.lines.items()
     }
     translation.origin = replace(origin, lines=lines)
@@ -230,10 +230,10 @@ def search_with_new_keys(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def new_prune_key(key: str) -> str:
     """Return the new name of a key of ``prune``, as rules of older code name those that they read."""
-    known = _SECTIONS["prune"].get(key)
-    if known is None:
+    old_key = _SECTIONS["prune"].get(key)
+    if old_key is None:
         return key
-    return known.new
+    return old_key.new
 
 
 def oldest_name(name: str) -> str:

@@ -1,4 +1,4 @@
-"""Where the parts of a spec stand: the file, its lines, and key paths as people write them."""
+"""Locate the keys of a spec: file, line and key path."""
 
 from __future__ import annotations
 
@@ -11,48 +11,49 @@ from fleet.errors import SpecMistake
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a spec was read.
+    """The place where a spec was read.
 
     Attributes:
         file: as it was named; just ``spec`` for one that was made in code.
-        lines: key path -> the line where it stands, counted from 1; none for one that was made in code.
+        lines: key path -> the line where it stands, counted from 1; none for one that was made in
+            code.
     """
 
     file: str = "spec"
     lines: Mapping[tuple, int] = field(default_factory=dict, repr=False)
 
     def mistake(
-        self, where: Sequence[Any], wrong: str, right: str = "", name: str | None = None
+        self, keys: Sequence[Any], wrong: str, right: str = "", name: str | None = None
     ) -> SpecMistake:
-        """A mistake at a place.
+        """Return a mistake at a key path.
 
         Args:
             where: its key path.
             wrong, right: what is wrong there, and what would be right.
             name: what to call the place instead of its key path.
         """
-        if self._is_of_an_added_entry(where):
-            return SpecMistake("entry", None, key_path(where[2:]), wrong, right)
-        key = key_path(where) if name is None else name
-        return SpecMistake(self.file, self.line(where), key, wrong, right)
+        if self._is_of_an_added_entry(keys):
+            return SpecMistake("entry", None, key_path(keys[2:]), wrong, right)
+        key = key_path(keys) if name is None else name
+        return SpecMistake(self.file, self.line(keys), key, wrong, right)
 
-    def line(self, where: Sequence[Any]) -> int | None:
-        """The line of a place, or of the nearest one above it; None where that is not in this file."""
-        path = tuple(where)
+    def line(self, keys: Sequence[Any]) -> int | None:
+        """Return the line of a key path or its nearest parent; None if it has none."""
+        path = tuple(keys)
         while path and path not in self.lines:
             path = path[:-1]
-        if self._is_of_an_added_entry(where):
+        if self._is_of_an_added_entry(keys):
             return None
         return self.lines.get(path)
 
-    def _is_of_an_added_entry(self, where: Sequence[Any]) -> bool:
-        """Whether it is in an entry that somebody has added to a run: the file of the spec has no line of that."""
-        is_of_an_entry = len(where) > 2 and where[0] == "models"
-        return is_of_an_entry and bool(self.lines) and tuple(where[:2]) not in self.lines
+    def _is_of_an_added_entry(self, key_path: Sequence[Any]) -> bool:
+        """Return True for a key of an entry that was added to a run."""
+        is_of_an_entry = len(key_path) > 2 and key_path[0] == "models"
+        return is_of_an_entry and bool(self.lines) and tuple(key_path[:2]) not in self.lines
 
 
 def is_below(key: str, above: str) -> bool:
-    """Whether a dotted key is another one, or lies below it.
+    """Return True if a dotted key equals another one or lies below it.
 
     >>> is_below("train.batch.size", "train.batch"), is_below("train.batches", "train.batch")
     (True, False)
@@ -60,14 +61,16 @@ def is_below(key: str, above: str) -> bool:
     return f"{key}.".startswith(f"{above}.")
 
 
-def key_path(where: Sequence[Any]) -> str:
-    """A key path as people write it.
+def key_path(path: Sequence[Any]) -> str:
+    """Format a key path as users write it.
 
     >>> key_path(("models", 0, "gpus"))
     'models[0].gpus'
     """
     text = ""
-    for step in where:
-        shown = str(step) if str(step).isprintable() else ascii(step)
-        text += f"[{shown}]" if isinstance(step, int) else f".{shown}" if text else shown
+    for step in path:
+        step_text = str(step) if str(step).isprintable() else ascii(step)
+        text += (
+            f"[{step_text}]" if isinstance(step, int) else f".{step_text}" if text else step_text
+        )
     return text

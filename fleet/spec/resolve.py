@@ -1,6 +1,7 @@
-"""From a spec file, or a mapping, to networks that are fully said: drawn from their spaces, named, seeded.
+"""Resolve a spec file, or a mapping, into networks with all their settings.
 
-:func:`load` reads a file, :func:`parse` a mapping (for specs that are made in code). Both name every mistake at once.
+:func:`load` reads a file, :func:`parse` a mapping (for specs that are made in code). Both name
+every mistake at once.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ from fleet.spec.naming import Kept, check_name, is_name, names_in, names_of, rul
 from fleet.spec.old_keys import entry_with_new_keys, with_new_keys
 from fleet.spec.origin import Origin, is_below, key_path
 from fleet.spec.schema import (
-    MOST_NETWORKS,
+    MAX_NETWORKS,
     OPTION_OF,
     Document,
     ModelEntry,
@@ -56,7 +57,7 @@ from fleet.spec.schema import (
     holds,
     policy_of_keys,
 )
-from fleet.spec.search import OF_NETWORKS, Objective, Prune, find_rule
+from fleet.spec.search import NETWORK_OBJECTIVES, Objective, Prune, find_rule
 from fleet.spec.space import Member, Range, Space, contradictions, draw, ends, grid, override
 from fleet.spec.train import Train
 from fleet.spec.yaml_file import plain, read_yaml
@@ -85,7 +86,8 @@ def load(path: str | Path, run: Path | None = None, **keys: Any) -> Spec:
     """Read and resolve a spec file.
 
     Args:
-        run: the folder of the run, whose networks keep their names; by default the one that the spec says.
+        run: the folder of the run, whose networks keep their names; by default the one that the
+            spec says.
         keys: at the top, for those that the file does not give.
 
     Raises:
@@ -97,7 +99,7 @@ def load(path: str | Path, run: Path | None = None, **keys: Any) -> Spec:
 
 
 def allow_imports_beside(path: str | Path) -> None:
-    """Have modules that a spec names found beside it too, after those of the working folder and installed ones."""
+    """Let modules that a spec names be imported from the spec's folder."""
     folder = str(Path(path).absolute().parent)
     if folder not in sys.path:
         sys.path.append(folder)
@@ -115,28 +117,28 @@ def parse(content: Document | Mapping[str, Any]) -> Spec:
     return _resolve(plain(content), Origin())
 
 
-def _where_it_stands(
-    origin: Origin, entry: ModelEntry, where: tuple, wrong: str, right: str = ""
+def _mistake_at_cause(
+    origin: Origin, entry: ModelEntry, path: tuple, wrong: str, right: str = ""
 ) -> SpecMistake:
-    """A mistake of an entry's section, which may come from what is drawn, or from the top of the document."""
+    """Return a mistake of an entry at the key that caused it."""
     if entry.space is None:
         key = "grid"
     else:
         key = "space"
-    said = key_path(where[2:]).removeprefix("args.")
+    setting = key_path(path[2:]).removeprefix("args.")
     drawn = list((entry.grid if entry.space is None else entry.space) or ())
-    blamed = [name for name in drawn if is_below(said, name)]
+    blamed = [name for name in drawn if is_below(setting, name)]
     if (
-        where not in origin.lines
+        path not in origin.lines
     ):  # a setting of a whole section may be drawn, of which the message tells
         words = re.findall(r"\w+", wrong)
         blamed += [
-            name for name in drawn if is_below(name, said) and name.rpartition(".")[2] in words
+            name for name in drawn if is_below(name, setting) and name.rpartition(".")[2] in words
         ]
     if blamed:
-        return origin.mistake((*where[:2], key, blamed[0]), wrong, right)
+        return origin.mistake((*path[:2], key, blamed[0]), wrong, right)
     return origin.mistake(
-        where[2:] if where not in origin.lines and where[2:] in origin.lines else where,
+        path[2:] if path not in origin.lines and path[2:] in origin.lines else path,
         wrong,
         right,
     )
@@ -157,19 +159,21 @@ def _resolve(content: Any, origin: Origin, run: Path | None = None) -> Spec:
         mistake(*problem)
         for problem in (
             *_problems(document),
-            *_unread(document, content),
-            *_unknown_at_the_top(document, content),
+            *_unread_keys(document, content),
+            *_unsupported_at_the_top(document, content),
         )
     ]
     networks: list[NetworkSpec] = []
-    kept = names_in(run or Spec(document, ()).output)
+    existing = names_in(run or Spec(document, ()).output)
     for index, entry in entries:
         problems: list[Exception] = []
-        networks += _networks(document, index, entry, problems, kept)
+        networks += _networks(document, index, entry, problems, existing)
         for problem in problems:
-            mistakes += _told(problem, partial(_where_it_stands, origin, entry), ("models", index))
+            mistakes += _mistakes_of(
+                problem, partial(_mistake_at_cause, origin, entry), ("models", index)
+            )
     notices = tuple(translation.notices.values())
-    spec = Spec(document, tuple(networks), origin, kept, notices)
+    spec = Spec(document, tuple(networks), origin, existing, notices)
     mistakes += _incomplete_schedules(spec) + _batch_mistakes(spec)
     names = [network.name for network in networks]
     mistakes += [
@@ -180,12 +184,12 @@ def _resolve(content: Any, origin: Origin, run: Path | None = None) -> Spec:
         if count > 1
     ]
     for index, entry in spec.searches.items():
-        taken = [name for name in names if re.fullmatch(rf"{re.escape(entry.stem)}-\d+", name)]
-        if taken:
+        collisions = [name for name in names if re.fullmatch(rf"{re.escape(entry.stem)}-\d+", name)]
+        if collisions:
             mistakes.append(
                 mistake(
                     ("models", index, "search"),
-                    f"one of its networks may be named {taken[0]!r}, too",
+                    f"one of its networks could also be named {collisions[0]!r}",
                     "another `name:` for the entry",
                 )
             )
@@ -209,11 +213,11 @@ def _resolve(content: Any, origin: Origin, run: Path | None = None) -> Spec:
 
 
 def _salvage(content: Mapping[str, Any]) -> tuple[Document, list[tuple[int, ModelEntry]]]:
-    """The parts of a wrong document that are right, so that mistakes of all kinds are found at once.
+    """Read the valid parts of a wrong document, so that all mistakes are found at once.
 
     Returns:
-        A document, in which something else stands in the place of an entry that is wrong; and the entries that are
-        right, with their places.
+        A document, in which something else stands in the place of an entry that is wrong; and the
+        entries that are right, with their places.
     """
     parts: dict[str, Any] = {}
     for field in dataclass_fields(Document):
@@ -234,7 +238,7 @@ def _salvage(content: Mapping[str, Any]) -> tuple[Document, list[tuple[int, Mode
 
 
 def _right_part(name: str, value: Any) -> dict[str, Any]:
-    """One key of a document with its value, or with as much of a mapping as is right."""
+    """Return one key of a document with as much of its value as is valid."""
 
     def read(value: Any) -> dict[str, Any]:
         try:
@@ -245,14 +249,14 @@ def _right_part(name: str, value: Any) -> dict[str, Any]:
             return {}
         return {name: getattr(document, name)}
 
-    whole = read(value)
-    if whole or not isinstance(value, Mapping):
-        return whole
+    part = read(value)
+    if part or not isinstance(value, Mapping):
+        return part
     return read({key: item for key, item in value.items() if read({key: item})})
 
 
 def _problems(document: Document) -> Iterator[tuple[tuple, str, str]]:
-    """What the types cannot say: (key path, what is wrong, what would be right)."""
+    """Yield what types cannot check: key path, what is wrong, what would be right."""
     if not is_name(document.name):
         yield ("name",), f"{document.name!r} cannot name a folder", rule_of(document.name)
     source = document.data.source
@@ -262,7 +266,7 @@ def _problems(document: Document) -> Iterator[tuple[tuple, str, str]]:
             f"no source is named {source!r}",
             (f"one of {', '.join(SOURCES)}, or an import path module:function"),
         )
-    yield from _unfinished(document)
+    yield from _augmentation_problems(document)
     rates = document.schedule.rates
     yield from _not_found(("schedule", "policy"), find_policy, document.schedule.policy)
     yield from _not_found(("prune", "rule"), find_rule, document.prune.rule)
@@ -271,14 +275,14 @@ def _problems(document: Document) -> Iterator[tuple[tuple, str, str]]:
     if engine is not None and engine.needs_rates and rates is None:
         yield (
             ("resources", "engine"),
-            f"{document.resources.engine} networks train at rates that are known",
+            f"the engine {document.resources.engine} needs known rates",
             "`schedule: {rates: FILE}`",
         )
     if not document.models and document.keep_open is None:
         yield (
             ("models",),
             "[]",
-            "at least 1 item, or a run that stays open for more (`keep_open: 10min`)",
+            "at least one entry, or `keep_open: 10min` to wait for more",
         )
     yield from _contradictions(document)
     yield from _search_problems(document)
@@ -290,17 +294,17 @@ def _problems(document: Document) -> Iterator[tuple[tuple, str, str]]:
         )
 
 
-def _unfinished(document: Document) -> Iterator[tuple[tuple, str, str]]:
-    """Why nothing is left to the device."""
+def _augmentation_problems(document: Document) -> Iterator[tuple[tuple, str, str]]:
+    """Yield why no transform can be left to the device."""
     if document.data.augment_on == "host":
         return
     engine = _known_engine(document)
-    where = ("data", "augment_on")
+    path = ("data", "augment_on")
     if engine is not None and not engine.finishes:
         able = ", ".join(name for name, info in ENGINES.items() if info.finishes)
         yield (
-            where,
-            f"the engine {engine.name} does not crop and mirror samples",
+            path,
+            f"the engine {engine.name} does not augment samples",
             f"host, or one of the engines {able}",
         )
     for feed in document.data_by_pipeline.values():
@@ -317,54 +321,55 @@ def _unfinished(document: Document) -> Iterator[tuple[tuple, str, str]]:
         (name for name in reversed(names) if name not in ("scale", "standardize")), "nothing"
     )
     yield (
-        where,
+        path,
         (
-            "one random_crop or center_crop, and flip, can be left to the device where they come last, but for "
-            f"scale, from the first random transform on; here {last} comes last"
+            "one random_crop or center_crop, and flips, can run on the device if they come last "
+            "(except "
+            f"scale) after the first random transform; here {last} comes last"
         ),
         "host",
     )
 
 
 def _not_found(
-    where: tuple, find: Callable[[str], object], name: str
+    path: tuple, find: Callable[[str], object], name: str
 ) -> Iterator[tuple[tuple, str, str]]:
-    """What is wrong with a name, or an import path, of a table."""
+    """Yield what is wrong with a name or an import path."""
     try:
         find(name)
     except UserError as error:
         wrong, _, right = str(error).partition("; ")
-        yield where, wrong, right
+        yield path, wrong, right
 
 
 def _contradictions(document: Document) -> Iterator[tuple[tuple, str, str]]:
-    """Keys of spaces and grids of which one setting would get two values."""
+    """Yield keys of spaces and grids that would give one setting two values."""
     for index, entry in enumerate(document.models):
         key = "grid" if entry.space is None else "space"
         for name, above in contradictions(entry.space or entry.grid or {}):
             yield (
                 ("models", index, key, name),
-                f"a choice of {above} has a value for it, too",
+                f"a choice of {above} also sets it",
                 "in one of the two places",
             )
 
 
 def _search_problems(document: Document) -> Iterator[tuple[tuple, str, str]]:
-    """What is wrong with searches, beside what their own keys say."""
+    """Yield mistakes of searches that involve several keys."""
     stems: dict[str, int] = {}
     for index, entry in enumerate(document.models):
         if entry.search is None:
             continue
-        place = ("models", index, "search")
+        path = ("models", index, "search")
         if document.data.folds is not None:
             yield (
-                place,
-                "networks of a search are not trained on every fold of the data",
+                path,
+                "a search does not support folds",
                 "no data.folds",
             )
         if stems.setdefault(entry.stem, index) != index:
             yield (
-                place,
+                path,
                 f"another search is named {entry.stem!r}, too",
                 "another `name:` for one of them",
             )
@@ -372,7 +377,7 @@ def _search_problems(document: Document) -> Iterator[tuple[tuple, str, str]]:
             if key.startswith(("train.stopping.monitor", "train.stopping.direction")):
                 yield (
                     ("models", index, "space", key),
-                    "networks of a search are compared by one quantity",
+                    "all networks of a search must have one metric",
                     "left out",
                 )
         yield from _objective_problems(document, index, entry)
@@ -381,13 +386,13 @@ def _search_problems(document: Document) -> Iterator[tuple[tuple, str, str]]:
 def _objective_problems(
     document: Document, index: int, entry: ModelEntry
 ) -> Iterator[tuple[tuple, str, str]]:
-    """What is wrong with what the networks of a search should be good in."""
+    """Yield mistakes of a search's objectives."""
     objectives = () if entry.search is None else entry.search.objectives
     if not objectives:
         return
-    train = _tried([], _merged, document.train, entry.train, {})
+    train = _attempt([], _merged, document.train, entry.train, {})
     labels = [] if train is None else map(label_of, train.metrics)
-    known = [
+    quantities = [
         name for label in dict.fromkeys([*FIELDS, *labels]) for name in (label, f"val_{label}")
     ]
     monitor = (entry.train.get("stopping") or {}).get("monitor")
@@ -395,56 +400,63 @@ def _objective_problems(
     top = document.train.stopping
     if direction is None and top.metric == objectives[0].value:
         direction = top.direction
-    for place, objective in enumerate(objectives):
-        where = ("models", index, "search", "objectives", place, "value")
+    for index_of_objective, objective in enumerate(objectives):
+        path = ("models", index, "search", "objectives", index_of_objective, "value")
         name = objective.value
-        measured = ", ".join(known)
-        if name in [other.value for other in objectives[:place]]:
-            yield where, f"{name} counts already", "left out"
-        elif place == 0 and name in OF_NETWORKS:
+        measured = ", ".join(quantities)
+        if name in [earlier.value for earlier in objectives[:index_of_objective]]:
+            yield path, f"{name} counts already", "left out"
+        elif index_of_objective == 0 and name in NETWORK_OBJECTIVES:
             yield (
-                where,
-                f"{name} says nothing of what an epoch has brought, and networks are pruned by the first",
+                path,
+                f"{name} does not change from epoch to epoch, and networks are pruned by the first "
+                f"objective",
                 (f"first one of {measured}"),
             )
-        elif name not in known and name not in OF_NETWORKS:
+        elif name not in quantities and name not in NETWORK_OBJECTIVES:
             yield (
-                where,
+                path,
                 f"{name!r} is not computed",
-                (f"one of {measured}, {', '.join(OF_NETWORKS)}; others come from train.metrics"),
+                (
+                    f"one of {measured}, {', '.join(NETWORK_OBJECTIVES)}; others come from "
+                    f"train.metrics"
+                ),
             )
         elif objective.sense is None and not (
             name == monitor and (entry.train.get("stopping") or {}).get("direction")
         ):
             yield (
-                where,
-                f"nobody can tell whether more of {name} is better",
+                path,
+                f"it is unknown whether high or low values of {name} are better",
                 "with `mode: maximize`, or minimize",
             )
-        elif place == 0 and _turns(objective, direction):
+        elif index_of_objective == 0 and _contradicts(objective, direction):
             yield (
-                ("models", index, "search", "objectives", place, "mode"),
+                ("models", index, "search", "objectives", index_of_objective, "mode"),
                 f"{objective.mode} and train.stopping.direction: {direction} contradict each other",
                 "one of them, which says what is better",
             )
-        elif place == 0 and monitor not in (None, name):
+        elif index_of_objective == 0 and monitor not in (None, name):
             yield (
                 ("models", index, "train", "stopping", "monitor"),
                 (
-                    f"{monitor} is not {name}, the first objective, by which the best epoch is chosen"
+                    f"{monitor} is not {name}, the first objective, by which the best epoch is "
+                    f"chosen"
                 ),
                 "left out",
             )
 
 
-def _turns(objective: Objective, own: Any) -> bool:
-    """Whether an entry's direction is the other one than the mode of its first objective."""
+def _contradicts(objective: Objective, direction: Any) -> bool:
+    """Return True if an entry's direction contradicts its first objective."""
     senses = {"max": "maximize", "min": "minimize"}
-    return objective.mode is not None and senses.get(own, objective.mode) != objective.mode
+    return objective.mode is not None and senses.get(direction, objective.mode) != objective.mode
 
 
-def _unread(document: Document, content: Mapping[str, Any]) -> Iterator[tuple[tuple, str, str]]:
-    """The keys that stand there and would not be read."""
+def _unread_keys(
+    document: Document, content: Mapping[str, Any]
+) -> Iterator[tuple[tuple, str, str]]:
+    """Yield keys that are given but would not be read."""
     data = content.get("data")
     schedule = content.get("schedule")
     if (
@@ -457,8 +469,8 @@ def _unread(document: Document, content: Mapping[str, Any]) -> Iterator[tuple[tu
             "folds hold out their own validation samples",
             "left out, or data.test",
         )
-    yield from _unread_by_the_rule(document.prune.rule, content.get("prune"))
-    policy = _tried([], find_policy, document.schedule.policy)
+    yield from _unread_prune_keys(document.prune.rule, content.get("prune"))
+    policy = _attempt([], find_policy, document.schedule.policy)
     if policy is None:  # a mistake of its own
         return
     if isinstance(schedule, Mapping) and "policy" not in schedule:
@@ -474,8 +486,8 @@ def _unread(document: Document, content: Mapping[str, Any]) -> Iterator[tuple[tu
             )
 
 
-def _unread_by_the_rule(name: str, prune: Any) -> Iterator[tuple[tuple, str, str]]:
-    rule = _tried([], find_rule, name)
+def _unread_prune_keys(name: str, prune: Any) -> Iterator[tuple[tuple, str, str]]:
+    rule = _attempt([], find_rule, name)
     if rule is None:  # a mistake of its own
         return
     for key in prune if isinstance(prune, Mapping) else ():
@@ -484,10 +496,10 @@ def _unread_by_the_rule(name: str, prune: Any) -> Iterator[tuple[tuple, str, str
             yield ("prune", key), f"{name} does not read {key}", right
 
 
-def _unknown_at_the_top(
+def _unsupported_at_the_top(
     document: Document, content: Mapping[str, Any]
 ) -> Iterator[tuple[tuple, str, str]]:
-    """What the engine does not know of the training settings that stand at the top, whichever entries take them."""
+    """Yield top-level training settings that the engine does not support."""
     engine = _known_engine(document)
     for key, wrong, right in () if engine is None else find_unknown_words(document.train, engine):
         if holds(content, ("train", *key[:1])):
@@ -495,22 +507,22 @@ def _unknown_at_the_top(
 
 
 def _incomplete_schedules(spec: Spec) -> list[SpecMistake]:
-    """The learning rate schedules that lack an argument when all that entries change is put into them, each once."""
-    found: dict[SpecMistake, None] = {}
+    """List learning rate schedules that lack an argument, each once."""
+    mistakes: dict[SpecMistake, None] = {}
     engine = _known_engine(spec.document)
     for network in spec.networks:
         if engine is not None and (wrong := incomplete_schedule(network.train, engine)):
-            found[
+            mistakes[
                 spec.origin.mistake(
                     spec.place_of(network, "train", "optimizer", "learning_rate"), wrong
                 )
             ] = None
-    return list(found)
+    return list(mistakes)
 
 
 def _batch_mistakes(spec: Spec) -> list[SpecMistake]:
-    """The ranges of batches of which no policy would choose one, each once; or too little measured to choose one."""
-    of_searches = _tried([], with_extreme_networks, spec)
+    """List batch ranges from which no policy would choose, each once."""
+    of_searches = _attempt([], with_extreme_networks, spec)
     networks = [
         network
         for network in (*spec.networks, *(of_searches.networks if of_searches is not None else ()))
@@ -526,7 +538,8 @@ def _batch_mistakes(spec: Spec) -> list[SpecMistake]:
         dict.fromkeys(
             spec.origin.mistake(
                 spec.place_of(network, "train", "batch", "size"),
-                f"the policy {spec.policy.name} chooses no batch out of {list(network.train.batch.bounds)}",
+                f"the policy {spec.policy.name} chooses no batch out of "
+                f"{list(network.train.batch.bounds)}",
                 f"one size, or `schedule: {{policy: {able}}}`",
             )
             for network in networks
@@ -535,14 +548,14 @@ def _batch_mistakes(spec: Spec) -> list[SpecMistake]:
 
 
 def _unmeasured_exchanges(spec: Spec, elastic: list[NetworkSpec]) -> list[SpecMistake]:
-    """A policy chooses batches by what GPUs take to exchange gradients, which needs two of them to be measured."""
+    """Check that gradient exchanges are measured if a policy chooses batches."""
     wider = [network for network in elastic if network.max_gpus != 1]
     if spec.profile.max_gpus != 1 or not wider:
         return []
     return [
         spec.origin.mistake(
             ("profile", "max_gpus"),
-            f"on 1 GPU no exchange of gradients is measured, without which no batch can be chosen "
+            f"with 1 GPU no gradient exchange is measured, so no batch can be chosen "
             f"for {wider[0].name}, whose `train.batch.size` is {list(wider[0].train.batch.bounds)}",
             "2 or more, or leave it out",
         )
@@ -550,7 +563,7 @@ def _unmeasured_exchanges(spec: Spec, elastic: list[NetworkSpec]) -> list[SpecMi
 
 
 class _MisfitError(Exception):
-    """A part of a model's entry, with all that was put into it, does not fit its owner's settings."""
+    """Settings of an entry are invalid once they are merged."""
 
     def __init__(
         self, part: str, owner: type, content: Mapping[str, Any], error: ValidationError
@@ -563,10 +576,11 @@ class _MisfitError(Exception):
 
 
 class _WordsError(Exception):
-    """The engine does not know how a network is to be trained.
+    """The engine does not support a network's training settings.
 
     Attributes:
-        problems: what is wrong, at key paths in the network's entry, or in the document where that is told.
+        problems: what is wrong, at key paths in the network's entry, or in the document where that
+            is told.
     """
 
     def __init__(self, problems: Sequence[tuple[Problem, bool]]) -> None:
@@ -574,26 +588,26 @@ class _WordsError(Exception):
         self.problems = problems
 
 
-def _told(
-    problem: Exception, mistake: Callable[..., SpecMistake], place: tuple = ()
+def _mistakes_of(
+    problem: Exception, mistake: Callable[..., SpecMistake], prefix: tuple = ()
 ) -> list[SpecMistake]:
-    """What is wrong with an entry, which stands at a place."""
+    """Return the mistakes of an entry."""
     if isinstance(problem, _WordsError):
         return [
-            mistake((*(() if is_of_document else place), *path), wrong, right)
+            mistake((*(() if is_of_document else prefix), *path), wrong, right)
             for (path, wrong, right), is_of_document in problem.problems
         ]
     if isinstance(problem, _MisfitError):
         return explain(
-            problem.error, problem.content, mistake, (*place, problem.part), problem.owner
+            problem.error, problem.content, mistake, (*prefix, problem.part), problem.owner
         )
-    return [mistake(place, str(problem))]
+    return [mistake(prefix, str(problem))]
 
 
 def _networks(
-    document: Document, index: int, entry: ModelEntry, problems: list[Exception], kept: Kept
+    document: Document, index: int, entry: ModelEntry, problems: list[Exception], existing: Kept
 ) -> list[NetworkSpec]:
-    """The networks of an entry; what is wrong with it is added to ``problems``. Those of a search come later."""
+    """Return the networks of an entry; append its problems to ``problems``."""
     networks: list[NetworkSpec] = []
     if any(_objective_problems(document, index, entry)):
         return []  # which are mistakes of their own
@@ -601,14 +615,14 @@ def _networks(
     for chosen in _chosen_members(
         entry.space or {}
     ):  # also what was not drawn, or is asked for later
-        _tried(problems, _train, document, entry, chosen, engine)
+        _attempt(problems, _train, document, entry, chosen, engine)
     if problems:
         return []
-    draws = _tried(problems, _draws, document, index, entry) or []
-    names = _tried(problems, _names, entry, draws, kept) or []
+    draws = _attempt(problems, _draws, document, index, entry) or []
+    names = _attempt(problems, _names, entry, draws, existing) or []
     for name, drawn in zip(names, draws, strict=False):
-        train = _tried(problems, _train, document, entry, drawn, engine)
-        architecture = _tried(problems, _architecture, entry, drawn, engine)
+        train = _attempt(problems, _train, document, entry, drawn, engine)
+        architecture = _attempt(problems, _architecture, entry, drawn, engine)
         if train is None or architecture is None:
             break  # the other draws will hardly be better
         folds: Iterable[int | None] = (
@@ -623,22 +637,22 @@ def _networks(
 
 
 def with_extreme_networks(spec: Spec) -> Spec:
-    """The spec with two networks for each search instead of all others: the ends of its space.
+    """Return the spec with only the two extreme networks of each search.
 
-    They stand for those that will be asked for where memory is planned and data is looked at. Each has the name of its
-    entry.
+    They stand for those that will be asked for where memory is planned and data is looked at. Each
+    has the name of its entry.
     """
-    found = []
+    networks = []
     for index, entry in spec.searches.items():
-        found += [
+        networks += [
             replace(proposed_network(spec, index, 0, member), name=entry.stem)
             for member in ends(entry.space or {})
         ]
-    return replace(spec, networks=tuple(found))
+    return replace(spec, networks=tuple(networks))
 
 
 def variants(spec: Spec) -> tuple[NetworkSpec, ...]:
-    """Networks that searches may ask for, with each of the losses, the metrics and the monitors of their spaces.
+    """Return one network for each loss, metric and monitor in the spaces of searches.
 
     Each varies one key alone, and has the name of its entry.
     """
@@ -650,7 +664,7 @@ def variants(spec: Spec) -> tuple[NetworkSpec, ...]:
 
 
 def _judged_members(space: Space) -> list[Member]:
-    """A member of a space, and those that differ from it in one key that decides by what a network is judged."""
+    """List members of a space that differ in one key that affects judging."""
     first = ends(space)[0]
     members = [first]
     for key, values in space.items():
@@ -664,7 +678,7 @@ def _judged_members(space: Space) -> list[Member]:
 
 
 def _chosen_members(space: Space) -> Iterator[Member]:
-    """A member of a space with each of the choices that a list of it has of how networks are trained."""
+    """Yield one member for each choice of each training setting in a space."""
     first = {
         key: values.low if isinstance(values, Range) else values[0] for key, values in space.items()
     }
@@ -674,7 +688,7 @@ def _chosen_members(space: Space) -> Iterator[Member]:
 
 
 def proposed_network(spec: Spec, index: int, number: int, member: Member) -> NetworkSpec:
-    """A network that a search has asked for.
+    """Return the network for the values that a searcher proposed.
 
     Args:
         index: of its entry.
@@ -682,7 +696,8 @@ def proposed_network(spec: Spec, index: int, number: int, member: Member) -> Net
         member: of the entry's space.
 
     Raises:
-        UserError: it cannot be built or trained with these values; the message says which, and what would be right.
+        UserError: it cannot be built or trained with these values; the message says which, and what
+            would be right.
     """
     document, entry = spec.document, spec.document.models[index]
     name = check_name(f"{entry.stem}-{number}")
@@ -700,14 +715,14 @@ def proposed_network(spec: Spec, index: int, number: int, member: Member) -> Net
     except (_MisfitError, _WordsError) as problem:
         raise UserError(
             "; ".join(
-                f"{one.key}: {one.wrong}" + (f"; {one.right}" if one.right else "")
-                for one in _told(problem, Origin().mistake)
+                f"{mistake.key}: {mistake.wrong}" + (f"; {mistake.right}" if mistake.right else "")
+                for mistake in _mistakes_of(problem, Origin().mistake)
             )
         ) from None
 
 
 def invalid_network(spec: Spec, index: int, number: int, values: Member) -> NetworkSpec:
-    """What stands for a network that cannot be: it has a name and values, and is never trained."""
+    """Return the placeholder of a proposal that cannot be trained."""
     stem = spec.document.models[index].stem
     return _network(
         spec.document,
@@ -731,14 +746,14 @@ def _network(
     number: int | None = None,
 ) -> NetworkSpec:
     entry = document.models[index]
-    least, most = _gpu_bounds(entry)
+    min_gpus, max_gpus = _gpu_bounds(entry)
     return NetworkSpec(
         name=name,
         architecture=architecture,
         train=train,
         seed=zlib.crc32(f"{document.seed}/{name}".encode()),
-        min_gpus=least,
-        max_gpus=most,
+        min_gpus=min_gpus,
+        max_gpus=max_gpus,
         parameters=dict(drawn),
         entry=index,
         fold=fold,
@@ -748,11 +763,11 @@ def _network(
 
 
 def _known_engine(document: Document) -> EngineInfo | None:
-    return _tried([], find_engine, document.resources.engine)  # none is a mistake of its own
+    return _attempt([], find_engine, document.resources.engine)  # none is a mistake of its own
 
 
-def _tried(problems: list[Exception], function: Callable[..., T], *arguments: Any) -> T | None:
-    """What a function gives, or nothing, and one problem more."""
+def _attempt(problems: list[Exception], function: Callable[..., T], *arguments: Any) -> T | None:
+    """Call a function; on an expected error append it to ``problems`` and return None."""
     try:
         return function(*arguments)
     except (UserError, InputError, _MisfitError, _WordsError) as problem:
@@ -761,27 +776,29 @@ def _tried(problems: list[Exception], function: Callable[..., T], *arguments: An
 
 
 def _draws(document: Document, index: int, entry: ModelEntry) -> list[dict[str, Any]]:
-    """What each network of an entry has of its own."""
+    """Return the drawn values of each network of an entry."""
     if entry.space is not None and entry.count is not None:
-        # Entries draw from streams of their own: adding an entry does not change another's networks.
+        # Entries draw from streams of their own: adding an entry does not change another's
+        # networks.
         return draw(entry.space, entry.count, document.seed + 7919 * index)
     if entry.space is not None:
         return ends(entry.space)
     if entry.grid is not None:
         size = math.prod(map(len, entry.grid.values()))
-        if size > MOST_NETWORKS:
+        if size > MAX_NETWORKS:
             raise UserError(
-                f"the grid has {pluralize(size, 'member')}: at most {MOST_NETWORKS} networks of one entry"
+                f"the grid has {pluralize(size, 'member')}: at most {MAX_NETWORKS} networks of one "
+                f"entry"
             )
         return grid(entry.grid)
     return [{}]
 
 
-def _names(entry: ModelEntry, draws: Sequence[Member], kept: Kept) -> list[str]:
-    """The names of an entry's networks."""
+def _names(entry: ModelEntry, draws: Sequence[Member], existing: Kept) -> list[str]:
+    """Name the networks of an entry."""
     if entry.space is None and entry.grid is None:
         return [check_name(entry.stem)]
-    return names_of(entry.stem, draws, kept, by_values=entry.grid is not None)
+    return names_of(entry.stem, draws, existing, by_values=entry.grid is not None)
 
 
 def _gpu_bounds(entry: ModelEntry) -> tuple[int, int | None]:
@@ -795,14 +812,14 @@ def _gpu_bounds(entry: ModelEntry) -> tuple[int, int | None]:
 def _train(
     document: Document, entry: ModelEntry, drawn: Mapping[str, Any], engine: EngineInfo | None
 ) -> Train:
-    """How a network of an entry is trained, in words that the engine knows."""
+    """Return the training settings of a network, checked against the engine."""
     train = _merged(document.train, entry.train_overrides, drawn)
     if engine is None:  # a mistake of its own
         return train
     problems = []
     for key, wrong, right in find_unknown_words(train, engine):
-        said = key_path(("train", *key))
-        is_drawn = any(is_below(name, said) or is_below(said, name) for name in drawn)
+        setting = key_path(("train", *key))
+        is_drawn = any(is_below(name, setting) or is_below(setting, name) for name in drawn)
         problems.append(
             (
                 (("train", *key), wrong, right),
@@ -817,8 +834,8 @@ def _train(
 _TRAIN = TypeAdapter(Train)
 
 
-def _merged(base: Train, own: Mapping[str, Any], drawn: Mapping[str, Any]) -> Train:
-    """The top-level training settings with an entry's own, and with what was drawn as ``train.*``."""
+def _merged(base: Train, overrides: Mapping[str, Any], drawn: Mapping[str, Any]) -> Train:
+    """Merge the top-level training settings with an entry's and with drawn values."""
     drawn_here = override(
         {},
         {
@@ -828,7 +845,7 @@ def _merged(base: Train, own: Mapping[str, Any], drawn: Mapping[str, Any]) -> Tr
         },
     )
     train = base
-    for settings in (own, drawn_here):
+    for settings in (overrides, drawn_here):
         if settings:
             plain = _TRAIN.dump_python(train)
             _merge(plain, settings)
@@ -854,7 +871,7 @@ def _merge(into: dict[str, Any], new: Mapping[str, Any]) -> None:
 
 
 def _defaults(entry: ModelEntry, drawn: Mapping[str, Any]) -> dict[str, Any]:
-    """The default lists of a family of which parts are drawn, such as ``blocks.0``."""
+    """Return default lists of a family whose items are drawn, such as ``blocks.0``."""
     family = FAMILIES.get(str(entry.family))
     parts = {key.partition(".")[0] for key in drawn if "." in key}
     if family is None or not parts:
@@ -869,9 +886,9 @@ def _defaults(entry: ModelEntry, drawn: Mapping[str, Any]) -> dict[str, Any]:
 def _architecture(
     entry: ModelEntry, drawn: Mapping[str, Any], engine: EngineInfo | None
 ) -> Architecture:
-    """What to build: the entry's arguments with what was drawn."""
-    own = {key: value for key, value in drawn.items() if not key.startswith("train.")}
-    args = override({**_defaults(entry, own), **entry.args}, own)
+    """Return the architecture: the entry's arguments with drawn values."""
+    arguments = {key: value for key, value in drawn.items() if not key.startswith("train.")}
+    args = override({**_defaults(entry, arguments), **entry.args}, arguments)
     if entry.build is not None:
         check_import(entry.build)
         return Architecture(entry.build, args)
@@ -883,8 +900,8 @@ def _architecture(
         and target in (*FAMILIES, *application_names())
     ):  # another engine has it
         raise UserError(
-            f"the {engine.name} engine trains only the family {', '.join(sorted(engine.families))}, not "
-            f"{target}"
+            f"the {engine.name} engine trains only the family "
+            f"{', '.join(sorted(engine.families))}, not {target}"
         )
     check_target(target, APPLICATIONS if engine is None else engine.applications)
     try:
@@ -897,15 +914,17 @@ def _architecture(
 
 
 def with_entry(
-    spec: Spec, content: Any, taken: Collection[str], place: int | None = None
+    spec: Spec, content: Any, taken_names: Collection[str], position: int | None = None
 ) -> tuple[Spec, tuple[NetworkSpec, ...]]:
-    """A spec with one more entry, which was not in its file.
+    """Return a spec with one more entry, and the networks of that entry.
 
     Args:
-        content: a mapping with the keys of an entry of ``models``. One without a name has that of its family or
-            function, with a number behind it where that is taken: ``cnn``, ``cnn.2``, ``cnn.3``.
+        content: a mapping with the keys of an entry of ``models``. One without a name has that of
+            its family or function, with a number behind it where that is taken: ``cnn``, ``cnn.2``,
+            ``cnn.3``.
         taken: names of networks that it may not have.
-        place: the number of entries when it was added first: what is drawn for its networks follows from it.
+        place: the number of entries when it was added first: what is drawn for its networks follows
+            from it.
 
     Returns:
         The spec with the entry as the last of its models, and the networks of the entry.
@@ -926,36 +945,34 @@ def with_entry(
     if entry.search is not None or entry.data is not None:
         key = "search" if entry.search is not None else "data"
         raise SpecError(
-            [
-                mistake(
-                    (key,), "cannot be added to a run that is going on", "left out, or in its spec"
-                )
-            ]
+            [mistake((key,), "cannot be added to a running run", "left out, or in its spec")]
         )
     document = spec.document
-    if entry.name is None and _is_taken(entry.stem, taken):
+    if entry.name is None and _is_taken(entry.stem, taken_names):
         number = next(
             number
             for number in itertools.count(2)
-            if not _is_taken(f"{entry.stem}.{number}", taken)
+            if not _is_taken(f"{entry.stem}.{number}", taken_names)
         )
         entry = replace(entry, name=f"{entry.stem}.{number}")
-    drawn_at = len(document.models) if place is None else place
+    drawn_at = len(document.models) if position is None else position
     filled = (*document.models, *[ModelEntry(family="softmax")] * drawn_at)[:drawn_at]
     problems: list[Exception] = []
     networks = _networks(
         replace(document, models=(*filled, entry)), drawn_at, entry, problems, spec.existing
     )
-    mistakes = [one for problem in problems for one in _told(problem, mistake)]
-    found = Spec(
+    mistakes = [
+        entry_mistake for problem in problems for entry_mistake in _mistakes_of(problem, mistake)
+    ]
+    extended = Spec(
         replace(document, models=(*document.models, entry)),
         tuple(replace(network, entry=len(document.models)) for network in networks),
         Origin("entry"),
     )
-    mistakes += _incomplete_schedules(found) + _batch_mistakes(found)
+    mistakes += _incomplete_schedules(extended) + _batch_mistakes(extended)
     mistakes += [
         mistake(("name",), f"a network of the run is named {name!r}", "another name")
-        for name in sorted({network.name for network in networks} & set(taken))
+        for name in sorted({network.name for network in networks} & set(taken_names))
     ]
     mistakes += [
         mistake(
@@ -967,16 +984,16 @@ def with_entry(
     ]
     if mistakes:
         raise SpecError(mistakes)
-    return replace(spec, document=found.document), found.networks
+    return replace(spec, document=extended.document), extended.networks
 
 
 def placeholder_for(network: NetworkSpec, spec: Spec) -> NetworkSpec:
-    """What stands for a network that cannot be trained: it has its name, and what any spec may say."""
+    """Return a network that keeps a name but has settings of any valid spec."""
     return replace(network, architecture=Architecture("softmax"), train=spec.document.train)
 
 
-def _is_taken(stem: str, taken: Collection[str]) -> bool:
-    """Whether a network is named so, or so with a number behind it."""
+def _is_taken(stem: str, names: Collection[str]) -> bool:
+    """Return True if a network has this name, perhaps with a number."""
     return any(
-        name == stem or re.fullmatch(rf"{re.escape(stem)}-\d+(-fold\d+)?", name) for name in taken
+        name == stem or re.fullmatch(rf"{re.escape(stem)}-\d+(-fold\d+)?", name) for name in names
     )

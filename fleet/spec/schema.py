@@ -1,6 +1,7 @@
-"""The keys of a spec file: frozen dataclasses, from the document down to one network.
+"""The keys of a spec as frozen dataclasses, from the document to one network.
 
-What a key means is said once, in its ``Field(description=...)``: the JSON Schema and ``docs/spec.md`` come from there.
+What a key means is said once, in its ``Field(description=...)``: the JSON Schema and
+``docs/spec.md`` come from there.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ from fleet.units import parse_delta
 from scheduler.base import MAX_SLOTS, Options
 from scheduler.ensemble.policies import POLICIES, SETTINGS, Policy, default_policy
 
-MOST_NETWORKS = 10_000  # of one entry; more are a slip of the keyboard, and would fill the memory
+MAX_NETWORKS = 10_000  # of one entry; more are a typo, and would fill the memory
 
 
 def _as_text(version: object) -> object:
-    """A version that YAML reads as a number."""
+    """Convert a version that YAML reads as a number to text."""
     if isinstance(version, float):
         return str(version)
     return version
@@ -45,100 +46,98 @@ def _read_by(setting: str) -> str:
 
 @dataclass(frozen=True, config=kinds.STRICT)
 class ModelEntry:
-    """An entry of `models`, which stands for one network or for many."""
+    """An entry of `models`, for one network or many."""
 
     family: kinds.Family | None = Field(
         default=None,
-        description=(
-            "A family of networks that FLEET builds, or the name of a network of keras.applications."
-        ),
+        description=("A model family of FLEET, or the name of a model in keras.applications."),
     )
     build: kinds.ImportPath | None = Field(
         default=None,
         description=(
-            "Instead of a family: the import path of your own function, which returns a keras.Model, or for the engine "
-            "torch a torch.nn.Module. Its module may stand beside the spec."
+            "Instead of a family: the import path of your own function, which returns a "
+            "keras.Model, or a torch.nn.Module for the engine torch. Its module may be next to the "
+            "spec."
         ),
     )
     name: str | None = Field(
         default=None,
         description=(
-            "Name of the network in all results; without it, that of the family or function. If the entry stands for "
-            "several networks (`space`, `grid`), they are numbered: NAME-0, NAME-1, ..., however many there are."
+            "Name of the network in all results. Default: the name of the family or function. "
+            "Several networks of one entry (`space`, `grid`) are numbered: NAME-0, NAME-1, ..."
         ),
     )
     args: dict[str, Any] = Field(
         default_factory=dict,
-        description=(
-            "Arguments of the family or function, by name: the same for all networks of the entry."
-        ),
+        description=("Arguments of the family or function, for all networks of the entry."),
     )
-    count: Annotated[int, Field(ge=1, le=MOST_NETWORKS), kinds.NO_FLAG] | None = Field(
+    count: Annotated[int, Field(ge=1, le=MAX_NETWORKS), kinds.NO_FLAG] | None = Field(
         default=None, description=("Number of networks to draw at random from `space`.")
     )
     space: Space | None = Field(
         default=None,
         description=(
-            "What differs between networks that are drawn at random, or asked for by `search`: for an argument, or a "
-            "setting like train.optimizer.learning_rate, a list of values or a range {low, high, log, integer}. Of two keys, "
-            "one below the other, the deeper holds; no choice of the other may have a value for it."
+            "Parameters to draw at random, or to be proposed by `search`: for an argument, or for "
+            "a setting like train.optimizer.learning_rate, a list of values or a range {low, high, "
+            "log, integer}. If one key is below another, the deeper one wins; no choice of the "
+            "other may also set it."
         ),
     )
     search: Search | None = Field(
         default=None,
         description=(
-            "Instead of `count`: who chooses from `space` while the run goes on, and how many networks."
+            "Instead of `count`: a sampler that proposes networks from `space` during the run."
         ),
     )
     grid: Grid | None = Field(
         default=None,
         description=(
-            "What differs between networks that cover all combinations: for an argument, or a setting like "
+            "Parameters whose combinations are all trained: for an argument, or for a setting like "
             "train.batch.size, a list of values."
         ),
     )
     gpus: kinds.Positive | tuple[kinds.Positive, kinds.Positive] | None = Field(
         default=None,
         description=(
-            "Number of GPUs that train the network, or [least, most]. Without it, there may be as many as make it faster."
+            "Number of GPUs for the network, or [min, max]. Default: as many as make it faster."
         ),
     )
     train: dict[str, Any] = Field(
         default_factory=dict,
         description=(
-            "Training settings of this entry. What they do not name is taken from `train` at the top."
+            "Training settings of this entry. Other settings come from `train` at the top."
         ),
     )
     data: EntryData | None = Field(
         default=None,
         description=(
-            "Other `transforms`, or another `target`, for this entry. What is not named is taken from `data` at the top."
+            "`transforms` or `target` for this entry. Other settings come from `data` at the top."
         ),
     )
 
     @property
     def stem(self) -> str:
-        """The name of its network, or what the names of its networks begin with."""
+        """The network's name, or the prefix of its networks' names."""
         return self.name or self.target.split(":")[-1].lower()
 
     @property
     def target(self) -> str:
-        """What is built: a family, a name of keras.applications, or an import path."""
+        """The family, the name in keras.applications, or the import path."""
         return self.family or str(self.build)
 
     @property
     def train_overrides(self) -> dict[str, Any]:
-        """Its training settings: the first objective of its search is what its networks monitor."""
+        """Its training settings, with the first objective of its search as monitor."""
         if self.search is None or not self.search.objectives:
             return self.train
         first = self.search.objectives[0]
-        own = self.train.get("stopping") or {}
+        stopping = self.train.get("stopping") or {}
         if first.sense is None:
             sense = {}
         else:
             sense = {"direction": "max" if first.sense == "maximize" else "min"}
-        own = {**sense, **own} if first.mode is None else {**own, **sense}
-        return {**self.train, "stopping": {**own, "monitor": first.value}}
+        stopping = {**sense, **stopping} if first.mode is None else {**stopping, **sense}
+        return {**self.train, "stopping": {**stopping, "monitor": first.value}}
 
     @model_validator(mode="after")
     def _one_way_to_say_it(self) -> ModelEntry:
@@ -152,19 +151,17 @@ class ModelEntry:
                 "needs `space:` (random draws) or `grid:` (the full product), not both"
             )
         if self.count is not None and self.search is not None:
-            raise ValueError(
-                "needs `count:` (random draws) or `search:` (networks that are asked for), not both"
-            )
+            raise ValueError("needs `count:` (random draws) or `search:` (a sampler), not both")
         if self.space is None and self.count is not None:
             raise ValueError("`count:` and `space:` go together: count random draws from the space")
         if self.space is None and self.search is not None:
             raise ValueError(
-                "`search:` and `space:` go together: networks are asked for from the space"
+                "`search:` and `space:` go together: the sampler proposes values of the space"
             )
         if self.space is not None and self.count is None and self.search is None:
             raise ValueError("`space:` and `count:` go together, or `space:` and `search:`")
         if isinstance(self.gpus, tuple) and self.gpus[0] > self.gpus[1]:
-            raise ValueError(f"gpus: {list(self.gpus)} should be [least, most]")
+            raise ValueError(f"gpus: {list(self.gpus)} should be [min, max]")
         return self
 
 
@@ -179,45 +176,47 @@ def policy_of_keys(keys: Collection[str]) -> Policy:
 
 @dataclass(frozen=True, config=kinds.STRICT)
 class Schedule:
-    """Which networks train when, and on how many GPUs."""
+    """Scheduling: which networks train when, and on how many GPUs."""
 
     policy: kinds.PolicyName = Field(
         default=default_policy().name,
         description=(
-            "Policy that decides which networks train when, or the import path of your own. Without it, a spec with a key "
-            f"that only {default_policy(SETTINGS).name} reads means {default_policy(SETTINGS).name}. "
+            "Scheduling policy: which networks train when, or the import path of your own. "
+            "Default: adaptive, "
+            f"or {default_policy(SETTINGS).name} if a key is given that only "
+            f"{default_policy(SETTINGS).name} reads. "
             + " ".join(f"{policy.name}: {policy.help}." for policy in POLICIES.values())
         ),
     )
     pace_tolerance: kinds.DeltaText = Field(
         default="15%",
         description=(
-            "How close to the fastest the networks of a flotilla train: within a share of its rate, like 15%, or within a "
-            "number of samples per second, like 20/s. " + _read_by("delta")
+            "How much slower than the fastest the networks of a flotilla may be: a share of its "
+            "rate, like 15%, or samples per second, like 20/s. " + _read_by("delta")
         ),
     )
     round_end_share: Annotated[kinds.Share, Field(gt=0, le=1)] = Field(
         default=0.8,
-        json_schema_extra=kinds.written_as("80%"),
+        json_schema_extra=kinds.default_text("80%"),
         description=(
-            "A round ends when fewer than this share of the GPUs train, like 80%. "
+            "A round ends when less than this share of the GPUs train, like 80%. "
             + _read_by("alpha")
         ),
     )
     literal: bool = Field(
         default=False,
         description=(
-            "Follow the paper to the letter: spare GPUs are given away as in its Algorithm 2, and rates beyond the "
-            "measured ones are estimated by its Equation 5 from twice the GPUs of a node, as with --literal of fleet "
-            "plan. Without it, a network gets only GPUs that make it faster. "
-            + _read_by("peak_limited")
+            "Follow the paper to the letter: spare GPUs are given away as in its Algorithm 2, and "
+            "rates beyond the measured ones are estimated by its Equation 5 from twice the GPUs of "
+            "a node, as with --literal of fleet plan. Without it, a network gets only GPUs that "
+            "make it faster. " + _read_by("peak_limited")
         ),
     )
     rates: str | None = Field(
         default=None,
         description=(
-            "File with the training rates of the networks, such as the profile.json of an earlier run. Without it, "
-            "`profile` says how rates are found out."
+            "File with training rates, such as profile.json of an earlier run. Without it, rates "
+            "are measured as `profile` says."
         ),
     )
 
@@ -231,44 +230,44 @@ class Schedule:
 
 @dataclass(frozen=True, config=kinds.STRICT)
 class Profile:
-    """How the run finds out how fast networks train."""
+    """Rate measurement: how the run finds out how fast networks train."""
 
     when: Literal["online", "offline"] = Field(
         default="online",
         description=(
-            "online: training begins at once, by estimates that its own steps correct; no other key is read. offline: every "
-            "network is measured on made-up samples before any is trained (appendix B.3 of the paper)."
+            "online: training starts at once, with estimated rates that its steps correct; other "
+            "keys are not read. offline: every network is timed on synthetic samples before "
+            "training (appendix B.3 of the paper)."
         ),
     )
     batches: Annotated[int, Field(ge=2), kinds.NO_FLAG] = Field(
-        default=48, description=("Number of training steps of one measurement, at most.")
+        default=48, description=("Largest number of training steps per measurement.")
     )
     timed: kinds.Positive = Field(
         default=20,
         description=(
-            "How many of these steps are timed: the last ones. Those before them warm up."
+            "How many of these steps, the last ones, are timed. The steps before them warm up."
         ),
     )
     seconds: Annotated[kinds.Duration, Field(gt=0)] = Field(
         default=30.0,
-        json_schema_extra=kinds.written_as("30s"),
-        description=(
-            "How long the steps of one measurement may take, like 30s. The first half of it may be spent on warming up."
-        ),
+        json_schema_extra=kinds.default_text("30s"),
+        description=("Time limit of one measurement, like 30s. Up to half of it may be warm-up."),
     )
     spread: Annotated[kinds.Share, Field(ge=0, le=1)] = Field(
         default=0.01,
-        json_schema_extra=kinds.written_as("1%"),
+        json_schema_extra=kinds.default_text("1%"),
         description=(
-            "A measurement ends before its last step once the standard error of its rate is at most this share of it, like "
-            "1%. 0 takes all steps."
+            "A measurement ends early once the standard error of the rate is at most this share of "
+            "it, like 1%. 0: never."
         ),
     )
     max_gpus: kinds.Positive | None = Field(
         default=None,
         description=(
-            "Largest number of GPUs on which a network is measured. Without it, two nodes, or as many GPUs as the slowest "
-            "network needs to keep up with the fastest if that is more (appendix B.3 of the paper)."
+            "Largest number of GPUs to measure a network on. Default: two nodes, or as many GPUs "
+            "as the slowest network needs to keep up with the fastest, if that is more (appendix "
+            "B.3 of the paper)."
         ),
     )
 
@@ -289,83 +288,86 @@ class Resources:
     engine: kinds.EngineName = Field(
         default="keras",
         description=(
-            "What trains the networks, or the import path of an engine of your own. "
+            "Library that trains the networks, or the import path of your own engine. "
             + " ".join(f"{engine.name}: {engine.help}." for engine in ENGINES.values())
         ),
     )
     time_scale: kinds.AboveZero = Field(
         default=1.0,
-        description=("Only for the engine emulated: how many seconds a second of training takes."),
+        description=("Only for the engine emulated: seconds that one second of training takes."),
     )
     preprocessors: Annotated[int, Field(ge=0), kinds.NO_FLAG] | Literal["auto"] = Field(
         default="auto",
         description=(
-            "Number of ranks that prepare samples. auto: all ranks that are not needed for GPUs; without GPUs, one in "
-            "eight on each node."
+            "Number of ranks that prepare samples. auto: all ranks that GPUs do not need; without "
+            "GPUs, one in eight on each node."
         ),
     )
     gpus_per_node: kinds.Positive | Literal["auto"] = Field(
         default="auto",
         description=(
-            "Number of GPUs on each node that train networks; without GPUs, of ranks in their place. auto: all GPUs; "
-            "without GPUs, all ranks that do not prepare samples."
+            "Number of GPUs per node that train networks; without GPUs, number of ranks. auto: all "
+            "GPUs; without GPUs, all ranks that do not prepare samples."
         ),
     )
     networks_per_gpu: Annotated[int, Field(ge=1, le=MAX_SLOTS), kinds.NO_FLAG] | Literal["auto"] = (
         Field(
             default=1,
             description=(
-                "How many networks may share a GPU while there are more networks than GPUs; each takes a rank. A number: that "
-                "many, as far as ranks were started. auto: as many as ranks were started, and as training shows to pay. "
-                "Without GPUs, a core of the node takes the place of a GPU, and further ranks share the cores."
+                "How many networks may share a GPU while there are more networks than GPUs; each "
+                "needs a rank. auto: as many as ranks were started for and as measurements show to "
+                "be faster. Without GPUs, a core takes the place of a GPU, and further ranks share "
+                "the cores."
             ),
         )
     )
     exchange: Literal["auto", "horovod", "mpi", "library"] = Field(
         default="auto",
         description=(
-            "How the GPUs of a group exchange gradients. horovod: while the backward pass runs. mpi: by one MPI reduction "
-            "after each step. library: by PyTorch's own process groups, NCCL on GPUs and gloo without, only for the engine "
-            "torch. auto: keras takes Horovod where it is installed, torch library on GPUs, and all else MPI."
+            "How the GPUs of a group exchange gradients. horovod: during the backward pass. mpi: "
+            "one MPI reduction after each step. library: PyTorch's process groups (NCCL on GPUs, "
+            "else gloo), only for the engine torch. auto: Horovod for keras if it is installed, "
+            "library for torch on GPUs, otherwise MPI."
         ),
     )
 
 
 @dataclass(frozen=True, config=kinds.STRICT)
 class Checkpoint:
-    """What is kept on disk, and how often it is saved."""
+    """Checkpoints: what is kept on disk and how often it is saved."""
 
     every: Annotated[kinds.Duration, Field(gt=0)] | None = Field(
         default=None,
         description=(
-            "How often a network is saved within an epoch, like 10min. At the end of an epoch it is always saved."
+            "How often to save a network within an epoch, like 10min. It is always saved at the "
+            "end of an epoch."
         ),
     )
     keep: Literal["best+last", "last"] = Field(
         default="best+last",
         description=(
-            "What is kept of each network. best+last: the best epoch, which is exported, and the last one, from which "
-            "training goes on. last: only the last, which is then exported. If there is room, the checkpoint before the "
-            "last is kept as well, in case the last is damaged."
+            "What to keep of each network. best+last: the best epoch, which is exported, and the "
+            "last one, from which training resumes. last: only the last one, which is exported. If "
+            "there is room, the checkpoint before the last is also kept, in case the last is "
+            "damaged."
         ),
     )
     quota: Annotated[kinds.Size, Field(gt=0)] | None = Field(
         default=None,
         description=(
-            "How much disk space all checkpoints and exports of the run may take, like 20GB. Without it, there is no "
-            "limit."
+            "Disk space for all checkpoints and exports of the run, like 20GB. Default: unlimited."
         ),
     )
 
 
 @dataclass(frozen=True, config=kinds.STRICT)
 class Document:
-    """A spec: the networks of an ensemble, the data they learn from, and how they are trained."""
+    """A spec: networks, data, and how to train."""
 
     models: tuple[ModelEntry, ...] = Field(
         description=(
-            "The networks to train: a list of entries, each of which stands for one network or for many. It may be empty "
-            "in a run that stays open for more (`keep_open`)."
+            "The networks to train: a list of entries, each for one network or many. It may be "
+            "empty if the run stays open for more (`keep_open`)."
         )
     )
     name: str = Field(
@@ -375,8 +377,8 @@ class Document:
     seed: Annotated[int, Field(ge=0, lt=2**64), kinds.NO_FLAG] = Field(
         default=0,
         description=(
-            "Seed of everything that is random: which networks are drawn, their first weights, the order of the samples "
-            "and how they are augmented."
+            "Seed of everything random: drawn networks, initial weights, the order of samples and "
+            "augmentation."
         ),
     )
     data: Data = Data()
@@ -389,88 +391,94 @@ class Document:
     walltime: Annotated[kinds.Duration, Field(gt=0)] | None = Field(
         default=None,
         description=(
-            "How long the run may take, like 2h. Shortly before, it saves everything and stops with exit status 75; the "
-            "same command goes on. If the batch system ends the job earlier, its limit counts."
+            "Time limit of the run, like 2h. Shortly before, it saves everything and stops with "
+            "exit status 75; the same command resumes it. If the batch system's limit is shorter, "
+            "that one counts."
         ),
     )
     keep_open: Annotated[kinds.Duration, Field(gt=0)] | None = Field(
         default=None,
         description=(
-            "How long the run waits for further networks once nothing is left to train, like 10min. Without it, the run "
-            "ends then."
+            "How long the run waits for further networks when none is left to train, like 10min. "
+            "Default: it ends."
         ),
     )
     retries: Annotated[int, Field(ge=0, le=100), kinds.NO_FLAG] = Field(
         default=2,
         description=(
-            "How often a network is tried again if it failed for a reason that may pass, such as a file server that does "
-            "not answer."
+            "How often a network is retried after a transient error, such as a file server that "
+            "does not answer."
         ),
     )
     max_deaths: Annotated[int, Field(ge=1, le=100), kinds.NO_FLAG] = Field(
         default=2,
         description=(
-            "How often a rank may die, or not come back, while it trains a network, over all launches and without an "
-            "epoch in between, until the network counts as failed. Until then it is trained last."
+            "How many times ranks may die, or become unresponsive, while training a network, over "
+            "all launches and without an epoch in between, before the network counts as failed. "
+            "Until then it is trained last."
         ),
     )
     trackers: tuple[kinds.TrackItem, ...] = Field(
         default=(),
         description=(
-            "Trackers that are written at the end of each epoch, by a process of their own: a list of mlflow, wandb and "
-            "optuna, or of {mlflow: PATH}. Without a path it is below track in the folder of the run. A tracker that fails "
-            "is warned of once; fleet export writes the same later."
+            "Trackers to write at the end of each epoch, in a separate process: a list of mlflow, "
+            "wandb and optuna, or of {mlflow: PATH}. Default path: the subfolder track of the run. "
+            "A failing tracker is reported once; fleet export writes the same data later."
         ),
     )
     output: str = Field(
         default="",
         description=(
-            "Folder of the run, for results, checkpoints, logs and the report. Without it, runs/NAME with the run's name."
+            "Folder of the run: results, checkpoints, logs and the report. Default: runs/NAME."
         ),
     )
     defaults: Annotated[Literal["0.2", "0.3"], BeforeValidator(_as_text)] = Field(
         default="0.3",
         description=(
-            "The version of FLEET whose defaults count. In 0.2 a learning rate that was not given was 0.01 for every "
-            "optimizer. A run that began with 0.2 keeps that when it is resumed."
+            "Version of FLEET whose defaults apply. In 0.2 the default learning rate of every "
+            "optimizer was 0.01. A run that began with 0.2 keeps that when it resumes."
         ),
     )
 
     def data_overrides(self, entry: ModelEntry) -> EntryData | None:
-        """The data settings of an entry that are not those of the document; None where there are none."""
+        """Return the data settings in which an entry differs; None if there are none."""
         if entry.data is None:
             return None
         transforms = entry.data.transforms
         target = entry.data.target
-        own = EntryData(
+        overrides = EntryData(
             None if transforms == self.data.transforms else transforms,
             None if target == self.data.target else target,
         )
-        if own == EntryData():
+        if overrides == EntryData():
             return None
-        return own
+        return overrides
 
     def pipeline_of(self, entry: ModelEntry) -> str:
-        """The key of what the networks of an entry are fed with; see :attr:`NetworkSpec.feed`."""
+        """Return the key of an entry's input pipeline."""
         return pipeline_key(self.data_overrides(entry))
 
     @cached_property
     def data_by_pipeline(self) -> dict[str, Data]:
-        """The data settings that networks have, by :attr:`NetworkSpec.feed`, those of the document first.
+        """The data settings of each input pipeline, the document's first.
 
-        Those of all entries: what all have in common, and how samples are divided, are the same for a part of them.
+        Those of all entries: what all have in common, and how samples are divided, are the same for
+            a part of them.
         """
-        each = sorted(map(self.data_overrides, self.models), key=lambda own: own is not None) or [
-            None
-        ]
+        all_overrides = sorted(
+            map(self.data_overrides, self.models), key=lambda overrides: overrides is not None
+        ) or [None]
         return {
-            pipeline_key(own): self.data if own is None else own.put_into(self.data) for own in each
+            pipeline_key(overrides): self.data
+            if overrides is None
+            else overrides.put_into(self.data)
+            for overrides in all_overrides
         }
 
 
 @dataclass(frozen=True, config=kinds.STRICT)
 class NetworkSpec:
-    """One network of the ensemble, fully said."""
+    """One network with all its settings."""
 
     name: str
     architecture: Architecture
@@ -492,28 +500,28 @@ class NetworkSpec:
 
     @property
     def stem(self) -> str:
-        """The name that the networks of all folds have in common."""
+        """The name without the fold."""
         if self.fold is None:
             return self.name
         return self.name.removesuffix(f"-fold{self.fold}")
 
     @cached_property
     def pipeline(self) -> str:
-        """A key: networks with the same one are fed with the same; empty for what the top of the document says."""
+        """The key of its input pipeline; empty for the document's data settings."""
         return pipeline_key(self.data)
 
     def global_batch(self, gpus: int) -> int:
-        """Samples in one step on ``gpus`` GPUs; the least, where the policy chooses."""
+        """Return the samples per training step on ``gpus`` GPUs; the fewest if elastic."""
         return self.train.batch.bounds[0] * self.learning_rate_scale(gpus)
 
     def largest_batch(self, gpus: int) -> int:
-        """The same; the most, where the policy chooses."""
+        """Return the samples per training step on ``gpus`` GPUs; the most if elastic."""
         if self.train.batch.is_elastic:
             return self.train.batch.bounds[1]
         return self.global_batch(gpus)
 
     def learning_rate_scale(self, gpus: int) -> int:
-        """The linear scaling rule: the factor of the learning rate that goes with the batch."""
+        """Return the factor of the learning rate by the linear scaling rule."""
         if self.train.batch.when_scaled == "per_gpu":
             return gpus
         return 1
@@ -521,10 +529,11 @@ class NetworkSpec:
 
 @dataclass(frozen=True, config=kinds.STRICT)
 class Spec:
-    """A validated spec and the networks that it stands for.
+    """A validated spec with its networks.
 
     Attributes:
-        kept: the networks that the folder of the run had when the spec was read -> what was drawn for each.
+        kept: the networks that the folder of the run had when the spec was read -> what was drawn
+            for each.
         notices: one line for each old key that the spec uses.
     """
 
@@ -535,10 +544,10 @@ class Spec:
     notices: tuple[str, ...] = field(default=(), compare=False, repr=False)
 
     def place_of(self, network: NetworkSpec, *setting: str) -> tuple:
-        """The key path where a setting of a network was chosen, such as ``train``, ``batch``, ``size``.
+        """Return the key path that set a setting of a network.
 
-        That is the space or the grid from which it was drawn, the network's entry, or the top of the document; for a
-        default it is the entry.
+        That is the space or the grid from which it was drawn, the network's entry, or the top of
+        the document; for a default it is the entry.
         """
         entry, model = ("models", network.entry), self.document.models[network.entry]
         dotted = ".".join(setting)
@@ -556,7 +565,7 @@ class Spec:
 
     @property
     def searches(self) -> dict[int, ModelEntry]:
-        """The entries whose networks are asked for while the run goes on, by their places in ``models``."""
+        """The entries with a search, by their index in ``models``."""
         return {
             index: entry
             for index, entry in enumerate(self.document.models)
@@ -565,8 +574,8 @@ class Spec:
 
     @property
     def max_networks(self) -> float:
-        """How many networks there may be at once: those that are written down, and those that are asked for."""
-        asked = sum(
+        """The largest number of networks that can be active at once."""
+        proposed = sum(
             min(
                 entry.search.limit,
                 size_of(entry.space or {}),
@@ -575,7 +584,7 @@ class Spec:
             for entry in self.searches.values()
             if entry.search is not None
         )
-        return asked + sum(network.number is None for network in self.networks)
+        return proposed + sum(network.number is None for network in self.networks)
 
     @property
     def data(self) -> Data:  # noqa: D102 - the document's parts, without the detour
@@ -603,17 +612,17 @@ class Spec:
 
     @property
     def policy(self) -> Policy:
-        """What decides which networks train when."""
+        """The scheduling policy."""
         return find_policy(self.schedule.policy)
 
     @property
     def engine(self) -> EngineInfo:
-        """What trains, as far as it must be known before it is loaded."""
+        """The description of the engine."""
         return find_engine(self.resources.engine)
 
     @cached_property
     def options(self) -> Options:
-        """What the policy is told."""
+        """The options of the policy."""
         settings = self.schedule
         return Options(
             settings.round_end_share,
@@ -634,7 +643,7 @@ class Spec:
 
 
 def holds(settings: Any, path: tuple[str, ...]) -> bool:
-    """Whether nested settings have something under a path."""
+    """Return True if nested settings contain a path."""
     for step in path:
         if not isinstance(settings, Mapping) or step not in settings:
             return False
@@ -643,11 +652,11 @@ def holds(settings: Any, path: tuple[str, ...]) -> bool:
 
 
 def with_output(spec: Spec, output: str | Path) -> Spec:
-    """The same spec, with another folder for its run."""
+    """Return the spec with another run folder."""
     return replace(spec, document=replace(spec.document, output=str(output)))
 
 
 def with_cache(spec: Spec, cache: str) -> Spec:
-    """The same spec, with what was chosen for ``data.cache``."""
+    """Return the spec with a chosen ``data.cache``."""
     data = replace(spec.data, cache=cache)  # type: ignore[arg-type] # one of those that it may be
     return replace(spec, document=replace(spec.document, data=data))

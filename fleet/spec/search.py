@@ -1,4 +1,4 @@
-"""The keys of a search: who asks for networks, how many, and by which rule they are dropped."""
+"""The keys of a search and of pruning."""
 
 from __future__ import annotations
 
@@ -14,7 +14,15 @@ from pydantic.dataclasses import dataclass
 
 from fleet.errors import UserError
 from fleet.plugins import load_named
-from fleet.spec.fields import IMPORT_PATH, NO_FLAG, AboveZero, Duration, OneOf, Positive, written_as
+from fleet.spec.fields import (
+    IMPORT_PATH,
+    NO_FLAG,
+    AboveZero,
+    Duration,
+    OneOf,
+    Positive,
+    default_text,
+)
 from fleet.spec.old_keys import new_prune_key
 from fleet.vocabulary.measures import UP, direction_of
 from preprocess.user_code import UserCode
@@ -23,18 +31,18 @@ Mode: TypeAlias = Literal["maximize", "minimize"]
 
 _STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
 
-MOST_ASKED = 10_000  # by one entry; more are a slip of the keyboard, as in a count
+MAX_TRIALS = 10_000  # of one entry; more are a typo, as in a count
 
 
 @dataclass(frozen=True, config=_STRICT)
 class Budget:
-    """What the networks of a search may cost. Once it is spent, no more are asked for or promoted."""
+    """The budget of a search. Once it is spent, no more networks are proposed or resumed after a pause."""
 
     epochs: Positive | None = Field(
-        default=None, description="Number of epochs, over all networks of the entry."
+        default=None, description=("Number of epochs over all networks of the entry.")
     )
     gpu_hours: AboveZero | None = Field(
-        default=None, description=("Hours of GPUs that train them, over all networks of the entry.")
+        default=None, description=("GPU hours over all networks of the entry.")
     )
 
     @model_validator(mode="after")
@@ -44,8 +52,8 @@ class Budget:
         return self
 
 
-# What a network may be judged by beside what it learns, and which of it is good.
-OF_NETWORKS: Mapping[str, Mode] = {
+# Objectives besides losses and metrics, and what is better.
+NETWORK_OBJECTIVES: Mapping[str, Mode] = {
     "parameters": "minimize",
     "rate": "maximize",
     "epochs": "minimize",
@@ -55,27 +63,26 @@ OF_NETWORKS: Mapping[str, Mode] = {
 
 @dataclass(frozen=True, config=_STRICT)
 class Objective:
-    """Something that the networks of a search should be good in."""
+    """A quantity that a search maximizes or minimizes."""
 
     value: str = Field(
         description=(
-            "What counts: loss, accuracy or a metric, with val_ before it that of the validation data, in the network's "
-            "best epoch; or parameters (how many weights it has), rate (samples/s on one GPU), epochs or seconds (how long "
-            "it has trained). The first must be a loss, an accuracy or a metric."
+            "Quantity to optimize: loss, accuracy or a metric in the network's best epoch, with "
+            "val_ in front for validation data; or parameters (number of weights), rate (samples/s "
+            "on one GPU), epochs or seconds (training time). The first objective must be a loss, "
+            "an accuracy or a metric."
         )
     )
     mode: Mode | None = Field(
         default=None,
-        description=(
-            "Whether high or low values are good. Without it, as the value says; only a metric of your own needs it."
-        ),
+        description=("Whether to maximize or minimize it. Only needed for your own metrics."),
     )
 
     @property
     def sense(self) -> Mode | None:
-        """Whether high or low values are good; None where nobody can tell, of a metric of one's own."""
-        if self.mode is not None or self.value in OF_NETWORKS:
-            return self.mode or OF_NETWORKS[self.value]
+        """Whether the objective is maximized or minimized; None if unknown."""
+        if self.mode is not None or self.value in NETWORK_OBJECTIVES:
+            return self.mode or NETWORK_OBJECTIVES[self.value]
         direction = direction_of(self.value)
         if direction is None:
             return None
@@ -86,61 +93,66 @@ class Objective:
 
 @dataclass(frozen=True, config=_STRICT)
 class Search:
-    """Who asks for the networks of an entry, and how many."""
+    """A search: what proposes the networks of an entry, and how many."""
 
     sampler: str = Field(
         default="random",
         description=(
-            "Who chooses from the space: random, grid (all combinations, in order), or the import path of a class of your "
-            "own. Its module may stand beside the spec."
+            "What proposes values from the space: random, grid (all combinations, in order), or "
+            "the import path of your own class. Its module may be next to the spec."
         ),
     )
-    max_trials: Annotated[int, Field(ge=1, le=MOST_ASKED), NO_FLAG] | None = Field(
+    max_trials: Annotated[int, Field(ge=1, le=MAX_TRIALS), NO_FLAG] | None = Field(
         default=None,
         description=(
-            f"Largest number of networks that are asked for; {MOST_ASKED} without it. Either it or `budget` must be given, "
+            f"Maximum number of trials; {MAX_TRIALS} by default. Either it or `budget` must be "
+            f"given, "
             "except for grid, which ends by itself."
         ),
     )
     budget: Budget | None = Field(
         default=None,
         description=(
-            "What all networks of the entry may cost together, beside `max_trials`. What was asked for by then goes on."
+            "Budget of all networks of the entry together, in addition to `max_trials`. Networks "
+            "proposed before it is spent go on."
         ),
     )
     max_concurrent: Positive | Literal["auto"] = Field(
         default="auto",
         description=(
-            "How many networks of the entry there may be that are neither done nor paused. auto: as many as there are "
-            "trainers, and at least two more than train, so that the next one is known before GPUs are free."
+            "Maximum number of active networks (neither finished nor paused) of the entry. auto: "
+            "as many as there are trainers, and at least two more than train, so that the next one "
+            "is known before GPUs become free."
         ),
     )
     objectives: tuple[Objective, ...] = Field(
         default=(),
         description=(
-            "What counts, if it is not only what `train.stopping.monitor` says. The first takes its place: it decides "
-            "which epoch is the best, and networks are reported and pruned by it. Of several, the class is told all."
+            "Objectives, if there is more than `train.stopping.monitor`. The first one replaces "
+            "it: it decides which epoch is the best, and networks are reported and pruned by it. "
+            "The sampler is told all values."
         ),
     )
     warm_start: tuple[str, ...] = Field(
         default=(),
         description=(
-            "Folders of earlier runs. What their networks came to is told to the class before it is asked, as far as their "
-            "values fit the space."
+            "Folders of earlier runs. Their results are passed to the sampler before its first "
+            "proposal, as far as the values fit the space."
         ),
     )
     options: dict[str, Any] = Field(
-        default_factory=dict, description=("Further arguments of the class, by name.")
+        default_factory=dict, description=("Further arguments of the sampler, by name.")
     )
     seed: Annotated[int, Field(ge=0), NO_FLAG] = Field(
-        default=0, description=("Seed of all that is random in the choice.")
+        default=0, description=("Seed of the sampler's random choices.")
     )
     timeout: Annotated[Duration, Field(gt=0)] = Field(
         default=60.0,
-        json_schema_extra=written_as("1min"),
+        json_schema_extra=default_text("1min"),
         description=(
-            "Time that one call of the class may take. Networks that train go on meanwhile; a network whose "
-            "epoch has ended waits for the answer. A class that takes longer is not called again in this launch."
+            "Time limit for one call of the sampler. Meanwhile networks keep training; a network "
+            "at the end of an epoch waits for the answer. A sampler that takes longer is not "
+            "called again in this launch."
         ),
     )
 
@@ -152,29 +164,30 @@ class Search:
         if len(set(places)) < len(places):
             twice = next(
                 run
-                for run, place in zip(self.warm_start, places, strict=True)
-                if places.count(place) > 1
+                for run, path in zip(self.warm_start, places, strict=True)
+                if places.count(path) > 1
             )
             raise ValueError(f"warm_start: {twice} is named twice; name each run once")
         return self
 
     @property
     def limit(self) -> int:
-        """How many networks are asked for at most."""
+        """The largest number of trials."""
         if self.max_trials is None:
-            return MOST_ASKED
+            return MAX_TRIALS
         return self.max_trials
 
 
 @plain_dataclass(frozen=True)
 class PruningRule:
-    """A rule by which networks are paused and dropped, and all that others must know of it.
+    """The description of a pruning rule.
 
     Args:
         name: as specs call it.
-        make: makes the rule of a run from (:class:`Prune`, the most epochs that a network may train, a seed): a class
-            or function that gives a :class:`fleet.search.pruning.Pruner`, or its import path. In the table the path is
-            relative to :mod:`fleet.search`, and begins with a dot.
+        make: makes the rule of a run from (:class:`Prune`, the most epochs that a network may
+            train, a seed): a class or function that gives a :class:`fleet.search.pruning.Pruner`,
+            or its import path. In the table the path is relative to :mod:`fleet.search`, and begins
+            with a dot.
         help: what it does, in a sentence without a full stop.
         reads: the keys of `prune` that mean something to it.
         compares: whether it compares networks, so that all must monitor the same.
@@ -195,38 +208,39 @@ RULES: Mapping[str, PruningRule] = {
         PruningRule(
             "asha",
             ".pruning:make_asha",
-            "at least · factor^k epochs only the best 1/factor of those that have come there go on",
+            "at min_epochs · factor^k epochs only the best 1/factor of the networks that reached "
+            "it continue",
             ("min_epochs", "factor", "on_fail", "synchronous"),
         ),
         PruningRule(
             "hyperband",
             ".pruning:make_hyperband",
-            "asha in several brackets, each of which begins to judge later than the one before",
+            "asha in several brackets, each of which starts pruning later than the previous one",
             ("min_epochs", "factor", "on_fail", "synchronous"),
         ),
         PruningRule(
             "median",
             ".pruning:Median",
-            "those that are worse than the median of the others after as many epochs are pruned",
+            "networks worse than the median of the others after as many epochs are pruned",
             ("min_epochs", "min_trials", "synchronous"),
         ),
         PruningRule(
             "learning_curve",
             ".curves:Curves",
-            "those whose learning curve, continued as a power law, ends below the best network that was trained to "
-            "its end are pruned",
+            "networks whose learning curve, extrapolated as a power law, ends below the best "
+            "finished network are pruned",
             ("min_epochs", "min_trials"),
         ),
         PruningRule(
             "searcher",
             ".pruning:NoPruning",
-            "only the class of a search judges its networks",
+            "only a sampler prunes its own networks",
             compares=False,
         ),
         PruningRule(
             "none",
             ".pruning:NoPruning",
-            "nothing is pruned, whatever the class of a search answers",
+            "nothing is pruned, whatever a sampler answers",
             compares=False,
             obeys=False,
         ),
@@ -235,9 +249,9 @@ RULES: Mapping[str, PruningRule] = {
 
 
 def _for(setting: str) -> str:
-    """Which rules read a key; for others it is a mistake."""
-    *others, last = [name for name, rule in RULES.items() if setting in rule.reads]
-    return f"Only for {', '.join(others) + ' and ' if others else ''}{last}."
+    """Name the rules that read a key; other rules reject it."""
+    *names, last = [name for name, rule in RULES.items() if setting in rule.reads]
+    return f"Only for {', '.join(names) + ' and ' if names else ''}{last}."
 
 
 RuleName = Annotated[str, OneOf(lambda: [{"enum": list(RULES)}, IMPORT_PATH])]
@@ -245,49 +259,49 @@ RuleName = Annotated[str, OneOf(lambda: [{"enum": list(RULES)}, IMPORT_PATH])]
 
 @dataclass(frozen=True, config=_STRICT)
 class Prune:
-    """By which rule networks are paused or dropped before they are done: all networks of the run."""
+    """The rule by which networks of the run are paused or pruned before they finish."""
 
     rule: RuleName = Field(
         default="searcher",
         description=(
-            "The rule, or the import path of your own. "
+            "Pruning rule, or the import path of your own. "
             + " ".join(f"{name}: {rule.help}." for name, rule in RULES.items())
-            + " Where the class of a search judges as well, the stricter answer holds."
+            + " If the sampler also decides, the stricter decision holds."
         ),
     )
     min_epochs: Positive = Field(
         default=1,
         description=(
-            "Number of epochs that every network may train before it is judged. "
+            "Number of epochs that every network trains before it can be pruned. "
             + _for("min_epochs")
         ),
     )
     factor: Annotated[int, Field(ge=2), NO_FLAG] = Field(
         default=3,
         description=(
-            "One in so many networks goes on at each rung, and the next rung is so many times as far. "
-            + _for("factor")
+            "One in `factor` networks continues at each rung, and the next rung is `factor` times "
+            "as far. " + _for("factor")
         ),
     )
     on_fail: Literal["pause", "stop"] = Field(
         default="pause",
         description=(
-            "What happens to a network that is not among the best at a rung. pause: it is paused, and resumes if it "
-            "is among the best later. stop: it is pruned. " + _for("on_fail")
+            "What happens to a network that is not among the best at a rung. pause: it is paused, "
+            "and resumes if it is among the best later. stop: it is pruned. " + _for("on_fail")
         ),
     )
     synchronous: Annotated[bool, Field(strict=True)] = Field(
         default=False,
         description=(
-            "false: networks are compared as they reach a rung. true: they wait until all networks have reached it, so "
-            "that the winners do not depend on speed. " + _for("synchronous")
+            "false: networks are compared as they reach a rung. true: they wait until all networks "
+            "have reached it, so that the winners do not depend on speed. " + _for("synchronous")
         ),
     )
     min_trials: Positive = Field(
         default=5,
         description=(
-            "Number of other networks that must have come as far before one is judged; for learning_curve, to their end. "
-            + _for("min_trials")
+            "Number of other networks that must have reached an epoch before one is pruned there; "
+            "for learning_curve, that must have finished. " + _for("min_trials")
         ),
     )
 
@@ -296,7 +310,7 @@ _KEYS = tuple(field.name for field in dataclass_fields(Prune) if field.name != "
 
 
 def find_rule(name: str) -> PruningRule:
-    """The rule of a name, or of an import path ``module:rule``.
+    """Find the pruning rule with a name or an import path ``module:rule``.
 
     Returns:
         The rule, under that name. A class or a function of a user's own reads all keys.
@@ -310,12 +324,13 @@ def find_rule(name: str) -> PruningRule:
     if name in RULES:
         return RULES[name]
     with UserCode().running():
-        found = load_named(name, "rule", RULES, "rule")
-    if isinstance(found, PruningRule):
-        return replace(found, name=name, reads=tuple(map(new_prune_key, found.reads)))
-    if not callable(found):
+        rule = load_named(name, "rule", RULES, "rule")
+    if isinstance(rule, PruningRule):
+        return replace(rule, name=name, reads=tuple(map(new_prune_key, rule.reads)))
+    if not callable(rule):
         raise UserError(
-            f"rule {name!r} is of type {type(found).__name__}; it should be a PruningRule, or a class that "
-            "is made of (prune, most_epochs, seed)"
+            f"rule {name!r} is of type {type(rule).__name__}; it should be a PruningRule, or a "
+            f"class "
+            "with the arguments (prune, most_epochs, seed)"
         )
-    return PruningRule(name, found, reads=_KEYS)
+    return PruningRule(name, rule, reads=_KEYS)

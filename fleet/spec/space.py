@@ -40,28 +40,28 @@ Flag = Annotated[bool, Field(strict=True)]
 
 @validated(frozen=True, config=ConfigDict(extra="forbid"))
 class Range:
-    """A range of numbers, from which a parameter is drawn uniformly."""
+    """A range of numbers from which a parameter is drawn uniformly."""
 
-    low: Bound = Field(description="Smallest number that may be drawn.")
-    high: Bound = Field(description="Largest number that may be drawn.")
+    low: Bound = Field(description=("Smallest value that is drawn."))
+    high: Bound = Field(description=("Largest value that is drawn."))
     log: Flag = Field(
         default=False,
         description=(
-            "Whether the logarithm is drawn uniformly, as is good for parameters whose order of magnitude matters."
+            "Draw the logarithm uniformly, for parameters whose order of magnitude matters."
         ),
     )
-    integer: Flag = Field(default=False, description="Whether only whole numbers are drawn.")
+    integer: Flag = Field(default=False, description=("Draw integers only, no real numbers."))
 
     @model_validator(mode="after")
     def _check(self) -> Range:
         if max(abs(self.low), abs(self.high)) > 2**53:
             raise ValueError(
-                "a range goes up to 2**53: beyond it, not all integers are numbers of the machine"
+                "a range goes up to 2**53: not all larger integers are floating-point numbers"
             )
         if not self.low < self.high or math.isclose(self.low, self.high):
             raise ValueError(f"low ({self.low}) must be below high ({self.high})")
         if self.log and self.low <= 0:
-            raise ValueError(f"a logarithmic range starts above 0, not at {self.low}")
+            raise ValueError(f"a logarithmic range must start above 0, not at {self.low}")
         if self.integer and not (isinstance(self.low, int) and isinstance(self.high, int)):
             raise ValueError(
                 f"an integer range goes between integers, not from {self.low} to {self.high}"
@@ -70,18 +70,19 @@ class Range:
 
     @property
     def size(self) -> float:
-        """How many numbers there are."""
+        """The number of values; infinite for real numbers."""
         if self.integer:
             return self.high - self.low + 1
         return math.inf
 
     def at(self, share: float) -> int | float:
-        """The number at a share in [0, 1) of the interval.
+        """Return the value at a share in [0, 1) of the range.
 
         >>> Range(1, 3, integer=True).at(0.5), round(Range(0.001, 0.1, log=True).at(0.5), 6)
         (2, 0.01)
         """
-        # An integer stands for the unit interval around it, so that its ends are as likely as the rest.
+        # An integer stands for the unit interval around it, so that its ends are as likely as the
+        # rest.
         low, high = (self.low - 0.5, self.high + 0.5) if self.integer else (self.low, self.high)
         if self.log:
             value = math.exp(math.log(low) + share * (math.log(high) - math.log(low)))
@@ -102,7 +103,7 @@ def _form(value: Any) -> str:
     return "choices"
 
 
-# Told apart by their form, so that a mistake is reported for the form that was meant.
+# Tagged by form, so that a mistake is reported for the form that the user meant.
 Dimension = Annotated[
     Annotated[Range, Tag("range")] | Annotated[Choices, Tag("choices")], Discriminator(_form)
 ]
@@ -112,7 +113,7 @@ Member = dict[str, Any]
 
 
 def space_of(content: Mapping[str, Any]) -> Space:
-    """A space of lists of choices, and of ranges as mappings of their attributes.
+    """Validate a space given as lists of choices and mappings of ranges.
 
     Raises:
         UserError: it is malformed.
@@ -152,14 +153,14 @@ def draw(dimensions: Space, count: int, seed: int) -> list[Member]:
     size = size_of(dimensions)
     if count > size:
         raise UserError(
-            f"the space has {size:.0f} different members, and {count} were asked for; "
+            f"the space has {size:.0f} different members, fewer than {count}; "
             "give more choices or a smaller count"
         )
     return list(itertools.islice(members(dimensions, seed), count))
 
 
 def size_of(dimensions: Space) -> float:
-    """How many different members a space has; infinity where a range is not of integers.
+    """Count the different members of a space; infinite for real ranges.
 
     Args:
         dimensions: a validated space.
@@ -171,7 +172,7 @@ def size_of(dimensions: Space) -> float:
 
 
 def members(dimensions: Space, seed: int) -> Iterator[Member]:
-    """All different members of a space in a random order; without end where a range is not of integers.
+    """Yield the different members of a space in random order.
 
     Args:
         dimensions: a validated space.
@@ -185,7 +186,7 @@ def members(dimensions: Space, seed: int) -> Iterator[Member]:
 
 
 def member_at(dimensions: Space, number: int) -> Member | None:
-    """A member of a space by its number, the last name's value varying fastest; None beyond the last one.
+    """Return a member of a space by its number; None beyond the last one.
 
     Args:
         dimensions: a validated space, of lists and ranges of integers.
@@ -197,11 +198,11 @@ def member_at(dimensions: Space, number: int) -> Member | None:
     picked: Member = {}
     for name in reversed(dimensions):
         dimension = dimensions[name]
-        number, place = divmod(number, int(_size(dimension)))
+        number, index = divmod(number, int(_size(dimension)))
         picked[name] = (
-            int(dimension.low) + place
+            int(dimension.low) + index
             if isinstance(dimension, Range)
-            else _different(dimension)[place]
+            else _different(dimension)[index]
         )
     if number:
         return None
@@ -209,7 +210,7 @@ def member_at(dimensions: Space, number: int) -> Member | None:
 
 
 def ends(dimensions: Space) -> list[Member]:
-    """Two members of a space: one with the least, and one with the largest value of each dimension.
+    """Return two members of a space: with the smallest and the largest values.
 
     Choices that are no numbers have no such; then it is the first one and the last.
 
@@ -217,13 +218,12 @@ def ends(dimensions: Space) -> list[Member]:
     [{'width': 16, 'norm': 'batch', 'blocks': 1}, {'width': 32, 'norm': 'none', 'blocks': 3}]
     """
     return [
-        {name: _ends(dimension)[place] for name, dimension in dimensions.items()}
-        for place in (0, 1)
+        {name: _ends(dimension)[end] for name, dimension in dimensions.items()} for end in (0, 1)
     ]
 
 
 def member_of(dimensions: Space, values: Mapping[str, Any]) -> Member:
-    """The member of a space that has these values, as the space writes them: 3.0 may stand for an integer 3.
+    """Return the member of a space with these values, as the space writes them.
 
     Args:
         dimensions: a validated space.
@@ -268,8 +268,8 @@ def override(settings: Mapping[str, Any], member: Member) -> dict[str, Any]:
         member: dotted name -> value; mappings on the way are made where they are missing.
 
     Returns:
-        The settings with the member's values, in whatever order they stand: first those of shorter names, then what
-        lies below them.
+        The settings with the member's values, in whatever order they stand: first those of shorter
+        names, then what lies below them.
 
     Raises:
         UserError: a name leads into something that has no such entry.
@@ -306,13 +306,13 @@ def contradictions(dimensions: Mapping[str, Range | Sequence[Any]]) -> Iterator[
                 yield name, above
 
 
-def _has(place: Any, path: Sequence[str]) -> bool:
-    """Whether a choice has a value under a path."""
+def _has(value: Any, path: Sequence[str]) -> bool:
+    """Return True if a choice has a value at a path."""
     for word in path:
-        if isinstance(place, list | tuple) and _is_place(word, place):
-            place = place[int(word)]
-        elif isinstance(place, Mapping) and word in place:
-            place = place[word]
+        if isinstance(value, list | tuple) and _is_place(word, value):
+            value = value[int(word)]
+        elif isinstance(value, Mapping) and word in value:
+            value = value[word]
         else:
             return False
     return True
@@ -350,7 +350,7 @@ def _ends(dimension: Range | Sequence[Any]) -> tuple[Any, Any]:
 
 
 def _inside(name: str, dimension: Range | Sequence[Any], value: Any) -> Any:
-    """A value as a dimension has it.
+    """Return a value as its dimension writes it.
 
     Raises:
         UserError: it has no such value.
@@ -387,7 +387,7 @@ def _different(values: Sequence[Any]) -> list[Any]:
 
 
 def key_of_value(value: Any) -> str:
-    """A value as text, since choices such as lists cannot be members of a set."""
+    """Return a value as text that can be hashed."""
     try:
         return json.dumps(value, sort_keys=True)
     except TypeError as error:
@@ -398,26 +398,26 @@ def key_of_value(value: Any) -> str:
 
 def _set(settings: dict[str, Any], name: str, value: Any) -> None:
     *path, last = name.split(".")
-    place: Any = settings
+    target: Any = settings
     for word in path:
-        if isinstance(place, dict):
-            place.setdefault(word, {})
-        place = place[_index(place, word, name)]
-    place[_index(place, last, name)] = value
+        if isinstance(target, dict):
+            target.setdefault(word, {})
+        target = target[_index(target, word, name)]
+    target[_index(target, last, name)] = value
 
 
 def _is_place(word: str, items: Sequence[Any]) -> bool:
-    """Whether a word is the number of an item; one item has no two names, so "01" is none."""
+    """Return True if a word is the index of an item, without leading zeros."""
     return word.isdecimal() and str(int(word)) == word and int(word) < len(items)
 
 
-def _index(place: Any, word: str, name: str) -> str | int:
-    if isinstance(place, dict):
+def _index(container: Any, word: str, name: str) -> str | int:
+    if isinstance(container, dict):
         return word
-    if isinstance(place, list) and _is_place(word, place):
+    if isinstance(container, list) and _is_place(word, container):
         return int(word)
-    if isinstance(place, list):
-        what = f"a list of {len(place)}"
+    if isinstance(container, list):
+        description = f"a list of {len(container)}"
     else:
-        what = f"{place!r}"
-    raise UserError(f"search space, {name}: there is no {word!r} in {what}")
+        description = f"{container!r}"
+    raise UserError(f"search space, {name}: there is no {word!r} in {description}")

@@ -1,4 +1,4 @@
-"""YAML in and out: numbers as everybody means them, the line of every key, and nothing but a page of plain values."""
+"""Read and write YAML: plain values only, with the line of every key."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fleet.spec.schema import Document
 
 
 def dump(document: Document, of_run: bool = False) -> str:
-    """The spec as YAML, without what has its default value.
+    """Return the spec as YAML, without default values.
 
     Args:
         of_run: whether it is kept by a run, and so says whose defaults count.
@@ -35,11 +35,11 @@ def dump(document: Document, of_run: bool = False) -> str:
 
 
 class _Loader(yaml.SafeLoader):
-    """The safe loader; it reads ``1e-4`` as the number that everybody means by it, and a date as text."""
+    """The safe loader, which reads ``1e-4`` as a number and a date as text."""
 
 
 class _Dumper(yaml.SafeDumper):
-    """Puts text in quotes that :class:`_Loader` would read as a number."""
+    """The safe dumper, which quotes text that :class:`_Loader` would read as a number."""
 
 
 _Loader.yaml_implicit_resolvers = {
@@ -69,7 +69,7 @@ _NO_TEXT = re.compile(
 def read_yaml(
     path: Path, keys: str = "keys such as `models:` and `data:` at the top level"
 ) -> tuple[dict[str, Any], dict[tuple, int]]:
-    """The mapping that a YAML file holds, and the line of each key path.
+    """Read a mapping from a YAML file, with the line of each key path.
 
     Args:
         keys: what it should hold, for whoever has written something else.
@@ -94,17 +94,17 @@ def read_yaml(
         raise _refused(file, 1, "is not a mapping", keys)
     lines: dict[tuple, int] = {}
     mistakes: list[SpecMistake] = []
-    for count, (where, line, wrong, right) in enumerate(_walk(node, ())):
-        if count > _MAX_YAML_NODES or len(where) > _MAX_YAML_DEPTH:
+    for count, (path_of_key, line, wrong, right) in enumerate(_walk(node, ())):
+        if count > _MAX_YAML_NODES or len(path_of_key) > _MAX_YAML_DEPTH:
             raise _refused(
                 file,
                 line,
                 f"unfolds to more than {_MAX_YAML_NODES} values or {_MAX_YAML_DEPTH} levels",
                 "a page of YAML without aliases of aliases",
             )
-        lines.setdefault(where, line)
+        lines.setdefault(path_of_key, line)
         if wrong:
-            mistakes.append(SpecMistake(file, line, key_path(where), wrong, right))
+            mistakes.append(SpecMistake(file, line, key_path(path_of_key), wrong, right))
     if mistakes:
         raise SpecError(mistakes)
     try:
@@ -118,46 +118,46 @@ def read_yaml(
 
 
 def _refused(file: str, line: int | None, wrong: str, right: str) -> SpecError:
-    """What is wrong with a file as a whole."""
+    """Return an error about a file as a whole."""
     return SpecError([SpecMistake(file, line, "", wrong, right)])
 
 
 def _no_yaml(file: str, error: Exception) -> SpecError:
     mark = getattr(error, "problem_mark", None)
     if isinstance(error, RecursionError):
-        what = "it is nested too deeply"
+        problem = "it is nested too deeply"
     else:
-        what = " ".join(str(getattr(error, "problem", None) or error).split())
-    return _refused(file, mark.line + 1 if mark else None, f"is not YAML: {what}", "valid YAML")
+        problem = " ".join(str(getattr(error, "problem", None) or error).split())
+    return _refused(file, mark.line + 1 if mark else None, f"is not YAML: {problem}", "valid YAML")
 
 
-def _walk(node: yaml.Node, where: tuple) -> Iterator[tuple[tuple, int, str, str]]:
-    """Every place of a document: its key path, its line, what is wrong with it as YAML, what would be right."""
-    yield where, node.start_mark.line + 1, *_fault(node)
+def _walk(node: yaml.Node, path: tuple) -> Iterator[tuple[tuple, int, str, str]]:
+    """Yield each key path with its line, what is wrong as YAML, and what would be right."""
+    yield path, node.start_mark.line + 1, *_fault(node)
     if isinstance(node, yaml.MappingNode):
         seen = set()
         for key, value in node.value:
-            place = (*where, str(key.value) if isinstance(key, yaml.ScalarNode) else "?")
+            key_path_below = (*path, str(key.value) if isinstance(key, yaml.ScalarNode) else "?")
             if key.tag not in _YAML_KEYS:
                 yield (
-                    place,
+                    key_path_below,
                     key.start_mark.line + 1,
                     "is a key, but not text",
                     "text, perhaps in quotes",
                 )
-            elif place in seen:
-                yield place, key.start_mark.line + 1, "appears here twice", "each key once"
+            elif key_path_below in seen:
+                yield key_path_below, key.start_mark.line + 1, "appears here twice", "each key once"
             else:
-                yield place, key.start_mark.line + 1, *_fault(key)
-            seen.add(place)
-            yield from _walk(value, place)
+                yield key_path_below, key.start_mark.line + 1, *_fault(key)
+            seen.add(key_path_below)
+            yield from _walk(value, key_path_below)
     elif isinstance(node, yaml.SequenceNode):
         for index, value in enumerate(node.value):
-            yield from _walk(value, (*where, index))
+            yield from _walk(value, (*path, index))
 
 
 def _fault(node: yaml.Node) -> tuple[str, str]:
-    """What is wrong with one value as YAML, and what would be right; nothing where nothing is."""
+    """Describe what is wrong with a value as YAML; empty if nothing is."""
     if node.tag not in _YAML_TYPES | _YAML_KEYS:
         return (
             f"has the YAML type {node.tag.removeprefix('tag:yaml.org,2002:')}",
@@ -171,12 +171,12 @@ def _fault(node: yaml.Node) -> tuple[str, str]:
 
 
 def plain(value: Any) -> Any:
-    """A document, or a part of one, as the mappings and lists that YAML has, without what has its default value."""
+    """Convert settings to mappings and lists, without default values."""
     if is_dataclass(value) and not isinstance(value, type):
         return {
-            one.name: plain(item)
-            for one in dataclass_fields(value)
-            if (item := getattr(value, one.name)) != default_of(one)
+            setting.name: plain(item)
+            for setting in dataclass_fields(value)
+            if (item := getattr(value, setting.name)) != default_of(setting)
         }
     if isinstance(value, Mapping):
         return {key: plain(item) for key, item in value.items()}

@@ -147,7 +147,7 @@ def test_a_network_that_has_shown_no_epoch_is_taken_to_be_as_the_others():
 
 
 def test_the_range_is_that_of_the_rule():
-    found = estimator(stopping={"max_epochs": 10, "patience": 2})
+    found = estimator(converge={"max_epochs": 10, "patience": 2})
     for number in (1, 2):
         found.add(epoch("b", number, 30.0, val_accuracy=0.9, waited_s=0.0), 30.0 * number)
         found.add(epoch("a", number, 10.0, val_accuracy=0.9, waited_s=0.0), 10.0 * number)
@@ -206,7 +206,7 @@ def test_the_export_of_the_last_network_is_still_to_come():
 
 def test_a_network_whose_group_took_long_to_form_will_take_as_long_again():
     found = estimator(
-        stopping={"max_epochs": 9}, start=replace(START, trainers=1, devices=(0,), gpus_per_node=1)
+        converge={"max_epochs": 9}, start=replace(START, trainers=1, devices=(0,), gpus_per_node=1)
     )
     for began, name, forming_s in (
         (0.0, "a", 10.0),
@@ -268,7 +268,7 @@ def test_rates_that_nobody_has_measured_are_those_that_epochs_have_shown():
 
 
 def test_many_epochs_are_simulated_in_few():
-    found = estimator(stopping={"max_epochs": 6000}).estimate()
+    found = estimator(converge={"max_epochs": 6000}).estimate()
     assert found.high_s == pytest.approx(WIDE * 30 * 6000)
 
 

@@ -458,7 +458,7 @@ def test_a_search_begins_with_what_an_earlier_run_found_and_goes_on_when_its_spa
     assert changed.launch() is ExitStatus.OK
     [_, began] = changed.of(ev.SearcherStarted)
     assert began.is_another
-    assert "most was 3 and is 5" in began.changed
+    assert "max_trials was 3 and is 5" in began.changed
     outside = sum(event.answer[LEARNING_RATE] < 0.01 for event in known)
     assert dict(changed.of(ev.EarlierRunRead)[-1].left_out) in (
         {},
@@ -471,7 +471,9 @@ def test_a_search_begins_with_what_an_earlier_run_found_and_goes_on_when_its_spa
         (f"{folders[0]}/./run", "the folder of this run"),
     ):
         with pytest.raises(SpecError, match=rf"search.warm_start\[0\].*{said}"):
-            Run(folders[1 if said == "holds no run" else 0], {**search, "from": [earlier]}).launch()
+            Run(
+                folders[1 if said == "holds no run" else 0], {**search, "warm_start": [earlier]}
+            ).launch()
 
 
 def test_of_several_objectives_the_table_of_results_has_what_was_told(tmp_path):

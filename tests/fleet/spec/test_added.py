@@ -53,7 +53,7 @@ def test_what_was_drawn_is_drawn_again_whatever_entries_the_file_has_by_then():
         "space": {"train.optimizer.learning_rate": {"low": 0.1, "high": 0.2}},
     }
     shorter = parse({"models": [{"family": "cnn", "name": "a"}], "seed": 3})
-    first, again = with_entry(SPEC, content, ())[1], with_entry(shorter, content, (), place=2)[1]
+    first, again = with_entry(SPEC, content, ())[1], with_entry(shorter, content, (), position=2)[1]
     assert [network.parameters for network in first] == [network.parameters for network in again]
     assert [network.entry for network in again] == [1, 1, 1]
 
@@ -68,7 +68,7 @@ def test_what_was_drawn_is_drawn_again_whatever_entries_the_file_has_by_then():
         ({"family": "cnn", "name": "a"}, "a network of the run is named 'a'"),
         ({"family": "cnn", "name": "s-7"}, "is a name for the networks of a search"),
         ({"family": "cnn", "args": {"filters": "x"}}, "filters"),
-        ({"family": "cnn", "gpus": [3, 1]}, "least, most"),
+        ({"family": "cnn", "gpus": [3, 1]}, "min, max"),
         ({"family": "cnn", "name": "../x"}, "cannot name a network"),
         ({"family": "cnn", "train": {"batch": {"size": 0}}}, "batch.size"),
         (

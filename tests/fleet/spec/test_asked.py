@@ -157,7 +157,7 @@ def test_the_first_objective_is_what_networks_monitor():
             [{"value": "parameters"}],
             {},
             "objectives[0].value",
-            "says nothing of what an epoch has brought",
+            "does not change from epoch to epoch",
         ),
         (
             [{"value": "loss"}, {"value": "speed"}],
@@ -170,7 +170,7 @@ def test_the_first_objective_is_what_networks_monitor():
             [{"value": "loss"}, {"value": "val_f"}],
             {"metrics": ["my:f"]},
             "objectives[1].value",
-            "whether more of val_f",
+            "high or low values of val_f",
         ),
         (
             [{"value": "loss"}],

@@ -205,7 +205,7 @@ ELASTIC = "schedule: {policy: elastic}\n"
             ELASTIC + "models: [{family: softmax}]\ntrain: {batch: {size: [512, 64]}}",
             3,
             "train.batch",
-            "[512, 64] should be [least, most]",
+            "[512, 64] should be [min, max]",
         ),
         (
             ELASTIC
@@ -416,7 +416,7 @@ def test_all_mistakes_are_named_at_once_with_line_and_key_and_what_would_be_righ
             11,
             "models[2]",
             "{'family': 'cnn', 'gpus': [4, 2]}",
-            "gpus: [4, 2] should be [least, most]",
+            "gpus: [4, 2] should be [min, max]",
         ),
         (13, "models[3]", "build: tests.sources:zeroes:", ""),
         (14, "models[4]", "{}", "needs exactly one of `family:`"),
@@ -487,7 +487,7 @@ def test_the_error_is_a_line_for_each_mistake(file):
         ("", 1, "", "is not a mapping"),
         ("- 1", 1, "", "is not a mapping; keys such as `models:`"),
         ("name: x", 1, "models", "is missing"),
-        ("models: []", 1, "models", "at least 1 item"),
+        ("models: []", 1, "models", "at least one entry"),
         ("models: {family: cnn}", 1, "models", "should be a list"),
         ("models:\n- 3", 2, "models[0]", "3; input should be a mapping"),
         (

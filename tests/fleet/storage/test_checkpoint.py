@@ -39,7 +39,7 @@ def judged(*values, monitor="val_accuracy", **converge):
     [
         ((0.5, 0.7, 0.6), {}, 2, ""),
         ((0.5, 0.7, 0.6), {"max_epochs": 3}, 2, "3 epochs"),
-        ((0.5, 0.7), {"target": 0.7}, 2, "val_accuracy reached 0.7"),
+        ((0.5, 0.7), {"stop_at": 0.7}, 2, "val_accuracy reached 0.7"),
         (
             (0.50, 0.51, 0.52, 0.53),
             {"min_delta": 0.02},
@@ -133,8 +133,8 @@ def test_a_loss_that_is_no_number_breaks_no_tie():
         ((0.5, 0.4, 0.3), {"max_epochs": 9, "patience": 3}, (1, 6)),
         ((0.5, 0.4, 0.6), {"max_epochs": 9, "patience": 3}, (3, 6)),
         ((0.5,), {"max_epochs": 3, "patience": 5}, (2, 2)),
-        ((0.5,), {"max_epochs": 9, "target": 0.9}, (1, 8)),
-        ((0.5, 0.9), {"max_epochs": 9, "target": 0.9}, (0, 0)),
+        ((0.5,), {"max_epochs": 9, "stop_at": 0.9}, (1, 8)),
+        ((0.5, 0.9), {"max_epochs": 9, "stop_at": 0.9}, (0, 0)),
     ],
 )
 def test_a_rule_and_a_history_say_how_many_epochs_may_follow(values, converge, left):
