@@ -8,7 +8,7 @@ from typing import Protocol
 
 import numpy as np
 
-from fleet.spec.search import OF_NETWORKS
+from fleet.spec.search import NETWORK_OBJECTIVES
 
 
 class HasValues(Protocol):
@@ -27,11 +27,11 @@ def objective_values(
         names: of the objectives.
         best: its best epoch by the first objective, or its row of results with the values of that
             epoch.
-        known: values beside those of epochs, by the names of :data:`fleet.spec.search.OF_NETWORKS`.
+        known: values beside those of epochs, by the names of :data:`fleet.spec.search.NETWORK_OBJECTIVES`.
     """
 
     def value(name: str) -> float | None:
-        if name in OF_NETWORKS:
+        if name in NETWORK_OBJECTIVES:
             return facts.get(name)
         if best is None:
             return None

@@ -6,7 +6,7 @@ import re
 
 from fleet.errors import FleetError, exit_reason
 from fleet.spec.engines import ENGINES
-from fleet.spec.model import COLOUR, one_line
+from fleet.spec.model import COLOR, one_line
 
 # What CUDA and its libraries say, in errors of any type, and what those of our engines say.
 _NO_MEMORY = (
@@ -45,5 +45,5 @@ def describe_failure(error: BaseException) -> str:
 
 def _without_frames(text: str) -> str:
     """Return an error's message in one line, without traceback frames; these are in the log."""
-    message = _FRAMES.sub("", COLOUR.sub("", text).partition("Arguments received by")[0])
+    message = _FRAMES.sub("", COLOR.sub("", text).partition("Arguments received by")[0])
     return _OF_AUTOGRAPH.sub("", " ".join(message.replace("in user code:", "").split()))

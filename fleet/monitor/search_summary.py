@@ -322,7 +322,7 @@ def _come_to(names: Sequence[str], row: NetworkResult | None, run: RunState) -> 
 
 
 def network_facts(row: NetworkResult, run: RunState) -> dict[str, float | None]:
-    """What is known of a network beside its epochs, by the names of :data:`fleet.spec.search.OF_NETWORKS`."""
+    """What is known of a network beside its epochs, by the names of :data:`fleet.spec.search.NETWORK_OBJECTIVES`."""
     rates = run.launch.rates.get(row.name) if run.launch is not None else None
     return {
         "parameters": row.parameters,

@@ -17,7 +17,7 @@ from tests.fleet.one_process import Launch
 from tests.sources import Numbered
 
 SEED = 3
-GREY, COLOUR = ImageSpec((4, 4, 1), "uint8"), ImageSpec((32, 32, 3), "uint8")
+GREY, COLOR = ImageSpec((4, 4, 1), "uint8"), ImageSpec((32, 32, 3), "uint8")
 LAYOUT = Layout(
     ImageSpec((2, 3, 1), "float32"), samples=10, chunk=4, slots=3, lookahead=9, readers=2
 )

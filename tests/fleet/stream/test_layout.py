@@ -8,7 +8,7 @@ from fleet.errors import UserError
 from fleet.stream.layout import Layout, plan_layout, plan_ring
 from preprocess.sample import ImageSpec
 from tests.examples import examples
-from tests.fleet.stream.streams import COLOUR, GREY
+from tests.fleet.stream.streams import COLOR, GREY
 
 layouts = st.builds(
     lambda samples, chunk, more: Layout(
@@ -65,8 +65,8 @@ def test_a_window_that_is_too_small_is_told_the_size_that_would_do():
     with pytest.raises(
         UserError, match=r"largest batch \(128 samples of 3.07 kB\) and one chunk ahead need 786 kB"
     ):
-        plan_layout(COLOUR, 10_000, 500_000, 128, 4)
-    assert plan_layout(COLOUR, 10_000, 786_432, 128, 4).slots == 4
+        plan_layout(COLOR, 10_000, 500_000, 128, 4)
+    assert plan_layout(COLOR, 10_000, 786_432, 128, 4).slots == 4
 
 
 @pytest.mark.parametrize(("epochs", "held"), [(1, 2), (2, 2), (7, 7)])
@@ -79,8 +79,8 @@ def test_a_window_holds_as_many_epochs_as_networks_can_be_apart_and_never_less_t
 
 
 def test_a_ring_wants_room_for_three_shards_and_says_what_that_is():
-    assert plan_ring(COLOUR, 1000, 10**6, 50, readers=4).chunk == 20
+    assert plan_ring(COLOR, 1000, 10**6, 50, readers=4).chunk == 20
     with pytest.raises(
         UserError, match=r"three shards of 20 samples of 3.07 kB need 184 kB; or .* data.shards: 50"
     ):
-        plan_ring(COLOUR, 1000, 10**5, 50, readers=4)
+        plan_ring(COLOR, 1000, 10**5, 50, readers=4)
