@@ -37,7 +37,7 @@ def encode_name(text: str) -> bytes:
     """Encode a name as the file system does, whatever bytes it holds."""
     try:
         return text.encode(errors="surrogateescape")
-    except UnicodeEncodeError:  # a surrogate that stands for no byte
+    except UnicodeEncodeError:  # a surrogate that encodes no byte
         return text.encode(errors="backslashreplace")
 
 
@@ -196,7 +196,7 @@ def as_array(value: Any, giver: str, expected: str) -> np.ndarray:
     if hasattr(value, "__array__") or hasattr(value, "__array_interface__"):
         try:
             return np.asarray(value)
-        except Exception as error:  # a tensor on a GPU, or one with a gradient, says what to do
+        except Exception as error:  # a tensor on a GPU or with a gradient explains itself
             reason = f": {format_exception(error)}"
     raise InputError(f"{giver} gives a {type(value).__name__}; it should give {expected}{reason}")
 
@@ -229,7 +229,7 @@ class RandomAccess:
         return rng_for(seed, ORDER, epoch).permutation(len(self))
 
 
-# Purposes of randomness: streams of one seed that must not be the same stream.
+# Purposes of randomness: independent streams of one seed.
 SPLIT = 1
 ORDER = 2
 AUGMENT = 3
@@ -281,9 +281,7 @@ def import_object(path: str, role: str, form: str = "module:function") -> Any:
         module = import_user_module(module_name)
     except KeyboardInterrupt:
         raise
-    except (
-        BaseException
-    ) as error:  # the module is the user's: anything may go wrong in it, and it may exit
+    except BaseException as error:  # a user's module may raise anything, and exit
         raise InputError(
             f"{role} {path!r}: cannot import {module_name!r}: {format_exception(error)}"
         ) from error

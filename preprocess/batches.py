@@ -102,7 +102,7 @@ class BatchWork:
         if self._window is not None:
             self.apply_pending()
         height, width = self.size
-        # In an image that was mirrored, places are counted from the other end.
+        # In a flipped image, positions are counted from the other end.
         self._window = (
             np.where(self._flip_y, height - size[0] - top, top),
             np.where(self._flip_x, width - size[1] - left, left),

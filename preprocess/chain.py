@@ -202,7 +202,7 @@ class Chain:
         work, done = batch
         work.apply_pending()
         rng = self._random.at(epoch, index)
-        rng.random(int(work.draw_counts[row]))  # what was drawn
+        rng.random(int(work.draw_counts[row]))  # skip the numbers already drawn
         sample = PreparedSample(work.images[row], None if work.masks is None else work.masks[row])
         try:
             return self._apply(self._varying[done:], sample, rng, training)

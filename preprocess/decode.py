@@ -32,7 +32,7 @@ except ImportError:  # optional: faster than Pillow
     simplejpeg = None
 
 Mode = Literal["RGB", "L"]
-# A (height, width) of the image that is enough, or what gives it for the image's own.
+# A minimum (height, width), or a function that returns it for an image's size.
 MinSize: TypeAlias = tuple[int, int] | Callable[[int, int], tuple[int, int]]
 
 _ORIENTATION_TAG = 0x0112  # the EXIF tag
@@ -45,7 +45,7 @@ _TRANSPOSES = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
-_CORRUPT = ("Corrupt JPEG data", "Premature end of JPEG")  # how libjpeg's warnings of it begin
+_CORRUPT = ("Corrupt JPEG data", "Premature end of JPEG")  # how libjpeg's warnings begin
 
 
 def decoder_name() -> str:
@@ -88,7 +88,7 @@ def reduction(data: bytes, at_least: MinSize) -> int:
         data: the bytes of the file; 1 is returned if they cannot be decoded.
         at_least: as for :func:`decode`.
     """
-    if data[:2] != b"\xff\xd8":  # JPEG files, and those that begin with one
+    if data[:2] != b"\xff\xd8":  # not a JPEG file, nor one that begins like it
         return 1
     try:
         if simplejpeg is not None:
@@ -97,7 +97,7 @@ def reduction(data: bytes, at_least: MinSize) -> int:
         else:
             with Image.open(io.BytesIO(data)) as image:
                 height, width = _displayed_size(image.height, image.width, _orientation(image))
-    except Exception:  # as in decode, which says what is wrong
+    except Exception:  # decode reports what is wrong
         return 1
     return _draft_scale(height, width, _min_size_for(at_least, height, width))
 
@@ -113,7 +113,7 @@ def count_bits_used(data: bytes) -> int:
                 return int(np.asarray(image).max(initial=0)).bit_length()
             if _is_deep(image):
                 return 8 + int(np.asarray(image).max(initial=0)).bit_length()
-    except Exception:  # as in decode, which says what is wrong
+    except Exception:  # decode reports what is wrong
         return 0
     return 0
 
@@ -148,7 +148,7 @@ def open_image(data: bytes) -> Image.Image:
 
 def load_upright(image: Image.Image) -> Image.Image:
     """Load an opened image and apply its EXIF orientation."""
-    image.load()  # TIFF files are turned by this
+    image.load()  # this also applies the orientation of TIFF files
     return _transpose(image, _orientation(image))
 
 
@@ -156,7 +156,7 @@ def _orientation(image: Image.Image) -> Image.Transpose | None:
     """Return the transposition that the EXIF orientation asks for; None if unreadable."""
     try:
         return _TRANSPOSES.get(image.getexif().get(_ORIENTATION_TAG, 1))
-    except Exception:  # Pillow's parsers meet damaged data with exceptions of many kinds
+    except Exception:  # Pillow's parsers raise many kinds for damaged data
         return None
 
 
@@ -189,7 +189,7 @@ def _displayed_size(height: int, width: int, turn: Image.Transpose | None) -> tu
 def _decode_simplejpeg(data: bytes, mode: Mode, at_least: MinSize | None) -> np.ndarray | None:
     try:
         height, width, space, _ = simplejpeg.decode_jpeg_header(data)
-        # Others, CMYK and RGB stored as such, Pillow converts.
+        # Pillow converts CMYK and plain RGB.
         is_usual = space in ("YCbCr", "Gray")
         turn = _orientation_of_jpeg(data)
         seen = _displayed_size(height, width, turn)
@@ -241,14 +241,14 @@ def _decode_pillow(data: bytes, mode: Mode, at_least: MinSize | None, bits: int)
                 )
             if bits < 16:
                 _check_depth(image)
-            # from 0 to 65535, as Pillow has it
+            # Pillow scales these to 0..65535
             is_pgm = image.format == "PPM" and image.mode == "I"
             return to_array(_convert(load_upright(image), mode, bits, is_pgm))
     except Image.UnidentifiedImageError:
         raise UnreadableImage("not an image file that Pillow knows") from None
     except UnreadableImage:
         raise
-    except Exception as error:  # Pillow's parsers meet damaged files with exceptions of many kinds
+    except Exception as error:  # Pillow's parsers raise many kinds for damaged files
         raise UnreadableImage(f"cannot be decoded: {error}") from error
 
 

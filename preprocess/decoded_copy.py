@@ -23,9 +23,7 @@ from preprocess.sources.hdf5_file import open_file, wrapping_errors
 from preprocess.target import is_mask, plain_targets
 from preprocess.transforms import Transform
 
-_FORMAT_VERSION = (
-    3  # of the copies; in those of an earlier form masks are not turned by their EXIF orientation
-)
+_FORMAT_VERSION = 3  # of the copies; before 3, masks ignored their EXIF orientation
 
 
 def decode_once(

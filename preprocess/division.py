@@ -87,7 +87,7 @@ def _draw_from_new(
     strata = [new for members in strata_of(source) if len(new := members[previous[members] < 0])]
     shares = np.array([fraction * len(new) for new in strata])
     counts = np.floor(shares).astype(int)
-    # those that rounding down takes most from get one more
+    # strata that lose most by rounding down get one more
     ahead = np.argsort(-(shares - counts), kind="stable")
     counts[ahead[: round(shares.sum()) - counts.sum()]] += 1
     for new, count in zip(strata, counts.tolist(), strict=True):
@@ -136,8 +136,8 @@ def assign_folds(
     if groups is not None:
         _deal_groups(fold, groups, counts, rng)
         return fold
-    turn = np.argsort(counts, kind="stable")  # those with the fewest samples first
-    for members in strata_of(source):  # dealt in turn, so that folds differ by one sample at most
+    turn = np.argsort(counts, kind="stable")  # folds with the fewest samples first
+    for members in strata_of(source):  # in turn, so that folds differ by at most one sample
         new = members[fold[members] < 0]
         fold[rng.permutation(new)] = turn[(dealt + np.arange(len(new))) % folds]
         dealt += len(new)

@@ -34,15 +34,15 @@ from preprocess.base import (
 )
 from preprocess.target import Kind, TargetWish, is_mask, plain_targets, target_of
 
-FULL_READ_BYTES = 256 << 20  # bytes of data all of which is read
-FULL_READ_FILES = 10_000  # files that are opened for it
-CONTENT_SAMPLES = 1000  # samples of larger data whose content is looked at
-EDGE_BYTES = 4096  # bytes of a file, at either end, that are read of such a sample
-SIZED_FILES = 200_000  # files whose sizes are asked for; of more, those of a fixed sample
-_MAX_NAMES = 2_000_000  # samples of a source of the user's own that are asked for their names
-NOT_READ = 0  # in place of what was not looked at
+FULL_READ_BYTES = 256 << 20  # up to so many bytes of data, all content is read
+FULL_READ_FILES = 10_000  # up to so many files
+CONTENT_SAMPLES = 1000  # samples of larger data whose content is read
+EDGE_BYTES = 4096  # bytes read at either end of such a file
+SIZED_FILES = 200_000  # files whose sizes are read; of more, a fixed selection
+_MAX_NAMES = 2_000_000  # samples of a custom source whose names are hashed
+NOT_READ = 0  # the hash of content that was not read
 
-# What a sample is known by beside its name, and what is said where it differs.
+# The hashes of a sample beside its name, and how a difference is described.
 _KINDS_OF_CHANGE = {
     "size": "content",
     "content": "content",
@@ -432,7 +432,7 @@ def match_samples(before: SampleIds, now: SampleIds, with_edited: bool = True) -
         return matches
     is_unmatched = np.ones(len(old), bool)
     is_unmatched[matches[matches >= 0]] = False
-    last = first = 0  # the places after the latest sample that was found, before and now
+    last = first = 0  # one past the latest match, before and now
     for row in [*np.flatnonzero(matches >= 0).tolist(), len(matches)]:
         position = len(is_unmatched) if row == len(matches) else int(matches[row])
         if position >= last:
@@ -459,7 +459,7 @@ def compare_fingerprints(before: Fingerprint, now: Fingerprint) -> dict[str, lis
     changes = {}
     for name in dict.fromkeys([*before.splits, *now.splits]):
         split, _, further = name.partition(":")
-        # other data is asked for: that is no change
+        # other data was requested, which is not a change
         if further or (split == "test" and before.test_path != now.test_path):
             continue
         earlier = before.splits.get(name)
@@ -470,14 +470,14 @@ def compare_fingerprints(before: Fingerprint, now: Fingerprint) -> dict[str, lis
             ]
         elif earlier.requested_target == new.requested_target:
             changes[name] = _compare_splits(earlier, new)
-        else:  # another network is the first of the spec: its targets are none of these
+        else:  # another network is first in the spec, with other targets
             changes[name] = _compare_splits(
                 _select_facts(earlier, False), _select_facts(new, False)
             )
     old = _training_ids_by_target(before)
     for target, (name, marks) in _training_ids_by_target(now).items():
         old_name, earlier = old.get(target, ("", None))
-        # these have been looked at as a whole
+        # these were compared in full above
         if earlier is not None and {old_name, name} != {"train"}:
             changes[f"train:{target}"] = _compare_splits(
                 _select_facts(earlier, True), _select_facts(marks, True), is_further=True
@@ -517,7 +517,7 @@ def _is_of_targets(name: str) -> bool:
 
 
 def _compare_splits(before: SampleIds, now: SampleIds, is_further: bool = False) -> list[str]:
-    if before.digest == now.digest:  # as a rule: to find each sample again takes long
+    if before.digest == now.digest:  # the usual case; matching samples is slow
         return []
     matches = match_samples(before, now)
     is_matched = matches >= 0
@@ -564,7 +564,7 @@ def _count_changes(before: SampleIds, now: SampleIds, matches: np.ndarray) -> li
     """Describe how many samples were added and removed, by class if they have one."""
     added = np.ones(len(matches), bool)
     removed = np.ones(len(before.names), bool)
-    added[_first_matches(matches)] = False  # a second one of the same content is new
+    added[_first_matches(matches)] = False  # a second sample of the same content is new
     removed[matches[matches >= 0]] = False
     if not (added.any() or removed.any()):
         return []
@@ -622,7 +622,7 @@ def write_fingerprint(file: IO[bytes], fingerprint: Fingerprint) -> None:
             f"{name}/labels": marks.labels,
             **{f"{name}/{key}": array for key, array in marks.hashes.items()},
         }
-    # a zip file that was not written to its end would complain where Python deletes it
+    # an unfinished zip file would raise when Python deletes it
     buffer = io.BytesIO()
     np.savez(buffer, said=np.array(json.dumps(metadata)), **arrays)
     file.write(buffer.getbuffer())

@@ -11,7 +11,7 @@ import threading
 from importlib import import_module
 from typing import Any
 
-_WORTH_S = 1.0  # so many seconds without the loops are worth loading them
+_WORTH_S = 1.0  # seconds without the loops after which they are loaded
 
 
 class LazyNumba:

@@ -29,7 +29,7 @@ from preprocess.pipeline import Pipeline
 from preprocess.sample import wire_dtype
 from preprocess.target import TargetSpec, plain_targets, read_mask, target_of
 
-_CHUNK = 2**14  # bytes that small arrays are read together in
+_CHUNK = 2**14  # bytes of small arrays per chunk
 
 Progress = Callable[[int], object]
 
@@ -61,7 +61,7 @@ def write_hdf5(
     if not target_path.name or target_path.is_dir():
         raise InputError(f"{target_path} is a folder; it must be the name of a file")
     partial = target_path.with_name(f".{target_path.name}.{os.getpid()}.tmp")
-    # of a process that was killed
+    # from a process that was killed
     for left_over in target_path.parent.glob(f".{glob.escape(target_path.name)}.*.tmp"):
         left_over.unlink(missing_ok=True)
     bad = []
@@ -81,7 +81,7 @@ def write_hdf5(
                 os.fsync(plain.fileno())
                 os.replace(partial, target_path)
     finally:
-        with suppress(OSError):  # what went wrong before says more
+        with suppress(OSError):  # the earlier error says more
             partial.unlink(missing_ok=True)
     return bad
 

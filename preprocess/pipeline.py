@@ -22,7 +22,7 @@ from preprocess.transforms.on_device import set_device_input
 from preprocess.transforms.packed_variants import PackedSlice
 
 _Arrays: TypeAlias = np.ndarray | Sequence[np.ndarray]
-_BLOCK = 64  # samples of a batch, which are in memory as they were before their random transforms
+_BLOCK = 64  # samples of a batch in memory before their random transforms
 
 
 class _BatchBuffer(threading.local):

@@ -26,8 +26,8 @@ from preprocess.transforms.decoding import Decode
 from preprocess.transforms.on_device import OnDevice, split_device
 from preprocess.transforms.packed_variants import PackedVariants
 
-PROBES = 8  # samples that are looked at, spread over the source
-_FEW_BITS = 14  # images of 16 bits that use no more lose most of their grey levels in 8 bits
+PROBES = 8  # number of probed samples
+_FEW_BITS = 14  # 16-bit images that use no more bits lose most gray levels in 8 bits
 
 
 @dataclass(frozen=True)
@@ -37,9 +37,9 @@ class _ProbedSample:
     name: str
     stored: np.ndarray  # up to the first random transform
     image: np.ndarray  # after all transforms
-    mask: np.ndarray | None  # its mask, then
-    fixed_s: float  # what it took to come to `stored`
-    varying_s: float  # and from there to `image`
+    mask: np.ndarray | None  # its mask after all transforms
+    fixed_s: float  # seconds up to `stored`
+    varying_s: float  # seconds from there to `image`
 
 
 @dataclass(frozen=True)
@@ -282,7 +282,7 @@ def _common_mask_size(probed: Sequence[_ProbedSample]) -> tuple[int, int]:
     """Return the (height, width) of the masks after all transforms."""
     for sample in probed:
         assert sample.mask is not None
-        if sample.mask.shape != sample.image.shape[:2]:  # of a transform of the user's own
+        if sample.mask.shape != sample.image.shape[:2]:  # from a user's transform
             raise InputError(
                 f"{sample.name} becomes {ImageSpec.of(sample.image)} and its mask "
                 f"{ImageSpec.of(sample.mask)}; "

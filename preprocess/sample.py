@@ -17,10 +17,8 @@ from preprocess.base import InputError
 from preprocess.scaling import along_row, scale_into
 from preprocess.target import TargetSpec, class_target
 
-FLOAT32_LIMIT = (
-    4096  # deviations between the mean of numbers and 0 from which on float32 loses what differs
-)
-CROP_BYTES = 16  # of where the pixels of a sample go, of which something is left to the device
+FLOAT32_LIMIT = 4096  # ratio of mean to deviation from which on float32 is too coarse
+CROP_BYTES = 16  # of the crop in a row of deferred augmentation
 
 
 def wire_dtype(dtype: np.dtype) -> np.dtype:

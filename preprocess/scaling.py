@@ -43,7 +43,7 @@ def scale_into(
         multiplier: a scalar or (channels,), float32.
         offset: a scalar or (channels,), float32.
     """
-    # its rows cannot be written as one, or it is no image
+    # rows are not contiguous, or it is not an image
     if not out.flags.c_contiguous or out.ndim < 3:
         np.add(np.multiply(images, multiplier, out=out, dtype=np.float32), offset, out=out)
         return

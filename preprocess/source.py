@@ -60,9 +60,8 @@ __all__ = [
     "with_requested_targets",
 ]
 
-# name -> module:function, which takes (path, **options) and returns training samples, those for
-# validation or None, and
-# perhaps those for testing or None; it can do without a path where that has a default
+# name -> module:function, which takes (path, **options) and returns training samples, validation
+# samples or None, and optionally test samples or None; a path with a default may be omitted
 SOURCES: dict[str, str] = {
     "image_folder": "preprocess.sources.image_folder:open_image_folder",
     "hdf5": "preprocess.sources.hdf5:open_hdf5",
@@ -269,7 +268,7 @@ def open_per_target(
             be empty.
     """
     for split_name, location in (("validation", validation), ("test", test)):
-        # it would give its training data again
+        # it would return its training data again
         if source.startswith("builtin:") and isinstance(location, str):
             raise InputError(
                 f"data.{split_name}: {location}: {source} has no other data; give a share, like 10%"
@@ -629,7 +628,7 @@ def _open_at(
             None if candidate is None else with_requested_targets(candidate, target)
             for candidate in candidates
         )
-    # A source of the user's own is where its labels are made; of others, the path is.
+    # Errors name a custom source itself, and the path of a built-in one.
     if is_builtin:
         origin = str(path)
     else:
@@ -671,7 +670,7 @@ def _find_opener(source: str, options: Mapping[str, Any], path: str | None) -> C
 def _wants_target(function: Callable[..., Any]) -> bool:
     try:
         return "target" in inspect.signature(function).parameters
-    except (TypeError, ValueError):  # a builtin that has none
+    except (TypeError, ValueError):  # a builtin without a signature
         return False
 
 

@@ -386,7 +386,7 @@ class TargetReader:
                 f"its mask is {_format_size(mask.shape)}; the others are "
                 f"{_format_size(self.spec.shape)}",
             )
-        if mask.dtype != self.spec.dtype:  # of a transform of the user's own
+        if mask.dtype != self.spec.dtype:  # from a user's transform
             _check_classes(mask, self._source.name(index), self.spec, self.spec.void)
         return mask
 

@@ -14,7 +14,7 @@ import numpy as np
 from preprocess.base import ClassSource, InputError, Source, and_more, counted, format_exception
 from preprocess.target import KINDS, TargetSpec
 
-_BLOCK = 2**16  # samples that are looked at together: targets may be larger than the memory
+_BLOCK = 2**16  # samples checked together; targets may exceed the memory
 
 
 def checked_target(source: Source, origin: str) -> TargetSpec | None:
@@ -72,7 +72,7 @@ def _check_targets(source: Source, target: TargetSpec, origin: str) -> None:
     else:
 
         def is_wrong(values: np.ndarray) -> np.ndarray:
-            with np.errstate(over="ignore"):  # of what float32 cannot hold
+            with np.errstate(over="ignore"):  # numbers beyond float32
                 return ~np.isfinite(values.astype(np.float32))
 
         right = "finite numbers, also in float32"
@@ -174,7 +174,7 @@ def checked_labels(source: ClassSource, origin: str) -> np.ndarray:
             f"{counted(count, 'sample')}; {_expected_labels(source)}{advice}"
         )
     if len(labels) and labels.dtype.kind not in "iub":
-        # The first label that rounding would change is the best example.
+        # The first label with a fraction is the best example.
         if labels.dtype.kind == "f":
             index = int(np.argmax(labels != np.floor(labels)))
         else:

@@ -35,15 +35,15 @@ _TRANSIENT = {
     errno.EPIPE,
 }
 
-# What they say to whoever writes, until others have deleted something, or the file system is back.
+# Errors of writing that end when space is freed or the file system returns.
 _OUT_OF_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.ESHUTDOWN}
 
-PAUSES_S = (0.1, 0.5, 2.0)  # between the tries to read a sample
+PAUSES_S = (0.1, 0.5, 2.0)  # between attempts to read a sample
 
 
 def is_transient_for_writer(error: OSError) -> bool:
     """Return True if writing a file again may succeed."""
-    # Whoever read our end of a pipe has gone for good: the launcher was killed, or `| head` has
+    # The reader of a pipe is gone for good: the launcher was killed, or `| head` has
     # seen enough.
     return error.errno != errno.EPIPE and (is_out_of_space(error) or is_transient(error))
 
@@ -63,7 +63,7 @@ def is_transient(error: BaseException | None) -> bool:
         error: with its causes, because libraries wrap errors of the system in their own.
     """
     while error is not None:
-        cause = getattr(error, "reason", None)  # where urllib's errors keep what they came from
+        cause = getattr(error, "reason", None)  # urllib's errors keep their cause here
         for candidate in (error, cause):
             if isinstance(candidate, TimeoutError) or (
                 isinstance(candidate, OSError) and candidate.errno in _TRANSIENT

@@ -192,8 +192,8 @@ class _ActiveCode(threading.local):
 
 _ACTIVE = _ActiveCode()
 _LOCK = threading.Lock()
-_BASELINE: dict[str, Any] = {}  # the settings before the first of the threads that are inside now
-# identifier of a thread -> number of contexts that it is inside of
+_BASELINE: dict[str, Any] = {}  # settings before the first active thread entered
+# thread identifier -> number of its open contexts
 _CONTEXTS: Counter[int] = Counter()
 
 
@@ -232,7 +232,7 @@ def _enter(watched: Mapping[str, Callable[[], Any]]) -> dict[str, Any]:
             before = _BASELINE.copy()
         _CONTEXTS[threading.get_ident()] += 1
     if are_others:
-        _restore(before)  # what runs in other threads may have changed it
+        _restore(before)  # other threads may have changed it
     return before
 
 
@@ -240,7 +240,7 @@ def _leave(before: Mapping[str, Any]) -> dict[str, Any]:
     """Restore settings; return the changed ones with the values that they had."""
     thread = threading.get_ident()
     if thread not in _CONTEXTS:
-        return {}  # it was abandoned
+        return {}  # abandoned
     try:
         return _restore(before)
     finally:
@@ -279,7 +279,7 @@ def _apply(values: Mapping[str, Any]) -> None:
 
 # ---- importing modules of the user's -----------------------------------------------------------
 
-_BY_IMPORT: dict[str, dict[str, Any]] = {}  # module -> what it has changed when it was imported
+_BY_IMPORT: dict[str, dict[str, Any]] = {}  # module -> changes made by its import
 
 
 def import_user_module(name: str) -> ModuleType:

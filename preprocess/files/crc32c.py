@@ -25,7 +25,7 @@ def crc32c(data: bytes | memoryview) -> int:
         return _bytewise(data)
     # Zeros in front of a message do not change a CRC that begins with 0, so fill up to whole blocks
     # there.
-    # To begin with 0xFFFFFFFF is the same as to invert the first four bytes.
+    # Starting with 0xFFFFFFFF is the same as inverting the first four bytes.
     padded = np.zeros(-(-len(data) // _BLOCK) * _BLOCK, np.uint8)
     padded[-len(data) :] = np.frombuffer(data, np.uint8)
     padded[len(padded) - len(data) :][:4] ^= 0xFF
@@ -76,7 +76,7 @@ def _tables() -> tuple[np.ndarray, np.ndarray]:
     """Return the CRC of each byte at each position of a block of zeros, and index offsets."""
     byte = _byte_table()
     rows = [byte]
-    for _ in range(_BLOCK - 1):  # one more zero behind
+    for _ in range(_BLOCK - 1):  # one more trailing zero
         rows.append(rows[-1] >> 8 ^ byte[rows[-1] & 255])
     return np.concatenate(rows[::-1]), 256 * np.arange(_BLOCK)
 

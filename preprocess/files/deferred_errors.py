@@ -27,12 +27,12 @@ class DeferredErrorFile:
     def __init__(self, file: IO[bytes], path: Path) -> None:
         self._file = file
         self._path = path
-        # by the first, h5py knows a file
+        # h5py recognizes a file object by `read`
         self.read = file.read
         self.seek = file.seek
         self.tell = file.tell
         self._error: OSError | None = None
-        self._unwritten: list[tuple[int, bytes]] = []  # where what is not in the file should be
+        self._unwritten: list[tuple[int, bytes]] = []  # (offset, bytes) not yet in the file
 
     def check(self) -> None:
         """Raise CannotWrite if there was an error."""

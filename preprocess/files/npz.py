@@ -15,7 +15,7 @@ from numpy.lib import format as npy
 
 from preprocess.base import InputError, UnreadableImage
 
-# of a member of a zip file: how long its name and its extra field are
+# of a member of a zip file: the lengths of its name and extra field
 _LOCAL_HEADER = struct.Struct("<26xHH")
 
 

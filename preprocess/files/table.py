@@ -19,16 +19,16 @@ import numpy as np
 
 from preprocess.base import InputError, and_more, counted, first_duplicate
 
-# what stands among numbers for one that is missing
+# cells that mean a missing number
 MISSING = frozenset({"", "na", "n/a", "nan", "null", "none", "?"})
-_DELIMITERS = ",;\t|"  # of these the one that comes most often in the header, unless it is said
+_DELIMITERS = ",;\t|"  # the most frequent one in the header is the default
 _TRUTH = {"true": 1, "false": 0}
-# Whole numbers that are codes, such as postal codes: as numbers they would lose their zeros, or
+# Integers that are codes, such as postal codes: as numbers they would lose their zeros, or
 # their last digits.
 _CODE = re.compile(r"[+-]?0\d+|[+-]?\d{19,}")
 _COMMA = re.compile(r"[+-]?(\d{1,3}(,\d{3})+(\.\d+)?|\d+,\d+)")  # 1,234.5 or 1,5
-_INDEX = re.compile(r"Unnamed: 0(\.\d+)?|__index_level_\d+__")  # what pandas calls an index
-_NO_VALUE = frozenset({"nan", "<na>", "nat"})  # what libraries write for a text that is missing
+_INDEX = re.compile(r"Unnamed: 0(\.\d+)?|__index_level_\d+__")  # pandas' names of an index
+_NO_VALUE = frozenset({"nan", "<na>", "nat"})  # what libraries write for missing text
 _OPENERS: Mapping[str, Callable[..., IO[str]]] = {
     ".gz": gzip.open,
     ".bz2": bz2.open,
@@ -316,7 +316,7 @@ def _read_csv(path: str, delimiter: str | None, names: Sequence[str]) -> Table:
                 reader = csv.reader(text, delimiter=delimiter)
                 header = _default_header(path, names, header)
             is_unnamed = len(header) > 1 and not header[0].strip() and any(header)
-            if is_unnamed and "Unnamed: 0" not in header:  # the index that pandas has written
+            if is_unnamed and "Unnamed: 0" not in header:  # written by pandas
                 header = ["Unnamed: 0", *header[1:]]
             _check_header(path, header, names)
             text.lines.clear()

@@ -17,7 +17,7 @@ from PIL import Image
 from preprocess.base import InputError, Source, counted
 from preprocess.sources.image_folder import open_image_folder
 
-FOLDER = "data/digits"  # where it goes unless said
+FOLDER = "data/digits"  # the default path
 COUNT = 1797
 SIZE = 32
 
@@ -64,7 +64,7 @@ def write_digits(folder: str | Path) -> None:
         _write(load_digits(), partial)
         partial.rename(folder)
     except OSError as error:
-        # else another process was faster, and swept our partial folder away
+        # otherwise another process was faster and removed our partial folder
         if not folder.exists():
             raise InputError(f"cannot write the digits to {folder}: {error.strerror}") from error
     for left_over in folder.parent.glob(prefix + "*"):

@@ -15,7 +15,7 @@ import numpy as np
 from preprocess.base import InputError, and_more
 from preprocess.transient_errors import is_transient
 
-# What HDF5 says of a file, and what its owner can do.
+# Messages of HDF5, and advice for the user.
 _ADVICE = {
     "truncated file": "the file is not complete; copy or write it again",
     "already open for write": "the program that wrote it has not closed it; close it, or run "
@@ -69,7 +69,7 @@ def find_member(group: h5py.Group, name: str) -> h5py.Group | h5py.Dataset | Non
         reason = _reason_of(error)
         link = group.get(name, getlink=True)
         target = getattr(link, "path", "")
-        if isinstance(link, h5py.ExternalLink):  # not all versions of HDF5 name the file
+        if isinstance(link, h5py.ExternalLink):  # some versions of HDF5 do not name the file
             target = f"{link.filename}:{target}"
         raise InputError(
             f"{group.file.filename}: the link {group.name.rstrip('/')}/{name} is broken: it "
@@ -158,7 +158,7 @@ def _check_source(
             is_small = any(
                 last >= size for last, size in zip(bounds[1], source_dataset.shape, strict=True)
             )
-        else:  # all of it
+        else:  # the whole data set
             is_small = _bounds(source.vspace) is not None and (
                 source_dataset.size < source.vspace.get_select_npoints()
             )

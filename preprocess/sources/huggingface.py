@@ -31,7 +31,7 @@ from preprocess.splits import TRAIN, choose_held_out, find_splits
 from preprocess.target import TargetWish
 from preprocess.transient_errors import read_file, read_with_retries
 
-# of these columns the first that is there, unless `inputs` says it
+# default columns; the first existing one is used
 INPUTS = (
     "image",
     "img",
@@ -42,7 +42,7 @@ INPUTS = (
 TARGETS = ("label", "labels", "y", "target", "targets", "mask", "annotation")  # the same
 
 
-_SMALL = 256  # numbers below it are given as float32
+_SMALL = 256  # smaller numbers are float32
 
 
 class Rows(TargetedSource):
@@ -149,7 +149,7 @@ class Rows(TargetedSource):
         loaded = _load(self._path)
         rows = loaded if self._split is None else loaded[self._split]
         for column, feature in rows.features.items():
-            if _is_image(feature):  # as it lies there: FLEET decodes
+            if _is_image(feature):  # undecoded: FLEET decodes
                 rows = rows.cast_column(column, datasets.Image(decode=False))
         return rows
 
@@ -235,7 +235,7 @@ def _load(path: str) -> Any:
         return _library().load_from_disk(path)
     except InputError:
         raise
-    except Exception as error:  # the library's, Arrow's, those of the system
+    except Exception as error:  # of the library, Arrow or the system
         raise InputError(
             f"{path}: not a data set that save_to_disk has written: {error}"
         ) from error

@@ -26,13 +26,13 @@ from preprocess.splits import (
 from preprocess.target import TargetWish
 from preprocess.transient_errors import is_transient, read_file
 
-# How the names of images end, in whatever case.
+# Extensions of images, in lower case.
 EXTENSIONS = frozenset(
     ".apng .bmp .dib .gif .j2k .jfif .jp2 .jpe .jpeg .jpg .pbm .pcx .pgm .png .pnm .ppm .tga .tif "
     ".tiff "
     ".webp".split()
 )
-_NOT_OURS = "__MACOSX"  # a folder that a Mac leaves in archives
+_NOT_OURS = "__MACOSX"  # a folder that macOS leaves in archives
 
 
 class FilePerSample:
@@ -45,7 +45,7 @@ class FilePerSample:
 
     folder = ""
     unread: Counter[str]
-    _files: list[str]  # their paths in it
+    _files: list[str]  # relative paths
 
     def read(self, index: int) -> bytes:
         """Read the bytes of the file; see :class:`~preprocess.base.Source`."""
@@ -419,7 +419,7 @@ def _leads_to_a_folder(link: str) -> bool:
     except OSError as error:
         if is_transient(error):
             raise
-        # meant for a file: that an image is missing shows when it is read
+        # a link to a file: a missing image is reported when it is read
         if os.path.splitext(link)[1]:
             return False
         raise InputError(f"{link}: broken link ({error.strerror}); repair or remove it") from error

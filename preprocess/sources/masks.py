@@ -18,12 +18,12 @@ from preprocess.transient_errors import read_file
 
 Color: TypeAlias = tuple[int, int, int]
 
-# In place of the number of pixels that count for nothing, where numbers are replaced by classes.
+# Replaces the number of ignored pixels when numbers are mapped to classes.
 _IGNORED = -1
-_MAX_CLASSES = 256  # values of pixels that are taken for classes without being said to be some
-_PALETTES = 100  # masks whose palettes are compared at first, where the classes are known
+_MAX_CLASSES = 256  # the most pixel values that may be classes without a request
+_PALETTES = 100  # masks whose palettes are compared if the classes are known
 _LOSSY = ("JPEG", "MPO", "JPEG2000", "AVIF")  # Pillow's names of formats that change numbers
-_LOSSY_IN_TIFF = ("jpeg", "tiff_jpeg", "webp")  # the same of compressions
+_LOSSY_IN_TIFF = ("jpeg", "tiff_jpeg", "webp")  # the same for compressions in TIFF
 
 
 class UnfitMask(UnreadableImage):
@@ -72,7 +72,7 @@ def decode_mask(data: bytes) -> DecodedMask:
         raise
     except UnreadableImage as error:
         raise UnreadableImage(f"its mask {str(error).removeprefix('its mask ')}") from error
-    except Exception as error:  # Pillow's parsers meet damaged files with exceptions of many kinds
+    except Exception as error:  # Pillow's parsers raise many kinds for damaged files
         raise UnreadableImage(f"its mask cannot be decoded: {error}") from error
 
 
@@ -359,7 +359,7 @@ class Masks:
                 palettes.add(mask, self.name(index))
             except UnfitMask as error:
                 raise InputError(f"{self.name(index)}: {error}") from error
-            except (UnreadableImage, UnreadableSample):  # is counted when it is read
+            except (UnreadableImage, UnreadableSample):  # counted later, when it is read
                 continue
         known_values = {*classes.values, classes.ignore}
         levels = palettes.grey_levels()

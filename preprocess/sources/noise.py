@@ -6,7 +6,7 @@ import numpy as np
 
 from preprocess.base import InputError, RandomAccess
 
-_IMAGES = 256  # that differ; more would only take longer to send to all ranks
+_IMAGES = 256  # distinct images; more would take longer to send to all ranks
 
 
 class Noise(RandomAccess):

@@ -47,9 +47,9 @@ from preprocess.splits import (
 from preprocess.target import TargetWish
 from preprocess.transient_errors import read_with_retries
 
-OPEN_FILES = 64  # shards that one process keeps open
-BUFFER = 1024  # records of a shuffle buffer
-_VERSION = 2  # of how shards are scanned: an index of another one is made anew
+OPEN_FILES = 64  # open shards per process
+BUFFER = 1024  # records in the shuffle buffer
+_VERSION = 2  # of the scan; an index of another version is rebuilt
 
 Value = int | float | str | tuple[int | float | str, ...]
 
@@ -97,7 +97,7 @@ class ShardIndex:
 class Format(Protocol):
     """The interface of one kind of shard."""
 
-    pattern: str  # of the names of the files, a regular expression
+    pattern: str  # a regular expression for file names
 
     def scan(self, shard: str) -> Iterable[Record]:
         """Yield the records of a shard, in order.
@@ -292,7 +292,7 @@ def shuffle(sequence: np.ndarray, buffer: int, rng: np.random.Generator) -> np.n
     leaving = []
     for step, draw in enumerate(draws):
         leaving.append(inside[draw])
-        # When nothing is left to come, the last occupant takes the empty place.
+        # At the end of the sequence, the last item fills the empty slot.
         inside[draw] = items[step + buffer] if step + buffer < count else inside[-1]
         if step + buffer >= count:
             inside.pop()
@@ -389,7 +389,7 @@ def _matching(path: str) -> list[str]:
     return matches
 
 
-# of an index that is kept
+# of a saved index
 _COLUMNS = (
     "starts",
     "offsets",
@@ -423,7 +423,7 @@ def _load_saved(path: str, shards: tuple[str, ...], identity: str) -> ShardIndex
         with open(path, "rb") as file, np.load(file, allow_pickle=False) as saved:
             if str(saved["identity"]) == identity and not _is_lossy(saved["values"]):
                 return ShardIndex(shards, *(saved[name] for name in _COLUMNS))
-    except (OSError, ValueError, KeyError, EOFError, BadZipFile):  # there is none, or it is damaged
+    except (OSError, ValueError, KeyError, EOFError, BadZipFile):  # it is missing or damaged
         pass
     return None
 
@@ -441,7 +441,7 @@ def _save_index(index: ShardIndex, identity: str, path: str) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(partial, path)
-    except OSError:  # a folder that cannot be written to, a full disk: scanned anew next time
+    except OSError:  # a read-only folder or full disk: scan again next time
         with suppress(OSError):
             os.unlink(partial)
 

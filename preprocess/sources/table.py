@@ -42,15 +42,15 @@ from preprocess.splits import (
 from preprocess.target import TargetWish
 from preprocess.transient_errors import read_file
 
-# of these the first that is there, unless `inputs` says it
+# default columns; the first existing one is used
 PATH_COLUMNS = (
     "path",
     "file",
     "filename",
     "image",
 )
-_ENDINGS = frozenset({*EXTENSIONS, ".npy"})  # of files that a table may list without them
-_SMALL = 256  # numbers below it are kept as float32
+_ENDINGS = frozenset({*EXTENSIONS, ".npy"})  # extensions that a table may omit
+_SMALL = 256  # smaller numbers are float32
 
 
 @dataclass(frozen=True)

@@ -24,9 +24,7 @@ from preprocess.base import InputError, RandomAccess, and_more, counted, normali
 from preprocess.sources.masks import Masks
 from preprocess.target import Kind, TargetSpec, TargetWish
 
-_MAX_GUESSED_CLASSES = (
-    20  # distinct integers that may well be classes, however few samples there are
-)
+_MAX_GUESSED_CLASSES = 20  # distinct integers that may be classes, however few samples there are
 
 
 @dataclass(frozen=True)
@@ -94,7 +92,7 @@ def parse_targets(
         )
     is_open = request is not None and not request.names and values.dtype.kind in "USO"
     if request is not None and outputs and not (is_open and len(targets.names) < outputs):
-        request.check(targets.spec())  # a part for validation may lack a class
+        request.check(targets.spec())  # a validation split may lack a class
     return targets
 
 
@@ -211,7 +209,7 @@ def _places(labels: Sequence[object], request: TargetWish) -> tuple[tuple[str, .
         names = tuple(sorted(request.names)) if is_text else request.names
         keys: Sequence[object] = names if is_text else [int(name) for name in names]
         return names, dict(zip(keys, range(len(names)), strict=True))
-    if is_text:  # how many there are is known, and checked later
+    if is_text:  # their number is checked later
         return tuple(printable(str(label)) for label in labels), dict(
             zip(labels, range(len(labels)), strict=True)
         )

@@ -149,7 +149,7 @@ def open_webdataset(
     return open_shards(form, path, buffer, target, PixelClasses.from_options(pixels, target))
 
 
-# what masks are kept as; a JPEG changes their numbers
+# formats of masks; JPEG would change their numbers
 _IMAGES = (
     "png",
     "tif",

@@ -13,7 +13,7 @@ from pydantic import ConfigDict, Field
 from preprocess.base import InputError, counted
 from preprocess.decode import to_image
 
-# A description says what is wanted: messages and the JSON Schema show it.
+# Descriptions appear in messages and in the JSON Schema.
 Pixels = Annotated[int, Field(strict=True, gt=0)]
 Size = Annotated[tuple[Pixels, Pixels], Field(description="[height, width] of the crop, in pixels")]
 Filter = Annotated[

@@ -268,7 +268,7 @@ class Rotate(base.MovesPixels):
         """Rotate a mask with its image; new corners are ignored."""
         if not training:
             return mask.pixels
-        # int32 is a type that Pillow turns whole, whatever the classes are.
+        # Pillow rotates int32 exactly, whatever the classes are.
         turned = Image.fromarray(mask.pixels.astype(np.int32)).rotate(
             self._angle(rng), Image.Resampling.NEAREST, fillcolor=mask.void
         )

@@ -44,7 +44,7 @@ class OnDevice(MovesPixels):
         for transform in self.transforms:
             if not isinstance(transform, Flip):
                 top, left = transform.position(height, width, rng if training else None)
-                # In an image that was mirrored, places are counted from the other end.
+                # In a flipped image, positions are counted from the other end.
                 top = height - to_height - top if flip_y else top
                 left = width - to_width - left if flip_x else left
             elif training:

@@ -60,7 +60,7 @@ def parse_transform(item: object) -> Transform:
     name, parameters = _name_and_parameters(item)
     if ":" in name:
         transform = UserTransform(name, parameters)
-        transform.check()  # what is wrong is reported now, not at the first sample
+        transform.check()  # report errors now, not at the first sample
         return transform
     if name not in TRANSFORMS:
         transform_name = ", ".join(signature(transform_name) for transform_name in TRANSFORMS)
@@ -171,7 +171,7 @@ def _name_and_parameters(item: object) -> tuple[str, dict[str, Any]]:
 
 
 def _describe_error(name: str, parameters: dict[str, Any], error: Any) -> str:
-    if error["type"] == "value_error":  # of a __post_init__
+    if error["type"] == "value_error":  # raised by a __post_init__
         return str(error["ctx"]["error"])
     parameter = error["loc"][0]
     if error["type"] == "unexpected_keyword_argument":

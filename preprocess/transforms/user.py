@@ -108,9 +108,9 @@ class UserTransform:
         function = self.function
         try:
             with self._code.running(quick=True):
-                if rng is not None:  # what is made once for all draws nothing
+                if rng is not None:  # fixed transforms draw nothing
                     seed_generators(_seed_of(rng))
-                # A copy, for the function may write into it.
+                # A copy, because the function may write into it.
                 return function(np.array(image), rng, training, **mask, **self.parameters)
         except UnreadableImage:
             raise

@@ -90,7 +90,7 @@ def test_an_hdf5_file_whose_handle_is_stale_is_opened_again(folder, tmp_path):
         def __getitem__(self, index):
             raise OSError(errno.ESTALE, "Can't synchronously read data")
 
-    source._h5_group = {"images": Stale(), "names": source._part["names"]}
+    source._h5_group = {"images": Stale(), "names": source._h5_group["names"]}
     assert source.read(0) == expected
     assert isinstance(source._h5_group, h5py.Group)
 
