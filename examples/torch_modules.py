@@ -30,7 +30,7 @@ def net(input_shape, classes, width=16, depth=2, dropout=0.0):
 
 
 class Mixer(nn.Module):
-    """A patch is a row of numbers; one layer mixes the patches, the next one the numbers of each."""
+    """An MLP-Mixer: one layer mixes patches, the next one mixes the numbers of each."""
 
     def __init__(self, input_shape, classes, patch=4, width=32, depth=2):
         super().__init__()

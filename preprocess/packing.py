@@ -43,7 +43,7 @@ def write_hdf5(
     """Write a data set to an HDF5 file, which appears complete or not at all.
 
     Args:
-        splits: ``train``, and possibly ``validation`` and ``test``: a source, whose files and arrays
+        splits: ``train``, optionally ``validation`` and ``test``: a source, whose files and arrays
             are written unchanged; or a pipeline, whose fixed transforms are applied first.
         path: of the file.
         progress: called with the number of samples just done.

@@ -549,8 +549,8 @@ def _warn_of_copies(
         np.unique(held_out_hashes), np.unique(train_hashes)
     ):
         return (
-            f"data.{split_name}: {path} is a copy of the training data; scores on it say nothing about "
-            "new samples, so name other data"
+            f"data.{split_name}: {path} is a copy of the training data; scores on it say nothing "
+            "about new samples, so name other data"
         )
     return (
         f"data: {len(copies)} of {len(source)} {split_name} samples have the same content "
@@ -619,9 +619,9 @@ def _open_at(
             _is_source(candidate, target) or (candidate is None and candidate is not candidates[0])
         ):
             raise InputError(
-                f"{source} returned {type(candidate).__name__}, not a source, which has len(), labels, "
-                "classes, read(index), name(index) and order(seed, epoch); or, for targets of "
-                "another kind, target and targets instead of labels and classes"
+                f"{source} returned {type(candidate).__name__}, not a source, which has len(), "
+                "labels, classes, read(index), name(index) and order(seed, epoch); or, for "
+                "targets of another kind, target and targets instead of labels and classes"
             )
     if target is not None and not extra:
         candidates = tuple(

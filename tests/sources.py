@@ -1,4 +1,4 @@
-"""Data sets and model functions that the tests' specs name by import path."""
+"""Data sets and model functions that specs of tests name by import path."""
 
 import ctypes
 import errno
@@ -18,7 +18,7 @@ SIDE, CLASSES = 4, ("a", "b", "c")
 
 
 class Numbered(RandomAccess):
-    """Small images that say which sample they are, and from which their class can be learned.
+    """Small images that encode their index, and from which their class can be learned.
 
     The first two pixels hold the number of the sample; one row is bright, and says the class.
     """
@@ -47,12 +47,12 @@ class Numbered(RandomAccess):
 
 
 def numbered(path):
-    """So many training samples as the path says, and 20 for validation."""
+    """Open ``path`` training samples and 20 for validation."""
     return Numbered(int(path), seed=1), Numbered(20, seed=2)
 
 
 def listed_slowly(path):
-    """As :func:`numbered`; it leaves a file ``listing`` where the run's folder is to be, and takes two seconds."""
+    """Open :func:`numbered` after touching ``listing`` beside the run's folder and two seconds."""
     count, _, folder = path.partition(" ")
     Path(folder, "listing").touch()
     time.sleep(2)
@@ -65,17 +65,17 @@ def _labelled(source, labels):
 
 
 def measures(path):
-    """Samples whose labels are measures instead of classes."""
+    """Open samples whose labels are values instead of classes."""
     return _labelled(Numbered(int(path), seed=1), np.arange(int(path)) / 8)
 
 
 def too_many_classes(path):
-    """Samples of one class more than there are."""
+    """Open samples with one class more than there are."""
     return _labelled(Numbered(int(path), seed=1), np.arange(int(path)) % (len(CLASSES) + 1))
 
 
 def one_hot(path):
-    """Samples with a row for each label."""
+    """Open samples with a row for each label."""
     return _labelled(
         Numbered(int(path), seed=1), np.eye(len(CLASSES))[np.arange(int(path)) % len(CLASSES)]
     )
@@ -114,7 +114,7 @@ class _FailsAt:
 
 
 class _Gated:
-    """A millisecond a sample, and after so many samples of a rank 50, until a file is there."""
+    """A millisecond per sample; after ``quick`` samples of a rank 50, until a file exists."""
 
     def __init__(self, quick, gate):
         self._remaining, self._gate = quick, Path(gate)
@@ -125,7 +125,7 @@ class _Gated:
 
 
 def gated(path):
-    """Numbered samples of which a rank reads some, and hardly more until a file is there: COUNT:QUICK:FILE."""
+    """Open samples that a rank reads slowly from some on until a file exists: COUNT:QUICK:FILE."""
     count, quick, gate = path.split(":")
     return Numbered(int(count), seed=1, before=_Gated(int(quick), gate)), Numbered(20, seed=2)
 
@@ -156,7 +156,7 @@ def on_rank_0_alone(path):
 
 
 class _Noting:
-    """Notes every read in a file of this rank's: the part and the number of the sample."""
+    """Appends every read to a file of this rank: the split and the index of the sample."""
 
     def __init__(self, folder, part):
         self.folder, self.part = folder, part
@@ -168,7 +168,7 @@ class _Noting:
 
 
 def noted(path, folder):
-    """A source that notes in ``folder`` when it is opened and what is read of it; see :func:`reads`."""
+    """Open a source that records in ``folder`` what is opened and read; see :func:`reads`."""
     _Noting(folder, "opened")(-1)
     return (
         Numbered(int(path), seed=1, before=_Noting(folder, "train")),
@@ -177,7 +177,7 @@ def noted(path, folder):
 
 
 def reads(folder):
-    """What each rank has opened and read: {rank: [(part, number), ...]}, in order."""
+    """Return what each rank has opened and read: {rank: [(split, index), ...]}, in order."""
     return {
         int(file.name.removeprefix("rank")): [
             (part, int(index)) for part, index in map(str.split, file.read_text().splitlines())

@@ -56,7 +56,9 @@ def printed(folder, *command, program=sys.executable, **variables):
 
 
 def same(expected, got):
-    """Whether an output is as expected, where `...` stands for anything and white space for white space."""
+    """Whether an output is as expected, where `...` stands for anything and white space for white
+    space.
+    """
     flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
     return doctest.OutputChecker().check_output(expected, got, flags)
 
@@ -130,7 +132,7 @@ def test_values_masks_and_labels_are_learned(with_targets, name, networks, has_l
 
 
 def check_predicted(folder, run, name, table, target):
-    """The rows of a table are predicted as those among them that were for validation were judged."""
+    """Check that predicted rows equal the saved predictions of validation rows."""
     text = printed(folder, "-m", "fleet", "predict", f"runs/{run}", table)
     values = np.array([float(answer[target]) for answer in csv.DictReader(text.splitlines())])
     with np.load(RunPaths(folder / "runs" / run).predictions(name, "validation")) as saved:

@@ -28,8 +28,8 @@ class Logistic:
     def step(self, images, labels, size, stop=False):
         gradient, sums, error = np.zeros_like(self.weights), StepTotals(stop=stop), None
         try:
-            gradient, rows = self._judge(images, labels)
-            sums += rows
+            gradient, own_totals = self._judge(images, labels)
+            sums += own_totals
         except Exception as caught:  # the other ranks wait for this one's part
             error, sums = caught, StepTotals(failed=True)
         buffer = np.concatenate([gradient.ravel(), sums.pack()])

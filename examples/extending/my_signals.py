@@ -10,9 +10,7 @@ from preprocess.target import TargetSpec
 
 
 class Waves(RandomAccess):
-    """Signals of one channel, made when they are read; nothing but the numbers below is sent to other
-    ranks.
-    """
+    """Signals of one channel, generated on demand; only the numbers below are sent to ranks."""
 
     target = TargetSpec("value", 1, ("swings",))
 

@@ -13,9 +13,7 @@ from preprocess.base import RandomAccess
 
 
 class Arrays(RandomAccess):
-    """Samples in arrays. Every rank is sent a copy of this object, so it keeps their place and not the
-    images.
-    """
+    """Samples in arrays. Every rank receives a copy of this object, so it keeps only paths."""
 
     def __init__(self, folder, classes):
         self.folder, self.classes = folder, classes

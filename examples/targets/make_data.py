@@ -1,9 +1,9 @@
 """Write the data of the specs in this folder: `python make_data.py` takes a second.
 
-wine.csv              178 wines: thirteen features, and the cultivar of each
-diabetes.csv          442 patients: ten features, disease progression after a year, and a made-up clinic
-shapes/               200 images with squares and discs, and a mask for each
-signs.npz             images with any of three signs, and which of them each has
+wine.csv      178 wines: thirteen features, and the cultivar of each
+diabetes.csv  442 patients: ten features, disease progression after a year, a made-up clinic
+shapes/       200 images with squares and discs, and a mask for each
+signs.npz     images with any of three signs, and which of them each has
 """
 
 import csv

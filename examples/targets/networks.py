@@ -1,11 +1,14 @@
-"""Networks for targets of each kind. FLEET calls them with the shape of an input and the number of outputs."""
+"""Networks for targets of each kind.
+
+FLEET calls them with the shape of an input and the number of outputs.
+"""
 
 import keras
 from keras import layers
 
 
 def mlp(input_shape, outputs, width=32):
-    """Values, or a logit for each class, from the features of a table."""
+    """Build a model of values, or of a logit per class, from the features of a table."""
     features = keras.Input(input_shape)
     hidden = layers.Dense(width, activation="relu")(features)
     return keras.Model(features, layers.Dense(outputs)(hidden))

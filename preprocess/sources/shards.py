@@ -352,9 +352,9 @@ def _by_name(path: str, shards: list[str]) -> tuple[list[str], list[str]]:
         if set(splits) == {"", TRAIN}:  # the word is part of another name
             return shards, []
         raise InputError(
-            f"{path}: the names of some shards say {' or '.join(sorted(filter(None, splits)))}, and "
-            f"{os.path.basename(splits[''][0])} says nothing; all must contain train, "
-            f"validation or test"
+            f"{path}: the names of some shards say {' or '.join(sorted(filter(None, splits)))}, "
+            f"and {os.path.basename(splits[''][0])} says nothing; all must contain train, "
+            "validation or test"
         )
     if TRAIN not in splits:
         raise InputError(

@@ -1,4 +1,4 @@
-"""Images and sources that the tests make."""
+"""Images and sources for tests."""
 
 import io
 
@@ -10,19 +10,19 @@ from preprocess.base import RandomAccess, UnreadableSample
 
 
 def pattern(height, width, channels=3, seed=0):
-    """An image of random pixels."""
+    """Make an image of random pixels, (height, width, channels) uint8."""
     return np.random.default_rng(seed).integers(0, 256, (height, width, channels), np.uint8)
 
 
 def smooth(height, width):
-    """An image that JPEG keeps nearly as it is: slopes in three directions."""
+    """Make an image of smooth slopes, which JPEG hardly changes, (height, width, 3) uint8."""
     y, x = np.mgrid[:height, :width]
     planes = [255 * y / height, 255 * x / width, 255 * (y + x) / (height + width)]
     return np.stack(planes, axis=2).astype(np.uint8)
 
 
 def encode(image, kind="PNG", **options):
-    """The bytes of an image file, from an array or a Pillow image."""
+    """Encode an array or a Pillow image as the bytes of a file."""
     if isinstance(image, np.ndarray):
         image = Image.fromarray(image[:, :, 0] if image.shape[2] == 1 else image)
     file = io.BytesIO()
@@ -36,7 +36,7 @@ def write(path, image, **options):
 
 
 def foreign(path, images, labels, **more):
-    """An HDF5 file of somebody else's."""
+    """Write an HDF5 file as other programs do."""
     with h5py.File(path, "w") as file:
         file["images"], file["labels"] = images, labels
         for name, content in more.items():
@@ -61,7 +61,7 @@ class Memory(RandomAccess):
 
 
 class Samples(RandomAccess):
-    """Inputs with whatever a test says of them: targets of any kind, masks, weights; those that are None are torn."""
+    """Inputs with targets of any kind, masks and weights, as a test defines them."""
 
     def __init__(self, inputs, **said):
         self.inputs = inputs

@@ -1,4 +1,4 @@
-"""What data is known by: the same wherever it lies, another where it has changed; and sides that samples keep."""
+"""The identity of data: independent of its location, different after changes; and stable sides."""
 
 import io
 import itertools

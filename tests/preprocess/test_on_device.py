@@ -42,7 +42,7 @@ def kernels(request):
 
 
 def images_of(source, transforms, seed):
-    """The pipeline of a host that does all, and of one that leaves something to the device; or another example."""
+    """Make the pipelines of a host that does everything, and of one that defers to the device."""
     parsed = parse_transforms(transforms)
     try:
         return [
@@ -54,7 +54,7 @@ def images_of(source, transforms, seed):
 
 
 def all_of(pipeline, epoch, training):
-    """Samples by way of what is kept of them, and as they are loaded: inputs, targets, and those that are bad."""
+    """Load all samples through storage and directly; return inputs, targets and bad samples."""
     rows = np.arange(pipeline.samples)[::-1]
     stored = pipeline.empty_stored(len(rows))
     pipeline.load_stored(rows, *stored)

@@ -133,7 +133,8 @@ def test_samples_that_are_unlike_the_first_are_refused(path, odd):
         )
 
 
-# ---- files of somebody else's ---------------------------------------------------------------------
+# ---- files of somebody else's
+# ---------------------------------------------------------------------
 
 
 def test_targets_of_a_foreign_file_follow_dtype_and_shape(path):

@@ -67,7 +67,8 @@ def test_split_refuses_classes_of_one_sample():
 def test_samples_of_one_group_cannot_be_divided():
     with pytest.raises(
         InputError,
-        match="validation: 0.5 of 4 samples holds out no sample, because all samples are in one group",
+        match="validation: 0.5 of 4 samples holds out no sample, because all samples are in one "
+        "group",
     ):
         split(source([0, 1, 0, 1], groups=np.zeros(4)), 0.5, 0)
 

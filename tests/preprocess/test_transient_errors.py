@@ -96,7 +96,9 @@ def test_an_hdf5_file_whose_handle_is_stale_is_opened_again(folder, tmp_path):
 
 
 def after(cause, error=None):
-    """An error as Python makes it when it is raised because of another one, or while another is handled."""
+    """An error as Python makes it when it is raised because of another one, or while another is
+    handled.
+    """
     try:
         try:
             raise cause

@@ -106,7 +106,8 @@ def test_read_reports_a_damaged_chunk_as_unreadable(path):
         source.read(2)
 
 
-# ---- labels that are text, or of an enumerated type -----------------------------------------------
+# ---- labels that are text, or of an enumerated type
+# -----------------------------------------------
 
 
 TEXTS = ["dog", "cat", "dog", "ant"]
@@ -161,7 +162,8 @@ def test_labels_that_are_no_utf_8_stay_different(path):
     assert open_hdf5(path)[0].labels.tolist() == [1, 0, 1, 2]
 
 
-# ---- files that are not whole ---------------------------------------------------------------------
+# ---- files that are not whole
+# ---------------------------------------------------------------------
 
 
 def test_a_truncated_file_is_refused_by_its_path(path):

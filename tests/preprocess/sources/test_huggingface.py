@@ -1,4 +1,6 @@
-"""Data sets of Hugging Face, as the library itself writes them; nothing is tested where it is not installed."""
+"""Data sets of Hugging Face, as the library itself writes them; nothing is tested where it is not
+installed.
+"""
 
 import pickle
 

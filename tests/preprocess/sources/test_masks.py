@@ -119,7 +119,8 @@ def test_masks_of_one_number_or_of_very_many_are_refused(tmp_path):
         )
 
 
-# ---- palettes, formats and orientations -----------------------------------------------------------
+# ---- palettes, formats and orientations
+# -----------------------------------------------------------
 
 SIGN = np.array([[0, 1, 1], [0, 0, 1]], np.uint8)  # 1 is what is wanted
 BLACK, WHITE, RED = (0, 0, 0), (255, 255, 255), (200, 0, 0)
@@ -254,7 +255,8 @@ def test_a_mask_is_turned_as_its_exif_orientation_says(tmp_path, name):
         assert MaskFiles([file], PixelClasses(range(2), "ab")).read(0).tolist() == expected
 
 
-# ---- folders of images with masks beside ----------------------------------------------------------
+# ---- folders of images with masks beside
+# ----------------------------------------------------------
 
 
 def fill(folder, names, suffix=""):

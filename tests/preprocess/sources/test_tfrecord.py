@@ -121,7 +121,8 @@ def test_fields_that_are_not_known_are_passed_over(tmp_path):
     assert [opened(tmp_path).read(index) for index in (0, 1)] == [b"x", b"y"]
 
 
-# ---- arrays, and targets of other kinds -----------------------------------------------------------
+# ---- arrays, and targets of other kinds
+# -----------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -139,7 +139,8 @@ def test_no_window_is_smaller_than_what_is_enough_leaves_of_it(
     crop = RandomResizedCrop(size=size, scale=(0.08, 1.0), ratio=ratio)
     min_size = crop.min_size(height, width)
     *_, h, w = crop.window(height, width, np.random.default_rng(seed) if training else None)
-    # What is left of the window, to within a pixel, where the image is decoded at the smallest size that is enough.
+    # What is left of the window, to within a pixel, where the image is decoded at the smallest size
+    # that is enough.
     assert (h + 1) * min_size[0] >= size[0] * height
     assert (w + 1) * min_size[1] >= size[1] * width
 
