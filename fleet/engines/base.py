@@ -154,7 +154,7 @@ class EngineContext:
     """What an engine may build on, on one trainer rank.
 
     Attributes:
-        sample: what networks are fed with: shape, dtype, classes; ``sample.for_pipeline(network.feed, network.fold)`` where
+        sample: what networks are fed with: shape, dtype, classes; ``sample.for_pipeline(network.pipeline, network.fold)`` where
             entries of a spec have ``data`` of their own, or folds differ.
         resources: of the spec.
         rates: of the networks, where they are known.

@@ -278,7 +278,7 @@ def resolve_with_data(opened: Inputs, *specs: Spec) -> list[Spec]:
     """
     told: dict[str, tuple[TargetSpec, tuple[int, ...]]] = {}
     networks = [network for spec in specs for network in spec.networks]
-    for key in specs[0].feeds:
+    for key in specs[0].data_by_pipeline:
         source = (opened.pipelines[key].data if opened.pipelines else opened.data).train
         target = target_of(source)
         counts = tuple[int, ...]()

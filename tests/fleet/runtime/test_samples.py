@@ -152,7 +152,7 @@ def _in_order(found):
 
 def alone(prepared, network):
     """The samples of a network, prepared one by one from their source."""
-    feed = prepared.inputs.pipelines.get(network.feed)
+    feed = prepared.inputs.pipelines.get(network.pipeline)
     if feed is None:
         return Pipeline(
             prepared.inputs.data.train, prepared.inputs.transforms, SEED, prepared.sample
