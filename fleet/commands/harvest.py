@@ -168,7 +168,7 @@ def _begin(
             file.write(script)
     plan.write()
     plan.record_request()
-    orders = Backlog(plan, BatchQueue(system), os.environ).top_up(anew=bool(replaced))
+    orders = Backlog(plan, BatchQueue(system), os.environ).top_up(resubmit=bool(replaced))
     for change in replaced:
         print(f"fleet harvest: this replaces what was asked for before: {change}", file=sys.stderr)
     places = [str(run_.paths.harvest_log) for run_ in plan.runs]

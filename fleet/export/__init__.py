@@ -1,5 +1,5 @@
-"""What a run has come to, for other tools: tables, and the trackers that people know.
+"""Export the results of a run: tables, and the trackers MLflow, W&B and Optuna.
 
-It imports ``fleet.monitor`` and what is below. The libraries of trackers are imported only where one is written, so
-nothing here needs TensorFlow, nor they each other.
+This package imports ``fleet.monitor`` and what is below. Libraries of trackers are imported only
+when they are written, so nothing here needs TensorFlow, or another tracker's library.
 """

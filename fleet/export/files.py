@@ -1,4 +1,4 @@
-"""The tables of a run as files: CSV, and Parquet."""
+"""Write the tables of a run as CSV or Parquet."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fleet.storage.results import Table, read_results
 
 
 def write_csv(table: Table[Any], path: Path) -> None:
-    """Write a table as CSV; lists and mappings in it are JSON."""
+    """Write a table as CSV; lists and mappings become JSON."""
     columns = table.columns()
     with atomic_write(path) as file:
         writer = csv.writer(file, lineterminator="\n")
@@ -30,7 +30,7 @@ def write_csv(table: Table[Any], path: Path) -> None:
 
 
 def write_parquet(table: Table[Any], path: Path) -> None:
-    """Write a table as Parquet; lists and mappings in it are JSON, and so is all of a column that has text and others.
+    """Write a table as Parquet; lists, mappings, and columns of mixed types become JSON.
 
     Raises:
         UserError: pyarrow is not installed.
@@ -48,7 +48,7 @@ def write_parquet(table: Table[Any], path: Path) -> None:
 
 
 def unify_types(values: list[Any]) -> list[Any]:
-    """The values of a column in one type; None where there is none.
+    """Convert the values of a column to one type; missing values become None.
 
     >>> unify_types([1, None, 0.5]), unify_types([1, [2, 3]]), unify_types(["a", math.nan])
     ([1.0, None, 0.5], ['1', '[2, 3]'], ['a', None])
@@ -70,14 +70,14 @@ def unify_types(values: list[Any]) -> list[Any]:
 
 
 def cell_value(value: Any) -> Any:
-    """A value that a cell can hold."""
+    """Convert a value to one that a cell can hold."""
     if isinstance(value, list | tuple | Mapping):
         return json.dumps(value)
     return value
 
 
 def is_empty(value: Any) -> bool:
-    """Whether a cell is empty."""
+    """Return True if a cell is empty: None or NaN."""
     return value is None or (isinstance(value, float) and math.isnan(value))
 
 
@@ -91,10 +91,12 @@ def write_tables(run: Path, folder: Path, kind: str) -> list[Path]:
     """Write the networks of a run, and all of their epochs.
 
     Args:
+        run: the run's folder.
+        folder: the folder to write to.
         kind: one of :data:`FORMATS`.
 
     Returns:
-        The files.
+        The paths of the files.
     """
     written = []
     for name, table in (("results", read_results(run)), ("history", read_history(run))):

@@ -1,9 +1,10 @@
-"""A process beside a launch that writes a run for trackers, again and again while the run goes on.
+"""A process beside a launch that writes a run for trackers while the run goes on.
 
     python -m fleet.export.follow SPEC RUN mlflow=DIR wandb=DIR optuna=FILE
 
-Rank 0 starts it, and writes a byte whenever there is something new. Its input ends when the launch does. What goes
-wrong with a tracker is said once, as a line of JSON on its output; the tracker is then tried again at the end alone.
+Rank 0 starts it, and writes a byte whenever there is something new. Its input ends with the launch.
+The first failure of a tracker is a line of JSON on its output; that tracker is then tried again
+only at the end.
 """
 
 from __future__ import annotations
@@ -27,28 +28,28 @@ from fleet.export.trackers import load, write
 from fleet.spec import allow_imports_beside
 from fleet.storage.paths import RunPaths
 
-# between two writings: so many times as long as the last one took, or so many seconds
+# pause between two writes: a multiple of the last write, and a minimum
 _PAUSE = 4
 _LEAST_S = 1.0
-_ALONE_S = 120.0  # for which it outlives the launch at most
+_ALONE_S = 120.0  # maximum time that it outlives the launch
 
 
 def main(argv: list[str]) -> None:
     """Follow a run until its launch has ended."""
-    spec, run, *wanted = argv
+    spec, run, *targets = argv
     with suppress(OSError):
         os.nice(19)  # training comes first
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # what libraries print goes into the log
+    os.dup2(2, 1)  # output of libraries goes to the log
     threading.Thread(target=_end_in_time, args=(os.getppid(),), daemon=True).start()
     allow_imports_beside(spec)
     follower = Follower(
         RunPaths(Path(run)),
-        [(name, Path(path)) for name, _, path in (one.partition("=") for one in wanted)],
+        [(name, Path(path)) for name, _, path in (target.partition("=") for target in targets)],
         out,
     )
     for name, _ in follower.targets:
-        with suppress(BaseException):  # it is imported again when it is wanted, and that is told
+        with suppress(BaseException):  # imported again on the first write, which reports the error
             load(name)
     for is_last in write_requests(0):
         follower.write(is_last)
@@ -72,25 +73,25 @@ class Follower:
                 write(name, read_tracked_run(self.paths), path)
             except BaseException as error:  # a library may raise anything, or exit
                 traceback.print_exc()
-                self._say(name, path, error)
+                self._report(name, path, error)
 
-    def _say(self, name: str, path: Path, error: BaseException) -> None:
+    def _report(self, name: str, path: Path, error: BaseException) -> None:
         if (name, path) not in self._failed:
             self._failed.add((name, path))
             if isinstance(error, FleetError):
-                why = str(error)
+                reason = str(error)
             else:
-                why = f"{type(error).__name__}: {error}"
-            said = {"tracker": name, "path": str(path), "reason": " ".join(why.split())[:500]}
-            with suppress(OSError):  # nobody may be there to hear it
-                print(json.dumps(said), file=self.out, flush=True)
+                reason = f"{type(error).__name__}: {error}"
+            failure = {"tracker": name, "path": str(path), "reason": " ".join(reason.split())[:500]}
+            with suppress(OSError):  # the launch may have ended
+                print(json.dumps(failure), file=self.out, flush=True)
 
 
 def write_requests(source: int) -> Iterator[bool]:
-    """Whether this is the last time, each time that something is to be written.
+    """Yield each time something is to be written; True for the last time.
 
     Args:
-        source: the descriptor on which bytes come.
+        source: the file descriptor that delivers bytes.
     """
     is_last = False
     pause_s = _LEAST_S
@@ -102,7 +103,7 @@ def write_requests(source: int) -> Iterator[bool]:
 
 
 def _ends_within(source: int, seconds: float) -> bool:
-    """Whether a source ends within so many seconds; what comes in them is one call with what came before."""
+    """Return True if a source ends within some seconds; bytes that arrive meanwhile are merged."""
     until = time.monotonic() + seconds
     while (left_s := until - time.monotonic()) > 0:
         if select.select([source], [], [], left_s)[0] and not os.read(source, 1 << 16):
@@ -111,7 +112,7 @@ def _ends_within(source: int, seconds: float) -> bool:
 
 
 def _end_in_time(parent: int) -> None:
-    """End this process a while after the launch has ended, whatever hangs here."""
+    """End this process some time after the launch has ended, even if a library hangs."""
     while os.getppid() == parent:
         time.sleep(5.0)
     time.sleep(_ALONE_S)

@@ -1,7 +1,7 @@
-"""A run in a store of MLflow: a parent, and a child for each network.
+"""Write a run to an MLflow store: a parent, and a child for each network.
 
-A tag says which epochs are in the store already. A child whose epochs are others by now, because the network went back
-or was started over, is deleted there and written anew.
+A tag records which epochs are in the store already. If the epochs of a child have changed, because
+the network resumed from an earlier checkpoint or was started over, it is deleted and written again.
 """
 
 from __future__ import annotations
@@ -23,31 +23,31 @@ T = TypeVar("T")
 
 _DATABASE = "mlflow.db"
 _STATUSES = {Status.FINISHED: "FINISHED", Status.PRUNED: "KILLED", Status.FAILED: "FAILED"}
-_WRITTEN = "fleet.written"  # a tag: how many epochs are there, and what these are known by
-# of a batch, and of a value: more than the store takes
-_MOST_METRICS = 1000
-_MOST_PARAMS = 100
-_LONGEST = 5000
+_WRITTEN = "fleet.written"  # tag: number of written epochs, and their fingerprint
+# limits of the store for a batch and for a value
+_MAX_METRICS = 1000
+_MAX_PARAMS = 100
+_MAX_LENGTH = 5000
 
 
 def write(run: TrackedRun, path: Path) -> None:
-    """Add to a store what is missing there of a run."""
+    """Add to a store what it lacks of a run."""
     logging.getLogger("mlflow").setLevel(logging.WARNING)
     path.mkdir(parents=True, exist_ok=True)
     client = MlflowClient(*[f"sqlite:///{path.absolute() / _DATABASE}"] * 2)
     store = _Store(client, _experiment(client, run.name, path))
     parent = store.parent(run)
-    there = {
-        found.data.tags.get("fleet.key", ""): found for found in store.children(parent.info.run_id)
+    children = {
+        child.data.tags.get("fleet.key", ""): child for child in store.children(parent.info.run_id)
     }
     for network in run.networks:
-        store.write(run, network, parent.info.run_id, there.get(network.key))
+        store.write(run, network, parent.info.run_id, children.get(network.key))
 
 
 def _experiment(client: MlflowClient, name: str, path: Path) -> str:
-    found = client.get_experiment_by_name(name)
-    if found:
-        return found.experiment_id
+    experiment = client.get_experiment_by_name(name)
+    if experiment:
+        return experiment.experiment_id
     return client.create_experiment(
         name, artifact_location=(path.absolute() / "artifacts").as_uri()
     )
@@ -61,10 +61,10 @@ class _Store:
         self._experiment = experiment
 
     def parent(self, run: TrackedRun) -> Run:
-        """The run itself, as it is now."""
-        found = self._search(f"tags.fleet.key = '{run.key}'")
-        if found:
-            parent = found[0]
+        """Create or update the parent run."""
+        matches = self._search(f"tags.fleet.key = '{run.key}'")
+        if matches:
+            parent = matches[0]
         else:
             parent = self._client.create_run(
                 self._experiment, _ms(run.began), {"fleet.key": run.key}, run.name
@@ -75,7 +75,7 @@ class _Store:
             status = "RUNNING"
         else:
             status = "SCHEDULED"
-        self._say(
+        self._update(
             parent,
             run.params,
             run.files,
@@ -86,27 +86,27 @@ class _Store:
         return parent
 
     def children(self, parent: str) -> list[Run]:
-        """The networks that are there."""
+        """Return the runs of networks in the store."""
         return self._search(f"tags.mlflow.parentRunId = '{parent}'")
 
-    def _search(self, asked: str) -> list[Run]:
-        found = list[Run]()
+    def _search(self, query: str) -> list[Run]:
+        runs = list[Run]()
         token = None
-        while token or not found:
-            page = self._client.search_runs([self._experiment], asked, page_token=token)
-            found += page
+        while token or not runs:
+            page = self._client.search_runs([self._experiment], query, page_token=token)
+            runs += page
             token = page.token
             if not token:
                 break
-        return found
+        return runs
 
     def write(
         self, run: TrackedRun, network: TrackedNetwork, parent: str, child: Run | None
     ) -> None:
         """Add to a network what it lacks."""
-        wanted = f"{len(network.epochs)} {network.fingerprint}"
+        fingerprint = f"{len(network.epochs)} {network.fingerprint}"
         written = "" if child is None else child.data.tags.get(_WRITTEN, "")
-        if written == wanted:
+        if written == fingerprint:
             return
         done = int(written.partition(" ")[0] or 0)
         if child is not None and written and network.digest(done) != written.split(" ")[1]:
@@ -121,64 +121,64 @@ class _Store:
                 network.name,
             )
         metrics = [
-            Metric(_named(name), value, _ms(one.date), one.epoch)
-            for one in network.epochs[done:]
-            for name, value in one.values.items()
+            Metric(_named(name), value, _ms(epoch.date), epoch.epoch)
+            for epoch in network.epochs[done:]
+            for name, value in epoch.values.items()
         ]
-        for some in _parts(metrics, _MOST_METRICS):
-            self._client.log_batch(child.info.run_id, metrics=some)
+        for batch in _parts(metrics, _MAX_METRICS):
+            self._client.log_batch(child.info.run_id, metrics=batch)
         status = _STATUSES.get(
             network.status, "RUNNING" if run.is_going_on and network.epochs else "SCHEDULED"
         )
-        about = {f"fleet.{name}": str(value) for name, value in network.facts.items()}
-        self._say(
+        facts = {f"fleet.{name}": str(value) for name, value in network.facts.items()}
+        self._update(
             child,
             network.params,
             network.files,
-            {"fleet.status": str(network.status), **about},
+            {"fleet.status": str(network.status), **facts},
             status,
             network.ended,
         )
-        self._client.set_tag(child.info.run_id, _WRITTEN, wanted)
+        self._client.set_tag(child.info.run_id, _WRITTEN, fingerprint)
 
-    def _say(
+    def _update(
         self,
-        there: Run,
+        existing: Run,
         params: Mapping[str, object],
         files: Mapping[str, Path],
         tags: Mapping[str, str],
         status: str,
         ended: float,
     ) -> None:
-        """What holds for all of a run; its files stay where they are."""
-        number = there.info.run_id
+        """Update parameters, tags and status of a run; its files stay where they are."""
+        number = existing.info.run_id
         new = [
-            Param(_named(name), str(value)[:_LONGEST])
+            Param(_named(name), str(value)[:_MAX_LENGTH])
             for name, value in params.items()
-            if _named(name) not in there.data.params
+            if _named(name) not in existing.data.params
         ]
-        for some in _parts(new, _MOST_PARAMS):
-            self._client.log_batch(number, params=some)
-        places = {name: path.absolute().as_uri() for name, path in files.items()}
+        for batch in _parts(new, _MAX_PARAMS):
+            self._client.log_batch(number, params=batch)
+        uris = {name: path.absolute().as_uri() for name, path in files.items()}
         tags = {_named(name): value for name, value in tags.items()}
-        tags = {**tags, **{f"fleet.file.{name}": place for name, place in places.items()}}
+        tags = {**tags, **{f"fleet.file.{name}": uri for name, uri in uris.items()}}
         changed = {
-            name: value for name, value in tags.items() if there.data.tags.get(name) != value
+            name: value for name, value in tags.items() if existing.data.tags.get(name) != value
         }
         if changed:
             self._client.log_batch(
-                number, tags=[RunTag(name, value[:_LONGEST]) for name, value in changed.items()]
+                number, tags=[RunTag(name, value[:_MAX_LENGTH]) for name, value in changed.items()]
             )
-            if places:
-                self._client.log_text(number, json.dumps(places, indent=1), "files.json")
-        for name in there.data.tags:  # a network that failed may train again
+            if uris:
+                self._client.log_text(number, json.dumps(uris, indent=1), "files.json")
+        for name in existing.data.tags:  # a network that failed may train again
             if (
                 name.startswith("fleet.")
                 and name not in tags
                 and name not in (_WRITTEN, "fleet.key")
             ):
                 self._client.delete_tag(number, name)
-        if there.info.status != status or there.info.end_time != _ms(ended):
+        if existing.info.status != status or existing.info.end_time != _ms(ended):
             if status in ("RUNNING", "SCHEDULED"):
                 self._client.update_run(number, status)
             else:
@@ -186,12 +186,12 @@ class _Store:
 
 
 def _named(name: str) -> str:
-    """A name that MLflow takes: it knows no brackets, for instance."""
+    """Replace characters that MLflow does not allow in names."""
     return re.sub(r"[^\w\-. /]", "_", name)
 
 
-def _parts(items: list[T], most: int) -> Iterator[list[T]]:
-    return (items[begin : begin + most] for begin in range(0, len(items), most))
+def _parts(items: list[T], size: int) -> Iterator[list[T]]:
+    return (items[begin : begin + size] for begin in range(0, len(items), size))
 
 
 def _ms(date: float) -> int:

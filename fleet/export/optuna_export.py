@@ -1,7 +1,7 @@
-"""A run as studies of Optuna: one for each entry whose networks differ, and one for all other networks.
+"""Write a run as Optuna studies: one per entry whose networks differ, one for all other networks.
 
-What is there already stays as it is, and trials that were running get what they lack. A trial that is over cannot be
-changed. So where a network has trained on since, or is another one, its study is written anew.
+Existing trials stay as they are, and running ones get what they lack. A finished trial cannot be
+changed, so a study is written again if a network has trained on, or has been replaced.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _STATES = {
 
 
 def write(run: TrackedRun, path: Path) -> None:
-    """Add to a journal, or to a database of SQLite, what is missing there of a run."""
+    """Add to a journal, or to an SQLite database, what it lacks of a run."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     storage = _storage(path)
     for entry in dict.fromkeys(network.entry for network in run.networks):
@@ -57,8 +57,10 @@ def write(run: TrackedRun, path: Path) -> None:
                 run,
                 entry,
                 [
-                    StudyDirection.MAXIMIZE if one.is_larger_better else StudyDirection.MINIMIZE
-                    for one in directions
+                    StudyDirection.MAXIMIZE
+                    if objective.is_larger_better
+                    else StudyDirection.MINIMIZE
+                    for objective in directions
                 ],
                 trials,
             )
@@ -82,22 +84,22 @@ def _write(
     if study is None:
         study = optuna.create_study(storage=storage, study_name=name, directions=directions)
         study.set_user_attr("run", run.key)
-    there = _trials(study)
+    existing = _trials(study)
     for network, trial in trials.items():
-        if network not in there:
+        if network not in existing:
             study.add_trial(trial)
-        elif not there[network].state.is_finished():
-            _update_trial(storage, there[network], trial)
+        elif not existing[network].state.is_finished():
+            _update_trial(storage, existing[network], trial)
 
 
 def _name(storage: BaseStorage, run: TrackedRun, entry: str) -> str:
-    """The study of an entry; that of another run may have the same name, as when a run was started over."""
+    """Return the name of an entry's study, which differs from that of another run."""
     name = f"{run.name}-{entry}" if entry else run.name
-    taken = {
+    owners = {
         study.study_name: study.user_attrs.get("run")
         for study in optuna.get_all_study_summaries(storage)
     }
-    if taken.get(name, run.key) == run.key:
+    if owners.get(name, run.key) == run.key:
         return name
     return f"{name}-{run.key[:6]}"
 
@@ -116,15 +118,15 @@ def _resumable_study(
     directions: list[StudyDirection],
     trials: Mapping[str, FrozenTrial],
 ) -> Study | None:
-    """A study, if what there is of it is a beginning of what there should be; one that is not is deleted."""
+    """Return a study that can be continued, or None; one that cannot is deleted."""
     if name not in optuna.get_all_study_names(storage):
         return None
     study = optuna.load_study(study_name=name, storage=storage)
-    there = _trials(study)
+    existing = _trials(study)
     if (
         study.directions == directions
-        and there.keys() <= trials.keys()
-        and all(_is_continued_by(trial, trials[network]) for network, trial in there.items())
+        and existing.keys() <= trials.keys()
+        and all(_is_continued_by(trial, trials[network]) for network, trial in existing.items())
     ):
         return study
     optuna.delete_study(study_name=name, storage=storage)
@@ -132,7 +134,7 @@ def _resumable_study(
 
 
 def _is_continued_by(before: FrozenTrial, now: FrozenTrial) -> bool:
-    """Whether a trial is what another one was."""
+    """Return True if a trial is an earlier state of another one."""
     if (before.params, before.distributions) != (now.params, now.distributions):
         return False
     if before.state.is_finished():
@@ -144,37 +146,39 @@ def _is_continued_by(before: FrozenTrial, now: FrozenTrial) -> bool:
     return before.intermediate_values.items() <= now.intermediate_values.items()
 
 
-def _update_trial(storage: BaseStorage, there: FrozenTrial, now: FrozenTrial) -> None:
-    """Give a trial that is not over what it lacks."""
-    number = there._trial_id
-    for epoch, value in now.intermediate_values.items():
-        if epoch not in there.intermediate_values:
+def _update_trial(storage: BaseStorage, existing: FrozenTrial, current: FrozenTrial) -> None:
+    """Add to a running trial what it lacks."""
+    number = existing._trial_id
+    for epoch, value in current.intermediate_values.items():
+        if epoch not in existing.intermediate_values:
             storage.set_trial_intermediate_value(number, epoch, value)
-    for name, value in now.user_attrs.items():
-        if there.user_attrs.get(name) != value:
+    for name, value in current.user_attrs.items():
+        if existing.user_attrs.get(name) != value:
             storage.set_trial_user_attr(number, name, value)
-    if now.state.is_finished():
-        storage.set_trial_state_values(number, now.state, now.values)
+    if current.state.is_finished():
+        storage.set_trial_state_values(number, current.state, current.values)
 
 
 def _trial(run: TrackedRun, network: TrackedNetwork) -> FrozenTrial:
-    """A network as a trial."""
+    """Convert a network to a trial."""
     monitor = network.objectives[0].name
-    reported = {one.epoch: one.values[monitor] for one in network.epochs if monitor in one.values}
+    reported = {
+        epoch.epoch: epoch.values[monitor] for epoch in network.epochs if monitor in epoch.values
+    }
     state = _STATES.get(network.status, TrialState.RUNNING)
     values = None
     if state is TrialState.COMPLETE:
-        values = [one.value for one in network.objectives]
+        values = [objective.value for objective in network.objectives]
         if any(
             map(math.isnan, values)
-        ):  # of several, others than the first may be told while the run goes on
+        ):  # all but the first objective may become known while the run goes on
             if run.is_going_on and values[0] == values[0]:
                 state = TrialState.RUNNING
             else:
                 state = TrialState.FAIL
             values = None
     elif state is TrialState.PRUNED and reported and len(network.objectives) == 1:
-        values = [list(reported.values())[-1]]  # as Optuna has it of a trial that it prunes
+        values = [list(reported.values())[-1]]  # as for a trial that Optuna prunes
     space = run.spaces.get(network.entry, {})
     distributions = dict(_distributions(network, space))
     return FrozenTrial(
@@ -204,7 +208,7 @@ def _trial(run: TrackedRun, network: TrackedNetwork) -> FrozenTrial:
 def _distributions(
     network: TrackedNetwork, space: Mapping[str, Any]
 ) -> Iterable[tuple[str, BaseDistribution]]:
-    """Those of its parameters that are in the space; a spec may have another space by now than it was drawn from."""
+    """Yield the distributions of parameters whose values are in the current space."""
     for name, dimension in space.items():
         with suppress(UserError):
             member_of({name: dimension}, {name: network.drawn.get(name)})
@@ -225,7 +229,7 @@ def _different(choices: Sequence[Any]) -> list[Any]:
 
 
 def _categories(choices: Sequence[Any]) -> Callable[[Any], Any]:
-    """How choices are written: as JSON where some are equal to Optuna that differ, such as 1, 1.0 and true."""
+    """Return how choices are written: as JSON if Optuna would confuse some, such as 1 and 1.0."""
     plain = list(map(to_scalar, choices))
     if len(set(plain)) < len(plain):
         return key_of_value

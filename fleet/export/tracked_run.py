@@ -1,4 +1,4 @@
-"""A run as trackers know one: networks with hyper-parameters, metrics by epoch, a status and files (pure)."""
+"""A run as trackers model it: networks with parameters, metrics, status and files (pure)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fleet.spec.hyperparameters import Plain, hyperparameters_of
 from fleet.storage.paths import RunPaths
 from fleet.storage.results import NetworkResult, Status
 
-DATABASES = (".db", ".sqlite", ".sqlite3")  # of SQLite, by their endings
+DATABASES = (".db", ".sqlite", ".sqlite3")  # file name extensions of SQLite
 _OF_EPOCHS = ("learning_rate", "batch", "samples", "gpus", "seconds")
 
 
@@ -28,8 +28,9 @@ class TrackedEpoch:
     """An epoch.
 
     Attributes:
+        epoch: its number.
         date: when it ended, in seconds since 1970.
-        values: what is known of it, by name; nothing that is no number.
+        values: its finite values, by name.
     """
 
     epoch: int
@@ -38,7 +39,7 @@ class TrackedEpoch:
 
 
 class TrackedObjective(NamedTuple):
-    """What networks are judged by; the best value of one, NaN without any."""
+    """An objective with the best value of a network, NaN without any."""
 
     name: str
     value: float
@@ -50,13 +51,17 @@ class TrackedNetwork:
     """A network of a run.
 
     Attributes:
-        key: that no network of another run has, also not of one that was started over in the same folder.
-        params: its hyper-parameters.
-        drawn: those of them that differ within its entry, as the spec writes them.
-        entry: of ``models``: its name; empty where networks of it do not differ.
-        objectives: the first is what is monitored.
-        facts: what else is known of it.
-        files: name -> where it is.
+        name: its name.
+        key: unique among all runs, including runs that were started over in the same folder.
+        params: its hyperparameters.
+        drawn: those that differ within its entry, as the spec writes them.
+        entry: name of its entry; empty if the entry's networks do not differ.
+        objectives: the monitored value first.
+        status: its status.
+        epochs: its epochs.
+        began: when it started, in seconds since 1970.
+        facts: further values.
+        files: name -> path.
     """
 
     name: str
@@ -73,28 +78,31 @@ class TrackedNetwork:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing is left to train."""
+        """True if nothing is left to train."""
         return self.status in (Status.FINISHED, Status.PRUNED, Status.FAILED)
 
     @property
     def ended(self) -> float:
-        """When its newest epoch ended."""
+        """When its newest epoch ended, in seconds since 1970."""
         if self.epochs:
             return self.epochs[-1].date
         return self.began
 
     def digest(self, epochs: int | None = None) -> str:
-        """What its first epochs are known by, together with its hyper-parameters."""
-        said = (
+        """Return a hash of its first epochs and its hyperparameters."""
+        content = (
             sorted(self.params.items()),
-            [(one.epoch, sorted(one.values.items())) for one in self.epochs[:epochs]],
+            [(epoch.epoch, sorted(epoch.values.items())) for epoch in self.epochs[:epochs]],
         )
-        return _digest(repr(said))
+        return _digest(repr(content))
 
     @property
     def fingerprint(self) -> str:
-        """What all that is known of it is known by; a test may follow its end, and files may."""
-        return f"{self.digest()} {self.status} {_digest(repr((sorted(self.facts.items()), sorted(self.files))))}"
+        """A hash of everything known, because a test may follow the last epoch, and files may."""
+        return (
+            f"{self.digest()} {self.status} "
+            f"{_digest(repr((sorted(self.facts.items()), sorted(self.files))))}"
+        )
 
 
 @dataclass(frozen=True)
@@ -102,9 +110,14 @@ class TrackedRun:
     """A run.
 
     Attributes:
-        is_going_on: whether no launch has said that it has ended.
-        spaces: entry -> what differs between its networks, and what it may be.
+        name: its name.
+        key: unique among all runs.
+        began, ended: in seconds since 1970.
+        is_going_on: True if no launch has logged its end.
+        params: its settings.
+        spaces: entry -> what differs between its networks, with the possible values.
         networks: in the order in which they came.
+        files: name -> path.
     """
 
     name: str
@@ -119,15 +132,15 @@ class TrackedRun:
 
     @property
     def is_over(self) -> bool:
-        """Whether no network has anything left to train."""
+        """True if no network has anything left to train."""
         return all(network.is_over for network in self.networks)
 
 
 def read_tracked_run(paths: RunPaths) -> TrackedRun:
-    """A run by its log and its spec; it may go on.
+    """Read a run from its log and its spec; it may go on.
 
     Raises:
-        UserError: there is no run there, or its spec cannot be read.
+        UserError: there is no run, or its spec cannot be read.
     """
     past = read_past_run(paths)
     log = read_log(paths)
@@ -136,7 +149,7 @@ def read_tracked_run(paths: RunPaths) -> TrackedRun:
     began = run.launches[0].start.date if run.launches else 0.0
     key = _digest(f"{document.name}\0{began}")
     rows = {row.name: row for row in past.rows}
-    making = _Making(run, paths, key, began)
+    making = _NetworkBuilder(run, paths, key, began)
     networks = [
         making.network(spec, document.models[spec.entry], rows[spec.name])
         for spec in past.spec.networks
@@ -160,13 +173,13 @@ def read_tracked_run(paths: RunPaths) -> TrackedRun:
 
 
 def _space(entry: ModelEntry) -> Mapping[str, Any]:
-    """What differs between the networks of an entry."""
+    """Return what differs between the networks of an entry."""
     return entry.space or entry.grid or {}
 
 
 @dataclass
-class _Making:
-    """Takes together what is known of networks."""
+class _NetworkBuilder:
+    """Collects what is known of networks."""
 
     run: RunState
     paths: RunPaths
@@ -175,20 +188,20 @@ class _Making:
 
     def __post_init__(self) -> None:
         self._ended = {
-            (one.network, one.record.epoch, one.record.stream_epoch): one.t_s
-            for one in self.run.epochs
+            (epoch.network, epoch.record.epoch, epoch.record.stream_epoch): epoch.t_s
+            for epoch in self.run.epochs
         }
         self._began: dict[str, float] = {}
         for record in self.run.records:
             self._began.setdefault(record.network, record.t_s)
 
     def network(self, spec: NetworkSpec, entry: ModelEntry, row: NetworkResult) -> TrackedNetwork:
-        """One of them."""
-        converge = spec.train.stopping
+        """Return one network."""
+        stopping = spec.train.stopping
         name = spec.name
         began = self._date(self._began[name]) if name in self._began else self.began
-        found = self.run.networks.get(name, RunNetwork(0, 0))
-        about: dict[str, Any] = {
+        run_network = self.run.networks.get(name, RunNetwork(0, 0))
+        facts: dict[str, Any] = {
             "reason": row.reason,
             "parameters": row.parameters,
             "best_epoch": row.best_epoch,
@@ -199,7 +212,7 @@ class _Making:
                 column: value for column, value in row.metrics.items() if column.startswith("test_")
             },
         }
-        monitored = TrackedObjective(converge.metric, row.value(converge.metric), converge.sign > 0)
+        monitored = TrackedObjective(stopping.metric, row.value(stopping.metric), stopping.sign > 0)
         return TrackedNetwork(
             name,
             _digest(f"{self.key}\0{name}"),
@@ -208,11 +221,11 @@ class _Making:
             entry.stem if _space(entry) else "",
             self._objectives(entry, name, monitored),
             row.status,
-            tuple(self._epochs(name, found.status.history, converge)),
+            tuple(self._epochs(name, run_network.status.history, stopping)),
             began,
             {
                 column: value
-                for column, value in about.items()
+                for column, value in facts.items()
                 if value not in ("", 0, None) and value == value
             },
             {
@@ -228,14 +241,14 @@ class _Making:
     def _objectives(
         self, entry: ModelEntry, name: str, monitored: TrackedObjective
     ) -> tuple[TrackedObjective, ...]:
-        """What a network is judged by; of several objectives, what its searcher was told that it has come to."""
-        several = () if entry.search is None else entry.search.objectives[1:]
+        """Return the objectives of a network, with the values that its searcher received."""
+        secondary = () if entry.search is None else entry.search.objectives[1:]
         values = chain(self.run.objective_values.get(name, ())[1:], repeat(math.nan))
         return (
             monitored,
             *(
-                TrackedObjective(one.value, value, one.sense == "maximize")
-                for one, value in zip(several, values, strict=False)
+                TrackedObjective(objective.value, value, objective.sense == "maximize")
+                for objective, value in zip(secondary, values, strict=False)
             ),
         )
 
@@ -258,8 +271,9 @@ class _Making:
             )
 
     def _date(self, t_s: float) -> float:
-        """Seconds since 1970 of a moment of the run, on whose clock the time without a launch is left out."""
-        launch = next((one for one in reversed(self.run.launches) if one.began_s <= t_s), None)
+        """Convert a time of the run, whose clock skips gaps of launches, to seconds since 1970."""
+        launches = (launch for launch in reversed(self.run.launches) if launch.began_s <= t_s)
+        launch = next(launches, None)
         if launch is None:
             return self.began
         return launch.start.date + t_s - launch.began_s

@@ -1,4 +1,4 @@
-"""The trackers that a run can be written for: a row each."""
+"""The table of trackers that a run can be exported to."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ from fleet.export.tracked_run import DATABASES, TrackedRun
 
 @dataclass(frozen=True)
 class Tracker:
-    """A tracker, and what must be known of it before its library is loaded.
+    """A tracker, and what is known of it without loading its library.
 
     Attributes:
-        write: module and function that add to a file or folder what is missing there of a run; written as imported.
-        default_path: what is written, within the folder of a run where nothing else is said.
-        is_file: whether that is a file.
+        name: its name.
+        write: import path ``module:function`` of what adds a run to a file or folder.
+        default_path: what is written, relative to the folder of the run.
+        is_file: True if that is a file.
         help: what is written, in a few words.
-        viewer: what looks at it; ``{path}`` stands for it, and ``{storage}`` for it as libraries of databases name it.
+        viewer: command that shows it; ``{path}`` stands for it, ``{storage}`` for its database URL.
     """
 
     name: str
@@ -34,7 +35,7 @@ class Tracker:
     viewer: str
 
     def command(self, path: Path) -> str:
-        """What looks at what was written, for a shell.
+        """Return the shell command that shows what was written.
 
         >>> TRACKERS["optuna"].command(Path("x y.db")), TRACKERS["optuna"].command(Path("x.log"))
         ("optuna-dashboard 'sqlite:///x y.db'", 'optuna-dashboard x.log')
@@ -51,7 +52,8 @@ TRACKERS = {
             "fleet.export.mlflow_export:write",
             "track/mlflow",
             False,
-            "add the run to a store of MLflow (DIR/mlflow.db): a parent, and a child for each network",
+            "add the run to an MLflow store (DIR/mlflow.db): a parent, and a child for each "
+            "network",
             "mlflow ui --backend-store-uri sqlite:///{path}/mlflow.db",
         ),
         Tracker(
@@ -59,7 +61,7 @@ TRACKERS = {
             "fleet.export.wandb_export:write",
             "track/wandb",
             False,
-            "write an offline run of W&B for each network, for wandb sync",
+            "write an offline W&B run for each network, for wandb sync",
             "wandb sync {path}/wandb/offline-run-*",
         ),
         Tracker(
@@ -67,35 +69,39 @@ TRACKERS = {
             "fleet.export.optuna_export:write",
             "track/optuna.log",
             True,
-            "add studies to a journal of Optuna, or to a database whose name ends with .db",
+            "add studies to an Optuna journal, or to a database whose name ends with .db",
             "optuna-dashboard {storage}",
         ),
     )
 }
 
 
-def target_paths(wanted: Sequence[Mapping[str, str | None]], root: Path) -> list[tuple[str, Path]]:
-    """What ``trackers`` of a spec asks for: each tracker, and its file or folder.
+def target_paths(
+    trackers: Sequence[Mapping[str, str | None]], root: Path
+) -> list[tuple[str, Path]]:
+    """Return the trackers that a spec names, each with its file or folder.
 
     Args:
+        trackers: the value of the spec's key.
         root: the folder of the run.
     """
     return [
         (name, root / TRACKERS[name].default_path if path is None else Path(path))
-        for one in wanted
-        for name, path in one.items()
+        for tracker in trackers
+        for name, path in tracker.items()
     ]
 
 
 def write(name: str, run: TrackedRun, path: Path) -> None:
-    """Add to what a tracker has what is missing there of a run; what is there already is not written again.
+    """Add to a tracker's file or folder what it lacks of a run; nothing is written twice.
 
     Args:
         name: one of :data:`TRACKERS`.
-        path: a file or folder, which is made.
+        run: the run.
+        path: a file or folder, which is created.
 
     Raises:
-        UserError: its library is not installed.
+        UserError: the tracker's library is not installed.
     """
     add = load(name)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -107,7 +113,7 @@ def load(name: str) -> Callable[[TrackedRun, Path], None]:
     """Import the library of a tracker, which may take seconds.
 
     Returns:
-        What adds a run to a file or folder.
+        The function that adds a run to a file or folder.
 
     Raises:
         UserError: it is not installed.
@@ -124,7 +130,7 @@ def load(name: str) -> Callable[[TrackedRun, Path], None]:
 
 @contextmanager
 def _alone(lock: Path) -> Iterator[None]:
-    """No other process writes there meanwhile, where the file system can keep it out."""
+    """Keep other processes from writing there, if the file system has locks."""
     with open(lock, "w", encoding="utf-8") as file:
         with suppress(OSError):  # some parallel file systems have no locks
             fcntl.flock(file, fcntl.LOCK_EX)

@@ -1,7 +1,7 @@
-"""Each network of a run as an offline run of W&B, in a folder that ``wandb sync`` takes.
+"""Write each network as an offline W&B run, in a folder for ``wandb sync``.
 
-A folder of W&B cannot be added to. So that of a network is written anew when the network has trained on, under the same
-name and with the same id: what was uploaded before is replaced, and nothing is there twice.
+A W&B folder cannot be extended. So the folder of a network that has trained on is written again,
+with the same name and id: an earlier upload is replaced, and nothing appears twice.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from wandb.sdk import wandb_run
 from fleet.export.tracked_run import TrackedNetwork, TrackedRun
 from fleet.storage.results import Status
 
-_WRITTEN = "fleet.txt"  # in a folder: what of its network is written there
+_WRITTEN = "fleet.txt"  # file with the fingerprint of the written network
 
 
 def write(run: TrackedRun, path: Path) -> None:
-    """Write the networks that are not written as they are now."""
+    """Write the networks whose folders are not up to date."""
     root = path / "wandb"
     root.mkdir(parents=True, exist_ok=True)
     for network in run.networks:
@@ -31,25 +31,25 @@ def write(run: TrackedRun, path: Path) -> None:
             continue
         stamp = time.strftime("%Y%m%d_%H%M%S", time.localtime(network.began))
         folder = root / f"offline-run-{stamp}-{network.key}"
-        wanted = f"{network.fingerprint}\n"
+        fingerprint = f"{network.fingerprint}\n"
         written = folder / _WRITTEN
-        if not written.exists() or written.read_text(encoding="utf-8") != wanted:
-            _replace(run, network, folder, wanted)
+        if not written.exists() or written.read_text(encoding="utf-8") != fingerprint:
+            _replace(run, network, folder, fingerprint)
 
 
-def _replace(run: TrackedRun, network: TrackedNetwork, folder: Path, said: str) -> None:
+def _replace(run: TrackedRun, network: TrackedNetwork, folder: Path, fingerprint: str) -> None:
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".fleet-") as aside:
-        made = _log(run, network, Path(aside))
-        (made / _WRITTEN).write_text(said, encoding="utf-8")
+        written = _log(run, network, Path(aside))
+        (written / _WRITTEN).write_text(fingerprint, encoding="utf-8")
         for before in folder.parent.glob(
             f"offline-run-*-{network.key}"
-        ):  # it may have begun at another time since
+        ):  # its start may have changed
             shutil.rmtree(before, ignore_errors=True)
-        made.rename(folder)
+        written.rename(folder)
 
 
 class _Clock:
-    """The module ``time``, where it is always the same time.
+    """The module ``time`` with a fixed time.
 
     Args:
         now: in seconds since 1970.
@@ -66,8 +66,8 @@ class _Clock:
         return getattr(time, name)
 
 
-def _log(run: TrackedRun, network: TrackedNetwork, place: Path) -> Path:
-    """Have W&B write a network; returns the folder."""
+def _log(run: TrackedRun, network: TrackedNetwork, directory: Path) -> Path:
+    """Make W&B write a network, and return its folder."""
     settings = wandb.Settings(
         mode="offline",
         console="off",
@@ -77,9 +77,9 @@ def _log(run: TrackedRun, network: TrackedNetwork, place: Path) -> Path:
         x_disable_stats=True,
         x_disable_meta=True,
     )
-    # No setting of W&B says when a run began: it asks its module `time`.
+    # W&B has no setting for the start of a run: it uses its module `time`.
     with patch.object(wandb_run, "time", _Clock(network.began), create=True):
-        one = wandb.init(
+        tracked = wandb.init(
             project=run.name,
             group=f"{run.name}-{run.key[:6]}",
             name=network.name,
@@ -87,14 +87,14 @@ def _log(run: TrackedRun, network: TrackedNetwork, place: Path) -> Path:
             job_type=network.entry or None,
             tags=[str(network.status)],
             config=dict(network.params),
-            dir=str(place),
+            dir=str(directory),
             settings=settings,
             reinit="finish_previous",
         )
     for epoch in network.epochs:
-        one.log({**epoch.values, "_timestamp": epoch.date}, step=epoch.epoch)
+        tracked.log({**epoch.values, "_timestamp": epoch.date}, step=epoch.epoch)
     files = {f"file.{name}": path.absolute().as_uri() for name, path in network.files.items()}
-    one.summary.update({**network.facts, **files, "status": str(network.status)})
-    folder = Path(one.dir).parent
-    one.finish(exit_code=int(network.status is Status.FAILED))
+    tracked.summary.update({**network.facts, **files, "status": str(network.status)})
+    folder = Path(tracked.dir).parent
+    tracked.finish(exit_code=int(network.status is Status.FAILED))
     return folder

@@ -1,3 +1,4 @@
-"""What surrounds a launch: chains of batch jobs, findings, rehearsals; imports engines, storage and spec, never
-runtime.
+"""Chains of batch jobs, harvests, evictions, preflight checks and dry runs.
+
+This package imports engines, storage and spec, but never runtime.
 """

@@ -1,9 +1,8 @@
-"""Jobs after jobs: one launch, why it stopped, and what comes next.
+"""One job of a chain: launch, find out why the launch ended, and submit the next job.
 
-A job script ends in ``fleet job``, which is this module: it starts the launcher, passes the batch system's
-signals on to it, waits, and decides. Every launch has two lines in one file,
-:attr:`fleet.storage.paths.RunPaths.stops`, from which the next job knows how many there were; nothing else is
-remembered between jobs.
+A job script ends with ``fleet job``, which runs this module. It starts the launcher, forwards the
+batch system's signals, waits, and decides. Every launch writes two lines to one file,
+:attr:`fleet.storage.paths.RunPaths.stops`, which is all that the next job needs to know.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ from launch.systems import System, continue_job
 
 @dataclass(frozen=True)
 class ChainLimits:
-    """How long a chain of jobs may become: so many jobs, and so many failures of the machine that are forgiven."""
+    """The maximum number of jobs in a chain, and of machine failures that are retried."""
 
     jobs: int
     retries: int
@@ -50,8 +49,8 @@ class JobStop:
     """The end of a job's launch.
 
     Args:
-        status: of the launch (:class:`fleet.errors.ExitStatus`); None where the job ended without a word.
-        warned: whether the batch system was about to end the job.
+        status: exit status (:class:`fleet.errors.ExitStatus`); None if the job was killed.
+        warned: True if the batch system was about to end the job.
     """
 
     status: int | None
@@ -59,33 +58,34 @@ class JobStop:
 
     @property
     def is_failure(self) -> bool:
-        """Whether the machine failed; a launch that breaks off after a warning was only too slow."""
+        """True if the machine failed; a launch that ends after a warning was only too slow."""
         return self.status is not None and self.status not in ORDERLY_STATUSES and not self.warned
 
 
 @dataclass(frozen=True)
 class Continuation:
-    """Whether the chain goes on, and why or why not."""
+    """The decision whether the chain continues, with its reason."""
 
     continues: bool
     reason: str
 
 
 def decide_continuation(stops: Sequence[JobStop], limits: ChainLimits) -> Continuation:
-    """What comes after the newest stop.
+    """Decide what comes after the newest stop.
 
     Args:
-        stops: of the chain so far, the newest last.
+        stops: the stops of the chain so far, oldest first.
+        limits: the limits of the chain.
 
     >>> decide_continuation([JobStop(75)], ChainLimits(jobs=20, retries=2)).continues
     True
     >>> decide_continuation([JobStop(2)], ChainLimits(jobs=20, retries=2))
-    Continuation(continues=False, reason='the spec or the arguments are wrong')
+    Continuation(continues=False, reason='the spec or the arguments are invalid')
     """
     over = {
         ExitStatus.OK: "all networks finished",
         ExitStatus.NETWORK_FAILED: "some networks failed, the others finished",
-        ExitStatus.BAD_INPUT: "the spec or the arguments are wrong",
+        ExitStatus.BAD_INPUT: "the spec or the arguments are invalid",
     }
     status = stops[-1].status
     if status in over:
@@ -96,8 +96,10 @@ def decide_continuation(stops: Sequence[JobStop], limits: ChainLimits) -> Contin
             False, f"the machine failed {_times(failures)} (retries: {limits.retries})"
         )
     if len(stops) >= limits.jobs:
-        return Continuation(False, f"a job has run {_times(len(stops))} (jobs: {limits.jobs})")
-    return Continuation(True, "networks are left")
+        return Continuation(
+            False, f"jobs of the chain have run {_times(len(stops))} (jobs: {limits.jobs})"
+        )
+    return Continuation(True, "networks remain")
 
 
 def _times(count: int) -> str:
@@ -107,10 +109,10 @@ def _times(count: int) -> str:
 
 
 def _next_request(stops: Sequence[JobStop], requests: Sequence[float]) -> float | None:
-    """What the next job asks for: one that broke off has not used its request up, and asks for as much again.
+    """Return the walltime of the next job, in seconds; a failed launch repeats its request.
 
-    >>> _next_request([JobStop(75)], [600, 1200]), _next_request([JobStop(75), JobStop(1)], [600, 1200])
-    (1200, 1200)
+    >>> _next_request([JobStop(75), JobStop(1)], [600, 1200])
+    1200
     """
     used = sum(not stop.is_failure for stop in stops)
     if requests:
@@ -118,16 +120,16 @@ def _next_request(stops: Sequence[JobStop], requests: Sequence[float]) -> float 
     return None
 
 
-# ---- what is remembered between jobs ------------------------------------------------------------
+# ---- the record between jobs ---------------------------------------------------------------------
 
 
 class JobStopped(JsonRecord, word="stopped"):
-    """A launch is over: the second of its two lines; the next job writes it where this one ended without a word.
+    """The end of a launch; the next job writes this line if the job was killed.
 
     Attributes:
-        why: it stopped.
-        next: the job that makes the next launch; None where there will be none.
-        then: what was decided, for people.
+        why: why the launch stopped.
+        next: the job that makes the next launch; None if there is none.
+        then: the decision, as text.
     """
 
     job: str
@@ -141,25 +143,25 @@ _Noted = JobStarted | JobStopped | JobSubmitted | ChainCancelled
 _KINDS: Mapping[str, type] = {
     kind.word: kind for kind in (JobStarted, JobStopped, JobSubmitted, ChainCancelled)
 }
-CHAIN_CANCELLED = "the chain was called off (fleet submit --end)"
+CHAIN_CANCELLED = "the chain was cancelled (fleet submit --end)"
 
 
-def add_note(paths: RunPaths, what: _Noted) -> None:
-    """Add a line to the file of stops, with the time.
+def add_note(paths: RunPaths, note: _Noted) -> None:
+    """Append a line with the time to the file of stops.
 
     Raises:
-        StorageError: the disk is full, ...
+        StorageError: the file cannot be written, for instance because the disk is full.
     """
-    add_dated_line(paths.stops, what)
+    add_dated_line(paths.stops, note)
 
 
 @dataclass(frozen=True)
 class ChainTimes:
-    """What the file of stops tells of how long an ensemble takes.
+    """How long the chains of a run took.
 
     Attributes:
-        finished: seconds in launches of each chain that has finished.
-        so_far: of the newest one, where it has not.
+        finished: total seconds of launches of each finished chain.
+        so_far: the same for the newest chain, if it is unfinished.
     """
 
     finished: tuple[float, ...]
@@ -167,20 +169,22 @@ class ChainTimes:
 
 
 def chain_times(path: Path) -> ChainTimes:
-    """How long the chains of a run's folder were at work; a launch that ended without a word does not count."""
+    """Return how long the chains of a run's folder worked, without launches that were killed."""
     finished = []
     so_far = 0.0
-    begun = None
+    started = None
     for line in read_lines(path):
         noted = from_json(line, _KINDS)
         moment = _moment(line)
         if isinstance(noted, JobStarted):
-            begun = moment
-        elif isinstance(noted, JobStopped) and begun is not None and moment is not None:
+            started = moment
+        elif isinstance(noted, JobStopped) and started is not None and moment is not None:
             so_far += (
-                max(0.0, (moment - begun).total_seconds()) if noted.stop.status is not None else 0.0
+                max(0.0, (moment - started).total_seconds())
+                if noted.stop.status is not None
+                else 0.0
             )
-            begun = None
+            started = None
             if noted.stop.status in (ExitStatus.OK, ExitStatus.NETWORK_FAILED):
                 finished.append(so_far)
                 so_far = 0.0
@@ -196,15 +200,15 @@ def _moment(line: Mapping[str, object]) -> datetime | None:
 
 @dataclass
 class ChainHistory:
-    """What the jobs of a run's chains have noted, up to its newest line.
+    """The record of a run's chains, up to the newest line.
 
     Attributes:
-        stops: of the newest chain.
-        next_job: the job that is to go on with it; None where it has ended.
+        stops: the stops of the newest chain.
+        next_job: the job that continues it; None if it has ended.
         log_bytes: size of the event log before its first launch.
-        unfinished_job: the job whose launch has begun, and of whose stop nothing is known.
+        unfinished_job: the job whose launch has started and not reported its end.
         job_ids: all jobs.
-        decision: what was decided at the newest stop.
+        decision: the decision at the newest stop.
     """
 
     stops: list[JobStop] = field(default_factory=list)
@@ -218,7 +222,7 @@ class ChainHistory:
 
     @classmethod
     def read(cls, paths: RunPaths) -> ChainHistory:
-        """That of a run's folder."""
+        """Read the history of a run's folder."""
         history = cls()
         for noted in read_notes(paths.stops, _KINDS):
             history._apply(noted)
@@ -248,18 +252,18 @@ class ChainHistory:
                 self.log_bytes = noted.log_bytes
 
     def stops_before(self, job: str) -> list[JobStop]:
-        """The stops of the chain that a job goes on with: the newest one, where it was to be followed by this job."""
+        """Return the stops of the chain that a job continues."""
         if job == self.next_job:
             return self.stops
         return []
 
     def is_cancelled(self, job: str) -> bool:
-        """Whether a user has ended the chain that a job belongs to; one that is handed in later is another chain's."""
+        """Return True if a user has ended the chain that this job belongs to."""
         return self._is_off and job in self._chain_jobs
 
 
 def has_started(paths: RunPaths, job: str) -> bool:
-    """Whether an earlier launch of the chain that a job goes on with got so far as to take up its networks."""
+    """Return True if an earlier launch of the job's chain has begun to train."""
     history = ChainHistory.read(paths)
     return bool(history.stops_before(job)) and any(
         isinstance(event, LaunchStarted)
@@ -271,16 +275,16 @@ def has_started(paths: RunPaths, job: str) -> bool:
 
 
 class ChainJob:
-    """Keeps one job of a chain: launches, passes warnings on, sees to what comes next.
+    """One job of a chain: it launches, forwards warnings, and arranges for the next job.
 
     Args:
-        paths: of the run.
-        system: the batch system; on ``local``, one job makes all launches.
-        job: its id.
-        limits: of the chain.
-        warn_after: seconds after which to warn the ranks, where the system does not.
-        once: further words of the command, until a launch of the chain has started with them.
-        requests: seconds that the jobs of the chain ask for, one after the other; the last counts for all that follow.
+        paths: the paths of the run.
+        system: the batch system; with ``local``, one job makes all launches.
+        job: the id of this job.
+        limits: the limits of the chain.
+        warn_after: seconds after which to warn the ranks, if the batch system does not.
+        once: arguments that are appended until a launch of the chain has started with them.
+        requests: walltimes of the chain's jobs in seconds; the last one repeats.
     """
 
     def __init__(
@@ -302,32 +306,30 @@ class ChainJob:
         self._warned = WarnedLaunch(paths, system, job, warn_after)
 
     def run(self, command: Sequence[str]) -> int:
-        """Launch, until this job is over; returns the status that it should end with.
+        """Launch until this job is over, and return its exit status.
 
         Raises:
-            UserError: another job is at work on the same run.
-            StorageError: nothing can be noted.
-            LeaseLost: another job has taken the chain over.
+            UserError: another job is working on the same run.
+            StorageError: the record cannot be written.
+            LeaseLost: another job has taken over the chain.
         """
         self._warned.listen()
-        if (
-            self._warned.wait_for_space() is None
-        ):  # a disk that is full for now is no reason to lose the job
+        if self._warned.wait_for_space() is None:  # the job waits for a full disk
             reserve_emergency_space(self._paths.reserved_space)
         with lease_of_process(self._warned.environment) as lease:
             lease.take(self._paths.jobs_lease)
             return self._run(command, lease)
 
     def _run(self, command: Sequence[str], lease: Lease) -> int:
-        lost = ChainHistory.read(self._paths).unfinished_job
-        if lost is not None:
+        dead_job = ChainHistory.read(self._paths).unfinished_job
+        if dead_job is not None:
             add_note(
                 self._paths,
                 JobStopped(
-                    lost,
+                    dead_job,
                     JobStop(None),
-                    "it ended without a word: preempted, killed, or its node died",
-                    next=self._job if lost == self._job else None,
+                    "it ended without reporting: preempted, killed, or its node died",
+                    next=self._job if dead_job == self._job else None,
                 ),
             )
         while True:
@@ -336,8 +338,10 @@ class ChainJob:
             if history.is_cancelled(self._job):
                 print_message(CHAIN_CANCELLED)
                 return int(ExitStatus.RESUMABLE)
-            if len(stops) >= self._limits.jobs:  # the batch system started it again by itself
-                print_message(f"a job has run {_times(len(stops))} (jobs: {self._limits.jobs})")
+            if len(stops) >= self._limits.jobs:  # the batch system requeued the job
+                print_message(
+                    f"jobs of the chain have run {_times(len(stops))} (jobs: {self._limits.jobs})"
+                )
                 return int(ExitStatus.RESUMABLE)
             status, goes_on = self._launch(command, stops, lease)
             if not goes_on or self._system.has_queue:
@@ -346,32 +350,32 @@ class ChainJob:
     def _launch(
         self, command: Sequence[str], stops: Sequence[JobStop], lease: Lease
     ) -> tuple[int, bool]:
-        """One launch: how it ended, and whether another follows."""
+        """Make one launch; return its status and whether another one follows."""
         before = log_position(self._paths.events)
         once = () if has_started(self._paths, self._job) else self._once
         add_note(self._paths, JobStarted(self._job, before[1]))
         status = self._warned.run([*command, *once], before)
-        lease.check()  # after a long stop another job may have gone on with the chain
+        lease.check()  # while this one was suspended, another job may have continued the chain
         stop = JobStop(status, bool(self._warned.warning))
         decision = decide_continuation([*stops, stop], self._limits)
         if stop.is_failure and (refused := self._warned.wait_for_space()) is not None:
             decision = Continuation(False, str(refused))
             with suppress(OSError):
-                self._paths.reserved_space.unlink(missing_ok=True)  # for what is noted now
+                self._paths.reserved_space.unlink(missing_ok=True)  # makes room for the next note
         following, then = self._follow(decision, _next_request([*stops, stop], self._requests))
         add_note(self._paths, JobStopped(self._job, stop, self._warned.end_reason, following, then))
         print_message(f"status {status}; {then}")
         return status, following is not None
 
     def _follow(self, decision: Continuation, request: float | None) -> tuple[str | None, str]:
-        """See to it that another launch follows; who does it, and what there is to say."""
+        """Arrange for the next launch; return the job that makes it, and the decision as text."""
         if not decision.continues:
             return None, decision.reason
         if ChainHistory.read(self._paths).is_cancelled(self._job):
             return None, CHAIN_CANCELLED
         if not self._system.has_queue:
             if self._warned.is_signalled:
-                return (None, "it was told to stop")
+                return (None, "it received a signal to stop")
             return (self._job, decision.reason)
         try:
             later = delay_options(self._system, [self._paths])
@@ -389,63 +393,66 @@ _SYSTEM = re.compile(r" --system=(\S+)")
 
 
 def end_chain(paths: RunPaths) -> tuple[list[str], list[str]]:
-    """End the chain of a run: its jobs that were taken back, and those that were told to save and to end.
+    """End the chain of a run.
+
+    Returns:
+        The ids of its cancelled jobs, and of the jobs that were signalled to save and end.
 
     Raises:
-        UserError: there is nothing to end, or nothing that can be ended by a command.
+        UserError: there is nothing to end, or no command that ends it.
         InputError: the batch system does not answer, or refuses.
     """
     system, name = _system_of_chain(paths)
     queue = QUEUES[system.queue_commands]
 
     def own_jobs() -> list[QueuedJob]:
-        known = ChainHistory.read(paths).job_ids
-        return [job for job in queue.own_jobs([name]) if job.id in known]
+        job_ids = ChainHistory.read(paths).job_ids
+        return [job for job in queue.own_jobs([name]) if job.id in job_ids]
 
     if not own_jobs():
         history = ChainHistory.read(paths)
-        why = history.decision and f"; at its last stop it was decided: {history.decision}"
+        last_decision = history.decision and f"; the last decision was: {history.decision}"
         raise UserError(
-            f"--end {paths.root}: none of the chain's jobs waits or runs "
-            f"({', '.join(sorted(history.job_ids)) or f'{paths.stops} knows of none'}){why}"
+            f"--end {paths.root}: no job of the chain is waiting or running "
+            f"({', '.join(sorted(history.job_ids)) or f'{paths.stops} lists none'}){last_decision}"
         )
-    add_note(paths, ChainCancelled())  # whatever job begins or ends from now on hands in no other
-    back = []
-    told = []
+    add_note(paths, ChainCancelled())  # from now on no job submits another one
+    cancelled = []
+    signalled = []
     for job in own_jobs():
         if job.runs:
             call([word.format(job=job.id) for word in system.tell])
-            told.append(job.id)
+            signalled.append(job.id)
         else:
             queue.cancel(job.id)
-            back.append(job.id)
-    return back, told
+            cancelled.append(job.id)
+    return cancelled, signalled
 
 
 def _system_of_chain(paths: RunPaths) -> tuple[System, str]:
-    """The batch system of a chain, and the name of its jobs, by the script in the folder of the run."""
+    """Return the batch system of a chain and the name of its jobs, from its job script."""
     try:
         script = paths.job_script.read_text(encoding="utf-8")
     except OSError:
         raise UserError(
-            f"--end {paths.root}: there is no chain: {paths.job_script} is missing, which fleet submit "
-            "writes"
+            f"--end {paths.root}: found no chain: {paths.job_script}, which fleet submit "
+            "writes, is missing"
         ) from None
     system = _SYSTEM.search(script)
     name = _NAME.search(script)
-    found = find_system(system[1].strip("'\"")) if system else None
-    if found is None or (found.has_queue and name is None):
+    batch_system = find_system(system[1].strip("'\"")) if system else None
+    if batch_system is None or (batch_system.has_queue and name is None):
+        raise UserError(f"--end {paths.root}: {paths.job_script} was not written by fleet submit")
+    if not batch_system.has_queue:
         raise UserError(
-            f"--end {paths.root}: {paths.job_script} is no script that fleet submit wrote"
+            f"--end {paths.root}: with --system {batch_system.name} the chain runs in the "
+            "foreground; "
+            "press Ctrl-C there, and it saves and ends"
         )
-    if not found.has_queue:
+    if not (batch_system.queue_commands and batch_system.tell):
         raise UserError(
-            f"--end {paths.root}: with --system {found.name} the chain runs in the foreground; "
-            "interrupt it there (Ctrl-C), and it saves and ends"
+            f"--end {paths.root}: {batch_system.name} defines no queue_commands or no tell, so "
+            "fleet "
+            "cannot find or signal its jobs; end them with the batch system's own commands"
         )
-    if not (found.queue_commands and found.tell):
-        raise UserError(
-            f"--end {paths.root}: {found.name} has no queue_commands, or no tell, by which jobs are "
-            "found and told to save; end them by its own commands"
-        )
-    return found, name[1].strip("'\"") if name else ""
+    return batch_system, name[1].strip("'\"") if name else ""

@@ -1,7 +1,8 @@
-"""A rehearsal: a spec's run without its data, its models and its GPUs, in a fraction of its time (pure).
+"""Make the spec of a dry run: a run without data, models or GPUs, in a fraction of the time (pure).
 
-The same networks under the same policy on as many ranks; only training is emulated (:mod:`fleet.engines.emulated`), on
-samples that are made up. An epoch has fewer of them, so that a large data set is rehearsed in little time as well.
+The same networks run under the same policy on as many ranks. Only training is emulated
+(:mod:`fleet.engines.emulated`), on generated samples. An epoch has fewer of them, so a dry run with
+a large data set is short, too.
 """
 
 from __future__ import annotations
@@ -18,26 +19,26 @@ from preprocess.sample import SampleSpec
 from scheduler.base import Cluster, Network, RateTable
 from scheduler.ensemble.rates import rates_up_to_gap
 
-_STEPS = 16  # of the largest batch in an emulated epoch, at most
-_SIZE = 8  # pixels of a side of the samples that are made up
-_SECONDS = 30.0  # that a rehearsal takes, unless its steps are too many for this machine
-# of a core: what a step costs each rank, and an epoch's end a group
+_STEPS = 16  # maximum number of steps of the largest batch in an emulated epoch
+_SIZE = 8  # pixels per side of a generated sample
+_SECONDS = 30.0  # duration of a dry run, unless this machine needs longer for its steps
+# core seconds per step and rank, and per epoch and group
 _STEP_S = 4e-4
 _EPOCH_S = 0.05
-_LOAD = 0.5  # share of the cores that this may take
-# A network that nobody has measured: on one GPU, and how much of every further GPU is lost.
+_LOAD = 0.5  # share of the cores to use
+# An unmeasured network: samples/s on one GPU, and the share of each additional GPU that is lost.
 _ESTIMATED_RATE = 100.0
 _LOST_PER_GPU = 0.03
 
 
 @dataclass(frozen=True)
 class DryRun:
-    """What is to be run.
+    """A dry run.
 
     Attributes:
-        document: the spec of the rehearsal; its rates are still to be named.
-        rates: of its networks, with epochs.
-        scale: seconds that a second of the real run takes.
+        document: its spec, still without rates.
+        rates: training rates of its networks, with epochs.
+        scale: seconds that one second of the real run takes.
     """
 
     document: Document
@@ -54,27 +55,27 @@ def make_dry_run(
     sample: SampleSpec,
     scale: float | None = None,
 ) -> DryRun:
-    """Make the spec of a rehearsal.
+    """Return the dry run of a spec.
 
     Args:
-        spec: of the real run, with what was chosen for ``data.cache``.
-        rates: of its networks on its samples, with epochs.
-        cluster: that it will have.
-        makespan_s: that is predicted.
-        cores: of this machine.
+        spec: the real spec, with ``data.cache`` resolved.
+        rates: training rates of its networks on its samples, with epochs.
+        cluster: the cluster of the real run.
+        makespan_s: the predicted makespan in seconds.
+        cores: number of cores of this machine.
         sample: the real samples.
-        scale: seconds that a second of the real run is to take; None leaves it to the size of the run.
+        scale: seconds per second of the real run; None chooses it by the size of the run.
     """
     largest = max(network.largest_batch(cluster.whole_gpus) for network in spec.networks)
     samples = min(rates.samples_per_epoch, _STEPS * largest)
-    fewer = rates.samples_per_epoch / samples
+    epoch_ratio = rates.samples_per_epoch / samples
     if scale is None:
         scale = max(_SECONDS, _least_s(spec, rates, samples, cluster.gpus, cores)) / makespan_s
     document = spec.document
     resources = dataclasses.replace(
         document.resources,
         engine="emulated",
-        time_scale=scale * fewer,
+        time_scale=scale * epoch_ratio,
         gpus_per_node=cluster.gpus_per_node // cluster.slots,
         preprocessors="auto" if spec.policy.own_samples else cluster.gpus // cluster.gpus_per_node,
     )
@@ -93,7 +94,7 @@ def make_dry_run(
 
 
 def _of_classes(document: Document, spec: Spec, sample: SampleSpec) -> Document:
-    """The same without what only the real samples bear: those of a rehearsal are alike, of classes without names."""
+    """Return the spec with only what generated samples of unnamed classes support."""
     document = dataclasses.replace(
         document, models=tuple(dataclasses.replace(entry, data=None) for entry in document.models)
     )
@@ -117,22 +118,22 @@ def _of_classes(document: Document, spec: Spec, sample: SampleSpec) -> Document:
 
 
 def _without_targets(train: Mapping[str, Any]) -> dict[str, Any]:
-    kept = {
+    settings = {
         key: value
         for key, value in train.items()
         if key not in ("loss", "metrics", "class_weights")
     }
-    if isinstance(converge := kept.get("stopping"), Mapping):
-        kept["stopping"] = {
+    if isinstance(stopping := settings.get("stopping"), Mapping):
+        settings["stopping"] = {
             key: value
-            for key, value in converge.items()
+            for key, value in stopping.items()
             if key not in ("monitor", "direction", "stop_at")
         }
-    return kept
+    return settings
 
 
 def _least_s(spec: Spec, rates: RateTable, samples: int, gpus: int, cores: int) -> float:
-    """Seconds that this machine needs for what is not emulated, if each network had its share of the GPUs."""
+    """Return the seconds that this machine needs for everything that is not emulated."""
     ranks = max(1.0, gpus / len(rates.models))
     work = sum(
         (network.epochs or 1)
@@ -143,14 +144,14 @@ def _least_s(spec: Spec, rates: RateTable, samples: int, gpus: int, cores: int) 
 
 
 def _data(data: Data, samples: int, real: int, largest: int, sample: SampleSpec) -> Data:
-    """Samples that are made up, in a window that holds as large a part of them."""
+    """Return generated data whose shared memory holds the same share as in the real run."""
     size = _SIZE * _SIZE
     share = data.shared_memory / (real * sample.wire.nbytes)
-    least = (largest + 4 * 64) * size  # a batch, and some chunks ahead
+    min_bytes = (largest + 4 * 64) * size  # a batch, and some chunks ahead
     if data.order == "ring":
-        least = 4 * -(-samples // min(data.shards, samples)) * size
+        min_bytes = 4 * -(-samples // min(data.shards, samples)) * size
     if data.cache == "memory":
-        least = samples * size
+        min_bytes = samples * size
     return Data(
         source="builtin:noise",
         validation=None,
@@ -164,7 +165,7 @@ def _data(data: Data, samples: int, real: int, largest: int, sample: SampleSpec)
             "size": _SIZE,
         },
         cache="memory" if data.cache == "memory" else "none",
-        shared_memory=max(least, round(share * samples * size)),
+        shared_memory=max(min_bytes, round(share * samples * size)),
     )
 
 
@@ -172,7 +173,13 @@ def _data(data: Data, samples: int, real: int, largest: int, sample: SampleSpec)
 
 
 def with_epochs(spec: Spec, rates: RateTable, samples: int) -> RateTable:
-    """The rates of a spec's networks, with the most epochs that each may train where the rates do not say how many."""
+    """Return the rates with the maximum number of epochs where they name none.
+
+    Args:
+        spec: the spec of the networks.
+        rates: their training rates.
+        samples: samples per epoch.
+    """
     return dataclasses.replace(
         rates,
         samples_per_epoch=samples,
@@ -189,23 +196,25 @@ def with_epochs(spec: Spec, rates: RateTable, samples: int) -> RateTable:
 def measured_rates(
     spec: Spec,
     keys: Mapping[str, str],
-    known: Mapping[str, Mapping[int, float]],
+    cached: Mapping[str, Mapping[int, float]],
     gpus_per_node: int,
 ) -> RateTable | None:
-    """Rates that were measured before; None where a network's were not.
+    """Return rates that were measured before, or None if those of a network are missing.
 
     Args:
-        keys: of the networks, as in the cache.
-        known: key -> GPUs -> samples/s.
+        spec: the spec of the networks.
+        keys: network -> its key in the cache.
+        cached: key -> number of GPUs -> samples/s.
+        gpus_per_node: number of GPUs of a node.
     """
     models = []
     for network in spec.networks:
-        measured = known.get(keys[network.name], {})
+        measured = cached.get(keys[network.name], {})
         if not measured:
             return None
         rates = rates_up_to_gap(
             measured, min_gpus=min(measured)
-        )  # a group is never smaller than its network allows
+        )  # a group has at min_gpus the minimum size of its network
         models.append(
             Network(network.name, rates, min_gpus=network.min_gpus, max_gpus=network.max_gpus)
         )
@@ -213,9 +222,9 @@ def measured_rates(
 
 
 def estimated_rates(spec: Spec, sample: SampleSpec, gpus_per_node: int) -> RateTable:
-    """Rates that nobody has measured: by the square root of the parameters, where those can be counted.
+    """Estimate rates of unmeasured networks by the square root of their number of parameters.
 
-    They say which networks would be slower than others, not how long anything takes.
+    They say which networks are slower than others, not how long anything takes.
     """
     counts = {
         network.name: count_for(

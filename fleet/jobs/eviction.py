@@ -1,7 +1,8 @@
-"""Carry a plan of evictions out on Slurm: look, act, note, until the nodes are free, and whom they are for has them.
+"""Carry out a plan of evictions on Slurm: observe, act and log until the urgent job has its nodes.
 
-What to do when is decided in :mod:`scheduler.eviction.execution`. Here are the looks at the machine and the hands. Right
-before each act the job is looked at once more: it must still be its owner's, run, and have started when it did.
+:mod:`scheduler.eviction.execution` decides what to do; this module reads the queue and acts. Right
+before each action it reads the job once more: it must still belong to its owner, be running, and
+have its original start time.
 """
 
 from __future__ import annotations
@@ -22,12 +23,10 @@ from launch.slurm_jobs import SlurmJob
 from scheduler.eviction.execution import Eviction, Step
 from scheduler.eviction.plan import RunningJob
 
-LOOK_S = 0.5, 10.0  # between two looks, at least and at most: a sixtieth of the deadline
-PATIENCE_S = (
-    300.0  # after the deadline, for jobs that end slowly, and for a Slurm that does not answer
-)
-KEEP_S = 60.0  # for which nodes are kept free at least, where nobody says for which job
-TELL_MIN = 1.0  # between two lines that say that a job has not begun yet
+LOOK_S = 0.5, 10.0  # min and max between two snapshots; a sixtieth of the deadline
+PATIENCE_S = 300.0  # after the deadline, for slow jobs and an unresponsive Slurm
+KEEP_S = 60.0  # minimum time to keep nodes free for an unnamed job
+TELL_MIN = 1.0  # between two messages that a job has not started
 
 GiveBack = Callable[[str, int, float], Sequence[str]]
 Costs = Callable[[Sequence[SlurmJob]], list[RunningJob]]
@@ -35,12 +34,12 @@ Costs = Callable[[Sequence[SlurmJob]], list[RunningJob]]
 
 @dataclass(frozen=True)
 class ClusterSnapshot:
-    """The jobs that may be asked to make room, and how each stood when it was first seen.
+    """The jobs that may be evicted, and the state of all jobs.
 
     Args:
-        jobs: with what they would lose now.
-        nodes_by_job: nodes of all jobs that hold some.
-        queue: how all jobs stand, those included that wait.
+        jobs: evictable jobs with what they would lose now.
+        nodes_by_job: number of nodes of each job that holds nodes.
+        queue: all jobs by id, waiting ones included.
     """
 
     jobs: list[RunningJob]
@@ -49,65 +48,65 @@ class ClusterSnapshot:
 
     @property
     def signals(self) -> dict[str, str]:
-        """Upon which jobs save."""
+        """Signals on which jobs save a checkpoint, by job."""
         return {
             job.id: signal for job in self.jobs if (signal := self.queue[job.id].signal) is not None
         }
 
     @property
     def runs(self) -> dict[str, str]:
-        """Folders of the runs that give nodes back while they go on."""
+        """Folders of the runs that can release nodes while they go on, by job."""
         return {job.id: run for job in self.jobs if (run := self.queue[job.id].yields) is not None}
 
 
 @dataclass
 class ClusterView:
-    """What is seen of the cluster.
+    """A view of the cluster through Slurm.
 
     Args:
-        partition: only the jobs of this one.
-        user: only the jobs of this one may be asked; None: those of all.
-        costs: what jobs would lose, and how long they take to save.
-        give_back: has a run give so many nodes back within some seconds, with their processes; returns their names.
+        partition: restricts the view to the jobs of this partition.
+        user: restricts evictions to the jobs of this user; None allows all users.
+        costs: returns what jobs would lose, and how long they take to save.
+        give_back: makes a run release a number of nodes within some seconds; returns their names.
     """
 
     partition: str | None
     user: str | None
     costs: Costs
     give_back: GiveBack
-    seen: dict[str, SlurmJob] = field(
-        default_factory=dict
-    )  # the run of each job that an eviction is about
+    seen: dict[str, SlurmJob] = field(default_factory=dict)  # each job as it was first seen
 
     def take_snapshot(self) -> ClusterSnapshot:
-        """How things stand now. A job that has been started again is none of those that hold nodes.
+        """Return the current state. A job that was restarted does not count as holding nodes.
 
         Raises:
             InputError: Slurm does not answer.
         """
-        everyone = slurm_jobs.find_jobs()
+        queue = slurm_jobs.find_jobs()
         holding = [
-            job
-            for job in everyone.values()
-            if job.holds and self.partition in (None, job.partition)
+            job for job in queue.values() if job.holds and self.partition in (None, job.partition)
         ]
         for job in holding:
             self.seen.setdefault(job.id, job)
-        # One that is put back begins "N/A" while its processes are still ending on its nodes.
-        same = [
+        # The start of a requeued job is "N/A" while its processes are still ending on its nodes.
+        unchanged = [
             job
             for job in holding
             if job.start == self.seen[job.id].start or job.state == "COMPLETING"
         ]
-        mine = [job for job in same if job.state == "RUNNING" and self.may_touch(job.user)]
-        return ClusterSnapshot(self.costs(mine), {job.id: job.nodes for job in same}, everyone)
+        evictable = [
+            job for job in unchanged if job.state == "RUNNING" and self.may_touch(job.user)
+        ]
+        return ClusterSnapshot(
+            self.costs(evictable), {job.id: job.nodes for job in unchanged}, queue
+        )
 
     def may_touch(self, user: str) -> bool:
-        """Whether a user's jobs may be asked."""
+        """Return True if jobs of this user may be evicted."""
         return self.user in (None, user)
 
     def find_obstacle(self, job: str) -> str:
-        """Empty where a job may be acted on; otherwise why not.
+        """Return why a job must not be acted on now; empty if it may.
 
         Raises:
             InputError: Slurm does not answer.
@@ -115,45 +114,49 @@ class ClusterView:
         was = self.seen[job]
         now = slurm_jobs.find_jobs(f"--jobs={job}").get(job)
         if now is None or now.state not in ("RUNNING", "SUSPENDED"):
-            return f"it is {now.state if now else 'gone'} by now"
+            return f"it is now {now.state if now else 'no longer in the queue'}"
         if now.start != was.start:
-            return "it has been started anew"
+            return "it was restarted"
         if now.user != was.user or not self.may_touch(now.user):
-            return f"it is a job of {now.user}"
+            return f"it belongs to {now.user}"
         return ""
 
 
 @dataclass(frozen=True)
 class EvictionLog:
-    """Where everything is noted: a file of lines of JSON, and the screen."""
+    """The log of an eviction: a file of JSON lines, and the screen."""
 
     path: Path
     say: Callable[[str], None]
 
-    def note(self, what: str, said: str, **more: Any) -> None:
-        """Add a line.
+    def note(self, kind: str, message: str, **fields: Any) -> None:
+        """Append a line to the file, and print its message.
 
         Raises:
             UserError: the file cannot be written.
         """
         line = json.dumps(
-            {"time": round(time.time(), 3), "what": what, **more, "said": said}, ensure_ascii=False
+            {"time": round(time.time(), 3), "what": kind, **fields, "said": message},
+            ensure_ascii=False,
         )
         try:
             with open(self.path, "a", encoding="utf-8") as file:
                 file.write(f"{line}\n")
         except OSError as error:
-            raise UserError(f"{self.path}: {error.strerror}; --record names another file") from None
-        self.say(said)
+            raise UserError(
+                f"{self.path}: {error.strerror}; use --record to name another file"
+            ) from None
+        self.say(message)
 
 
 @dataclass(frozen=True)
 class KeepFree:
-    """Until when nodes that are free are kept so.
+    """How long freed nodes are kept free.
 
     Args:
-        job: for which they are: until it has begun, or is gone; None: until the deadline, or for :data:`KEEP_S`.
-        held_jobs: jobs that are held since an eviction before, and are released with the others.
+        job: the job that they are for: until it has started or ended; None: until the deadline,
+            or for :data:`KEEP_S`.
+        held_jobs: jobs held by an earlier eviction, which are released with the others.
     """
 
     job: str | None = None
@@ -162,97 +165,98 @@ class KeepFree:
 
 def carry_out(
     eviction: Eviction,
-    first: ClusterSnapshot,
+    snapshot: ClusterSnapshot,
     machine: ClusterView,
-    diary: EvictionLog,
+    log: EvictionLog,
     keeping: KeepFree,
     interruption: DeferredSignals,
     sleep: Callable[[float], None] | None = None,
     now_s: Callable[[], float] = time.monotonic,
 ) -> bool:
-    """Act until the nodes are free, and keep them so for a while; whether all went well.
+    """Act until the nodes are free, and keep them free for a while; return True on success.
 
     Args:
-        eviction: that has looked at nothing yet.
-        first: what the machine showed.
-        machine: to look at again.
-        diary: what everything is noted in.
-        interruption: breaks it off; also then, what is held is released.
+        eviction: the plan, before its first step.
+        snapshot: the state that the plan was made for.
+        machine: the view of the cluster.
+        log: receives everything that happens.
+        keeping: how long the nodes are kept free.
+        interruption: stops the eviction; held jobs are released then, too.
         sleep, now_s: replaced by tests.
 
     Raises:
-        InputError: at first: all jobs together have fewer nodes.
-        UserError: nothing can be noted.
+        InputError: all jobs together have fewer nodes than requested.
+        UserError: the log cannot be written.
     """
-    holding = HeldJobs(diary.note, machine.may_touch, keeping.held_jobs)
+    holding = HeldJobs(log.note, machine.may_touch, keeping.held_jobs)
     room = PausedRuns()
     course = _Course(
         eviction,
         machine,
-        diary,
+        log,
         keeping,
         holding,
         room,
         interruption,
-        FreedNodes(first, keeping.job),
+        FreedNodes(snapshot, keeping.job),
     )
     try:
-        return course.run(first, sleep or interruption.sleep, now_s)
+        return course.run(snapshot, sleep or interruption.sleep, now_s)
     finally:
         room.end()
         holding.release()
 
 
 class FreedNodes:
-    """Which nodes jobs have let go of, and who has these now; nothing where Slurm does not tell the names of nodes.
+    """The nodes that jobs have freed, and their current owners; empty if Slurm does not list nodes.
 
     Args:
-        first: what the machine showed.
-        urgent: the job that is to have the nodes.
+        first: the state at the beginning.
+        urgent: the job that is to get the nodes.
     """
 
     def __init__(self, first: ClusterSnapshot, urgent: str | None) -> None:
         self._urgent = urgent
         self._had = {
             job: frozenset(first.queue[job].hosts) for job in first.nodes_by_job
-        }  # of those that are to make room
-        self._by: dict[str, str] = {}  # node -> the job that has let go of it
-        self._owners: dict[str, SlurmJob] = {}  # node -> the job that has it now
+        }  # nodes of the jobs to evict
+        self._by: dict[str, str] = {}  # node -> the job that freed it
+        self._owners: dict[str, SlurmJob] = {}  # node -> its current job
 
-    def update(self, found: ClusterSnapshot) -> dict[str, list[str]]:
-        """The nodes that others have taken since the last look, by their jobs."""
-        for job, had in self._had.items():
-            has = frozenset(found.queue[job].hosts if job in found.nodes_by_job else ())
-            self._by |= dict.fromkeys(had - has, job)
-            self._had[job] = has
-        before = self._owners
+    def update(self, snapshot: ClusterSnapshot) -> dict[str, list[str]]:
+        """Return the freed nodes that other jobs have taken since the last call, by job."""
+        for job, before_nodes in self._had.items():
+            now_nodes = frozenset(snapshot.queue[job].hosts if job in snapshot.nodes_by_job else ())
+            self._by |= dict.fromkeys(before_nodes - now_nodes, job)
+            self._had[job] = now_nodes
+        owners_before = self._owners
         self._owners = {}
         if not self._by:
             return {}
         self._owners = {
             node: job
-            for job in found.queue.values()
+            for job in snapshot.queue.values()
             if job.id != self._urgent
             for node in self._by.keys() & job.hosts
         }
-        taken: dict[str, list[str]] = {}
+        taken_nodes: dict[str, list[str]] = {}
         for node, owner in sorted(self._owners.items()):
-            if node not in before or before[node].id != owner.id:
-                taken.setdefault(owner.id, []).append(node)
-        return taken
+            if node not in owners_before or owners_before[node].id != owner.id:
+                taken_nodes.setdefault(owner.id, []).append(node)
+        return taken_nodes
 
     def track_job(self, job: str, nodes: Sequence[str]) -> None:
-        """A job that has taken nodes is to make room in turn."""
+        """Track a job that took freed nodes and has to free them in turn."""
         self._had[job] = frozenset(nodes)
         for node in nodes:
             del self._by[node], self._owners[node]
 
     def freed_by(self, node: str) -> str:
-        """The job that has let go of a node."""
+        """Return the job that freed a node."""
         return self._by[node]
 
     def describe_owners(self) -> str:
-        """Who has nodes that were freed, in words; empty where nobody has."""
+        """Return the current owners of freed nodes as text; empty if there are none."""
         return ", ".join(
             f"job {job.id} of {job.user} has {node}" for node, job in sorted(self._owners.items())
         )
@@ -260,13 +264,13 @@ class FreedNodes:
 
 @dataclass
 class _Course:
-    """One eviction that is carried out.
+    """The execution of one eviction.
 
     Attributes:
-        free_min: since when the nodes are free.
-        silence: what Slurm said instead of an answer, the last time.
-        taken_by: jobs that have taken nodes that were free, and are to make room in turn, with how many.
-        told_min: when it was said last that the urgent job has not begun.
+        free_min: minute since which the nodes are free.
+        silence: Slurm's last error in place of an answer.
+        taken_by: jobs that took freed nodes and are evicted in turn, with their number of nodes.
+        told_min: minute of the last message that the urgent job has not started.
     """
 
     eviction: Eviction
@@ -288,78 +292,78 @@ class _Course:
     def run(
         self, first: ClusterSnapshot, sleep: Callable[[float], None], now_s: Callable[[], float]
     ) -> bool:
-        """See :func:`carry_out`."""
+        """Run the loop of :func:`carry_out`."""
         start = now_s()
         pause = min(max(self.eviction.deadline_min, LOOK_S[0]), LOOK_S[1])
-        found: ClusterSnapshot | None = first
+        snapshot: ClusterSnapshot | None = first
         while True:
             minute = (now_s() - start) / 60
-            if found is not None:
-                self._keep_back(found)
-                self._act(minute, found)
+            if snapshot is not None:
+                self._keep_back(snapshot)
+                self._act(minute, snapshot)
             self.room.touch()
-            ended = self._end(minute, found)
+            ended = self._end(minute, snapshot)
             if ended is not None:
-                is_good, said = ended
-                self.diary.note("end", said, freed=self.eviction.freed)
+                is_good, message = ended
+                self.diary.note("end", message, freed=self.eviction.freed)
                 return is_good
             sleep(pause)
-            found = self._look()
+            snapshot = self._look()
 
     def _look(self) -> ClusterSnapshot | None:
-        """What Slurm answers; None while it is silent."""
+        """Return the current state, or None if Slurm does not answer."""
         try:
-            found = self.machine.take_snapshot()
-        except InputError as error:  # it may answer again
+            snapshot = self.machine.take_snapshot()
+        except InputError as error:  # it may answer later
             if str(error) != self.silence:
-                self.diary.note("silent", f"{error}; it is asked again")
+                self.diary.note("silent", f"{error}; retrying")
             self.silence = str(error)
             return None
         self.silence = ""
-        return found
+        return snapshot
 
-    def _keep_back(self, found: ClusterSnapshot) -> None:
-        """Before a node becomes free: hold what waits and would take it, and have no more of that handed in."""
+    def _keep_back(self, snapshot: ClusterSnapshot) -> None:
+        """Hold waiting jobs that would take freed nodes, and delay submissions of their runs."""
         self.room.add_jobs(
             (job.script, job.user)
-            for job in found.queue.values()
+            for job in snapshot.queue.values()
             if job.is_patient and must_wait(job, self.keeping.job, self.machine)
         )
         self.room.touch()
         self.holding.hold_waiting(
-            found.queue, competing_jobs(found, self.keeping.job, self.machine)
+            snapshot.queue, competing_jobs(snapshot, self.keeping.job, self.machine)
         )
 
-    def _act(self, minute: float, found: ClusterSnapshot) -> None:
-        taken = self.freed.update(found)
-        for job, nodes in taken.items():
-            self._take_back(job, nodes, minute, found)
-        # What a job that has come since holds is not what is to be freed, unless it was free before.
+    def _act(self, minute: float, snapshot: ClusterSnapshot) -> None:
+        taken_nodes = self.freed.update(snapshot)
+        for job, nodes in taken_nodes.items():
+            self._take_back(job, nodes, minute, snapshot)
+        # Nodes of jobs that came later do not count, unless these nodes had been freed.
         jobs = [
             replace(job, nodes=self.taken_by.get(job.id, job.nodes))
-            for job in found.jobs
+            for job in snapshot.jobs
             if self._counts(job.id)
         ]
-        held = {
+        nodes_by_job = {
             job: self.taken_by.get(job, nodes)
-            for job, nodes in found.nodes_by_job.items()
+            for job, nodes in snapshot.nodes_by_job.items()
             if self._counts(job)
         }
-        held |= {
-            job: self.taken_by[job] for job in taken if job in self.taken_by
-        }  # also one that has begun anew
-        for step in self.eviction.next_steps(minute, jobs, held):
-            self._take(step, minute, found)
+        nodes_by_job |= {
+            job: self.taken_by[job] for job in taken_nodes if job in self.taken_by
+        }  # restarted jobs included
+        for step in self.eviction.next_steps(minute, jobs, nodes_by_job):
+            self._take(step, minute, snapshot)
             if step.kind in ("freed", "ended"):
                 self.holding.watch(step.job)
-        self.holding.hold_waiting(found.queue)
+        self.holding.hold_waiting(snapshot.queue)
         if not self.eviction.is_done:
             self.free_min = None
         elif self.free_min is None:
             self.free_min = self.told_min = minute
-            others = self.freed.describe_owners()
-            if others:
-                how = f"were freed after {minute:.1f} min, but {others}"
+            owners = self.freed.describe_owners()
+            if owners:
+                how = f"were freed after {minute:.1f} min, but {owners}"
             else:
                 how = f"are free after {minute:.1f} min"
             self.diary.note("free", f"{self.eviction.freed} nodes {how}", freed=self.eviction.freed)
@@ -368,36 +372,34 @@ class _Course:
         return job in self.first or job in self.taken_by
 
     def _take_back(
-        self, job: str, nodes: Sequence[str], minute: float, found: ClusterSnapshot
+        self, job: str, nodes: Sequence[str], minute: float, snapshot: ClusterSnapshot
     ) -> None:
-        """A job has taken nodes that were free: say so, and have it make room in turn if it is one that can wait."""
-        user = found.queue[job].user
-        whose = ", ".join(
-            f"{node}, which job {self.freed.freed_by(node)} has freed" for node in nodes
-        )
-        in_turn = must_wait(
-            found.queue[job], self.keeping.job, self.machine
-        ) and self.machine.partition in (None, found.queue[job].partition)
+        """Log that a job took freed nodes, and evict it in turn if it can wait."""
+        user = snapshot.queue[job].user
+        node_list = ", ".join(f"{node}, freed by job {self.freed.freed_by(node)}" for node in nodes)
+        is_evicted_next = must_wait(
+            snapshot.queue[job], self.keeping.job, self.machine
+        ) and self.machine.partition in (None, snapshot.queue[job].partition)
         self.diary.note(
             "taken",
-            f"{minute:7.1f} min  job {job} of {user} has taken {whose}"
-            + ("; it is to make room in turn" if in_turn else ""),
+            f"{minute:7.1f} min  job {job} of {user} took {node_list}"
+            + ("; it will be evicted in turn" if is_evicted_next else ""),
             job=job,
             user=user,
             nodes=list(nodes),
         )
-        if in_turn:
-            self.machine.seen[job] = found.queue[job]
+        if is_evicted_next:
+            self.machine.seen[job] = snapshot.queue[job]
             self.taken_by[job] = len(nodes)
             self.freed.track_job(job, nodes)
-            self.eviction.add_job(job, len(nodes), job in found.signals)
+            self.eviction.add_job(job, len(nodes), job in snapshot.signals)
 
-    def _end(self, minute: float, found: ClusterSnapshot | None) -> tuple[bool, str] | None:
-        """Whether it has ended well, and why it has ended; None while it goes on."""
+    def _end(self, minute: float, snapshot: ClusterSnapshot | None) -> tuple[bool, str] | None:
+        """Return whether the eviction succeeded and why it ended; None while it goes on."""
         late = minute > self.eviction.deadline_min + PATIENCE_S / 60
-        given_up = f"it is given up {PATIENCE_S / 60:g} min after the deadline"
+        given_up = f"giving up {PATIENCE_S / 60:g} min after the deadline"
         if self.interruption.name:
-            return False, f"{self.interruption.name} came: it is broken off"
+            return False, f"interrupted by {self.interruption.name}"
         if self.free_min is None:
             free = f"{self.eviction.freed} of {self.eviction.nodes} nodes are free"
             if late:
@@ -407,79 +409,83 @@ class _Course:
         if job is None:
             over = max(self.eviction.deadline_min, self.free_min + KEEP_S / 60)
             if minute >= over:
-                return (True, f"they are no longer kept free, after {minute:.1f} min")
+                return (True, f"the nodes are no longer kept free, after {minute:.1f} min")
             return None
-        now = None if found is None else found.queue.get(job)
-        if found is None or (now is not None and now.waits):
+        now = None if snapshot is None else snapshot.queue.get(job)
+        if snapshot is None or (now is not None and now.waits):
             return self._waits(job, now.reason if now else "", minute, given_up if late else "")
-        return True, f"job {job} is {now.state if now else 'gone'} after {minute:.1f} min"
+        return (
+            True,
+            f"job {job} is {now.state if now else 'no longer in the queue'} after {minute:.1f} min",
+        )
 
     def _waits(
         self, job: str, reason: str, minute: float, given_up: str
     ) -> tuple[bool, str] | None:
-        """The urgent job has not begun: say so now and then, with what is known of why, or give it up."""
-        others = self.freed.describe_owners()
-        why = "; ".join(
-            [*([f"Slurm says {reason}"] if reason else []), *([others] if others else [])]
+        """Log now and then that the urgent job has not started, or give up."""
+        owners = self.freed.describe_owners()
+        causes = "; ".join(
+            [*([f"Slurm says {reason}"] if reason else []), *([owners] if owners else [])]
         )
-        why = f" ({why})" if why else ""
+        causes = f" ({causes})" if causes else ""
         if given_up:
-            return False, f"job {job} has not begun{why}; {given_up}"
+            return False, f"job {job} has not started{causes}; {given_up}"
         if minute >= self.told_min + TELL_MIN:
             self.told_min = minute
             self.diary.note(
-                "waits", f"{minute:7.1f} min  job {job} has not begun yet{why}", job=job
+                "waits", f"{minute:7.1f} min  job {job} has not started yet{causes}", job=job
             )
         return None
 
-    def _take(self, step: Step, minute: float, found: ClusterSnapshot) -> None:
-        """Note a step; do it first if it is an act."""
-        where: dict[str, Any] = {
+    def _take(self, step: Step, minute: float, snapshot: ClusterSnapshot) -> None:
+        """Log a step; carry it out first if it is an action."""
+        fields: dict[str, Any] = {
             "minute": round(minute, 3),
             **({"job": step.job} if step.job else {}),
         }
         if not step.is_action:
-            more = {"actions": step.actions} if step.actions else {}
-            self.diary.note(step.kind, describe_step(minute, step), **where, **more)
+            actions = {"actions": step.actions} if step.actions else {}
+            self.diary.note(step.kind, describe_step(minute, step), **fields, **actions)
             return
         user = self.machine.seen[step.job].user
         try:
-            wrong = self.machine.find_obstacle(step.job)
-            done = "" if wrong else self._do(step, minute, found)
+            problem = self.machine.find_obstacle(step.job)
+            done = "" if problem else self._do(step, minute, snapshot)
         except (
             InputError,
             FleetError,
-        ) as error:  # the latter of a run: it does not give nodes back
-            wrong = str(error)
+        ) as error:  # FleetError: the run does not release nodes
+            problem = str(error)
             done = ""
-        if wrong:
+        if problem:
             self.eviction.cancel_action(step.job)
             self.diary.note(
                 "refused",
-                f"{minute:7.1f} min  job {step.job} of {user}: nothing was done: {wrong}",
-                **where,
+                f"{minute:7.1f} min  job {step.job} of {user}: skipped: {problem}",
+                **fields,
                 user=user,
             )
         else:
             self.diary.note(
                 step.kind,
                 f"{describe_step(minute, step)} (of {user}; {done})",
-                **where,
+                **fields,
                 user=user,
                 done=done,
             )
 
-    def _do(self, step: Step, minute: float, found: ClusterSnapshot) -> str:
-        """What was done, in words."""
+    def _do(self, step: Step, minute: float, snapshot: ClusterSnapshot) -> str:
+        """Carry out an action and return kind was done, as text."""
         if step.kind == "yield":
-            self.room.touch(60 * (step.until_min - minute))  # nobody looks until that has an end
-            gone = self.machine.give_back(
-                found.runs[step.job], step.nodes, 60 * (step.until_min - minute)
+            self.room.touch(60 * (step.until_min - minute))  # no snapshots are taken until then
+            released = self.machine.give_back(
+                snapshot.runs[step.job], step.nodes, 60 * (step.until_min - minute)
             )
-            return f"{', '.join(gone)} given back; it keeps {', '.join(slurm_control.shrink(step.job, gone))}"
+            remaining = slurm_control.shrink(step.job, released)
+            return f"{', '.join(released)} released; it keeps {', '.join(remaining)}"
         if step.kind == "stop":
             return self.holding.put_back(step.job)
-        signal = found.signals.get(step.job)
+        signal = snapshot.signals.get(step.job)
         if signal is None:
             return "it saves by itself"
         slurm_control.tell_to_save(step.job, signal)
@@ -487,70 +493,74 @@ class _Course:
 
 
 def must_wait(job: SlurmJob, urgent: str | None, machine: ClusterView) -> bool:
-    """Whether a job that comes, or waits, is to leave the nodes to others.
+    """Return True if a waiting or new job must leave the nodes to the urgent job.
 
-    FLEET's own are, for they can go on later. Of other jobs it is up to the queue who is first, unless it is known for
-    which job the nodes are: then one's own wait for that.
+    Jobs of FLEET must, because they can continue later. The queue orders all other jobs, unless the
+    urgent job is known: then other jobs of the same user wait for it.
     """
     is_own = urgent is not None and job.user == slurm_control.current_user()
     return job.id != urgent and machine.may_touch(job.user) and (job.is_patient or is_own)
 
 
-def competing_jobs(found: ClusterSnapshot, urgent: str | None, machine: ClusterView) -> list[str]:
-    """The jobs in the queue that would take the nodes, and are held."""
+def competing_jobs(
+    snapshot: ClusterSnapshot, urgent: str | None, machine: ClusterView
+) -> list[str]:
+    """Return the waiting jobs that would take the nodes, and are to be held."""
     return sorted(
         job.id
-        for job in found.queue.values()
+        for job in snapshot.queue.values()
         if job.waits and not job.is_held and must_wait(job, urgent, machine)
     )
 
 
 def jobs_held_elsewhere(
-    found: ClusterSnapshot, machine: ClusterView, known: Sequence[str]
+    snapshot: ClusterSnapshot, machine: ClusterView, job_ids: Sequence[str]
 ) -> list[str]:
-    """Jobs of FLEET's in the queue that are held, though not by an eviction that is known of."""
+    """Return the held jobs of FLEET that no known eviction holds."""
     return sorted(
         job.id
-        for job in found.queue.values()
-        if job.is_patient and job.is_held and job.id not in known and machine.may_touch(job.user)
+        for job in snapshot.queue.values()
+        if job.is_patient and job.is_held and job.id not in job_ids and machine.may_touch(job.user)
     )
 
 
 def describe_step(minute: float, step: Step) -> str:
-    """A step in words.
+    """Format a step as text.
 
     >>> describe_step(0.0, Step("save", "17", until_min=4.0))
     '    0.0 min  job 17: saves, until minute 4.0'
     """
     words = {
-        "yield": "gives nodes back",
-        "shrunk": "has become smaller",
+        "yield": "releases nodes",
+        "shrunk": "has shrunk",
         "save": f"saves, until minute {step.until_min:.1f}",
         "stop": "is stopped",
         "freed": "has freed its nodes",
-        "ended": "has ended by itself; it is planned anew",
-        "deaf": "did not end in its time; it is planned anew",
+        "ended": "has ended by itself; making a new plan",
+        "deaf": "did not end in time; making a new plan",
         "plan": "plan",
         "enough": "enough nodes",
         "short": "not enough",
     }
-    who = f"job {step.job}: " if step.job else ""
-    return f"{minute:7.1f} min  {who}{words[step.kind]}{f': {step.detail}' if step.detail else ''}"
+    subject = f"job {step.job}: " if step.job else ""
+    return (
+        f"{minute:7.1f} min  {subject}{words[step.kind]}{f': {step.detail}' if step.detail else ''}"
+    )
 
 
 def dry_run_lines(
     steps: Sequence[tuple[float, Step]], users: Mapping[str, str], signals: Mapping[str, str]
 ) -> list[str]:
-    """What would be done, for a dry run; ``freed`` needs no line."""
+    """Return what an eviction would do, as lines; ``freed`` needs no line."""
     lines = []
     for minute, step in steps:
         if step.is_action or step.kind == "plan":
             how = {
-                "yield": " (as its comment says that it can)",
+                "yield": " (its comment says that it can)",
                 "save": f" (signal {signals[step.job]})"
                 if step.job in signals
                 else " (it saves by itself)",
-                "stop": " (requeue and hold for a while, or cancel where Slurm refuses that)",
+                "stop": " (requeue and hold for a while, or cancel if Slurm refuses)",
             }.get(step.kind, "")
             owner = f" of {users[step.job]}" if step.job else ""
             lines.append(

@@ -1,9 +1,10 @@
-"""Jobs that come and go, and share the networks of runs: who hands in the next one, and when it is enough.
+"""Keep a harvest going: jobs share the networks of runs, and submit the next jobs.
 
-Each job keeps the backlog filled, when it begins, now and then, and when it ends; so no process has to stay on a login
-node. What to do is decided by :func:`fleet.jobs.backlog.plan_orders`. What that is told of is found out here: the queue and
-the idle nodes from the batch system, who holds which network from the leases in the folders of the runs, and how far
-networks are, how fast they are, what starting takes and how long jobs are let be from the logs of all launches.
+Each job fills the backlog when it starts, at intervals, and when it ends, so no process has to stay
+on a login node. :func:`fleet.jobs.backlog.plan_orders` decides what to do; this module gathers its
+input: the queue and the idle nodes from the batch system, the holders of networks from the leases
+in the folders of the runs, and progress, rates, start-up times and gaps from the logs of all
+launches.
 """
 
 from __future__ import annotations
@@ -53,26 +54,26 @@ from launch.base import InputError
 from launch.queues import QUEUES, QueuedJob
 from launch.systems import System, submit
 
-GAP_S = 600.0  # how long nodes are taken to stay idle before anything is known of it: it counts as one gap
-_EVERY_S = 30.0  # between two looks at the queue
-_TURNS = 12  # of a few seconds each, which a job that is about to end waits for others that look
-# where something may pass: the first pause, the longest, all
-_REST_S = 5.0
-_MOST_REST_S = 300.0
+GAP_S = 600.0  # prior for how long nodes stay idle; it counts as one gap
+_EVERY_S = 30.0  # between two updates of the queue
+_TURNS = 12  # attempts, of a few seconds each, of an ending job to get its turn
+# after a transient error: the first pause, the longest pause, all pauses
+_PAUSE_S = 5.0
+_MAX_PAUSE_S = 300.0
 _PATIENCE_S = 300.0
-_RATES = 50  # newest epochs of which rates are taken
+_RATES = 50  # number of newest epochs that rates are computed from
 
 
 @dataclass(frozen=True)
 class HarvestRun:
-    """A run that is harvested.
+    """A run of a harvest.
 
     Attributes:
         job: the name of its jobs.
         root: its folder.
-        networks: the names of all of them.
+        networks: the names of all its networks.
         per_node: networks that a node trains at once, until a launch has shown it.
-        epochs: of each network, at most; empty where nobody said.
+        epochs: maximum number of epochs of each network; empty if unknown.
     """
 
     job: str
@@ -83,18 +84,20 @@ class HarvestRun:
 
     @property
     def paths(self) -> RunPaths:
-        """Its files."""
+        """The paths of the run."""
         return RunPaths(self.root)
 
 
 @dataclass(frozen=True)
 class HarvestPlan:
-    """A harvest: what was asked for, as all of its jobs know it.
+    """The plan of a harvest, which all of its jobs read.
 
     Attributes:
-        options: for the command that hands jobs in.
-        partition: or queue, whose idle nodes count; None for the default one.
-        command: what begins it again, for people; empty where nobody said.
+        runs: the runs, in order of precedence.
+        limits: the limits of the queue.
+        options: options for the command that submits jobs.
+        partition: partition or queue whose idle nodes count; None for the default one.
+        command: the command that starts the harvest again, as text; empty if unknown.
     """
 
     runs: tuple[HarvestRun, ...]
@@ -104,10 +107,10 @@ class HarvestPlan:
     command: str = ""
 
     def write(self) -> None:
-        """Write it into the folder of each run.
+        """Write the plan into the folder of each run.
 
         Raises:
-            StorageError: the disk is full, ...
+            StorageError: a file cannot be written, for instance because the disk is full.
         """
         content = TypeAdapter(HarvestPlan).dump_python(self, mode="json", by_alias=True)
         for run in self.runs:
@@ -115,16 +118,16 @@ class HarvestPlan:
             reserve_emergency_space(run.paths.reserved_space)
 
     def record_request(self) -> None:
-        """Its user asks for it, again or for the first time."""
+        """Record that the user requests the harvest, for the first time or again."""
         for run in self.runs:
             harvest_log.add_note(run.paths, harvest_log.HarvestRequested())
 
     @staticmethod
     def read(path: Path) -> HarvestPlan:
-        """Read what :meth:`write` wrote.
+        """Read a plan that :meth:`write` wrote.
 
         Raises:
-            UserError: it is not there, or something else.
+            UserError: the file is missing, or is not a plan.
         """
         try:
             return TypeAdapter(HarvestPlan).validate_json(path.read_bytes())
@@ -134,14 +137,14 @@ class HarvestPlan:
             ) from None
         except ValueError as error:
             raise UserError(
-                f"{path} is no harvest that fleet harvest wrote: {' '.join(str(error).split())}"
+                f"{path} was not written by fleet harvest: {' '.join(str(error).split())}"
             ) from None
 
 
 class BatchQueue:
-    """What a harvest asks of a batch system, by its commands; each raises InputError where it does not answer.
+    """The queue of a batch system; each method raises InputError if it does not answer.
 
-    A test may give its own.
+    A test may replace it.
     """
 
     def __init__(self, system: System) -> None:
@@ -149,20 +152,20 @@ class BatchQueue:
         self._queue = QUEUES[system.queue_commands]
 
     def jobs(self, names: Sequence[str]) -> list[QueuedJob]:
-        """The jobs of this user with these names."""
+        """Return the jobs of this user with these names."""
         return self._queue.own_jobs(names)
 
     def idle_nodes(self, partition: str | None) -> int:
-        """How many nodes of a partition, or of the default one, have no job."""
+        """Return how many nodes of a partition, or of the default one, have no job."""
         return self._queue.idle_nodes(partition)
 
     def submit(self, script: Path, nodes: int, plan: HarvestPlan) -> str:
-        """Hand in a job; returns its id."""
+        """Submit a job and return its id."""
         later = delay_options(self._system, [run.paths for run in plan.runs])
         return submit(self._system, script, more=(*plan.options, *later))
 
     def cancel(self, job: str) -> None:
-        """Take back a job that waits."""
+        """Cancel a waiting job."""
         self._queue.cancel(job)
 
 
@@ -170,14 +173,16 @@ class BatchQueue:
 
 
 class Backlog:
-    """Keeps jobs in the queue, as long as networks wait.
+    """Keeps jobs in the queue while networks wait.
 
     Args:
-        environment: of this process.
-        file: of the plan, where its user may ask for something else meanwhile.
+        plan: the plan of the harvest.
+        queue: the queue of the batch system.
+        environment: environment variables of this process.
+        file: the file of the plan, which the user may change meanwhile.
 
     Attributes:
-        command: what begins the harvest again.
+        command: the command that starts the harvest again.
     """
 
     def __init__(
@@ -190,60 +195,64 @@ class Backlog:
         self._queue = queue
         self._environment = environment
         self._file = file
-        self._take(plan)
+        self._use_plan(plan)
 
-    def _take(self, plan: HarvestPlan) -> None:
+    def _use_plan(self, plan: HarvestPlan) -> None:
         self._plan = plan
         self.command = plan.command
         self._logs = {run.job: RunLogs(run.paths) for run in plan.runs}
 
     def has_work(self, root: Path, job: str) -> bool:
-        """Whether a job of a run that is about to begin would find a network to train.
-
-        Raises:
-            InputError: the batch system does not answer.
-            OSError: the file system does not.
-        """
-        run = next(run for run in self._plan.runs if run.root == root)
-        found = self._queue.jobs([run.job])
-        others = [
-            one for one in found if one.id not in {job, *self._leaving(found)}
-        ]  # what it held, it may take again
-        return read_harvest_state(run, others, [], self._logs[run.job]).waiting > 0
-
-    def top_up(self, without: str = "", anew: bool = False) -> list[Order]:
-        """Look at queue and runs, and hand in or take back what should be; returns what was done.
-
-        Several jobs may come to it at the same moment: one of them does it. A job that is about to end waits for the
-        others, for it may be the last.
+        """Return True if a job of a run that is about to start would find a network to train.
 
         Args:
-            without: the id of a job that is about to end.
-            anew: whether jobs that wait are taken back, since they were handed in with other options.
+            root: the folder of the run.
+            job: the id of the job.
 
         Raises:
             InputError: the batch system does not answer.
-            StorageError: nothing can be noted.
+            OSError: the file system does not answer.
+        """
+        run = next(run for run in self._plan.runs if run.root == root)
+        jobs = self._queue.jobs([run.job])
+        other_jobs = [
+            queued for queued in jobs if queued.id not in {job, *self._ending_jobs(jobs)}
+        ]  # networks that this job held are available to it
+        return read_harvest_state(run, other_jobs, [], self._logs[run.job]).waiting > 0
+
+    def top_up(self, ending_job: str = "", resubmit: bool = False) -> list[Order]:
+        """Read the queue and the runs, submit or cancel jobs accordingly, and return these orders.
+
+        If several jobs call this at the same time, one of them does the work. A job that is about
+        to end waits for the others, because it may be the last one.
+
+        Args:
+            ending_job: the id of a job that is about to end.
+            resubmit: True to cancel waiting jobs, because they were submitted with other options.
+
+        Raises:
+            InputError: the batch system does not answer.
+            StorageError: the log cannot be written.
         """
         if self._file is not None:
-            with suppress(UserError):  # it is as it was
+            with suppress(UserError):  # keep the current plan
                 plan = HarvestPlan.read(self._file)
                 if plan != self._plan:
-                    self._take(plan)
-        for left in reversed(range(_TURNS if without else 1)):
+                    self._use_plan(plan)
+        for attempts_left in reversed(range(_TURNS if ending_job else 1)):
             try:
                 lease = lease_of_process(self._environment)
                 lease.take(self._plan.runs[0].paths.jobs_lease)
                 break
-            except UserError:  # another job is at it
-                if not left:
+            except UserError:  # another job is doing it
+                if not attempts_left:
                     return []
         try:
-            return [*(self._take_back() if anew else []), *self._top_up(without)]
-        finally:  # also where the batch system does not answer: it may answer the next job
+            return [*(self._cancel_waiting() if resubmit else []), *self._top_up(ending_job)]
+        finally:  # even if the batch system does not answer, so that the next job can try
             lease.release()
 
-    def _take_back(self) -> list[Order]:
+    def _cancel_waiting(self) -> list[Order]:
         orders = [
             Cancel(job.name, job.id)
             for job in self._queue.jobs([run.job for run in self._plan.runs])
@@ -253,21 +262,21 @@ class Backlog:
             self._carry_out(order)
         return list(orders)
 
-    def _top_up(self, without: str) -> list[Order]:
+    def _top_up(self, ending_job: str) -> list[Order]:
         names = [run.job for run in self._plan.runs]
-        found = [
-            job._replace(nodes=job.nodes or self._asked_for(job.id))
+        queued = [
+            job._replace(nodes=job.nodes or self._requested_nodes(job.id))
             for job in self._queue.jobs(names)
         ]
         idle = self._queue.idle_nodes(self._plan.partition)
-        self._note_lost(found)
-        jobs = [job for job in found if job.id not in {without, *self._leaving(found)}]
+        self._log_dead_launches(queued)
+        jobs = [job for job in queued if job.id not in {ending_job, *self._ending_jobs(queued)}]
         past = {
             run.job: harvest_log.past_launches(run.paths, [job.id for job in jobs if job.runs])
             for run in self._plan.runs
         }
-        gap_s = mean_gap_s([one for launches in past.values() for one in launches])
-        taken = sum(job.nodes for job in jobs if not job.runs)
+        gap_s = mean_gap_s([launch for launches in past.values() for launch in launches])
+        reserved_nodes = sum(job.nodes for job in jobs if not job.runs)
         runs = [
             read_harvest_state(
                 run,
@@ -277,89 +286,92 @@ class Backlog:
             )
             for run in self._plan.runs
         ]
-        orders = plan_orders(runs, max(0, idle - taken), gap_s, self._plan.limits)
+        orders = plan_orders(runs, max(0, idle - reserved_nodes), gap_s, self._plan.limits)
         for order in orders:
             self._carry_out(order)
-        if without:
-            self._note_over(runs, orders)
+        if ending_job:
+            self._log_ends(runs, orders)
         return orders
 
-    def _leaving(self, jobs: Sequence[QueuedJob]) -> set[str]:
-        """The jobs that are there still, and whose launches are over."""
+    def _ending_jobs(self, jobs: Sequence[QueuedJob]) -> set[str]:
+        """Return the ids of jobs that are still listed although their launches have ended."""
         newest = {
-            job: one
+            job: note
             for run in self._plan.runs
-            for job, one in harvest_log.newest_by_job(run.paths).items()
+            for job, note in harvest_log.newest_by_job(run.paths).items()
         }
         return {
             job.id
             for job in jobs
             if job.runs
-            and isinstance(one := newest.get(job.id), harvest_log.LaunchEnded)
-            and one.status is not None
+            and isinstance(note := newest.get(job.id), harvest_log.LaunchEnded)
+            and note.status is not None
         }
 
-    def _note_lost(self, jobs: Sequence[QueuedJob]) -> None:
-        """Say of each launch that ended without a word that it did."""
+    def _log_dead_launches(self, jobs: Sequence[QueuedJob]) -> None:
+        """Log the end of each launch that ended without reporting."""
         running, waiting = ({job.id for job in jobs if job.runs is runs} for runs in (True, False))
         for run in self._plan.runs:
-            for job, one in harvest_log.newest_by_job(run.paths).items():
-                if isinstance(one, JobStarted) and job not in running:
+            for job, note in harvest_log.newest_by_job(run.paths).items():
+                if isinstance(note, JobStarted) and job not in running:
                     harvest_log.add_note(
                         run.paths, harvest_log.end_without_report(job, job in waiting)
                     )
 
-    def _note_over(self, runs: Sequence[HarvestState], orders: Sequence[Order]) -> None:
-        """Say of each run that has come to its end that it has, and why."""
+    def _log_ends(self, runs: Sequence[HarvestState], orders: Sequence[Order]) -> None:
+        """Log the end of the harvest of each run that has come to its end, with the reason."""
         coming = {order.name for order in orders if isinstance(order, Submit)}
         taken_back = {order.job for order in orders if isinstance(order, Cancel)}
-        there = {
-            seen.name
-            for seen in runs
-            if seen.running or {job for job, _ in seen.queued} - taken_back
+        active = {
+            state.name
+            for state in runs
+            if state.running or {job for job, _ in state.queued} - taken_back
         } | coming
-        for run, seen in zip(self._plan.runs, runs, strict=True):
-            ends = seen.is_over or is_given_up(seen, self._plan.limits) or not there
-            if ends and seen.name not in there and harvest_log.find_end(run.paths) is None:
-                again = "" if seen.is_over and not self._failed(run) else self._plan.command
+        for run, state in zip(self._plan.runs, runs, strict=True):
+            ends = state.is_over or is_given_up(state, self._plan.limits) or not active
+            if ends and state.name not in active and harvest_log.find_end(run.paths) is None:
+                command = "" if state.is_over and not self._failed(run) else self._plan.command
                 harvest_log.add_note(
-                    run.paths, harvest_log.HarvestEnded(self._why_over(run, seen), again)
+                    run.paths, harvest_log.HarvestEnded(self._end_reason(run, state), command)
                 )
 
     def _failed(self, run: HarvestRun) -> int:
-        """How many networks of a run have failed."""
+        """Return how many networks of a run have failed."""
         outcomes = (standing.outcome for standing in self._logs[run.job].run.statuses.values())
         return sum(outcome is not None and outcome.is_failure for outcome in outcomes)
 
-    def _why_over(self, run: HarvestRun, seen: HarvestState) -> str:
-        if seen.is_over:
+    def _end_reason(self, run: HarvestRun, state: HarvestState) -> str:
+        if state.is_over:
             failed = self._failed(run)
             if failed:
-                return f"all networks are done, {failed} of them failed"
-            return "all networks are done"
-        if seen.is_cancelled:
-            return "it was called off (--end)"
-        ends = [
-            one.why
-            for one in harvest_log.read_harvest_log(run.paths)
-            if isinstance(one, harvest_log.LaunchEnded) and one.why
+                return f"all networks have ended, {failed} of them failed"
+            return "all networks have ended"
+        if state.is_cancelled:
+            return "it was cancelled (--end)"
+        reasons = [
+            note.why
+            for note in harvest_log.read_harvest_log(run.paths)
+            if isinstance(note, harvest_log.LaunchEnded) and note.why
         ]
-        last = ends[-1] if ends else ""
-        because = last and f"; the last: {last}"
-        if seen.fruitless_launches >= self._plan.limits.fruitless:
-            return f"{seen.fruitless_launches} launches in a row finished no epoch{because}"
-        if seen.transient_failures >= self._plan.limits.passing:
-            return f"{seen.transient_failures} launches in a row were ended by a fault that may pass, but has not passed{because}"
-        return f"no job is left for the networks that are{because}"
+        last = reasons[-1] if reasons else ""
+        because = last and f"; the last reason: {last}"
+        if state.fruitless_launches >= self._plan.limits.fruitless:
+            return f"{state.fruitless_launches} launches in a row finished no epoch{because}"
+        if state.transient_failures >= self._plan.limits.passing:
+            return (
+                f"{state.transient_failures} launches in a row ended with a transient "
+                f"error{because}"
+            )
+        return f"no job is left for the remaining networks{because}"
 
-    def _asked_for(self, job: str) -> int:
-        """How many nodes a job was handed in for, where its batch system does not say."""
+    def _requested_nodes(self, job: str) -> int:
+        """Return how many nodes a job requested, if its batch system does not say."""
         return next(
             (
-                one.nodes
+                note.nodes
                 for run in self._plan.runs
-                for one in harvest_log.read_harvest_log(run.paths)
-                if isinstance(one, JobSubmitted) and one.job == job
+                for note in harvest_log.read_harvest_log(run.paths)
+                if isinstance(note, JobSubmitted) and note.job == job
             ),
             1,
         )
@@ -380,12 +392,17 @@ class Backlog:
 
 
 def mean_gap_s(past: Sequence[harvest_log.PastLaunch]) -> float:
-    """How long nodes stay idle, in seconds: what launches lasted over how many were cut off, if gaps have no memory."""
-    return (GAP_S + sum(one.seconds for one in past)) / (1 + sum(one.is_cut for one in past))
+    """Return how long nodes stay idle, in seconds, assuming memoryless gaps.
+
+    This is the total duration of launches over the number that were cut off.
+    """
+    return (GAP_S + sum(launch.seconds for launch in past)) / (
+        1 + sum(launch.is_cut for launch in past)
+    )
 
 
 class RunLogs:
-    """What the launches of a run have logged, read as it grows."""
+    """The logs of a run's launches, read as they grow."""
 
     def __init__(self, paths: RunPaths) -> None:
         self._tail = RunTail(paths)
@@ -393,14 +410,14 @@ class RunLogs:
 
     @property
     def start(self) -> LaunchStarted | None:
-        """Of the newest launch."""
+        """The start of the newest launch."""
         if self.run.launch is None:
             return None
         return self.run.launch.start
 
     @property
     def first_s(self) -> list[float]:
-        """Seconds from the beginning of each launch to its first step."""
+        """Seconds from the start of each launch to its first step."""
         return [
             launch.first_step[0] - launch.began_s
             for launch in self.run.launches
@@ -413,7 +430,7 @@ class RunLogs:
         return [epoch.record for epoch in self.run.epochs[-_RATES:] if epoch.record.seconds > 0]
 
     def refresh(self) -> None:
-        """Read what is new.
+        """Read the new lines.
 
         Raises:
             OSError: the file system does not answer.
@@ -428,43 +445,44 @@ def read_harvest_state(
     past: Sequence[harvest_log.PastLaunch],
     logs: RunLogs | None = None,
 ) -> HarvestState:
-    """A run, as its folder and its jobs show it.
+    """Return the state of a run from its folder and its jobs.
 
     Args:
-        jobs: its own.
-        past: its launches that are over.
-        logs: of its launches, as far as they were read.
+        run: the run.
+        jobs: its own jobs.
+        past: its launches that have ended.
+        logs: the logs of its launches, as far as they were read.
     """
     logs = logs or RunLogs(run.paths)
     logs.refresh()
-    over = {name for name, standing in logs.run.statuses.items() if standing.outcome is not None}
-    over = (over | ended_in_table(run.paths)) & set(
+    done = {name for name, standing in logs.run.statuses.items() if standing.outcome is not None}
+    done = (done | ended_in_table(run.paths)) & set(
         run.networks
-    )  # of what was done long ago there may be no log
+    )  # networks that ended long ago may have no log
     running = {job.id for job in jobs if job.runs}
-    # What a launch holds that is no more waits for another one.
-    held = {
+    # A network held by a launch that has died waits for another launch.
+    leased = {
         name: holder
         for name, holder in read_holders(run.paths).items()
         if name in run.networks
-        and name not in over
+        and name not in done
         and (holder is None or not holder.job or holder.job in running)
     }
-    by_job = Counter(holder.job for holder in held.values() if holder is not None)
-    ours = {
-        one.job
-        for one in harvest_log.read_harvest_log(run.paths)
-        if isinstance(one, JobSubmitted | JobStarted)
+    by_job = Counter(holder.job for holder in leased.values() if holder is not None)
+    own_jobs = {
+        note.job
+        for note in harvest_log.read_harvest_log(run.paths)
+        if isinstance(note, JobSubmitted | JobStarted)
     }
-    at_once = partial(_at_once, run, logs.start)
+    at_once = partial(_concurrent_networks, run, logs.start)
     rates = [record.samples / record.seconds for record in logs.records]
     return HarvestState(
         run.job,
-        waiting=len(set(run.networks) - over - held.keys()),
-        training=len(held),
+        waiting=len(set(run.networks) - done - leased.keys()),
+        training=len(leased),
         per_node=at_once(1),
         rate=statistics.fmean(rates) if rates else None,
-        samples_left=_samples_left(run, over, logs),
+        samples_left=_samples_left(run, done, logs),
         start_s=statistics.median(logs.first_s) if logs.first_s else 0.0,
         fruitless_launches=harvest_log.count_fruitless(past),
         transient_failures=harvest_log.count_transient(past),
@@ -474,29 +492,29 @@ def read_harvest_state(
         spare=sum(
             max(0, at_once(max(1, job.nodes)) - by_job[job.id])
             for job in jobs
-            if job.runs and job.id in ours
+            if job.runs and job.id in own_jobs
         ),
         is_cancelled=harvest_log.is_cancelled(run.paths),
     )
 
 
-def _at_once(run: HarvestRun, start: LaunchStarted | None, nodes: int) -> int:
-    """How many networks so many nodes train at once."""
+def _concurrent_networks(run: HarvestRun, start: LaunchStarted | None, nodes: int) -> int:
+    """Return how many networks this number of nodes trains at once."""
     if start is None:
         return run.per_node * nodes
-    largest = max((least for least, _ in start.bounds.values()), default=1)
+    largest = max((min_gpus for min_gpus, _ in start.bounds.values()), default=1)
     return max(1, start.trainers * nodes // (start.nodes * largest))
 
 
 def _samples_left(run: HarvestRun, over: Collection[str], logs: RunLogs) -> float:
-    """Samples that the networks of a run are still to be trained on, at most."""
-    left = 0
+    """Return the maximum number of samples that the networks of a run still have to train on."""
+    epochs_left = 0
     for name in run.networks:
         if name not in over:
-            known = logs.run.networks.get(name)
-            done = 0 if known is None else len(known.status.history)
-            left += max(1, run.epochs.get(name, 0) - done)
-    return float(left * max(1, logs.records[-1].samples if logs.records else 1))
+            network = logs.run.networks.get(name)
+            epochs_done = 0 if network is None else len(network.status.history)
+            epochs_left += max(1, run.epochs.get(name, 0) - epochs_done)
+    return float(epochs_left * max(1, logs.records[-1].samples if logs.records else 1))
 
 
 # ---- one job -----------------------------------------------------------------------------------
@@ -506,8 +524,10 @@ class HarvestJob:
     """One job of a harvest.
 
     Args:
-        paths: of its run, and of its own launch.
-        job: its id.
+        paths: the paths of its run and of its launch.
+        backlog: the backlog of the harvest.
+        system: the batch system.
+        job: the id of the job.
     """
 
     def __init__(self, paths: RunPaths, backlog: Backlog, system: System, job: str) -> None:
@@ -518,24 +538,24 @@ class HarvestJob:
         self._was_answered = False
 
     def run(self, command: Sequence[str]) -> int:
-        """Launch once, and keep the backlog filled; returns the status of the launch.
+        """Launch once, keep the backlog filled, and return the status of the launch.
 
         Raises:
-            StorageError: nothing can be noted.
+            StorageError: the log cannot be written.
         """
         self._warned.listen()
-        refused = self._warned.wait_for_space()
-        if refused is not None:
-            return self._give_up(refused, ExitStatus.CAN_PASS)
+        storage_error = self._warned.wait_for_space()
+        if storage_error is not None:
+            return self._give_up(storage_error, ExitStatus.CAN_PASS)
         reserve_emergency_space(self._paths.reserved_space)
         if isinstance(
             harvest_log.newest_by_job(self._paths).get(self._job), JobStarted
-        ):  # the batch system has put it back
+        ):  # the batch system has requeued it
             self._note(harvest_log.end_without_report(self._job, is_back=True))
         if not self._finds_work():
             self._note(
                 harvest_log.LaunchEnded(
-                    self._job, int(ExitStatus.OK), why="it would have found no network to train"
+                    self._job, int(ExitStatus.OK), why="it found no network to train"
                 )
             )
             self._end()
@@ -547,51 +567,50 @@ class HarvestJob:
         warning = self._warned.warning
         if (
             status not in ORDERLY_STATUSES
-            and (refused := find_storage_error(self._paths.jobs)) is not None
-            and refused.may_pass
+            and (storage_error := find_storage_error(self._paths.jobs)) is not None
+            and storage_error.may_pass
         ):
             status = int(ExitStatus.CAN_PASS)
-        refused = self._warned.wait_for_space()
-        if refused is not None:
-            return self._give_up(refused, status, warning)
+        storage_error = self._warned.wait_for_space()
+        if storage_error is not None:
+            return self._give_up(storage_error, status, warning)
         self._note(harvest_log.LaunchEnded(self._job, status, warning, self._warned.end_reason))
         self._wait_after_transient_error(status)
-        self._end()  # perhaps all others are ended at this moment, and nobody else is left to do it
+        self._end()  # all other jobs may be ending right now, too
         return status
 
-    def _note(self, what: JsonRecord) -> None:
-        """Add a line; a disk that fills up just now is waited for."""
+    def _note(self, note: JsonRecord) -> None:
+        """Append a line to the log, and wait if the disk is full."""
         try:
-            harvest_log.add_note(self._paths, what)
+            harvest_log.add_note(self._paths, note)
         except StorageError as error:
             if not error.may_pass or self._warned.wait_for_space() is not None:
                 raise
-            harvest_log.add_note(self._paths, what)
+            harvest_log.add_note(self._paths, note)
 
     def _wait_after_transient_error(self, status: int) -> None:
-        """Wait the longer the more launches in a row were ended by what may pass, and finished no epoch."""
+        """Wait, twice as long after each launch in a row with a transient error and no epoch."""
         if status == ExitStatus.CAN_PASS and (
             count := harvest_log.count_transient(harvest_log.past_launches(self._paths))
         ):
-            self._warned.pause(min(_MOST_REST_S, _REST_S * 2 ** (count - 1)))
+            self._warned.pause(min(_MAX_PAUSE_S, _PAUSE_S * 2 ** (count - 1)))
 
-    def _give_up(self, refused: StorageError, status: int, warning: str = "") -> int:
-        """No job can be handed in where nothing can be noted; this end may have the room that was kept for it.
+    def _give_up(self, error: StorageError, status: int, warning: str = "") -> int:
+        """End without submitting another job, because files cannot be written.
 
-        The last of several jobs that come to it says that the harvest is over.
+        The emergency space is freed for this last note. The last one of several such jobs logs that
+        the harvest has ended.
         """
-        over = harvest_log.HarvestEnded(
-            f"files cannot be written: {refused}", self._backlog.command
-        )
+        over = harvest_log.HarvestEnded(f"files cannot be written: {error}", self._backlog.command)
         with suppress(OSError):
             self._paths.reserved_space.unlink(missing_ok=True)
         with suppress(StorageError):
             harvest_log.add_note(
-                self._paths, harvest_log.LaunchEnded(self._job, int(status), warning, str(refused))
+                self._paths, harvest_log.LaunchEnded(self._job, int(status), warning, str(error))
             )
             if not any(
-                isinstance(one, JobStarted)
-                for one in harvest_log.newest_by_job(self._paths).values()
+                isinstance(note, JobStarted)
+                for note in harvest_log.newest_by_job(self._paths).values()
             ):
                 harvest_log.add_note(self._paths, over)
         print_message(str(over))
@@ -600,33 +619,33 @@ class HarvestJob:
     def _finds_work(self) -> bool:
         try:
             return self._backlog.has_work(self._paths.root, self._job)
-        except (InputError, OSError):  # nobody can tell: the launch will find out
+        except (InputError, OSError):  # unknown: the launch will find out
             return True
 
-    def _top_up(self, without: str = "") -> str:
-        """Keep the backlog filled; returns why that cannot be done, where it cannot."""
+    def _top_up(self, ending_job: str = "") -> str:
+        """Keep the backlog filled; return an error message if this is impossible now."""
         try:
-            for order in self._backlog.top_up(without):
+            for order in self._backlog.top_up(ending_job):
                 print_message(str(order))
-        except (InputError, StorageError, OSError) as error:  # this launch can go on all the same
-            print_message(f"the backlog is not kept filled for now: {error}")
+        except (InputError, StorageError, OSError) as error:  # this launch can continue anyway
+            print_message(f"cannot fill the backlog for now: {error}")
             return str(error)
         self._was_answered = True
         return ""
 
     def _end(self) -> None:
-        """See to it that others follow; where none does, say why."""
+        """Arrange for other jobs to follow, or log why none does."""
         until = time.monotonic() + _PATIENCE_S
-        pause_s = _REST_S
+        pause_s = _PAUSE_S
         while problem := self._top_up(self._job):
-            if not self._was_answered:  # ever: nothing is known of other jobs
+            if not self._was_answered:  # no answer so far: nothing is known of other jobs
                 return
             if self._warned.is_signalled or time.monotonic() >= until:
                 with suppress(StorageError):
                     harvest_log.add_note(
                         self._paths,
                         harvest_log.HarvestEnded(
-                            f"its last launch could hand in no further job: {problem}",
+                            f"its last launch could not submit another job: {problem}",
                             self._backlog.command,
                         ),
                     )

@@ -1,6 +1,6 @@
-"""What is noted of a harvest: its jobs, from what each was handed in to why its launch ended, and what follows of it.
+"""The log of a harvest: its jobs, from submission to the end of their launches, and what follows.
 
-Nothing else is remembered between the jobs.
+Jobs share no other record.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from fleet.storage.paths import RunPaths
 
 
 class HarvestRequested(JsonRecord, word="asked"):
-    """A user has asked for the harvest: launches that came to nothing before are forgiven."""
+    """A user requested the harvest; earlier fruitless launches no longer count."""
 
 
 class JobCancelled(JsonRecord, word="cancelled"):
-    """A job was taken back before it began."""
+    """A waiting job was cancelled."""
 
     job: str
 
 
 class LaunchEnded(JsonRecord, word="ended"):
-    """The launch of a job is over; of a job that was killed, another one says so.
+    """The launch of a job has ended; for a killed job, another job writes this.
 
     Attributes:
-        status: of the launch (:class:`fleet.errors.ExitStatus`); None where it ended without a word.
-        warning: that came before.
-        why: it ended.
+        status: exit status (:class:`fleet.errors.ExitStatus`); None if it ended without reporting.
+        warning: the warning that preceded it.
+        why: the reason.
     """
 
     job: str
@@ -46,19 +46,19 @@ class LaunchEnded(JsonRecord, word="ended"):
 
 
 class HarvestEnded(JsonRecord, word="over"):
-    """No job is left, and none will be handed in.
+    """No job is left, and none will be submitted.
 
     Attributes:
-        why: in words.
-        again: what begins it again; empty where nothing is left to do.
+        why: the reason, as text.
+        again: the command that starts the harvest again; empty if nothing is left to do.
     """
 
     why: str
     again: str = ""
 
     def __str__(self) -> str:
-        return f"the harvest is over: {self.why}" + (
-            self.again and f"; to begin it again: {self.again}"
+        return f"the harvest has ended: {self.why}" + (
+            self.again and f"; to start it again: {self.again}"
         )
 
 
@@ -76,51 +76,53 @@ _KINDS: Mapping[str, type] = {
 }
 
 
-def add_note(paths: RunPaths, what: JsonRecord) -> None:
-    """Add a line to what is known of a harvest, with the time.
+def add_note(paths: RunPaths, note: JsonRecord) -> None:
+    """Append a line with the time to the log of a harvest.
 
     Raises:
-        StorageError: the disk is full, ...
+        StorageError: the file cannot be written, for instance because the disk is full.
     """
-    add_dated_line(paths.harvest_log, what)
+    add_dated_line(paths.harvest_log, note)
 
 
 def read_harvest_log(paths: RunPaths) -> list[Any]:
-    """All that is known of a harvest, in order."""
+    """Return the log of a harvest, in order."""
     return read_notes(paths.harvest_log, _KINDS)
 
 
 def is_cancelled(paths: RunPaths) -> bool:
-    """Whether no more jobs are wanted for a run."""
-    said = [
-        one for one in read_harvest_log(paths) if isinstance(one, HarvestRequested | ChainCancelled)
+    """Return True if the user wants no more jobs for a run."""
+    requests = [
+        note
+        for note in read_harvest_log(paths)
+        if isinstance(note, HarvestRequested | ChainCancelled)
     ]
-    return bool(said) and isinstance(said[-1], ChainCancelled)
+    return bool(requests) and isinstance(requests[-1], ChainCancelled)
 
 
 def find_end(paths: RunPaths) -> HarvestEnded | None:
-    """That the harvest of a run is over, and why; None where it goes on, or there is none."""
-    said = [
-        one
-        for one in read_harvest_log(paths)
-        if isinstance(one, HarvestRequested | JobSubmitted | JobStarted | HarvestEnded)
+    """Return the end of a run's harvest; None while it goes on, or if there is no harvest."""
+    notes = [
+        note
+        for note in read_harvest_log(paths)
+        if isinstance(note, HarvestRequested | JobSubmitted | JobStarted | HarvestEnded)
     ]
-    if said and isinstance(said[-1], HarvestEnded):
-        return said[-1]
+    if notes and isinstance(notes[-1], HarvestEnded):
+        return notes[-1]
     return None
 
 
 @dataclass(frozen=True)
 class PastLaunch:
-    """A launch that is over, as its log tells it.
+    """A launch that has ended, according to its log.
 
     Attributes:
-        seconds: that it lasted.
-        networks: networks that it took.
-        epochs: that it finished.
-        status: None where it did not come to say that it ended.
-        is_warned: whether the batch system was about to end it.
-        is_forgiven: whether the harvest was asked for anew since.
+        seconds: its duration.
+        networks: number of networks that it acquired.
+        epochs: number of epochs that it finished.
+        status: exit status; None if it ended without reporting.
+        is_warned: True if the batch system was about to end it.
+        is_forgiven: True if the harvest was requested again since then.
     """
 
     seconds: float
@@ -132,7 +134,10 @@ class PastLaunch:
 
     @property
     def is_fruitless(self) -> bool:
-        """Whether it should have finished an epoch, and has not; it need not where it got no network, or was ended."""
+        """True if it should have finished an epoch but did not.
+
+        A launch without a network, or one that the batch system ended, need not.
+        """
         ended_well = self.status in (ExitStatus.OK, ExitStatus.NETWORK_FAILED, ExitStatus.RESUMABLE)
         return not (
             self.epochs
@@ -143,41 +148,47 @@ class PastLaunch:
 
     @property
     def was_transient(self) -> bool:
-        """Whether what ended it may pass, and it has finished no epoch before."""
+        """True if it ended with a transient error before it finished an epoch."""
         return self.status == ExitStatus.CAN_PASS and not self.epochs
 
     @property
     def is_cut(self) -> bool:
-        """Whether its nodes were taken back."""
+        """True if its nodes were taken back."""
         return self.is_warned or self.status is None
 
 
 def past_launches(paths: RunPaths, running: Sequence[str] = ()) -> list[PastLaunch]:
-    """The launches of a run that are over, in the order in which they began.
+    """Return the launches of a run that have ended, in the order of their starts.
 
     Args:
-        running: the ids of its jobs that run now.
+        paths: the paths of the run.
+        running: ids of its jobs that run now.
     """
-    noted = read_harvest_log(paths)
-    begun = [(place, one) for place, one in enumerate(noted) if isinstance(one, JobStarted)]
-    last = {one.job: place for place, one in begun}
-    asked = max(
-        (place for place, one in enumerate(noted) if isinstance(one, HarvestRequested)), default=-1
+    notes = read_harvest_log(paths)
+    starts = [(index, start) for index, start in enumerate(notes) if isinstance(start, JobStarted)]
+    last = {start.job: index for index, start in starts}
+    last_request = max(
+        (index for index, start in enumerate(notes) if isinstance(start, HarvestRequested)),
+        default=-1,
     )
     past = []
-    for place, one in begun:
-        after = next(
+    for index, start in starts:
+        following = next(
             (
-                other
-                for other in noted[place + 1 :]
-                if isinstance(other, JobStarted | LaunchEnded) and other.job == one.job
+                note
+                for note in notes[index + 1 :]
+                if isinstance(note, JobStarted | LaunchEnded) and note.job == start.job
             ),
             None,
         )
-        end = after if isinstance(after, LaunchEnded) else None
-        if end is None and one.job in running and last[one.job] == place:
+        end = following if isinstance(following, LaunchEnded) else None
+        if end is None and start.job in running and last[start.job] == index:
             continue
-        past.append(_past(RunPaths(paths.root, one.job).events, one.log_bytes, end, place < asked))
+        past.append(
+            _past(
+                RunPaths(paths.root, start.job).events, start.log_bytes, end, index < last_request
+            )
+        )
     return past
 
 
@@ -195,38 +206,40 @@ def _past(log: Path, start: int, end: LaunchEnded | None, is_forgiven: bool) -> 
 
 
 def count_fruitless(past: Sequence[PastLaunch]) -> int:
-    """How many launches in a row, to the newest, have finished no epoch."""
-    return sum(one.is_fruitless for one in _without_epoch(past))
+    """Return how many of the newest launches in a row finished no epoch."""
+    return sum(launch.is_fruitless for launch in _without_epoch(past))
 
 
 def count_transient(past: Sequence[PastLaunch]) -> int:
-    """How many launches in a row, to the newest, were ended by what may pass, and have finished no epoch."""
-    return sum(one.was_transient for one in _without_epoch(past))
+    """Return how many of the newest launches in a row ended with a transient error and no epoch."""
+    return sum(launch.was_transient for launch in _without_epoch(past))
 
 
 def _without_epoch(past: Sequence[PastLaunch]) -> Iterator[PastLaunch]:
-    """The launches since one that has finished an epoch, or was forgiven, the newest first."""
+    """Yield the launches since the last one with an epoch, or forgiven, newest first."""
     return takewhile(lambda one: not (one.epochs or one.is_forgiven), reversed(past))
 
 
 def newest_by_job(paths: RunPaths) -> dict[str, JobStarted | LaunchEnded]:
-    """Job of a run -> whether its newest launch is over: such a job is about to end, if it is there still."""
+    """Return the newest start or end of a launch of each job."""
     return {
-        one.job: one for one in read_harvest_log(paths) if isinstance(one, JobStarted | LaunchEnded)
+        note.job: note
+        for note in read_harvest_log(paths)
+        if isinstance(note, JobStarted | LaunchEnded)
     }
 
 
 def end_without_report(job: str, is_back: bool) -> LaunchEnded:
-    """The end of a launch that did not come to say why it ended.
+    """Return the end of a launch that did not report why it ended.
 
     Args:
-        is_back: whether its job waits in the queue again, or runs anew.
+        job: the id of its job.
+        is_back: True if the job waits in the queue again, or is running again.
     """
     return LaunchEnded(
         job,
         None,
-        why="it ended without a word, and its job was put back into the queue: preempted, or "
-        "its node died"
+        why="it ended without reporting, and its job was requeued: preempted, or its node died"
         if is_back
-        else "it ended without a word: preempted, cancelled, killed, or its node died",
+        else "it ended without reporting: preempted, cancelled, killed, or its node died",
     )

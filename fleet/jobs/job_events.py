@@ -1,4 +1,4 @@
-"""What chains and harvests both note of their jobs, as lines of JSON with the time."""
+"""Records of jobs that chains and harvests share, as lines of JSON with the time."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from fleet.storage.json_lines import read_lines
 
 
 class JobSubmitted(JsonRecord, word="submitted"):
-    """A job was handed in: the first of a chain, or any of a harvest.
+    """A job was submitted: the first of a chain, or any of a harvest.
 
     Attributes:
-        nodes: that it asks for, of a harvest.
+        nodes: number of nodes that it requests, in a harvest.
     """
 
     job: str
@@ -22,10 +22,10 @@ class JobSubmitted(JsonRecord, word="submitted"):
 
 
 class JobStarted(JsonRecord, word="begun"):
-    """The launch of a job is about to begin, perhaps not for the first time.
+    """The launch of a job is about to start, perhaps again.
 
     Attributes:
-        log_bytes: size of the launch's event log by then.
+        log_bytes: size of the launch's event log at that time.
     """
 
     job: str
@@ -33,9 +33,9 @@ class JobStarted(JsonRecord, word="begun"):
 
 
 class ChainCancelled(JsonRecord, word="called_off"):
-    """A user wants no further jobs (``--end``)."""
+    """A user wants no more jobs (``--end``)."""
 
 
 def read_notes(path: Path, kinds: Mapping[str, type]) -> list[Any]:
-    """All that a file has noted, in order; damaged lines are passed over."""
+    """Return all notes of a file in order; damaged lines are skipped."""
     return [note for line in read_lines(path) if (note := from_json(line, kinds)) is not None]

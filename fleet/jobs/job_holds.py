@@ -1,9 +1,9 @@
-"""Jobs are held in the queue, so that they do not take the nodes that become free before the urgent one.
+"""Hold jobs in the queue, so that they do not take nodes that an eviction frees for an urgent job.
 
-Slurm starts what fits: a job that has just been requeued may well be the first that does, or one that FLEET has handed
-in for a harvest or a chain. So these are held, and released when the urgent job has begun, or its time is over; also
-when the eviction is broken off. An eviction that is killed at once cannot release anything: what it held stands in its
-record, and the next one with the same record releases it.
+Slurm starts whatever fits: perhaps a job that was just requeued, or one that FLEET has submitted
+for a harvest or a chain. So these jobs are held, and released once the urgent job has started, its
+time is over, or the eviction is interrupted. An eviction that is killed cannot release anything;
+the next one with the same record file releases what it held.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from launch.base import InputError
 from launch.slurm_jobs import SlurmJob, find_jobs
 
 _ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
-# of each release: Slurm may be busy
+# attempts to release a job, and the pause between them: Slurm may be busy
 _TRIES = 3
 _PAUSE_S = 2.0
 
@@ -30,35 +30,35 @@ class HeldJobs:
     """The jobs that one eviction holds.
 
     Args:
-        note: what is done is noted before, or right after it: (a word for it, it in words, what else is known of it).
-        is_allowed: whether the jobs of a user may be touched.
-        held: by evictions before, which could not release them.
+        note: called before or right after each action with (kind, message, **fields).
+        is_allowed: returns True if the jobs of a user may be changed.
+        jobs: jobs held by earlier evictions that could not release them.
     """
 
     def __init__(
-        self, note: Callable[..., None], is_allowed: Callable[[str], bool], held: Sequence[str] = ()
+        self, note: Callable[..., None], is_allowed: Callable[[str], bool], jobs: Sequence[str] = ()
     ) -> None:
         self._note = note
         self._is_allowed = is_allowed
         self._watched: set[str] = set()
-        self._job_ids = list(held)
+        self._job_ids = list(jobs)
 
     def watch(self, job: str) -> None:
-        """A job has made room: hold it as soon as it waits again."""
+        """Hold this job as soon as it waits again, because it has made room."""
         self._watched.add(job)
 
-    def hold_waiting(self, standing: Mapping[str, SlurmJob], rivals: Collection[str] = ()) -> None:
-        """Hold what waits by now: jobs that have made room, and others that would take what becomes free.
+    def hold_waiting(self, queue: Mapping[str, SlurmJob], rivals: Collection[str] = ()) -> None:
+        """Hold waiting jobs that have made room, and rivals that would take the freed nodes.
 
-        What somebody else holds is left to them.
+        Jobs that another user or command holds are left alone.
         """
         for job in sorted(self._watched.union(rivals).difference(self._job_ids)):
-            now = standing.get(job)
+            now = queue.get(job)
             if now is not None and now.waits and not now.is_held and self._is_allowed(now.user):
                 self._hold(job)
 
     def put_back(self, job: str) -> str:
-        """Put a job back into the queue, held, or cancel it where Slurm refuses that: what was done, in words.
+        """Requeue and hold a job, or cancel it if Slurm refuses; return what was done.
 
         Raises:
             InputError: Slurm refuses both, or does not answer.
@@ -73,10 +73,10 @@ class HeldJobs:
         return done
 
     def release(self, sleep: Callable[[float], None] = time.sleep) -> None:
-        """Release all that is held, and note what cannot be."""
+        """Release all held jobs, and note those that cannot be released."""
         refusals: dict[str, str] = {}
-        for again in range(_TRIES):
-            if self._job_ids and again:
+        for attempt in range(_TRIES):
+            if self._job_ids and attempt:
                 sleep(_PAUSE_S)
             for job in list(self._job_ids):
                 try:
@@ -92,13 +92,13 @@ class HeldJobs:
 
     @staticmethod
     def _released(job: str) -> str:
-        """Release a job; what became of it, in words."""
+        """Release a job and return its state as text."""
         try:
             slurm_control.release(job)
         except InputError:
             now = find_jobs(f"--jobs={job}").get(job)
             if now is None or not now.waits:
-                return f"it is {now.state if now else 'gone'}"
+                return f"it is {now.state if now else 'no longer in the queue'}"
             raise
         return "Slurm may start it"
 
@@ -106,43 +106,43 @@ class HeldJobs:
         self._begin(job)
         try:
             slurm_control.hold(job)
-        except InputError as error:  # it has begun, or is gone
+        except InputError as error:  # it has started, or ended
             self._watched.discard(job)
             self._drop(job, f"it cannot be held: {error}")
 
     def _begin(self, job: str) -> None:
-        """Noted first: who is killed right after the act could not do it."""
+        """Note the hold before it is made, because a killed process could not do so afterwards."""
         self._note(
             "hold",
-            f"job {job} is held in the queue; should this command be killed: scontrol release {job}",
+            f"job {job} is held in the queue; if this command dies, run: scontrol release {job}",
             job=job,
         )
         self._job_ids.append(job)
 
-    def _drop(self, job: str, said: str) -> None:
+    def _drop(self, job: str, reason: str) -> None:
         self._job_ids.remove(job)
-        self._note("release", f"job {job} is not held any more: {said}", job=job)
+        self._note("release", f"job {job} is no longer held: {reason}", job=job)
 
 
 def unreleased_jobs(record: Path) -> list[str]:
-    """The jobs that evictions have held and not released, by their record."""
-    held: dict[str, None] = {}
+    """Return the jobs that a record says were held and not released."""
+    jobs: dict[str, None] = {}
     for line in read_lines(record):
         job = str(line.get("job"))
         if line.get("what") == "hold":
-            held[job] = None
+            jobs[job] = None
         elif line.get("what") == "release":
-            held.pop(job, None)
-    return list(held)
+            jobs.pop(job, None)
+    return list(jobs)
 
 
 class DeferredSignals:
-    """While it is entered, a signal that would end this process only says so, and wakes who sleeps.
+    """Context manager that defers signals which would end this process, and wakes a sleeping one.
 
-    So no act is broken off half-way, and what was begun is put right.
+    So no action is interrupted halfway, and everything started is cleaned up.
 
     Attributes:
-        name: of the signal that came; empty if none did.
+        name: name of the received signal; empty if there was none.
     """
 
     def __init__(self) -> None:
@@ -150,7 +150,7 @@ class DeferredSignals:
         self._came = threading.Event()
 
     def sleep(self, seconds: float) -> None:
-        """Sleep until a signal comes, but no longer than this."""
+        """Sleep for at most `seconds`, or until a signal arrives."""
         self._came.wait(seconds)
 
     def __enter__(self) -> DeferredSignals:

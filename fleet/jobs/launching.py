@@ -1,4 +1,4 @@
-"""The launch that a job makes: what its disk must take before, the warnings that it is passed, and why it ended."""
+"""The launch of a job: wait for the disk, forward warnings, and find out why the launch ended."""
 
 from __future__ import annotations
 
@@ -25,18 +25,16 @@ from launch.mpirun_messages import PATIENCE_S, start
 from launch.stale_files import remove_leftovers
 from launch.systems import System, is_preempted
 
-# The statuses by which a launch says itself how it has ended; with any other one the machine failed.
+# Statuses with which a launch ends by itself; with any other one the machine failed.
 ORDERLY_STATUSES = (
     ExitStatus.OK,
     ExitStatus.BAD_INPUT,
     ExitStatus.NETWORK_FAILED,
     ExitStatus.RESUMABLE,
 )
-# What batch systems send; SIGUSR2 is what launchers pass on to the ranks (mpirun ends them at once upon SIGTERM).
+# Batch systems send these. Launchers forward SIGUSR2 to ranks; on SIGTERM mpirun ends them at once.
 _WARNINGS = (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT)
-_ROOM_S = (
-    900.0  # that a job waits for a disk that is full or away; it waits no longer than its walltime
-)
+_ROOM_S = 900.0  # that a job waits for a full or missing disk, within its walltime
 _PROBE_BYTES = 2**20
 # between two tries
 _LEAST_S = 1.0
@@ -45,13 +43,13 @@ _LAST_BYTES = 2**15
 
 
 def print_message(text: str) -> None:
-    """Tell people; the file of what a job prints may be on the disk that is full."""
+    """Print a message; the output file may be on the disk that is full."""
     with suppress(OSError):
         print(f"fleet job: {text}", file=sys.stderr, flush=True)
 
 
 def find_storage_error(folder: Path) -> StorageError | None:
-    """What the file system says to a mebibyte, where it refuses: until that is mended no job would do better."""
+    """Return the error of writing a mebibyte to `folder`, or None."""
     try:
         with storage_errors(folder / ".probe.tmp", _PROBE_BYTES):
             folder.mkdir(parents=True, exist_ok=True)
@@ -63,7 +61,7 @@ def find_storage_error(folder: Path) -> StorageError | None:
 
 
 def reserve_emergency_space(path: Path) -> None:
-    """Hold some room with a file, unless there is one, or none to be had; to delete it gives a full disk that room."""
+    """Create a small file, if possible, whose deletion frees room on a full disk."""
     with suppress(StorageError), storage_errors(path):
         if not path.exists():
             path.write_bytes(
@@ -72,19 +70,19 @@ def reserve_emergency_space(path: Path) -> None:
 
 
 class WarnedLaunch:
-    """One launch of a job at a time.
+    """The launches of a job, one at a time.
 
     Args:
-        paths: of the launch's run.
+        paths: the paths of the run.
         system: the batch system.
-        job: its id.
-        warn_after: seconds after which to warn the launch, where the batch system does not.
+        job: the id of the job.
+        warn_after: seconds after which to warn the launch, if the batch system does not.
 
     Attributes:
-        environment: of the launch.
-        warning: the latest, of the latest launch; empty where there was none.
-        end_reason: the latest launch ended, for people.
-        is_signalled: whether a warning has come from outside.
+        environment: environment variables of the launch.
+        warning: the last warning of the newest launch; empty if there was none.
+        end_reason: why the newest launch ended, as text.
+        is_signalled: True if a warning came from outside.
     """
 
     def __init__(
@@ -97,64 +95,65 @@ class WarnedLaunch:
         self.environment = {**os.environ, SYSTEM_VARIABLE: system.name}
         self._process: subprocess.Popen | None = None
         self.warning = self.end_reason = self._last_message = (
-            ""  # the last that the launch has said of itself, on standard error
+            ""  # the last line of the launch on standard error
         )
         self._partial_line = b""
         self.is_signalled = False
         self._is_interrupted = False  # by Ctrl-C; a second one ends the launch at once
 
     def listen(self) -> None:
-        """Pass on from now on what the batch system sends."""
+        """Start to forward the signals of the batch system."""
         for number in _WARNINGS:
             signal.signal(number, self._pass_on)
 
     def wait_for_space(self) -> StorageError | None:
-        """Wait until files can be written, as long as what the file system says may pass, and no warning has come.
+        """Wait until files can be written, unless the error is permanent or a warning comes.
 
         Returns:
-            What it says in the end, where it still refuses.
+            The last error, or None if files can be written.
         """
         until = time.monotonic() + _ROOM_S
         pause_s = _LEAST_S
-        is_told = False
-        while (refused := find_storage_error(self._paths.jobs)) is not None:
-            if not refused.may_pass or self.is_signalled or time.monotonic() >= until:
-                return refused
-            if not is_told:
-                is_told = True
+        is_reported = False
+        while (error := find_storage_error(self._paths.jobs)) is not None:
+            if not error.may_pass or self.is_signalled or time.monotonic() >= until:
+                return error
+            if not is_reported:
+                is_reported = True
                 print_message(
-                    f"{refused}; it is waited for, {format_duration(until - time.monotonic())} at most"
+                    f"{error}; waiting for at most {format_duration(until - time.monotonic())}"
                 )
             self.pause(min(pause_s, max(0.0, until - time.monotonic())))
             pause_s = min(2 * pause_s, _MOST_S)
         return None
 
     def pause(self, seconds: float) -> None:
-        """Do nothing for a while, unless the job is about to be ended."""
+        """Sleep, unless the job is about to end."""
         until = time.monotonic() + seconds
-        while (left := until - time.monotonic()) > 0 and not self.is_signalled:
-            time.sleep(min(left, 0.5))
+        while (remaining := until - time.monotonic()) > 0 and not self.is_signalled:
+            time.sleep(min(remaining, 0.5))
 
     def run(
         self,
         command: Sequence[str],
-        before: tuple[int, int],
+        log_position: tuple[int, int],
         every_s: float | None = None,
         meanwhile: Callable[[], object] = lambda: None,
     ) -> int:
-        """Launch, and wait for the end; returns how it ended (:class:`fleet.errors.ExitStatus`).
+        """Launch, wait for the end, and return the status (:class:`fleet.errors.ExitStatus`).
 
         Args:
-            before: the mark of its event log.
-            meanwhile: is called now and then.
-            every_s: seconds between two calls; None for none.
+            command: the command of the launcher.
+            log_position: the mark of the event log before the launch.
+            every_s: seconds between two calls of `meanwhile`; None for no calls.
+            meanwhile: called at intervals.
         """
         self.warning = ""
         self._last_message = ""
         self._partial_line = b""
-        timer = threading.Timer(self._warn_after or 0, self._warn, ["the walltime is nearly over"])
+        timer = threading.Timer(self._warn_after or 0, self._warn, ["the walltime is almost over"])
         try:
-            self._process, shown = start(
+            self._process, printer = start(
                 command,
                 EXPLAINED,
                 environment=self.environment,
@@ -168,16 +167,16 @@ class WarnedLaunch:
         if self._warn_after is not None:
             timer.start()
         try:
-            if self.is_signalled:  # while nobody was there to be told
+            if self.is_signalled:  # before the process had started
                 self._process.send_signal(signal.SIGUSR2)
             ended = self._wait(self._process, every_s, meanwhile)
-            shown.join(PATIENCE_S)
+            printer.join(PATIENCE_S)
             self._read_output(b"\n")
         finally:
             timer.cancel()
             remove_leftovers()
         ended = ended if ended >= 0 else 128 - ended
-        status = launch_status(ended, self._paths.events, before)
+        status = launch_status(ended, self._paths.events, log_position)
         if (
             status not in ORDERLY_STATUSES
             and not self.warning
@@ -188,7 +187,7 @@ class WarnedLaunch:
         return status
 
     def _describe_end(self, status: int, ended: int) -> str:
-        """Why the launch ended, given its status and that of its launcher."""
+        """Return why the launch ended, from its status and that of its launcher."""
         if status == ExitStatus.RESUMABLE:
             interrupted = events_of(self._paths.events, LaunchInterrupted)
             if interrupted:
@@ -204,14 +203,14 @@ class WarnedLaunch:
         )
 
     def _is_ended(self) -> bool:
-        """Whether the batch system is ending the job; says so, in place of what the launcher says of it."""
+        """Return True, and print it, if the batch system is ending the job."""
         is_ended = self.is_signalled or is_preempted(self._system, self._job)
         if is_ended:
-            print_message("the batch system ends this job, and its launch with it")
+            print_message("the batch system is ending this job and its launch")
         return is_ended
 
-    def _read_output(self, said: bytes) -> None:
-        *lines, self._partial_line = (self._partial_line + said).split(b"\n")
+    def _read_output(self, output: bytes) -> None:
+        *lines, self._partial_line = (self._partial_line + output).split(b"\n")
         for line in lines:
             text = line.decode(errors="replace").lstrip("\0")
             if text.startswith("fleet: "):
@@ -231,7 +230,8 @@ class WarnedLaunch:
         self._is_interrupted |= number == signal.SIGINT
         self.is_signalled = True
         self._warn(
-            f"{signal.Signals(number).name} came", signal.SIGINT if is_second else signal.SIGUSR2
+            f"received {signal.Signals(number).name}",
+            signal.SIGINT if is_second else signal.SIGUSR2,
         )
 
     def _warn(self, warning: str, number: int = signal.SIGUSR2) -> None:

@@ -1,9 +1,9 @@
-"""Runs that make room: while an eviction is at work, the next jobs of their chains and harvests wait.
+"""Delay submissions: while an eviction is active, the next jobs of chains and harvests start later.
 
-A job that has saved hands in the next one, and that could take the nodes back before the eviction has looked. So an
-eviction leaves an empty file in the folder of each run that it meets, and touches it whenever it looks. Whoever hands
-a job in for such a run asks for it to begin later; the eviction finds it in the queue, and holds it there. If the
-eviction is killed the file gets old, and counts no more after :data:`LASTS_S`.
+A job that has saved submits the next one, which could take the nodes before the eviction sees it.
+So an eviction puts an empty file into the folder of each run that it meets, and touches it with
+every snapshot. A job that is submitted for such a run asks for a later start; the eviction finds it
+in the queue and holds it. If the eviction is killed, the file expires after :data:`LASTS_S`.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from pathlib import Path
 from fleet.storage.paths import RunPaths
 from launch.systems import System
 
-LASTS_S = 60.0  # since it was touched: looks are ten seconds apart, and Slurm may be slow
+LASTS_S = 60.0  # since the last touch: snapshots are ten seconds apart, and Slurm may be slow
 
 
 def find_run(script: str) -> RunPaths | None:
-    """The run whose folder a batch script lies in, if it is one of ``fleet submit`` or ``fleet harvest``.
+    """Return the run that a script of ``fleet submit`` or ``fleet harvest`` belongs to, or None.
 
     >>> find_run("/scratch/photos/jobs/job.sh").root.as_posix(), find_run("/home/me/relax.sh")
     ('/scratch/photos', None)
@@ -37,38 +37,38 @@ def find_run(script: str) -> RunPaths | None:
 
 
 class PausedRuns:
-    """The runs that one eviction has met.
+    """The runs whose submissions one eviction delays.
 
-    A folder that cannot be written, or that is not its user's, is left alone: jobs of its run are held once they are
-    seen in the queue.
+    A folder that cannot be written, or does not belong to its user, is left alone: jobs of its run
+    are held once they appear in the queue.
     """
 
     def __init__(self) -> None:
-        self._runs: dict[Path, int] = {}  # the folder of its jobs -> whose it is
+        self._runs: dict[Path, int] = {}  # folder of jobs -> uid of its owner
 
     def add_jobs(self, scripts: Iterable[tuple[str, str]]) -> None:
-        """Jobs by their scripts and users: their runs make room from now on."""
+        """Delay submissions of the runs of these jobs, given as (script, user)."""
         for script, user in scripts:
             paths = find_run(script)
             if paths is not None:
-                with suppress(KeyError):  # a user whom only other machines know
+                with suppress(KeyError):  # a user unknown on this machine
                     self._runs[paths.jobs] = pwd.getpwnam(user).pw_uid
 
     def touch(self, ahead_s: float = 0.0) -> None:
-        """It goes on: for :data:`LASTS_S`, and for as long as nobody will look."""
+        """Refresh the marker files; they expire after :data:`LASTS_S` plus `ahead_s` seconds."""
         for folder, user in self._runs.items():
             with suppress(OSError):
                 _touch(folder, user, ahead_s)
 
     def end(self) -> None:
-        """The runs need not make room any more."""
+        """Remove the marker files."""
         for folder in self._runs:
             with suppress(OSError):
                 os.unlink(RunPaths(folder.parent).eviction_marker)
 
 
 def _touch(folder: Path, user: int, ahead_s: float) -> None:
-    """An operator writes for others: into no folder but the user's own, and through no link."""
+    """Refresh a marker file, only in the user's own folder and never through a link."""
     inside = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         if os.fstat(inside).st_uid != user:
@@ -87,18 +87,18 @@ def _touch(folder: Path, user: int, ahead_s: float) -> None:
 
 
 def pause_s(paths: RunPaths) -> float:
-    """For how many seconds the next job of a run should wait; 0.0 where no eviction is at work."""
+    """Return how many seconds the next job of a run should wait; 0.0 without an active eviction."""
     try:
         touched = paths.eviction_marker.stat().st_mtime
         with tempfile.TemporaryFile(dir=paths.jobs) as probe:
-            now = os.fstat(probe.fileno()).st_mtime  # of the same clock
+            now = os.fstat(probe.fileno()).st_mtime  # by the same clock
     except OSError:
         return 0.0
     return max(0.0, touched + LASTS_S - now)
 
 
 def delay_options(system: System, runs: Sequence[RunPaths]) -> list[str]:
-    """Further options for a job that is handed in for one of some runs: to begin later, where one makes room."""
+    """Return options that delay the start of a job of these runs while an eviction is active."""
     seconds = max(map(pause_s, runs), default=0.0)
     if seconds:
         return [option.format(seconds=math.ceil(seconds)) for option in system.begin]

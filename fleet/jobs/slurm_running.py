@@ -1,8 +1,7 @@
-"""The running jobs of a Slurm cluster as the eviction planner wants them.
+"""The running jobs of a Slurm cluster, as the eviction planner needs them.
 
-What ``squeue`` knows (nodes, time used) is joined with what it does not: how a
-job checkpoints. That comes from the site's file and from the job's comment; the
-nearer to the job it was said, the more it counts:
+``squeue`` reports nodes and elapsed times, but not how a job saves checkpoints. That comes from the
+site's file and from the job's comment; a more specific setting wins:
 
     {"default":    {"memory_gb": 96, "interval_min": 60},
      "partitions": {"long": {"interval_min": 120}},
@@ -35,14 +34,14 @@ CHECKPOINT_KEYS = (
     "app_time",
     "sys_time",
 )
-SKEW_S = 60  # by which the clocks of a cluster may differ
+SKEW_S = 60  # maximum difference of clocks of a cluster
 
 CheckpointFacts = Mapping[str, float]
 
 
 @dataclass(frozen=True)
 class SiteCheckpoints:
-    """What is known of the checkpoints of a cluster's jobs: of all, by partition, by job name, by job id."""
+    """How the jobs of a cluster save checkpoints: by default, partition, job name, and job id."""
 
     default: CheckpointFacts = field(default_factory=dict)
     partitions: Mapping[str, CheckpointFacts] = field(default_factory=dict)
@@ -50,7 +49,7 @@ class SiteCheckpoints:
     jobs: Mapping[str, CheckpointFacts] = field(default_factory=dict)
 
     def for_job(self, job: SlurmJob) -> dict[str, float]:
-        """What is said of one job; a task of an array also goes by the array's id."""
+        """Return the settings of one job; those of an array's id also hold for its tasks."""
         array = job.id.partition("_")[0]
         return {
             **self.default,
@@ -66,24 +65,26 @@ def read_site(path: Path) -> SiteCheckpoints:
     """Read a site's file.
 
     Raises:
-        UserError: it holds something else than it should.
+        UserError: its content is invalid.
         InputError: it cannot be read.
     """
-    whole = _mapping(read_json(path), f"{path}")
+    content = _mapping(read_json(path), f"{path}")
     groups = ("partitions", "names", "jobs")
-    unknown = whole.keys() - {"default", *groups}
+    unknown = content.keys() - {"default", *groups}
     if unknown:
         raise UserError(
-            f"{path}: {min(unknown)!r} is unknown; there are default, {', '.join(groups)}"
+            f"{path}: {min(unknown)!r} is unknown; choose from default, {', '.join(groups)}"
         )
-    said = {
+    facts = {
         group: {
             name: _checkpoint_facts(values, f"{path}: {group}: {name}")
-            for name, values in _mapping(whole.get(group, {}), f"{path}: {group}").items()
+            for name, values in _mapping(content.get(group, {}), f"{path}: {group}").items()
         }
         for group in groups
     }
-    return SiteCheckpoints(_checkpoint_facts(whole.get("default", {}), f"{path}: default"), **said)
+    return SiteCheckpoints(
+        _checkpoint_facts(content.get("default", {}), f"{path}: default"), **facts
+    )
 
 
 def running_jobs(
@@ -94,55 +95,55 @@ def running_jobs(
     resolution: float | None = None,
     warn: Callable[[str], None] = lambda text: None,
 ) -> list[RunningJob]:
-    """Join what Slurm knows of the running jobs with what is said of their checkpoints.
+    """Join Slurm's running jobs with the settings of their checkpoints.
 
-    A job of which nothing is said can only be killed, and loses what it did since its start. A comment that cannot
-    be read, or says something unknown or impossible, is passed over: any user can write one. A job of which Slurm
-    does not know how long it has been running is left out: what it would lose is not known.
+    A job without settings can only be killed, and loses everything since its start. An unreadable,
+    unknown or impossible comment is ignored, because any user can write one. A job whose elapsed
+    time Slurm does not know is left out, because its loss is unknown.
 
     Args:
-        jobs: as ``squeue`` tells.
-        site: what is said of them, apart from their comments.
-        storage: needed where sizes are given.
+        jobs: the jobs that ``squeue`` reports.
+        site: settings other than comments.
+        storage: the file system; needed if sizes are given.
         now_s: seconds since 1970.
-        resolution: minutes to whose multiples times are rounded up.
-        warn: is told of each comment that is passed over, and each job that is left out.
+        resolution: minutes; times are rounded up to multiples of it.
+        warn: called for each ignored comment and each job that is left out.
 
     Raises:
         UserError: sizes are given without bandwidths, or a last checkpoint lies in the future.
         InputError: a number is out of range.
     """
     grain = RESOLUTION if resolution is None else resolution
-    found = []
+    joined = []
     for job in jobs:
         if job.elapsed_s is None:
             warn(
-                f"job {job.id}: squeue does not know how long it has been running; it is left out of the plan"
+                f"job {job.id}: squeue does not report its elapsed time; it is left out of the plan"
             )
             continue
         try:
-            found.append(_join(job, site, storage, now_s, grain))
-            why = job.unread
+            joined.append(_join(job, site, storage, now_s, grain))
+            problem = job.unread
         except (UserError, InputError) as error:
-            # What is wrong without the comment as well is the site's, and raised again.
-            found.append(_join(replace(job, checkpoint={}), site, storage, now_s, grain))
-            why = str(error)
-        if why:
-            warn(f"{why}; its comment is ignored")
-    return found
+            # A problem that remains without the comment is in the site's file, and raised again.
+            joined.append(_join(replace(job, checkpoint={}), site, storage, now_s, grain))
+            problem = str(error)
+        if problem:
+            warn(f"{problem}; its comment is ignored")
+    return joined
 
 
 def _join(
     job: SlurmJob, site: SiteCheckpoints, storage: FileSystem | None, now_s: float, grain: float
 ) -> RunningJob:
-    said = _checkpoint_facts(site.for_job(job), f"job {job.id}")
-    interval = said.get("interval_min")
-    assert job.elapsed_s is not None, "such a job is left out"
+    facts = _checkpoint_facts(site.for_job(job), f"job {job.id}")
+    interval = facts.get("interval_min")
+    assert job.elapsed_s is not None, "jobs without elapsed time are left out"
     since_s = job.elapsed_s
-    if "last_checkpoint" in said:
+    if "last_checkpoint" in facts:
         since_s = min(
-            since_s, now_s - said["last_checkpoint"]
-        )  # a job that was requeued began at its checkpoint
+            since_s, now_s - facts["last_checkpoint"]
+        )  # a requeued job began at its checkpoint
         if since_s < -SKEW_S:
             raise UserError(
                 f"job {job.id}: its last_checkpoint lies {-since_s:.0f} s in the future"
@@ -155,36 +156,43 @@ def _join(
         job.nodes,
         round(since_s / 60, 6),
         interval,
-        said.get("critical_gb"),
-        said.get("memory_gb"),
+        facts.get("critical_gb"),
+        facts.get("memory_gb"),
     )
-    if storage is None and ("critical_gb" in said or "memory_gb" in said):
+    if storage is None and ("critical_gb" in facts or "memory_gb" in facts):
         raise UserError(
-            f"job {job.id}: its checkpoints have sizes, so name --aggregate-bandwidth and --node-bandwidth"
+            f"job {job.id}: its checkpoints have sizes, so set --aggregate-bandwidth and "
+            "--node-bandwidth"
         )
     if storage is not None:
         costs = checkpointing.running_job(storage, grain)
     else:
         costs = RunningJob(job.id, job.nodes, checkpointing.loss)
     if (
-        job.signal is not None and storage is not None and "critical_gb" in said
-    ):  # it waits for no moment of its own
-        written = storage.seconds([said["critical_gb"]] * job.nodes)
+        job.signal is not None and storage is not None and "critical_gb" in facts
+    ):  # it saves on request
+        written = storage.seconds([facts["critical_gb"]] * job.nodes)
         costs = replace(costs, app_time=round_up(written / 60, grain))
-    times = {name: round_up(said[name], grain) for name in ("app_time", "sys_time") if name in said}
+    times = {
+        name: round_up(facts[name], grain) for name in ("app_time", "sys_time") if name in facts
+    }
     return replace(costs, **times)  # type: ignore[arg-type]
 
 
-def _mapping(value: Any, place: str) -> dict[str, Any]:
+def _mapping(value: Any, where_found: str) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise UserError(f"{place}: it must be an object")
+        raise UserError(f"{where_found}: it must be an object")
     return value
 
 
-def _checkpoint_facts(value: Any, place: str) -> dict[str, float]:
-    for name, number in _mapping(value, place).items():
+def _checkpoint_facts(value: Any, where_found: str) -> dict[str, float]:
+    for name, number in _mapping(value, where_found).items():
         if name not in CHECKPOINT_KEYS:
-            raise UserError(f"{place}: {name!r} is unknown; there are {', '.join(CHECKPOINT_KEYS)}")
+            raise UserError(
+                f"{where_found}: {name!r} is unknown; choose from {', '.join(CHECKPOINT_KEYS)}"
+            )
         if not is_number(number):
-            raise UserError(f"{place}: {name} is {repr(number)[:40]}; it must be a finite number")
+            raise UserError(
+                f"{where_found}: {name} is {repr(number)[:40]}; it must be a finite number"
+            )
     return dict(value)

@@ -1,4 +1,4 @@
-"""The batch system that a user names: one of the table, or one of the user's own by its import path."""
+"""Find the batch system that a user names: one of the table, or a custom one by import path."""
 
 from __future__ import annotations
 
@@ -11,13 +11,11 @@ from fleet.plugins import load_named
 from fleet.storage.lease import Lease, Process, Times
 from launch.systems import SYSTEMS, System, knows_job, this_job
 
-SYSTEM_VARIABLE = (
-    "FLEET_SYSTEM"  # names a batch system of the user's own to a launch; fleet job sets it
-)
+SYSTEM_VARIABLE = "FLEET_SYSTEM"  # names a custom batch system to a launch; fleet job sets it
 
 
 def find_system(name: str) -> System:
-    """The batch system of a name, or of an import path ``module:system``.
+    """Return the batch system of a name, or of an import path ``module:system``.
 
     Raises:
         UserError: there is none.
@@ -27,17 +25,19 @@ def find_system(name: str) -> System:
     """
     if name in SYSTEMS:
         return SYSTEMS[name]
-    found = load_named(name, "batch system", SYSTEMS, "system")
-    if not isinstance(found, System):
-        raise UserError(f"system {name!r} is of type {type(found).__name__}; it should be a System")
-    return replace(found, name=name, template=found.script)
+    batch_system = load_named(name, "batch system", SYSTEMS, "system")
+    if not isinstance(batch_system, System):
+        raise UserError(
+            f"system {name!r} is of type {type(batch_system).__name__}; it should be a System"
+        )
+    return replace(batch_system, name=name, template=batch_system.script)
 
 
 def known_systems(environment: Mapping[str, str]) -> Mapping[str, System]:
-    """The batch systems that a process may be in or ask: those of the table, and the one that its environment names.
+    """Return the batch systems that a process may be in: those of the table and of its environment.
 
     Raises:
-        UserError: there is no such system.
+        UserError: the environment names an unknown system.
     """
     name = environment.get(SYSTEM_VARIABLE, "")
     if not name or name in SYSTEMS:
@@ -46,16 +46,16 @@ def known_systems(environment: Mapping[str, str]) -> Mapping[str, System]:
         return {
             name: find_system(name),
             **SYSTEMS,
-        }  # its own first: it may be one of the table, changed in a part
+        }  # the custom one first: it may modify one of the table
     except UserError as error:
         raise UserError(f"{SYSTEM_VARIABLE}: {error}") from None
 
 
 def lease_of_process(environment: Mapping[str, str]) -> Lease:
-    """A lease for this process, which knows the batch job that it is in, and asks the batch systems that there are.
+    """Return a lease for this process that knows its batch job and can query the batch systems.
 
     Raises:
-        UserError: the environment says something wrong.
+        UserError: the environment is invalid.
     """
     systems = known_systems(environment)
     process = Process(partial(knows_job, systems=systems), this_job(environment, systems))

@@ -1,7 +1,7 @@
-"""Trying out all networks of a spec, each for a limited time, whatever users' functions do.
+"""Smoke-test all networks of a spec, each for a limited time, whatever users' functions do.
 
-A process of its own does it (:mod:`fleet.engines.smoke_test`). If it dies or hangs, the network that it was at is to blame,
-and another process goes on with the others.
+Another process does it (:mod:`fleet.engines.smoke_test`). If it dies or hangs, its current network
+is to blame, and a new process continues with the others.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ from preprocess.sample import SampleSpec
 from scheduler.base import RateTable
 
 _START_S = 300.0  # to import TensorFlow from a slow file system
-_SPEAK_S = 3.0  # for a process that hangs to say where
+_SPEAK_S = 3.0  # for a hanging process to report its stack
 _OF_LIBRARIES = re.compile(
     rf"/site-packages/|/lib/python[\d.]+/|^{re.escape(str(Path(__file__).parents[1]))}/"
 )
 _MAIN = "from fleet.engines import smoke_test; smoke_test.main()"
-_SHARE = 0.8  # of this machine's free memory that a network may take
+_SHARE = 0.8  # share of this machine's free memory that a network may use
 
 
 @dataclass
 class SmokeTestResults:
-    """What came out.
+    """The results of a smoke test.
 
     Attributes:
-        trials: by the places of networks in the spec.
-        problem: why no network could be built here, such as a library that is not there; empty where some could.
+        trials: by the index of the network in the spec.
+        problem: why no network can be built here, such as a missing library; empty if some can.
     """
 
     trials: dict[int, SmokeTestResult] = field(default_factory=dict)
@@ -64,23 +64,25 @@ def try_networks(
     """Build networks, take a step with each, and export those of users' functions.
 
     Args:
-        networks: their places in the spec.
-        rates: where the spec names some.
-        steps: whether to take a step.
-        advance: called with the number of networks that are done since it was called last.
-        samples: of each feed some of the data, as in :class:`Request`.
+        spec: the spec.
+        sample: the samples.
+        networks: indices of networks in the spec.
+        rates: the rates that the spec names, if any.
+        steps: True to take a step.
+        advance: called with the number of networks tested since the last call.
+        samples: some data of each input pipeline, as in :class:`Request`.
 
     Raises:
-        UserError: the engine cannot be made.
+        UserError: the engine cannot be created.
     """
     done = SmokeTestResults()
-    left = list(networks)
-    while left:
-        before = len(left)
+    untried = list(networks)
+    while untried:
+        before = len(untried)
         request = SmokeTestRequest(
-            spec, sample, tuple(left), rates, steps, int(_SHARE * free_memory()), samples or {}
+            spec, sample, tuple(untried), rates, steps, int(_SHARE * free_memory()), samples or {}
         )
-        # What the process leaves in its folder, as it is ended, goes with that.
+        # Leftovers of the process are deleted with its folder.
         with (
             tempfile.TemporaryFile() as log,
             tempfile.TemporaryDirectory(prefix="fleet-check-") as temporary,
@@ -88,22 +90,24 @@ def try_networks(
         ):
             for trial in _watched(process, request, done):
                 done.trials[trial.network] = trial
-                left.remove(trial.network)
+                untried.remove(trial.network)
                 advance(1)
-            if len(left) == before and not done.problem:
-                done.problem = f"the process that should build them ended before it came to one{process.last_line()}"
+            if len(untried) == before and not done.problem:
+                done.problem = (
+                    f"the process that builds them ended before the first one{process.last_line()}"
+                )
         if done.problem:
             break
     return done
 
 
 class _Process:
-    """The process that tries; what it prints goes to a file, and what it says comes through a pipe."""
+    """The process that runs the tests; it prints to a file, and answers through a pipe."""
 
     def __init__(self, request: SmokeTestRequest, log: IO[bytes], temporary: str) -> None:
         self._log = log
-        self.connection, theirs = Pipe()
-        # GPUs of the node where people check their specs are for others; its modules are those of this process.
+        self.connection, child_end = Pipe()
+        # Leave the GPUs of a login node to others; use the modules of this process.
         environment = {
             **os.environ,
             "CUDA_VISIBLE_DEVICES": "-1",
@@ -111,20 +115,20 @@ class _Process:
             "TMPDIR": temporary,
             "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
         }
-        with theirs:
+        with child_end:
             self.popen = subprocess.Popen(
-                [sys.executable, "-c", _MAIN, str(theirs.fileno())],
+                [sys.executable, "-c", _MAIN, str(child_end.fileno())],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 env=environment,
-                pass_fds=[theirs.fileno()],
+                pass_fds=[child_end.fileno()],
             )
-        with suppress(BrokenPipeError):  # it has ended, as is heard below
+        with suppress(BrokenPipeError):  # it has ended, which is noticed below
             self.connection.send(request)
 
     def find_hang(self) -> str:
-        """The place in a user's module at which it hangs; empty where it does not say."""
+        """Return the line of a user's module at which the process hangs, or an empty string."""
         size = self._log.seek(0, os.SEEK_END)
         self.popen.send_signal(signal.SIGUSR1)
         deadline = time.monotonic() + _SPEAK_S
@@ -135,13 +139,13 @@ class _Process:
                 r'File "(.+)", line (\d+) in (\S+)', self._log.read().decode(errors="replace")
             )
             if frames:
-                own = [frame for frame in frames if not _OF_LIBRARIES.search(frame[0])]
-                file, line, function = (own or frames)[0]
+                user_frames = [frame for frame in frames if not _OF_LIBRARIES.search(frame[0])]
+                file, line, function = (user_frames or frames)[0]
                 return f"{file}, line {line}, in {function}"
         return ""
 
     def last_line(self) -> str:
-        """The last line that it has printed, as the end of a sentence."""
+        """Return the last line that it printed, as the end of a sentence."""
         self._log.seek(0)
         lines = [
             line.strip()
@@ -149,11 +153,11 @@ class _Process:
             if line.strip()
         ]
         if lines:
-            return f"; the last that was printed: {lines[-1][:200]}"
+            return f"; its last line of output: {lines[-1][:200]}"
         return ""
 
     def close(self) -> None:
-        """End it, however it is."""
+        """End the process, whatever its state."""
         self.popen.kill()
         self.connection.close()
         self.popen.wait()
@@ -162,7 +166,7 @@ class _Process:
 def _watched(
     process: _Process, request: SmokeTestRequest, done: SmokeTestResults
 ) -> Iterator[SmokeTestResult]:
-    """The trials of a process until it ends, and that of the network with which it ends."""
+    """Yield the trials of a process until it ends, and that of the network with which it ends."""
     stage = "starting"
     index = None
     has_ended = False
@@ -174,39 +178,39 @@ def _watched(
         if not process.connection.poll(limit):
             break
         try:
-            said = process.connection.recv()
+            message = process.connection.recv()
         except (EOFError, OSError):
             has_ended = True
             break
-        if "trial" in said:
+        if "trial" in message:
             stage = ""
             index = None
-            yield said["trial"]
-        elif "stage" in said:
-            stage = said["stage"]
-            index = said.get("network")
-        elif "missing" in said:
-            done.problem = said["missing"]
-        elif "unusable" in said:
-            raise UserError(said["unusable"])
+            yield message["trial"]
+        elif "stage" in message:
+            stage = message["stage"]
+            index = message.get("network")
+        elif "missing" in message:
+            done.problem = message["missing"]
+        elif "unusable" in message:
+            raise UserError(message["unusable"])
     if index is not None:
         yield SmokeTestResult(index, _ended(process) if has_ended else _hung(process, stage, limit))
 
 
 def _ended(process: _Process) -> str:
-    """Why a process ended with a network."""
+    """Return why a process ended with a network."""
     status = process.popen.wait()
-    heard = process.last_line()
+    output = process.last_line()
     if status >= 0:
-        return f"it exited, with status {status}, and took the whole process along{heard}"
+        return f"it exited with status {status} and ended the process{output}"
     name = signal.Signals(-status).name
-    return f"it crashed: {name}{', as when memory runs out' if name == 'SIGKILL' else ''}{heard}"
+    return f"it crashed: {name}{', perhaps out of memory' if name == 'SIGKILL' else ''}{output}"
 
 
 def _hung(process: _Process, stage: str, limit_s: float) -> str:
-    """Where a process hangs."""
-    where = process.find_hang()
+    """Return where a process hangs."""
+    location = process.find_hang()
     return (
         f"{stage} took longer than {format_duration(limit_s)} (train.build_timeout)"
-        f"{f'; it was at {where}' if where else ''}"
+        f"{f'; it was in {location}' if location else ''}"
     )

@@ -1,3 +1,4 @@
-"""What people look at: live view, report, TensorBoard, accounts; imports storage and what storage may import,
-never comm.
+"""Views, estimates and reports of runs, from their events and files.
+
+This package imports domain, storage, spec and scheduler, but never runtime.
 """

@@ -1,8 +1,8 @@
-"""What a run's event log says: who trained when, where the time went, and what it should have taken.
+"""Account for the time of a run from its event log: who trained when, and where the time went.
 
-Its events alone say it, so a run can be looked at while it goes on, after it was killed, and on another machine.
-A run that was resumed has several launches; they follow each other here as if nothing had been between them. Those
-that were at work at the same time are side by side.
+The events suffice, so a run can be examined while it goes on, after it was killed, and on another
+machine. Launches of a resumed run follow each other without gaps; concurrent launches are side by
+side.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from scheduler.simulation.replay_run import ReplayedRun, replay, stints_of
 
 @dataclass(frozen=True)
 class TimeSpent:
-    """Where GPU-seconds went; they add up to those of the whole run. Networks on one GPU have equal parts of it.
+    """GPU-seconds by activity, which add up to the total; networks on one GPU share it equally.
 
     Attributes:
-        training: steps, and validation.
+        training: steps and validation.
         data: waiting for samples.
         checkpointing: training blocked by a checkpoint.
-        moving: groups that have their devices and do not train: they start, change, wait for orders between
-            epochs, export a network, or did what a kill undid.
-        waiting: GPUs without a group, on any of their slots.
+        moving: groups that have devices but do not train: they start, change, wait for orders,
+            export a network, or repeat what a kill undid.
+        waiting: GPUs without a group on any of their slots.
         scheduling, profiling: all GPUs wait for these.
     """
 
@@ -51,7 +51,7 @@ class TimeSpent:
 
     @property
     def shares(self) -> dict[str, float]:
-        """Each as a share of all GPU-seconds; 0 as long as there are none."""
+        """Shares of all GPU-seconds; 0 if there are none."""
         seconds = dataclasses.asdict(self)
         total = sum(seconds.values()) or 1.0
         return {name: spent / total for name, spent in seconds.items()}
@@ -59,24 +59,25 @@ class TimeSpent:
 
 @dataclass(frozen=True)
 class Account:
-    """A run, as its log tells it.
+    """The account of a run's time.
 
     Attributes:
-        seconds: in which there was a launch.
-        policy: of the last launch.
-        devices: that the last launch had, or all that were side by side.
-        gpus: how many whole ones these are.
-        gpus_per_node, slots: whole GPUs of a node, and devices that share one, in the last launch.
-        launches: how many there were.
-        stints: who trained when on which devices.
-        spent: where the time went.
-        costs: what moves cost in this run, as a simulation takes them.
-        replay: the same run simulated; None where rates or epochs are missing, and of launches side by side.
-        time_scale: seconds that a second of training took: not 1 where it was emulated.
-        startup: (what was done, seconds) from the command to the first step of the last launch, one behind the other;
-            empty where it has not come to a step.
-        device: what networks were trained on in the last launch, in a word, such as GPU.
-        first_signal_s: when every network had ended its first epoch, so that they could be compared; None before that.
+        seconds: time in which a launch was active.
+        policy: policy of the last launch.
+        devices: devices of the last launch, or of all concurrent ones.
+        gpus: number of whole GPUs among them.
+        gpus_per_node, slots: whole GPUs per node and slots per GPU in the last launch.
+        launches: number of launches.
+        stints: which network trained when on which devices.
+        spent: GPU-seconds by activity.
+        costs: costs of moves in this run, as a simulation uses them.
+        replay: the same run simulated; None for concurrent launches, or without rates or epochs.
+        time_scale: seconds per second of training; not 1 if training was emulated.
+        startup: (activity, seconds) from the command to the first step of the last launch, in
+            order; empty before the first step.
+        device: what the last launch trained on, such as GPU.
+        first_signal_s: time at which every network had finished an epoch, so that they could be
+            compared; None before that.
     """
 
     seconds: float
@@ -97,47 +98,46 @@ class Account:
 
     @property
     def measured_s(self) -> float | None:
-        """From the first group to the last."""
+        """Measured seconds from the first group to the last."""
         if self.replay is None:
             return None
         return self.replay.measured_s * self.time_scale
 
     @property
     def simulated_s(self) -> float | None:
-        """What that should have taken."""
+        """Simulated seconds of the same part."""
         if self.replay is None:
             return None
         return self.replay.simulated.makespan_s * self.time_scale
 
     @property
     def ratio(self) -> float | None:
-        """How many times as long as simulated the run took."""
+        """Measured over simulated time."""
         if self.replay is None:
             return None
         return self.replay.measured_s / self.replay.simulated.makespan_s
 
 
 def account(run: RunState) -> Account | None:
-    """What there is to say of the time of a run.
-
-    Returns:
-        None where no launch has come as far as to begin.
+    """Return the account of a run, or None if no launch has started.
 
     Raises:
-        InputError: the log is of no run: its times go back, or its numbers cannot be.
+        InputError: the log is damaged: times go back, or numbers are impossible.
         ValueError: the same.
     """
     launches = run.launches
     if not launches:
         return None
     start = launches[-1].start
-    beside = are_concurrent(launches)
-    shown = launches if beside else launches[-1:]
-    devices = tuple(sorted({device for launch in shown for device in launch.start.devices}))
-    gpus = len({gpu for launch in shown for gpu in launch.gpus})
+    are_beside = are_concurrent(launches)
+    counted_launches = launches if are_beside else launches[-1:]
+    devices = tuple(
+        sorted({device for launch in counted_launches for device in launch.start.devices})
+    )
+    gpus = len({gpu for launch in counted_launches for gpu in launch.gpus})
     stints = stints_of(run.records)
     costs = _costs(run, is_lockstep=start.stream == "lockstep")
-    simulated = None if beside else _replay(start, run, costs)
+    simulated = None if are_beside else _replay(start, run, costs)
     return Account(
         max(launch.ended_s for launch in launches),
         start.policy,
@@ -158,19 +158,19 @@ def account(run: RunState) -> Account | None:
 
 
 def _first_signal_s(run: RunState) -> float | None:
-    """When every network had ended its first epoch, but for those that never will; None as long as one has not."""
+    """Return when every network that can had finished its first epoch; None before that."""
     first: dict[str, float] = {}
     for epoch in run.epochs:
         first.setdefault(epoch.network, epoch.t_s)
     missing = (network for name, network in run.networks.items() if name not in first)
     are_all_known = first and len(run.networks) >= run.launches[-1].start.networks
-    if are_all_known and all(one.status.outcome for one in missing):
+    if are_all_known and all(network.status.outcome for network in missing):
         return max(first.values())
     return None
 
 
 def empty_account(policy: str) -> Account:
-    """That of a run before its first launch."""
+    """Return the account of a run before its first launch."""
     return Account(
         0.0,
         policy,
@@ -188,7 +188,7 @@ def empty_account(policy: str) -> Account:
 
 
 def _startup(launch: RunLaunch) -> tuple[tuple[str, float], ...]:
-    """The parts of a start-up: those before the log, waiting for a trainer, building the first network, its step."""
+    """Return the parts of a start-up, from before the log to the first step."""
     if launch.first_step is None:
         return ()
     stepped_s, first, formed_s = launch.first_step
@@ -210,58 +210,59 @@ def _spent(run: RunState, stints: Sequence[Stint]) -> TimeSpent:
     scheduling = sum(launch.scheduling_s * len(launch.gpus) for launch in launches)
     profiling = sum(launch.profiling_s * len(launch.gpus) for launch in launches)
     checkpointing = sum(launch.checkpointing_s for launch in launches)
-    had = _had(launches, stints)
+    shares = _had(launches, stints)
     for epoch in run.epochs:
         took = epoch.record.seconds
         waited = epoch.record.waited_s
-        held = sum(
-            part.gpu_seconds(epoch.t_s - took, epoch.t_s) for part in had.get(epoch.network, ())
+        gpu_s = sum(
+            part.gpu_seconds(epoch.t_s - took, epoch.t_s) for part in shares.get(epoch.network, ())
         )
-        training += held * (took - waited) / max(took, 1e-9)
-        data += held * waited / max(took, 1e-9)
-    held = sum(part.gpu_seconds() for parts in had.values() for part in parts)
-    moving = max(0.0, held - training - data - checkpointing)
+        training += gpu_s * (took - waited) / max(took, 1e-9)
+        data += gpu_s * waited / max(took, 1e-9)
+    gpu_s = sum(part.gpu_seconds() for parts in shares.values() for part in parts)
+    moving = max(0.0, gpu_s - training - data - checkpointing)
     waiting = max(
-        0.0, sum(launch.gpu_seconds for launch in launches) - held - scheduling - profiling
+        0.0, sum(launch.gpu_seconds for launch in launches) - gpu_s - scheduling - profiling
     )
     return TimeSpent(training, data, checkpointing, moving, waiting, scheduling, profiling)
 
 
 @dataclass(frozen=True)
 class _Part:
-    """What a network had of a GPU, from one moment to another."""
+    """The share of a GPU that a network had for some time."""
 
     share: float
     start_s: float
     end_s: float
 
     def gpu_seconds(self, begin: float = -math.inf, end: float = math.inf) -> float:
-        """What lies between two moments."""
+        """Return the GPU-seconds between two times."""
         return self.share * max(0.0, min(end, self.end_s) - max(begin, self.start_s))
 
 
 def _launch_of(stint: Stint, launches: Sequence[RunLaunch]) -> int:
-    """The place of the launch in which a network had its devices."""
-    for place in reversed(range(len(launches))):
-        launch = launches[place]
+    """Return the index of the launch in which a network had its devices."""
+    for index in reversed(range(len(launches))):
+        launch = launches[index]
         if launch.began_s <= stint.start_s <= launch.ended_s and launch.devices.issuperset(
             stint.devices
         ):
-            return place
+            return index
     raise InputError(
-        f"at {stint.start_s} s: {stint.name} on devices {list(stint.devices)}, which no launch had then"
+        f"at {stint.start_s} s: {stint.name} on devices {list(stint.devices)}, which belonged to "
+        "no launch at that time"
     )
 
 
 def _had(launches: Sequence[RunLaunch], stints: Iterable[Stint]) -> Mapping[str, Sequence[_Part]]:
-    """What each network had of all GPUs: of one that several shared, equal parts."""
-    tenants: defaultdict[tuple[int, int], list[Stint]] = defaultdict(list)
+    """Return the parts of GPUs that each network had; concurrent networks share a GPU equally."""
+    stints_by_gpu: defaultdict[tuple[int, int], list[Stint]] = defaultdict(list)
     for stint in stints:
-        place = _launch_of(stint, launches)
+        index = _launch_of(stint, launches)
         for device in stint.devices:
-            tenants[place, launches[place].gpu(device)].append(stint)
-    had: defaultdict[str, list[_Part]] = defaultdict(list)
-    for sharing in tenants.values():
+            stints_by_gpu[index, launches[index].gpu(device)].append(stint)
+    shares: defaultdict[str, list[_Part]] = defaultdict(list)
+    for sharing in stints_by_gpu.values():
         times = sorted({time for stint in sharing for time in (stint.start_s, stint.end_s)})
         # in order of their start
         now = list[Stint]()
@@ -271,15 +272,15 @@ def _had(launches: Sequence[RunLaunch], stints: Iterable[Stint]) -> Mapping[str,
             while coming and coming[0].start_s <= begin:
                 now.append(coming.popleft())
             for stint in now:
-                had[stint.name].append(_Part(1 / len(now), begin, end))
-    return had
+                shares[stint.name].append(_Part(1 / len(now), begin, end))
+    return shares
 
 
 # ---- what moves cost ---------------------------------------------------------------------------
 
 
 def _costs(run: RunState, is_lockstep: bool) -> Costs:
-    """What moves, and ends of epochs, cost on average."""
+    """Return the mean costs of moves and of ends of epochs."""
     forming = [epoch.gap_s for epoch in run.epochs if epoch.previous_event is GroupStarted]
     stopping = [
         stopped.checkpoint_s
@@ -297,28 +298,30 @@ def _costs(run: RunState, is_lockstep: bool) -> Costs:
 
 
 def _between_epochs(epochs: Iterable[RunEpoch], is_lockstep: bool) -> float:
-    """What passed between two epochs of a group that went on as it was, on average.
+    """Return the mean seconds between two epochs of an unchanged group.
 
-    In lockstep groups wait for the slowest at an epoch's end: only what passed for that one is a cost.
+    In lockstep groups wait for the slowest one, so only the shortest pause per epoch is a cost.
     """
     between: dict[object, float] = {}
     for epoch in epochs:
         if epoch.previous_event is EpochEnded:
             if is_lockstep:
-                which: object = epoch.record.stream_epoch
+                key: object = epoch.record.stream_epoch
             else:
-                which = (epoch.network, epoch.record.epoch)
-            between[which] = min(epoch.gap_s, between.get(which, epoch.gap_s))
+                key = (epoch.network, epoch.record.epoch)
+            between[key] = min(epoch.gap_s, between.get(key, epoch.gap_s))
     return mean_s(list(between.values()))
 
 
-# ---- beside the simulation ---------------------------------------------------------------------
+# ---- the simulation ----------------------------------------------------------------------------
 
 
 def _replay(start: LaunchStarted, run: RunState, costs: Costs) -> ReplayedRun | None:
-    """The run simulated, in the time of what was emulated."""
+    """Simulate the run, in the time scale of its emulation."""
     scale = start.time_scale
-    known = _policy_rates(run.launches) or _observed_rates(run.epochs, scale, len(start.devices))
+    known_rates = _policy_rates(run.launches) or _observed_rates(
+        run.epochs, scale, len(start.devices)
+    )
     rates = RateTable(
         start.samples,
         start.gpus_per_node,
@@ -326,22 +329,24 @@ def _replay(start: LaunchStarted, run: RunState, costs: Costs) -> ReplayedRun | 
             Network(
                 name, tuple(rates), min_gpus=start.bounds[name][0], max_gpus=start.bounds[name][1]
             )
-            for name, rates in known.items()
+            for name, rates in known_rates.items()
             if name in start.bounds
         ),
         sharing=run.sharing,
     )
-    asked = start.options
+    settings = start.options
     delta = start.options.delta
-    # until 0.1.0 samples/s were written without it
+    # until 0.1.0 samples/s had no unit
     if delta.endswith(("%", "/s")):
         unit = ""
     else:
         unit = "/s"
-    options = Options(asked.alpha, parse_delta(delta + unit), asked.peak_limited, asked.seed)
+    options = Options(
+        settings.alpha, parse_delta(delta + unit), settings.peak_limited, settings.seed
+    )
     scaled = Costs(**{name: seconds / scale for name, seconds in dataclasses.asdict(costs).items()})
     records = [record._replace(t_s=record.t_s / scale) for record in run.records]
-    # The input of the last launch that has begun to prepare samples, if any did.
+    # The input of the last launch that prepared samples, if any.
     fed = next(
         (launch.supply for launch in reversed(run.launches) if launch.stream or launch.supply), None
     )
@@ -352,25 +357,26 @@ def _replay(start: LaunchStarted, run: RunState, costs: Costs) -> ReplayedRun | 
         return replay(
             records, rates, start.cluster, find_policy(start.policy), options, scaled, stream
         )
-    except InputError:  # no network has ended an epoch yet, or one has no rates
+    except InputError:  # no epoch has ended yet, or a network has no rates
         return None
-    except UserError:  # a policy of the user's own that is not here
+    except UserError:  # a custom policy that is not installed here
         return None
 
 
 def _policy_rates(launches: Iterable[RunLaunch]) -> Mapping[str, Sequence[float]]:
-    """The rates that the policy was told last; a launch finds out those of networks that are not done."""
+    """Return the latest rates that the policy used; a launch measures only unfinished networks."""
     return {name: rates for launch in launches for name, rates in launch.rates.items()}
 
 
 def _observed_rates(
     epochs: Iterable[RunEpoch], scale: float, devices: int
 ) -> Mapping[str, Sequence[float]]:
-    """The rates that networks showed, where the policy was told none: then each has one group size only.
+    """Return rates observed in epochs, if the policy had none: one group size per network.
 
     Args:
-        scale: seconds that a second of training took.
-        devices: the largest group that rates are wanted for.
+        epochs: the epochs of the run.
+        scale: seconds per second of training.
+        devices: the largest group size to return rates for.
     """
     samples: dict[str, float] = {}
     seconds: dict[str, float] = {}
@@ -383,8 +389,8 @@ def _observed_rates(
         gpus[name] = record.gpus
     return {
         name: [
-            scale * samples[name] / max(seconds[name], 1e-9) * size / most
-            for size in range(1, min(most, devices) + 1)
+            scale * samples[name] / max(seconds[name], 1e-9) * size / group_size
+            for size in range(1, min(group_size, devices) + 1)
         ]
-        for name, most in gpus.items()
+        for name, group_size in gpus.items()
     }

@@ -1,4 +1,4 @@
-"""What the charts of the report draw, as JSON; ``fleet/data/report.js`` draws them (pure)."""
+"""The data of the report's charts, as JSON; ``fleet/data/report.js`` draws them (pure)."""
 
 from __future__ import annotations
 
@@ -14,15 +14,13 @@ from fleet.storage.results import Status, short_names
 from fleet.units import pluralize
 from scheduler.simulation.ensemble import Stint
 
-NAMED = 10  # the best networks, which have a colour before any is chosen
-DRAWN = 200  # curves of a chart, and lines of descent, at most
-POINTS = 150  # of a curve, at most
-TRIED = 1000  # networks of a search that are drawn, at most
-BARS = (
-    6000  # of a timeline, at most, but for those that are wide; then narrow ones are drawn as one
-)
-# The colour of a network by how far it is; failed ones have no value to show.
-STATUS_COLOURS = {
+NAMED = 10  # best networks, which are in color before any is selected
+DRAWN = 200  # maximum number of curves of a chart, and of lines of descent
+POINTS = 150  # maximum number of points of a curve
+MAX_TRIALS = 1000  # maximum number of drawn trials of a search
+BARS = 6000  # maximum number of bars of a timeline, beyond which narrow ones are merged
+# Colors by status; failed networks have no value to show.
+STATUS_COLORS = {
     Status.FINISHED: "#4e79a7",
     Status.PRUNED: "#e0955b",
     Status.SKIPPED: "#bab0ac",
@@ -34,16 +32,17 @@ _T = TypeVar("_T")
 
 
 def make_charts(report: RunReport) -> dict[str, Any]:
-    """All that is drawn. A network is a number there: its place in ``networks``, by which it also has its colour.
+    """Return the data of all charts, in which networks are indices into ``networks``.
 
-    That place never changes while a run goes on: networks stand in the order in which they first had a device.
+    An index, and so the color of a network, never changes while a run goes on: networks are ordered
+    by their first device.
     """
     account = report.account
     stints = sorted(account.stints, key=lambda stint: stint.start_s)
     names = list(
         dict.fromkeys([*(stint.name for stint in stints), *(row.name for row in report.rows)])
     )
-    who = {name: place for place, name in enumerate(names)}
+    index = {name: number for number, name in enumerate(names)}
     charts = [
         ("training loss", report.losses),
         ("validation loss", report.val_losses)
@@ -51,51 +50,54 @@ def make_charts(report: RunReport) -> dict[str, Any]:
         else ("accuracy", report.accuracies),
     ]
     seconds = max(account.seconds, account.simulated_s or 0.0)
-    timelines = {"timeline": _timeline(report, stints, 1.0, seconds, who)}
+    timelines = {"timeline": _timeline(report, stints, 1.0, seconds, index)}
     if account.replay is not None:
         timelines["simulated"] = _timeline(
-            report, account.replay.simulated.stints, account.time_scale, seconds, who
+            report, account.replay.simulated.stints, account.time_scale, seconds, index
         )
     return {
         "networks": names,
-        "statuses": STATUS_COLOURS,
-        "best": [who[curve.name] for curve in report.losses[:NAMED] if curve.name in who],
+        "statuses": STATUS_COLORS,
+        "best": [index[curve.name] for curve in report.losses[:NAMED] if curve.name in index],
         "curves": [
             {
                 "title": title,
-                "lines": [_line(curve, who) for curve in subsample(curves, NAMED, DRAWN)],
+                "lines": [_line(curve, index) for curve in subsample(curves, NAMED, DRAWN)],
             }
             for title, curves in charts
             if any(math.isfinite(value) for curve in curves for value in curve.values)
         ],
         "timelines": timelines,
-        "searches": [_search(search, account.seconds, who) for search in report.searches],
+        "searches": [_search(search, account.seconds, index) for search in report.searches],
     }
 
 
 def as_script(charts: Mapping[str, Any]) -> str:
-    """JSON that may stand inside an element of a page."""
+    """Return JSON that can be embedded in a script element."""
     return json.dumps(charts, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
 
 
-def subsample(items: Sequence[_T], first: int, most: int) -> Sequence[_T]:
-    """The first few, and others that are evenly subsample, with the last.
+def subsample(items: Sequence[_T], first: int, limit: int) -> Sequence[_T]:
+    """Return the first few items, and evenly spaced others including the last.
 
     >>> subsample(range(100), 2, 5)
     [0, 1, 34, 67, 99]
     """
-    if len(items) <= most:
+    if len(items) <= limit:
         return items
-    others = most - first
-    many = len(items) - first
+    spread_count = limit - first
+    remaining = len(items) - first
     return [
         *items[:first],
-        *(items[first + (many * place - 1) // others] for place in range(1, others + 1)),
+        *(
+            items[first + (remaining * step - 1) // spread_count]
+            for step in range(1, spread_count + 1)
+        ),
     ]
 
 
 def _rounded(value: float | None) -> float | None:
-    """Five digits, as many as anybody reads; None where it is no number."""
+    """Round to five digits; None for NaN and infinity."""
     if value is not None and math.isfinite(value):
         return float(f"{value:.5g}")
     return None
@@ -104,10 +106,10 @@ def _rounded(value: float | None) -> float | None:
 # ---- curves over epochs ------------------------------------------------------------------------
 
 
-def _line(curve: NetworkCurve, who: Mapping[str, int]) -> list[Any]:
+def _line(curve: NetworkCurve, index: Mapping[str, int]) -> list[Any]:
     points = subsample(list(zip(curve.epochs, curve.values, strict=True)), 1, POINTS)
     return [
-        who.get(curve.name, -1),
+        index.get(curve.name, -1),
         [epoch for epoch, _ in points],
         [_rounded(value) for _, value in points],
     ]
@@ -117,22 +119,31 @@ def _line(curve: NetworkCurve, who: Mapping[str, int]) -> list[Any]:
 
 
 def _timeline(
-    report: RunReport, stints: Sequence[Stint], scale: float, seconds: float, who: Mapping[str, int]
+    report: RunReport,
+    stints: Sequence[Stint],
+    scale: float,
+    seconds: float,
+    index: Mapping[str, int],
 ) -> dict[str, Any]:
-    """Bars of (network, device, begin, end, what is said, share of its time that a crowd is busy).
+    """Return bars of (network, device, begin, end, label, busy share of a merged bar).
 
     Args:
-        scale: seconds that a second of the stints took.
-        seconds: that the picture spans.
+        report: the report.
+        stints: the stints to draw, in order of their starts.
+        scale: seconds per second of the stints.
+        seconds: the time that the chart spans.
+        index: network -> its index.
     """
     account = report.account
     devices = sorted(account.devices)
-    there = set(devices)
-    shown = [(stint, device) for stint in stints for device in stint.devices if device in there]
-    wide, crowds = _crowds(shown, len(devices) / BARS * seconds / scale)
+    device_set = set(devices)
+    occupancies = [
+        (stint, device) for stint in stints for device in stint.devices if device in device_set
+    ]
+    wide, crowds = _crowds(occupancies, len(devices) / BARS * seconds / scale)
     bars = [
         [
-            who.get(stint.name),
+            index.get(stint.name),
             device,
             stint.start_s * scale,
             stint.end_s * scale,
@@ -166,27 +177,27 @@ def _timeline(
 
 
 def is_crowded(stints: Sequence[Stint]) -> bool:
-    """Whether a timeline would have too many bars if each stint had its own."""
+    """Return True if a timeline has too many bars to draw each stint."""
     return sum(len(stint.devices) for stint in stints) > BARS
 
 
 def _crowds(
-    shown: Sequence[tuple[Stint, int]], most_s: float
+    occupancies: Sequence[tuple[Stint, int]], most_s: float
 ) -> tuple[Sequence[tuple[Stint, int]], list[tuple[int, list[Stint]]]]:
-    """The bars that are drawn one by one, and (device, stints) that are too narrow for that, as one bar each.
+    """Return single bars, and (device, stints) of narrow ones that are merged into one bar.
 
-    There are crowds only where there would be too many bars.
+    Bars are merged only if there are too many.
 
     Args:
-        shown: (stint, device), in the order of their starts.
-        most_s: that a crowd lasts; it follows from how many bars there may be.
+        occupancies: (stint, device), in the order of their starts.
+        most_s: maximum duration of a merged bar, which follows from the maximum number of bars.
     """
-    if len(shown) <= BARS:
-        return shown, []
+    if len(occupancies) <= BARS:
+        return occupancies, []
     wide = list[tuple[Stint, int]]()
     crowds = list[tuple[int, list[Stint]]]()
     latest = dict[int, list[Stint]]()
-    for stint, device in shown:
+    for stint, device in occupancies:
         if stint.end_s - stint.start_s >= most_s:
             wide.append((stint, device))
         elif device in latest and stint.end_s - latest[device][0].start_s <= most_s:
@@ -204,62 +215,65 @@ def _epochs(number: float) -> str:
 # ---- searches ----------------------------------------------------------------------------------
 
 
-def _search(search: SearchReport, seconds: float, who: Mapping[str, int]) -> dict[str, Any]:
+def _search(search: SearchReport, seconds: float, index: Mapping[str, int]) -> dict[str, Any]:
     keys = [
         _key(name, values)
         for name, values in zip(short_names(list(search.space)), search.space.values(), strict=True)
     ]
-    drawn = subsample(search.ranked, TRIED // 4, TRIED)
+    drawn = subsample(search.ranked, MAX_TRIALS // 4, MAX_TRIALS)
     return {
         "monitor": search.monitor,
         "larger": search.is_larger_better,
         "seconds": seconds,
         "keys": keys,
         "found": [
-            [who.get(found.network), _rounded(found.seconds), _rounded(found.value), found.epoch]
-            for found in search.improvements
+            [index.get(best.network), _rounded(best.seconds), _rounded(best.value), best.epoch]
+            for best in search.improvements
         ],
         "tried": [
             [
-                who.get(one.network),
-                str(one.status),
-                _rounded(one.value),
+                index.get(trial.network),
+                str(trial.status),
+                _rounded(trial.value),
                 [
-                    _rounded(coordinate_of(one.values.get(name), values))
+                    _rounded(coordinate_of(trial.values.get(name), values))
                     for name, values in search.space.items()
                 ],
             ]
-            for one in drawn
+            for trial in drawn
         ],
         "objectives": [name for name, _ in search.objectives],
-        "pareto": _pareto(search, who),
-        "descent": _descent(search, who),
+        "pareto": _pareto(search, index),
+        "descent": _descent(search, index),
     }
 
 
-def _pareto(search: SearchReport, who: Mapping[str, int]) -> list[list[Any]]:
-    """Networks as (network, whether it is of the front, what it came to in each objective); the front comes first."""
+def _pareto(search: SearchReport, index: Mapping[str, int]) -> list[list[Any]]:
+    """Return (network, is on the front, its objectives), the front first."""
     if search.objectives:
-        front = {one.network for one in search.pareto_front}
+        front = {trial.network for trial in search.pareto_front}
     else:
         front = set()
-    others = [
-        one
-        for one in search.ranked
-        if one.objectives
-        and all(map(math.isfinite, one.objectives))
-        and one.network not in front
-        and one.status is not Status.FAILED
+    dominated = [
+        trial
+        for trial in search.ranked
+        if trial.objectives
+        and all(map(math.isfinite, trial.objectives))
+        and trial.network not in front
+        and trial.status is not Status.FAILED
     ]
-    drawn = [*(search.pareto_front if front else ()), *subsample(others, TRIED // 4, TRIED)]
+    drawn = [
+        *(search.pareto_front if front else ()),
+        *subsample(dominated, MAX_TRIALS // 4, MAX_TRIALS),
+    ]
     return [
-        [who.get(one.network), one.network in front, list(map(_rounded, one.objectives))]
-        for one in drawn
+        [index.get(trial.network), trial.network in front, list(map(_rounded, trial.objectives))]
+        for trial in drawn
     ]
 
 
 def _key(name: str, values: Dimension) -> dict[str, Any]:
-    """The axis of a key of a space."""
+    """Return the axis of a key of a space."""
     if isinstance(values, Range):
         return {"name": name, "log": values.log, "low": values.low, "high": values.high}
     return {"name": name, "choices": [_text(value) for value in values]}
@@ -271,69 +285,69 @@ def _text(value: Any) -> str:
     return json.dumps(value)
 
 
-def _descent(search: SearchReport, who: Mapping[str, int]) -> dict[str, Any]:
-    """Rows of (network, first epoch, last epoch, the row of its parent, whether the best came from it, what is said).
+def _descent(search: SearchReport, index: Mapping[str, int]) -> dict[str, Any]:
+    """Return rows of (network, first epoch, last epoch, parent's row, is best line, label).
 
-    Epochs count from those of the earliest ancestor on. There are none where nobody has a parent.
+    Epochs count from those of the earliest ancestor. There are no rows if no network has a parent.
     """
-    if not any(one.parent for one in search.trials):
+    if not any(trial.parent for trial in search.trials):
         return {"rows": [], "epochs": 0}
     drawn = _families(_best_lines(search))
-    rows = {one.network: row for row, one in enumerate(drawn)}
-    line = {one.network for one in search.ancestry}
+    rows = {trial.network: row for row, trial in enumerate(drawn)}
+    line = {trial.network for trial in search.ancestry}
     return {
-        "epochs": max(one.begins + one.epochs for one in drawn),
+        "epochs": max(trial.begins + trial.epochs for trial in drawn),
         "rows": [
             [
-                who.get(one.network),
-                one.begins,
-                one.begins + one.epochs,
-                rows.get(one.parent),
-                one.network in line,
-                _origin(one, search),
+                index.get(trial.network),
+                trial.begins,
+                trial.begins + trial.epochs,
+                rows.get(trial.parent),
+                trial.network in line,
+                _origin(trial, search),
             ]
-            for one in drawn
+            for trial in drawn
         ],
     }
 
 
 def _best_lines(search: SearchReport) -> Sequence[SearchTrial]:
-    """The networks whose descent is drawn, by their numbers: of many the best ones, each with its ancestors."""
+    """Return the networks whose descent is drawn, by number: the best ones with their ancestors."""
     if len(search.trials) <= DRAWN:
         return search.trials
-    by_name = {one.network: one for one in search.trials}
-    kept = dict[str, SearchTrial]()
+    by_name = {trial.network: trial for trial in search.trials}
+    selected = dict[str, SearchTrial]()
     for best in search.ranked:
-        if len(kept) >= DRAWN:
+        if len(selected) >= DRAWN:
             break
-        one: SearchTrial | None = best
-        while one is not None and one.network not in kept:
-            kept[one.network] = one
-            one = by_name.get(one.parent)
-    return sorted(kept.values(), key=lambda one: one.number)
+        trial: SearchTrial | None = best
+        while trial is not None and trial.network not in selected:
+            selected[trial.network] = trial
+            trial = by_name.get(trial.parent)
+    return sorted(selected.values(), key=lambda trial: trial.number)
 
 
-def _origin(one: SearchTrial, search: SearchReport) -> str:
-    if math.isfinite(one.value):
-        value = f", {search.monitor} {one.value:.4g}"
+def _origin(trial: SearchTrial, search: SearchReport) -> str:
+    if math.isfinite(trial.value):
+        value = f", {search.monitor} {trial.value:.4g}"
     else:
         value = ""
-    if one.parent:
-        parent = f", from {one.parent} after epoch {one.parent_epoch}"
+    if trial.parent:
+        parent = f", from {trial.parent} after epoch {trial.parent_epoch}"
     else:
         parent = ""
-    return f"{one.network}, {one.status}{value}{parent}"
+    return f"{trial.network}, {trial.status}{value}{parent}"
 
 
-def _families(tried: Sequence[SearchTrial]) -> list[SearchTrial]:
-    """Each network before its children, and these before the next family."""
+def _families(trials: Sequence[SearchTrial]) -> list[SearchTrial]:
+    """Order networks so that each precedes its children, and these the next family."""
     children: dict[str, list[SearchTrial]] = {}
-    names = {one.network for one in tried}
-    for one in tried:
-        children.setdefault(one.parent if one.parent in names else "", []).append(one)
+    names = {trial.network for trial in trials}
+    for trial in trials:
+        children.setdefault(trial.parent if trial.parent in names else "", []).append(trial)
     placed = list[SearchTrial]()
     waiting = children.get("", [])[::-1]
     while waiting:
-        placed.append(one := waiting.pop())
-        waiting += children.get(one.network, [])[::-1]
+        placed.append(trial := waiting.pop())
+        waiting += children.get(trial.network, [])[::-1]
     return placed

@@ -1,16 +1,18 @@
-"""When a run will be over: a range, from the rates, the epochs that are done and the convergence rules (pure).
+"""Estimate when a run will end, as a range, from rates, finished epochs and stopping rules (pure).
 
-The run that is left is simulated twice, under the policy of the run: with few epochs of each network, and with many of
-those that its rule may still let it train. The seconds of a network's epochs are stretched as those of its epochs that
-have ended were, so that validation, checkpoints and a busy machine count; those of a network that has shown none as
-those of the others were. Of many networks that wait only some are simulated, as if they were the last: until they
-begin, the others keep all devices busy. Where none waits, groups go on as they are, and nothing is simulated. Of all
-that was seen (epochs, how long groups took to form) the quicker ones count for the one end of the range, and the slower
-ones for the other. What has passed of epochs that are under way is taken off. The range that is told has the middle of
-these two ends, and is neither so narrow that it would often be wrong nor so wide that it would say nothing.
+The rest of the run is simulated twice under its policy: with few epochs of each network, and with
+many of those that its stopping rule allows. Epochs are stretched by the ratio of measured to
+promised time of the network's own epochs, which accounts for validation, checkpoints and a busy
+machine; networks without epochs use the ratios of the others. If many networks wait, only a sample
+is simulated, as if it came last; until then the others keep all devices busy. If none waits, groups
+continue unchanged and nothing is simulated. Of all observations (epochs, times to form groups) the
+quicker ones count for the lower end and the slower ones for the upper end. Time already spent in
+current epochs is subtracted. The reported range has the middle of both ends; its width is limited
+so that it is neither often wrong nor meaningless.
 
-Networks that a search will yet ask for are taken to be as those before them, and to train as many epochs as those did
-that are pruned, paused or done, and as a rule with rungs lets them train on average. A few stand for all of them.
+Future trials of a search are assumed to be like earlier ones, and to train as many epochs as those
+that were pruned, paused or finished, and as a pruner with rungs lets them train on average. A few
+stand for all of them.
 """
 
 from __future__ import annotations
@@ -35,44 +37,46 @@ from scheduler.ensemble.rates import rate
 from scheduler.ensemble.sharing import speedup
 from scheduler.simulation.ensemble import simulate
 
-_EPOCHS = 300  # that are simulated at most; of more, several are taken for one
-_WAITING = 150  # networks that wait and are simulated at most, or one for each device
-_DEVICES = 64  # that are simulated at least; of a cluster that has more than twice as many, a part
-_OWN = 0.1  # how far the durations of a network's epochs may be off at least that has shown some, as a share
-_OTHERS = 0.5  # and of one that has not, as long as few have
-_FORMING = 0.25  # how far off it may be what others took to form, as a share
-_RECENT = 10  # epochs of a network say how far durations are from what rates promise
-# range: its end over its beginning; of recorded runs four fifths are so held
+_EPOCHS = 300  # maximum number of simulated epochs; beyond, several count as one
+_WAITING = 150  # maximum number of simulated waiting networks, or one per device
+_DEVICES = 64  # minimum number of simulated devices; larger clusters are sampled
+_OWN = 0.1  # minimum relative error of epoch times of a network with finished epochs
+_OTHERS = 0.5  # the same of one without, while few have finished epochs
+_FORMING = 0.25  # relative error of forming times of other groups
+_RECENT = 10  # number of recent epochs that stretches are computed from
+# range: high over low; in recorded runs the actual time is inside in four of five cases
 _WIDEST = 3.0
 _NARROWEST = 2.4
-_FEW = 0.25  # share of the networks that train fewer epochs than few ones, or more than many
-_UNKNOWN = (1.0,)  # samples/s where nobody has measured any: what epochs show says all
+_FEW = 0.25  # share of networks below the low, and above the high, number of epochs
+_UNKNOWN = (1.0,)  # samples/s without any measurement; stretches of epochs correct it
 
 
 _NOTHING = RemainingWork()
 
 
 @dataclass(frozen=True)
-class _Likeness:
-    """Stands for several networks to come, one after the other.
+class _StandIn:
+    """A stand-in for several future trials, one after the other.
 
     Attributes:
-        like: the network that they are taken to be like.
-        each: how many networks, on average.
+        like: the network that they are assumed to resemble.
+        networks: mean number of trials per stand-in.
     """
 
     like: str
-    each: float
+    networks: float
 
 
 class Estimator:
-    """Says how long a run will go on.
+    """Estimates how long a run will go on.
 
-    The first epoch of a group traces and compiles, so what it takes beyond the next one counts as the group's forming.
+    The first epoch of a group traces and compiles, so its excess over the next one counts as
+    forming.
 
     Args:
-        networks: by name; grows.
-        run: as it is by its events.
+        spec: the spec of the run.
+        networks: networks by name; grows.
+        run: the state of the run.
     """
 
     def __init__(self, spec: Spec, networks: Mapping[str, NetworkSpec], run: RunState) -> None:
@@ -80,10 +84,10 @@ class Estimator:
         self._networks = networks
         self._run = run
         self._now_s = 0.0
-        self._typical = _UNKNOWN  # rates of a network that nobody has measured
-        self._coming: dict[str, _Likeness] = {}  # by names that no network has
+        self._typical = _UNKNOWN  # rates of an unmeasured network
+        self._coming: dict[str, _StandIn] = {}  # by unused names
 
-    # ---- what is known ----
+    # ---- observations ----
 
     @property
     def _launch(self) -> RunLaunch:
@@ -91,18 +95,18 @@ class Estimator:
         return self._run.launch
 
     def _group(self, name: str) -> RunGroup | None:
-        """The group of a network, if it is one of this launch."""
+        """Return the group of a network in this launch, or None."""
         group = None if name in self._coming else self._run.networks[name].group
         if group is not None and group.launch is self._launch:
             return group
         return None
 
     def _promised(self, name: str, gpus: int) -> float:
-        """The samples/s that a network has on so many GPUs by the rates that are known now."""
+        """Return the samples/s of a network on a number of GPUs, by the current rates."""
         return rate(Network(name, self._rates_of(name)), gpus)
 
     def _rates_of(self, name: str) -> tuple[float, ...]:
-        """What is known of a network's rates; of one that nobody has measured, what is typical of the others."""
+        """Return the rates of a network, or typical rates if it is unmeasured."""
         rates = self._launch.rates
         return rates.get(self._like(name)) or self._typical
 
@@ -112,13 +116,13 @@ class Estimator:
         return name
 
     def _stretches(self, name: str) -> list[float]:
-        """How many times as long as promised a network's recent epochs took; rates may have become known since."""
-        waits = bool(self._stream().count)  # for others: that is simulated
+        """Return measured over promised times of a network's recent epochs."""
+        waits = bool(self._stream().count)  # waits for other networks are simulated
         return [
-            max(one.seconds - waits * one.waited_s, 1e-6)
-            / one.samples
-            * self._promised(name, one.gpus)
-            for one in self._launch.timed[name][-_RECENT:]
+            max(record.seconds - waits * record.waited_s, 1e-6)
+            / record.samples
+            * self._promised(name, record.gpus)
+            for record in self._launch.timed[name][-_RECENT:]
         ]
 
     def _stream(self) -> Stream:
@@ -129,20 +133,21 @@ class Estimator:
 
     @property
     def _supply(self) -> float | None:
-        """The samples/s of the preprocessors, where these prepare them for all."""
+        """The samples/s of preprocessors that prepare samples for all networks, or None."""
         if self._launch.supply is None:
             return None
         return self._launch.supply.supply_samples_per_s
 
-    # ---- say ----
+    # ---- estimate ----
 
     def estimate(
-        self, now_s: float | None = None, outlook: RemainingWork = _NOTHING
+        self, now_s: float | None = None, remaining: RemainingWork = _NOTHING
     ) -> TimeLeftEstimated | None:
-        """How long it will take from now on; None as long as nobody can tell.
+        """Return the estimated remaining time; None if it cannot be estimated yet.
 
         Args:
-            now_s: on the clock of the events; when the newest of them came, unless given.
+            now_s: time on the clock of the events; that of the newest event by default.
+            remaining: what searches will still propose.
         """
         launch = self._run.launch
         if launch is None:
@@ -152,45 +157,47 @@ class Estimator:
             self._typical = (statistics.median(rates[0] for rates in launch.rates.values()),)
         if not (
             launch.timed or (launch.rates and launch.building)
-        ):  # how fast, and how long until it begins
+        ):  # neither rates nor start-up times are known
             return None
         standings = {
             name: network.status
             for name, network in self._run.networks.items()
             if name in self._networks
         }
-        left = {
-            name: self._epochs_left(name, outlook)
+        epochs_left = {
+            name: self._epochs_left(name, remaining)
             for name, standing in standings.items()
-            if standing.outcome is None and not standing.is_paused and name not in outlook.idle
+            if standing.outcome is None and not standing.is_paused and name not in remaining.idle
         }
-        left = {name: epochs for name, epochs in left.items() if epochs[1]}
-        networks = len(left)
+        epochs_left = {name: epochs for name, epochs in epochs_left.items() if epochs[1]}
+        networks = len(epochs_left)
         self._coming = {}
-        for coming in outlook.searches:
-            left |= self._stand_ins(coming, outlook)
+        for coming in remaining.searches:
+            epochs_left |= self._stand_ins(coming, remaining)
             networks += int(coming.networks)
-        if not left:
+        if not epochs_left:
             return None
         times = []
         for end, sign in enumerate((-1, 1)):
-            times.append(self._left_s({name: epochs[end] for name, epochs in left.items()}, sign))
+            times.append(
+                self._left_s({name: epochs[end] for name, epochs in epochs_left.items()}, sign)
+            )
         low, high = times
         if low is None or high is None:
             return None
         return TimeLeftEstimated(*useful_range(low, high), networks)
 
-    def _epochs_left(self, name: str, outlook: RemainingWork) -> tuple[int, int]:
-        """The fewest and the most epochs that a network still trains; at its next rung it may be over."""
+    def _epochs_left(self, name: str, remaining: RemainingWork) -> tuple[int, int]:
+        """Return the minimum and maximum epochs left of a network; it may end at its next rung."""
         history = self._run.networks[name].status.history
-        fewest, most = _likely_left(history, self._networks[name].train.stopping)
-        rung = outlook.next_rung(name, len(history))
-        return (fewest if rung is None else min(fewest, rung - len(history))), most
+        low, high = _likely_left(history, self._networks[name].train.stopping)
+        rung = remaining.next_rung(name, len(history))
+        return (low if rung is None else min(low, rung - len(history))), high
 
     def _stand_ins(
-        self, coming: ExpectedTrials, outlook: RemainingWork
+        self, coming: ExpectedTrials, remaining: RemainingWork
     ) -> dict[str, tuple[int, int]]:
-        """A few networks that stand for those to come, with the fewest and the most epochs of each."""
+        """Return stand-ins for future trials with the minimum and maximum epochs of each."""
         before = sorted(
             (name for name in coming.proposed if name in self._networks),
             key=lambda name: self._rates_of(name)[0],
@@ -198,42 +205,46 @@ class Estimator:
         if not before or coming.networks < 1:
             return {}
         like = before[len(before) // 2]
-        each = self._epochs_of_one(like, coming.proposed, outlook)
-        fewest, most = (min(coming.epochs, coming.networks * epochs) for epochs in each)
+        epochs_per_trial = self._epochs_of_one(like, coming.proposed, remaining)
+        low, high = (min(coming.epochs, coming.networks * epochs) for epochs in epochs_per_trial)
         count = int(min(coming.networks, coming.max_concurrent, len(self._usable)))
-        if not count or fewest < 1:
+        if not count or low < 1:
             return {}
-        names = [f"{like}+{place + 1}" for place in range(count)]
-        self._coming |= dict.fromkeys(names, _Likeness(like, max(1.0, fewest / each[0] / count)))
-        return dict.fromkeys(names, (math.ceil(fewest / count), math.ceil(most / count)))
+        names = [f"{like}+{number + 1}" for number in range(count)]
+        self._coming |= dict.fromkeys(
+            names, _StandIn(like, max(1.0, low / epochs_per_trial[0] / count))
+        )
+        return dict.fromkeys(names, (math.ceil(low / count), math.ceil(high / count)))
 
     def _epochs_of_one(
-        self, like: str, before: Mapping[str, int | None], outlook: RemainingWork
+        self, like: str, before: Mapping[str, int | None], remaining: RemainingWork
     ) -> tuple[float, float]:
-        """How many epochs a network to come trains on average: by what came of those before it, and by the rule."""
-        most = self._networks[like].train.stopping.max_epochs
-        stood = [epochs for epochs in before.values() if epochs is not None]
-        rung = outlook.next_rung(like, 0)
-        expected = outlook.expected(most)
-        if not stood:
+        """Return low and high means of the epochs of a future trial."""
+        max_epochs = self._networks[like].train.stopping.max_epochs
+        observed = [epochs for epochs in before.values() if epochs is not None]
+        rung = remaining.next_rung(like, 0)
+        expected = remaining.expected(max_epochs)
+        if not observed:
             return min(
-                most, rung or remaining_epochs((), self._networks[like].train.stopping)[0]
-            ), most
-        low = min(statistics.fmean(stood), expected or most) * (1 - _OTHERS)
+                max_epochs, rung or remaining_epochs((), self._networks[like].train.stopping)[0]
+            ), max_epochs
+        low = min(statistics.fmean(observed), expected or max_epochs) * (1 - _OTHERS)
         high = max(
-            statistics.fmean(most if epochs is None else epochs for epochs in before.values()),
+            statistics.fmean(
+                max_epochs if epochs is None else epochs for epochs in before.values()
+            ),
             expected or 0.0,
         )
-        return max(1, min(stood), low), min(most, high * (1 + _OTHERS))
+        return max(1, min(observed), low), min(max_epochs, high * (1 + _OTHERS))
 
-    def _left_s(self, left: Mapping[str, int], sign: int) -> float | None:
-        """Seconds of the run that is left, at least (sign -1) or at most (1); None where it cannot be simulated."""
-        running = {name: epochs for name, epochs in left.items() if self._group(name)}
-        waiting = {name: epochs for name, epochs in left.items() if name not in running}
+    def _left_s(self, epochs_left: Mapping[str, int], sign: int) -> float | None:
+        """Return the remaining seconds, low (sign -1) or high (1), or None."""
+        running = {name: epochs for name, epochs in epochs_left.items() if self._group(name)}
+        waiting = {name: epochs for name, epochs in epochs_left.items() if name not in running}
         if waiting:
-            found = self._simulated_s(left, sign)
+            seconds = self._simulated_s(epochs_left, sign)
         else:
-            found = self._going_on_s(running, sign)
+            seconds = self._going_on_s(running, sign)
         cluster = self._launch.start.cluster.without(self._launch.removed_devices)
         busy = {
             cluster.gpu(device)
@@ -246,19 +257,20 @@ class Estimator:
         )
         if (
             sign < 0
-            or found is None
+            or seconds is None
             or not (running and waiting.keys() - self._coming.keys() and has_idle and has_begun)
         ):
-            return found
-        # Devices are idle and networks wait: the policy has rounds. The simulation does not know that one is under way.
-        this = self._simulated_s(running, sign)
-        others = self._simulated_s(waiting, sign)
-        if this is None or others is None:
-            return found
-        return max(found, this + others)
+            return seconds
+        # Devices are idle while networks wait, so the policy has rounds, and the simulation does
+        # not know the current one.
+        round_s = self._simulated_s(running, sign)
+        waiting_s = self._simulated_s(waiting, sign)
+        if round_s is None or waiting_s is None:
+            return seconds
+        return max(seconds, round_s + waiting_s)
 
     def _going_on_s(self, running: Mapping[str, int], sign: int) -> float:
-        """Seconds until groups that train are through, where nothing else is left: they go on as they are."""
+        """Return the seconds until the running groups end, if nothing else is left."""
         stretches = self._stretches_of(running, sign)
         regroup_s = self._costs(sign).regroup_s
         ends = []
@@ -273,7 +285,7 @@ class Estimator:
 
     @property
     def _usable(self) -> tuple[int, ...]:
-        """The devices that are left."""
+        """The devices that are not dead."""
         return tuple(
             device
             for device in self._launch.start.devices
@@ -281,7 +293,7 @@ class Estimator:
         )
 
     def _stretches_of(self, names: Iterable[str], sign: int) -> dict[str, float]:
-        """How many times as long as its rate promises each network's epochs take, at least (sign -1) or at most (1)."""
+        """Return measured over promised epoch times by network, low (sign -1) or high (1)."""
         usual = self._usual_stretch(sign)
         return {
             name: self._own_stretch(name, sign) if name in self._launch.timed else usual
@@ -289,65 +301,68 @@ class Estimator:
         }
 
     def _own_stretch(self, name: str, sign: int) -> float:
-        """That of a network whose epochs have shown it."""
-        own = self._stretches(name)
-        usual = statistics.median(own) * (1 + sign * _OWN)
-        return sign * max(sign * usual, sign * _quartile(own, sign))
+        """Return the stretch of a network with finished epochs."""
+        stretches = self._stretches(name)
+        usual = statistics.median(stretches) * (1 + sign * _OWN)
+        return sign * max(sign * usual, sign * _quartile(stretches, sign))
 
     def _usual_stretch(self, sign: int) -> float:
-        """That of a network that has shown none."""
-        others = [statistics.median(self._stretches(shown)) for shown in self._launch.timed]
-        if len(others) >= 4:
-            return _quartile(others, sign) * (1 + sign * _OWN)
-        if others:
-            typical = statistics.median(others)
+        """Return the stretch of a network without finished epochs."""
+        medians = [statistics.median(self._stretches(name)) for name in self._launch.timed]
+        if len(medians) >= 4:
+            return _quartile(medians, sign) * (1 + sign * _OWN)
+        if medians:
+            typical = statistics.median(medians)
         else:
             typical = self._launch.start.time_scale
         return typical * (1 + _OTHERS) ** sign
 
-    def _simulated_s(self, left: Mapping[str, int], sign: int) -> float | None:
-        """Seconds that some networks take, at least (sign -1) or at most (1); None where it cannot be simulated."""
+    def _simulated_s(self, epochs_left: Mapping[str, int], sign: int) -> float | None:
+        """Return the simulated seconds of networks, low (sign -1) or high (1), or None."""
         launch = self._launch
         start = self._launch.start
-        stretches = self._stretches_of(left, sign)
-        every, cluster = self._part(left, start.cluster.without(launch.removed_devices))
-        left = self._sampled(every, cluster)
-        several = max(1, math.ceil(sum(left.values()) / _EPOCHS))  # epochs that are taken for one
+        stretches = self._stretches_of(epochs_left, sign)
+        sampled_networks, cluster = self._part(
+            epochs_left, start.cluster.without(launch.removed_devices)
+        )
+        epochs_left = self._sampled(sampled_networks, cluster)
+        # epochs that count as one
+        epochs_per_step = max(1, math.ceil(sum(epochs_left.values()) / _EPOCHS))
         costs = self._costs(sign)
         export_s = self._ending_s(is_over=True)
 
         def table(more_s: Mapping[str, float]) -> RateTable:
             return RateTable(
-                start.samples * several,
+                start.samples * epochs_per_step,
                 start.gpus_per_node,
                 tuple(
                     Network(
                         name,
                         tuple(
-                            self._slowed(one / stretches[name], epochs, more_s.get(name, 0.0))
-                            for one in self._rates_of(name)
+                            self._slowed(rate / stretches[name], epochs, more_s.get(name, 0.0))
+                            for rate in self._rates_of(name)
                         ),
-                        epochs=math.ceil(epochs / several),
+                        epochs=math.ceil(epochs / epochs_per_step),
                         min_gpus=self._networks[self._like(name)].min_gpus,
                         max_gpus=self._networks[self._like(name)].max_gpus,
                     )
-                    for name, epochs in left.items()
+                    for name, epochs in epochs_left.items()
                 ),
                 sharing=self._run.sharing,
             )
 
-        # Networks whose group has taken longer to form than others will do so again; those that train have done that.
+        # Groups that took longer to form than others will do so again, unless they already train.
         more_s = {
             name: _quartile(forming, sign) + export_s - costs.regroup_s
             for name, forming in launch.forming.items()
             if not self._has_ended(name)
         }
         more_s |= {
-            name: (one.each - 1) * (costs.regroup_s + costs.checkpoint_s)
-            for name, one in self._coming.items()
+            name: (stand_in.networks - 1) * (costs.regroup_s + costs.checkpoint_s)
+            for name, stand_in in self._coming.items()
         }
         try:
-            found = simulate(
+            simulated = simulate(
                 table(more_s),
                 cluster,
                 self._spec.policy,
@@ -359,19 +374,25 @@ class Estimator:
         except (
             InputError,
             UserError,
-        ):  # a network that does not fit on what is left, a policy that gives up
+        ):  # a network does not fit on the remaining devices, or the policy gives up
             return None
-        others = {name: epochs for name, epochs in every.items() if name not in left}
-        before_s = self._busy_s(others, stretches, costs.regroup_s) / (
+        unsimulated = {
+            name: epochs for name, epochs in sampled_networks.items() if name not in epochs_left
+        }
+        before_s = self._busy_s(unsimulated, stretches, costs.regroup_s) / (
             cluster.whole_gpus
             * max(speedup(self._run.sharing, count) for count in range(1, cluster.slots + 1))
         )
         return max(
-            0.0, before_s + found.makespan_s + export_s - self._done_s(left, costs.regroup_s, sign)
+            0.0,
+            before_s
+            + simulated.makespan_s
+            + export_s
+            - self._done_s(epochs_left, costs.regroup_s, sign),
         )
 
     def _ending_s(self, is_over: bool) -> float:
-        """Seconds that it takes to let go of a network's devices, which is over or not."""
+        """Return the seconds that it takes to free the devices of a network, finished or not."""
         return mean_s(
             [
                 stopped.checkpoint_s + stopped.export_s
@@ -381,64 +402,72 @@ class Estimator:
         )
 
     def _costs(self, sign: int) -> Costs:
-        shown = [seconds for forming in self._launch.forming.values() for seconds in forming]
-        shown = shown or self._launch.building
-        if len(shown) < 4:
-            forming_s = _quartile(shown, sign)
+        forming_times = [
+            seconds for forming in self._launch.forming.values() for seconds in forming
+        ]
+        forming_times = forming_times or self._launch.building
+        if len(forming_times) < 4:
+            forming_s = _quartile(forming_times, sign)
         else:
-            forming_s = statistics.median(shown) * (1 + sign * _FORMING)
+            forming_s = statistics.median(forming_times) * (1 + sign * _FORMING)
         return Costs(
             checkpoint_s=self._ending_s(is_over=False),
             regroup_s=forming_s + self._ending_s(is_over=True),
         )
 
     def _has_ended(self, name: str) -> bool:
-        """Whether the group of a network has ended an epoch."""
+        """Return True if the group of a network has finished an epoch."""
         group = self._group(name)
         return group is not None and group.ended_s is not None
 
-    def _part(self, left: Mapping[str, int], cluster: Cluster) -> tuple[Mapping[str, int], Cluster]:
-        """Every so many networks, and as small a part of the cluster: all of a large one would keep rank 0 for long."""
-        least = max((self._networks[self._like(name)].min_gpus for name in left), default=1)
-        stride = cluster.gpus // max(_DEVICES, least * cluster.slots)
+    def _part(
+        self, epochs_left: Mapping[str, int], cluster: Cluster
+    ) -> tuple[Mapping[str, int], Cluster]:
+        """Sample networks and a part of a large cluster, which is quicker to simulate."""
+        min_gpus = max(
+            (self._networks[self._like(name)].min_gpus for name in epochs_left), default=1
+        )
+        stride = cluster.gpus // max(_DEVICES, min_gpus * cluster.slots)
         if stride < 2:
-            return left, cluster
+            return epochs_left, cluster
         part = replace(cluster, devices=cluster.devices[: -(-cluster.gpus // stride)])
-        # Not always the same of each few: spaces are often gone through in turns.
+        # Shift the sampled index, because spaces are often enumerated periodically.
         return {
-            name: left[name]
-            for place, name in enumerate(left)
-            if place % stride == place // stride % stride
+            name: epochs_left[name]
+            for index, name in enumerate(epochs_left)
+            if index % stride == index // stride % stride
         }, part
 
-    def _sampled(self, left: Mapping[str, int], cluster: Cluster) -> Mapping[str, int]:
-        """The networks that are simulated: those that have a group or stand for others, and every so many that wait."""
-        waiting = [name for name in left if not self._group(name) and name not in self._coming]
-        others = set(waiting) - set(
+    def _sampled(self, epochs_left: Mapping[str, int], cluster: Cluster) -> Mapping[str, int]:
+        """Return the networks to simulate: with a group, stand-ins, a sample of waiting ones."""
+        waiting = [
+            name for name in epochs_left if not self._group(name) and name not in self._coming
+        ]
+        skipped = set(waiting) - set(
             waiting[:: -(-len(waiting) // max(_WAITING, cluster.gpus)) or 1]
         )
-        return {name: epochs for name, epochs in left.items() if name not in others}
+        return {name: epochs for name, epochs in epochs_left.items() if name not in skipped}
 
     def _busy_s(
-        self, others: Mapping[str, int], stretches: Mapping[str, float], regroup_s: float
+        self, epochs_left: Mapping[str, int], stretches: Mapping[str, float], regroup_s: float
     ) -> float:
-        """GPU-seconds that networks take which are not simulated, each on its least GPUs."""
+        """Return the GPU-seconds of networks that are not simulated, each on its fewest GPUs."""
         busy_s = 0.0
-        for name, epochs in others.items():
-            least = self._networks[name].min_gpus
+        for name, epochs in epochs_left.items():
+            min_gpus = self._networks[name].min_gpus
             samples_per_s = min(
-                self._promised(name, least) / stretches[name], self._supply or math.inf
+                self._promised(name, min_gpus) / stretches[name], self._supply or math.inf
             )
-            busy_s += least * (self._launch.start.samples * epochs / samples_per_s + regroup_s)
+            busy_s += min_gpus * (self._launch.start.samples * epochs / samples_per_s + regroup_s)
         return busy_s
 
     def _slowed(self, rate: float, epochs: int, more_s: float) -> float:
-        """The rate at which a network takes some seconds more for some epochs."""
+        """Return the rate at which some epochs take `more_s` longer."""
         samples = self._launch.start.samples * epochs
         return samples / (samples / rate + max(0.0, more_s))
 
     def _done_s(self, names: Iterable[str], regroup_s: float, sign: int) -> float:
-        """Seconds of their simulation that have passed: groups that train have formed, and are within an epoch."""
+        """Return the seconds of the simulation that have already passed."""
         done = []
         for name in names:
             group = self._group(name)
@@ -456,14 +485,14 @@ class Estimator:
 
 
 def useful_range(low: float, high: float) -> tuple[float, float]:
-    """The ends of a range that is neither too narrow to be true nor too wide to be of use, about the same middle.
+    """Limit the width of a range around its middle.
 
     >>> [tuple(round(end, 2) for end in useful_range(*ends)) for ends in (
     ...     (1.0, 4.0), (2.0, 2.0), (0.0, 5.0), (0.0, 0.0))]
     [(1.15, 3.46), (1.29, 3.1), (1.67, 5.0), (0.0, 0.0)]
     """
     low = min(low, high)
-    if low * _WIDEST**2 <= high:  # also where both are 0: nothing is left
+    if low * _WIDEST**2 <= high:  # also if both are 0: nothing is left
         return high / _WIDEST, high
     middle = math.sqrt(low * high)
     width = math.sqrt(min(max(high / low, _NARROWEST), _WIDEST))
@@ -471,28 +500,31 @@ def useful_range(low: float, high: float) -> tuple[float, float]:
 
 
 def _likely_left(history: Sequence[EpochRecord], converge: Stopping) -> tuple[int, int]:
-    """How many epochs a network may well train yet: few and many of those that its rule allows.
+    """Return likely low and high numbers of epochs that a network still trains.
 
-    Where it stops early, the square root of the epoch of its last improvement is taken to be distributed uniformly over
-    what is left: early epochs are likelier, but not by as much as their own number. These are quartiles; patience comes
-    after.
+    With early stopping, the square root of the last improvement's epoch is assumed to be uniform
+    over the remaining range, so early epochs are more likely. The values are quartiles plus
+    patience.
     """
-    fewest, most = remaining_epochs(history, converge)
-    if fewest == most:
-        return fewest, most
+    min_epochs, max_epochs = remaining_epochs(history, converge)
+    if min_epochs == max_epochs:
+        return min_epochs, max_epochs
     patience = converge.patience or 0
     done = len(history)
-    first = math.sqrt(max(1, done + fewest - patience))
+    first = math.sqrt(max(1, done + min_epochs - patience))
     last = math.sqrt(converge.max_epochs)
     few, many = (
-        min(most, max(fewest, round((first + share * (last - first)) ** 2) + patience - done))
+        min(
+            max_epochs,
+            max(min_epochs, round((first + share * (last - first)) ** 2) + patience - done),
+        )
         for share in (_FEW, 1 - _FEW)
     )
     return few, many
 
 
 def _quartile(values: Sequence[float], sign: int) -> float:
-    """The lower (sign -1) or upper (1) quartile of values, of fewer than four the least or the greatest; 0 of none.
+    """Return the lower (sign -1) or upper (1) quartile; the extreme of fewer than four values.
 
     >>> _quartile([3.0, 1.0, 2.0], -1), _quartile([1.0, 2.0, 3.0, 4.0, 9.0], 1)
     (1.0, 4.0)
@@ -507,10 +539,10 @@ def _quartile(values: Sequence[float], sign: int) -> float:
 
 
 class EstimateSchedule:
-    """When to estimate again: seldom at first, more often towards the end, and never so that it would take time.
+    """When to estimate again: rarely at first, more often towards the end.
 
     Args:
-        least_s: between two estimates.
+        least_s: minimum seconds between two estimates.
     """
 
     def __init__(self, least_s: float = 10.0) -> None:
@@ -518,11 +550,11 @@ class EstimateSchedule:
         self._next_s = -math.inf
 
     def is_due(self, now_s: float) -> bool:
-        """Whether to estimate."""
+        """Return True if it is time to estimate."""
         return now_s >= self._next_s
 
     def record(self, now_s: float, took_s: float, estimated: TimeLeftEstimated | None) -> None:
-        """An estimate was made, and took some seconds itself."""
+        """Record an estimate and the seconds that it took."""
         wait_s = 50 * took_s
         if estimated is not None:
             wait_s = max(wait_s, self._least_s, 0.05 * estimated.high_s)

@@ -1,4 +1,4 @@
-"""The report of a run as one HTML page that needs nothing else."""
+"""The report of a run as one self-contained HTML page."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import Any
 from fleet.monitor.accounting import Account
 from fleet.monitor.charts import (
     DRAWN,
+    MAX_TRIALS,
     NAMED,
-    STATUS_COLOURS,
-    TRIED,
+    STATUS_COLORS,
     as_script,
     is_crowded,
     make_charts,
@@ -34,30 +34,33 @@ from fleet.storage.files import atomic_write
 from fleet.storage.results import Status, short_names
 from fleet.units import format_duration, pluralize
 
-# The parts of the GPU time in the order of the bar: each one's name for people and its colour.
+# The parts of the GPU time in the order of the bar: label and color.
 _SPENT = {
     "training": ("training", "#4e79a7"),
     "data": ("waiting for data", "#f28e2b"),
-    "waiting": ("waiting for work", "#bab0ac"),
+    "waiting": ("idle", "#bab0ac"),
     "checkpointing": ("checkpointing", "#e15759"),
     "moving": ("starting and regrouping", "#76b7b2"),
     "scheduling": ("scheduling", "#edc948"),
     "profiling": ("profiling", "#b07aa1"),
 }
 
-_ROWS = 30  # of a network in the table of curves
-_STINTS = 200  # rows of the table of who had what
+_ROWS = 30  # rows per network in the table of losses
+_STINTS = 200  # rows of the table of device assignments
 
-_CROWD = " A grey bar stands for networks that would be too narrow to be seen; it is paler where there were pauses."
+_CROWD = (
+    " A gray bar merges networks whose bars are too narrow to see; a paler one contains more "
+    "idle time."
+)
 
 
 def write_report(
     path: Path, report: RunReport, every_s: float | None = None, skip_slow: bool = False
 ) -> None:
-    """Write a report's page; see :func:`render`.
+    """Write the page of a report; see :func:`render`.
 
     Raises:
-        StorageError: it cannot be written there.
+        StorageError: the file cannot be written.
     """
     page = render(report, every_s, skip_slow)
     with atomic_write(path) as file:
@@ -65,23 +68,25 @@ def write_report(
 
 
 def render(report: RunReport, every_s: float | None = None, skip_slow: bool = False) -> str:
-    """The whole HTML page.
+    """Return the HTML page of a report.
 
     Args:
-        every_s: seconds after which an open page loads itself anew, if it is written again and again.
-        skip_slow: leave out what takes seconds to find out, since devices wait for the end of a launch.
+        report: the report.
+        every_s: seconds after which an open page reloads, if it is rewritten periodically.
+        skip_slow: True to leave out what takes seconds to compute, because devices wait for it.
     """
     account = report.account
     body = [
         f"<h1>{escape(report.name)}</h1>",
         _summary(report),
         _note(report.data_changes),
-        "<noscript><p class=note>The charts need scripts, which are switched off here. The tables have their numbers."
+        "<noscript><p class=note>The charts need JavaScript, which is disabled. The tables show "
+        "the same numbers."
         "</p></noscript>",
         "<h2>Leaderboard</h2>",
         *_leaderboard(report),
         *_together(report),
-        "<h2>How they learned</h2>",
+        "<h2>Learning curves</h2>",
         *_curves(report),
         *(
             part
@@ -89,23 +94,26 @@ def render(report: RunReport, every_s: float | None = None, skip_slow: bool = Fa
             for part in _search(search, number, skip_slow)
         ),
         *_rungs(report),
-        f"<h2>Who had which {account.device}</h2>",
-        f"<p class=note>A bar for every network on every {'slot of a ' * (account.slots > 1)}{account.device} it had. "
-        f"A dark edge shows where a group was formed.{_CROWD if is_crowded(account.stints) else ''}</p>",
+        f"<h2>Networks by {account.device}</h2>",
+        "<p class=note>Each bar is a network on a "
+        f"{'slot of a ' * (account.slots > 1)}{account.device}. "
+        "A dark edge marks the start of a "
+        f"group.{_CROWD if is_crowded(account.stints) else ''}</p>",
         "<div id=timeline></div>",
         _stints(account),
-        "<h2>Where the time went</h2>",
+        f"<h2>{account.device} time</h2>",
         _shares(account),
         _note(report.cache_summary),
         _note(report.input_summary),
         _missed(report),
         *_startup(account),
-        "<h2>Beside the simulation</h2>",
+        "<h2>Comparison with a simulation</h2>",
         _comparison(account),
         "<div id=simulated></div>",
     ]
     seconds = None if every_s is None else max(1, round(every_s))
-    # With scripts, one of them loads the page anew: it stops where the page is not written any more.
+    # A script reloads the page until it is no longer written; without scripts, the meta element
+    # does.
     if seconds is None:
         again = ""
     else:
@@ -128,7 +136,8 @@ def _data(name: str) -> str:
 
 _PAGE = """<!doctype html>
 <html lang="en" data-every="{every}">
-<head><meta charset="utf-8"><meta name="viewport" content="width=device-width">{again}<title>{title}</title>
+<head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
+    {again}<title>{title}</title>
 <style>
 {style}</style></head>
 <body>
@@ -155,11 +164,16 @@ def _summary(report: RunReport) -> str:
             f"{counts['finished']} of {counts['networks']}",
             "networks finished" + (f", {counts['failed']} failed" if counts["failed"] else ""),
         ),
-        (format_duration(account.seconds), f"in all{launches}"),
+        (format_duration(account.seconds), f"total time{launches}"),
         *(
             []
             if account.first_signal_s is None
-            else [(format_duration(account.first_signal_s), "until each had ended an epoch")]
+            else [
+                (
+                    format_duration(account.first_signal_s),
+                    "until every network had finished an epoch",
+                )
+            ]
         ),
         (f"{account.gpus}", f"{account.device}s, {account.gpus_per_node} per node{shared}"),
         (account.policy, "policy"),
@@ -168,7 +182,8 @@ def _summary(report: RunReport) -> str:
     return (
         "<div class=facts>"
         + "".join(
-            f"<div><b>{escape(value)}</b><span>{escape(what)}</span></div>" for value, what in facts
+            f"<div><b>{escape(value)}</b><span>{escape(label)}</span></div>"
+            for value, label in facts
         )
         + "</div>"
     )
@@ -180,7 +195,7 @@ def _leaderboard(report: RunReport) -> list[str]:
 
 
 def html_table(headers: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    """A table whose columns of numbers are aligned to the right; a row of a network says which it is."""
+    """Return a table with numbers aligned to the right; rows of networks carry their names."""
     numeric = [all(_is_number(row[column]) for row in rows) for column in range(len(headers))]
 
     def cell(tag: str, value: Any, column: int) -> str:
@@ -190,7 +205,8 @@ def html_table(headers: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
             kind = "failed"
         else:
             kind = ""
-        return f"<{tag}{f' class={kind}' if kind else ''}>{'' if value is None else escape(str(value))}</{tag}>"
+        text = "" if value is None else escape(str(value))
+        return f"<{tag}{f' class={kind}' if kind else ''}>{text}</{tag}>"
 
     def line(row: Sequence[Any]) -> str:
         cells = "".join(cell("td", value, column) for column, value in enumerate(row))
@@ -209,8 +225,8 @@ def html_table(headers: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     )
 
 
-def _details(said: str, table: str) -> str:
-    return f"<details><summary>{said}</summary>{table}</details>"
+def _details(title: str, table: str) -> str:
+    return f"<details><summary>{title}</summary>{table}</details>"
 
 
 def _is_number(value: Any) -> bool:
@@ -232,61 +248,67 @@ def _legend(items: Iterable[tuple[str, str]]) -> str:
 
 
 def _together(report: RunReport) -> list[str]:
-    """How good the best networks are together; nothing where that was not found out."""
+    """Return the scores of combined networks; empty if they were not computed."""
     if not report.ensembles:
         return []
     return [
-        "<h2>The best networks together</h2>",
+        "<h2>Ensembles of the best networks</h2>",
         html_table(*make_table(report.ensembles)),
         f"<p class=note>{TOGETHER}</p>",
     ]
 
 
 def _search(search: SearchReport, number: int, skip_slow: bool) -> list[str]:
-    """What a search has found, where in its space, and which network came from which."""
+    """Return the section of a search: best values, its space, and lines of descent."""
     title = f"<h2>{escape(search.title)}</h2>"
     if not search.trials:
         return [title, _note(search.summary)]
     if not search.improvements:
-        return [title, "<p class=note>No network of it has a value yet.</p>"]
+        return [title, "<p class=note>None of its networks has a value yet.</p>"]
     if len(search.trials) <= DRAWN:
         few = ""
     else:
-        few = f" Of {len(search.trials)} networks, the best {DRAWN} are drawn, their ancestors included."
-    if any(one.parent for one in search.trials):
+        few = (
+            f" The best {DRAWN} of {len(search.trials)} networks are drawn, including their "
+            "ancestors."
+        )
+    if any(trial.parent for trial in search.trials):
         descent = [
-            "<p class=note>Which network began with whose weights, over the epochs that were trained before. The "
-            f"best network and its ancestors are blue.{few}</p>",
+            "<p class=note>Which network started from the weights of which other network, over "
+            "trained epochs. "
+            f"The best network and its ancestors are blue.{few}</p>",
             _chart_element(number, "descent"),
         ]
     else:
         descent = []
     of_many = (
-        f"; of {len(search.ranked)} networks {TRIED} are drawn, from the best to the worst"
-        * (len(search.ranked) > TRIED)
+        f"; {MAX_TRIALS} of {len(search.ranked)} networks are drawn, from the best to the worst"
+        * (len(search.ranked) > MAX_TRIALS)
     )
     return [
         title,
         f"<p class=note>{escape(search.summary)}</p>",
-        f"<div class=row>{_chart_element(number, 'best')}{html_table(*improvements_table(search))}</div>",
+        f"<div class=row>{_chart_element(number, 'best')}",
+        f"{html_table(*improvements_table(search))}</div>",
         *(
             [
                 "<h3>The Pareto front</h3>",
                 _chart_element(number, "pareto"),
                 html_table(*front_table(search)),
-                "<p class=note>No other network is as good in all of these and better in one.</p>",
+                "<p class=note>No other network is at least as good in all objectives and better "
+                "in one.</p>",
             ]
             if search.objectives
             else []
         ),
-        "<p class=note>What each network came to at its best epoch, against what it was given"
-        f"{of_many}. Drag along an axis to keep a part of it:</p>",
+        "<p class=note>The value of each network at its best epoch against its parameters"
+        f"{of_many}. Drag along an axis to select a range:</p>",
         _chart_element(number, "parallel"),
         _chart_element(number, "keys"),
         _legend(
             (str(status), fill)
-            for status, fill in STATUS_COLOURS.items()
-            if any(one.status is status for one in search.trials)
+            for status, fill in STATUS_COLORS.items()
+            if any(trial.status is status for trial in search.trials)
         ),
         _details("The best networks as a table", html_table(*trials_table(search))),
         *_importance(search, skip_slow),
@@ -295,40 +317,44 @@ def _search(search: SearchReport, number: int, skip_slow: bool) -> list[str]:
 
 
 def _importance(search: SearchReport, skip_slow: bool) -> list[str]:
-    """How much each key decides, as bars that need no script."""
-    found = importance_of(search, skip_slow)
-    if found is None:
+    """Return the importance of each key as bars that need no script."""
+    importance = importance_of(search, skip_slow)
+    if importance is None:
         return []
     rows = "".join(
         f"<tr><td>{escape(name)}</td><td class=number>{share:.0%}</td><td><i class=share "
         f'style="width:{300 * share:.0f}px"></i></td></tr>'
-        for name, share in zip(short_names(list(found.shares)), found.shares.values(), strict=True)
+        for name, share in zip(
+            short_names(list(importance.shares)), importance.shares.values(), strict=True
+        )
     )
-    table = f"<table><thead><tr><th>key</th><th>importance</th><th></th></tr></thead><tbody>{rows}</tbody></table>"
-    return [_note(found.summary), table if rows else ""]
+    head = "<tr><th>key</th><th>importance</th><th></th></tr>"
+    table = f"<table><thead>{head}</thead><tbody>{rows}</tbody></table>"
+    return [_note(importance.summary), table if rows else ""]
 
 
 def _chart_element(number: int, chart: str) -> str:
-    """Where a chart of a search goes."""
+    """Return the element that a chart of a search is drawn into."""
     return f'<div class=row id="search-{number}-{chart}"></div>'
 
 
 def _rungs(report: RunReport) -> list[str]:
-    """After how many epochs networks were paused and pruned; nothing where none were."""
+    """Return the table of rungs; empty if no network was paused or pruned."""
     if not report.rungs:
         return []
-    return ["<h2>What was pruned when</h2>", html_table(*rungs_table(report.rungs))]
+    return ["<h2>Pruning by epoch</h2>", html_table(*rungs_table(report.rungs))]
 
 
 def _curves(report: RunReport) -> list[str]:
     if len(report.losses) <= NAMED:
-        grey = ""
+        gray = ""
     else:
-        grey = f" The best {NAMED} networks are in colour."
+        gray = f" The best {NAMED} networks are in color."
     if len(report.losses) > DRAWN:
-        grey += (
-            f" Of the other {len(report.losses) - NAMED}, {DRAWN - NAMED} are drawn, evenly from the best to the "
-            "worst."
+        gray += (
+            f" {DRAWN - NAMED} of the other {len(report.losses) - NAMED} are drawn, evenly spaced "
+            "from the "
+            "best to the worst."
         )
     rows = [
         [curve.name, epoch, f"{value:.4g}"]
@@ -336,17 +362,18 @@ def _curves(report: RunReport) -> list[str]:
         for epoch, value in subsample(list(zip(curve.epochs, curve.values, strict=True)), 1, _ROWS)
     ]
     return [
-        f"<p class=note>A click on a network, here or in a table, keeps its colour in all charts.{grey}</p>",
+        "<p class=note>Click a network, here or in a table, to highlight it in all "
+        f"charts.{gray}</p>",
         "<div class=row id=curves></div><div class=legend id=legend></div>",
         _details(
-            "The training losses of the best as a table",
+            "Training losses of the best networks as a table",
             html_table(["network", "epoch", "loss"], rows),
         ),
     ]
 
 
 def _stints(account: Account) -> str:
-    """Who had what when, the first of them."""
+    """Return a table of the first device assignments."""
     rows = [
         [
             stint.name,
@@ -357,17 +384,18 @@ def _stints(account: Account) -> str:
         for stint in account.stints[:_STINTS]
     ]
     return _details(
-        f"The first {len(rows)} of {len(account.stints)} as a table",
+        f"The first {len(rows)} of {len(account.stints)} bars as a table",
         html_table(["network", f"{account.device}s", "from s", "to s"], rows),
     )
 
 
 def _shares(account: Account) -> str:
-    """A bar of all GPU time, and its parts in numbers."""
+    """Return a bar of all GPU time and a table of its parts."""
     seconds = dataclasses.asdict(account.spent)
     shares = account.spent.shares
     bar = "".join(
-        f'<i style="width:{shares[part]:.3%};background:{fill}" title="{name}: {shares[part]:.2%}"></i>'
+        f'<i style="width:{shares[part]:.3%};background:{fill}" title="{name}: '
+        f'{shares[part]:.2%}"></i>'
         for part, (name, fill) in _SPENT.items()
     )
     return (
@@ -384,14 +412,14 @@ def _shares(account: Account) -> str:
 
 
 def _startup(account: Account) -> list[str]:
-    """What passed between the command and the first step, part by part."""
+    """Return the parts of the time between the command and the first step."""
     if not account.startup:
         return []
     total = sum(seconds for _, seconds in account.startup)
     return [
         f"<h2>From the command to the first step: {total:.1f} s</h2>",
         html_table(
-            ["on rank 0, one behind the other", "s"],
+            ["on rank 0, in order", "s"],
             [[part, f"{seconds:.2f}"] for part, seconds in account.startup],
         ),
     ]
@@ -409,33 +437,35 @@ def _note(text: str) -> str:
 
 
 def _comparison(account: Account) -> str:
-    """What the run took and what it should have taken, and the costs that were simulated."""
+    """Return measured and simulated times, and the costs that were simulated."""
     measured_s = account.measured_s
     simulated_s = account.simulated_s
     replay = account.replay
     if measured_s is None or simulated_s is None or replay is None:
         return (
-            "<p class=note>There is nothing to simulate: no network has ended an epoch, or some came while the run "
-            "went on, and a simulation knows only those of its beginning.</p>"
+            "<p class=note>There is nothing to simulate: no network has finished an epoch, or "
+            "some were added "
+            "during the run, and a simulation only covers networks of its beginning.</p>"
         )
     bound_s = replay.simulated.lower_bound_s * account.time_scale
     rows = [
-        ["measured, from the first group to the last", f"{measured_s:.1f}", ""],
+        ["measured, first to last group", f"{measured_s:.1f}", ""],
         ["simulated, with the costs below", f"{simulated_s:.1f}", f"{account.ratio:.3f}"],
-        ["no schedule can be faster than", f"{bound_s:.1f}", f"{measured_s / bound_s:.3f}"],
+        ["lower bound of any schedule", f"{bound_s:.1f}", f"{measured_s / bound_s:.3f}"],
     ]
     costs = [
-        ("a group that starts or changes", account.costs.regroup_s),
+        ("starting or changing a group", account.costs.regroup_s),
         ("between two epochs", account.costs.epoch_s),
-        ("a group that stops unfinished", account.costs.checkpoint_s),
-        ("a decision", account.costs.scheduling_s),
+        ("stopping an unfinished group", account.costs.checkpoint_s),
+        ("a scheduling decision", account.costs.scheduling_s),
     ]
     return (
-        html_table(["makespan", "seconds", "measured is times as long"], rows)
-        + "<p class=note>The same networks, for as many epochs, under the same policy with the same rates; "
-        "what moves cost on average in this run:</p>"
+        html_table(["makespan", "seconds", "measured / this"], rows)
+        + "<p class=note>The simulation uses the same networks, epochs, policy and rates, and the "
+        "mean costs of "
+        "this run:</p>"
         + html_table(
-            ["", "milliseconds"], [[what, f"{1000 * seconds:.1f}"] for what, seconds in costs]
+            ["", "milliseconds"], [[label, f"{1000 * seconds:.1f}"] for label, seconds in costs]
         )
         + "<p class=note>The simulated run:</p>"
     )

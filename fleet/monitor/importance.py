@@ -1,4 +1,4 @@
-"""How much the keys of a search's space decide what networks come to, by scikit-learn or Optuna where installed."""
+"""Importance of a search's parameters, computed by scikit-learn or Optuna if installed."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from typing import Any
 from fleet.monitor.search_summary import SearchReport, SearchTrial, coordinate_of
 from fleet.spec.space import Dimension, Range
 
-LEAST = 10  # networks, below which nothing is said
-_MOST = 1000  # networks that are looked at
-_Found = tuple[Sequence[float], str]
+MIN_NETWORKS = 10  # minimum number of networks
+_MAX_NETWORKS = 1000  # maximum number of evaluated networks
+_KeyScores = tuple[Sequence[float], str]
 
 
 @dataclass(frozen=True)
 class Importance:
-    """How much each key decides.
+    """The importance of each key of a space.
 
     Attributes:
-        shares: of each key, the greatest first; they add up to 1. Empty where nothing can be said.
-        summary: how that was found, or why nothing was.
+        shares: share of each key, greatest first, adding up to 1; empty if unknown.
+        summary: how it was computed, or why it was not.
     """
 
     shares: Mapping[str, float]
@@ -31,121 +31,131 @@ class Importance:
 
 
 def importance_of(search: SearchReport, skip_slow: bool = False) -> Importance | None:
-    """What can be said of a search; None of a space of one key, and of few networks.
+    """Return the importances of a search; None for a single key or few networks.
 
-    Networks that were pruned early count with the best value that they had, as everywhere in the report.
+    Networks that were pruned early count with their best value, as everywhere in the report.
 
     Args:
-        skip_slow: whether no library may be loaded for it, which takes seconds.
+        search: the report of the search.
+        skip_slow: True to load no libraries, which takes seconds.
     """
     varied = [
-        key for key in search.space if len({repr(one.values.get(key)) for one in search.ranked}) > 1
+        key
+        for key in search.space
+        if len({repr(trial.values.get(key)) for trial in search.ranked}) > 1
     ]
-    if len(varied) < 2 or len(search.ranked) < LEAST:
+    if len(varied) < 2 or len(search.ranked) < MIN_NETWORKS:
         return None
     if skip_slow:
         return Importance(
-            {}, "How much each key decides is found out and shown here by the command fleet report."
+            {}, "Run fleet report to compute the importance of each key and show it here."
         )
-    every = math.ceil(len(search.ranked) / _MOST)
-    for way in _WAYS:
+    every = math.ceil(len(search.ranked) / _MAX_NETWORKS)
+    for method in _METHODS:
         try:
-            found, words = way(search, varied, search.ranked[::every])
+            scores, summary = method(search, varied, search.ranked[::every])
         except ImportError:
             continue
-        total = sum(found)
+        total = sum(scores)
         if total <= 0:
-            return Importance({}, words)
+            return Importance({}, summary)
         return Importance(
             dict(
                 sorted(
-                    ((key, value / total) for key, value in zip(varied, found, strict=True)),
+                    ((key, value / total) for key, value in zip(varied, scores, strict=True)),
                     key=lambda item: -item[1],
                 )
             ),
-            words,
+            summary,
         )
-    return Importance(
-        {}, "How much each key decides is shown where scikit-learn or Optuna is installed."
-    )
+    return Importance({}, "Install scikit-learn or Optuna to see the importance of each key.")
 
 
 def _by_permutation(
     search: SearchReport, keys: Sequence[str], ranked: Sequence[SearchTrial]
-) -> _Found:
-    """How much worse a random forest foretells the order of networks if the values of a key are shuffled."""
+) -> _KeyScores:
+    """Return how much worse a random forest ranks networks if values of a key are shuffled."""
     from sklearn.ensemble import RandomForestRegressor
     from sklearn.inspection import permutation_importance
 
-    inputs = [[_number(one.values.get(key), search.space[key]) for key in keys] for one in ranked]
+    inputs = [
+        [_number(trial.values.get(key), search.space[key]) for key in keys] for trial in ranked
+    ]
     order = [
-        -float(place) for place in range(len(ranked))
-    ]  # a loss that is far off has no more weight than the last
+        -float(position) for position in range(len(ranked))
+    ]  # ranks, so that outliers have no more weight than the last network
     forest = RandomForestRegressor(100, min_samples_leaf=2, oob_score=True, random_state=0).fit(
         inputs, order
     )
     if forest.oob_score_ <= 0:
         return [0.0] * len(
             keys
-        ), "The values of the keys do not foretell how good a network is, as far as can be seen."
-    found = permutation_importance(
+        ), "The values of the keys do not predict the ranking of the networks."
+    importances = permutation_importance(
         forest, inputs, order, n_repeats=10, random_state=0
     ).importances_mean
-    return [max(0.0, float(one)) for one in found], (
-        "How much each key decides: by permutation, in a random forest that foretells the order of networks. Of those "
-        f"that it has not seen it explains {forest.oob_score_:.0%} of the variance."
+    return [max(0.0, float(trial)) for trial in importances], (
+        "Permutation importance in a random forest that predicts the ranking; it explains "
+        f"{forest.oob_score_:.0%} of held-out variance."
     )
 
 
-def _by_optuna(search: SearchReport, keys: Sequence[str], ranked: Sequence[SearchTrial]) -> _Found:
-    """How differently a key is distributed among the best networks and among all (PED-ANOVA)."""
+def _by_optuna(
+    search: SearchReport, keys: Sequence[str], ranked: Sequence[SearchTrial]
+) -> _KeyScores:
+    """Return how much a key's distribution among the best networks differs from all (PED-ANOVA)."""
     import optuna
 
     ranked = [
-        one
-        for one in ranked
-        if None not in [coordinate_of(one.values.get(key), search.space[key]) for key in keys]
+        trial
+        for trial in ranked
+        if None not in [coordinate_of(trial.values.get(key), search.space[key]) for key in keys]
     ]
-    if len(ranked) < LEAST:
+    if len(ranked) < MIN_NETWORKS:
         return [0.0] * len(
             keys
-        ), "Too few networks have values of the space for all keys to say how much each decides."
+        ), "Too few networks have values inside the space for all keys to compute importances."
     logging.getLogger("optuna").setLevel(logging.WARNING)
     space: dict[str, optuna.distributions.BaseDistribution] = {
-        key: optuna.distributions.FloatDistribution(own.low, own.high, log=own.log)
-        if isinstance(own := search.space[key], Range)
-        else optuna.distributions.CategoricalDistribution([repr(choice) for choice in own])
+        key: optuna.distributions.FloatDistribution(
+            dimension.low, dimension.high, log=dimension.log
+        )
+        if isinstance(dimension := search.space[key], Range)
+        else optuna.distributions.CategoricalDistribution([repr(choice) for choice in dimension])
         for key in keys
     }
     study = optuna.create_study(direction="maximize" if search.is_larger_better else "minimize")
-    for one in ranked:
+    for trial in ranked:
         values = {
-            key: one.values[key] if isinstance(search.space[key], Range) else repr(one.values[key])
+            key: trial.values[key]
+            if isinstance(search.space[key], Range)
+            else repr(trial.values[key])
             for key in keys
         }
         with warnings.catch_warnings(action="ignore"):
             study.add_trial(
-                optuna.create_trial(params=values, value=one.value, distributions=space)
+                optuna.create_trial(params=values, value=trial.value, distributions=space)
             )
-    found = optuna.importance.get_param_importances(
+    importances = optuna.importance.get_param_importances(
         study, evaluator=optuna.importance.PedAnovaImportanceEvaluator()
     )
-    return [found.get(key, 0.0) for key in keys], (
-        "How much each key decides, by Optuna's PED-ANOVA: how differently it is spread among the best networks."
+    return [importances.get(key, 0.0) for key in keys], (
+        "Importance by Optuna's PED-ANOVA: how much the values of the best networks differ from "
+        "the rest."
     )
 
 
-_WAYS: tuple[Callable[[SearchReport, Sequence[str], Sequence[SearchTrial]], _Found], ...] = (
+_METHODS: tuple[Callable[[SearchReport, Sequence[str], Sequence[SearchTrial]], _KeyScores], ...] = (
     _by_permutation,
     _by_optuna,
 )
 
 
 def _number(value: Any, values: Dimension) -> float:
-    """A value as a forest takes it; one that is none of the space, since it is of an earlier one, lies below all."""
-    place = coordinate_of(value, values)
-    if place is not None:
-        return place
+    """Return a value as input of the forest; values outside the space lie below all others."""
+    coordinate = coordinate_of(value, values)
+    if coordinate is not None:
+        return coordinate
     if isinstance(values, Range):
         return values.low - (0.0 if values.log else values.high - values.low)
     return -1.0

@@ -1,4 +1,4 @@
-"""How far networks are within their epochs, in a line at intervals: for a log, where nothing moves."""
+"""Progress within long epochs, as a line at intervals: for a log, where nothing moves."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from typing import NamedTuple
 
 from fleet.domain.run import RunGroup, RunNetwork, RunState
 
-# Between two lines: short at first, when somebody may look on, and longer the longer the run takes.
+# Seconds between two lines; the interval grows with the run.
 FIRST_S = 30.0
 LONGEST_S = 300.0
-_MOST_NAMED = 8
+_MAX_NAMED = 8
 
 
 class EpochPart(NamedTuple):
-    """How far a network was within the epoch after some others, in some group."""
+    """The progress of a network within its current epoch."""
 
     samples: int
     samples_per_s: float
@@ -21,39 +21,43 @@ class EpochPart(NamedTuple):
     group: RunGroup | None
 
     def is_current(self, network: RunNetwork) -> bool:
-        """Whether the network is still where it was when that was heard."""
+        """Return True if the network is still in the same epoch and group."""
         return network.group is self.group and network.epochs == self.epochs
 
 
 class Progress:
-    """Makes the lines. A network whose epochs end often enough to be heard of is in none of them.
+    """Makes the lines. Networks whose epochs end often enough do not appear in them.
 
     Args:
-        run: as it is by its events.
+        run: the state of the run.
     """
 
     def __init__(self, run: RunState) -> None:
         self._run = run
-        self._heard_s: dict[str, float] = {}  # when a line told of a network last
+        self._reported_s: dict[str, float] = {}  # time of the last line about a network
         self._paces: dict[str, EpochPart] = {}
-        self._said_s = 0.0
+        self._last_line_s = 0.0
         self._every_s = FIRST_S
 
     def mark_reported(self, network: str, now_s: float) -> None:
-        """A line has told of a network."""
-        self._heard_s[network] = now_s
+        """Record that a line has reported about a network."""
+        self._reported_s[network] = now_s
 
     def make_line(self, network: str, samples: int, samples_per_s: float, now_s: float) -> str:
-        """What to say after hearing how far a network is; nothing where that would be too often.
+        """Return the line to print after a progress message; empty if it is too early.
 
         Args:
-            samples: of its epoch that are consumed.
-            now_s: on the clock of :meth:`mark_reported`, which starts at 0.
+            network: the network.
+            samples: samples of its epoch that it has consumed.
+            samples_per_s: its current rate.
+            now_s: time on the clock of :meth:`mark_reported`, which starts at 0.
         """
-        known = self._run.networks.get(network)
-        if known is not None:
-            self._paces[network] = EpochPart(samples, samples_per_s, known.epochs, known.group)
-        if now_s - self._said_s < self._every_s:
+        run_network = self._run.networks.get(network)
+        if run_network is not None:
+            self._paces[network] = EpochPart(
+                samples, samples_per_s, run_network.epochs, run_network.group
+            )
+        if now_s - self._last_line_s < self._every_s:
             return ""
         self._paces = {
             name: pace
@@ -61,18 +65,18 @@ class Progress:
             if pace.is_current(self._run.networks[name])
         }
         due = [
-            name for name in self._paces if now_s - self._heard_s.get(name, 0.0) >= self._every_s
+            name for name in self._paces if now_s - self._reported_s.get(name, 0.0) >= self._every_s
         ]
         if not due:
             return ""
-        self._said_s = now_s
+        self._last_line_s = now_s
         self._every_s = min(2 * self._every_s, LONGEST_S)
-        self._heard_s.update(dict.fromkeys(due, now_s))
-        if len(due) > _MOST_NAMED:
-            more = f"; and {len(due) - _MOST_NAMED} more"
+        self._reported_s.update(dict.fromkeys(due, now_s))
+        if len(due) > _MAX_NAMED:
+            more = f"; and {len(due) - _MAX_NAMED} more"
         else:
             more = ""
-        return "; ".join(map(self._described, due[:_MOST_NAMED])) + more
+        return "; ".join(map(self._described, due[:_MAX_NAMED])) + more
 
     def _described(self, name: str) -> str:
         pace = self._paces[name]

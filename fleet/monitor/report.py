@@ -1,4 +1,4 @@
-"""What there is to report of a run, taken together from its files: the table of results, curves, the account."""
+"""The report of a run, compiled from its files: the table of results, curves, and the account."""
 
 from __future__ import annotations
 
@@ -32,20 +32,25 @@ from fleet.storage.paths import RunPaths
 from fleet.storage.run_spec import load_run_spec
 
 _SHUFFLES = {
-    "network": "Each network shuffles by its own epochs, so no schedule changes what it learns from.",
-    "stream": "Samples pass by in a stream that networks share, and a network's shuffle is that of the stream's epochs "
-    "which it met. They are recorded in its history, and a replay repeats them.",
+    "network": "Each network shuffles by its own epochs, so the schedule does not change its "
+    "samples.",
+    "stream": "Networks share a stream of samples, and a network's shuffle is that of the "
+    "stream's epochs "
+    "that it trained on. Its history records them, and a replay repeats them.",
 }
 
-MAX_ROWS = 200  # networks that a table for people has at most
+MAX_ROWS = 200  # maximum number of networks in a table
 
-# What is said of the chunks that were missed.
-MISSED_CHUNKS = "{chunks} of the ring could not be taken by a group that lacked them: one of its nodes had let them go"
+# Message about missed chunks.
+MISSED_CHUNKS = (
+    "{chunks} of the ring could not be used by a group that needed them: one of its "
+    "nodes had dropped them"
+)
 
 
 @dataclass(frozen=True)
 class NetworkCurve:
-    """How a network learned: a value for each of its epochs; NaN where it could not be computed."""
+    """A learning curve: a value per epoch; NaN if it could not be computed."""
 
     name: str
     epochs: tuple[int, ...]
@@ -54,20 +59,21 @@ class NetworkCurve:
 
 @dataclass(frozen=True)
 class RunReport:
-    """What is to be said of a run.
+    """The report of a run.
 
     Attributes:
-        name: of its folder.
-        run: as it is by its events.
-        rows: the table of results, the best network first.
-        losses: of training, in the same order; networks without an epoch are left out.
-        accuracies: of validation where there is any, otherwise of training; empty for targets that are no classes.
-        val_losses: of validation, where there are no accuracies.
-        ensembles: how good the best networks are together, once the run has come to its end.
-        searches: of its entries, if networks were asked for.
-        rungs: where networks were paused or pruned, the lowest first.
-        account: of its time.
-        data_now: what of the data has changed since, in words.
+        name: name of its folder.
+        run: its state.
+        rows: the table of results, best network first.
+        losses: training losses in the same order, without networks that have no epoch.
+        accuracies: validation accuracies, or training accuracies without validation data; empty for
+            targets without classes.
+        val_losses: validation losses, if there are no accuracies.
+        ensembles: scores of the best networks combined, once the run has ended.
+        searches: its searches.
+        rungs: epochs at which networks were paused or pruned, lowest first.
+        account: the account of its time.
+        data_now: changes of the data since the run, as text.
     """
 
     name: str
@@ -84,8 +90,10 @@ class RunReport:
 
     @property
     def data_changes(self) -> str:
-        """How the data has changed; nothing where it has not."""
-        now = f"The data is not what the networks were trained on: {'; '.join(self.data_now)}."
+        """Changes of the data, as text; empty if there are none."""
+        now = (
+            f"The data differs from what the networks were trained on: {'; '.join(self.data_now)}."
+        )
         return "\n".join(
             [
                 *([self._accepted] if self.run.data_changes else []),
@@ -95,18 +103,20 @@ class RunReport:
 
     @property
     def _accepted(self) -> str:
-        said = " Then: ".join(
+        changes = " Then: ".join(
             f"{'; '.join(change.changes)} ({_after(change.epochs)})."
             for change in self.run.data_changes
         )
         return (
-            f"The data has changed during the run, and that was accepted: {said} Values from before and after "
-            "cannot be compared; a network's best epoch is one after the change, if it has trained any."
+            f"The data changed during the run, and you accepted that: {changes} Values from "
+            "before and after "
+            "are not comparable; a network's best epoch is after the change, if it has trained "
+            "since then."
         )
 
     @property
     def cache_summary(self) -> str:
-        """What became of decoded samples, and whose shuffle they have; nothing where the log does not say so."""
+        """How decoded samples were stored and shuffled; empty if the log does not say so."""
         cache = self.run.cache
         if cache is None:
             return ""
@@ -114,21 +124,21 @@ class RunReport:
 
     @property
     def supply(self) -> SupplyChanged | None:
-        """What the input gave in the last launch; None where samples were kept, or nobody prepared them for all."""
+        """The input of the last launch; None if samples were stored or not prepared for all."""
         if self.run.launch is None:
             return None
         return self.run.launch.supply
 
     @property
     def input_summary(self) -> str:
-        """What preprocessors gave; nothing where samples were kept, or nobody prepared them for all."""
+        """The rate of the input, as text; empty if samples were stored or not prepared for all."""
         if self.supply is None:
             return ""
         return self.supply.summary
 
     @property
     def counts(self) -> dict[str, int]:
-        """How many networks there are, and how many of them have finished and failed."""
+        """The numbers of all, finished, and failed networks."""
         networks = table.without_fold_means(self.rows)
         return {
             "networks": len(networks),
@@ -137,13 +147,13 @@ class RunReport:
         }
 
     def as_dict(self) -> dict[str, Any]:
-        """The report without its pictures."""
+        """Return the report without charts, as a dictionary for JSON."""
         account = self.account
-        some = {
+        optional = {
             "ensembles": self.ensembles,
             "cache": self.run.cache,
             "supply": self.supply,
-            # Where rows stand for means too, nobody should have to tell them from networks to count these.
+            # Rows may be means of folds, which do not count as networks.
             "counts": self.counts if any(row.folds for row in self.rows) else None,
             "data_changes": self.run.data_changes,
             "data_now": self.data_now,
@@ -164,12 +174,12 @@ class RunReport:
             "missed_chunks": self.run.missed,
             "startup_s": dict(account.startup),
             "first_signal_s": account.first_signal_s,
-            **{name: told for name, told in some.items() if told},
+            **{name: value for name, value in optional.items() if value},
         }
 
 
 def _after(epochs: Mapping[str, int]) -> str:
-    """After how many epochs that was, of each network.
+    """Format after how many epochs of each network that was.
 
     >>> _after({"a": 2, "b": 3, "c": 2})
     'after epoch 2 of a, c; after epoch 3 of b'
@@ -178,38 +188,40 @@ def _after(epochs: Mapping[str, int]) -> str:
     for name, epoch in epochs.items():
         names[epoch].append(name)
     return "; ".join(
-        f"after epoch {epoch} of {', '.join(some[:5])}{' ...' if len(some) > 5 else ''}"
-        for epoch, some in sorted(names.items())
+        f"after epoch {epoch} of {', '.join(affected[:5])}{' ...' if len(affected) > 5 else ''}"
+        for epoch, affected in sorted(names.items())
     )
 
 
 def best_rows(rows: Sequence[table.NetworkResult]) -> tuple[list[str], list[list[Any]], str]:
-    """The table of results for people: headers, rows, and what is said of what it leaves out.
+    """Return headers and rows of the table of results, and a note on what it leaves out.
 
-    Nobody reads thousands of rows: the best networks are there, and the others are in ``results.csv``. So are drawn
-    parameters for which the table has no room.
+    It shows the best networks; the others, and drawn parameters without a column, are in
+    ``results.csv``.
     """
     headers, lines = table.leaderboard(rows)
-    said = []
-    rest = table.without_fold_means(rows[MAX_ROWS:])
-    counts = Counter(str(row.status) for row in rest)
+    notes = []
+    omitted = table.without_fold_means(rows[MAX_ROWS:])
+    counts = Counter(str(row.status) for row in omitted)
     if counts:
         left_out = ", ".join(f"{number} {status}" for status, number in counts.items())
         total = len(table.without_fold_means(rows))
-        said.append(
-            f"These are the best {total - len(rest)} of {total} networks. All are in results.csv; left out "
-            f"here: {left_out}."
+        notes.append(
+            f"These are the best {total - len(omitted)} of {total} networks. See results.csv for "
+            "all; "
+            f"not shown: {left_out}."
         )
     more = table.varied_parameters(rows)[table.SHOWN_PARAMETERS :]
     if more:
-        said.append(
-            f"Networks also differ in {', '.join(table.short_names(more))}: see `drawn` in results.csv."
+        notes.append(
+            f"Networks also differ in {', '.join(table.short_names(more))}: see `drawn` in "
+            "results.csv."
         )
-    return headers, lines[:MAX_ROWS], " ".join(said)
+    return headers, lines[:MAX_ROWS], " ".join(notes)
 
 
 def _record(row: table.NetworkResult) -> dict[str, Any]:
-    """A row of the table, with metrics where its spec asks for some."""
+    """Return a row of the table as a dictionary, with metrics if its spec asks for some."""
     record = dataclasses.asdict(row)
     if row.metrics:
         return record
@@ -218,22 +230,22 @@ def _record(row: table.NetworkResult) -> dict[str, Any]:
 
 @paused_collection()
 def read_report(paths: RunPaths) -> RunReport:
-    """Take together what a run's files say; it may still be going on.
+    """Compile the report of a run, which may still be going on.
 
     Raises:
-        UserError: there is no run there, it has not begun, or it has a search and its spec cannot be read.
+        UserError: there is no run, it has not started, or it has a search and an unreadable spec.
     """
     rows = table.read_results(paths.root)
     run = replay_log(read_log(paths))
-    found = _account(paths, run)
-    if found is None:
-        raise UserError(f"{_log_path(paths)} has no launch, so there is nothing to report")
+    run_account = _account(paths, run)
+    if run_account is None:
+        raise UserError(f"{_log_path(paths)} has no launch yet, so there is nothing to report")
     if run.searches or run.added:
         searches = make_search_reports(load_run_spec(paths), run, rows)
     else:
         searches = ()
     return replace(
-        _report(paths, run, rows, found),
+        _report(paths, run, rows, run_account),
         searches=searches,
         ensembles=tuple(read_ensembles(paths.root)),
     )
@@ -241,13 +253,14 @@ def read_report(paths: RunPaths) -> RunReport:
 
 @paused_collection()
 def report_at(paths: RunPaths, t_s: float) -> RunReport:
-    """What there was to report of a run at some time, by its log, its spec, and what a sample of it is.
+    """Return the report of a run at an earlier time, from its log, its spec, and its sample.
 
     Args:
-        t_s: seconds of the run, as its report counts them; beyond its end the end counts.
+        paths: the paths of the run.
+        t_s: seconds of the run, as its report counts them; the end if it is later.
 
     Raises:
-        UserError: there is no run there, or it cannot be read.
+        UserError: there is no run, or it cannot be read.
     """
     past = read_past_run(paths, t_s)
     return replace(
@@ -264,7 +277,7 @@ def report_at(paths: RunPaths, t_s: float) -> RunReport:
 
 
 def _log_path(paths: RunPaths) -> Path:
-    """Where the log of a run stands, or its logs."""
+    """Return the path of a run's log, or the folder of its logs."""
     logs = paths.event_logs()
     if len(logs) == 1:
         return logs[0]
@@ -279,7 +292,7 @@ def _account(paths: RunPaths, run: RunState) -> Account | None:
 
 
 def _report(
-    paths: RunPaths, run: RunState, rows: Sequence[table.NetworkResult], found: Account
+    paths: RunPaths, run: RunState, rows: Sequence[table.NetworkResult], run_account: Account
 ) -> RunReport:
     histories = [
         (row.name, history) for row in rows if (history := run.status_of(row.name).history)
@@ -287,13 +300,13 @@ def _report(
     judged = [
         (name, history)
         for name, history in histories
-        if not all(math.isnan(_accuracy(one)) for one in history)
+        if not all(math.isnan(_accuracy(record)) for record in history)
     ]
     return RunReport(
         paths.root.resolve().name,
         run,
         tuple(rows),
-        account=found,
+        account=run_account,
         rungs=make_rung_reports(run, rows),
         losses=tuple(_curve(name, history, attrgetter("loss")) for name, history in histories),
         accuracies=tuple(_curve(name, history, _accuracy) for name, history in judged),

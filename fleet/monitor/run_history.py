@@ -1,4 +1,4 @@
-"""What a run has come to, read from its log: its networks with their rows, and each of their epochs."""
+"""Read the state of a run from its log: its networks with their rows, and each of their epochs."""
 
 from __future__ import annotations
 
@@ -37,11 +37,12 @@ _HEAD = (
 
 @dataclass(frozen=True)
 class PastRun:
-    """A run by its log and its spec.
+    """A run, from its log and its spec.
 
     Attributes:
-        spec: with the networks that came while the run went on.
-        rows: of its table, the best network first.
+        spec: the spec, with networks that were added while the run went on.
+        run: its state.
+        rows: the rows of its table, best network first.
     """
 
     spec: Spec
@@ -50,7 +51,7 @@ class PastRun:
 
 
 def read_log(paths: RunPaths) -> list[LoggedEvent]:
-    """The events of a run.
+    """Return the events of a run.
 
     Raises:
         UserError: it has no log.
@@ -61,13 +62,14 @@ def read_log(paths: RunPaths) -> list[LoggedEvent]:
 
 
 def read_past_run(paths: RunPaths, t_s: float = math.inf) -> PastRun:
-    """A run by its log, by its spec, and by what a sample of it is.
+    """Return a run, from its log, its spec, and its sample.
 
     Args:
-        t_s: as it stood then, in seconds of the run.
+        paths: the paths of the run.
+        t_s: time of the state to return, in seconds of the run.
 
     Raises:
-        UserError: there is no run there, or its spec cannot be read.
+        UserError: there is no run, or its spec cannot be read.
     """
     spec = load_run_spec(paths)
     log = log_until(read_log(paths), t_s)
@@ -78,7 +80,7 @@ def read_past_run(paths: RunPaths, t_s: float = math.inf) -> PastRun:
             spec, {feed: (sample.target, ()) for feed, sample in samples.items()}
         )
     refused = run.refused
-    known = {
+    counted = {
         network.name: known_parameters(network, samples[network.pipeline])
         for network in spec.networks
         if samples and network.name not in refused
@@ -88,13 +90,13 @@ def read_past_run(paths: RunPaths, t_s: float = math.inf) -> PastRun:
         spec,
         paths,
         run,
-        {name: number for name, number in {**built, **known}.items() if number is not None},
+        {name: number for name, number in {**built, **counted}.items() if number is not None},
     )
     return PastRun(spec, run, tuple(results.rows()))
 
 
 def _samples(paths: RunPaths, spec: Spec) -> dict[str, SampleSpec]:
-    """What a sample of each feed is; nothing where that was not kept."""
+    """Return the sample of each input pipeline; empty if none was stored."""
     if paths.sample.exists():
         return {feed: read_sample(paths, feed) for feed in spec.data_by_pipeline}
     return {}
@@ -107,28 +109,30 @@ class NetworkEpoch(EpochRecord):
     network: str = ""
 
     def cells(self) -> dict[str, Any]:
-        """The row of a table, with a column for each metric."""
-        said = {name: self.value(name) if name in SCORES else getattr(self, name) for name in _HEAD}
+        """Return the row of a table, with a column per metric."""
+        columns = {
+            name: self.value(name) if name in SCORES else getattr(self, name) for name in _HEAD
+        }
         metrics = {name: self.value(name) for name in self.metrics if name not in SCORES}
-        return said | prefix_conflicts(metrics, list(said), "metric")
+        return columns | prefix_conflicts(metrics, list(columns), "metric")
 
 
 def read_history(run: str | Path) -> Table[NetworkEpoch]:
-    """All epochs of a run's networks, network by network; ``to_pandas()`` gives them as a data frame.
+    """Return all epochs of a run's networks; ``to_pandas()`` makes a data frame of them.
 
-    Epochs that were lost, because a network went back to an earlier checkpoint, are not among them.
+    Epochs that a network repeated from an earlier checkpoint are not included twice.
 
     Args:
         run: the run's folder; the run may go on.
 
     Raises:
-        UserError: there is no run there.
+        UserError: there is no run.
     """
     return Table(
         (
             NetworkEpoch(**vars(record), network=network)
-            for network, found in replay_log(read_log(RunPaths(Path(run)))).networks.items()
-            for record in found.status.history
+            for network, run_network in replay_log(read_log(RunPaths(Path(run)))).networks.items()
+            for record in run_network.status.history
         ),
         _HEAD,
     )

@@ -1,4 +1,4 @@
-"""What there is to say of a run's searches: what was tried, found, dropped, and came from what (pure)."""
+"""Reports of searches: trials, improvements, pruned networks, and lines of descent (pure)."""
 
 from __future__ import annotations
 
@@ -22,21 +22,25 @@ from fleet.storage.results import NetworkResult, Status, short_names, without_fo
 from fleet.terminal import brief
 from fleet.units import listed, pluralize
 
-_SHOWN = 12  # rows and names that a table shows
-_BEST = 200  # networks that the table of a search has
+_MAX_ROWS = 12  # maximum number of rows and names in a table
+_BEST = 200  # maximum number of networks in the table of a search
 
 
 @dataclass(frozen=True)
 class SearchTrial:
-    """A network that was asked for.
+    """A network of a search.
 
     Attributes:
-        values: of the keys of the space.
-        value: the best monitored one; NaN where it has none.
-        parent: the network from whose weights it began, if there is one.
-        parent_epoch: after which epoch of that.
-        begins: epochs that were trained before it, from its earliest ancestor on.
-        objectives: what it has come to in each, where there are several; NaN where that is not known.
+        network: its name.
+        number: its number within the search.
+        values: values of the keys of the space.
+        status: its status.
+        epochs: epochs that it has trained.
+        value: its best monitored value; NaN without any.
+        parent: the network whose weights it started from; empty if there is none.
+        parent_epoch: the epoch of the parent after which it started.
+        begins: epochs trained before it, counted from its earliest ancestor.
+        objectives: its value of each of several objectives; NaN if unknown.
     """
 
     network: str
@@ -53,7 +57,7 @@ class SearchTrial:
 
 @dataclass(frozen=True)
 class Improvement:
-    """A network was better than all before it, so many seconds after the first launch began."""
+    """A network that was better than all before, some seconds after the first launch began."""
 
     seconds: float
     network: str
@@ -63,17 +67,17 @@ class Improvement:
 
 @dataclass(frozen=True)
 class SearchReport:
-    """The search of an entry, or all networks that were added from outside.
+    """The report of a search, or of all networks that were added by commands.
 
     Attributes:
-        entry: its name; empty for networks from outside.
-        monitor: what was judged.
-        is_larger_better: of that.
-        space: of the entry.
-        trials: its networks, in the order of their numbers.
-        improvements: the best so far, each time there was a better one; of networks that have not failed.
-        searcher: who asks, as the spec names it; empty for networks from outside.
-        objectives: the name of each, and ``maximize`` or ``minimize``, where there are several.
+        entry: name of the entry; empty for added networks.
+        monitor: the monitored column.
+        is_larger_better: the direction of that column.
+        space: the space of the entry.
+        trials: its networks in the order of their numbers.
+        improvements: each new best value; failed networks are left out.
+        searcher: the sampler as the spec names it; empty for added networks.
+        objectives: (name, ``maximize`` or ``minimize``), if there are several.
     """
 
     entry: str
@@ -87,26 +91,28 @@ class SearchReport:
 
     @cached_property
     def pareto_front(self) -> tuple[SearchTrial, ...]:
-        """The networks that none surpasses, of several objectives; the best in the first one first."""
-        having = [one for one in self.trials if one.status is not Status.FAILED and one.objectives]
+        """The networks that no other network dominates, best in the first objective first."""
+        candidates = [
+            trial for trial in self.trials if trial.status is not Status.FAILED and trial.objectives
+        ]
         return tuple(
-            having[place]
-            for place in pareto_front(
-                [one.objectives for one in having], [mode for _, mode in self.objectives]
+            candidates[index]
+            for index in pareto_front(
+                [trial.objectives for trial in candidates], [mode for _, mode in self.objectives]
             )
         )
 
     @property
     def title(self) -> str:
-        """What it is about."""
+        """The title of its section."""
         if self.entry:
-            return f"The search of {self.entry}"
-        return "The networks that were added"
+            return f"Search of {self.entry}"
+        return "Networks added by commands"
 
     @property
     def ancestry(self) -> tuple[SearchTrial, ...]:
-        """The best network and those from which it came, the youngest first; nothing before one has a value."""
-        by_name = {one.network: one for one in self.trials}
+        """The best network and its ancestors, youngest first; empty before any value."""
+        by_name = {trial.network: trial for trial in self.trials}
         line = [by_name[self.improvements[-1].network]] if self.improvements else []
         while line and line[-1].parent in by_name:
             line.append(by_name[line[-1].parent])
@@ -114,11 +120,11 @@ class SearchReport:
 
     @cached_property
     def ranked(self) -> tuple[SearchTrial, ...]:
-        """The networks that have a value, the best first."""
+        """The networks that have a value, best first."""
         return tuple(
             sorted(
-                (one for one in self.trials if math.isfinite(one.value)),
-                key=lambda one: one.value,
+                (trial for trial in self.trials if math.isfinite(trial.value)),
+                key=lambda trial: trial.value,
                 reverse=self.is_larger_better,
             )
         )
@@ -128,42 +134,50 @@ class SearchReport:
         """The search in a sentence or two."""
         if not self.trials:
             return (
-                f"The search of {self.entry} has no networks: whenever its searcher {self.searcher} was asked for "
-                "one, it answered None."
+                f"The search of {self.entry} has no networks: its searcher {self.searcher} never "
+                "proposed a "
+                "network."
             )
-        counts = Counter(str(one.status) for one in self.trials)
-        said = f"{pluralize(len(self.trials), 'network')}: " + ", ".join(
+        counts = Counter(str(trial.status) for trial in self.trials)
+        text = f"{pluralize(len(self.trials), 'network')}: " + ", ".join(
             f"{number} {status}" for status, number in counts.items()
         )
         if not self.improvements:
-            return said
+            return text
         best, *ancestors = self.ancestry
-        born = [one.parent_epoch for one in self.ancestry]
+        parent_epochs = [trial.parent_epoch for trial in self.ancestry]
         line = "".join(
-            f", from {one.network} after epoch {epoch}"
-            for one, epoch in zip(ancestors, born, strict=False)
+            f", from {trial.network} after epoch {epoch}"
+            for trial, epoch in zip(ancestors, parent_epochs, strict=False)
         )
-        return f"{said}. The best {self.monitor} is {self.improvements[-1].value:.4g}, of {best.network}{line}."
+        return (
+            f"{text}. The best {self.monitor} is {self.improvements[-1].value:.4g}, of "
+            f"{best.network}{line}."
+        )
 
     def as_dict(self) -> dict[str, Any]:
-        """The search as JSON has it."""
+        """Return the search as a dictionary for JSON."""
         names = [name for name, _ in self.objectives]
         networks = [
             {
-                "name": one.network,
-                "number": one.number,
-                "values": dict(one.values),
-                "status": str(one.status),
-                "epochs": one.epochs,
-                "value": one.value,
-                **({"parent": one.parent, "parent_epoch": one.parent_epoch} if one.parent else {}),
+                "name": trial.network,
+                "number": trial.number,
+                "values": dict(trial.values),
+                "status": str(trial.status),
+                "epochs": trial.epochs,
+                "value": trial.value,
                 **(
-                    {"objectives": dict(zip(names, one.objectives, strict=True))}
-                    if one.objectives
+                    {"parent": trial.parent, "parent_epoch": trial.parent_epoch}
+                    if trial.parent
+                    else {}
+                ),
+                **(
+                    {"objectives": dict(zip(names, trial.objectives, strict=True))}
+                    if trial.objectives
                     else {}
                 ),
             }
-            for one in self.trials
+            for trial in self.trials
         ]
         return {
             "entry": self.entry,
@@ -171,11 +185,11 @@ class SearchReport:
             "mode": "max" if self.is_larger_better else "min",
             "networks": networks,
             "best_so_far": self.improvements,
-            "line_of_descent": [one.network for one in self.ancestry],
+            "line_of_descent": [trial.network for trial in self.ancestry],
             **(
                 {
                     "objectives": [{"value": name, "mode": mode} for name, mode in self.objectives],
-                    "front": [one.network for one in self.pareto_front],
+                    "front": [trial.network for trial in self.pareto_front],
                 }
                 if self.objectives
                 else {}
@@ -185,13 +199,14 @@ class SearchReport:
 
 @dataclass(frozen=True)
 class RungReport:
-    """What became of the networks that have trained so many epochs, where some were paused or pruned.
+    """The networks that have trained a number of epochs at which some were paused or pruned.
 
     Attributes:
-        came: networks that have trained as many.
-        went_on: those that have trained more.
-        paused: those that stand here now.
-        pruned: those that were dropped here, each with who dropped it.
+        epochs: the number of epochs.
+        came: number of networks that have trained as many.
+        went_on: number of networks that have trained more.
+        paused: networks that are paused here now.
+        pruned: networks that were pruned here, each with what pruned it.
     """
 
     epochs: int
@@ -202,13 +217,13 @@ class RungReport:
 
     @property
     def pruned_by(self) -> str:
-        """Who has dropped networks here."""
-        return ", ".join(dict.fromkeys(who for by in self.pruned.values() for who in by))
+        """What has pruned networks here."""
+        return ", ".join(dict.fromkeys(name for by in self.pruned.values() for name in by))
 
 
 def make_rung_reports(run: RunState, rows: Sequence[NetworkResult]) -> tuple[RungReport, ...]:
-    """Where networks were paused and pruned, and by whom; the lowest first."""
-    # One that was judged from outside may have ended the epoch that it was in.
+    """Return where networks were paused and pruned, and by what; lowest first."""
+    # A network pruned by a command may have finished its current epoch first.
     named = {row.name: row for row in rows}
     pruned = defaultdict[int, dict[str, tuple[str, ...]]](dict)
     for name, judged in run.verdicts["stop"].items():
@@ -235,20 +250,22 @@ def make_rung_reports(run: RunState, rows: Sequence[NetworkResult]) -> tuple[Run
 def make_search_reports(
     spec: Spec, run: RunState, rows: Sequence[NetworkResult]
 ) -> tuple[SearchReport, ...]:
-    """The searches of a run; at last the networks that others have added, if there are any.
+    """Return the searches of a run, and finally the networks that were added by commands, if any.
 
     Args:
+        spec: the spec of the run.
+        run: its state.
         rows: the table of results.
     """
     added: defaultdict[str, dict[str, NetworkAdded]] = defaultdict(dict)
-    for network, one in run.added.items():
-        added[one.entry][network] = one
+    for network, addition in run.added.items():
+        added[addition.entry][network] = addition
     ends: defaultdict[str, list[tuple[float, int, EpochRecord]]] = defaultdict(list)
-    for place, epoch in enumerate(run.epochs):
-        ends[epoch.network].append((epoch.t_s, place, epoch.record))
+    for position, epoch in enumerate(run.epochs):
+        ends[epoch.network].append((epoch.t_s, position, epoch.record))
     entries = {entry.stem: entry for entry in spec.searches.values()}
     table = {row.name: row for row in rows}
-    found = [
+    reports = [
         _report(
             entry,
             entries[entry].space or {},
@@ -261,68 +278,70 @@ def make_search_reports(
         for entry, networks in added.items()
         if entry in entries
     ]
-    found += [
+    reports += [
         _report(entry, {}, {}, spec, {}, ends, table)
         for entry, search in run.searches.items()
-        if entry in entries and search.asks and all(one.answer is None for one in search.asks)
+        if entry in entries
+        and search.asks
+        and all(addition.answer is None for addition in search.asks)
     ]
-    found = [
-        _with_objectives(one, search, run, table)
-        for one in found
-        if (search := entries[one.entry].search) is not None
+    reports = [
+        _with_objectives(report, search, run, table)
+        for report in reports
+        if (search := entries[report.entry].search) is not None
     ]
-    outside = added.get("")
-    if outside:
+    unsearched = added.get("")
+    if unsearched:
         values = _that_differ(
-            {name: _entry_settings(run.added_entries.get(name, {})) for name in outside}
+            {name: _entry_settings(run.added_entries.get(name, {})) for name in unsearched}
         )
         numbered = {
-            name: replace(one, number=number, values={**values[name], **one.values})
-            for number, (name, one) in enumerate(outside.items())
+            name: replace(addition, number=number, values={**values[name], **addition.values})
+            for number, (name, addition) in enumerate(unsearched.items())
         }
         trains = [
             train
-            for name in outside
+            for name in unsearched
             if isinstance(train := run.added_entries.get(name, {}).get("train"), Mapping)
         ]
-        space = _space_of([one.values for one in numbered.values()])
-        found.append(_report("", space, trains[0] if trains else {}, spec, numbered, ends, table))
-    return tuple(found)
+        space = _space_of([addition.values for addition in numbered.values()])
+        reports.append(_report("", space, trains[0] if trains else {}, spec, numbered, ends, table))
+    return tuple(reports)
 
 
 def _with_objectives(
-    found: SearchReport, search: Search, run: RunState, table: Mapping[str, NetworkResult]
+    report: SearchReport, search: Search, run: RunState, table: Mapping[str, NetworkResult]
 ) -> SearchReport:
-    """A report with who asks, and with what networks have come to where several objectives count."""
-    found = replace(found, searcher=search.sampler)
+    """Add the searcher, and the values of several objectives, to a report."""
+    report = replace(report, searcher=search.sampler)
     if len(search.objectives) < 2:
-        return found
+        return report
     names = [objective.value for objective in search.objectives]
-    first = "maximize" if found.is_larger_better else "minimize"
+    first = "maximize" if report.is_larger_better else "minimize"
     return replace(
-        found,
+        report,
         objectives=(
             (names[0], first),
-            *((one.value, str(one.sense)) for one in search.objectives[1:]),
+            *((trial.value, str(trial.sense)) for trial in search.objectives[1:]),
         ),
         trials=tuple(
             replace(
-                one,
-                objectives=run.objective_values.get(one.network)
-                or _come_to(names, table.get(one.network), run),
+                trial,
+                objectives=run.objective_values.get(trial.network)
+                or _come_to(names, table.get(trial.network), run),
             )
-            for one in found.trials
+            for trial in report.trials
         ),
     )
 
 
 def _come_to(names: Sequence[str], row: NetworkResult | None, run: RunState) -> tuple[float, ...]:
-    """What a network has come to by now, of which no searcher was told."""
+    """Return the current objectives of a network whose searcher has not received them yet."""
     return objective_values(names, row, {} if row is None else network_facts(row, run))
 
 
 def network_facts(row: NetworkResult, run: RunState) -> dict[str, float | None]:
-    """What is known of a network beside its epochs, by the names of :data:`fleet.spec.search.NETWORK_OBJECTIVES`."""
+    """Return values of a network that :data:`fleet.spec.search.NETWORK_OBJECTIVES` names."""
     rates = run.launch.rates.get(row.name) if run.launch is not None else None
     return {
         "parameters": row.parameters,
@@ -333,7 +352,7 @@ def network_facts(row: NetworkResult, run: RunState) -> dict[str, float | None]:
 
 
 def _entry_settings(entry: Mapping[str, Any]) -> dict[str, Any]:
-    """What an entry says, by dotted names; nothing of its own name."""
+    """Return the settings of an entry by dotted names, without its own name."""
     return dict(
         flatten(
             "", {key: part for key, part in entry.items() if key not in ("name", "count", "seed")}
@@ -342,32 +361,37 @@ def _entry_settings(entry: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _that_differ(values: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Of each network the values in which not all are alike."""
-    keys = dict.fromkeys(key for one in values.values() for key in one)
-    differ = [key for key in keys if len({repr(one.get(key)) for one in values.values()}) > 1]
-    return {name: {key: one[key] for key in differ if key in one} for name, one in values.items()}
+    """Return for each network the settings that differ between networks."""
+    keys = dict.fromkeys(key for settings in values.values() for key in settings)
+    differ = [
+        key for key in keys if len({repr(settings.get(key)) for settings in values.values()}) > 1
+    ]
+    return {
+        name: {key: settings[key] for key in differ if key in settings}
+        for name, settings in values.items()
+    }
 
 
 def _space_of(values: Sequence[Mapping[str, Any]]) -> Space:
-    """Ranges and choices that hold all these values.
+    """Return ranges and choices that contain all these values.
 
     >>> _space_of([{"rate": 0.001, "kernel": "a"}, {"rate": 0.5, "kernel": "b"}])
     {'rate': Range(low=0.001, high=0.5, log=True, integer=False), 'kernel': ('a', 'b')}
     """
     space: dict[str, Range | tuple[Any, ...]] = {}
-    for key in dict.fromkeys(key for one in values for key in one):
-        own = [one[key] for one in values if key in one]
+    for key in dict.fromkeys(key for row in values for key in row):
+        column = [row[key] for row in values if key in row]
         if all(
-            isinstance(value, int | float) and not isinstance(value, bool) for value in own
-        ) and min(own) < max(own):
+            isinstance(value, int | float) and not isinstance(value, bool) for value in column
+        ) and min(column) < max(column):
             space[key] = Range(
-                min(own),
-                max(own),
-                log=min(own) > 0 and max(own) >= 100 * min(own),
-                integer=all(isinstance(value, int) for value in own),
+                min(column),
+                max(column),
+                log=min(column) > 0 and max(column) >= 100 * min(column),
+                integer=all(isinstance(value, int) for value in column),
             )
         else:
-            space[key] = tuple({repr(value): value for value in own}.values())
+            space[key] = tuple({repr(value): value for value in column}.values())
     return space
 
 
@@ -383,39 +407,44 @@ def _report(
     failed = {
         network for network in added if network in table and table[network].status is Status.FAILED
     }
-    mine = sorted(
-        (t_s, place, network, record)
+    epochs = sorted(
+        (t_s, position, network, record)
         for network in added
-        for t_s, place, record in ends.get(network, ())
+        for t_s, position, record in ends.get(network, ())
     )
-    converge = _converge(spec, train, [record for *_, record in mine])
-    found = list[Improvement]()
+    converge = _converge(spec, train, [record for *_, record in epochs])
+    improvements = list[Improvement]()
     best = dict[str, float]()
-    for t_s, _, network, record in mine:
+    for t_s, _, network, record in epochs:
         value = record.value(converge.metric)
         if not math.isfinite(value):
             continue
         if network not in failed and (
-            not found or converge.sign * value > converge.sign * found[-1].value
+            not improvements or converge.sign * value > converge.sign * improvements[-1].value
         ):
-            found.append(Improvement(t_s, network, record.epoch, value))
+            improvements.append(Improvement(t_s, network, record.epoch, value))
         if network not in best or converge.sign * value > converge.sign * best[network]:
             best[network] = value
-    tried = [
-        _make_trial(one, table.get(one.network), best.get(one.network, math.nan))
-        for one in sorted(added.values(), key=lambda one: one.number)
+    trials = [
+        _make_trial(addition, table.get(addition.network), best.get(addition.network, math.nan))
+        for addition in sorted(added.values(), key=lambda addition: addition.number)
     ]
     return SearchReport(
-        name, converge.metric, converge.sign > 0, space, tuple(_placed(tried)), tuple(found)
+        name,
+        converge.metric,
+        converge.sign > 0,
+        space,
+        tuple(_placed(trials)),
+        tuple(improvements),
     )
 
 
 def _converge(spec: Spec, train: Mapping[str, Any], records: Sequence[EpochRecord]) -> Stopping:
-    """What the networks of an entry monitor: as the spec says, or else as the data has decided."""
-    own = train.get("stopping") or {}
+    """Return what the networks of an entry monitor, by the spec or else by the data."""
+    settings = train.get("stopping") or {}
     converge = replace(
         spec.document.train.stopping,
-        **{key: own[key] for key in ("monitor", "direction") if key in own},
+        **{key: settings[key] for key in ("monitor", "direction") if key in settings},
     )
     if (
         converge.monitor is None
@@ -445,19 +474,19 @@ def _make_trial(added: NetworkAdded, row: NetworkResult | None, value: float) ->
     )
 
 
-def _placed(tried: Iterable[SearchTrial]) -> Iterator[SearchTrial]:
-    """With the epochs before each; a parent has a smaller number than its children."""
+def _placed(trials: Iterable[SearchTrial]) -> Iterator[SearchTrial]:
+    """Add the epochs before each trial; a parent has a smaller number than its children."""
     begins: dict[str, int] = {}
-    for one in tried:
-        begins[one.network] = begins.get(one.parent, 0) + one.parent_epoch
-        yield replace(one, begins=begins[one.network])
+    for trial in trials:
+        begins[trial.network] = begins.get(trial.parent, 0) + trial.parent_epoch
+        yield replace(trial, begins=begins[trial.network])
 
 
 def coordinate_of(value: Any, values: Dimension) -> float | None:
-    """Where a value lies: a number of a range where it is, one of some choices at its place; None where it is neither.
+    """Return a value's position on an axis: a number, or the index of a choice; None if outside.
 
-    >>> coordinate_of(0.5, Range(0.0, 1.0)), coordinate_of("b", ("a", "b")), coordinate_of("c", ("a", "b"))
-    (0.5, 1.0, None)
+    >>> coordinate_of(0.5, Range(0.0, 1.0)), coordinate_of("b", ("a", "b"))
+    (0.5, 1.0)
     """
     if isinstance(values, Range):
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
@@ -474,34 +503,34 @@ def coordinate_of(value: Any, values: Dimension) -> float | None:
 
 
 def improvements_table(search: SearchReport) -> tuple[list[str], list[list[Any]]]:
-    """Headers and rows: the best so far, the newest first."""
+    """Return headers and rows: the improvements, newest first."""
     return (
         ["after s", "network", "epoch", f"best {search.monitor}"],
         [
-            [round(found.seconds, 1), found.network, found.epoch, f"{found.value:.4g}"]
-            for found in search.improvements[: -_SHOWN - 1 : -1]
+            [round(best.seconds, 1), best.network, best.epoch, f"{best.value:.4g}"]
+            for best in search.improvements[: -_MAX_ROWS - 1 : -1]
         ],
     )
 
 
 def trials_table(search: SearchReport) -> tuple[list[str], list[list[Any]]]:
-    """Headers and rows: what the best networks came to, and with which values."""
+    """Return headers and rows: the best networks with their values and parameters."""
     return (
         ["network", "status", search.monitor, *short_names(list(search.space))],
         [
             [
-                one.network,
-                str(one.status),
-                f"{one.value:.4g}",
-                *(one.values.get(key) for key in search.space),
+                trial.network,
+                str(trial.status),
+                f"{trial.value:.4g}",
+                *(trial.values.get(key) for key in search.space),
             ]
-            for one in search.ranked[:_BEST]
+            for trial in search.ranked[:_BEST]
         ],
     )
 
 
 def front_table(search: SearchReport) -> tuple[list[str], list[list[Any]]]:
-    """Headers and rows: the networks of the Pareto front, with what they have come to."""
+    """Return headers and rows: the networks of the Pareto front with their objectives."""
     return (
         [
             "network",
@@ -511,20 +540,20 @@ def front_table(search: SearchReport) -> tuple[list[str], list[list[Any]]]:
         ],
         [
             [
-                one.network,
-                str(one.status),
-                *(f"{value:.6g}" for value in one.objectives),
-                *(brief(one.values.get(key, "")) for key in search.space),
+                trial.network,
+                str(trial.status),
+                *(f"{value:.6g}" for value in trial.objectives),
+                *(brief(trial.values.get(key, "")) for key in search.space),
             ]
-            for one in search.pareto_front
+            for trial in search.pareto_front
         ],
     )
 
 
 def rungs_table(rungs: Sequence[RungReport]) -> tuple[list[str], list[list[Any]]]:
-    """Headers and rows: what became of networks where some were paused or pruned."""
+    """Return headers and rows: the networks at each epoch where some were paused or pruned."""
     return (
-        ["epochs", "came", "went on", "paused", "pruned", "by", "which"],
+        ["epochs", "reached", "continued", "paused", "pruned", "by", "networks"],
         [
             [
                 rung.epochs,
@@ -533,7 +562,7 @@ def rungs_table(rungs: Sequence[RungReport]) -> tuple[list[str], list[list[Any]]
                 len(rung.paused),
                 len(rung.pruned),
                 rung.pruned_by,
-                listed([*rung.pruned, *rung.paused], _SHOWN),
+                listed([*rung.pruned, *rung.paused], _MAX_ROWS),
             ]
             for rung in rungs
         ],

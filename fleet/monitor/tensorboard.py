@@ -1,8 +1,8 @@
-"""TensorBoard's files of each network, written without TensorFlow, which rank 0 never imports.
+"""TensorBoard files of each network, written without TensorFlow, which rank 0 never imports.
 
 An event file is a sequence of records, each framed by its length and two checksums; the
-``tensorboard`` package provides the messages and the framing. A thread writes them: a file server may
-be slow, and rank 0 has others to serve.
+``tensorboard`` package provides the messages and the framing. A thread writes the files, because a
+file server may be slow and rank 0 must keep serving the other ranks.
 """
 
 from __future__ import annotations
@@ -25,12 +25,13 @@ from fleet.storage.paths import RunPaths
 
 
 class TensorBoardObserver:
-    """Writes the metrics of every epoch; does nothing if the ``tensorboard`` package is not installed.
+    """Writes the metrics of every epoch; does nothing if ``tensorboard`` is not installed.
 
-    A network's file begins with its hyper-parameters, for the plugin HParams.
+    A network's file begins with its hyperparameters, for the HParams plugin.
 
     Args:
-        networks: by name; grows.
+        paths: the paths of the run.
+        networks: networks by name; grows.
     """
 
     def __init__(self, paths: RunPaths, networks: Mapping[str, NetworkSpec]) -> None:
@@ -38,7 +39,7 @@ class TensorBoardObserver:
         self._networks = networks
         self._thread = ThreadPoolExecutor(1, "tensorboard")
         self._unwritten = deque[Future[None]]()
-        # TensorBoard looks for files with such names.
+        # TensorBoard looks for files of this name.
         self._name = f"events.out.tfevents.{int(time.time())}.{socket.gethostname()}.{os.getpid()}"
         try:
             from tensorboard.compat.proto import event_pb2, summary_pb2
@@ -53,16 +54,16 @@ class TensorBoardObserver:
         self._record_writer = RecordWriter
 
     def on_event(self, event: Event) -> None:
-        """Have an epoch's metrics written.
+        """Schedule the writing of an epoch's metrics.
 
         Raises:
-            StorageError: earlier ones could not be.
+            StorageError: earlier metrics could not be written.
         """
         if not isinstance(event, EpochEnded) or self._make_event is None:
             return
         record = event.record
         numbers = {name: record.value(name) for name in (*SCORES, *record.metrics)}
-        if math.isnan(record.accuracy):  # of targets that are no classes
+        if math.isnan(record.accuracy):  # targets without classes
             numbers = {
                 name: value for name, value in numbers.items() if not name.endswith("accuracy")
             }
@@ -75,27 +76,27 @@ class TensorBoardObserver:
             )
             for name, value in numbers.items()
         ]
-        made = self._make_event(
+        summary_event = self._make_event(
             wall_time=time.time(), step=record.epoch, summary=self._summary(value=values)
         )
         self._unwritten.append(
-            self._thread.submit(with_retries, lambda: self._write(event.network, made))
+            self._thread.submit(with_retries, lambda: self._write(event.network, summary_event))
         )
         while self._unwritten and self._unwritten[0].done():
             self._unwritten.popleft().result()
 
     def close(self) -> None:
-        """Wait until all is written.
+        """Wait until everything is written.
 
         Raises:
-            StorageError: it could not be.
+            StorageError: a file could not be written.
         """
         self._thread.shutdown()
         for written in self._unwritten:
             written.result()
 
     def _write(self, network: str, event: Any) -> None:
-        # Nothing stays open: a run may have more networks than a process may have open files.
+        # Close each file: a run may have more networks than a process may have open files.
         folder = self._paths.tensorboard(network)
         with storage_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
@@ -110,5 +111,5 @@ class TensorBoardObserver:
                         event,
                     ]
                 writer = self._record_writer(file)
-                for each in events:
-                    writer.write(each.SerializeToString())
+                for record in events:
+                    writer.write(record.SerializeToString())

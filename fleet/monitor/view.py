@@ -1,4 +1,4 @@
-"""What a person sees of a run while it goes on: a live table on a terminal, plain lines in a batch log."""
+"""Views of a run while it goes on: a live table in a terminal, plain lines in a batch log."""
 
 from __future__ import annotations
 
@@ -23,11 +23,12 @@ from scheduler.ensemble.sharing import useful_networks_per_gpu
 
 
 class PlainView:
-    """A line for each thing that happens, and now and then how far long epochs are; what a batch log wants.
+    """A line for each event, and the progress within long epochs at intervals, for batch logs.
 
     Args:
-        run: as it is by its events; it has taken in each before that is told here.
-        clock: seconds, from any origin; a test may give its own.
+        run: the state of the run, which has already applied each event passed here.
+        out: where to print; standard output by default.
+        clock: seconds since any origin; a test may replace it.
     """
 
     def __init__(
@@ -37,18 +38,18 @@ class PlainView:
         self._out = out or sys.stdout
         self._clock = clock
         self._start = clock()
-        # Open MPI gives a rank a terminal. That one has gone says EIO, as a disk does, but for good.
+        # Open MPI gives a rank a terminal. If it is closed, writes fail with EIO permanently.
         self._patience_s = 0.0 if self._out.isatty() else None
         self._progress = Progress(run)
 
     def on_event(self, event: ev.Event) -> None:
-        """Say what happened."""
+        """Print a line about an event."""
         if isinstance(event, ev.GroupStarted | ev.EpochEnded):
             self._progress.mark_reported(event.network, self._clock() - self._start)
         self._print(format_event(event, self._run))
 
     def on_pace(self, network: str, samples: int, samples_per_s: float) -> None:
-        """Say how far it is, but seldom."""
+        """Print the progress of a network, at intervals."""
         self._print(
             self._progress.make_line(network, samples, samples_per_s, self._clock() - self._start)
         )
@@ -60,23 +61,24 @@ class PlainView:
             def write() -> None:
                 nonlocal line
                 with storage_errors(STDOUT):
-                    # what cannot be flushed is kept, and flushed the next time
-                    unsaid = line
+                    # output that cannot be flushed is kept and flushed the next time
+                    pending = line
                     line = ""
-                    self._out.write(unsaid)
+                    self._out.write(pending)
                     self._out.flush()
 
             with_retries(write, self._patience_s)
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing; there is nothing to release."""
 
 
 def format_event(event: ev.Event, run: RunState) -> str:
-    """An event in a line, or nothing where it is not worth one; what holds for all of a launch is said only once.
+    """Format an event as a line; return "" if it needs none, or repeats one of this launch.
 
     Args:
-        run: which has taken in the event.
+        event: the event.
+        run: the state of the run, which has already applied the event.
     """
     launch = run.launch
     if (
@@ -87,27 +89,31 @@ def format_event(event: ev.Event, run: RunState) -> str:
     ):
         return ""
     if isinstance(event, ev.EpochEnded):
-        most = {event.network: run.networks[event.network].max_epochs}
+        max_epochs = {event.network: run.networks[event.network].max_epochs}
     else:
-        most = {}
-    return describe_event(event, most, "GPU" if launch is None else launch.start.device)
+        max_epochs = {}
+    return describe_event(event, max_epochs, "GPU" if launch is None else launch.start.device)
 
 
 def describe_event(event: ev.Event, max_epochs: Mapping[str, int], device: str = "GPU") -> str:
-    """An event in a line, or nothing where it is not worth one.
+    """Format an event as a line, or return "" if it needs none.
 
     Args:
-        device: what networks are trained on, in a word.
+        event: the event.
+        max_epochs: maximum number of epochs of the event's network.
+        device: what networks train on, such as GPU.
     """
     match event:
         case ev.LaunchStarted():
             if event.finished:
-                done = f", {len(event.finished)} of them done before"
+                done = f", {len(event.finished)} of them already finished"
             else:
                 done = ""
             return (
-                f"{pluralize(event.networks, 'network')}{done}; {pluralize(event.trainers, 'trainer')}, "
-                f"{pluralize(event.preprocessors, 'preprocessor')} on {pluralize(event.nodes, 'node')}; "
+                f"{pluralize(event.networks, 'network')}{done}; "
+                f"{pluralize(event.trainers, 'trainer')}, "
+                f"{pluralize(event.preprocessors, 'preprocessor')} on "
+                f"{pluralize(event.nodes, 'node')}; "
                 f"policy {event.policy}"
             )
         case ev.CachedRatesUsed():
@@ -115,12 +121,15 @@ def describe_event(event: ev.Event, max_epochs: Mapping[str, int], device: str =
         case ev.RateMeasured():
             spread = f" ± {event.spread:.0%}" if event.spread else ""
             result = event.reason or f"{event.rate:.0f} samples/s{spread}"
-            return f"measured {event.done}/{event.total}: {event.network} on {pluralize(event.gpus, device)}: {result}"
+            return (
+                f"measured {event.done}/{event.total}: {event.network} on "
+                f"{pluralize(event.gpus, device)}: {result}"
+            )
         case ev.ProfilingFinished():
-            return "rates known" + (
+            return "rates are known" + (
                 f" after {format_duration(event.seconds)}"
                 if event.measurements
-                else ", measured before"
+                else " from earlier measurements"
             )
         case ev.TrainersReady():
             return "all trainers are ready"
@@ -136,15 +145,18 @@ def describe_event(event: ev.Event, max_epochs: Mapping[str, int], device: str =
             return f"  {event.network} on devices {list(event.devices)}"
         case ev.GroupChanged():
             return (
-                f"  {event.network} on devices {list(event.devices)} instead of {list(event.before)}, after "
+                f"  {event.network} on devices {list(event.devices)} instead of "
+                f"{list(event.before)}, after "
                 f"{format_duration(event.seconds)}"
             )
         case ev.EpochEnded():
             return _describe_epoch(event, max_epochs[event.network])
         case ev.NetworkFinished():
-            return f"{event.network} is done: {event.reason}"
+            return f"{event.network} is finished: {event.reason}"
         case ev.NetworkLeased():
-            return f"{event.network} is trained here from now on, after {pluralize(event.epochs, 'epoch')}"
+            return (
+                f"{event.network} continues in this launch after {pluralize(event.epochs, 'epoch')}"
+            )
         case ev.NetworkTested():
             return (
                 f"{event.network} on the test data: loss {event.loss:.4f}{_share(event.accuracy)}"
@@ -162,22 +174,28 @@ def describe_event(event: ev.Event, max_epochs: Mapping[str, int], device: str =
             return _describe_judged(event)
         case ev.LaunchInterrupted():
             if event.replay:
-                return f"{event.reason}: stopping; a replay cannot be resumed, the same command starts it over"
-            return f"{event.reason}: finishing the step, saving, and stopping; the same command resumes it"
+                return (
+                    f"{event.reason}: stopping; a replay cannot be resumed, so the same "
+                    "command starts it over"
+                )
+            return (
+                f"{event.reason}: finishing the step, saving, and stopping; run the same "
+                "command to resume"
+            )
         case _:
             return _describe_trouble(event, device)
 
 
 def _describe_judged(event: ev.NetworkVerdict) -> str:
-    done = {"pause": "is paused", "stop": "is pruned", "go_on": "goes on"}[event.verdict]
+    done = {"pause": "is paused", "stop": "is pruned", "go_on": "continues"}[event.verdict]
     when = pluralize(event.epochs, "epoch")
     if event.by == (USER,) and event.verdict != "go_on":
-        when += ", or the one that it is in"  # commands come at any time
-    return f"{event.network} {done} after {when}: {' and '.join(event.by)}"
+        when = "its current epoch"  # commands come at any time
+    return f"{event.network} {done} after {when} (by {' and '.join(event.by)})"
 
 
 def format_eta(estimated: ev.TimeLeftEstimated) -> str:
-    """How long a run will go on, as a range."""
+    """Format a remaining time as a range."""
     low = format_duration(estimated.low_s)
     high = format_duration(estimated.high_s)
     if low != high:
@@ -186,14 +204,16 @@ def format_eta(estimated: ev.TimeLeftEstimated) -> str:
 
 
 def _describe_remembered(event: ev.CachedRatesUsed) -> str:
-    """Whose rates are used, how old they are, and how to be rid of them."""
-    rates = [rate for found in event.rates.values() for rate in found]
+    """Describe cached rates: their age, their machines, and how to measure again."""
+    rates = [rate for network_rates in event.rates.values() for rate in network_rates]
     ages = sorted(rate.age_s for rate in rates)
     age = " to ".join(dict.fromkeys([_age(ages[0]), _age(ages[-1])]))
     hosts = ", ".join(sorted({rate.machine.partition(":")[0] for rate in rates}))
     return (
-        f"rates of {pluralize(len(event.rates), 'network')} found out {age} ago on {hosts}, spread up to "
-        f"{max(rate.spread for rate in rates):.0%}: {event.cache}; --remeasure measures them anew"
+        f"using cached rates of {pluralize(len(event.rates), 'network')}, measured {age} ago on "
+        f"{hosts}, "
+        f"spread up to {max(rate.spread for rate in rates):.0%}: {event.cache}; use --remeasure "
+        "to measure again"
     )
 
 
@@ -207,85 +227,107 @@ def _describe_trouble(event: ev.Event, device: str) -> str:
     match event:
         case ev.RateMismatch():
             if event.corrected:
-                kept = (
-                    "the cache of rates has the new rate now, and later runs go by it; this launch corrects other "
-                    "wrong rates there without a message"
+                advice = (
+                    "the cache now has the new rate for later runs; further corrections in this "
+                    "launch are "
+                    "not reported"
                 )
             else:
-                kept = "correct schedule.rates"
+                advice = "correct schedule.rates"
             return (
-                f"WARNING: {event.network} on {pluralize(event.gpus, device)} trains {event.rate:.0f} samples/s, "
-                f"and was taken to train {event.expected:.0f}: {kept}"
+                f"WARNING: {event.network} on {pluralize(event.gpus, device)} trains "
+                f"{event.rate:.0f} samples/s, "
+                f"but {event.expected:.0f} were expected: {advice}"
             )
         case ev.NetworkFailed():
             return f"{event.network} FAILED: {event.reason}"
         case ev.NetworkRetried(alone=True):
-            return f"{event.network} failed: {event.reason}; it trained beside others, and is tried again alone"
+            return (
+                f"{event.network} failed: {event.reason}; it shared a device, and is retried alone"
+            )
         case ev.NetworkRetried():
             return (
-                f"{event.network} failed: {event.reason}; this may pass: retry {event.retry} of "
+                f"{event.network} failed: {event.reason}; this may be transient: retry "
+                f"{event.retry} of "
                 f"{event.retries}"
             )
         case ev.NetworkRolledBack():
             if event.finished:
-                return f"WARNING: {event.network} stays finished: {event.damage}; its best epoch is whole"
+                return (
+                    f"WARNING: {event.network} stays finished: {event.damage}; its best epoch "
+                    "is intact"
+                )
             if event.epochs or event.position:
-                goes_on = f"goes on after epoch {event.epochs}"
+                goes_on = f"continues after epoch {event.epochs}"
             else:
                 goes_on = "starts over"
             return f"WARNING: {event.network} {goes_on}: {event.damage}"
         case ev.NetworkWarned():
             return f"WARNING: {event.network}: {event.warning}"
         case ev.ChangesAccepted():
-            return f"{event.network} goes on after epoch {event.epochs} with changed {' '.join(event.files)}"
+            return (
+                f"{event.network} continues after epoch {event.epochs} with changed "
+                f"{' '.join(event.files)}"
+            )
         case ev.BestCheckpointDamaged():
             return f"WARNING: {event.network}: {event.damage}"
         case ev.GroupFailed():
-            where = f"epoch {event.epochs}" + (
+            position = f"epoch {event.epochs}" + (
                 f", sample {event.position}" if event.position else ""
             )
             return (
-                f"{event.network} lost a rank, and goes back to its last checkpoint: after {where}"
+                f"{event.network} lost a rank and resumes from its last checkpoint, after "
+                f"{position}"
             )
         case _:
             return _describe_trouble_around(event)
 
 
 def _describe_trouble_around(event: ev.Event) -> str:
-    """What is of no one network: of the data, the searches, the ranks and the launch."""
+    """Describe events of the data, the searches, the ranks and the launch."""
     match event:
         case ev.TooLateToStart():
             return (
-                f"too late to start {', '.join(event.networks)}: {format_duration(event.left_s)} are left, "
-                f"but a group has taken {format_duration(event.needed_s)} to start"
+                f"too late to start {', '.join(event.networks)}: {format_duration(event.left_s)} "
+                "left, "
+                f"but groups took {format_duration(event.needed_s)} to start"
             )
         case ev.SharingLearned():
             return _describe_sharing(event)
         case ev.SupplyChanged():
             return event.summary
         case ev.DataChanged():
-            return f"the data has changed, and networks go on with it: {'; '.join(event.changes)}"
+            return (
+                f"the data has changed, and networks continue with it: {'; '.join(event.changes)}"
+            )
         case ev.SearcherFailed():
-            return f"WARNING: the searcher of {event.entry} is not called again: {event.reason}"
+            return (
+                f"WARNING: the searcher of {event.entry} failed and will not be called again: "
+                f"{event.reason}"
+            )
         case ev.TrackerFailed():
             return (
-                f"WARNING: track: {event.tracker} is not written, and the run goes on without it: {event.reason}; "
-                "fleet export writes the same later"
+                f"WARNING: trackers: cannot write {event.tracker}, continuing without it: "
+                f"{event.reason}; "
+                "fleet export can write the same later"
             )
         case ev.SearcherStarted(changed=changed) if changed:
-            return f"the search of {event.entry} goes on with other settings: {changed}"
+            return f"the search of {event.entry} continues with other settings: {changed}"
         case ev.EarlierRunRead():
             return event.summary
         case ev.ReplayDiffered():
-            return f"WARNING: {event.entry}: {event.difference}; what was logged holds"
+            return f"WARNING: {event.entry}: {event.difference}; using the logged answer"
         case ev.RankDied():
-            return f"rank {event.rank} has died; the others go on"
+            return f"rank {event.rank} has died; the other ranks continue"
         case ev.CommandReceived(do="yield"):
             hosts = ", ".join(map(str, event.given.get("hosts", ())))
-            return f"asked for: {hosts}, within {event.given.get('within_s')} s"
+            return f"requested: release {hosts} within {event.given.get('within_s')} s"
         case ev.NodesReleased():
-            became = "end" if event.has_ended else "wait for the end of the launch"
-            return f"given back after {event.seconds:.1f} s: {', '.join(event.hosts)}; the processes there {became}"
+            state = "end" if event.has_ended else "wait for the end of the launch"
+            return (
+                f"released after {event.seconds:.1f} s: {', '.join(event.hosts)}; the "
+                f"processes there {state}"
+            )
         case ev.SampleSkipped():
             return f"skipped {event.name}: {event.reason}"
         case _:
@@ -304,33 +346,37 @@ def _describe_epoch(event: ev.EpochEnded, max_epochs: int) -> str:
         if name.startswith("val_") or f"val_{name}" not in record.metrics
     )
     return (
-        f"{event.network} epoch {record.epoch}/{max_epochs}: loss {record.loss:.4f}{_share(record.accuracy)}"
+        f"{event.network} epoch {record.epoch}/{max_epochs}: loss "
+        f"{record.loss:.4f}{_share(record.accuracy)}"
         f"{judged} ({record.samples / max(record.seconds, 1e-9):.0f} samples/s)"
     )
 
 
 def _share(accuracy: float) -> str:
-    """An accuracy behind a loss; nothing of targets that are no classes."""
+    """Format an accuracy after a loss; empty for targets without classes."""
     if math.isnan(accuracy):
         return ""
     return f" {accuracy:.2%}"
 
 
 def _describe_stream(event: ev.StreamStarted) -> str:
-    """Whether input or training is the bottleneck, and what to change."""
-    supply = f"input {event.supply_samples_per_s:.0f} samples/s by {pluralize(event.preprocessors, 'preprocessor')}"
+    """Describe whether input or training is the bottleneck, and what to change."""
+    supply = (
+        f"input {event.supply_samples_per_s:.0f} samples/s by "
+        f"{pluralize(event.preprocessors, 'preprocessor')}"
+    )
     if event.bottleneck:
-        rates = f"{supply}, the fastest network takes {event.demand_samples_per_s:.0f}: "
+        rates = f"{supply}, the fastest network consumes {event.demand_samples_per_s:.0f}: "
     else:
         rates = f"{supply}: "
     if event.kept:
-        return rates + "decoded in the first epoch, kept from then on"
+        return rates + "decoded in the first epoch and then stored"
     if not event.bottleneck:
-        return rates + "training will show how much networks take"
+        return rates + "the rates of networks are not known yet"
     if event.bottleneck == "input":
         return rates + (
-            "input is the bottleneck (more preprocessors: start more ranks, raise resources.preprocessors; "
-            "or decode once: data.cache: memory, or file)"
+            "input is the bottleneck (for more preprocessors, start more ranks or raise "
+            "resources.preprocessors; or decode once with data.cache: memory or file)"
         )
     spare = event.of - event.preprocessors
     if spare:
@@ -340,37 +386,38 @@ def _describe_stream(event: ev.StreamStarted) -> str:
     policy = POLICIES.get(event.policy)
     if policy is not None and policy.own_pace and event.pace == "shared":
         advice += (
-            f"; {policy.name} is faster where networks go at their own pace: data.cache: memory, or "
+            f"; {policy.name} is faster if networks train at their own pace: data.cache: memory or "
             "data.order: ring"
         )
     return f"{rates}training is the bottleneck{advice}"
 
 
 def _describe_sharing(event: ev.SharingLearned) -> str:
-    """How many networks pay on one GPU, and what to do where more than may share one would, or might."""
-    told = describe_sharing(event.speedups, event.device)
+    """Describe how many networks per GPU pay off, and what to change if more could."""
+    summary = describe_sharing(event.speedups, event.device)
     if not event.bound:
-        return told
+        return summary
     is_tried = useful_networks_per_gpu(event.speedups) == event.slots
     if is_tried:
-        more = "more may pay"
+        more = "more may pay off"
     else:
-        more = f"this run has {pluralize(event.slots, 'slot')} on each {event.device}"
+        more = f"this run has {pluralize(event.slots, 'slot')} per {event.device}"
     if event.bound == "per_device":
         raised = "raise resources.networks_per_gpu, and "
     else:
         raised = ""
-    return f"{told}; {more}: {raised}start more ranks"
+    return f"{summary}; {more}: {raised}start more ranks"
 
 
 def describe_sharing(speedups: Sequence[float], device: str = "GPU") -> str:
-    """How many networks pay on one device, in a line.
+    """Describe how many networks on one device pay off, in a line.
 
     Args:
-        device: what they share.
+        speedups: throughput of 1, 2, ... networks over that of one.
+        device: the kind of device.
 
     >>> describe_sharing((1.0, 1.6, 1.61))
-    '2 networks on one GPU train 1.6 times as much as one, 3 networks 1.61 times: 2 pay'
+    '2 networks on one GPU train 1.6 times as fast as one, 3 networks 1.61 times: 2 pay off'
     """
     count = useful_networks_per_gpu(speedups)
     parts = [
@@ -378,14 +425,14 @@ def describe_sharing(speedups: Sequence[float], device: str = "GPU") -> str:
         for number, speedup in enumerate(speedups, 1)
     ][1:]
     if not parts:
-        return f"it is not known how much networks train together that share a {device}"
+        return f"the throughput of networks that share a {device} is unknown"
     parts[0] = (
-        parts[0].replace(" networks ", f" networks on one {device} train ") + " as much as one"
+        parts[0].replace(" networks ", f" networks on one {device} train ") + " as fast as one"
     )
-    return f"{', '.join(parts)}: {count} {'pays' if count == 1 else 'pay'}"
+    return f"{', '.join(parts)}: {count} {'pays' if count == 1 else 'pay'} off"
 
 
-# What the live table itself shows, or is over in a moment; the lines of all else stay on the screen above it.
+# Events that the live table itself shows; lines about all others stay on the screen above it.
 _PASSING = (
     ev.RateMeasured,
     ev.TrainersReady,
@@ -406,10 +453,10 @@ def _format(number: float, form: str) -> str:
 
 
 class LiveTable:
-    """What networks that train are doing, as a table of rich.
+    """A table of the networks that are training, made with rich.
 
     Args:
-        run: as it is by its events; it has taken in each before that is told here.
+        run: the state of the run, which has already applied each event passed here.
     """
 
     def __init__(self, run: RunState) -> None:
@@ -421,7 +468,7 @@ class LiveTable:
         self._eta_at = 0.0
 
     def on_event(self, event: ev.Event) -> None:
-        """Change the table."""
+        """Update the table."""
         match event:
             case ev.RateMeasured():
                 self._title = format_event(event, self._run)
@@ -431,13 +478,15 @@ class LiveTable:
                 self._eta, self._eta_at = event, time.monotonic()
 
     def on_pace(self, network: str, samples: int, samples_per_s: float) -> None:
-        """Move a network's bar."""
-        known = self._run.networks.get(network)
-        if known is not None and known.group is not None:
-            self._paces[network] = EpochPart(samples, samples_per_s, known.epochs, known.group)
+        """Move a network's progress bar."""
+        run_network = self._run.networks.get(network)
+        if run_network is not None and run_network.group is not None:
+            self._paces[network] = EpochPart(
+                samples, samples_per_s, run_network.epochs, run_network.group
+            )
 
     def _format_time_left(self) -> str:
-        """The latest estimate, less what has passed since then."""
+        """Format the latest estimate minus the time since it was made."""
         if self._eta is None:
             return ""
         passed = time.monotonic() - self._eta_at
@@ -450,12 +499,13 @@ class LiveTable:
         )
 
     def table(self) -> Any:
-        """How it stands at this moment."""
+        """Return the current table."""
         from rich import box
         from rich.table import Table
 
         table = Table(
-            title=f"{self._title}, {format_duration(time.monotonic() - self._start)}{self._format_time_left()}",
+            title=f"{self._title}, "
+            f"{format_duration(time.monotonic() - self._start)}{self._format_time_left()}",
             title_justify="left",
             box=box.SIMPLE_HEAD,
         )
@@ -467,7 +517,7 @@ class LiveTable:
             "loss",
             "val acc",
             "samples/s",
-            "at most",
+            "max time left",
         ):
             table.add_column(header)
         groups = {} if self._run.launch is None else dict(self._run.launch.groups)
@@ -478,11 +528,11 @@ class LiveTable:
         return table
 
     def _cells(self, name: str, network: RunNetwork, group: RunGroup) -> list[Any]:
-        """What the table shows of a network that trains."""
+        """Return the cells of a network that is training."""
         from rich.progress_bar import ProgressBar
 
         epochs = network.epochs
-        most = network.max_epochs
+        max_epochs = network.max_epochs
         last = network.status.history[-1] if epochs else None
         part = 0.0
         if last is None:
@@ -493,19 +543,19 @@ class LiveTable:
         if pace is not None and pace.is_current(network):
             part = pace.samples / max(self._samples(last), pace.samples)
             samples_per_s = pace.samples_per_s
-        left = math.nan if last is None else (most - epochs - part) * last.seconds
+        left_s = math.nan if last is None else (max_epochs - epochs - part) * last.seconds
         return [
             ",".join(map(str, group.devices)),
-            f"{epochs}/{most}",
-            ProgressBar(total=most, completed=epochs + part, width=20),
+            f"{epochs}/{max_epochs}",
+            ProgressBar(total=max_epochs, completed=epochs + part, width=20),
             "" if last is None else _format(last.loss, "{:.4f}"),
             "" if last is None else _format(last.val_accuracy, "{:.2%}"),
             f"{samples_per_s:.0f}",
-            "" if math.isnan(left) else format_duration(left),
+            "" if math.isnan(left_s) else format_duration(left_s),
         ]
 
     def _samples(self, last: EpochRecord | None) -> int:
-        """The samples of an epoch."""
+        """Return the number of samples of an epoch."""
         launch = self._run.launch
         return max(
             last.samples if last is not None else 1 if launch is None else launch.start.samples, 1
@@ -513,9 +563,9 @@ class LiveTable:
 
 
 class LiveView(LiveTable):
-    """A table that is drawn anew a few times a second; the lines above it scroll away.
+    """A table that is redrawn several times a second; lines scroll above it.
 
-    Another thread draws it, from what is known of the run at that moment.
+    Another thread draws it from the current state of the run.
     """
 
     def __init__(self, run: RunState, screen: IO[str]) -> None:
@@ -528,7 +578,7 @@ class LiveView(LiveTable):
         self._live.start()
 
     def on_event(self, event: ev.Event) -> None:
-        """Change the table; what should stay on the screen is printed above it."""
+        """Update the table; print lines that should stay on the screen above it."""
         if not isinstance(event, _PASSING) and (line := format_event(event, self._run)):
             self._live.console.print(line, highlight=False)
         super().on_event(event)
@@ -539,48 +589,50 @@ class LiveView(LiveTable):
 
 
 class NotebookView(LiveTable):
-    """A table in a cell of a notebook; at last the results, the best network first.
+    """A table in a notebook cell; finally the results, best network first.
 
     Args:
-        place: where it stands, of :meth:`make_display`.
+        run: the state of the run.
+        display: the display handle that :meth:`make_display` returned.
     """
 
-    def __init__(self, run: RunState, place: Any) -> None:
+    def __init__(self, run: RunState, display: Any) -> None:
         super().__init__(run)
-        self._display = place
+        self._display = display
         self._drawn_at = time.monotonic()
 
     @staticmethod
     def is_notebook() -> bool:
-        """Whether this process is the kernel of a notebook."""
+        """Return True if this process is the kernel of a notebook."""
         shell = "IPython" in sys.modules and sys.modules["IPython"].get_ipython()
         return hasattr(shell, "kernel")
 
     @staticmethod
     def make_display() -> Any:
-        """A place for a table in the cell that is at work."""
+        """Return a display handle for a table in the current cell."""
         from IPython.display import display
 
         return display({"text/plain": "starting"}, raw=True, display_id=True)
 
     def draw(self) -> None:
-        """Show how it stands, once a second."""
+        """Update the cell, at most once a second."""
         if time.monotonic() - self._drawn_at >= 1:
             self._display.update(self.table())
             self._drawn_at = time.monotonic()
 
     def finish(self, headers: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-        """Leave the table of results in the cell."""
+        """Show the table of results in the cell."""
         self._display.update(
-            {"text/html": html_table(headers, rows), "text/plain": "the results"}, raw=True
+            {"text/html": html_table(headers, rows), "text/plain": "results"}, raw=True
         )
 
 
 def make_view(run: RunState, plain: bool) -> PlainView | LiveView:
-    """The view that fits where the output goes.
+    """Return the view that fits the output.
 
     Args:
-        run: as it is by its events.
+        run: the state of the run.
+        plain: True for plain lines in any case.
     """
     screen = None if plain else terminal()
     if screen is None:

@@ -31,7 +31,7 @@ class Seeds(NamedTuple):
 
     numpy: Sequence[int]
     keras: Sequence[int]
-    beside: Sequence[int]
+    concurrent: Sequence[int]
     searches: Sequence[int]
 
 
@@ -64,17 +64,19 @@ def parse(argv=None):
         help="a run, such as the demo's, of which to say what checkpoints cost it",
     )
     arguments = parser.parse_args(argv)
-    given = (
+    seed_lists = (
         arguments.seeds,
         arguments.tensorflow_seeds,
         arguments.beside_seeds,
         arguments.search_seeds,
     )
-    if any(given):
-        return arguments, Seeds(*(seeds or () for seeds in given))
-    beside = round(0.3 * arguments.cases) if arguments.beside is None else arguments.beside
+    if any(seed_lists):
+        return arguments, Seeds(*(seeds or () for seeds in seed_lists))
+    concurrent = round(0.3 * arguments.cases) if arguments.beside is None else arguments.beside
     searched = math.ceil(arguments.cases / 8) if arguments.searches is None else arguments.searches
-    return arguments, Seeds(*map(range, (arguments.cases, arguments.tensorflow, beside, searched)))
+    return arguments, Seeds(
+        *map(range, (arguments.cases, arguments.tensorflow, concurrent, searched))
+    )
 
 
 def main():
@@ -90,11 +92,11 @@ def main():
             print(f"{len(cases) - len(outcomes)} cases are left out: the time is over")
             break
         outcomes.append(_carry_out(case))
-    beside = [_carry_out_beside(seed) for seed in seeds.beside]
+    concurrent = [_carry_out_beside(seed) for seed in seeds.concurrent]
     searched = [_carry_out_search(seed) for seed in seeds.searches]
     if arguments.document:
-        arguments.document.write_text(document(outcomes, arguments.run, beside, searched))
-    return 1 if any(outcome.broken for outcome in [*outcomes, *beside, *searched]) else 0
+        arguments.document.write_text(document(outcomes, arguments.run, concurrent, searched))
+    return 1 if any(outcome.broken for outcome in [*outcomes, *concurrent, *searched]) else 0
 
 
 def _carry_out_beside(seed):
@@ -134,7 +136,7 @@ def _carry_out(case):
     return outcome
 
 
-def document(outcomes, run=None, beside=(), searched=()):
+def document(outcomes, run=None, concurrent=(), searched=()):
     """The page, made of what was measured."""
     lines = [
         "# Reliability: faults at random moments, and what happened to the runs",
@@ -152,21 +154,21 @@ def document(outcomes, run=None, beside=(), searched=()):
         ("numpy", "The numpy engine", FAULTS),
         ("keras", "TensorFlow", TENSORFLOW_FAULTS),
     ):
-        mine = [outcome for outcome in outcomes if outcome.case.engine == engine]
-        if mine:
-            good = sum(not outcome.broken for outcome in mine)
+        selected = [outcome for outcome in outcomes if outcome.case.engine == engine]
+        if selected:
+            good = sum(not outcome.broken for outcome in selected)
             lines += [
-                f"## {title}: {len(mine)} cases, {good} came to a good end",
+                f"## {title}: {len(selected)} cases, {good} came to a good end",
                 "",
-                *_table(mine, faults),
+                *_table(selected, faults),
                 "",
             ]
-    lines += _pauses(outcomes) + _beside(beside) + _searched(searched)
+    lines += _pauses(outcomes) + _concurrent(concurrent) + _searched(searched)
     if run is not None:
         lines += _blocked(run)
     lines += [
         f"- launches over one folder, seed {case.seed}: {case.broken}"
-        for case in beside
+        for case in concurrent
         if case.broken
     ]
     lines += [
@@ -189,23 +191,23 @@ def _table(outcomes, faults):
         "| --- | --- | --- | --- | --- | --- | --- |",
     ]
     for fault in faults:
-        mine = [outcome for outcome in outcomes if outcome.case.fault == fault]
-        if not mine:
+        selected = [outcome for outcome in outcomes if outcome.case.fault == fault]
+        if not selected:
             continue
-        twice = [outcome.twice for outcome in mine]
+        twice = [outcome.twice for outcome in selected]
         rows.append(
-            f"| {fault} | {len(mine)} | {sum(not outcome.broken for outcome in mine)} "
-            f"| {sum(outcome.outlived for outcome in mine)} "
-            f"| {max(len(outcome.statuses) for outcome in mine)} of {MOST_LAUNCHES} "
+            f"| {fault} | {len(selected)} | {sum(not outcome.broken for outcome in selected)} "
+            f"| {sum(outcome.outlived for outcome in selected)} "
+            f"| {max(len(outcome.statuses) for outcome in selected)} of {MOST_LAUNCHES} "
             f"| {statistics.median(twice):.0f} | {max(twice)} |"
         )
     statuses = Counter(status for outcome in outcomes for status in outcome.statuses[:-1])
     ended = ", ".join(f"{status} ({count})" for status, count in sorted(statuses.items()))
-    said = (
+    note = (
         f"An epoch has {TRAINED} samples, and at most three networks are trained at a time. All launches except "
         f"the last one of each case ended with one of these statuses (how often): {ended}."
     )
-    return [*rows, "", said if ended else ""]
+    return [*rows, "", note if ended else ""]
 
 
 def _pauses(outcomes):
@@ -235,7 +237,7 @@ def _pauses(outcomes):
     )
 
 
-def _beside(cases):
+def _concurrent(cases):
     """What came of launches over one folder."""
     if not cases:
         return []
@@ -273,12 +275,12 @@ def _searched(cases):
         "| --- | --- | --- | --- | --- | --- |",
     ]
     for search in searches.SEARCHES:
-        mine = [case for case in cases if case.search == search]
-        if mine:
+        selected = [case for case in cases if case.search == search]
+        if selected:
             lines.append(
-                f"| {search} | {len(mine)} | {sum(not case.broken for case in mine)} "
-                f"| {sum(len(case.kills) for case in mine)} | {sum(case.decisions for case in mine)} "
-                f"| {sum(case.again for case in mine)} |"
+                f"| {search} | {len(selected)} | {sum(not case.broken for case in selected)} "
+                f"| {sum(len(case.kills) for case in selected)} | {sum(case.decisions for case in selected)} "
+                f"| {sum(case.again for case in selected)} |"
             )
     return [*lines, ""]
 

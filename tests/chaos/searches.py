@@ -225,15 +225,15 @@ class _Trial:
 
     def _check_networks(self):
         """None is lost, all have ended, and none has trained more than an epoch again for each kill."""
-        asked = {
+        proposed = {
             call.network
             for call in events_of(self._paths.events, ev.SearcherCalled)
             if call.call == "ask" and call.answer is not None
         }
         rows = {row.name: row for row in read_results(self._paths.root)}
-        if set(rows) != asked:
+        if set(rows) != proposed:
             raise Broken(
-                f"networks that were lost, or that nobody has asked for: {sorted(set(rows) ^ asked)}"
+                f"networks that were lost, or that nobody has asked for: {sorted(set(rows) ^ proposed)}"
             )
         if bad := {
             name: str(row.status)

@@ -204,7 +204,7 @@ def test_a_chain_that_is_ended_by_its_user_saves_and_no_job_follows_until_it_is_
     assert (stop["status"], stop["next"], stop["then"]) == (75, None, CHAIN_CANCELLED), (
         ensemble.report()
     )
-    with pytest.raises(AssertionError, match="none of the chain's jobs waits or runs"):
+    with pytest.raises(AssertionError, match="no job of the chain is waiting or running"):
         ensemble.slurm.call(
             sys.executable,
             "-m",

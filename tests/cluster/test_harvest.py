@@ -123,7 +123,7 @@ def end(show, epochs):
     }, show.report()
     noted = list(read_lines(show.paths.harvest_log))
     assert [(one["why"], one["again"]) for one in noted if one["event"] == "over"] == [
-        ("all networks are done", "")
+        ("all networks have ended", "")
     ]
     return noted
 

@@ -250,8 +250,8 @@ def test_where_no_more_networks_on_a_gpu_would_pay_it_says_nothing_of_it(share, 
 
 def test_it_says_how_many_networks_on_a_gpu_would_pay_as_far_as_there_are_networks(share):
     assert share(1, [1, 1.6, 1.9, 2.1])[2] == (
-        "fleet submit: 2 networks on one GPU train 1.6 times as much as one, 3 networks 1.9 times, 4 networks 2.1 "
-        "times: 4 pay. This job lets 1 share one; resources.networks_per_gpu: 3 with --ranks-per-node 20 would let 3\n"
+        "fleet submit: 2 networks on one GPU train 1.6 times as fast as one, 3 networks 1.9 times, 4 networks 2.1 "
+        "times: 4 pay off. This job lets 1 share one; resources.networks_per_gpu: 3 with --ranks-per-node 20 would let 3\n"
     )
 
 
@@ -476,8 +476,8 @@ def test_where_there_is_no_chain_it_says_so(submit, tmp_path, capsys):
     run = tmp_path / "run"
     assert end(capsys)[::2] == (
         2,
-        f"fleet submit: --end {run}: there is no chain: {run}/jobs/job.sh is "
-        "missing, which fleet submit writes\n",
+        f"fleet submit: --end {run}: found no chain: {run}/jobs/job.sh, which fleet submit "
+        "writes, is missing\n",
     )
     put(tmp_path, {**QUEUES["slurm"], "squeue": ":"})
     submit("--system", "slurm", "--walltime", "2h", "--chain")
@@ -488,8 +488,8 @@ def test_where_there_is_no_chain_it_says_so(submit, tmp_path, capsys):
     status, _, err = end(capsys)
     assert status == 2
     assert err == (
-        f"fleet submit: --end {run}: none of the chain's jobs waits or runs (4711); at its last stop it "
-        "was decided: all networks finished\n"
+        f"fleet submit: --end {run}: no job of the chain is waiting or running (4711); the last "
+        "decision was: all networks finished\n"
     )
     assert not ChainHistory.read(RunPaths(run)).is_cancelled(RUNNING)
 

@@ -40,7 +40,7 @@ def network(name, epochs, status, entry="net", **drawn):
 
 def made_up(*networks, **more):
     """A run of these networks."""
-    said = {
+    facts = {
         "name": "digits",
         "key": "0123456789abcdef",
         "began": 1000.0,
@@ -50,7 +50,7 @@ def made_up(*networks, **more):
         "spaces": {"net": SPACE},
         **more,
     }
-    return TrackedRun(networks=networks, **said)
+    return TrackedRun(networks=networks, **facts)
 
 
 EARLY = made_up(

@@ -32,7 +32,7 @@ ROWS = Table(
 )
 
 
-def test_each_parameter_and_metric_is_a_column_and_none_takes_the_place_of_another():
+def test_each_parameter_and_metric_gets_its_own_column():
     columns = ROWS.columns()
     assert {
         name: columns[name]
@@ -81,8 +81,8 @@ def test_csv_and_parquet_have_all_of_it(searched, tmp_path, capsys, monkeypatch)
         str(run / f"export/{name}.csv") for name in ("results", "history")
     ]
     with open(run / "export/history.csv", newline="") as file:
-        found = list(csv.DictReader(file))
-    assert [(row["network"], int(row["epoch"]), float(row["val_loss"])) for row in found] == [
+        rows = list(csv.DictReader(file))
+    assert [(row["network"], int(row["epoch"]), float(row["val_loss"])) for row in rows] == [
         (row.network, row.epoch, row.val_loss) for row in read_history(run)
     ]
     monkeypatch.chdir(tmp_path)
@@ -124,8 +124,8 @@ def test_what_a_file_cannot_hold_is_json(tmp_path):
     )
     parquet = pytest.importorskip("pyarrow.parquet")
     write_parquet(ROWS, tmp_path / "a.parquet")
-    found = parquet.read_table(tmp_path / "a.parquet").to_pydict()
-    assert (found["x"], found["filters"], found["val_mae"]) == (
+    rows = parquet.read_table(tmp_path / "a.parquet").to_pydict()
+    assert (rows["x"], rows["filters"], rows["val_mae"]) == (
         ["1", "y"],
         ["[8, 16]", None],
         [0.5, None],

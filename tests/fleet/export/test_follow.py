@@ -45,28 +45,28 @@ def test_what_is_no_tracker_is_a_mistake(track):
         parse({"models": SOFTMAX, "trackers": track})
 
 
-def test_calls_that_come_together_are_one_and_the_end_is_the_last(monkeypatch):
+def test_write_requests_are_merged_and_end_is_last(monkeypatch):
     monkeypatch.setattr(follow, "_LEAST_S", 0.05)
     source, sink = os.pipe()
-    heard = []
-    thread = threading.Thread(target=lambda: heard.extend(write_requests(source)))
+    calls = []
+    thread = threading.Thread(target=lambda: calls.extend(write_requests(source)))
     thread.start()
     os.write(sink, b"...")
-    while not heard:
+    while not calls:
         pass
     os.write(sink, b".")
     os.close(sink)
     thread.join(10)
     os.close(source)
-    assert heard == [False, True]
+    assert calls == [False, True]
 
 
-def test_a_tracker_that_fails_is_told_of_once_and_others_are_written(tmp_path, monkeypatch):
+def test_failing_tracker_is_reported_once(tmp_path, monkeypatch):
     monkeypatch.setattr(follow, "read_tracked_run", lambda paths: "the run")
-    tried, out = [], io.StringIO()
+    attempts, out = [], io.StringIO()
 
     def write(name, run, path):
-        tried.append(name)
+        attempts.append(name)
         if name == "mlflow":
             sys.exit("no room")
 
@@ -74,7 +74,7 @@ def test_a_tracker_that_fails_is_told_of_once_and_others_are_written(tmp_path, m
     follower = Follower(RunPaths(tmp_path), [("mlflow", tmp_path), ("wandb", tmp_path)], out)
     for is_last in (False, False, True):
         follower.write(is_last)
-    assert tried == ["mlflow", "wandb", "wandb", "mlflow", "wandb"]
+    assert attempts == ["mlflow", "wandb", "wandb", "mlflow", "wandb"]
     assert [json.loads(line) for line in out.getvalue().splitlines()] == [
         {"tracker": "mlflow", "path": str(tmp_path), "reason": "SystemExit: no room"}
     ]
@@ -108,7 +108,7 @@ def test_a_tracker_that_cannot_be_written_is_a_warning(tmp_path, capsys):
     )
     assert run.launch() is ExitStatus.OK
     assert {row.status for row in run.rows().values()} == {"finished"}
-    assert capsys.readouterr().out.count("WARNING: track: optuna is not written") == 1
+    assert capsys.readouterr().out.count("WARNING: trackers: cannot write optuna") == 1
 
 
 def test_a_tracker_that_hangs_keeps_no_run_from_its_end(tmp_path, capsys, monkeypatch):
@@ -119,17 +119,17 @@ def test_a_tracker_that_hangs_keeps_no_run_from_its_end(tmp_path, capsys, monkey
     run = Run(tmp_path, {}, models=SOFTMAX, epochs=2, track=["optuna"])
     assert run.launch() is ExitStatus.OK
     assert (
-        "track is not written, and the run goes on without it: not ended within 0 s"
+        "trackers: cannot write track, continuing without it: not ended within 0 s"
         in capsys.readouterr().out
     )
 
 
-def test_a_process_that_cannot_be_started_is_told_of_at_the_end_at_the_latest(
-    tmp_path, monkeypatch
-):
+def test_unstartable_process_is_reported_by_the_end(tmp_path, monkeypatch):
     def start(*arguments, **more):
         raise OSError("no processes left")
 
     monkeypatch.setattr(tracking.subprocess, "Popen", start)
-    begun = Tracking([("wandb", tmp_path / "w")], RunPaths(tmp_path), "spec.yaml")
-    assert begun.close(0.1) == [TrackerFailed("wandb", str(tmp_path / "w"), "no processes left")]
+    tracking_process = Tracking([("wandb", tmp_path / "w")], RunPaths(tmp_path), "spec.yaml")
+    assert tracking_process.close(0.1) == [
+        TrackerFailed("wandb", str(tmp_path / "w"), "no processes left")
+    ]

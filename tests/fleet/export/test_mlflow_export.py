@@ -36,8 +36,8 @@ class Store:
 
     def epochs(self, run, metric):
         return [
-            (one.step, one.value, one.timestamp)
-            for one in self.client.get_metric_history(run.info.run_id, metric)
+            (point.step, point.value, point.timestamp)
+            for point in self.client.get_metric_history(run.info.run_id, metric)
         ]
 
 
@@ -57,7 +57,7 @@ def path(empty, tmp_path):
 
 
 @pytest.mark.parametrize("before", [[], [LATE], [EARLY], [EARLY, CHANGED]])
-def test_a_run_is_a_parent_and_its_networks_are_children_whatever_was_written_before(path, before):
+def test_mlflow_run_is_a_parent_with_a_child_per_network(path, before):
     for run in [*before, LATE, LATE]:
         write("mlflow", run, path)
     store = Store(path)
@@ -84,7 +84,7 @@ def test_a_run_is_a_parent_and_its_networks_are_children_whatever_was_written_be
     assert children["net-2"].data.tags["fleet.reason"] == "failed"
 
 
-def test_what_is_no_longer_true_of_a_network_that_trains_again_is_not_said(path):
+def test_mlflow_tags_of_restarted_network_are_updated(path):
     failed = replace(LATE.networks[0], facts={"reason": "failed", "diverged": "loss is NaN"})
     for network in (failed, LATE.networks[0]):
         write("mlflow", replace(LATE, networks=(network,)), path)
@@ -109,7 +109,7 @@ def test_what_is_known_of_a_network_only_after_its_end_is_added(path, tmp_path):
     assert len(store.epochs(child, "val_accuracy")) == 4
 
 
-def test_a_run_given_resumed_and_given_again_is_as_its_tables_say(searched, path, capsys):
+def test_mlflow_store_equals_tables_after_resume(searched, path, capsys):
     run = searched.folder / "run"
     command = ["export", str(run), "--mlflow", str(path)]
     assert main(command) == 0
@@ -123,16 +123,17 @@ def test_a_run_given_resumed_and_given_again_is_as_its_tables_say(searched, path
     assert {
         name: float(child.data.params[RATE]) for name, child in children.items() if name != "plain"
     } == {name: row.drawn[RATE] for name, row in rows.items() if name != "plain"}
-    found = {
+    rates = {
         (name, step): value
         for name, child in children.items()
         for step, value, _ in store.epochs(child, "val_loss")
     }
-    assert found == {(row.network, row.epoch): row.val_loss for row in read_history(run)}
-    files = {one.path for one in store.client.list_artifacts(parent.info.run_id)}
+    assert rates == {(row.network, row.epoch): row.val_loss for row in read_history(run)}
+    files = {artifact.path for artifact in store.client.list_artifacts(parent.info.run_id)}
     assert files == {"files.json"}
     assert parent.data.tags["fleet.file.results.csv"] == (run / "results.csv").as_uri()
-    place = path / "artifacts" / children["net-0"].info.run_id / "artifacts/files.json"
+    uri_file = path / "artifacts" / children["net-0"].info.run_id / "artifacts/files.json"
     assert (
-        json.loads(place.read_text())["history.csv"] == (run / "models/net-0/history.csv").as_uri()
+        json.loads(uri_file.read_text())["history.csv"]
+        == (run / "models/net-0/history.csv").as_uri()
     )

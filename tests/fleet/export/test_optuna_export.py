@@ -32,7 +32,7 @@ def studies(path):
     }
 
 
-def told(trial):
+def reported(trial):
     return (
         trial.number,
         trial.state.name,
@@ -46,12 +46,12 @@ def told(trial):
 @FORMS
 def test_an_entry_is_a_study_and_its_networks_are_trials(tmp_path, name):
     write("optuna", LATE, path := tmp_path / "deep" / name)
-    found = studies(path)
+    by_name = studies(path)
     assert {
-        name: [f"{one.number} {one.state.name}" for one in study.trials]
-        for name, study in found.items()
+        name: [f"{trial.number} {trial.state.name}" for trial in study.trials]
+        for name, study in by_name.items()
     } == {"digits-net": [*FINE], "digits": ["0 COMPLETE"]}
-    study = found["digits-net"]
+    study = by_name["digits-net"]
     assert (study.direction.name, study.best_value, study.best_trial.user_attrs["network"]) == (
         "MAXIMIZE",
         0.4,
@@ -73,25 +73,23 @@ def test_an_entry_is_a_study_and_its_networks_are_trials(tmp_path, name):
 
 @FORMS
 @pytest.mark.parametrize("before", [[LATE], [EARLY], [EARLY, EARLY], [CHANGED], [EARLY, CHANGED]])
-def test_whatever_was_written_before_nothing_is_there_twice_and_all_is_as_if_written_once(
-    tmp_path, name, before
-):
+def test_optuna_rewrites_leave_no_duplicates(tmp_path, name, before):
     (tmp_path / "once").mkdir()
     for run in [*before, LATE]:
         write("optuna", run, path := tmp_path / name)
     write("optuna", LATE, once := tmp_path / "once" / name)
-    assert {name: list(map(told, study.trials)) for name, study in studies(path).items()} == {
-        name: list(map(told, study.trials)) for name, study in studies(once).items()
+    assert {name: list(map(reported, study.trials)) for name, study in studies(path).items()} == {
+        name: list(map(reported, study.trials)) for name, study in studies(once).items()
     }
     before = path.read_bytes()
     write("optuna", LATE, path)
     assert path.read_bytes() == before
 
 
-def test_a_run_that_was_started_over_has_a_study_of_its_own_and_so_have_others(tmp_path):
+def test_optuna_study_of_restarted_run_is_separate(tmp_path):
     write("optuna", LATE, path := tmp_path / "studies.log")
-    other = optuna.create_study(storage=storage_of(path), study_name="mine")
-    other.ask()
+    foreign = optuna.create_study(storage=storage_of(path), study_name="mine")
+    foreign.ask()
     write("optuna", made_up(*EARLY.networks, key="fedcba9876543210"), path)
     assert {name: len(study.trials) for name, study in studies(path).items()} == {
         "digits-net": 4,
@@ -108,10 +106,13 @@ def test_several_objectives_are_those_of_the_study(tmp_path, name):
         return made_up(
             *(
                 replace(
-                    one,
-                    objectives=(*one.objectives, TrackedObjective("parameters", parameters, False)),
+                    direction,
+                    objectives=(
+                        *direction.objectives,
+                        TrackedObjective("parameters", parameters, False),
+                    ),
                 )
-                for one in networks
+                for direction in networks
             ),
             **more,
         )
@@ -123,7 +124,7 @@ def test_several_objectives_are_those_of_the_study(tmp_path, name):
     assert studies(path)["digits-net"].trials[0].state.name == "FAIL"  # it never was
     write("optuna", judged(LATE.networks, 100.0), path)
     study = studies(path)["digits-net"]
-    assert [one.name for one in study.directions] == ["MAXIMIZE", "MINIMIZE"]
+    assert [direction.name for direction in study.directions] == ["MAXIMIZE", "MINIMIZE"]
     assert [(trial.state.name, trial.values) for trial in study.trials] == [
         ("COMPLETE", [0.4, 100.0]),
         ("PRUNED", None),
@@ -134,9 +135,7 @@ def test_several_objectives_are_those_of_the_study(tmp_path, name):
 
 
 @FORMS
-def test_a_network_that_was_drawn_from_another_space_keeps_its_values_beside_its_parameters(
-    tmp_path, name
-):
+def test_optuna_keeps_values_from_another_space(tmp_path, name):
     write("optuna", LATE, path := tmp_path / name)
     narrow = made_up(*LATE.networks, spaces={"net": {RATE: (0.02, 0.03), "filters": ([8, 16],)}})
     write("optuna", narrow, path)
@@ -144,7 +143,7 @@ def test_a_network_that_was_drawn_from_another_space_keeps_its_values_beside_its
     assert (first.params, first.user_attrs[RATE]) == ({"filters": "[8, 16]"}, 0.01)
 
 
-def test_a_run_given_resumed_and_given_again_is_as_its_tables_say(searched, tmp_path, capsys):
+def test_optuna_studies_equal_tables_after_resume(searched, tmp_path, capsys):
     command = [
         "export",
         str(searched.folder / "run"),
@@ -185,18 +184,18 @@ def test_its_dashboard_shows_the_studies(tmp_path):
     dashboard = pytest.importorskip("optuna_dashboard", reason="make test-track has it")
     write("optuna", EARLY, path := tmp_path / "studies.log")
     write("optuna", LATE, path)
-    app, said = dashboard.wsgi(storage_of(path)), []
+    app, responses = dashboard.wsgi(storage_of(path)), []
 
-    def get(place):
+    def get(url):
         environ = {
             "REQUEST_METHOD": "GET",
-            "PATH_INFO": place,
+            "PATH_INFO": url,
             "QUERY_STRING": "",
             "SERVER_NAME": "x",
             "SERVER_PORT": "80",
             "wsgi.url_scheme": "http",
         }
-        body = b"".join(app(environ, lambda status, headers, error=None: said.append(status)))
+        body = b"".join(app(environ, lambda status, headers, error=None: responses.append(status)))
         return json.loads(body)
 
     names = {
@@ -206,15 +205,15 @@ def test_its_dashboard_shows_the_studies(tmp_path):
     trials = get(f"/api/studies/{names['digits-net']}")["trials"]
     assert [trial["state"] for trial in trials] == ["Complete", "Pruned", "Fail", "Complete"]
     assert [len(trial["intermediate_values"]) for trial in trials] == [4, 2, 0, 3]
-    assert said == ["200 OK"] * 2
+    assert responses == ["200 OK"] * 2
 
 
 @FORMS
 def test_choices_that_python_calls_equal_stay_apart(tmp_path, name):
     choices = (True, 1, 1.0)
     networks = [
-        replace(EARLY.networks[0], name=f"net-{place}", drawn={"a": choice})
-        for place, choice in enumerate(choices)
+        replace(EARLY.networks[0], name=f"net-{number}", drawn={"a": choice})
+        for number, choice in enumerate(choices)
     ]
     write("optuna", made_up(*networks, spaces={"net": {"a": choices}}), path := tmp_path / name)
     trials = studies(path)["digits-net"].trials

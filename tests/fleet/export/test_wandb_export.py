@@ -22,15 +22,15 @@ def records(path):
     """What a file of W&B holds: a log of LevelDB with a head of its own, of records of its protocol."""
     from wandb.proto.wandb_internal_pb2 import Record
 
-    data, place, parts = path.read_bytes(), 7, []
+    data, offset, parts = path.read_bytes(), 7, []
     assert data[:4] == b":W&B"
-    while place + HEAD <= len(data):
-        if BLOCK - place % BLOCK < HEAD:
-            place += BLOCK - place % BLOCK
+    while offset + HEAD <= len(data):
+        if BLOCK - offset % BLOCK < HEAD:
+            offset += BLOCK - offset % BLOCK
             continue
-        length, kind = int.from_bytes(data[place + 4 : place + 6], "little"), data[place + 6]
-        parts.append(data[place + HEAD : place + HEAD + length])
-        place += HEAD + length
+        length, kind = int.from_bytes(data[offset + 4 : offset + 6], "little"), data[offset + 6]
+        parts.append(data[offset + HEAD : offset + HEAD + length])
+        offset += HEAD + length
         if kind in (1, 4):
             yield Record.FromString(b"".join(parts))
             parts = []
@@ -64,16 +64,16 @@ class Synced:
                     self.status = record.exit.exit_code
 
 
-def found(path):
+def runs_at(path):
     runs = [Synced(folder) for folder in sorted((path / "wandb").glob("offline-run-*"))]
-    names = {one.run.display_name: one for one in runs}
-    assert len(names) == len(runs) == len({one.run.run_id for one in runs})
+    names = {tracked.run.display_name: tracked for tracked in runs}
+    assert len(names) == len(runs) == len({tracked.run.run_id for tracked in runs})
     return names
 
 
 def listed(path):
     """The folders that ``wandb sync`` would upload."""
-    told = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-m", "wandb", "sync", "--dry-run"],
         cwd=path,
         capture_output=True,
@@ -81,18 +81,18 @@ def listed(path):
         check=True,
         timeout=120,
     )
-    return told.stdout + told.stderr
+    return process.stdout + process.stderr
 
 
 @pytest.mark.parametrize("before", [[], [EARLY, CHANGED]])
-def test_each_network_is_an_offline_run_whatever_was_written_before(tmp_path, before):
+def test_wandb_writes_an_offline_run_per_network(tmp_path, before):
     for run in [*before, LATE]:
         write("wandb", run, tmp_path)
     times = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.wandb")}
     write("wandb", LATE, tmp_path)
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.wandb")} == times
-    runs = found(tmp_path)
-    assert {name: (one.status, sorted(one.steps)) for name, one in runs.items()} == {
+    runs = runs_at(tmp_path)
+    assert {name: (tracked.status, sorted(tracked.steps)) for name, tracked in runs.items()} == {
         "net-0": (0, [1, 2, 3, 4]),
         "net-1": (0, [1, 2]),
         "net-2": (1, []),
@@ -109,36 +109,38 @@ def test_each_network_is_an_offline_run_whatever_was_written_before(tmp_path, be
     assert [
         (values["val_accuracy"], values["_timestamp"]) for _, values in sorted(first.steps.items())
     ] == [(epoch / 10, 1000 + 60 * epoch) for epoch in (1, 2, 3, 4)]
-    began = {name: one.run.start_time.ToSeconds() for name, one in runs.items()}
+    began = {name: tracked.run.start_time.ToSeconds() for name, tracked in runs.items()}
     assert began == {network.name: round(network.began) for network in LATE.networks}
     assert (first.summary["status"], first.summary["reason"]) == ("finished", "finished")
-    said = listed(tmp_path)
-    assert all(Path(path).parent.name in said for path in times), said
+    listing = listed(tmp_path)
+    assert all(Path(path).parent.name in listing for path in times), listing
 
 
-def test_a_network_that_began_at_another_time_after_all_takes_the_place_of_what_was_written(
+def test_wandb_replaces_run_whose_start_changed(
     tmp_path,
 ):
     for began in (1000.0, 90000.0):
         write(
             "wandb",
-            replace(LATE, networks=tuple(replace(one, began=began) for one in LATE.networks)),
+            replace(
+                LATE, networks=tuple(replace(network, began=began) for network in LATE.networks)
+            ),
             tmp_path,
         )
-    assert len(found(tmp_path)) == len(LATE.networks)
+    assert len(runs_at(tmp_path)) == len(LATE.networks)
 
 
-def test_a_run_given_resumed_and_given_again_is_as_its_tables_say(searched, tmp_path, capsys):
+def test_wandb_runs_equal_tables_after_resume(searched, tmp_path, capsys):
     run = searched.folder / "run"
     command = ["export", str(run), "--wandb", str(tmp_path / "w")]
     assert main(command) == 0
     assert searched.launch() == 0
     assert main(command) == 0
     assert f"wandb sync {tmp_path / 'w'}/wandb/offline-run-*" in capsys.readouterr().out
-    runs = found(tmp_path / "w")
+    runs = runs_at(tmp_path / "w")
     assert sorted(runs) == sorted(row.name for row in read_results(run))
     assert {
         (name, step): values["val_loss"]
-        for name, one in runs.items()
-        for step, values in one.steps.items()
+        for name, tracked in runs.items()
+        for step, values in tracked.steps.items()
     } == {(row.network, row.epoch): row.val_loss for row in read_history(run)}

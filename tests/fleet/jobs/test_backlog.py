@@ -95,10 +95,13 @@ ORDERS = {
 
 @pytest.mark.parametrize("cases", ORDERS.values(), ids=ORDERS)
 def test_jobs_are_handed_in_and_taken_back(cases):
-    for runs, idle, more, orders in cases:
-        found = plan_orders(runs, idle, more.get("gap_s", 600), more.get("limits", HarvestLimits()))
-        assert orders == " ".join(
-            f"{one.name}{one.nodes}" if isinstance(one, Submit) else f"-{one.job}" for one in found
+    for runs, idle, more, expected in cases:
+        orders = plan_orders(
+            runs, idle, more.get("gap_s", 600), more.get("limits", HarvestLimits())
+        )
+        assert expected == " ".join(
+            f"{order.name}{order.nodes}" if isinstance(order, Submit) else f"-{order.job}"
+            for order in orders
         )
 
 

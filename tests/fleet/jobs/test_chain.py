@@ -41,26 +41,26 @@ LOST = JobStop(None)
 
 
 @pytest.mark.parametrize(
-    ("stops", "goes_on", "why"),
+    ("stops", "goes_on", "reason"),
     [
-        ([STOPPED], True, "networks are left"),
-        ([STOPPED] * 4, True, "networks are left"),
-        ([STOPPED] * 5, False, "a job has run 5 times (jobs: 5)"),
+        ([STOPPED], True, "networks remain"),
+        ([STOPPED] * 4, True, "networks remain"),
+        ([STOPPED] * 5, False, "jobs of the chain have run 5 times (jobs: 5)"),
         ([JobStop(0)], False, "all networks finished"),
-        ([JobStop(2)], False, "the spec or the arguments are wrong"),
+        ([JobStop(2)], False, "the spec or the arguments are invalid"),
         ([JobStop(3)], False, "some networks failed"),
-        ([FAILED, JobStop(139)], True, "networks are left"),
+        ([FAILED, JobStop(139)], True, "networks remain"),
         ([FAILED, STOPPED, FAILED, JobStop(127)], False, "the machine failed 3 times (retries: 2)"),
-        ([JobStop(1, warned=True)] * 4, True, "networks are left"),
-        ([LOST] * 4, True, "networks are left"),
-        ([LOST] * 5, False, "a job has run 5 times (jobs: 5)"),
+        ([JobStop(1, warned=True)] * 4, True, "networks remain"),
+        ([LOST] * 4, True, "networks remain"),
+        ([LOST] * 5, False, "jobs of the chain have run 5 times (jobs: 5)"),
     ],
     ids=str,
 )
-def test_what_comes_after_a_stop(stops, goes_on, why):
+def test_what_comes_after_a_stop(stops, goes_on, reason):
     decision = decide_continuation(stops, LIMITS)
     assert decision.continues is goes_on
-    assert why in decision.reason
+    assert reason in decision.reason
 
 
 @given(
@@ -85,7 +85,7 @@ def test_a_chain_ends_whatever_happens(stops, jobs, retries):
     assert sum(stop.is_failure for stop in stops[:length]) <= retries + 1
 
 
-def test_a_chain_goes_on_with_the_job_that_was_made_to_follow_and_a_new_one_begins_from_nothing(
+def test_chain_continues_with_its_successor_only(
     tmp_path,
 ):
     paths = RunPaths(tmp_path)
@@ -170,7 +170,7 @@ def job(tmp_path):
     return finished
 
 
-def test_further_options_count_until_a_launch_has_started_with_them(job):
+def test_once_options_apply_until_a_launch_has_started(job):
     once = ["--once=--fresh-network=a", "--once=--remeasure"]
     (job.root / "events.jsonl").write_text(
         json.dumps({"t_s": 0.0, **to_json(STARTED)}) + "\n"
@@ -183,7 +183,7 @@ def test_further_options_count_until_a_launch_has_started_with_them(job):
     ]
 
 
-def test_on_this_machine_a_job_launches_until_all_networks_are_done(job):
+def test_local_job_launches_until_all_networks_are_done(job):
     ended = job("75 75", "75 75", "0 0", "never")
     assert ended.returncode == 0, ended.stderr_text
     assert [stop["status"] for stop in job.stops()] == [75, 75, 0]
@@ -199,11 +199,11 @@ def test_a_job_that_a_full_disk_ended_is_not_followed_by_another(job):
     assert not list(job.root.rglob("*.tmp"))
 
 
-def test_a_launcher_that_ends_well_while_its_run_did_not_end_has_failed(job):
+def test_launcher_status_0_without_end_of_run_is_a_failure(job):
     assert job("75 75", "0 -", "0 0").returncode == 0
     assert [(stop["status"], stop["then"]) for stop in job.stops()] == [
-        (75, "networks are left"),
-        (1, "networks are left"),
+        (75, "networks remain"),
+        (1, "networks remain"),
         (0, "all networks finished"),
     ]
     assert "its launcher ended with status 0" in job.stops()[1]["why"]
@@ -215,7 +215,7 @@ def test_wrong_input_and_failed_networks_are_not_tried_again(job, launch):
     assert len(job.stops()) == 1
 
 
-def test_failures_of_the_machine_are_forgiven_as_often_as_is_said(job):
+def test_chain_retries_machine_failures_up_to_retries(job):
     ended = job("1 -", "7 -", "0 0")
     assert ended.returncode == 7
     assert "twice" not in ended.stderr_text
@@ -235,14 +235,14 @@ def wait_until_it_logs(job):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR2, signal.SIGINT])
-def test_a_signal_reaches_the_launch_as_sigusr2_and_ends_a_chain_on_this_machine(job, number):
+def test_signal_reaches_launch_as_sigusr2_and_ends_local_chain(job, number):
     process = job.start("75 75 waits", "0 0")
     wait_until_it_logs(job)
     process.send_signal(number)
     process.communicate(timeout=60)
     assert process.returncode == 75
     assert [(stop["status"], stop["warned"], stop["then"]) for stop in job.stops()] == [
-        (75, True, "it was told to stop")
+        (75, True, "it received a signal to stop")
     ]
 
 
@@ -266,9 +266,7 @@ def scontrol(tmp_path, monkeypatch):
     return {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "17"}
 
 
-def test_on_a_batch_system_a_job_makes_one_launch_and_is_put_into_the_queue_again(
-    job, scontrol, tmp_path
-):
+def test_job_on_batch_system_launches_once_and_requeues(job, scontrol, tmp_path):
     assert job("75 75", "0 0", system="slurm", **scontrol).returncode == 75
     assert (tmp_path / "called").read_text() == "requeue 17\n"
     assert job("75 75", "0 0", system="slurm", **scontrol).returncode == 0
@@ -277,29 +275,27 @@ def test_on_a_batch_system_a_job_makes_one_launch_and_is_put_into_the_queue_agai
 
 
 @pytest.mark.long
-def test_a_launch_that_broke_off_because_its_job_is_being_preempted_is_no_failure(
-    job, scontrol, tmp_path
-):
+def test_launch_ended_by_preemption_is_no_failure(job, scontrol, tmp_path):
     (tmp_path / "state").write_text("PreemptTime=2026-11-20T14:29:52")
     for _ in range(3):
         assert job(*["1 -"] * 3, system="slurm", **scontrol).returncode == 1
-    assert [stop["then"] for stop in job.stops()] == ["networks are left"] * 3
+    assert [stop["then"] for stop in job.stops()] == ["networks remain"] * 3
     assert job.stops()[0]["why"].endswith("after a preemption")
 
 
-def test_a_job_that_ended_without_a_word_is_noted_by_the_one_that_follows(job, scontrol):
+def test_next_job_notes_job_that_ended_without_reporting(job, scontrol):
     add_note(RunPaths(job.root), JobStarted("17"))
     assert job("0 0", system="slurm", **scontrol).returncode == 0
     assert [(stop["status"], stop["next"]) for stop in job.stops()] == [(None, "17"), (0, None)]
 
 
-def test_a_job_that_the_system_starts_more_often_than_allowed_does_nothing(job, scontrol):
+def test_job_requeued_too_often_does_nothing(job, scontrol):
     for _ in range(5):
         add_note(RunPaths(job.root), JobStarted("17"))
         add_note(RunPaths(job.root), JobStopped("17", LOST, "", next="17"))
     ended = job("0 0", system="slurm", **scontrol)
     assert ended.returncode == 75
-    assert "a job has run 5 times (jobs: 5)" in ended.stderr_text
+    assert "jobs of the chain have run 5 times (jobs: 5)" in ended.stderr_text
     assert not (job.root / "launches").exists()
 
 
@@ -326,17 +322,15 @@ def test_the_file_of_stops_reads_as_that_of_0_1_0(tmp_path):
     paths.stops.write_text(
         '{"time": "2026-11-20T10:00:00+00:00", "event": "begun", "job": "1"}\n'
         '{"time": "2026-11-20T11:00:00+00:00", "event": "stopped", "job": "1", "status": null, "warned": false, '
-        '"next": "2", "why": "it ended without a word: preempted, killed, or its node died"}\n'
+        '"next": "2", "why": "it ended without reporting: preempted, killed, or its node died"}\n'
         '{"time": "2026-11-20T11:00:01+00:00", "event": "begun", "job": "2"}\n'
         '{"time": "2026-11-20T12:00:00+00:00", "event": "stopped", "job": "2", "status": 75, "warned": true, '
-        '"why": "SIGUSR2 came", "next": "3", "then": "networks are left"}\n'
+        '"why": "SIGUSR2 came", "next": "3", "then": "networks remain"}\n'
     )
     assert ChainHistory.read(paths).stops_before("3") == [LOST, JobStop(75, warned=True)]
     add_note(
         paths,
-        JobStopped(
-            "2", JobStop(75, warned=True), "SIGUSR2 came", next="3", then="networks are left"
-        ),
+        JobStopped("2", JobStop(75, warned=True), "SIGUSR2 came", next="3", then="networks remain"),
     )
     *_, before, written = (json.loads(line) for line in paths.stops.read_text().splitlines())
     assert list(written) == list(before)
@@ -380,7 +374,7 @@ def test_a_launcher_that_is_not_there_is_noted_as_such(job):
 
 
 @pytest.mark.long
-def test_a_second_chain_in_the_same_folder_is_refused_and_notes_nothing(job):
+def test_second_chain_in_same_folder_is_refused(job):
     with lease_of_process({}) as lease:
         lease.take(RunPaths(job.root).jobs_lease)
         ended = job("0 0")
@@ -398,21 +392,19 @@ def test_where_nothing_can_be_noted_nothing_is_launched(job):
     assert not (job.root / "launches").exists()
 
 
-def test_outside_of_a_job_and_without_a_launcher_it_says_what_is_wrong(job):
+def test_job_outside_batch_or_without_launcher_is_refused(job):
     ended = job("0 0", system="pbs")
     assert ended.returncode == 2
     assert "PBS_JOBID is not set" in ended.stderr_text
 
 
-def test_a_chain_that_is_called_off_while_a_job_runs_hands_in_no_other_and_its_next_job_does_nothing(
-    job, tmp_path
-):
+def test_cancelled_chain_submits_no_job(job, tmp_path):
     process = job.start("75 75 waits", system="slurm", SLURM_JOB_ID="17")
     paths = RunPaths(job.root)
     wait_until_it_logs(job)
     add_note(paths, ChainCancelled())
     process.send_signal(signal.SIGUSR2)
-    assert "the chain was called off (fleet submit --end)" in process.communicate(timeout=60)[1]
+    assert "the chain was cancelled (fleet submit --end)" in process.communicate(timeout=60)[1]
     assert [(stop["status"], stop["next"]) for stop in job.stops()] == [(75, None)]
     again = job(
         "0 0", system="slurm", SLURM_JOB_ID="17"

@@ -35,17 +35,17 @@ def rehearsed(scale=None, cores=2, samples=100_000, **parts):
     return make_dry_run(spec, rates, Cluster.of(8, 4), 10_000.0, cores, SAMPLE, scale)
 
 
-def test_epochs_come_from_the_rates_or_are_the_most_that_the_spec_allows():
+def test_dry_run_epochs_come_from_rates_or_spec():
     assert {network.name: network.epochs for network in rehearsed().rates.models} == {
         "deep": 7,
         "flat": 30,
     }
 
 
-def test_an_epoch_has_fewer_samples_and_steps_that_take_longer_for_it():
-    found = rehearsed(scale=0.001)
-    assert found.document.data.options["samples"] == 16 * 64
-    assert found.document.resources.time_scale == pytest.approx(0.001 * 100_000 / (16 * 64))
+def test_dry_run_epoch_has_fewer_samples_and_longer_steps():
+    dry_run = rehearsed(scale=0.001)
+    assert dry_run.document.data.options["samples"] == 16 * 64
+    assert dry_run.document.resources.time_scale == pytest.approx(0.001 * 100_000 / (16 * 64))
     small = rehearsed(scale=0.001, samples=500)
     assert (small.document.data.options["samples"], small.document.resources.time_scale) == (
         500,
@@ -53,7 +53,7 @@ def test_an_epoch_has_fewer_samples_and_steps_that_take_longer_for_it():
     )
 
 
-def test_it_takes_half_a_minute_unless_the_machine_is_too_slow_for_its_steps():
+def test_dry_run_takes_30_s_unless_machine_is_too_slow():
     assert rehearsed().scale == pytest.approx(30 / 10_000)
     many = {
         "models": [{"family": "softmax", "name": "deep"}, {"family": "softmax", "name": "flat"}],
@@ -62,7 +62,7 @@ def test_it_takes_half_a_minute_unless_the_machine_is_too_slow_for_its_steps():
     assert rehearsed(**many, cores=1).scale > rehearsed(**many, cores=4).scale > 30 / 10_000
 
 
-def test_policy_and_ranks_are_those_of_the_run_and_its_walltime_is_not():
+def test_dry_run_keeps_policy_and_ranks_but_not_walltime():
     document = rehearsed(
         schedule={"policy": "local", "pace_tolerance": "5%"}, checkpoint={"every": "1min"}
     ).document
@@ -86,7 +86,7 @@ def test_policy_and_ranks_are_those_of_the_run_and_its_walltime_is_not():
         {"cache": "file"},
     ],
 )
-def test_the_window_holds_as_large_a_part_of_the_data_or_the_least_that_works(data):
+def test_dry_run_shared_memory_holds_same_share_of_data(data):
     settings = rehearsed(data=data).document.data
     size = 16 * 64 * 64  # bytes of all samples
     real = 100_000 * SAMPLE.image.nbytes
@@ -102,7 +102,7 @@ def test_the_window_holds_as_large_a_part_of_the_data_or_the_least_that_works(da
     )
 
 
-def test_where_the_policy_chooses_batches_there_is_room_for_the_largest():
+def test_dry_run_with_elastic_batches_has_room_for_the_largest():
     train = {**SPEC["train"], "batch": {"size": [64, 512]}}
     settings = rehearsed(
         train=train, schedule={"policy": "elastic"}, data={"shared_memory": "1MB"}
@@ -111,17 +111,17 @@ def test_where_the_policy_chooses_batches_there_is_room_for_the_largest():
     assert settings.shared_memory >= 512 * 8 * 8
 
 
-def test_measured_rates_are_taken_up_to_the_first_gap_and_only_if_they_are_all_there():
+def test_measured_rates_stop_at_first_gap_and_need_all_networks():
     spec = parse(SPEC)
-    known = {"k": {1: 10.0, 2: 19.0, 4: 36.0}, "other": {1: 50.0}}
-    found = measured_rates(spec, {"deep": "k", "flat": "other"}, known, 4)
-    assert [(network.rates, network.max_gpus) for network in found.models] == [
+    cached = {"k": {1: 10.0, 2: 19.0, 4: 36.0}, "other": {1: 50.0}}
+    rates = measured_rates(spec, {"deep": "k", "flat": "other"}, cached, 4)
+    assert [(network.rates, network.max_gpus) for network in rates.models] == [
         ((10.0, 19.0), None),
         ((50.0,), 2),
     ]
-    found = measured_rates(spec, {"deep": "k", "flat": "pair"}, known | {"pair": {2: 30.0}}, 4)
-    assert found.models[1].rates == (15.0, 30.0)
-    assert measured_rates(spec, {"deep": "k", "flat": "unknown"}, known, 4) is None
+    rates = measured_rates(spec, {"deep": "k", "flat": "pair"}, cached | {"pair": {2: 30.0}}, 4)
+    assert rates.models[1].rates == (15.0, 30.0)
+    assert measured_rates(spec, {"deep": "k", "flat": "unknown"}, cached, 4) is None
 
 
 def test_larger_networks_are_estimated_to_be_slower():
@@ -136,7 +136,10 @@ def test_larger_networks_are_estimated_to_be_slower():
     )
     rates = {network.name: network.rates for network in estimated_rates(spec, SAMPLE, 4).models}
     assert rates["deep"][0] < rates["unknown"][0] < rates["small"][0]
-    assert all(len(one) == 8 and list(one) == sorted(one) for one in rates.values())
+    assert all(
+        len(rates_by_gpus) == 8 and list(rates_by_gpus) == sorted(rates_by_gpus)
+        for rates_by_gpus in rates.values()
+    )
 
 
 @pytest.fixture
@@ -156,7 +159,7 @@ def spec_file(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         (["--gpus", 0], "--gpus: '0' should be a whole number from 1"),
         (["--ranks", 1], "0 GPUs"),
@@ -165,15 +168,15 @@ def spec_file(tmp_path):
         (["--gpus", 2, "--rates", "nowhere.json"], "nowhere.json"),
     ],
 )
-def test_what_cannot_be_rehearsed_is_one_line_and_status_2(spec_file, capsys, options, said):
+def test_what_cannot_be_rehearsed_is_one_line_and_status_2(spec_file, capsys, options, message):
     assert main(["dry-run", str(spec_file), *map(str, options)]) == 2
     err = capsys.readouterr().err
     assert err.count("\n") == 1
-    assert said in err
+    assert message in err
 
 
 @pytest.mark.parametrize(
-    ("given", "per_node", "networks", "shape"),
+    ("expected", "per_node", "networks", "shape"),
     [
         ({"gpus": 6}, "auto", 2, (6, 6)),
         ({"ranks": 7}, "auto", 2, (6, 6)),
@@ -189,15 +192,13 @@ def test_what_cannot_be_rehearsed_is_one_line_and_status_2(spec_file, capsys, op
         ({}, 4, [6], (8, 4)),
     ],
 )
-def test_a_clusters_shape_follows_from_gpus_or_ranks_or_from_networks(
-    given, per_node, networks, shape
-):
+def test_cluster_shape_follows_from_gpus_ranks_or_networks(expected, per_node, networks, shape):
     models = (
         [{"family": "softmax", "gpus": networks[0]}]
         if isinstance(networks, list)
         else [{"family": "softmax", "name": f"n{number}"} for number in range(networks)]
     )
-    arguments = SimpleNamespace(**{"gpus": None, "ranks": None, "gpus_per_node": None, **given})
+    arguments = SimpleNamespace(**{"gpus": None, "ranks": None, "gpus_per_node": None, **expected})
     cluster = dry_run_command._cluster(
         arguments, parse({"models": models, "resources": {"gpus_per_node": per_node}})
     )
@@ -230,14 +231,14 @@ def test_what_the_run_will_have_to_measure_belongs_to_its_time(
 
 
 @pytest.mark.parametrize(
-    "left", ["models: [{family: softmax}]\n", "resources: {engine: numpy}\n", None]
+    "remnant", ["models: [{family: softmax}]\n", "resources: {engine: numpy}\n", None]
 )
-def test_a_rehearsal_does_not_take_the_folder_of_a_real_run(spec_file, tmp_path, capsys, left):
+def test_a_rehearsal_does_not_take_the_folder_of_a_real_run(spec_file, tmp_path, capsys, remnant):
     paths = RunPaths(tmp_path / "real")
     paths.root.mkdir()
     paths.marker.touch()
-    if left is not None:
-        paths.spec.write_text(left)
+    if remnant is not None:
+        paths.spec.write_text(remnant)
     assert main(["dry-run", str(spec_file), "--gpus", "1", "--output", str(paths.root)]) == 2
     assert "holds a run that is not a rehearsal" in capsys.readouterr().err
     assert paths.marker.exists()
@@ -251,9 +252,7 @@ def test_a_rehearsal_does_not_take_the_folder_of_a_real_run(spec_file, tmp_path,
         (ExitStatus.NETWORK_FAILED, 3),
     ],
 )
-def test_a_rehearsal_that_does_not_end_well_says_so_and_shows_why(
-    spec_file, capsys, monkeypatch, ended, status
-):
+def test_failed_dry_run_says_why(spec_file, capsys, monkeypatch, ended, status):
     def launch(spec, ranks, *arguments, log, environment):
         log.write("a rank has died")
         if isinstance(ended, Exception):
@@ -270,7 +269,7 @@ def test_a_rehearsal_that_does_not_end_well_says_so_and_shows_why(
 
 
 def test_the_samples_of_a_rehearsal_are_the_same_for_all_entries():
-    asked = parse(
+    spec = parse(
         {
             "models": [
                 {"family": "softmax", "name": name, "data": data}
@@ -279,6 +278,6 @@ def test_the_samples_of_a_rehearsal_are_the_same_for_all_entries():
         }
     )
     rates = RateTable(600, 4, tuple(Network(name, (100.0,), epochs=2) for name in "ab"))
-    found = make_dry_run(asked, rates, Cluster.of(8, 4), 10_000.0, 2, SAMPLE)
-    assert [network.pipeline for network in asked.networks] != ["", ""]
-    assert [entry.data for entry in found.document.models] == [None, None]
+    dry_run = make_dry_run(spec, rates, Cluster.of(8, 4), 10_000.0, 2, SAMPLE)
+    assert [network.pipeline for network in spec.networks] != ["", ""]
+    assert [entry.data for entry in dry_run.document.models] == [None, None]

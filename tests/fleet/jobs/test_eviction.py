@@ -59,26 +59,24 @@ def evict(tmp_path, made_up):
         )
         first = machine.take_snapshot()
         eviction = Eviction(nodes, deadline, min(1.0, deadline / 10), first.signals, first.runs)
-        said = []
+        messages = []
         done = carry_out(
             eviction,
             first,
             machine,
-            EvictionLog(tmp_path / "record", said.append),
+            EvictionLog(tmp_path / "record", messages.append),
             keeping,
             interruption or DeferredSignals(),
             clock.sleep,
             clock,
         )
         notes = [json.loads(line) for line in (tmp_path / "record").read_text().splitlines()]
-        return done, [(note["what"], note.get("job", "")) for note in notes], said
+        return done, [(note["what"], note.get("job", "")) for note in notes], messages
 
     return run
 
 
-def test_one_saves_upon_its_signal_and_one_is_requeued_and_others_jobs_are_left_alone(
-    made_up, evict
-):
+def test_eviction_signals_saving_jobs_and_requeues_others(made_up, evict):
     made_up.set(JOBS)
     done, notes, _ = evict(4, 10)
     assert done
@@ -101,9 +99,7 @@ def test_one_saves_upon_its_signal_and_one_is_requeued_and_others_jobs_are_left_
     assert made_up.state()["jobs"].keys() == {"2", "3", "4"}
 
 
-def test_a_job_that_does_not_obey_is_stopped_and_one_that_cannot_be_requeued_is_cancelled(
-    made_up, evict
-):
+def test_disobedient_job_is_stopped_or_cancelled(made_up, evict):
     made_up.set({"1": {"nodes": 2, "comment": SAVES, "obeys": False, "requeues": False}})
     done, notes, _ = evict(2, 10)
     assert done
@@ -112,7 +108,7 @@ def test_a_job_that_does_not_obey_is_stopped_and_one_that_cannot_be_requeued_is_
         "scontrol requeuehold 1",
         "scancel 1",
     ]
-    assert [what for what, _ in notes] == [
+    assert [kind for kind, _ in notes] == [
         "plan",
         "save",
         "deaf",
@@ -133,46 +129,41 @@ YIELDS = {
 }
 
 
-def test_a_job_that_can_do_with_fewer_nodes_is_asked_first_and_goes_on(made_up, evict):
+def test_job_that_can_shrink_is_shrunk_first(made_up, evict):
     made_up.set({"1": {"nodes": 2, "comment": SAVES}, "3": YIELDS})
-    asked = []
+    requests = []
 
     def give_back(run, nodes, within_s):
-        asked.append((run, nodes, within_s))
+        requests.append((run, nodes, within_s))
         made_up.change("3", nodes=1)  # as Slurm's queue will show it
         return ["n2", "n3"]
 
-    done, notes, said = evict(2, 10, give_back=give_back)
+    done, notes, messages = evict(2, 10, give_back=give_back)
     assert done
-    assert asked == [("/runs/photos", 2, 270.0)]  # half of what is left of the time
+    assert requests == [("/runs/photos", 2, 270.0)]  # half of what is left of the time
     assert made_up.acts == ["scontrol update JobId=3 NodeList=n1"]
     assert notes == [("yield", "3"), ("shrunk", "3"), ("free", ""), ("end", "")]
     assert (
-        "    0.0 min  job 3: gives nodes back: 2 of 3 (of me; n2, n3 given back; it keeps n1)"
-        in said
+        "    0.0 min  job 3: releases nodes: 2 of 3 (of me; n2, n3 released; it keeps n1)"
+        in messages
     )
 
 
 @pytest.mark.parametrize("nodes", [3, 2])
-def test_a_job_that_gives_no_nodes_back_after_all_is_told_to_save(made_up, evict, nodes):
+def test_job_that_cannot_release_nodes_saves_instead(made_up, evict, nodes):
     made_up.set({"3": YIELDS})
 
     def give_back(run, nodes, within_s):
         raise UserError(f"{run}: no launch is at work there")
 
-    done, notes, said = evict(nodes, 10, give_back=give_back)
+    done, notes, messages = evict(nodes, 10, give_back=give_back)
     assert done
-    assert (
-        "    0.0 min  job 3 of me: nothing was done: /runs/photos: no launch is at work there"
-        in said
-    )
+    assert "    0.0 min  job 3 of me: skipped: /runs/photos: no launch is at work there" in messages
     assert made_up.acts == ["scancel --batch --signal=USR2 3"]
-    assert [what for what, _ in notes].count("refused") == 1
+    assert [kind for kind, _ in notes].count("refused") == 1
 
 
-def test_others_are_told_once_it_is_known_what_comes_of_the_nodes_that_a_job_was_asked_for(
-    made_up, evict
-):
+def test_other_jobs_are_evicted_after_release_is_known(made_up, evict):
     made_up.set(
         {
             "1": {"nodes": 2, "comment": SAVES},
@@ -180,76 +171,76 @@ def test_others_are_told_once_it_is_known_what_comes_of_the_nodes_that_a_job_was
             "5": {**YIELDS, "nodes": 2, "hosts": "n4,n5"},
         }
     )
-    clock, asked = Clock(), []
+    clock, requests = Clock(), []
 
     def give_back(run, nodes, within_s):  # it does not, and says so at the end of its time
-        asked.append((clock.now / 60, within_s / 60))
+        requests.append((clock.now / 60, within_s / 60))
         clock.now += within_s
         raise UserError(f"{run}: no nodes are free")
 
-    done, _, said = evict(5, 20, clock, give_back=give_back)
+    done, _, messages = evict(5, 20, clock, give_back=give_back)
     assert done
-    assert asked == [
+    assert requests == [
         (0.0, 9.5),
         (10.0, 4.5),
     ]  # half of what is left then, and half a minute to the next look
-    saves = [line.split(" (")[0].split() for line in said if "saves, until minute" in line]
+    saves = [line.split(" (")[0].split() for line in messages if "saves, until minute" in line]
     assert saves
     assert all(float(line[0]) + 2 == float(line[-1]) >= 17 for line in saves)
 
 
-def test_there_is_no_time_to_give_nodes_back_where_there_is_hardly_any(made_up, evict):
+def test_no_release_is_requested_without_time(made_up, evict):
     made_up.set({"3": YIELDS})
     done, notes, _ = evict(2, 0.1)
     assert done
-    assert "yield" not in {what for what, _ in notes}
+    assert "yield" not in {kind for kind, _ in notes}
 
 
 def test_a_dry_run_says_who_would_give_nodes_back(made_up, capsys):
     made_up.set({"1": {"nodes": 2, "elapsed": "10:00"}, "3": YIELDS})
     assert main(WORDS) == 0
     assert capsys.readouterr().out.splitlines()[1:-1] == [
-        "    0.0 min  job 3 of me: gives nodes back: 2 of 3 (as its comment says that it can)",
+        "    0.0 min  job 3 of me: releases nodes: 2 of 3 (its comment says that it can)",
         "    0.0 min  plan: 2 nodes, 0.3 node-hours are lost",
-        "    9.0 min  job 1 of me: is stopped: it loses least (requeue and hold for a while, or cancel where Slurm "
+        "    9.0 min  job 1 of me: is stopped: it loses least (requeue and hold for a while, or cancel if Slurm "
         "refuses that)",
     ]
 
 
-def test_nodes_are_kept_until_the_job_that_they_are_for_has_begun(made_up, evict):
+def test_nodes_are_kept_free_until_urgent_job_starts(made_up, evict):
     urgent = {"state": "PENDING", "user": "you", "start": "N/A", "partition": "high"}
     made_up.set(
         {"1": {"nodes": 2, "comment": SAVES, "obeys": "PENDING"}, "3": {"nodes": 2}, "9": urgent}
     )
-    held = []
+    held_jobs = []
 
     def begin():
-        held.extend(job for job, has in made_up.state()["jobs"].items() if has.get("held"))
+        held_jobs.extend(job for job, has in made_up.state()["jobs"].items() if has.get("held"))
         made_up.change("9", state="RUNNING")
 
-    done, notes, said = evict(4, 10, Clock(then={780: begin}), keeping=KeepFree("9"))
+    done, notes, messages = evict(4, 10, Clock(then={780: begin}), keeping=KeepFree("9"))
     assert done
-    assert held == ["1", "3"]  # also the one that has put itself back
-    assert said[-3] == "job 9 is RUNNING after 13.0 min"
-    assert {job for what, job in notes if what == "release"} == {"1", "3"}
+    assert held_jobs == ["1", "3"]  # also the one that has put itself back
+    assert messages[-3] == "job 9 is RUNNING after 13.0 min"
+    assert {job for kind, job in notes if kind == "release"} == {"1", "3"}
     assert not any(job.get("held") for job in made_up.state()["jobs"].values())
 
 
-def test_a_job_that_does_not_begin_is_given_up_and_what_was_held_is_released(made_up, evict):
+def test_unstarted_urgent_job_is_given_up_and_holds_released(made_up, evict):
     made_up.set({"3": {"nodes": 2}, "9": {"state": "PENDING", "start": "N/A"}})
-    done, _, said = evict(2, 10, keeping=KeepFree("9"))
+    done, _, messages = evict(2, 10, keeping=KeepFree("9"))
     assert not done
-    assert said[-2:] == [
-        "job 9 has not begun; it is given up 5 min after the deadline",
-        "job 3 is not held any more: Slurm may start it",
+    assert messages[-2:] == [
+        "job 9 has not started; giving up 5 min after the deadline",
+        "job 3 is no longer held: Slurm may start it",
     ]
 
 
 def test_nodes_are_kept_for_a_minute_where_nobody_says_for_whom(made_up, evict):
     made_up.set({"3": {"nodes": 2}})
-    _, _, said = evict(2, 0)
+    _, _, messages = evict(2, 0)
     assert (
-        "they are no longer kept free, after 1.5 min" in said
+        "the nodes are no longer kept free, after 1.5 min" in messages
     )  # they were free at the second look, after half a one
 
 
@@ -257,16 +248,16 @@ def test_what_is_broken_off_releases_what_it_holds(made_up, evict, tmp_path):
     made_up.set({"3": {"nodes": 2}, "9": {"state": "PENDING", "start": "N/A"}})
     with DeferredSignals() as interruption:
         clock = Clock(then={660: lambda: os.kill(os.getpid(), signal.SIGTERM)})
-        done, notes, said = evict(2, 10, clock, keeping=KeepFree("9"), interruption=interruption)
+        done, notes, messages = evict(
+            2, 10, clock, keeping=KeepFree("9"), interruption=interruption
+        )
     assert not done
-    assert "SIGTERM came: it is broken off" in said
+    assert "interrupted by SIGTERM" in messages
     assert notes[-1] == ("release", "3")
     assert unreleased_jobs(tmp_path / "record") == []
 
 
-def test_what_an_eviction_that_was_killed_held_stands_in_its_record_and_the_next_releases_it(
-    made_up, evict, tmp_path
-):
+def test_next_eviction_releases_holds_of_killed_one(made_up, evict, tmp_path):
     record = tmp_path / "record"
     made_up.set({"3": {"nodes": 2}, "7": {"state": "PENDING", "held": True}})
     EvictionLog(record, print).note("hold", "", job="7")
@@ -286,31 +277,31 @@ def test_what_cannot_be_released_is_said_with_what_to_do(made_up, evict, tmp_pat
             )
         }
     )
-    _, _, said = evict(2, 10, refuses)
-    assert said[-1] == (
+    _, _, messages = evict(2, 10, refuses)
+    assert messages[-1] == (
         "job 3 could not be released: scontrol failed: Access/permission denied; try: scontrol release "
         "3"
     )
     assert unreleased_jobs(tmp_path / "record") == ["3"]
 
 
-def test_a_job_that_is_cancelled_while_it_is_held_needs_no_release(made_up, evict, tmp_path):
+def test_job_cancelled_while_held_needs_no_release(made_up, evict, tmp_path):
     made_up.set({"3": {"nodes": 2}})
-    _, _, said = evict(2, 10, Clock(then={600: lambda: made_up.change("3")}))
-    assert said[-1] == "job 3 is not held any more: it is gone"
+    _, _, messages = evict(2, 10, Clock(then={600: lambda: made_up.change("3")}))
+    assert messages[-1] == "job 3 is no longer held: it is no longer in the queue"
     assert unreleased_jobs(tmp_path / "record") == []
 
 
 @pytest.mark.parametrize(
-    ("changes", "why"),
+    ("changes", "reason"),
     [
-        ({"user": "you"}, "it is a job of you"),
-        ({"start": "2026-11-22T11:00:00"}, "it has been started anew"),
-        ({"state": "COMPLETING"}, "it is COMPLETING by now"),
+        ({"user": "you"}, "it belongs to you"),
+        ({"start": "2026-11-22T11:00:00"}, "it was restarted"),
+        ({"state": "COMPLETING"}, "it is now COMPLETING"),
     ],
 )
 def test_a_job_is_looked_at_once_more_right_before_it_is_touched(
-    made_up, evict, monkeypatch, changes, why
+    made_up, evict, monkeypatch, changes, reason
 ):
     made_up.set({"2": {"nodes": 2}, "3": {"nodes": 2, "elapsed": "10:00"}})
     find_obstacle = ClusterView.find_obstacle
@@ -321,10 +312,10 @@ def test_a_job_is_looked_at_once_more_right_before_it_is_touched(
         return find_obstacle(machine, job)
 
     monkeypatch.setattr(ClusterView, "find_obstacle", change_first)
-    done, notes, said = evict(2, 10, Clock(then={570: lambda: made_up.change("2")}))
+    done, notes, messages = evict(2, 10, Clock(then={570: lambda: made_up.change("2")}))
     assert done
     assert ("refused", "3") in notes
-    assert any(why in line for line in said)
+    assert any(reason in line for line in messages)
     assert not any(act.endswith(" 3") for act in made_up.acts)
 
 
@@ -353,22 +344,20 @@ def test_a_slurm_that_is_silent_for_a_while_is_asked_again(made_up, evict):
     ]
 
 
-def test_nodes_that_are_not_freed_are_given_up_some_minutes_after_the_deadline(
-    made_up, evict, monkeypatch
-):
+def test_unfreed_nodes_are_given_up_after_deadline(made_up, evict, monkeypatch):
     made_up.set({"3": {"nodes": 2}})
     monkeypatch.setattr(
         slurm_control, "requeue_or_cancel", lambda job: "requeued"
     )  # but it goes on
-    done, notes, said = evict(2, 10)
+    done, notes, messages = evict(2, 10)
     assert not done
-    assert [what for what, _ in notes].count("stop") == 4  # it is stopped again every two minutes
-    assert "0 of 2 nodes are free; it is given up 5 min after the deadline" in said
+    assert [kind for kind, _ in notes].count("stop") == 4  # it is stopped again every two minutes
+    assert "0 of 2 nodes are free; giving up 5 min after the deadline" in messages
 
 
-def test_a_record_that_cannot_be_written_ends_it_before_anything_is_done(made_up, tmp_path):
+def test_unwritable_record_ends_eviction_before_any_action(made_up, tmp_path):
     with pytest.raises(
-        UserError, match="no/record: No such file or directory; --record names another file"
+        UserError, match="no/record: No such file or directory; use --record to name another file"
     ):
         EvictionLog(tmp_path / "no/record", print).note("begin", "")
 
@@ -384,11 +373,11 @@ def begin_when_free(made_up, job, nodes, hosts):
 
     def begin():
         jobs = made_up.state()["jobs"]
-        taken = {name for other in jobs.values() for name in other.get("hosts", "").split(",")}
+        used_nodes = {name for entry in jobs.values() for name in entry.get("hosts", "").split(",")}
         if (
             jobs[job].get("state") == "PENDING"
             and not jobs[job].get("held")
-            and not taken & set(hosts.split(","))
+            and not used_nodes & set(hosts.split(","))
         ):
             made_up.change(
                 job,
@@ -402,9 +391,7 @@ def begin_when_free(made_up, job, nodes, hosts):
     return begin
 
 
-def test_jobs_of_a_harvest_that_wait_are_held_before_a_node_is_free_and_released_when_the_urgent_one_has_begun(
-    made_up, evict
-):
+def test_waiting_harvest_jobs_are_held_until_urgent_job_starts(made_up, evict):
     made_up.set(
         {
             "1": {"nodes": 2, "comment": SAVES, "hosts": "n1,n2"},
@@ -419,7 +406,7 @@ def test_jobs_of_a_harvest_that_wait_are_held_before_a_node_is_free_and_released
             180: lambda: made_up.change("9", state="RUNNING", hosts="n1,n2"),
         }
     )
-    done, notes, said = evict(2, 10, clock, keeping=KeepFree("9"))
+    done, notes, messages = evict(2, 10, clock, keeping=KeepFree("9"))
     assert done
     assert notes[0] == ("hold", "7")  # what its user holds is left to him
     assert notes[-1] == ("release", "7")
@@ -428,10 +415,10 @@ def test_jobs_of_a_harvest_that_wait_are_held_before_a_node_is_free_and_released
         "scancel --batch --signal=USR2 1",
         "scontrol release 7",
     ]
-    assert "2 nodes are free after 0.5 min" in said
+    assert "2 nodes are free after 0.5 min" in messages
 
 
-def test_ones_own_jobs_wait_for_the_urgent_one_and_those_of_others_do_not(made_up, evict):
+def test_own_jobs_wait_for_urgent_job_but_not_those_of_others(made_up, evict):
     plain = {"state": "PENDING", "start": "N/A"}
     made_up.set(
         {
@@ -450,7 +437,7 @@ def test_ones_own_jobs_wait_for_the_urgent_one_and_those_of_others_do_not(made_u
     assert [act for act in made_up.acts if "hold" in act] == ["scontrol hold 7"]
 
 
-def test_where_nobody_says_for_which_job_only_those_of_fleet_are_held(made_up, evict):
+def test_without_urgent_job_only_jobs_of_fleet_are_held(made_up, evict):
     made_up.set(
         {
             "1": {"nodes": 2, "comment": SAVES},
@@ -464,7 +451,7 @@ def test_where_nobody_says_for_which_job_only_those_of_fleet_are_held(made_up, e
     ]
 
 
-def test_it_is_said_who_has_taken_a_node_and_how_long_the_urgent_job_waits(made_up, evict):
+def test_log_names_owner_of_taken_node_and_waiting_time(made_up, evict):
     made_up.set(
         {
             "1": {"nodes": 2, "comment": SAVES, "hosts": "n1,n2"},
@@ -472,22 +459,23 @@ def test_it_is_said_who_has_taken_a_node_and_how_long_the_urgent_job_waits(made_
         }
     )
     take = {"state": "RUNNING", "user": "they", "start": "2026-11-22T12:00:00", "hosts": "n2"}
-    done, notes, said = evict(
+    done, notes, messages = evict(
         2, 10, Clock(then={60: lambda: made_up.change("5", **take)}), keeping=KeepFree("9")
     )
     assert not done
-    assert "    1.0 min  job 5 of they has taken n2, which job 1 has freed" in said
+    assert "    1.0 min  job 5 of they took n2, freed by job 1" in messages
     assert (
-        "    2.5 min  job 9 has not begun yet (Slurm says Resources; job 5 of they has n2)" in said
+        "    2.5 min  job 9 has not started yet (Slurm says Resources; job 5 of they has n2)"
+        in messages
     )
-    assert said[-1] == (
-        "job 9 has not begun (Slurm says Resources; job 5 of they has n2); it is given up 5 min after "
+    assert messages[-1] == (
+        "job 9 has not started (Slurm says Resources; job 5 of they has n2); giving up 5 min after "
         "the deadline"
     )
-    assert 10 <= [what for what, _ in notes].count("waits") <= 15
+    assert 10 <= [kind for kind, _ in notes].count("waits") <= 15
 
 
-def test_nodes_that_are_taken_before_all_are_free_are_not_called_free(made_up, evict):
+def test_nodes_taken_before_all_are_free_are_not_counted(made_up, evict):
     made_up.set(
         {
             "1": {"comment": SAVES, "hosts": "n1"},
@@ -495,10 +483,10 @@ def test_nodes_that_are_taken_before_all_are_free_are_not_called_free(made_up, e
         }
     )
     take = {"state": "RUNNING", "user": "they", "start": "2026-11-22T12:00:00", "hosts": "n1"}
-    _, _, said = evict(2, 10, Clock(then={60: lambda: made_up.change("5", **take)}))
+    _, _, messages = evict(2, 10, Clock(then={60: lambda: made_up.change("5", **take)}))
     assert any(
         line.startswith("2 nodes were freed after") and line.endswith("but job 5 of they has n1")
-        for line in said
+        for line in messages
     )
 
 
@@ -511,20 +499,20 @@ def test_a_job_of_a_harvest_that_was_quicker_makes_room_in_turn(made_up, evict):
             240: lambda: made_up.change("9", state="RUNNING"),
         }
     )
-    done, notes, said = evict(2, 10, clock, keeping=KeepFree("9"))
+    done, notes, messages = evict(2, 10, clock, keeping=KeepFree("9"))
     assert done
     assert [note for note in notes if note[1] == "5"] == [
         ("taken", "5"),
         ("save", "5"),
         ("freed", "5"),
     ]
-    assert [line for line in said if "are free" in line] == [
+    assert [line for line in messages if "are free" in line] == [
         "2 nodes are free after 0.5 min",
         "2 nodes are free after 1.5 min",
     ]
 
 
-def test_a_job_that_is_put_back_has_its_nodes_until_its_processes_have_ended(made_up, evict):
+def test_requeued_job_keeps_nodes_until_processes_end(made_up, evict):
     made_up.set({"1": {"comment": SAVES, "hosts": "n1", "obeys": False}, "9": URGENT})
     clock = Clock(
         then={
@@ -533,10 +521,10 @@ def test_a_job_that_is_put_back_has_its_nodes_until_its_processes_have_ended(mad
             180: lambda: made_up.change("9", state="RUNNING", hosts="n1"),
         }
     )
-    done, notes, said = evict(1, 10, clock, keeping=KeepFree("9"))
+    done, notes, messages = evict(1, 10, clock, keeping=KeepFree("9"))
     assert done
-    assert "taken" not in {what for what, _ in notes}
-    assert "1 nodes are free after 1.5 min" in said
+    assert "taken" not in {kind for kind, _ in notes}
+    assert "1 nodes are free after 1.5 min" in messages
 
 
 def test_a_job_that_comes_to_other_nodes_and_ends_is_not_counted(made_up, evict):
@@ -551,22 +539,20 @@ def test_a_job_that_comes_to_other_nodes_and_ends_is_not_counted(made_up, evict)
     assert "5" not in {job for _, job in notes}
 
 
-def test_the_runs_whose_jobs_may_come_make_room_while_the_eviction_is_at_work(
-    made_up, evict, tmp_path, monkeypatch
-):
+def test_submissions_are_delayed_during_eviction(made_up, evict, tmp_path, monkeypatch):
     monkeypatch.setattr(
         paused_submissions.pwd, "getpwnam", lambda name: SimpleNamespace(pw_uid=os.getuid())
     )
     paths = RunPaths(tmp_path / "run")
     paths.jobs.mkdir(parents=True)
     made_up.set({"1": {"nodes": 2, "comment": SAVES, "script": str(paths.harvest_script(1))}})
-    asked = []
-    evict(2, 0, Clock(then={30: lambda: asked.append(delay_options(SYSTEMS["slurm"], [paths]))}))
-    assert asked == [[f"--begin=now+{int(paused_submissions.LASTS_S)}"]]
+    requests = []
+    evict(2, 0, Clock(then={30: lambda: requests.append(delay_options(SYSTEMS["slurm"], [paths]))}))
+    assert requests == [[f"--begin=now+{int(paused_submissions.LASTS_S)}"]]
     assert delay_options(SYSTEMS["slurm"], [paths]) == []
 
 
-def test_what_an_eviction_that_was_killed_has_left_in_a_run_gets_old(tmp_path):
+def test_delay_file_of_killed_eviction_expires(tmp_path):
     paths = RunPaths(tmp_path)
     paths.jobs.mkdir()
     paths.eviction_marker.touch()
@@ -577,17 +563,17 @@ def test_what_an_eviction_that_was_killed_has_left_in_a_run_gets_old(tmp_path):
 
 
 def test_an_operator_writes_into_no_folder_but_that_of_the_user(tmp_path, monkeypatch):
-    paths, others = RunPaths(tmp_path / "run"), tmp_path / "others"
-    others.mkdir()
+    paths, other_folder = RunPaths(tmp_path / "run"), tmp_path / "others"
+    other_folder.mkdir()
     paths.root.mkdir()
-    paths.jobs.symlink_to(others)
+    paths.jobs.symlink_to(other_folder)
     room = PausedRuns()
     monkeypatch.setattr(
         paused_submissions.pwd, "getpwnam", lambda name: SimpleNamespace(pw_uid=os.getuid())
     )
     room.add_jobs([(str(paths.job_script), "me")])
     room.touch()
-    assert list(others.iterdir()) == []
+    assert list(other_folder.iterdir()) == []
     paths.jobs.unlink()
     paths.jobs.mkdir()
     monkeypatch.setattr(
@@ -603,14 +589,14 @@ def test_an_operator_writes_into_no_folder_but_that_of_the_user(tmp_path, monkey
 WORDS = ["evict", "--slurm", "--nodes", "4", "--deadline", "10", "--carry-out"]
 
 
-def test_a_dry_run_says_what_would_be_done_to_whose_jobs_and_does_nothing(made_up, capsys):
+def test_eviction_dry_run_lists_steps_and_does_nothing(made_up, capsys):
     made_up.set(JOBS)
     assert main(WORDS) == 0
     assert capsys.readouterr().out == (
         "3 running jobs of me may be asked to make room\n"
         "    0.0 min  plan: 4 nodes, 0.3 node-hours are lost\n"
         "    0.0 min  job 1 of me: saves, until minute 2.0 (signal B:USR2)\n"
-        "    9.0 min  job 3 of me: is stopped: it loses least (requeue and hold for a while, or cancel where "
+        "    9.0 min  job 3 of me: is stopped: it loses least (requeue and hold for a while, or cancel if "
         "Slurm refuses that)\n"
         "Nothing was done: --yes carries this out.\n"
     )

@@ -44,7 +44,7 @@ class Queue:
         return self.listed[-1].id
 
     def cancel(self, job):
-        self.listed = [one for one in self.listed if one.id != job]
+        self.listed = [queued for queued in self.listed if queued.id != job]
 
 
 @pytest.fixture
@@ -87,7 +87,7 @@ def finish(run, *names):
 TAKEN, EPOCH = NetworkLeased("a", 1, 0, 0), EpochEnded("a", record(1))
 
 
-def test_three_launches_in_a_row_without_an_epoch_are_counted_until_one_has_one_or_the_user_asks_anew(
+def test_fruitless_launches_count_until_epoch_or_new_request(
     run,
 ):
     assert harvest_log.count_fruitless(harvest_log.past_launches(run.paths)) == 0
@@ -114,7 +114,7 @@ def test_a_launch_that_goes_on_is_not_judged(run):
     assert harvest_log.count_fruitless(harvest_log.past_launches(run.paths, running=["1"])) == 1
 
 
-def test_gaps_are_as_long_as_launches_last_until_their_nodes_are_taken_back(run):
+def test_mean_gap_follows_from_cut_launches(run):
     assert harvest.mean_gap_s(harvest_log.past_launches(run.paths)) == harvest.GAP_S
     launch(run, "1", TAKEN, EPOCH, ends=0)
     launch(run, "2", TAKEN, EPOCH, ends=75, warning="SIGTERM came")
@@ -157,7 +157,7 @@ def test_the_backlog_is_filled_noted_and_taken_back_in_the_end(run):
     assert words == [harvest.JobSubmitted.word] * 2 + [harvest_log.JobCancelled.word] * 2
 
 
-def test_a_harvest_that_is_called_off_takes_back_what_waits_and_hands_in_nothing_until_it_is_asked_for_again(
+def test_cancelled_harvest_submits_nothing_until_requested_again(
     run,
 ):
     queue = Queue(run)
@@ -190,7 +190,7 @@ def signals():
 
 
 @pytest.mark.usefixtures("signals")
-def test_a_job_trains_on_where_its_batch_system_does_not_answer_and_says_so(run, capfd):
+def test_job_trains_on_if_batch_system_does_not_answer(run, capfd):
     job = harvest.HarvestJob(
         RunPaths(run.root, "17"), backlog_of(run, Silent(run)), SYSTEMS["slurm"], "17"
     )
@@ -199,10 +199,7 @@ def test_a_job_trains_on_where_its_batch_system_does_not_answer_and_says_so(run,
     )  # its log has no end
     out, err = capfd.readouterr()
     assert "trained" in out
-    assert (
-        "fleet job: the backlog is not kept filled for now: squeue did not answer within 120 s"
-        in err
-    )
+    assert "fleet job: cannot fill the backlog for now: squeue did not answer within 120 s" in err
     assert [line["event"] for line in read_lines(run.paths.harvest_log)] == [
         harvest.JobStarted.word,
         harvest_log.LaunchEnded.word,
@@ -210,12 +207,15 @@ def test_a_job_trains_on_where_its_batch_system_does_not_answer_and_says_so(run,
 
 
 def test_a_plan_is_read_as_it_was_written(run, tmp_path):
-    other = harvest.HarvestRun("fleet-2", tmp_path / "other", ("d",), 2)
-    plan = harvest.HarvestPlan((run, other), HarvestLimits(2, 3, 4), ("-p", "low"), "low")
+    second_run = harvest.HarvestRun("fleet-2", tmp_path / "other", ("d",), 2)
+    plan = harvest.HarvestPlan((run, second_run), HarvestLimits(2, 3, 4), ("-p", "low"), "low")
     plan.write()
-    assert [harvest.HarvestPlan.read(one.paths.harvest) for one in plan.runs] == [plan, plan]
+    assert [harvest.HarvestPlan.read(harvest_run.paths.harvest) for harvest_run in plan.runs] == [
+        plan,
+        plan,
+    ]
     run.paths.harvest.write_text("{}")
-    with pytest.raises(UserError, match="no harvest that fleet harvest wrote"):
+    with pytest.raises(UserError, match="was not written by fleet harvest"):
         harvest.HarvestPlan.read(run.paths.harvest)
     with pytest.raises(UserError, match="fleet harvest writes it"):
         harvest.HarvestPlan.read(tmp_path / "none.json")
@@ -235,12 +235,12 @@ def test_the_partition_is_found_among_the_options(options, partition):
     assert QUEUES["squeue"].queue_of(options) == partition
 
 
-def test_the_nodes_of_a_job_are_those_that_were_asked_for_where_the_queue_does_not_say(run):
+def test_nodes_of_job_come_from_submission_if_queue_omits_them(run):
     queue = Queue(run)
     backlog_of(run, queue, nodes_per_job=2, backlog=1).top_up()
-    (asked,) = queue.listed
-    assert asked.nodes == 2
-    queue.listed = [asked._replace(nodes=0)]
+    (submitted,) = queue.listed
+    assert submitted.nodes == 2
+    queue.listed = [submitted._replace(nodes=0)]
     more = backlog_of(run, queue, nodes_per_job=2, backlog=2).top_up()
     assert [order.nodes for order in more] == [1]  # two of three networks have a job
 
@@ -265,7 +265,7 @@ def noted(run, *words):
     ]
 
 
-def test_launches_that_a_full_disk_ended_are_forgiven_more_often_than_others(run):
+def test_transient_failures_have_a_higher_limit(run):
     for number in range(9):
         launch(run, str(number), TAKEN, ends=ExitStatus.CAN_PASS)
     past = harvest_log.past_launches(run.paths)
@@ -280,7 +280,7 @@ def test_launches_that_a_full_disk_ended_are_forgiven_more_often_than_others(run
     assert harvest_log.count_transient(harvest_log.past_launches(run.paths)) == 0
 
 
-def test_the_next_look_says_of_each_launch_that_ended_without_a_word_that_it_did(run):
+def test_next_update_notes_launches_that_ended_without_reporting(run):
     queue = Queue(run)
     backlog = backlog_of(run, queue)
     for job in ("17", "18", "19"):
@@ -292,14 +292,14 @@ def test_the_next_look_says_of_each_launch_that_ended_without_a_word_that_it_did
         (
             "18",
             None,
-            "it ended without a word, and its job was put back into the queue: preempted, or its node died",
+            "it ended without reporting, and its job was requeued: preempted, or its node died",
         ),
-        ("19", None, "it ended without a word: preempted, cancelled, killed, or its node died"),
+        ("19", None, "it ended without reporting: preempted, cancelled, killed, or its node died"),
     ]
-    assert [one.is_cut for one in harvest_log.past_launches(run.paths, ["17"])] == [True, True]
+    assert [past.is_cut for past in harvest_log.past_launches(run.paths, ["17"])] == [True, True]
 
 
-def test_of_jobs_that_end_at_the_same_moment_one_hands_in_the_next(run):
+def test_one_of_several_ending_jobs_submits_the_next(run):
     queue = Queue(run, idle=0)
     backlog = backlog_of(run, queue)
     for job in ("17", "18", "19"):
@@ -323,11 +323,11 @@ def job(run, signals, monkeypatch):
 
     def begin(program, name="17"):
         queue.listed.append(QueuedJob(name, run.job, 1, True))
-        kept = harvest.HarvestJob(
+        harvest_job = harvest.HarvestJob(
             RunPaths(run.root, name), harvest.Backlog(plan, queue, {}), SYSTEMS["slurm"], name
         )
-        status = kept.run([sys.executable, "-c", program])
-        queue.listed = [one for one in queue.listed if one.id != name]
+        status = harvest_job.run([sys.executable, "-c", program])
+        queue.listed = [queued for queued in queue.listed if queued.id != name]
         return status
 
     begin.queue = queue
@@ -339,18 +339,16 @@ def test_a_job_that_would_find_no_network_starts_no_launch(run, job, capfd):
     assert job("print('trained')") == 0
     assert "trained" not in capfd.readouterr().out
     assert [(line["event"], line["why"]) for line in noted(run)] == [
-        ("ended", "it would have found no network to train"),
-        ("over", "all networks are done"),
+        ("ended", "it found no network to train"),
+        ("over", "all networks have ended"),
     ]
 
 
 SAYS = "import sys; print('fleet: rank 0 on n1: x.h5 cannot be written: No space left', file=sys.stderr); sys.exit(74)"
 
 
-def test_why_a_launch_ended_is_noted_and_after_what_can_pass_another_job_follows(
-    run, job, monkeypatch
-):
-    monkeypatch.setattr(harvest, "_REST_S", 0.01)
+def test_launch_end_is_noted_and_transient_error_is_retried(run, job, monkeypatch):
+    monkeypatch.setattr(harvest, "_PAUSE_S", 0.01)
     assert job(SAYS) == ExitStatus.CAN_PASS
     (ended,) = noted(run, "ended")
     assert ended["why"] == (
@@ -358,51 +356,45 @@ def test_why_a_launch_ended_is_noted_and_after_what_can_pass_another_job_follows
         "space left"
     )
     assert noted(run, "over") == []
-    assert [one.runs for one in job.queue.listed] == [False, False]
+    assert [queued.runs for queued in job.queue.listed] == [False, False]
 
 
-def test_the_last_launch_says_that_the_harvest_is_over_why_and_what_begins_it_again(
-    run, job, capfd
-):
+def test_last_launch_notes_end_reason_and_restart_command(run, job, capfd):
     for name in ("17", "18", "19"):
         job("import sys; sys.exit(1)", name)
         job.queue.listed = []
     (over,) = noted(run, "over")
     assert over["why"] == (
-        "3 launches in a row finished no epoch; the last: it broke off: its launcher ended with "
+        "3 launches in a row finished no epoch; the last reason: it broke off: its launcher ended with "
         "status 1"
     )
     assert over["again"] == "fleet harvest photos.yaml --system slurm"
-    assert "to begin it again: fleet harvest photos.yaml --system slurm" in capfd.readouterr().err
+    assert "to start it again: fleet harvest photos.yaml --system slurm" in capfd.readouterr().err
     assert harvest_log.find_end(run.paths).why == over["why"]
     harvest_log.add_note(run.paths, harvest_log.HarvestRequested())
     assert harvest_log.find_end(run.paths) is None
 
 
-def test_a_job_waits_for_room_on_a_full_disk_and_hands_in_the_next(
-    full_disk, signals, monkeypatch, capfd
-):
-    monkeypatch.setattr(harvest, "_REST_S", 0.01)
+def test_job_waits_for_full_disk_and_submits_the_next(full_disk, signals, monkeypatch, capfd):
+    monkeypatch.setattr(harvest, "_PAUSE_S", 0.01)
     monkeypatch.setattr(launching, "_PROBE_BYTES", 2**14)
     run = harvest.HarvestRun("fleet-1", full_disk / "run", ("a", "b"), 1)
     run.paths.jobs.mkdir(parents=True)
     queue, ballast = Queue(run), full_disk / "ballast"
     queue.listed = [QueuedJob("17", run.job, 1, True)]
-    kept = harvest.HarvestJob(
+    harvest_job = harvest.HarvestJob(
         RunPaths(run.root, "17"), backlog_of(run, queue), SYSTEMS["slurm"], "17"
     )
     fills = f"open({str(ballast)!r}, 'wb', 0).write(bytes(1 << 23)); import sys; sys.exit(1)"
     timer = threading.Timer(3.0, ballast.unlink)
     timer.start()
-    assert kept.run([sys.executable, "-c", fills]) == ExitStatus.CAN_PASS
+    assert harvest_job.run([sys.executable, "-c", fills]) == ExitStatus.CAN_PASS
     timer.join()
     assert [line["event"] for line in noted(run)] == ["begun", "submitted", "ended", "submitted"]
-    assert "it is waited for" in capfd.readouterr().err
+    assert "waiting for at most" in capfd.readouterr().err
 
 
-def test_a_job_that_nobody_makes_room_for_gives_up_and_says_how_to_go_on(
-    full_disk, signals, monkeypatch, capfd
-):
+def test_job_on_full_disk_gives_up_with_restart_command(full_disk, signals, monkeypatch, capfd):
     monkeypatch.setattr(launching, "_ROOM_S", 1.0)
     monkeypatch.setattr(files, "PATIENCE_S", 0.1)
     run = harvest.HarvestRun("fleet-1", full_disk / "run", ("a", "b"), 1)
@@ -412,13 +404,13 @@ def test_a_job_that_nobody_makes_room_for_gives_up_and_says_how_to_go_on(
         while True:
             ballast.write(bytes(1024))
     plan = harvest.HarvestPlan((run,), HarvestLimits(), command="fleet harvest x")
-    kept = harvest.HarvestJob(
+    harvest_job = harvest.HarvestJob(
         RunPaths(run.root, "17"), harvest.Backlog(plan, Queue(run), {}), SYSTEMS["slurm"], "17"
     )
-    assert kept.run([sys.executable, "-c", ""]) == ExitStatus.CAN_PASS
+    assert harvest_job.run([sys.executable, "-c", ""]) == ExitStatus.CAN_PASS
     err = capfd.readouterr().err
     assert "No space left on device" in err
-    assert "to begin it again: fleet harvest x" in err
+    assert "to start it again: fleet harvest x" in err
     ended, over = noted(run)
     assert (ended["event"], ended["job"], ended["status"]) == ("ended", "17", ExitStatus.CAN_PASS)
     assert "No space left on device" in ended["why"]

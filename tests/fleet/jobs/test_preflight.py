@@ -16,11 +16,11 @@ WHOLE = Cores(frozenset(range(16)), 16)
 RANK = checks.RankFacts("n1", WHOLE, 1, ("0", "1"), 2)
 
 
-def said(findings):
+def problems_of_findings(findings):
     return [finding.what for finding in findings]
 
 
-def test_as_many_ranks_as_were_started_are_right_and_so_is_nobody_who_started_any():
+def test_matching_or_unknown_number_of_ranks_is_accepted():
     assert checks.check_launch("srun", 8, 8, "Open MPI") == []
     assert checks.check_launch("", None, 1, "Open MPI") == []
 
@@ -34,23 +34,29 @@ def test_a_launcher_of_another_mpi_starts_many_first_ranks():
 
 
 @pytest.mark.parametrize(
-    ("slots", "what"), [(1, ["2 trainers of node 0 are shown no GPU of their own"]), (2, [])]
+    ("slots", "problem"), [(1, ["2 trainers of node 0 without a GPU of their own"]), (2, [])]
 )
-def test_trainers_may_share_gpus_that_have_slots(slots, what):
+def test_trainers_may_share_gpus_that_have_slots(slots, problem):
     assert (
-        said(checks.check_ranks([RANK] * 5, [0] * 5, [1, 2, 3, 4], needs_gpus=True, slots=slots))
-        == what
+        problems_of_findings(
+            checks.check_ranks([RANK] * 5, [0] * 5, [1, 2, 3, 4], needs_gpus=True, slots=slots)
+        )
+        == problem
     )
 
 
 @pytest.mark.parametrize(
-    ("ranks", "trainers", "what"),
+    ("ranks", "trainers", "problem"),
     [
-        ([replace(RANK, gpus=())] * 3, [1, 2], "node 0 has 2 GPUs, but its ranks are shown none"),
+        (
+            [replace(RANK, gpus=())] * 3,
+            [1, 2],
+            "node 0 has 2 GPUs, but none is visible to its ranks",
+        ),
         (
             [replace(RANK, gpus=("0",))] * 3,
             [2],
-            "3 ranks of node 0 are shown GPU 0 alone, or others under its name",
+            "3 ranks of node 0 see only GPU 0, or different GPUs under its name",
         ),
         (
             [
@@ -59,23 +65,25 @@ def test_trainers_may_share_gpus_that_have_slots(slots, what):
                 replace(RANK, gpus=("1",), gpu_files=0),
             ],
             [1, 2],
-            "2 ranks of node 0 are shown GPU 1 alone, or others under its name",
+            "2 ranks of node 0 see only GPU 1, or different GPUs under its name",
         ),
-        ([RANK] * 4, [1, 2, 3], "1 trainer of node 0 are shown no GPU of their own"),
+        ([RANK] * 4, [1, 2, 3], "1 trainer of node 0 without a GPU of their own"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_gpus_that_are_hidden_or_shown_twice_are_named(ranks, trainers, what):
-    assert said(checks.check_ranks(ranks, [0] * len(ranks), trainers, needs_gpus=True)) == [what]
-    beside = [RANK] * 4  # on a node of its own: each is looked at by itself
-    assert said(
+def test_gpus_that_are_hidden_or_shown_twice_are_named(ranks, trainers, problem):
+    assert problems_of_findings(
+        checks.check_ranks(ranks, [0] * len(ranks), trainers, needs_gpus=True)
+    ) == [problem]
+    second_node = [RANK] * 4  # on a node of its own: each is looked at by itself
+    assert problems_of_findings(
         checks.check_ranks(
-            [*ranks, *beside],
+            [*ranks, *second_node],
             [0] * len(ranks) + [1] * 4,
             [*trainers, len(ranks) + 2, len(ranks) + 3],
             needs_gpus=True,
         )
-    ) == [what]
+    ) == [problem]
     assert checks.check_ranks(ranks, [0] * len(ranks), trainers, needs_gpus=False) == []
 
 
@@ -95,13 +103,13 @@ def test_gpus_as_they_may_be_are_not(ranks):
 
 def threads_of(ranks, threads):
     return (
-        f"node 0 has {ranks} ranks (OMP_NUM_THREADS or TF_NUM_INTRAOP_THREADS makes that {threads} threads) on 16 "
+        f"node 0 has {ranks} ranks (OMP_NUM_THREADS or TF_NUM_INTRAOP_THREADS makes {threads} threads) on 16 "
         "cores"
     )
 
 
 @pytest.mark.parametrize(
-    ("ranks", "threads", "trainers", "slots", "what"),
+    ("ranks", "threads", "trainers", "slots", "problem"),
     [
         (16, 1, 0, 1, []),
         (17, 1, 0, 1, ["node 0 has 17 ranks on 16 cores"]),
@@ -111,18 +119,22 @@ def threads_of(ranks, threads):
         (17, 2, 16, 2, [threads_of(17, 34)]),
     ],
 )
-def test_more_threads_than_cores_are_named(ranks, threads, trainers, slots, what):
+def test_more_threads_than_cores_are_named(ranks, threads, trainers, slots, problem):
     facts = [replace(RANK, gpus=(), gpu_files=0, threads=threads)] * ranks
     training = range(ranks - trainers, ranks)
     assert (
-        said(checks.check_ranks(facts, [0] * ranks, training, needs_gpus=False, slots=slots))
-        == what
+        problems_of_findings(
+            checks.check_ranks(facts, [0] * ranks, training, needs_gpus=False, slots=slots)
+        )
+        == problem
     )
 
 
 def libraries(exchange="auto", gpus=("0", "1"), seen=None, horovod="ready"):
-    found = problems_from("2.18.1", len(gpus) if seen is None else seen, horovod, gpus, exchange)
-    return said(checks.check_libraries([replace(RANK, libraries=list(found)), RANK]))
+    problems = problems_from("2.18.1", len(gpus) if seen is None else seen, horovod, gpus, exchange)
+    return problems_of_findings(
+        checks.check_libraries([replace(RANK, libraries=list(problems)), RANK])
+    )
 
 
 def test_tensorflow_has_to_see_the_gpus():
@@ -134,7 +146,7 @@ def test_tensorflow_has_to_see_the_gpus():
 
 
 @pytest.mark.parametrize(
-    ("exchange", "gpus", "horovod", "what"),
+    ("exchange", "gpus", "horovod", "problem"),
     [
         ("auto", (), "missing", []),
         ("auto", ("0",), "missing", ["n1: Horovod is not installed"]),
@@ -149,22 +161,22 @@ def test_tensorflow_has_to_see_the_gpus():
         ("mpi", (), "ImportError: undefined symbol", []),
     ],
 )
-def test_horovod_has_to_fit_where_it_is_to_be_used(exchange, gpus, horovod, what):
-    assert libraries(exchange, gpus, horovod=horovod) == what
+def test_horovod_has_to_fit_where_it_is_to_be_used(exchange, gpus, horovod, problem):
+    assert libraries(exchange, gpus, horovod=horovod) == problem
 
 
 def test_checkpoints_want_room_in_a_folder_that_can_be_written():
     assert checks.check_disk(checks.Disk("/scratch", free=10**9, needed=10**9)) == []
-    assert said(checks.check_disk(checks.Disk("/scratch", free=10**9, needed=2 * 10**9))) == [
-        "/scratch has 1 GB free, but the checkpoints need about 2 GB"
-    ]
-    assert said(checks.check_disk(checks.Disk("/scratch", 10**9, 0, "Read-only file system"))) == [
-        "/scratch cannot be written: Read-only file system"
-    ]
+    assert problems_of_findings(
+        checks.check_disk(checks.Disk("/scratch", free=10**9, needed=2 * 10**9))
+    ) == ["/scratch has 1 GB free, but the checkpoints need about 2 GB"]
+    assert problems_of_findings(
+        checks.check_disk(checks.Disk("/scratch", 10**9, 0, "Read-only file system"))
+    ) == ["/scratch cannot be written: Read-only file system"]
 
 
 @pytest.mark.parametrize(
-    ("trials", "what"),
+    ("trials", "problem"),
     [
         ([checks.LeaseTrial("n1", True, "a"), checks.LeaseTrial("n2", False, "a")], ""),
         ([], ""),
@@ -185,7 +197,7 @@ def test_checkpoints_want_room_in_a_folder_that_can_be_written():
                 checks.LeaseTrial("n1", True, "a", noticed=False),
                 checks.LeaseTrial("n2", False, "a"),
             ],
-            "n1 does not see within seconds",
+            "n1 does not notice within seconds",
         ),
         (
             [
@@ -197,13 +209,13 @@ def test_checkpoints_want_room_in_a_folder_that_can_be_written():
     ],
     ids=str,
 )
-def test_two_nodes_that_can_hold_one_folder_are_named(trials, what):
+def test_two_nodes_that_can_hold_one_folder_are_named(trials, problem):
     findings = checks.check_lease(trials)
-    assert [str(finding).startswith(what) for finding in findings] == [True] * bool(what)
+    assert [str(finding).startswith(problem) for finding in findings] == [True] * bool(problem)
 
 
 def test_a_node_that_cannot_read_the_data_is_named():
-    assert said(
+    assert problems_of_findings(
         checks.check_data([RANK, replace(RANK, host="n2", data_problem="a.jpg: Permission denied")])
     ) == ["n2 cannot read the data: a.jpg: Permission denied"]
 
@@ -211,26 +223,28 @@ def test_a_node_that_cannot_read_the_data_is_named():
 @pytest.mark.parametrize(("keep", "copies"), [("best+last", 4), ("last", 3)])
 @pytest.mark.parametrize("dtype", ["uint8", "float32"])
 def test_as_much_room_is_wanted_as_is_kept(keep, copies, dtype):
-    asked = spec({"build": "tests.sources:zeros"}, checkpoint={"keep": keep})
+    parsed = spec({"build": "tests.sources:zeros"}, checkpoint={"keep": keep})
     parameters = (4 * 4 + 1) * 3
-    wanted = _folder_bytes(asked.networks[0], asked, SampleSpec(ImageSpec((4, 4, 1), dtype), 3))
-    assert wanted == copies * parameters * 2 * 8 + 4 * parameters
+    folder_bytes = _folder_bytes(
+        parsed.networks[0], parsed, SampleSpec(ImageSpec((4, 4, 1), dtype), 3)
+    )
+    assert folder_bytes == copies * parameters * 2 * 8 + 4 * parameters
 
 
 @pytest.mark.parametrize(
-    ("cores", "what"),
+    ("cores", "problem"),
     [
         (
             {0, 1},
-            [
-                "a trainer of node 0 is bound to cores far from its GPU 1, which is on NUMA node 1 (CPUs 8-15)"
-            ],
+            ["a trainer of node 0 is bound to cores far from its GPU 1 on NUMA node 1 (CPUs 8-15)"],
         ),
         ({7, 8}, []),
         (range(16), []),
     ],
 )
-def test_a_trainer_is_bound_to_no_core_near_its_gpu(cores, what):
+def test_a_trainer_is_bound_to_no_core_near_its_gpu(cores, problem):
     near = [GpuNode("0", 0, frozenset(range(8))), GpuNode("1", 1, frozenset(range(8, 16)))]
     ranks = [replace(RANK, near=near), replace(RANK, near=near, cores=Cores(frozenset(cores), 16))]
-    assert said(checks.check_ranks(ranks, [0, 0], [0, 1], needs_gpus=True)) == what
+    assert (
+        problems_of_findings(checks.check_ranks(ranks, [0, 0], [0, 1], needs_gpus=True)) == problem
+    )

@@ -58,7 +58,7 @@ class Site:
         return self.listed[-1].id
 
     def cancel(self, job):
-        self.listed = [one for one in self.listed if one.id != job or one.runs]
+        self.listed = [queued for queued in self.listed if queued.id != job or queued.runs]
 
     def harvest(self, runs, trainings, backlog=2, most_s=3000):
         """Go on until no job is left."""
@@ -80,7 +80,7 @@ class Site:
                 if backlog.has_work(self.truth[job.name].run.root, job.id):
                     self.launches[job.id] = Launch(self, self.truth[job.name], job.id, backlog)
                 else:
-                    self.listed = [one for one in self.listed if one.id != job.id]
+                    self.listed = [queued for queued in self.listed if queued.id != job.id]
         self.node_s += self.nodes - self.idle_nodes()
         for job in [job for job in self.listed if job.runs]:
             self.launches[job.id].step()
@@ -94,7 +94,7 @@ class Training:
         self.run = HarvestRun(
             f"job-{root.name}", root, tuple(names), 1, dict(zip(names, epochs, strict=True))
         )
-        self.left = dict(self.run.epochs)
+        self.epochs_left = dict(self.run.epochs)
         self.failing = {names[number] for number in failing}
         self.holders = {}
         self.generation = 0
@@ -122,14 +122,20 @@ class Launch:
 
     def _begin(self):
         self.log = EventLog(self.paths.events, clock=lambda: self.site.now)
-        left = self.training.left
-        done = tuple(name for name, epochs in left.items() if not epochs)
+        epochs_left = self.training.epochs_left
+        done = tuple(name for name, epochs in epochs_left.items() if not epochs)
         self.log.add(
-            replace(START, date=1e6 + self.site.now, trainers=1, networks=len(left), finished=done)
+            replace(
+                START,
+                date=1e6 + self.site.now,
+                trainers=1,
+                networks=len(epochs_left),
+                finished=done,
+            )
         )
         spec = parse(
             {
-                "models": [{"family": "softmax", "name": name} for name in left],
+                "models": [{"family": "softmax", "name": name} for name in epochs_left],
                 "output": str(self.training.run.root),
             }
         )
@@ -137,7 +143,9 @@ class Launch:
             spec, self.paths, {name: NetworkStatus((), Outcome("before")) for name in done}
         )
         self.results.write()
-        self.claims = LeaseRequests({name: 0 for name in left if left[name]}, 1, IDLE_S)
+        self.claims = LeaseRequests(
+            {name: 0 for name in epochs_left if epochs_left[name]}, 1, IDLE_S
+        )
         self._do(self.claims.decide(self.site.now))
 
     def _work(self):
@@ -152,25 +160,27 @@ class Launch:
             self.log.add(FirstStep(name))
         training, epoch = (
             self.training,
-            self.training.run.epochs[name] - self.training.left[name] + 1,
+            self.training.run.epochs[name] - self.training.epochs_left[name] + 1,
         )
         training.trained += 1
         self.epochs += 1
         if name in training.failing:
-            training.left[name] = 0
+            training.epochs_left[name] = 0
             self.log.add(NetworkFailed(name, "loss is NaN"))
             come_to(self.results, name, NetworkStatus((), Outcome("loss is NaN", is_failure=True)))
         else:
-            training.left[name] -= 1
+            training.epochs_left[name] -= 1
             self.log.add(EpochEnded(name, record(epoch, seconds=1.0, samples=10)))
-            if not training.left[name]:
+            if not training.epochs_left[name]:
                 self.log.add(NetworkFinished(name, f"{epoch} epochs", epoch))
             come_to(
                 self.results,
                 name,
-                NetworkStatus((), None if training.left[name] else Outcome(f"{epoch} epochs")),
+                NetworkStatus(
+                    (), None if training.epochs_left[name] else Outcome(f"{epoch} epochs")
+                ),
             )
-        if not training.left[name]:
+        if not training.epochs_left[name]:
             self.claims.end_lease(name)
             self._do(self.claims.decide(self.site.now))
 
@@ -200,9 +210,9 @@ class Launch:
             training.generation,
             Holder(f"{self.job}-{training.generation}", "host", 1, system="slurm", job=self.job),
         )
-        epochs = training.run.epochs[name] - training.left[name]
+        epochs = training.run.epochs[name] - training.epochs_left[name]
         self.log.add(NetworkLeased(name, training.generation, epochs, 0))
-        self.claims.add_lease(name, epochs, not training.left[name])
+        self.claims.add_lease(name, epochs, not training.epochs_left[name])
         self._do(self.claims.decide(self.site.now))
 
     def _let_go(self, name):
@@ -215,7 +225,7 @@ class Launch:
         self.log.close()
         add_note(self.paths, LaunchEnded(self.job, status))
         self.backlog.top_up(self.job)
-        self.site.listed = [one for one in self.site.listed if one.id != self.job]
+        self.site.listed = [queued for queued in self.site.listed if queued.id != self.job]
 
 
 def shuffled(seed):
@@ -235,12 +245,10 @@ def shuffled(seed):
         *((shuffled(seed), (), 3) for seed in range(3)),
     ],
 )
-def test_there_are_few_more_launches_than_networks_and_none_goes_on_without_one(
-    tmp_path, epochs, failing, nodes
-):
+def test_simulated_harvest_wastes_few_launches(tmp_path, epochs, failing, nodes):
     site, training = Site(nodes), Training(tmp_path / "run", epochs, failing)
     site.harvest([training.run], [training])
-    assert not any(training.left.values())
+    assert not any(training.epochs_left.values())
     assert training.trained == sum(epochs) - sum(epochs[number] - 1 for number in failing)
     idle = [launch for launch in site.launches.values() if not launch.epochs]
     assert (
@@ -251,11 +259,11 @@ def test_there_are_few_more_launches_than_networks_and_none_goes_on_without_one(
     assert site.node_s <= sum(epochs) + len(site.launches) * (START_S + IDLE_S + 5)
 
 
-def test_several_runs_share_the_nodes_whatever_their_samples_cost(tmp_path):
+def test_simulated_harvest_shares_nodes_between_runs(tmp_path):
     site = Site(4)
     trainings = [Training(tmp_path / name, [40] * 8) for name in ("a", "b", "c")]
     site.harvest([training.run for training in trainings], trainings)
-    assert not any(epochs for training in trainings for epochs in training.left.values())
+    assert not any(epochs for training in trainings for epochs in training.epochs_left.values())
     first = {
         training.run.job: min(
             launch.began for launch in site.launches.values() if launch.training is training

@@ -22,7 +22,7 @@ NUMBER = 3
 
 
 @pytest.fixture(autouse=True)
-def own(tmp_path, monkeypatch):
+def custom_system(tmp_path, monkeypatch):
     (tmp_path / "own_systems.py").write_text(MODULE)
     (tmp_path / "wrong_systems.py").write_text(
         "from launch.systems import System\nX = System('x', submit=('x',))\n"
@@ -35,7 +35,7 @@ def test_a_name_is_looked_up_in_the_table():
     assert find_system("pbs") is SYSTEMS["pbs"]
 
 
-def test_a_system_of_ones_own_goes_by_its_path_and_keeps_its_template():
+def test_custom_system_is_found_by_path_and_keeps_template():
     system = find_system("own_systems:OWN")
     assert (system.name, system.script, system.has_queue) == ("own_systems:OWN", "<<body>>", True)
 
@@ -47,7 +47,7 @@ def test_a_system_of_ours_may_be_changed_in_a_part():
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "message"),
     [
         (
             "sge",
@@ -61,10 +61,10 @@ def test_a_system_of_ours_may_be_changed_in_a_part():
         ),
     ],
 )
-def test_what_leads_to_no_system_is_refused_in_a_line(name, said):
+def test_what_leads_to_no_system_is_refused_in_a_line(name, message):
     with pytest.raises(UserError) as refusal:
         find_system(name)
-    assert said in str(refusal.value)
+    assert message in str(refusal.value)
     assert "\n" not in str(refusal.value)
 
 
@@ -79,14 +79,14 @@ def test_a_launch_in_a_job_of_ones_own_system_knows_its_job():
 
 
 @pytest.mark.parametrize(
-    ("line", "known"), [("echo runs", True), ("echo gone", False), ("exit 1", None)]
+    ("line", "answer"), [("echo runs", True), ("echo gone", False), ("exit 1", None)]
 )
-def test_ones_own_system_is_asked_whether_a_job_lives(tmp_path, monkeypatch, line, known):
+def test_ones_own_system_is_asked_whether_a_job_lives(tmp_path, monkeypatch, line, answer):
     put_programs(tmp_path, {"own_state": line})
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    other = Holder("x", "n1", 1, system="own_systems:OWN", job="6")
-    assert lease_of_process(OWN_JOB)._process.knows_job(other) is known
-    assert lease_of_process({})._process.knows_job(other) is None  # nobody has told of that system
+    holder = Holder("x", "n1", 1, system="own_systems:OWN", job="6")
+    assert lease_of_process(OWN_JOB)._process.knows_job(holder) is answer
+    assert lease_of_process({})._process.knows_job(holder) is None  # nobody has told of that system
 
 
 def test_a_launch_that_is_told_of_no_system_says_so():

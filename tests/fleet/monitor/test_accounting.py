@@ -16,12 +16,12 @@ def account(log):
 
 
 def test_who_trained_when_and_where_the_time_went():
-    told = account(LOG)
+    result = account(LOG)
     assert [
         (stint.name, stint.devices, stint.start_s, stint.end_s, stint.epochs)
-        for stint in told.stints
+        for stint in result.stints
     ] == [("a", (0,), 1.0, 22.1, 2), ("b<1>", (1,), 1.0, 21.6, 1)]
-    spent = asdict(told.spent)
+    spent = asdict(result.spent)
     assert spent == pytest.approx(
         {
             "training": 35,
@@ -44,8 +44,8 @@ def test_what_passed_between_the_command_and_the_first_step():
         LoggedEvent(4.5, ev.FirstStep("b<1>", 1.5)),
         *LOG[4:],
     ]
-    told = account(log)
-    assert dict(told.startup) == pytest.approx(
+    result = account(log)
+    assert dict(result.startup) == pytest.approx(
         {**before, "loading the engine": 1.0, "building b<1>": 1.5, "its first step": 2.0}
     )
     assert (
@@ -53,7 +53,7 @@ def test_what_passed_between_the_command_and_the_first_step():
     )  # it has not come to a step, or was written before this was told
 
 
-def test_the_first_signal_of_all_is_there_when_each_network_has_ended_an_epoch_or_never_will():
+def test_first_signal_needs_an_epoch_of_each_live_network():
     log = [
         LoggedEvent(0.0, replace(START, networks=3)),
         LoggedEvent(0.0, ev.GroupStarted("a", (0,), 0, 1)),
@@ -67,21 +67,21 @@ def test_the_first_signal_of_all_is_there_when_each_network_has_ended_an_epoch_o
 
 
 def test_all_devices_wait_for_rates():
-    told = account(
+    result = account(
         [
             LOG[0],
             LoggedEvent(0.5, ev.ProfilingFinished(3, 0.5, {"a": (10.0,), "b<1>": (5.0,)})),
             *LOG[1:],
         ]
     )
-    assert told.spent.profiling == pytest.approx(0.5 * 2)
+    assert result.spent.profiling == pytest.approx(0.5 * 2)
 
 
 def test_costs_are_what_moves_took_and_the_simulation_pays_them():
-    told = account(with_rates(10.0, 5.0))
-    assert (told.costs.regroup_s, told.costs.epoch_s) == pytest.approx((0.5, 0.5))
-    assert told.measured_s == pytest.approx(21.1)  # from the first group to the last
-    assert told.simulated_s == pytest.approx(0.51 + 2 * (10 + 0.5))
+    result = account(with_rates(10.0, 5.0))
+    assert (result.costs.regroup_s, result.costs.epoch_s) == pytest.approx((0.5, 0.5))
+    assert result.measured_s == pytest.approx(21.1)  # from the first group to the last
+    assert result.simulated_s == pytest.approx(0.51 + 2 * (10 + 0.5))
 
 
 def test_only_a_group_that_stops_unfinished_costs_a_checkpoint():
@@ -92,7 +92,7 @@ def test_only_a_group_that_stops_unfinished_costs_a_checkpoint():
     ) == pytest.approx((0.0, 0.4))
 
 
-def test_in_lockstep_only_what_passed_for_the_slowest_group_is_a_cost_of_epochs():
+def test_lockstep_epoch_cost_is_that_of_slowest_group():
     start = replace(START, stream="lockstep")
     log = [
         LoggedEvent(0.0, start),
@@ -109,16 +109,16 @@ def test_in_lockstep_only_what_passed_for_the_slowest_group_is_a_cost_of_epochs(
     )
 
 
-def test_where_the_policy_was_told_no_rates_those_that_networks_showed_count():
-    told = account(LOG)
-    assert told.simulated_s == pytest.approx(0.51 + 2 * (10 + 0.5))
+def test_observed_rates_replace_missing_policy_rates():
+    result = account(LOG)
+    assert result.simulated_s == pytest.approx(0.51 + 2 * (10 + 0.5))
 
 
 def test_a_group_of_an_absurd_size_takes_no_time_and_no_memory():
     assert account([*LOG[:4], epoch(11.5, "a", 1, 10.0, gpus=10**30)]).simulated_s > 0
 
 
-def test_networks_that_share_a_stream_are_simulated_no_faster_than_it():
+def test_simulation_is_no_faster_than_shared_stream():
     start = replace(START, stream="lockstep")
     stream = LoggedEvent(
         0.5,
@@ -143,7 +143,7 @@ def test_networks_that_share_a_stream_are_simulated_no_faster_than_it():
     assert account([*log[:2], stream, slower, *log[2:]]).simulated_s >= 2 * 100 / 1.0
 
 
-def test_a_log_of_before_deltas_had_units_is_replayed_as_it_was_meant():
+def test_old_log_with_unitless_delta_is_replayed():
     def simulated(delta):
         start = replace(START, policy="global", options=replace(START.options, delta=delta))
         return account(with_rates(10.0, 5.0, start)).simulated_s
@@ -162,7 +162,7 @@ def test_a_scale_of_time_changes_nothing_but_the_scale():
     assert (fast.measured_s, fast.simulated_s) == pytest.approx((slow.measured_s, slow.simulated_s))
 
 
-def test_launches_follow_each_other_and_what_a_killed_one_saved_counts():
+def test_launches_follow_each_other_and_saved_epochs_count():
     killed = LOG[:5]  # up to the first epoch of a, at 11.5 s
     resumed = [
         LoggedEvent(0.0, START),
@@ -172,10 +172,10 @@ def test_launches_follow_each_other_and_what_a_killed_one_saved_counts():
         LoggedEvent(12.0, ev.NetworkFinished("a", "", 2)),
         LoggedEvent(12.5, ev.GroupStopped("a", 0.1)),
     ]
-    told = account([*killed, *resumed])
-    assert told.launches == 2
-    assert told.seconds == pytest.approx(11.5 + 12.5)
-    assert [(stint.name, stint.end_s, stint.epochs) for stint in told.stints] == [
+    result = account([*killed, *resumed])
+    assert result.launches == 2
+    assert result.seconds == pytest.approx(11.5 + 12.5)
+    assert [(stint.name, stint.end_s, stint.epochs) for stint in result.stints] == [
         ("a", 11.5, 1),
         ("b<1>", 11.5, 1),
         ("a", 24.0, 1),
@@ -195,8 +195,8 @@ def of_one(network, begins_s, ends_s):
     ]
 
 
-def test_launches_that_were_at_work_at_the_same_time_stand_side_by_side_on_devices_of_their_own():
-    told = account(
+def test_concurrent_launches_get_separate_devices():
+    result = account(
         [
             *at(1000.0, *of_one("a", 1.0, 21.0)),
             *at(1005.0, *of_one("b<1>", 2.0, 12.0)),
@@ -206,32 +206,37 @@ def test_launches_that_were_at_work_at_the_same_time_stand_side_by_side_on_devic
             *at(2000.0, *of_one("a", 1.0, 11.0)),
         ]
     )  # much later, alone
-    assert [(stint.name, stint.devices, stint.start_s, stint.end_s) for stint in told.stints] == [
+    assert [(stint.name, stint.devices, stint.start_s, stint.end_s) for stint in result.stints] == [
         ("a", (0,), 1.0, 21.0),
         ("b<1>", (2,), 7.0, 17.0),
         ("b<1>", (2,), 19.0, 27.0),
         ("a", (0,), 28.0, 38.0),
     ]
-    assert (told.seconds, told.launches, told.devices, told.replay) == (38.0, 4, (0, 1, 2, 3), None)
-    spent = asdict(told.spent)
+    assert (result.seconds, result.launches, result.devices, result.replay) == (
+        38.0,
+        4,
+        (0, 1, 2, 3),
+        None,
+    )
+    spent = asdict(result.spent)
     assert spent["training"] == pytest.approx(19 + 9 + 7 + 9)
     assert sum(spent.values()) == pytest.approx(2 * (21 + 12 + 9 + 11))
 
 
-def test_launches_one_behind_the_other_whose_dates_hardly_overlap_stay_so():
-    told = account([*at(1000.0, *of_one("a", 1.0, 2000.0)), *at(2998.0, *of_one("a", 1.0, 11.0))])
-    assert (told.seconds, told.devices) == (2011.0, (0, 1))
+def test_launches_with_tiny_overlap_follow_each_other():
+    result = account([*at(1000.0, *of_one("a", 1.0, 2000.0)), *at(2998.0, *of_one("a", 1.0, 11.0))])
+    assert (result.seconds, result.devices) == (2011.0, (0, 1))
 
 
-def test_a_log_that_begins_in_the_middle_of_a_launch_begins_with_the_next():
-    told = account([*LOG[4:], *LOG])
-    assert (told.launches, told.seconds) == (1, 23.0)
+def test_incomplete_first_launch_is_skipped():
+    result = account([*LOG[4:], *LOG])
+    assert (result.launches, result.seconds) == (1, 23.0)
 
 
-def test_epochs_that_an_unknown_launch_has_saved_belong_to_no_group():
-    told = account([LOG[0], epoch(0.1, "b<1>", 1, 9.0), *LOG[1:4], epoch(11.5, "a", 1, 10.0)])
-    assert [(stint.name, stint.epochs) for stint in told.stints] == [("a", 1), ("b<1>", 0)]
-    assert told.spent.training == pytest.approx(10.0)
+def test_epochs_of_unknown_launch_belong_to_no_group():
+    result = account([LOG[0], epoch(0.1, "b<1>", 1, 9.0), *LOG[1:4], epoch(11.5, "a", 1, 10.0)])
+    assert [(stint.name, stint.epochs) for stint in result.stints] == [("a", 1), ("b<1>", 0)]
+    assert result.spent.training == pytest.approx(10.0)
 
 
 def test_a_struck_group_gives_its_devices_back():
@@ -256,18 +261,18 @@ def test_a_group_that_changed_has_a_bar_for_each_shape():
         epoch(16.0, "a", 2, 6.0, gpus=2),
         LoggedEvent(16.0, ev.GroupStopped("a", 0.0)),
     ]
-    told = account(log)
-    assert [(stint.devices, stint.end_s, stint.epochs) for stint in told.stints] == [
+    result = account(log)
+    assert [(stint.devices, stint.end_s, stint.epochs) for stint in result.stints] == [
         ((0,), 12.0, 1),
         ((0, 1), 16.0, 1),
     ]
-    assert told.costs.regroup_s == pytest.approx((0.1 + 0.2) / 2)
-    assert told.spent.training == pytest.approx(
+    assert result.costs.regroup_s == pytest.approx((0.1 + 0.2) / 2)
+    assert result.spent.training == pytest.approx(
         9.9 + 2 + 2 * 4
     )  # the second epoch: 2 s on one device, 4 s on two
 
 
-def test_networks_that_share_a_gpu_have_equal_parts_of_it_and_slots_that_nobody_has_are_no_gpus():
+def test_networks_share_gpu_time_equally_and_free_slots_are_idle():
     start = replace(
         START, trainers=6, gpus_per_node=6, devices=tuple(range(6)), slots=3
     )  # of two GPUs
@@ -280,24 +285,24 @@ def test_networks_that_share_a_gpu_have_equal_parts_of_it_and_slots_that_nobody_
         epoch(26.0, "b<1>", 1, 16.0, waited=4.0),
         LoggedEvent(26.0, ev.GroupStopped("b<1>", 0.0)),
     ]
-    told = account(log)
-    assert (told.devices, told.gpus, told.gpus_per_node, told.slots) == (
+    result = account(log)
+    assert (result.devices, result.gpus, result.gpus_per_node, result.slots) == (
         (0, 1, 2, 3, 4, 5),
         2,
         2,
         3,
     )
-    assert told.spent.training + told.spent.data == pytest.approx(
+    assert result.spent.training + result.spent.data == pytest.approx(
         26
     )  # of the first GPU, which always had one of them
-    assert told.spent.data == pytest.approx((5 + 6) * 4 / 16)
-    assert told.spent.waiting == pytest.approx(26)  # the second GPU
-    assert sum(asdict(told.spent).values()) == pytest.approx(2 * 26 + 0.5 * 0.25 + 0.25)
+    assert result.spent.data == pytest.approx((5 + 6) * 4 / 16)
+    assert result.spent.waiting == pytest.approx(26)  # the second GPU
+    assert sum(asdict(result.spent).values()) == pytest.approx(2 * 26 + 0.5 * 0.25 + 0.25)
 
 
 def test_launches_side_by_side_have_slots_of_gpus_of_their_own():
     shared = replace(START, trainers=3, gpus_per_node=4, devices=(0, 1, 2), slots=2)
-    told = account(
+    result = account(
         [
             *at(1000.0, *of_one("a", 1.0, 21.0)),
             LoggedEvent(0.0, replace(shared, date=1005.0)),
@@ -305,12 +310,12 @@ def test_launches_side_by_side_have_slots_of_gpus_of_their_own():
             epoch(11.0, "b<1>", 1, 9.0),
         ]
     )
-    assert (told.devices, told.gpus) == ((0, 1, 4, 5, 6), 4)
-    assert [stint.devices for stint in told.stints] == [(0,), (6,)]
-    assert told.spent.training == pytest.approx(19 + 9)
+    assert (result.devices, result.gpus) == ((0, 1, 4, 5, 6), 4)
+    assert [stint.devices for stint in result.stints] == [(0,), (6,)]
+    assert result.spent.training == pytest.approx(19 + 9)
 
 
 @pytest.mark.parametrize("log", [[], LOG[:1], LOG[:4]])
 def test_a_run_that_has_hardly_begun_has_nothing_to_simulate(log):
-    told = account(log)
-    assert told is None or told.replay is None
+    result = account(log)
+    assert result is None or result.replay is None

@@ -58,7 +58,7 @@ class Browser:
     def __init__(self, page, tmp_path):
         (tmp_path / "page.html").write_text(page)
         pipes = [fcntl.fcntl(end, fcntl.F_DUPFD, 50) for end in (*os.pipe(), *os.pipe())]
-        theirs, self.write, self.read, their_write = pipes
+        child_read, self.write, self.read, their_write = pipes
         self.process = subprocess.Popen(
             [
                 CHROMIUM,
@@ -72,13 +72,13 @@ class Browser:
                 "--window-size=1100,2400",
             ],
             close_fds=False,
-            preexec_fn=lambda: (os.dup2(theirs, 3), os.dup2(their_write, 4)),
+            preexec_fn=lambda: (os.dup2(child_read, 3), os.dup2(their_write, 4)),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
-        os.close(theirs)
+        os.close(child_read)
         os.close(their_write)
-        self.heard, self.errors, self.session, self.number = b"", [], {}, 0
+        self.buffer, self.errors, self.session, self.number = b"", [], {}, 0
         target = self.ask("Target.createTarget", url="about:blank")["targetId"]
         self.session = {
             "sessionId": self.ask("Target.attachToTarget", targetId=target, flatten=True)[
@@ -95,12 +95,12 @@ class Browser:
         message = {"id": self.number, "method": method, "params": params, **self.session}
         os.write(self.write, json.dumps(message).encode() + b"\0")
         while True:
-            while b"\0" not in self.heard:
+            while b"\0" not in self.buffer:
                 assert select.select([self.read], [], [], 60)[0], "the browser does not answer"
-                self.heard += (data := os.read(self.read, 1 << 20))
+                self.buffer += (data := os.read(self.read, 1 << 20))
                 assert data, "the browser has ended"
-            one, _, self.heard = self.heard.partition(b"\0")
-            answer = json.loads(one)
+            reply, _, self.buffer = self.buffer.partition(b"\0")
+            answer = json.loads(reply)
             if answer.get("method") == "Runtime.exceptionThrown":
                 self.errors.append(answer["params"])
             if answer.get("id") == self.number:
@@ -128,11 +128,11 @@ def browse(tmp_path):
         return opened[-1]
 
     yield open_page
-    for one in opened:
-        one.close()
+    for tab in opened:
+        tab.close()
 
 
-def test_the_pointer_says_what_it_shows_a_click_keeps_a_colour_and_headers_sort(tmp_path, browse):
+def test_tooltip_selection_and_sorting_work(tmp_path, browse):
     page = browse(render(read_report(made_up_run(tmp_path))))
     assert page.run(_DRIVE) == [
         "a: epoch 2, training loss 0.5",
@@ -154,7 +154,7 @@ def test_the_pictures_of_a_search_are_drawn(browse, searched):  # noqa: F811
     assert (0x4E, 0x79, 0xA7) in colours  # the best so far, and the best one's line of descent
 
 
-def test_an_open_page_takes_up_what_is_written_anew_until_nothing_is(tmp_path, browse):
+def test_open_page_reloads_until_writing_stops(tmp_path, browse):
     report = read_report(made_up_run(tmp_path))
     page, file = browse(render(report, 1.0)), tmp_path / "page.html"
     file.write_text(render(replace(report, name="anew"), 1.0))

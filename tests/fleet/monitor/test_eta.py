@@ -41,35 +41,35 @@ RATES = ev.ProfilingFinished(2, 1.0, {"a": (60.0,), "b": (20.0,)})  # epochs of 
 class Run:
     """A run that is told of its events, and how long it will go on."""
 
-    def __init__(self, made, histories=None):
-        self.state = RunState(made)
+    def __init__(self, parsed, histories=None):
+        self.state = RunState(parsed)
         self.state.restore(
             {name: NetworkStatus(history) for name, history in (histories or {}).items()}
         )
         self.add = lambda event, now_s: self.state.apply(now_s, event)
-        self.estimate = Estimator(made, made.by_name, self.state).estimate
+        self.estimate = Estimator(parsed, parsed.by_name, self.state).estimate
 
 
 def estimator(converge=None, histories=None, start=START, rates=RATES):
-    made = spec(
+    parsed = spec(
         {"family": "softmax", "name": "a"},
         {"family": "softmax", "name": "b"},
         train={"stopping": converge or {"max_epochs": 4}},
         schedule={"policy": "baseline"},
     )
-    found = Run(made, histories)
+    run = Run(parsed, histories)
     quick = ev.RateMeasured("a", 1, 1e9, 1e-9, 1, 2)  # no time to build
     for event in (start, quick, rates):
         if event is not None:
-            found.add(event, 0.0)
-    return found
+            run.add(event, 0.0)
+    return run
 
 
 def epoch(name, number, seconds, **more):
     return ev.EpochEnded(name, record(number, samples=600, seconds=seconds, **more))
 
 
-def shown(low_s, high_s):
+def estimate_of(low_s, high_s):
     """The range that is told of two ends that were estimated."""
     return pytest.approx(useful_range(low_s, high_s))
 
@@ -83,10 +83,10 @@ def test_nothing_is_said_before_anything_is_known():
     assert estimator(start=None).estimate() is None
 
 
-def test_a_network_whose_rate_is_not_known_yet_is_taken_to_be_as_fast_as_those_that_are():
-    found = estimator(rates=ev.RatesEstimated({"a": (60.0,)}, seen=1))
-    found.add(epoch("a", 1, 10.0, waited_s=0.0), 10.0)
-    assert ends(found.estimate()) == shown(0.9 * 30, 1.5 * 40)
+def test_unmeasured_network_uses_rates_of_others():
+    run = estimator(rates=ev.RatesEstimated({"a": (60.0,)}, seen=1))
+    run.add(epoch("a", 1, 10.0, waited_s=0.0), 10.0)
+    assert ends(run.estimate()) == estimate_of(0.9 * 30, 1.5 * 40)
 
 
 @pytest.mark.parametrize(
@@ -99,113 +99,111 @@ def test_a_range_is_neither_too_wide_nor_too_narrow(low_s, high_s):
     assert low <= high_s, "it lies below what was estimated"
 
 
-def test_estimates_that_only_compare_networks_say_nothing_of_time():
+def test_relative_estimates_give_no_time():
     assert estimator(rates=ev.RatesEstimated({"a": (6e9,), "b": (2e9,)}, seen=0)).estimate() is None
 
 
 def test_rates_that_are_learned_later_hold_for_the_epochs_before():
-    found = estimator(
-        rates=ev.RatesEstimated({"a": (600.0,), "b": (20.0,)}, seen=1)
-    )  # a is a guess
+    run = estimator(rates=ev.RatesEstimated({"a": (600.0,), "b": (20.0,)}, seen=1))  # a is a guess
     for number in (1, 2):
         for name, seconds in (("a", 10.0), ("b", 30.0)):
-            found.add(epoch(name, number, seconds), 0.0)
-    before = found.estimate()
-    found.add(ev.RatesEstimated({"a": (60.0,), "b": (20.0,)}, seen=2), 0.0)
-    after = found.estimate()
+            run.add(epoch(name, number, seconds), 0.0)
+    before = run.estimate()
+    run.add(ev.RatesEstimated({"a": (60.0,), "b": (20.0,)}, seen=2), 0.0)
+    after = run.estimate()
     assert (after.low_s, after.high_s) == pytest.approx((before.low_s, before.high_s))
-    assert ends(after) == shown(0.9 * 60, 1.1 * 60)
+    assert ends(after) == estimate_of(0.9 * 60, 1.1 * 60)
 
 
 def test_the_slowest_network_decides_when_each_has_a_gpu():
-    found = estimator().estimate()
-    assert (found.low_s, found.high_s, found.networks) == pytest.approx((120 / WIDE, WIDE * 120, 2))
-
-
-def test_one_gpu_trains_them_one_after_the_other():
-    found = estimator(start=replace(START, trainers=1, devices=(0,), gpus_per_node=1)).estimate()
-    assert found.high_s == pytest.approx(WIDE * 160)
-    lost = estimator()
-    lost.add(ev.RankDied(2, 1), 0.0)
-    assert lost.estimate().high_s == pytest.approx(WIDE * 160)
-
-
-def test_epochs_that_took_longer_than_promised_stretch_those_that_are_left():
-    found = estimator()
-    for number in (1, 2):
-        found.add(epoch("b", number, 60.0, waited_s=0.0), 60.0 * number)
-        found.add(epoch("a", number, 10.0, waited_s=0.0), 10.0 * number)
-    assert ends(found.estimate()) == shown(0.9 * 120, 1.1 * 120)
-
-
-def test_a_network_that_has_shown_no_epoch_is_taken_to_be_as_the_others():
-    found = estimator()
-    found.add(epoch("a", 1, 20.0, waited_s=0.0), 20.0)
-    assert (found.estimate().low_s, found.estimate().high_s) == pytest.approx(
-        (240 / WIDE, WIDE * 240)
+    estimate = estimator().estimate()
+    assert (estimate.low_s, estimate.high_s, estimate.networks) == pytest.approx(
+        (120 / WIDE, WIDE * 120, 2)
     )
 
 
-def test_the_range_is_that_of_the_rule():
-    found = estimator(converge={"max_epochs": 10, "patience": 2})
+def test_one_gpu_trains_them_one_after_the_other():
+    estimate = estimator(start=replace(START, trainers=1, devices=(0,), gpus_per_node=1)).estimate()
+    assert estimate.high_s == pytest.approx(WIDE * 160)
+    run = estimator()
+    run.add(ev.RankDied(2, 1), 0.0)
+    assert run.estimate().high_s == pytest.approx(WIDE * 160)
+
+
+def test_slow_epochs_stretch_remaining_epochs():
+    run = estimator()
     for number in (1, 2):
-        found.add(epoch("b", number, 30.0, val_accuracy=0.9, waited_s=0.0), 30.0 * number)
-        found.add(epoch("a", number, 10.0, val_accuracy=0.9, waited_s=0.0), 10.0 * number)
-    assert ends(found.estimate()) == shown(
+        run.add(epoch("b", number, 60.0, waited_s=0.0), 60.0 * number)
+        run.add(epoch("a", number, 10.0, waited_s=0.0), 10.0 * number)
+    assert ends(run.estimate()) == estimate_of(0.9 * 120, 1.1 * 120)
+
+
+def test_network_without_epochs_uses_stretch_of_others():
+    run = estimator()
+    run.add(epoch("a", 1, 20.0, waited_s=0.0), 20.0)
+    assert (run.estimate().low_s, run.estimate().high_s) == pytest.approx((240 / WIDE, WIDE * 240))
+
+
+def test_the_range_is_that_of_the_rule():
+    run = estimator(converge={"max_epochs": 10, "patience": 2})
+    for number in (1, 2):
+        run.add(epoch("b", number, 30.0, val_accuracy=0.9, waited_s=0.0), 30.0 * number)
+        run.add(epoch("a", number, 10.0, val_accuracy=0.9, waited_s=0.0), 10.0 * number)
+    assert ends(run.estimate()) == estimate_of(
         0.9 * 2 * 30, 1.1 * 7 * 30
     )  # quartiles of what patience allows
 
 
-def test_what_earlier_launches_have_trained_is_done_and_what_is_lost_is_not():
-    found = estimator(histories={"b": (record(1), record(2))})
-    found.add(epoch("b", 1, 30.0), 0.0)  # logged late
-    assert found.estimate().high_s == pytest.approx(WIDE * 60)
-    found.add(ev.GroupFailed("b", 1, 0), 0.0)
-    assert found.estimate().high_s == pytest.approx(WIDE * 90)
-    found.add(ev.NetworkFinished("b", "4 epochs", 4), 0.0)
-    assert (found.estimate().high_s, found.estimate().networks) == (pytest.approx(WIDE * 40), 1)
+def test_epochs_of_earlier_launches_count_unless_lost():
+    run = estimator(histories={"b": (record(1), record(2))})
+    run.add(epoch("b", 1, 30.0), 0.0)  # logged late
+    assert run.estimate().high_s == pytest.approx(WIDE * 60)
+    run.add(ev.GroupFailed("b", 1, 0), 0.0)
+    assert run.estimate().high_s == pytest.approx(WIDE * 90)
+    run.add(ev.NetworkFinished("b", "4 epochs", 4), 0.0)
+    assert (run.estimate().high_s, run.estimate().networks) == (pytest.approx(WIDE * 40), 1)
 
 
-def test_the_first_epoch_of_a_group_takes_the_time_to_form_it_and_no_more():
-    found = estimator()
-    found.add(ev.NetworkFinished("a", "4 epochs", 4), 0.0)
-    found.add(ev.GroupStarted("b", (0,), 0, 1), 0.0)
-    found.add(epoch("b", 1, 45.0, waited_s=0.0), 50.0)  # built for 5 s, traced for 15
-    found.add(epoch("b", 2, 30.0, waited_s=0.0), 80.0)
-    assert ends(found.estimate()) == shown(0.9 * 60, 1.1 * 60)  # it is formed
-    found.add(ev.GroupStopped("b", 0.0), 80.0)
-    assert ends(found.estimate()) == shown(
+def test_first_epoch_of_a_group_includes_forming():
+    run = estimator()
+    run.add(ev.NetworkFinished("a", "4 epochs", 4), 0.0)
+    run.add(ev.GroupStarted("b", (0,), 0, 1), 0.0)
+    run.add(epoch("b", 1, 45.0, waited_s=0.0), 50.0)  # built for 5 s, traced for 15
+    run.add(epoch("b", 2, 30.0, waited_s=0.0), 80.0)
+    assert ends(run.estimate()) == estimate_of(0.9 * 60, 1.1 * 60)  # it is formed
+    run.add(ev.GroupStopped("b", 0.0), 80.0)
+    assert ends(run.estimate()) == estimate_of(
         0.9 * 60 + 20, 1.1 * 60 + 20
     )  # and will have to be formed again
 
 
-def test_epochs_that_took_now_longer_and_now_shorter_widen_the_range():
-    found = estimator()
-    found.add(epoch("a", 1, 10.0, waited_s=0.0), 10.0)
+def test_varying_epoch_times_widen_the_range():
+    run = estimator()
+    run.add(epoch("a", 1, 10.0, waited_s=0.0), 10.0)
     for number, seconds in ((1, 20.0), (2, 30.0), (3, 60.0)):
-        found.add(epoch("b", number, seconds, waited_s=0.0), 60.0 * number)
-    assert ends(found.estimate()) == shown(0.9 * 30, 60)  # a takes 27 at least
+        run.add(epoch("b", number, seconds, waited_s=0.0), 60.0 * number)
+    assert ends(run.estimate()) == estimate_of(0.9 * 30, 60)  # a takes 27 at least
 
 
 def test_what_has_passed_of_an_epoch_is_taken_off():
-    found = estimator(start=replace(START, trainers=1, devices=(0,), gpus_per_node=1))
-    found.add(ev.GroupStarted("b", (0,), 0, 1), 0.0)
+    run = estimator(start=replace(START, trainers=1, devices=(0,), gpus_per_node=1))
+    run.add(ev.GroupStarted("b", (0,), 0, 1), 0.0)
     for number in (1, 2, 3):
-        found.add(epoch("b", number, 30.0, waited_s=0.0), 30.0 * number)
-    found.add(ev.NetworkFinished("a", "4 epochs", 4), 90.0)
-    assert ends(found.estimate(110.0)) == shown(0.9 * 30 - 20, 1.1 * 30 - 20)
-    assert ends(found.estimate(200.0)) == shown(0, 1.1 * 30 - 30)  # it ought to have ended
+        run.add(epoch("b", number, 30.0, waited_s=0.0), 30.0 * number)
+    run.add(ev.NetworkFinished("a", "4 epochs", 4), 90.0)
+    assert ends(run.estimate(110.0)) == estimate_of(0.9 * 30 - 20, 1.1 * 30 - 20)
+    assert ends(run.estimate(200.0)) == estimate_of(0, 1.1 * 30 - 30)  # it ought to have ended
 
 
 def test_the_export_of_the_last_network_is_still_to_come():
-    found = estimator()
-    found.add(ev.NetworkFinished("a", "4 epochs", 4), 0.0)
-    found.add(ev.GroupStopped("a", 0.5, 1.5), 0.0)
-    assert ends(found.estimate()) == shown(120 / 1.5 + 2 + 2, 1.5 * 120 + 2 + 2)  # and after it
+    run = estimator()
+    run.add(ev.NetworkFinished("a", "4 epochs", 4), 0.0)
+    run.add(ev.GroupStopped("a", 0.5, 1.5), 0.0)
+    assert ends(run.estimate()) == estimate_of(120 / 1.5 + 2 + 2, 1.5 * 120 + 2 + 2)  # and after it
 
 
-def test_a_network_whose_group_took_long_to_form_will_take_as_long_again():
-    found = estimator(
+def test_slowly_formed_group_forms_slowly_again():
+    run = estimator(
         converge={"max_epochs": 9}, start=replace(START, trainers=1, devices=(0,), gpus_per_node=1)
     )
     for began, name, forming_s in (
@@ -215,70 +213,68 @@ def test_a_network_whose_group_took_long_to_form_will_take_as_long_again():
         (600.0, "b", 70.0),
         (900.0, "a", 10.0),
     ):
-        found.add(ev.GroupStarted(name, (0,), 0, 1), began)
+        run.add(ev.GroupStarted(name, (0,), 0, 1), began)
         for number in (1, 2):
-            done = len(found.state.networks[name].status.history)
-            found.add(epoch(name, done + 1, 30.0, waited_s=0.0), began + forming_s + 30.0 * number)
-        found.add(ev.GroupStopped(name, 0.0), began + forming_s + 60.0)
-    assert ends(found.estimate()) == shown(0.9 * 8 * 30 + 10 + 70, 1.1 * 8 * 30 + 12.5 + 70)
+            done = len(run.state.networks[name].status.history)
+            run.add(epoch(name, done + 1, 30.0, waited_s=0.0), began + forming_s + 30.0 * number)
+        run.add(ev.GroupStopped(name, 0.0), began + forming_s + 60.0)
+    assert ends(run.estimate()) == estimate_of(0.9 * 8 * 30 + 10 + 70, 1.1 * 8 * 30 + 12.5 + 70)
 
 
-def test_networks_that_wait_while_devices_are_idle_may_wait_for_the_end_of_a_round():
-    found = estimator()
-    found.add(ev.GroupStarted("b", (0,), 0, 1), 0.0)
-    found.add(epoch("b", 1, 30.0, waited_s=0.0), 30.0)
-    found.add(epoch("b", 2, 30.0, waited_s=0.0), 60.0)
-    assert ends(found.estimate()) == shown(
+def test_waiting_networks_may_wait_for_end_of_round():
+    run = estimator()
+    run.add(ev.GroupStarted("b", (0,), 0, 1), 0.0)
+    run.add(epoch("b", 1, 30.0, waited_s=0.0), 30.0)
+    run.add(epoch("b", 2, 30.0, waited_s=0.0), 60.0)
+    assert ends(run.estimate()) == estimate_of(
         0.9 * 60, 1.1 * 60 + 1.5 * 40
     )  # of one, the others' factor is uncertain
-    found.add(ev.GroupStarted("a", (1,), 0, 1), 60.0)
-    assert ends(found.estimate()) == shown(0.9 * 60, 1.1 * 60)  # both go on as they are
+    run.add(ev.GroupStarted("a", (1,), 0, 1), 60.0)
+    assert ends(run.estimate()) == estimate_of(0.9 * 60, 1.1 * 60)  # both go on as they are
 
 
-def test_what_it_took_to_build_a_network_for_measuring_it_will_take_again():
-    found = estimator(rates=None)
-    found.add(ev.RateMeasured("b", 1, 100.0, 75.0, 1, 2), 75.0)
-    found.add(RATES, 75.0)
+def test_build_time_of_measurement_counts_again():
+    run = estimator(rates=None)
+    run.add(ev.RateMeasured("b", 1, 100.0, 75.0, 1, 2), 75.0)
+    run.add(RATES, 75.0)
     steps_s = 48 * 128 / 100.0
-    assert found.estimate().high_s == pytest.approx(
+    assert run.estimate().high_s == pytest.approx(
         1.5 * 120 + 75.0 - steps_s
     )  # of two, the longer one
 
 
-def test_the_first_epoch_tells_how_long_groups_take_until_the_second_tells_better():
-    made = spec(
+def test_first_epoch_estimates_forming_until_the_second():
+    parsed = spec(
         {"family": "softmax", "name": "a"},
         train={"stopping": {"max_epochs": 4}},
         schedule={"policy": "baseline"},
     )
-    found = Run(made)
+    run = Run(parsed)
     for event in (START, RATES, ev.GroupStarted("a", (0,), 0, 1)):
-        found.add(event, 0.0)
-    assert found.estimate() is None
-    found.add(epoch("a", 1, 12.0), 25.0)
-    found.add(ev.GroupStopped("a", 0.0), 25.0)
-    assert ends(found.estimate()) == shown(30 / 1.5 + 15, 1.5 * 30 + 15)
+        run.add(event, 0.0)
+    assert run.estimate() is None
+    run.add(epoch("a", 1, 12.0), 25.0)
+    run.add(ev.GroupStopped("a", 0.0), 25.0)
+    assert ends(run.estimate()) == estimate_of(30 / 1.5 + 15, 1.5 * 30 + 15)
 
 
-def test_rates_that_nobody_has_measured_are_those_that_epochs_have_shown():
-    found = estimator(rates=None)
-    found.add(epoch("a", 1, 10.0, waited_s=0.0), 10.0)
-    found.add(epoch("b", 1, 30.0, waited_s=0.0), 30.0)
-    assert ends(found.estimate()) == shown(0.9 * 90, 1.1 * 90)
+def test_observed_rates_replace_unmeasured_ones():
+    run = estimator(rates=None)
+    run.add(epoch("a", 1, 10.0, waited_s=0.0), 10.0)
+    run.add(epoch("b", 1, 30.0, waited_s=0.0), 30.0)
+    assert ends(run.estimate()) == estimate_of(0.9 * 90, 1.1 * 90)
 
 
 def test_many_epochs_are_simulated_in_few():
-    found = estimator(converge={"max_epochs": 6000}).estimate()
-    assert found.high_s == pytest.approx(WIDE * 30 * 6000)
+    estimate = estimator(converge={"max_epochs": 6000}).estimate()
+    assert estimate.high_s == pytest.approx(WIDE * 30 * 6000)
 
 
 @pytest.mark.parametrize(
     ("policy", "gpus"), [("baseline", 2), ("adaptive", 2), ("global", 2), ("adaptive", 300)]
 )
-def test_of_many_networks_few_are_simulated_and_the_others_keep_the_devices_busy_before(
-    policy, gpus, monkeypatch
-):
-    made = spec(
+def test_many_networks_are_sampled_for_simulation(policy, gpus, monkeypatch):
+    parsed = spec(
         {
             "family": "softmax",
             "name": "net",
@@ -288,9 +284,9 @@ def test_of_many_networks_few_are_simulated_and_the_others_keep_the_devices_busy
         train={"stopping": {"max_epochs": 2}},
         schedule={"policy": policy},
     )
-    names = [network.name for network in made.networks]
-    found = Run(made)
-    found.add(
+    names = [network.name for network in parsed.networks]
+    run = Run(parsed)
+    run.add(
         replace(
             START,
             networks=1000,
@@ -301,8 +297,8 @@ def test_of_many_networks_few_are_simulated_and_the_others_keep_the_devices_busy
         ),
         0.0,
     )
-    found.add(ev.RateMeasured(names[0], 1, 1e9, 1e-9, 1, 2), 0.0)
-    found.add(
+    run.add(ev.RateMeasured(names[0], 1, 1e9, 1e-9, 1, 2), 0.0)
+    run.add(
         ev.ProfilingFinished(
             1000, 1.0, {name: (60.0 if number % 2 else 20.0,) for number, name in enumerate(names)}
         ),
@@ -317,7 +313,7 @@ def test_of_many_networks_few_are_simulated_and_the_others_keep_the_devices_busy
             simulate(rates, *given, **more),
         )[1],
     )
-    estimated = found.estimate()
+    estimated = run.estimate()
     assert max(sizes) <= 150
     all_s = 1000 / gpus * 2 * (10 + 30) / 2  # of networks of 10 and 30 s an epoch, two epochs each
     assert estimated.high_s == pytest.approx(WIDE * all_s, rel=0.02 if gpus == 2 else 0.4)
@@ -330,7 +326,7 @@ def test_a_rehearsal_is_told_in_its_own_time():
     )
 
 
-def test_estimates_are_rare_when_much_is_left_and_cost_next_to_nothing():
+def test_estimates_are_rare_at_first_and_cheap():
     times = EstimateSchedule(least_s=10.0)
     assert times.is_due(0.0)
     times.record(0.0, 0.01, None)
@@ -345,13 +341,13 @@ def test_estimates_are_rare_when_much_is_left_and_cost_next_to_nothing():
 
 
 def test_a_network_may_be_over_at_its_next_rung():
-    found = estimator().estimate(outlook=RemainingWork(next_rung=lambda name, epochs: 1))
-    assert ends(found) == shown(30 / 1.5, 1.5 * 120)
+    estimate = estimator().estimate(remaining=RemainingWork(next_rung=lambda name, epochs: 1))
+    assert ends(estimate) == estimate_of(30 / 1.5, 1.5 * 120)
 
 
 def test_networks_that_are_paused_or_pruned_take_no_time():
-    found = estimator().estimate(outlook=RemainingWork(frozenset({"b"})))
-    assert (found.high_s, found.networks) == (pytest.approx(WIDE * 40), 1)
+    estimate = estimator().estimate(remaining=RemainingWork(frozenset({"b"})))
+    assert (estimate.high_s, estimate.networks) == (pytest.approx(WIDE * 40), 1)
 
 
 @pytest.mark.parametrize(
@@ -372,24 +368,26 @@ def test_networks_that_are_paused_or_pruned_take_no_time():
     ids=["as those before", "one at a time", "budget", "first ones", "some"],
 )
 def test_networks_to_come_train_as_long_as_those_before_them(coming, epochs):
-    found = estimator().estimate(outlook=RemainingWork(frozenset({"a", "b"}), searches=(coming,)))
+    estimate = estimator().estimate(
+        remaining=RemainingWork(frozenset({"a", "b"}), searches=(coming,))
+    )
     few, many = map(math.ceil, epochs)
-    assert ends(found) == shown(10 * few / 1.5, 1.5 * 10 * many)
-    assert found.networks == 10
+    assert ends(estimate) == estimate_of(10 * few / 1.5, 1.5 * 10 * many)
+    assert estimate.networks == 10
 
 
-def test_a_rule_with_rungs_says_how_long_networks_train_on_average():
+def test_pruner_with_rungs_gives_expected_epochs():
     coming = ExpectedTrials(8, math.inf, math.inf, {"a": 1, "b": 1})
-    found = estimator().estimate(
-        outlook=RemainingWork(
+    estimate = estimator().estimate(
+        remaining=RemainingWork(
             frozenset({"a", "b"}), lambda name, epochs: 1, lambda most: 2.0, (coming,)
         )
     )
-    assert ends(found) == shown(40 / 1.5, 1.5 * 120)  # 1 to 3 of each
+    assert ends(estimate) == estimate_of(40 / 1.5, 1.5 * 120)  # 1 to 3 of each
 
 
 def test_of_a_search_that_has_asked_for_nothing_nothing_is_said():
     outlook = RemainingWork(
         frozenset({"a", "b"}), searches=(ExpectedTrials(8, math.inf, math.inf, {}),)
     )
-    assert estimator().estimate(outlook=outlook) is None
+    assert estimator().estimate(remaining=outlook) is None

@@ -34,14 +34,14 @@ def test_the_page_shows_everything_and_fetches_nothing(run):
     assert {tag for tag, _ in reader.tags} & {"link", "img", "iframe"} == set()
     assert not any({"src", "href"} & set(attributes) for _, attributes in reader.tags)
     assert "<1>" not in page.replace("&lt;1&gt;", "")
-    for said in (
+    for text in (
         "1 of 2",
         "b<1>",
         "training loss",
         "waiting for data",
         "simulated, with the costs below",
     ):
-        assert said in reader.text
+        assert text in reader.text
     places = {attributes.get("id") for _, attributes in reader.tags}
     assert {"curves", "timeline", "simulated", "legend", "data"} <= places
     assert "Apache Software Foundation" in page  # the notice of the library's licence
@@ -51,20 +51,20 @@ def test_the_page_says_when_every_network_had_ended_an_epoch(run):
     report, reader = read_report(run), _Reader()
     reader.feed(render(report))
     assert (
-        f"{format_duration(report.account.first_signal_s)}until each had ended an epoch"
+        f"{format_duration(report.account.first_signal_s)}until every network had finished an epoch"
         in reader.text
     )
     run.events.write_text(as_text(LOG[:4]))
-    assert "until each had ended an epoch" not in render(read_report(run))
+    assert "until every network had finished an epoch" not in render(read_report(run))
 
 
-def test_an_open_page_takes_up_what_is_written_until_the_run_has_ended(run):
+def test_open_page_reloads_until_run_has_ended(run):
     report = read_report(run)
     assert '<meta http-equiv="refresh" content="30">' in render(report, 30.0)
     assert '"refresh"' not in render(report)
 
 
-def test_an_epoch_of_an_absurd_number_takes_no_time_and_no_memory(run):
+def test_absurd_epoch_number_takes_no_time_or_memory(run):
     run.events.write_text(as_text([*LOG, epoch(24.0, "a", 10**30, 10.0)]))
     assert str(10**30) in render(read_report(run))
 

@@ -17,22 +17,22 @@ def launch_of(log):
     return replay_log(log).launch
 
 
-def test_it_is_the_way_to_the_first_group_what_groups_cost_and_what_epochs_take_beyond_steps_and_validation():
+def test_overheads_are_startup_forming_and_epoch_excess():
     log = with_rates(20.0, 5.0, replace(START, before_s={"launcher": 0.25, "reading": 2.0}))
-    found = measure_overheads(launch_of([*log[:5], FIRST_STEP, *log[5:]]), judging=60)
-    assert found.ready_s == pytest.approx(2.25 + 1.0)
-    assert found.start_s == pytest.approx(
+    overheads = measure_overheads(launch_of([*log[:5], FIRST_STEP, *log[5:]]), validated=60)
+    assert overheads.ready_s == pytest.approx(2.25 + 1.0)
+    assert overheads.start_s == pytest.approx(
         0.5
     )  # an epoch of 10 s ended 10.5 s after the group was told to train
-    assert found.epoch_s == pytest.approx(10 - (100 + 60 / 3) / 20)
+    assert overheads.epoch_s == pytest.approx(10 - (100 + 60 / 3) / 20)
 
 
 def test_nothing_is_known_before_a_second_epoch():
-    assert measure_overheads(launch_of(LOG[:4]), judging=0) is None
-    assert measure_overheads(launch_of([*LOG[:4], FIRST_STEP, *LOG[4:6]]), judging=0) is None
+    assert measure_overheads(launch_of(LOG[:4]), validated=0) is None
+    assert measure_overheads(launch_of([*LOG[:4], FIRST_STEP, *LOG[4:6]]), validated=0) is None
 
 
-def test_where_nobody_looks_at_rates_epochs_show_them_apart_from_waits_and_validation():
+def test_observed_rates_exclude_waits_and_validation():
     log = [
         *LOG[:4],
         FIRST_STEP,
@@ -41,5 +41,7 @@ def test_where_nobody_looks_at_rates_epochs_show_them_apart_from_waits_and_valid
         epoch(35.0, "a", 3, 12.0, waited=2.0),
         epoch(48.0, "a", 4, 13.0),
     ]
-    assert observed_rates(launch_of(log), judging=60) == {"a": {1: pytest.approx((100 + 20) / 10)}}
-    assert measure_overheads(launch_of(log), judging=60).epoch_s == 0.0
+    assert observed_rates(launch_of(log), validated=60) == {
+        "a": {1: pytest.approx((100 + 20) / 10)}
+    }
+    assert measure_overheads(launch_of(log), validated=60).epoch_s == 0.0

@@ -44,11 +44,11 @@ class Told:
 
 
 def started(names, epochs=None):
-    told = Told(names, epochs)
-    told.add(replace(START, samples=SAMPLES), 0.0)
+    progress_run = Told(names, epochs)
+    progress_run.add(replace(START, samples=SAMPLES), 0.0)
     for name in names:
-        told.add(GroupStarted(name, (0,), 0, 1), 0.0)
-    return told
+        progress_run.add(GroupStarted(name, (0,), 0, 1), 0.0)
+    return progress_run
 
 
 def ended(name, epoch):

@@ -29,9 +29,9 @@ def test_a_log_of_0_1_0_gives_the_numbers_that_it_gave_then():
     """A resumed run of three networks, one of which grew; its delta of 20 samples/s has no unit."""
     recorded = RunPaths(ROOT / "tests/golden/run_0.1.0")
     expected = json.loads((recorded.root / "report.json").read_text())
-    found = as_json(read_report(recorded).as_dict())
-    assert (found.pop("missed_chunks"), found.pop("startup_s")) == (0, {})
-    assert found.pop("first_signal_s") > 0
+    numbers = as_json(read_report(recorded).as_dict())
+    assert (numbers.pop("missed_chunks"), numbers.pop("startup_s")) == (0, {})
+    assert numbers.pop("first_signal_s") > 0
     later = {
         "test_loss": None,
         "test_accuracy": None,
@@ -40,24 +40,24 @@ def test_a_log_of_0_1_0_gives_the_numbers_that_it_gave_then():
         "parent": "",
         "parent_epoch": 0,
     }
-    assert [{name: network.pop(name) for name in later} for network in found["networks"]] == 3 * [
+    assert [{name: network.pop(name) for name in later} for network in numbers["networks"]] == 3 * [
         later
     ]
     expected["costs"]["epoch_s"] = expected.pop("epoch_s")
     for part in ("spent_gpu_s", "costs"):
-        assert found.pop(part) == pytest.approx(expected.pop(part))
+        assert numbers.pop(part) == pytest.approx(expected.pop(part))
     for number in ("seconds", "measured_s", "simulated_s"):
-        assert found.pop(number) == pytest.approx(expected.pop(number))
-    assert found == expected
+        assert numbers.pop(number) == pytest.approx(expected.pop(number))
+    assert numbers == expected
 
 
-def test_an_epoch_that_was_trained_again_has_one_point_in_the_curve_and_a_lost_one_none(run):
+def test_repeated_epoch_is_one_point_and_lost_epoch_none(run):
     run.events.write_text(as_text([*LOG, epoch(24.0, "a", 5, 10.0), epoch(24.0, "a", 2, 10.0)]))
     curve = read_report(run).losses[0]
     assert (curve.epochs, curve.values) == ((1, 2, 5), (1.0, 1 / 2, 1 / 5))
 
 
-def test_of_a_network_that_was_started_over_the_curve_is_the_new_one(run):
+def test_restarted_network_has_only_its_new_curve(run):
     run.events.write_text(
         as_text(
             [
@@ -78,15 +78,15 @@ def test_a_run_whose_data_has_changed_says_so(run):
     assert as_json(report.as_dict())["data_changes"] == [
         {"changes": ["photos: 12 files more in class cat"], "epochs": {"a": 2, "b<1>": 3, "c": 2}}
     ]
-    said = "photos: 12 files more in class cat (after epoch 2 of a, c; after epoch 3 of b<1>)"
-    assert said in report.data_changes
-    assert escape(said) in render(report)
+    note = "photos: 12 files more in class cat (after epoch 2 of a, c; after epoch 3 of b<1>)"
+    assert note in report.data_changes
+    assert escape(note) in render(report)
 
 
 def test_launches_side_by_side_are_launches_of_one_run(run):
-    other = RunPaths(run.root, "17").events
-    other.parent.mkdir()
-    other.write_text(as_text([*LOG[:2], epoch(24.0, "a", 3, 10.0)]))
+    second_log = RunPaths(run.root, "17").events
+    second_log.parent.mkdir()
+    second_log.write_text(as_text([*LOG[:2], epoch(24.0, "a", 3, 10.0)]))
     report = read_report(run)
     assert report.losses[0].epochs == (1, 2, 3)
     assert (report.account.launches, report.account.seconds) == (2, 47.0)
@@ -108,14 +108,14 @@ def test_a_log_whose_times_go_back_is_damaged(run):
     assert gc.isenabled()
 
 
-def test_a_table_for_people_has_the_best_of_thousands_and_says_how_many_it_leaves_out(run):
+def test_table_shows_best_networks_and_counts_the_rest(run):
     (waits,) = (row for row in read_report(run).rows if row.status is Status.WAITING)
     rows = [waits] * MAX_ROWS
     assert best_rows(rows) == (*leaderboard(rows), "")
-    headers, shown, left_out = best_rows([*rows, waits, replace(waits, status=Status.FAILED)])
-    assert (headers, shown) == leaderboard(rows)
+    headers, table_rows, left_out = best_rows([*rows, waits, replace(waits, status=Status.FAILED)])
+    assert (headers, table_rows) == leaderboard(rows)
     assert left_out == (
-        f"These are the best {MAX_ROWS} of {MAX_ROWS + 2} networks. All are in results.csv; left out here: "
+        f"These are the best {MAX_ROWS} of {MAX_ROWS + 2} networks. See results.csv for all; not shown: "
         "1 waiting, 1 failed."
     )
 
@@ -132,9 +132,9 @@ def test_the_mean_of_folds_is_no_network(run):
     assert counted.as_dict()["counts"] == {"networks": 18, "finished": 18, "failed": 0}
     assert "<b>18 of 18</b>" in render(counted)
     many = rows[:4] * 60
-    said = best_rows(many)[2]
-    assert said.startswith(f"These are the best {MAX_ROWS * 3 // 4} of 180 networks.")
-    assert said.endswith("left out here: 30 finished.")
+    note = best_rows(many)[2]
+    assert note.startswith(f"These are the best {MAX_ROWS * 3 // 4} of 180 networks.")
+    assert note.endswith("not shown: 30 finished.")
 
 
 def test_a_launch_that_is_alone_keeps_its_times_to_the_bit():

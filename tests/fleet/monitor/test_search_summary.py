@@ -68,11 +68,11 @@ def log_of_a_search():
     at_s, log = 0.0, [LoggedEvent(0.0, START)]
     for number, values in VALUES.items():
         name, parent = f"net-{number}", PARENTS.get(number)
-        asked = {RATE: 10.0 ** -(number + 1) if number < 4 else 7.0, "train.batch.size": 4}
+        drawn = {RATE: 10.0 ** -(number + 1) if number < 4 else 7.0, "train.batch.size": 4}
         wrong = "ask(4): outside" if number == 4 else ""
         log.append(
             LoggedEvent(
-                at_s, SearcherCalled("net", "ask", number, answer=asked, network=name, wrong=wrong)
+                at_s, SearcherCalled("net", "ask", number, answer=drawn, network=name, wrong=wrong)
             )
         )
         log.append(
@@ -82,7 +82,7 @@ def log_of_a_search():
                     name,
                     "net",
                     number,
-                    asked,
+                    drawn,
                     (1, None),
                     60,
                     wrong=wrong,
@@ -128,7 +128,8 @@ def test_the_best_so_far_and_its_line_of_descent(searched):
     search = read_report(searched).searches[0]
     assert (search.entry, search.monitor, search.is_larger_better) == ("net", "val_accuracy", True)
     assert [
-        (found.seconds, found.network, found.epoch, found.value) for found in search.improvements
+        (improvement.seconds, improvement.network, improvement.epoch, improvement.value)
+        for improvement in search.improvements
     ] == [
         (2.0, "net-0", 1, 0.3),
         (4.0, "net-0", 2, 0.4),
@@ -137,12 +138,12 @@ def test_the_best_so_far_and_its_line_of_descent(searched):
         (14.0, "net-3", 1, 0.7),
         (16.0, "net-3", 2, 0.9),
     ]
-    assert [one.network for one in search.ancestry] == ["net-3", "net-1"]
+    assert [trial.network for trial in search.ancestry] == ["net-3", "net-1"]
     assert search.summary == (
         "5 networks: 3 finished, 1 pruned, 1 failed. The best val_accuracy is 0.9, of net-3, "
         "from net-1 after epoch 2."
     )
-    assert [one.begins for one in search.trials] == [0, 0, 0, 2, 0]
+    assert [trial.begins for trial in search.trials] == [0, 0, 0, 2, 0]
 
 
 def test_what_was_pruned_after_how_many_epochs_and_by_whom(searched):
@@ -150,12 +151,12 @@ def test_what_was_pruned_after_how_many_epochs_and_by_whom(searched):
     assert [dict(zip(headers, row, strict=True)) for row in rows] == [
         {
             "epochs": 1,
-            "came": 4,
-            "went on": 3,
+            "reached": 4,
+            "continued": 3,
             "paused": 0,
             "pruned": 1,
             "by": "asha",
-            "which": "net-2",
+            "networks": "net-2",
         }
     ]
 
@@ -205,37 +206,42 @@ def test_the_page_draws_each_and_has_it_in_tables(searched):
     report = read_report(searched)
     page, charts = render(report), make_charts(report)
     assert (
-        "some came while the run went on, and a simulation knows only those of its beginning"
+        "some were added during the run, and a simulation only covers networks of its beginning"
         in page
     )
-    assert "What was pruned when" in page
+    assert "Pruning by epoch" in page
     search, names = charts["searches"][0], charts["networks"]
     assert (search["monitor"], [key["name"] for key in search["keys"]]) == (
         "val_accuracy",
         ["learning_rate", "batch.size"],
     )
-    assert [(names[who], *found) for who, *found in search["found"]][-1] == ("net-3", 16.0, 0.9, 2)
-    assert [(names[who], *found) for who, *found in search["tried"]][-1] == (
+    assert [(names[index], *improvement) for index, *improvement in search["found"]][-1] == (
+        "net-3",
+        16.0,
+        0.9,
+        2,
+    )
+    assert [(names[index], *improvement) for index, *improvement in search["tried"]][-1] == (
         "net-2",
         "pruned",
         0.1,
         [0.001, 0],
     )
     assert "net-3, finished, val_accuracy 0.9, from net-1 after epoch 2" in [
-        said for *_, said in search["descent"]["rows"]
+        label for *_, label in search["descent"]["rows"]
     ]
-    for place in ("best", "parallel", "keys", "descent"):
-        assert f'id="search-0-{place}"' in page
+    for chart in ("best", "parallel", "keys", "descent"):
+        assert f'id="search-0-{chart}"' in page
     assert '<tr data-network="net-2"><td>net-2</td><td>pruned</td><td class=number>0.1</td>' in page
 
 
 def test_a_search_without_a_value_says_so(searched):
     log = [moment for moment in log_of_a_search() if not isinstance(moment.event, EpochEnded)]
     searched.events.write_text(as_text(log))
-    assert "No network of it has a value yet." in render(read_report(searched))
+    assert "None of its networks has a value yet." in render(read_report(searched))
 
 
-def test_networks_that_were_added_from_outside_are_shown_by_what_differs_between_them(searched):
+def test_added_networks_are_shown_by_their_differences(searched):
     def entry(name, **of_optimizer):
         return {
             "family": "softmax",
@@ -258,18 +264,20 @@ def test_networks_that_were_added_from_outside_are_shown_by_what_differs_between
     searched.events.write_text(as_text(log))
     report = read_report(searched)
     assert [search.title for search in report.searches] == [
-        "The search of net",
-        "The networks that were added",
+        "Search of net",
+        "Networks added by commands",
     ]
     outside = report.searches[1]
-    assert [(one.network, one.number, dict(one.values), one.value) for one in outside.trials] == [
+    assert [
+        (trial.network, trial.number, dict(trial.values), trial.value) for trial in outside.trials
+    ] == [
         ("mine", 0, {RATE: 1.0}, 0.7),
         ("other", 1, {RATE: 0.1}, 0.95),
     ]
     assert (outside.monitor, outside.improvements[-1].network) == ("val_accuracy", "other")
     assert outside.space == {RATE: Range(0.1, 1.0)}
     page = render(report)
-    assert "The networks that were added" in page
+    assert "Networks added by commands" in page
     assert [key["name"] for key in make_charts(report)["searches"][1]["keys"]] == ["learning_rate"]
 
 
@@ -289,40 +297,40 @@ def test_a_run_without_a_search_shows_what_was_added_to_it(searched):
 
 def many(number, **changes):
     """A search of so many networks, whose values and rates are spread; the better half is finished."""
-    tried = tuple(
+    trials = tuple(
         SearchTrial(
-            f"net-{place}",
-            place,
-            {RATE: 10 ** -(1 + 3 * (place * 7919 % number) / number)},
-            Status.FINISHED if 2 * place < number else Status.PRUNED,
+            f"net-{index}",
+            index,
+            {RATE: 10 ** -(1 + 3 * (index * 7919 % number) / number)},
+            Status.FINISHED if 2 * index < number else Status.PRUNED,
             1,
-            1 - place / number,
+            1 - index / number,
             **changes,
         )
-        for place in range(number)
+        for index in range(number)
     )
     best = Improvement(1.0, "net-0", 1, 1.0)
     return SearchReport(
-        "net", "accuracy", True, {RATE: Range(1e-4, 0.1, log=True, integer=False)}, tried, (best,)
+        "net", "accuracy", True, {RATE: Range(1e-4, 0.1, log=True, integer=False)}, trials, (best,)
     )
 
 
 def test_a_searcher_that_has_only_answered_none_is_named(searched):
-    asked = [
+    calls = [
         LoggedEvent(float(number), SearcherCalled("net", "ask", 0, answer=None))
         for number in range(3)
     ]
-    began = [one for one in log_of_a_search() if isinstance(one.event, LaunchStarted)]
-    searched.events.write_text(as_text([*began, *asked]))
+    began = [logged for logged in log_of_a_search() if isinstance(logged.event, LaunchStarted)]
+    searched.events.write_text(as_text([*began, *calls]))
     report = read_report(searched)
     assert [search.summary for search in report.searches] == [
-        "The search of net has no networks: whenever its searcher random was asked for one, it answered None."
+        "The search of net has no networks: its searcher random never proposed a network."
     ]
     assert report.searches[0].summary in render(report)
 
 
-def test_a_searcher_whose_first_network_has_not_come_yet_has_not_answered_none(searched):
-    began = [one for one in log_of_a_search() if isinstance(one.event, LaunchStarted)]
+def test_pending_searcher_is_not_reported_as_empty(searched):
+    began = [logged for logged in log_of_a_search() if isinstance(logged.event, LaunchStarted)]
     searched.events.write_text(
         as_text([*began, LoggedEvent(1.0, SearcherCalled("net", "ask", 0, answer={}))])
     )
@@ -334,8 +342,8 @@ def test_a_searcher_whose_first_network_has_not_come_yet_has_not_answered_none(s
 
 def test_the_front_of_several_objectives_is_a_table_and_data(searched):
     objectives = "objectives: [{value: val_accuracy}, {value: epochs}, {value: rate}]"
-    searched.spec.write_text(SPEC.replace("most: 5", f"most: 5, {objectives}"))
-    told = [
+    searched.spec.write_text(SPEC.replace("max_trials: 5", f"max_trials: 5, {objectives}"))
+    events = [
         LoggedEvent(
             30.0,
             SearcherCalled(
@@ -344,14 +352,14 @@ def test_the_front_of_several_objectives_is_a_table_and_data(searched):
         )
         for number, value in ((0, (0.5, 3.0, 10.0)), (1, (0.6, 2.0, 9.0)), (3, (0.9, 2.0, 8.0)))
     ]
-    searched.events.write_text(as_text([*log_of_a_search(), *told]))
+    searched.events.write_text(as_text([*log_of_a_search(), *events]))
     search = read_report(searched).searches[0]
     assert search.objectives == (
         ("val_accuracy", "maximize"),
         ("epochs", "minimize"),
         ("rate", "maximize"),
     )
-    assert [one.network for one in search.pareto_front] == ["net-3", "net-1", "net-0"]
+    assert [trial.network for trial in search.pareto_front] == ["net-3", "net-1", "net-0"]
     headers, rows = front_table(search)
     assert headers[:5] == ["network", "status", "val_accuracy (max)", "epochs (min)", "rate (max)"]
     assert rows[0][:5] == ["net-3", "finished", "0.9", "2", "8"]

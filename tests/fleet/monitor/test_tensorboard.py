@@ -20,7 +20,7 @@ loader = pytest.importorskip("tensorboard.backend.event_processing.event_file_lo
 
 
 @pytest.mark.long
-def test_a_run_may_have_more_networks_than_a_process_may_have_open_files(tmp_path):
+def test_tensorboard_keeps_no_files_open(tmp_path):
     networks = spec(*({"family": "softmax", "name": name} for name in "ab")).by_name
     observer = TensorBoardObserver(RunPaths(tmp_path), networks)
     for number in (1, 2):
@@ -42,7 +42,7 @@ def test_a_run_may_have_more_networks_than_a_process_may_have_open_files(tmp_pat
     ]
 
 
-def test_the_plugin_of_hyper_parameters_knows_those_of_each_network(tmp_path):
+def test_hparams_plugin_reads_each_network(tmp_path):
     networks = spec(
         {
             "family": "cnn",
@@ -61,18 +61,18 @@ def test_the_plugin_of_hyper_parameters_knows_those_of_each_network(tmp_path):
         str(tmp_path / "tensorboard")
     )
     multiplexer.Reload()
-    found = {}
+    sessions = {}
     for name, tags in multiplexer.PluginRunToTagToContent("hparams").items():
         info = plugin_data_pb2.HParamsPluginData.FromString(
             tags["_hparams_/session_start_info"]
         ).session_start_info
         assert info.group_name == name
-        found[name] = {
+        sessions[name] = {
             key: getattr(value, value.WhichOneof("kind")) for key, value in info.hparams.items()
         }
-    assert sorted(found) == ["net-0", "net-1"]
+    assert sorted(sessions) == ["net-0", "net-1"]
     assert (
-        found["net-1"].items()
+        sessions["net-1"].items()
         >= {
             "model": "cnn",
             "filters": "[8, 16]",

@@ -58,40 +58,42 @@ EVENTS = [
     (START, "3 networks; 4 trainers, 1 preprocessor on 2 nodes; policy global"),
     (
         replace(START, finished=("a", "b")),
-        "3 networks, 2 of them done before; 4 trainers, 1 preprocessor on 2 nodes; policy global",
+        "3 networks, 2 of them already finished; 4 trainers, 1 preprocessor on 2 nodes; policy "
+        "global",
     ),
     (ev.RateMeasured("a", 1, 99.6, 1.0, 2, 5), "measured 2/5: a on 1 GPU: 100 samples/s"),
     (ev.RateMeasured("a", 2, 0.0, 1.0, 2, 5, "no room"), "measured 2/5: a on 2 GPUs: no room"),
-    (ev.ProfilingFinished(5, 75.0, {}), "rates known after 1 min 15 s"),
-    (ev.ProfilingFinished(0, 0.0, {}), "rates known, measured before"),
+    (ev.ProfilingFinished(5, 75.0, {}), "rates are known after 1 min 15 s"),
+    (ev.ProfilingFinished(0, 0.0, {}), "rates are known from earlier measurements"),
     (
         STREAM,
-        "input 100 samples/s by 2 preprocessors, the fastest network takes 201: training is the bottleneck",
+        "input 100 samples/s by 2 preprocessors, the fastest network consumes 201: training is "
+        "the bottleneck",
     ),
     (
         replace(STREAM, bottleneck="input"),
-        "input 100 samples/s by 2 preprocessors, the fastest network takes 201: input is the bottleneck "
-        "(more preprocessors: start more ranks, raise resources.preprocessors; or decode once: data.cache: memory, or "
-        "file)",
+        "input 100 samples/s by 2 preprocessors, the fastest network consumes 201: input is the "
+        "bottleneck (for more preprocessors, start more ranks or raise resources.preprocessors; "
+        "or decode once with data.cache: memory or file)",
     ),
     (
         replace(STREAM, of=5, policy="adaptive"),
-        "input 100 samples/s by 2 preprocessors, the fastest network takes 201: training is the bottleneck "
-        "(3 preprocessors of 5 could train instead); adaptive is faster where networks go at their own pace: "
-        "data.cache: memory, or data.order: ring",
+        "input 100 samples/s by 2 preprocessors, the fastest network consumes 201: training is "
+        "the bottleneck (3 preprocessors of 5 could train instead); adaptive is faster if "
+        "networks train at their own pace: data.cache: memory or data.order: ring",
     ),
     (
         replace(STREAM, bottleneck="input", kept=True, pace="own"),
-        "input 100 samples/s by 2 preprocessors, the fastest network takes 201: decoded in the first epoch, kept from "
-        "then on",
+        "input 100 samples/s by 2 preprocessors, the fastest network consumes 201: decoded in the "
+        "first epoch and then stored",
     ),
     (
         replace(STREAM, bottleneck="", demand_samples_per_s=0.0),
-        "input 100 samples/s by 2 preprocessors: training will show how much networks take",
+        "input 100 samples/s by 2 preprocessors: the rates of networks are not known yet",
     ),
     (
         replace(STREAM, bottleneck="", demand_samples_per_s=0.0, kept=True),
-        "input 100 samples/s by 2 preprocessors: decoded in the first epoch, kept from then on",
+        "input 100 samples/s by 2 preprocessors: decoded in the first epoch and then stored",
     ),
     (ev.RatesLoaded({}), ""),
     (
@@ -106,7 +108,8 @@ EVENTS = [
         ev.CacheChosen(
             "none", "auto", "order: ring is for data sets larger than the memory", 0, "stream"
         ),
-        "samples are prepared anew in every epoch: order: ring is for data sets larger than the memory",
+        "samples are prepared anew in every epoch: order: ring is for data sets larger than the "
+        "memory",
     ),
     (ev.RateLearned("a", 1, 238.0, 0.1, 10), ""),
     (ev.RatesEstimated({"a": (238.0,)}, 1), ""),
@@ -126,17 +129,17 @@ EVENTS = [
                 )
             },
         ),
-        "rates of 1 network found out 2 h 0 min to 3 days ago on node3, node7, spread up to 10%: rates.json; "
-        "--remeasure measures them anew",
+        "using cached rates of 1 network, measured 2 h 0 min to 3 days ago on node3, node7, "
+        "spread up to 10%: rates.json; use --remeasure to measure again",
     ),
     (
         ev.RateMismatch("a", 1, 238.0, 1348.0, 0.1, 40, True),
-        "WARNING: a on 1 GPU trains 1348 samples/s, and was taken to train 238: the cache of rates has the new rate now, "
-        "and later runs go by it; this launch corrects other wrong rates there without a message",
+        "WARNING: a on 1 GPU trains 1348 samples/s, but 238 were expected: the cache now has the "
+        "new rate for later runs; further corrections in this launch are not reported",
     ),
     (
         ev.RateMismatch("a", 1, 238.0, 1348.0, 0.1, 40, False),
-        "WARNING: a on 1 GPU trains 1348 samples/s, and was taken to train 238: correct schedule.rates",
+        "WARNING: a on 1 GPU trains 1348 samples/s, but 238 were expected: correct schedule.rates",
     ),
     (ev.PlanChanged((), 0.1), ""),
     (ev.RoundStarted(2, ("a", "b")), "round 2: a, b"),
@@ -156,112 +159,116 @@ EVENTS = [
         epoch(seconds=0.0, samples=0),
         "a epoch 2/9: loss 0.5000 75.00%, validation 0.2500 87.50% (0 samples/s)",
     ),
-    (ev.NetworkFinished("a", "9 epochs", 9), "a is done: 9 epochs"),
-    (ev.NetworkLeased("a", 3, 1, 40), "a is trained here from now on, after 1 epoch"),
+    (ev.NetworkFinished("a", "9 epochs", 9), "a is finished: 9 epochs"),
+    (ev.NetworkLeased("a", 3, 1, 40), "a continues in this launch after 1 epoch"),
     (ev.NetworkTested("a", 0.25, 0.9, 40, 1.5), "a on the test data: loss 0.2500 90.00%"),
     (ev.NetworkFailed("a", "no room", "Traceback"), "a FAILED: no room"),
     (ev.GroupStopped("a", 0.1), ""),
     (
         ev.TooLateToStart(("a", "b"), 5.0, 30.0),
-        "too late to start a, b: 5.0 s are left, but a group has taken 30.0 s to start",
+        "too late to start a, b: 5.0 s left, but groups took 30.0 s to start",
     ),
     (
         ev.SharingLearned((1.0, 1.6, 1.9), slots=4),
-        "2 networks on one GPU train 1.6 times as much as one, 3 networks 1.9 times: 3 pay",
+        "2 networks on one GPU train 1.6 times as fast as one, 3 networks 1.9 times: 3 pay off",
     ),
     (
         ev.SharingLearned((1.0, 1.6, 1.9), slots=3, bound="ranks"),
-        "2 networks on one GPU train 1.6 times as much as one, 3 networks 1.9 times: 3 pay; more may pay: start more "
-        "ranks",
+        "2 networks on one GPU train 1.6 times as fast as one, 3 networks 1.9 times: 3 pay off; "
+        "more may pay off: start more ranks",
     ),
     (
         ev.SharingLearned((1.0, 1.6), slots=2, device="core", bound="per_device"),
-        "2 networks on one core train 1.6 times as much as one: 2 pay; more may pay: raise resources.networks_per_gpu, and "
-        "start more ranks",
+        "2 networks on one core train 1.6 times as fast as one: 2 pay off; more may pay off: "
+        "raise resources.networks_per_gpu, and start more ranks",
     ),
     (
         ev.SharingLearned((1.0, 1.6, 1.9), bound="ranks"),
-        "2 networks on one GPU train 1.6 times as much as one, 3 networks 1.9 times: 3 pay; this run has 1 slot on each "
-        "GPU: start more ranks",
+        "2 networks on one GPU train 1.6 times as fast as one, 3 networks 1.9 times: 3 pay off; "
+        "this run has 1 slot per GPU: start more ranks",
     ),
     (
         ev.SupplyChanged(1190.04, 6936.0),
-        "the input gives 1190 samples/s, the fastest network could take 6936: no network is given devices that would only "
+        "the input gives 1190 samples/s, the fastest network could take 6936: no network is given "
+        "devices that would only "
         "wait for it",
     ),
     (
         ev.SupplyChanged(9000.0, 6936.0),
-        "the input gives 9000 samples/s, the fastest network could take 6936: it holds no network back",
+        "the input gives 9000 samples/s, the fastest network could take 6936: it holds no network "
+        "back",
     ),
     (
         ev.NetworkRetried("a", "out of memory", 0, 2, alone=True),
-        "a failed: out of memory; it trained beside others, and is tried again alone",
+        "a failed: out of memory; it shared a device, and is retried alone",
     ),
     (
         ev.NetworkRetried("a", "Stale file handle", 1, 2),
-        "a failed: Stale file handle; this may pass: retry 1 of 2",
+        "a failed: Stale file handle; this may be transient: retry 1 of 2",
     ),
     (
         ev.NetworkRolledBack("a", "last.h5 is torn", 3, 0),
-        "WARNING: a goes on after epoch 3: last.h5 is torn",
+        "WARNING: a continues after epoch 3: last.h5 is torn",
     ),
     (
         ev.NetworkRolledBack("a", "last.h5 is torn", 3, 0, finished=True),
-        "WARNING: a stays finished: last.h5 is torn; its best epoch is whole",
+        "WARNING: a stays finished: last.h5 is torn; its best epoch is intact",
     ),
     (ev.NetworkRolledBack("a", "both are torn", 0, 0), "WARNING: a starts over: both are torn"),
     (
         ev.ChangesAccepted("a", ("nets.py", "args"), 3),
-        "a goes on after epoch 3 with changed nets.py args",
+        "a continues after epoch 3 with changed nets.py args",
     ),
     (
         ev.DataChanged(("photos: 2 files more in class cat",), {"a": 3}),
-        "the data has changed, and networks go on with it: photos: 2 files more in class cat",
+        "the data has changed, and networks continue with it: photos: 2 files more in class cat",
     ),
     (
         ev.BestCheckpointDamaged("a", "best.h5 is torn; epoch 3 stands in"),
         "WARNING: a: best.h5 is torn; epoch 3 stands in",
     ),
     (ev.NetworkWarned("a", "its loss is not used"), "WARNING: a: its loss is not used"),
-    (ev.RankDied(3, 2), "rank 3 has died; the others go on"),
+    (ev.RankDied(3, 2), "rank 3 has died; the other ranks continue"),
     (
         ev.GroupFailed("a", 3, 0),
-        "a lost a rank, and goes back to its last checkpoint: after epoch 3",
+        "a lost a rank and resumes from its last checkpoint, after epoch 3",
     ),
     (
         ev.GroupFailed("a", 3, 70),
-        "a lost a rank, and goes back to its last checkpoint: after epoch 3, sample 70",
+        "a lost a rank and resumes from its last checkpoint, after epoch 3, sample 70",
     ),
     (ev.SampleSkipped("x.png", "torn", True), "skipped x.png: torn"),
     (ev.CommandReceived("1-here", "stop", ("a",)), ""),
     (
         ev.CommandReceived("1-here", "yield", ("a",), {"hosts": ["n3"], "within_s": 60.0}),
-        "asked for: n3, within 60.0 s",
+        "requested: release n3 within 60.0 s",
     ),
     (
         ev.NodesReleased("1-here", (2, 3), ("n3", "n4"), (4, 5), 3.14, has_ended=True),
-        "given back after 3.1 s: n3, n4; the processes there end",
+        "released after 3.1 s: n3, n4; the processes there end",
     ),
     (ev.SearcherCalled("net", "report", 7, 3, 0.81, answer="stop", network="net-7"), ""),
     (
         ev.SearcherFailed("net", "Ask(number=3) took longer than 1 min 0 s"),
-        "WARNING: the searcher of net is not called again: Ask(number=3) took longer than 1 min 0 s",
+        "WARNING: the searcher of net failed and will not be called again: Ask(number=3) took "
+        "longer than 1 min 0 s",
     ),
     (
         ev.TrackerFailed("wandb", "runs/a/track/wandb", "no room"),
-        "WARNING: track: wandb is not written, and the run goes on without it: no room; fleet export writes the same "
-        "later",
+        "WARNING: trackers: cannot write wandb, continuing without it: no room; fleet export can "
+        "write the same later",
     ),
     (
         ev.ReplayDiffered(
             "net", "a replayed answer differs: Ask(number=1) was answered by 3, and now by 4"
         ),
-        "WARNING: net: a replayed answer differs: Ask(number=1) was answered by 3, and now by 4; what was logged holds",
+        "WARNING: net: a replayed answer differs: Ask(number=1) was answered by 3, and now by 4; "
+        "using the logged answer",
     ),
     (ev.SearcherStarted("net", {"max_trials": 3}), ""),
     (
         ev.SearcherStarted("net", {"max_trials": 4}, "max_trials was 3 and is 4"),
-        "the search of net goes on with other settings: max_trials was 3 and is 4",
+        "the search of net continues with other settings: max_trials was 3 and is 4",
     ),
     (
         ev.EarlierRunRead("net", "runs/a", 3, {"dropout has no value": 2}),
@@ -277,19 +284,19 @@ EVENTS = [
     ),
     (ev.NetworkAdded("cnn", "", -1, {}, (1, None), 9), "cnn is new"),
     (ev.NetworkAdded("net-9", "net", 9, {"width": 0}, (1, None), 9, wrong="too narrow"), ""),
-    (ev.NetworkVerdict("a", 3, "pause", ("asha",)), "a is paused after 3 epochs: asha"),
+    (ev.NetworkVerdict("a", 3, "pause", ("asha",)), "a is paused after 3 epochs (by asha)"),
     (
         ev.NetworkVerdict("a", 1, "stop", ("asha", "searcher")),
-        "a is pruned after 1 epoch: asha and searcher",
+        "a is pruned after 1 epoch (by asha and searcher)",
     ),
-    (ev.NetworkVerdict("a", 3, "go_on", ("user",)), "a goes on after 3 epochs: user"),
+    (ev.NetworkVerdict("a", 3, "go_on", ("user",)), "a continues after 3 epochs (by user)"),
     (
         ev.LaunchInterrupted("SIGTERM came"),
-        "SIGTERM came: finishing the step, saving, and stopping; the same command resumes it",
+        "SIGTERM came: finishing the step, saving, and stopping; run the same command to resume",
     ),
     (
         ev.LaunchInterrupted("SIGTERM came", replay=True),
-        "SIGTERM came: stopping; a replay cannot be resumed, the same command starts it over",
+        "SIGTERM came: stopping; a replay cannot be resumed, so the same command starts it over",
     ),
     (ev.LaunchEnded(0, 1.0, 1), ""),
 ]
@@ -321,7 +328,7 @@ def run():
     return RunState(spec({"family": "softmax", "name": "a"}, train={"stopping": {"max_epochs": 9}}))
 
 
-def test_a_batch_log_has_a_line_for_each_thing_that_happens_with_its_time(run):
+def test_plain_view_prints_a_dated_line_per_event(run):
     out = io.StringIO()
     view = Shown(run, PlainView(run, out))
     for event, _ in EVENTS:
@@ -338,7 +345,7 @@ def test_the_live_table_follows_networks_from_start_to_end(run, monkeypatch):
     screen = io.StringIO()
     view = Shown(run, LiveView(run, screen))
 
-    def shown():
+    def screen_text():
         view.view._live.refresh()
         return screen.getvalue().split("network")[-1]
 
@@ -346,14 +353,14 @@ def test_the_live_table_follows_networks_from_start_to_end(run, monkeypatch):
         first_epoch = [event for event, _ in EVENTS].index(EPOCH)
         for event, _ in EVENTS[:first_epoch]:
             view.on_event(event)
-        assert "0/9" in shown()
+        assert "0/9" in screen_text()
         view.on_event(EPOCH)
         view.on_pace("a", 300, 50.0)
         view.on_pace("unknown", 300, 50.0)
-        assert "2/9" in shown()
-        assert "87.50%" in shown()
+        assert "2/9" in screen_text()
+        assert "87.50%" in screen_text()
         view.on_event(ev.GroupStopped("a", 0.1))
-        assert "2/9" not in shown()
+        assert "2/9" not in screen_text()
         for event, _ in EVENTS[first_epoch + 3 :]:
             view.on_event(event)
     finally:
@@ -375,40 +382,40 @@ def live(run, monkeypatch):
     view = Shown(run, LiveView(run, screen))
     view.on_event(START)
 
-    def shown():
+    def screen_text():
         view.view._live.refresh()
         return screen.getvalue().split("network")[-1]
 
-    yield view, shown
+    yield view, screen_text
     view.view.close()
 
 
-def test_the_live_table_goes_on_counting_epochs_where_a_network_goes_on(live):
-    view, shown = live
+def test_live_table_continues_epochs_of_resumed_network(live):
+    view, screen_text = live
     view.on_event(GROUP)
-    assert "4/9" in shown()
+    assert "4/9" in screen_text()
     view.on_event(epoch(epoch=5))
     view.on_event(ev.GroupStopped("a", 0.1))
     view.on_event(GROUP)
-    assert "5/9" in shown()
+    assert "5/9" in screen_text()
     view.on_event(ev.GroupFailed("a", 3, 0))
     view.on_event(GROUP)
-    assert "3/9" in shown()
+    assert "3/9" in screen_text()
 
 
 def test_the_live_table_knows_how_long_the_first_epoch_is(live):
-    view, shown = live
+    view, screen_text = live
     view.on_event(GROUP)
     view.on_pace("a", 150, 50.0)
-    assert "9.5 s" in shown()  # of 2 s an epoch, 4.75 are left
+    assert "9.5 s" in screen_text()  # of 2 s an epoch, 4.75 are left
 
 
-def test_without_validation_data_the_live_table_shows_no_accuracy_of_it(live):
-    view, shown = live
+def test_live_table_without_validation_shows_no_accuracy(live):
+    view, screen_text = live
     view.on_event(GROUP)
     view.on_event(epoch(val_loss=math.nan, val_accuracy=math.nan))
-    assert "0.5000" in shown()
-    assert "nan" not in shown()
+    assert "0.5000" in screen_text()
+    assert "nan" not in screen_text()
 
 
 class Full(io.StringIO):
@@ -449,23 +456,23 @@ def test_nobody_waits_for_a_terminal_that_has_gone(monkeypatch):
 
 def tell_all(*events):
     """What is told of events, one after the other."""
-    run, told = RunState(), []
+    run, lines = RunState(), []
     for event in events:
         run.apply(0.0, event)
-        told.append(format_event(event, run))
-    return told
+        lines.append(format_event(event, run))
+    return lines
 
 
-def test_that_rates_in_the_cache_were_wrong_is_said_once_a_launch():
+def test_wrong_cached_rates_are_reported_once_per_launch():
     wrong = ev.RateMismatch("a", 1, 238.0, 1348.0, 0.1, 40, True)
-    told = tell_all(START, wrong, replace(wrong, network="b"), START, wrong)
-    assert [bool(line) for line in told] == [True, True, False, True, True]
+    lines = tell_all(START, wrong, replace(wrong, network="b"), START, wrong)
+    assert [bool(line) for line in lines] == [True, True, False, True, True]
 
 
-def test_rates_of_a_file_are_each_told_of_that_should_be_corrected():
+def test_wrong_rates_of_a_file_are_each_reported():
     wrong = ev.RateMismatch("a", 1, 238.0, 1348.0, 0.1, 40, False)
-    _, *told = tell_all(START, wrong, replace(wrong, network="b"))
-    assert all(line.endswith("correct schedule.rates") for line in told)
+    _, *lines = tell_all(START, wrong, replace(wrong, network="b"))
+    assert all(line.endswith("correct schedule.rates") for line in lines)
 
 
 @pytest.mark.parametrize("device", ["core", "trainer"])

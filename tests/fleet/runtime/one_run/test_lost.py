@@ -80,7 +80,7 @@ def test_a_network_whose_newest_checkpoint_was_deleted_says_from_which_epoch_it_
     (event,) = runner.events(ev.NetworkRolledBack)
     assert (event.network, event.epochs) == ("n0", left)
     assert event.damage.startswith(f"{runner.prepared.paths.last('n0')} is missing")
-    assert "WARNING: n0 goes on after epoch" in capsys.readouterr().out
+    assert "WARNING: n0 continues after epoch" in capsys.readouterr().out
     runner.check_epochs()
 
 
