@@ -41,7 +41,7 @@ def add_line(file: io.FileIO, path: Path, record: Any) -> None:
 
     def write() -> None:
         nonlocal line
-        with storage_errors(path, size=len(line)):
+        with storage_errors(path, len(line)):
             while line:  # a disk that has just filled up takes a part, and refuses the rest
                 line = line[file.write(line) :]
 

@@ -203,7 +203,7 @@ def test_a_dry_run_says_who_would_give_nodes_back(made_up, capsys):
         "    0.0 min  job 3 of me: releases nodes: 2 of 3 (its comment says that it can)",
         "    0.0 min  plan: 2 nodes, 0.3 node-hours are lost",
         "    9.0 min  job 1 of me: is stopped: it loses least (requeue and hold for a while, or cancel if Slurm "
-        "refuses that)",
+        "refuses)",
     ]
 
 
@@ -597,7 +597,7 @@ def test_eviction_dry_run_lists_steps_and_does_nothing(made_up, capsys):
         "    0.0 min  plan: 4 nodes, 0.3 node-hours are lost\n"
         "    0.0 min  job 1 of me: saves, until minute 2.0 (signal B:USR2)\n"
         "    9.0 min  job 3 of me: is stopped: it loses least (requeue and hold for a while, or cancel if "
-        "Slurm refuses that)\n"
+        "Slurm refuses)\n"
         "Nothing was done: --yes carries this out.\n"
     )
     assert made_up.acts == []
