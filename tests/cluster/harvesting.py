@@ -77,7 +77,7 @@ class NodeTime:
     """Seconds of all nodes while others came and went.
 
     Attributes:
-        others: that they had, or that were being taken back for them.
+        other_users: that they had, or that were being taken back for them.
         waiting: that no job had.
         starting: of our jobs, until the first step of a launch.
         training: that groups of ranks trained.
@@ -85,7 +85,7 @@ class NodeTime:
         departures: how often a node went over to others.
     """
 
-    others: float = 0.0
+    other_users: float = 0.0
     waiting: float = 0.0
     starting: float = 0.0
     training: float = 0.0
@@ -161,7 +161,7 @@ class Show:
     folder: Path
     content: dict
     variables: dict = field(default_factory=lambda: {"FLEET_LEASE": "6s"})
-    most: int = len(NODES)
+    max_jobs: int = len(NODES)
     first: int = len(NODES)
 
     def __post_init__(self):
@@ -180,7 +180,7 @@ class Show:
             "--nodes-per-job=1",
             "--ranks-per-node=2",
             "--backlog=2",
-            f"--max-jobs={self.most}",
+            f"--max-jobs={self.max_jobs}",
             "--idle-timeout=20s",
             "--walltime=1h",
             "--",
@@ -196,7 +196,7 @@ class Show:
             patience_s,
         )
         watch = Watch(self.slurm)
-        begun = time.time()
+        started = time.time()
         self._let_others_come(script)
         ended = time.time()
         watch.stop()
@@ -207,7 +207,7 @@ class Show:
             patience_s,
         )
         self.slurm.wait_until("no job is left", self._is_over, self.report, patience_s)
-        return self._came(watch.looks, begun, ended)
+        return self._came(watch.looks, started, ended)
 
     def epochs(self):
         """What has been trained so far, as often as it was."""
@@ -246,12 +246,12 @@ class Show:
             )
         time.sleep(max(0.0, began + script.seconds - time.monotonic()))
 
-    def _came(self, looks, begun, ended):
+    def _came(self, looks, started, ended):
         noted = list(read_lines(self.paths.harvest_log))
-        cut = sum(one["event"] == "begun" for one in noted) - sum(
-            one["event"] == "ended" and not one.get("warning") for one in noted
+        cut = sum(job["event"] == "begun" for job in noted) - sum(
+            job["event"] == "ended" and not job.get("warning") for job in noted
         )
-        looks = [look for look in looks if begun <= look.at <= ended]
+        looks = [look for look in looks if started <= look.at <= ended]
         spent = node_time(looks, self.paths)
         samples, predicted = self._trained(looks, spent)
         return Came(
@@ -260,27 +260,27 @@ class Show:
 
     def _trained(self, looks, spent):
         """Samples that were trained while somebody looked, and what the replay says of the same nodes."""
-        begun, ended = looks[0].at, looks[-1].at
+        started, ended = looks[0].at, looks[-1].at
         first = {}
         for at, event in dated(self.paths):
             if isinstance(event, EpochEnded):
                 first.setdefault((event.network, event.record.epoch), (at, event.record))
-        done = [record.samples for at, record in first.values() if begun <= at <= ended]
-        left = defaultdict(float)
+        done = [record.samples for at, record in first.values() if started <= at <= ended]
+        end_s = defaultdict(float)
         for (network, _), (at, record) in first.items():
-            left[network] += record.samples if at >= begun else 0
+            end_s[network] += record.samples if at >= started else 0
         rate = statistics.median(record.samples / record.seconds for _, record in first.values())
         epoch_s = statistics.median(record.seconds for _, record in first.values())
         curve = RateCurve((1,), (rate,))
         # A departure costs a start, and what was under way: half an epoch, on average.
         jobs = tuple(
             TrainerJob(name, 0.0, total, curve, Trainer(curve, down_s=spent.start_s + epoch_s / 2))
-            for name, total in sorted(left.items())
+            for name, total in sorted(end_s.items())
             if total
         )
         settings = Settings(horizon_s=60.0, max_parallel=len(NODES), completions_are_events=True)
-        told = replay(trace_of(looks), jobs, settings)
-        return sum(done), sum(trainer.samples for trainer in told.trainers)
+        epochs_seen = replay(trace_of(looks), jobs, settings)
+        return sum(done), sum(trainer.samples for trainer in epochs_seen.trainers)
 
 
 class Watch:
@@ -313,12 +313,12 @@ def owners_of(text):
     >>> owners_of("7|low|R|n1\\n8|high|R|n[2-3]\\n9|low|CG|n4\\n6|low|PD|\\n")
     {'n1': ('low', '7'), 'n2': ('high', '8'), 'n3': ('high', '8'), 'n4': ('high', '9')}
     """
-    found = {}
+    owners = {}
     for job, partition, state, nodes in (line.strip().split("|") for line in text.splitlines()):
         if state in ("R", "CF", "CG", "S"):
             for node in hosts(nodes):
-                found.setdefault(node, (OTHERS if state == "CG" else partition, job))
-    return dict(sorted(found.items()))
+                owners.setdefault(node, (OTHERS if state == "CG" else partition, job))
+    return dict(sorted(owners.items()))
 
 
 def hosts(listed):
@@ -350,7 +350,7 @@ class Worked:
 
 def worked(log):
     """The launches of a log."""
-    found = []
+    spans = []
     for launch in timeline.place_launches(read_events(log)):
         began = launch.start.date - launch.lines[0].t_s
         records = timeline.replay_log(launch.lines).records
@@ -364,10 +364,10 @@ def worked(log):
             elif record.event == "stopped":
                 stints.append((since.pop(record.network), began + record.t_s))
         stints += [(start, began + launch.lines[-1].t_s) for start in since.values()]
-        found.append(
+        spans.append(
             Worked(launch.start.date, first, [(max(first, start), end) for start, end in stints])
         )
-    return found
+    return spans
 
 
 def node_time(looks, paths):
@@ -384,7 +384,7 @@ def node_time(looks, paths):
             partition, job = now.owners.get(node, (NOBODY, ""))
             seconds = then.at - now.at
             if partition == OTHERS:
-                spent.others += seconds
+                spent.other_users += seconds
             elif partition == NOBODY:
                 spent.waiting += seconds
             else:
@@ -399,7 +399,7 @@ def node_time(looks, paths):
 def _divide(spent, start, end, since, launches):
     """The seconds of a node that a job of ours had, from ``since`` on."""
     # A job that was put back into the queue has several launches; one that is starting has none in the log yet.
-    launch = next((one for one in reversed(launches) if one.began <= end), None)
+    launch = next((span for span in reversed(launches) if span.began <= end), None)
     if launch is None or launch.began < since - 1:
         first_step, stints = end, []
     else:

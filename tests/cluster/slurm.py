@@ -159,12 +159,12 @@ class Slurm:
 
     def rank_of(self, job, rank):
         """The process of one rank of a job's launch."""
-        wanted = {
+        pattern = {
             f"SLURM_CONF={self.configuration}",
             f"SLURM_JOB_ID={job}",
             f"OMPI_COMM_WORLD_RANK={rank}",
         }
-        return next(pid for pid, variables in environments() if wanted <= variables)
+        return next(pid for pid, variables in environments() if pattern <= variables)
 
     def wait_for(self, job):
         """Wait for the end of a job; the test fails when it does not come."""
@@ -178,7 +178,7 @@ class Slurm:
 
     # ---- waiting ----
 
-    def wait_until(self, what, condition, report=lambda: "", seconds=_PATIENCE_S):
+    def wait_until(self, label, condition, report=lambda: "", seconds=_PATIENCE_S):
         """Wait for something; the test fails when it does not come, with all that the cluster says.
 
         Args:
@@ -186,7 +186,7 @@ class Slurm:
             report: what else there is to say.
         """
         if not _is_reached(condition, seconds):
-            pytest.fail(f"after {seconds} s it is not so that {what}\n{report()}\n{self.report()}")
+            pytest.fail(f"after {seconds} s it is not so that {label}\n{report()}\n{self.report()}")
 
     def report(self):
         """The queue, the nodes, and the ends of all logs."""
@@ -347,15 +347,15 @@ class Slurm:
 
     def _processes(self, node=None):
         """What the servers have started, on one node or on all: it has our configuration in its environment."""
-        wanted = {f"SLURM_CONF={self.configuration}"} | (
+        pattern = {f"SLURM_CONF={self.configuration}"} | (
             {f"SLURMD_NODENAME={node}"} if node else set()
         )
-        return [pid for pid, variables in environments() if wanted <= variables]
+        return [pid for pid, variables in environments() if pattern <= variables]
 
     def _step_daemons(self, pids):
         """The slurmstepd that are parents of some processes: nothing in their environment names the node."""
-        ours, parents = set(self._processes()), {_parent(pid) for pid in pids}
-        return [pid for pid in ours & parents if _command(pid).startswith("slurmstepd")]
+        own_pids, parents = set(self._processes()), {_parent(pid) for pid in pids}
+        return [pid for pid in own_pids & parents if _command(pid).startswith("slurmstepd")]
 
     # ---- commands ----
 
@@ -401,8 +401,8 @@ def shared_memory(pid="self"):
 
 
 def _parent(pid):
-    found = re.search(r"PPid:\s+(\d+)", _read(pid, "status"))
-    return int(found[1]) if found else None
+    match = re.search(r"PPid:\s+(\d+)", _read(pid, "status"))
+    return int(match[1]) if match else None
 
 
 def _command(pid):
@@ -436,9 +436,9 @@ def _is_reached(condition, seconds):
 
 def _free_ports(count):
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
+    ports = [number.getsockname()[1] for number in sockets]
+    for number in sockets:
+        number.close()
     return ports
 
 

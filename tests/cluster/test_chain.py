@@ -123,7 +123,7 @@ def ensemble(slurm, tmp_path):
     return Ensemble(slurm, tmp_path)
 
 
-def test_a_walltime_that_is_too_short_warns_the_job_and_another_finishes(ensemble):
+def test_chain_continues_after_a_short_walltime(ensemble):
     # Slurm looks every half a minute, and warns where the time would be less when it looks again: after 30 to 60 s.
     ensemble.submit("--warn=60s", walltime="2min")
     ensemble.slurm.wait_until("a job has stopped", ensemble.stops, ensemble.report)
@@ -140,7 +140,7 @@ def test_a_walltime_that_is_too_short_warns_the_job_and_another_finishes(ensembl
     ensemble.check()
 
 
-def test_a_signal_to_the_batch_script_stops_the_job_and_another_finishes(ensemble):
+def test_chain_continues_after_a_signal_to_the_script(ensemble):
     ensemble.submit()
     ensemble.wait_until_it_trains()
     ensemble.slurm.call("scancel", "--batch", "--signal=TERM", ensemble.job)
@@ -153,17 +153,17 @@ def test_a_signal_to_the_batch_script_stops_the_job_and_another_finishes(ensembl
     ensemble.check()
 
 
-def test_a_job_that_is_preempted_is_followed_by_another_and_no_failure_is_counted(ensemble):
+def test_chain_counts_no_failure_for_a_preempted_job(ensemble):
     ensemble.submit("--retries=0")
     ensemble.wait_until_it_trains()
-    other = ensemble.slurm.submit("#!/bin/sh\n", "--partition=high", "--nodes=4", "--exclusive")
-    assert ensemble.slurm.wait_for(other).state == "COMPLETED"
+    second = ensemble.slurm.submit("#!/bin/sh\n", "--partition=high", "--nodes=4", "--exclusive")
+    assert ensemble.slurm.wait_for(second).state == "COMPLETED"
     ensemble.wait_for_end()
     assert len(ensemble.stops()) == 2, ensemble.report()
     ensemble.check(again=len(MODELS))
 
 
-def test_a_job_whose_node_dies_goes_on_elsewhere_from_its_checkpoints(ensemble):
+def test_chain_continues_after_the_death_of_a_node(ensemble):
     ensemble.submit()
     ensemble.wait_until_it_trains()
     ensemble.slurm.take_down(ensemble.nodes()[1])
@@ -173,7 +173,7 @@ def test_a_job_whose_node_dies_goes_on_elsewhere_from_its_checkpoints(ensemble):
     ensemble.check_replays()
 
 
-def test_a_job_whose_first_node_dies_with_its_script_is_started_again_by_slurm(ensemble):
+def test_slurm_restarts_a_job_whose_first_node_dies(ensemble):
     ensemble.submit()
     ensemble.wait_until_it_trains()
     ensemble.slurm.take_down(ensemble.nodes()[0])
@@ -182,12 +182,12 @@ def test_a_job_whose_first_node_dies_with_its_script_is_started_again_by_slurm(e
     ensemble.check(again=len(MODELS))
 
 
-def test_a_chain_that_is_ended_by_its_user_saves_and_no_job_follows_until_it_is_handed_in_again(
+def test_end_saves_and_stops_a_chain_until_it_is_submitted_again(
     ensemble,
 ):
     ensemble.submit()
     ensemble.wait_until_it_trains()
-    said = ensemble.slurm.call(
+    message = ensemble.slurm.call(
         sys.executable,
         "-m",
         "fleet",
@@ -196,7 +196,7 @@ def test_a_chain_that_is_ended_by_its_user_saves_and_no_job_follows_until_it_is_
         str(ensemble.paths.root),
         PYTHONPATH=str(ROOT),
     )
-    assert f"{ensemble.job} told to save and to end" in said
+    assert f"{ensemble.job} told to save and to end" in message
     assert (
         ensemble.slurm.wait_for(ensemble.job).state == "FAILED"
     )  # with 75, as a job that is stopped

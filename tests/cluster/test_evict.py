@@ -49,7 +49,7 @@ def check_begun(slurm, record, urgent):
     assert slurm.wait_for(urgent).state == "COMPLETED"
 
 
-def test_three_of_four_ensembles_save_and_go_on_once_an_urgent_job_has_begun(slurm, tmp_path):
+def test_evict_stops_three_of_four_runs_until_the_job_starts(slurm, tmp_path):
     slurm.clean()
     ensembles = [Ensemble(slurm, tmp_path / name, nodes=1) for name in "abcd"]
     for ensemble in ensembles:
@@ -68,11 +68,11 @@ def test_three_of_four_ensembles_save_and_go_on_once_an_urgent_job_has_begun(slu
     )
     check_begun(slurm, record, urgent)
     done = acts(record)
-    saved = {job for what, job in done if what == "save"}
+    saved = {job for text, job in done if text == "save"}
     assert len(saved) == 3
-    for what in ("freed", "hold", "release"):
-        assert {job for also, job in done if also == what} == saved
-    assert not {"stop", "deaf", "ended", "refused"} & {what for what, _ in done}
+    for text in ("freed", "hold", "release"):
+        assert {job for also, job in done if also == text} == saved
+    assert not {"stop", "deaf", "ended", "refused"} & {text for text, _ in done}
     free, end = (
         note["time"] - record[0]["time"] for note in record if note["what"] in ("free", "end")
     )
@@ -85,11 +85,11 @@ def test_three_of_four_ensembles_save_and_go_on_once_an_urgent_job_has_begun(slu
         )
 
 
-def test_an_ensemble_saves_a_deaf_job_is_requeued_and_an_urgent_one_starts(slurm, tmp_path):
+def test_evict_saves_a_run_and_requeues_an_unresponsive_job(slurm, tmp_path):
     slurm.clean()
     ensemble = Ensemble(slurm, tmp_path)
     ensemble.submit("--warn=30s")
-    deaf, plain = (
+    unresponsive, plain = (
         slurm.submit(script, "--nodes=1", "--exclusive", "--requeue") for script in (DEAF, PLAIN)
     )
     ensemble.wait_until_it_trains()
@@ -103,7 +103,7 @@ def test_an_ensemble_saves_a_deaf_job_is_requeued_and_an_urgent_one_starts(slurm
         rf"job {ensemble.job} of root: saves, until minute .* \(signal B:USR2\)", printed
     )
     assert record == []
-    assert [slurm.state(job) for job in (ensemble.job, deaf, plain)] == ["RUNNING"] * 3
+    assert [slurm.state(job) for job in (ensemble.job, unresponsive, plain)] == ["RUNNING"] * 3
 
     _, record = evict(
         slurm,
@@ -118,21 +118,21 @@ def test_an_ensemble_saves_a_deaf_job_is_requeued_and_an_urgent_one_starts(slurm
     done = acts(record)
     assert ("save", ensemble.job) in done
     assert ("freed", ensemble.job) in done
-    assert ("deaf", deaf) in done
-    assert [what for what, _ in done].count("stop") == 1  # the cheaper of the two others
+    assert ("deaf", unresponsive) in done
+    assert [text for text, _ in done].count("stop") == 1  # the cheaper of the two others
     check_begun(slurm, record, urgent)
-    (stopped,) = (job for what, job in done if what == "stop")
-    assert {job for what, job in done if what == "hold"} == {
+    (stopped,) = (job for text, job in done if text == "stop")
+    assert {job for text, job in done if text == "hold"} == {
         ensemble.job,
         stopped,
     }  # or they would have been first
-    assert {job for what, job in done if what == "release"} == {ensemble.job, stopped}
+    assert {job for text, job in done if text == "release"} == {ensemble.job, stopped}
     ensemble.wait_for_end()
     assert 75 in [stop.get("status") for stop in ensemble.stops()]
     assert (
         len(ensemble.epochs()) == len(set(ensemble.epochs())) == 2 * PLANNED
     )  # it went on, and trained none twice
-    for job in (deaf, plain):
+    for job in (unresponsive, plain):
         slurm.cancel(job)
 
 
@@ -189,9 +189,7 @@ def harvest(slurm, tmp_path):
     show.end()
 
 
-def test_a_harvest_that_would_take_the_nodes_at_once_leaves_them_to_the_urgent_job(
-    slurm, harvest, tmp_path
-):
+def test_evict_keeps_freed_nodes_from_a_harvest(slurm, harvest, tmp_path):
     queued = set(harvest.jobs("PENDING"))
     urgent = slurm.submit(
         "#!/bin/sh\nsleep 5\n", "--nodes=2", "--exclusive"
@@ -208,20 +206,18 @@ def test_a_harvest_that_would_take_the_nodes_at_once_leaves_them_to_the_urgent_j
     print(printed)
     check_begun(slurm, record, urgent)
     done = acts(record)
-    saved = {job for what, job in done if what == "save"}
+    saved = {job for text, job in done if text == "save"}
     assert len(saved) == 2
-    assert not {"stop", "deaf", "ended", "refused", "taken"} & {what for what, _ in done}
-    held = {job for what, job in done if what == "hold"}
-    assert queued <= held
-    assert held == {job for what, job in done if what == "release"}
+    assert not {"stop", "deaf", "ended", "refused", "taken"} & {text for text, _ in done}
+    lease = {job for text, job in done if text == "hold"}
+    assert queued <= lease
+    assert lease == {job for text, job in done if text == "release"}
     slurm.wait_until(
         "the harvest has all nodes again", lambda: len(harvest.jobs("RUNNING")) == 4, harvest.report
     )
 
 
-def test_what_an_eviction_held_that_was_killed_is_named_and_released_by_the_next(
-    slurm, harvest, tmp_path
-):
+def test_evict_releases_jobs_held_by_a_killed_eviction(slurm, harvest, tmp_path):
     record = tmp_path / "record"
     urgent = slurm.submit("#!/bin/sh\nsleep 5\n", "--nodes=4", "--exclusive", "--begin=now+1hour")
     words = (
@@ -262,7 +258,7 @@ def test_what_an_eviction_held_that_was_killed_is_named_and_released_by_the_next
     assert "JobHeldUser" not in slurm.call("squeue", "--noheader", "--format=%r")
 
 
-def test_a_successor_of_another_id_waits_until_the_urgent_job_has_begun(slurm, tmp_path):
+def test_evict_holds_a_successor_until_the_urgent_job_starts(slurm, tmp_path):
     slurm.clean()
     ensembles = [Ensemble(slurm, tmp_path / name, nodes=1) for name in "abcd"]
     site = tmp_path / "site.yaml"
@@ -285,13 +281,13 @@ def test_a_successor_of_another_id_waits_until_the_urgent_job_has_begun(slurm, t
     )
     check_begun(slurm, record, urgent)
     done = acts(record)
-    assert not {"stop", "taken"} & {what for what, _ in done}
-    saved = {job for what, job in done if what == "save"}
+    assert not {"stop", "taken"} & {text for text, _ in done}
+    saved = {job for text, job in done if text == "save"}
     following = {
         stop["next"] for ensemble in ensembles for stop in ensemble.stops() if stop["next"]
     }
     assert len(saved) == len(following) == 2
-    assert {job for what, job in done if what == "hold"} == following
+    assert {job for text, job in done if text == "hold"} == following
     for ensemble in ensembles:
         ensemble.job = ensemble.stops()[-1]["next"] if ensemble.stops() else ensemble.job
         ensemble.wait_for_end()

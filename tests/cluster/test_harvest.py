@@ -23,9 +23,9 @@ SEEDS = (1, 2, 3)  # of the full show
 def emulated(folder, networks, epochs, time_scale=1.0):
     """Networks that sleep, each at a pace of its own."""
     folder.mkdir(exist_ok=True)
-    each = epochs if isinstance(epochs, list) else [epochs] * networks
+    rate = epochs if isinstance(epochs, list) else [epochs] * networks
     models = [
-        {"name": f"net{number}", "rates": [90.0 + 2 * number], "epochs": each[number]}
+        {"name": f"net{number}", "rates": [90.0 + 2 * number], "epochs": rate[number]}
         for number in range(networks)
     ]
     rates = folder / "rates.json"
@@ -84,7 +84,7 @@ def check_equal(came, alone, within):
     assert losses(came.rows) == pytest.approx(losses(alone), rel=within)
 
 
-def test_a_harvest_on_nodes_that_others_take_back_loses_no_network(slurm, tmp_path):
+def test_harvest_loses_no_network_to_preemption(slurm, tmp_path):
     networks, epochs = 6, 30
     show = Show(slurm, tmp_path, emulated(tmp_path, networks, epochs), first=1)
     came = show.run(Script(5, 60, (1, 3), (3, 9), (3, 9)))
@@ -93,10 +93,10 @@ def test_a_harvest_on_nodes_that_others_take_back_loses_no_network(slurm, tmp_pa
     check_equal(came, undisturbed(alone, emulated(alone, networks, epochs, 0.01)), 1e-9)
 
 
-def begin(show, *options, beside=()):
+def begin(show, *options, more_specs=()):
     """Hand in the first jobs of a show without others, and of shows beside it."""
     show.slurm.clean()
-    specs = [str(Launcher(one.folder).write(one.content)) for one in (show, *beside)]
+    specs = [str(Launcher(entry.folder).write(entry.content)) for entry in (show, *more_specs)]
     show.slurm.call(
         sys.executable,
         "-m",
@@ -119,16 +119,16 @@ def end(show, epochs):
     """Wait for the end; all networks are done, and the last launch has said that the harvest is over."""
     show.slurm.wait_until("no job is left", show._is_over, show.report)
     assert {row.name: (str(row.status), row.epochs) for row in read_results(show.paths.root)} == {
-        f"net{number}": ("finished", each) for number, each in enumerate(epochs)
+        f"net{number}": ("finished", count) for number, count in enumerate(epochs)
     }, show.report()
     noted = list(read_lines(show.paths.harvest_log))
-    assert [(one["why"], one["again"]) for one in noted if one["event"] == "over"] == [
+    assert [(entry["why"], entry["again"]) for entry in noted if entry["event"] == "over"] == [
         ("all networks have ended", "")
     ]
     return noted
 
 
-def test_jobs_are_handed_in_for_networks_alone_that_nobody_trains(slurm, tmp_path):
+def test_harvest_submits_jobs_only_for_waiting_networks(slurm, tmp_path):
     epochs = [60, 4, 4, 4]
     show = Show(slurm, tmp_path, emulated(tmp_path, 4, epochs))
     begin(show, "--idle-timeout=15s")
@@ -140,15 +140,15 @@ def test_jobs_are_handed_in_for_networks_alone_that_nobody_trains(slurm, tmp_pat
     ]
     assert len(show.paths.event_logs()) <= len(epochs) + 3, show.report()
     assert len(show.paths.event_logs()) - len(trained) <= 1, show.report()
-    assert sum(one["event"] == "submitted" for one in noted) <= len(epochs) + 3
+    assert sum(entry["event"] == "submitted" for entry in noted) <= len(epochs) + 3
 
 
-def test_two_runs_share_the_nodes_from_the_first_and_both_come_to_their_end(slurm, tmp_path):
+def test_harvest_of_two_runs_finishes_both(slurm, tmp_path):
     costly = Show(slurm, tmp_path / "costly", emulated(tmp_path / "costly", 3, [30] * 3))
     cheap = Show(
         slurm, tmp_path / "cheap", emulated(tmp_path / "cheap", 3, [150] * 3, time_scale=0.2)
     )
-    begin(costly, "--idle-timeout=15s", beside=[cheap])
+    begin(costly, "--idle-timeout=15s", more_specs=[cheap])
     for show in (costly, cheap):
         slurm.wait_until("it trains", lambda show=show: show.training(), show.report, seconds=60)
     end(costly, [30] * 3)
@@ -181,15 +181,17 @@ def test_a_harvest_outlives_a_disk_that_is_full_for_a_while(slurm, tmp_path, dis
     time.sleep(full_s)
     ballast.unlink()
     noted = end(show, epochs)
-    ended = [one for one in noted if one["event"] == "ended"]
-    assert all(one["why"] for one in ended), ended
-    assert sum(one["event"] == "begun" for one in noted) == sum("status" in one for one in ended)
-    print([(one["status"], one["why"]) for one in ended])
+    ended = [entry for entry in noted if entry["event"] == "ended"]
+    assert all(entry["why"] for entry in ended), ended
+    assert sum(entry["event"] == "begun" for entry in noted) == sum(
+        "status" in entry for entry in ended
+    )
+    print([(entry["status"], entry["why"]) for entry in ended])
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("seed", SEEDS)
-def test_ten_minutes_of_others_leave_most_of_the_idle_time_to_training(slurm, tmp_path, seed):
+def test_harvest_trains_for_most_of_the_idle_time(slurm, tmp_path, seed):
     networks, epochs = 12, 100
     show = Show(slurm, tmp_path, emulated(tmp_path, networks, epochs))
     came = show.run(Script(seed, 600))
@@ -215,7 +217,7 @@ def test_ten_minutes_of_others_lose_no_network_of_tensorflow(slurm, tmp_path):
         train={"batch": {"size": 10}, "deterministic": True, "stopping": {"max_epochs": epochs}},
         resources={"engine": "keras"},
     )
-    show = Show(slurm, tmp_path, content, most=2, first=1)
+    show = Show(slurm, tmp_path, content, max_jobs=2, first=1)
     came = show.run(Script(1, 600, (2, 4), (15, 45), (40, 80)), patience_s=1800)
     print(came.line("TensorFlow"))
     check(show, came, networks, epochs)

@@ -49,7 +49,7 @@ def alive():
     return {pid for pid, variables in environments() if any(variables)}
 
 
-def test_a_launch_whose_first_rank_stands_still_keeps_its_folder_as_long_as_slurm_knows_its_job(
+def test_lease_outlasts_a_stopped_rank_0_while_its_job_exists(
     ensemble,
 ):
     slurm = ensemble.slurm
@@ -57,16 +57,16 @@ def test_a_launch_whose_first_rank_stands_still_keeps_its_folder_as_long_as_slur
     ensemble.wait_until_it_trains()
     first_rank = {slurm.rank_of(ensemble.job, 0)}
     send(signal.SIGSTOP, first_rank)
-    other = slurm.wait_for(start(ensemble))
-    assert other.state == "FAILED", other.output
-    assert "it has shown no sign of life for 3 s, but slurm still knows its job" in other.output
+    second = slurm.wait_for(start(ensemble))
+    assert second.state == "FAILED", second.output
+    assert "it has shown no sign of life for 3 s, but slurm still knows its job" in second.output
     send(signal.SIGCONT, first_rank)
     ensemble.wait_for_end()
     ensemble.check_epochs()
     assert newest_generation(ensemble.paths.lease) == 1
 
 
-def test_ranks_that_go_on_after_slurm_gave_them_up_lose_an_epoch_at_most_and_destroy_none(ensemble):
+def test_ranks_that_outlive_their_job_destroy_no_checkpoint(ensemble):
     """Both nodes of a job are cut off and stand still; another launch takes over; while it trains they come back."""
     slurm, paths = ensemble.slurm, ensemble.paths
     first = start(ensemble, "--no-requeue")

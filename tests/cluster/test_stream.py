@@ -99,7 +99,7 @@ def test_each_network_is_given_each_sample_once_per_epoch(run, folder, content):
     check(run, read_lines(folder / "records"), content)
 
 
-def test_a_group_that_spans_nodes_trains_to_the_same_losses_as_alone(run, folder, content):
+def test_group_across_nodes_trains_to_the_same_losses(run, folder, content):
     groups = [event.devices for event in run.events(GroupStarted) if event.network == "both-nodes"]
     assert groups
     assert all(sorted(devices) == [0, 1, 2, 3] for devices in groups)

@@ -60,9 +60,9 @@ def ensemble(folder, seed, law, epochs=None):
     """Networks that sleep until their loss hardly falls, by a seed; or for so many epochs, whatever their loss."""
     folder.mkdir(parents=True)
     draw = random.Random(seed)
-    known = {} if epochs is None else {"epochs": epochs}
+    expected = {} if epochs is None else {"epochs": epochs}
     models = [
-        {"name": f"net{number}", "rates": [SAMPLES / draw.uniform(*law.epoch_s)], **known}
+        {"name": f"net{number}", "rates": [SAMPLES / draw.uniform(*law.epoch_s)], **expected}
         for number in range(draw.randint(*law.networks))
     ]
     least_fall = math.exp(draw.uniform(*map(math.log, law.least_fall)))
@@ -147,11 +147,11 @@ class Chain:
 
     def submit(self):
         if self._way == "auto":
-            self._said = self._call("--walltime=auto")
-            self._requests = self._said["requests_s"]
+            self._numbers = self._call("--walltime=auto")
+            self._requests = self._numbers["requests_s"]
         else:
-            self._said = self._call("--walltime=auto", "--dry-run")
-            self._requests = [self._said["single_s"]]
+            self._numbers = self._call("--walltime=auto", "--dry-run")
+            self._requests = [self._numbers["single_s"]]
             self._call(f"--walltime={self._requests[0]:g}s")
 
     def is_over(self):
@@ -169,11 +169,11 @@ class Chain:
         ]
         assert len(epochs) == len(set(epochs))
         last = len(self._requests) - 1
-        asked = [self._requests[min(number, last)] / 60 for number in range(len(self._stops()))]
-        expected = self._said["asked_s" if self._way == "auto" else "single_asked_s"] / 60
+        requested = [self._requests[min(number, last)] / 60 for number in range(len(self._stops()))]
+        expected = self._numbers["asked_s" if self._way == "auto" else "single_asked_s"] / 60
         return Came(
             expected,
-            asked,
+            requested,
             chain_times(self.paths.stops).finished[-1] / 60,
             {
                 name: max(epoch for network, epoch in epochs if network == name)
@@ -226,19 +226,19 @@ def handed_in(slurm, chains):
 def check(came):
     """Both ways train the same. What they ask for in the end is up to how fast this machine is, and to Slurm, which may
     warn a job a minute early; so that is not judged, but what they were expected to ask for."""
-    assert [one.epochs for one in came["auto"]] == [one.epochs for one in came["longest"]]
-    assert sum(one.expected_min for one in came["auto"]) < sum(
-        one.expected_min for one in came["longest"]
+    assert [entry.epochs for entry in came["auto"]] == [entry.epochs for entry in came["longest"]]
+    assert sum(entry.expected_min for entry in came["auto"]) < sum(
+        entry.expected_min for entry in came["longest"]
     )
 
 
 def line(way, came, minutes):
     """A row of a table: all together, and the median of one ensemble with the least and the most."""
-    asked = [sum(one.asked_min) for one in came]
-    used = [one.used_min for one in came]
+    requests = [sum(entry.asked_min) for entry in came]
+    used = [entry.used_min for entry in came]
     return (
-        f"| {way} | {len(came)} | {sum(len(one.asked_min) for one in came)} | {sum(asked):.0f} | "
-        f"{sum(one.expected_min for one in came):.0f} | {spread(asked)} | {sum(used):.1f} | {spread(used)} | "
+        f"| {way} | {len(came)} | {sum(len(entry.asked_min) for entry in came)} | {sum(requests):.0f} | "
+        f"{sum(entry.expected_min for entry in came):.0f} | {spread(requests)} | {sum(used):.1f} | {spread(used)} | "
         f"{minutes:.1f} |"
     )
 
@@ -247,7 +247,7 @@ def spread(values, digits=1):
     return f"{statistics.median(values):.{digits}f} ({min(values):.{digits}f} to {max(values):.{digits}f})"
 
 
-def test_ensembles_that_ask_for_what_costs_least_finish_and_train_the_same(slurm, tmp_path):
+def test_automatic_walltimes_finish_with_the_same_training(slurm, tmp_path):
     slurm.clean()
     chains = {way: drawn(slurm, tmp_path, range(2), SHORT, way) for way in WAYS}
     for way, group in chains.items():
@@ -263,11 +263,12 @@ def test_thirty_ensembles_that_ask_for_what_costs_least(slurm, tmp_path):
     came = {}
     for way in WAYS:
         slurm.clean()
-        found, minutes = handed_in(slurm, {way: drawn(slurm, tmp_path, range(30), FULL, way)})
-        print(line(way, found[way], minutes))
-        came |= found
+        result, minutes = handed_in(slurm, {way: drawn(slurm, tmp_path, range(30), FULL, way)})
+        print(line(way, result[way], minutes))
+        came |= result
     shares = [
-        sum(one.asked_min) / sum(other.asked_min) for one, other in zip(*came.values(), strict=True)
+        sum(entry.asked_min) / sum(second.asked_min)
+        for entry, second in zip(*came.values(), strict=True)
     ]
     print(
         f"asked for with auto, of one request: {spread(shares, 2)}; "

@@ -78,9 +78,7 @@ class Run:
         )
 
 
-def test_four_ensembles_give_a_node_each_back_to_slurm_and_train_on_while_an_urgent_job_has_them(
-    slurm, tmp_path
-):
+def test_release_nodes_of_four_runs_for_an_urgent_job(slurm, tmp_path):
     slurm.clean()
     runs = [Run(slurm, tmp_path / name) for name in "abcd"]  # two of them share two nodes
     for run in runs:
@@ -106,11 +104,11 @@ def test_four_ensembles_give_a_node_each_back_to_slurm_and_train_on_while_an_urg
                 )
             )
         )
-    asked = time.time()
+    requests = time.time()
     assert slurm.wait_for(urgent).state == "COMPLETED"
     print(
         f"given back after {[answer['seconds'] for answer in answers]} s; the urgent job was over after "
-        f"{time.time() - asked:.1f} s"
+        f"{time.time() - requests:.1f} s"
     )
     assert {node for run in runs for node in slurm.nodes_of(run.job)}.isdisjoint(
         slurm.nodes_of(urgent)
@@ -128,7 +126,7 @@ def test_four_ensembles_give_a_node_each_back_to_slurm_and_train_on_while_an_urg
         )  # what was given back was saved: none was trained again
 
 
-def test_an_eviction_has_a_job_that_can_do_with_fewer_nodes_give_one_back(slurm, tmp_path):
+def test_evict_asks_a_run_to_release_a_node(slurm, tmp_path):
     slurm.clean()
     says = f"fleet:signal=B:USR2,app_time=1,yields={tmp_path / 'a/run'}"
     run = Run(slurm, tmp_path / "a", directives=["--exclusive", f'--comment="{says}"'])

@@ -61,8 +61,12 @@ def results_of(content, paths, standings=None, **more):
 
 def come_to(results, name, standing):
     """Let a network come so far."""
-    known, outcome, tested = results.network_status(name).history, standing.outcome, standing.tested
-    events = [EpochEnded(name, one) for one in standing.history if one not in known]
+    entries, outcome, tested = (
+        results.network_status(name).history,
+        standing.outcome,
+        standing.tested,
+    )
+    events = [EpochEnded(name, entry) for entry in standing.history if entry not in entries]
     if outcome is not None:
         events.append(
             NetworkFailed(name, outcome.reason, "", outcome.may_pass)

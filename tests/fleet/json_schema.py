@@ -17,101 +17,101 @@ _TYPES = {
 _NOTES = {"title", "description", "default", "examples", "$defs", "$schema", "discriminator"}
 
 
-def complaints(value, schema, root=None, place="spec"):
+def complaints(value, schema, root=None, path="spec"):
     """What a value has against a schema; nothing where it is valid."""
     root = schema if root is None else root
     for keyword, rule in schema.items():
         if keyword not in _NOTES:
-            yield from _KEYWORDS[keyword](value, rule, schema, root, place)
+            yield from _KEYWORDS[keyword](value, rule, schema, root, path)
 
 
-def _any_of(value, rules, _, root, place):
-    tried = [list(complaints(value, rule, root, place)) for rule in rules]
-    if all(tried):
-        yield f"{place}: none of {len(rules)} forms: {tried}"
+def _any_of(value, rules, _, root, path):
+    attempts = [list(complaints(value, rule, root, path)) for rule in rules]
+    if all(attempts):
+        yield f"{path}: none of {len(rules)} forms: {attempts}"
 
 
-def _one_of(value, rules, _, root, place):
-    fitting = [rule for rule in rules if not list(complaints(value, rule, root, place))]
+def _one_of(value, rules, _, root, path):
+    fitting = [rule for rule in rules if not list(complaints(value, rule, root, path))]
     if len(fitting) != 1:
-        yield f"{place}: {len(fitting)} of {len(rules)} forms"
+        yield f"{path}: {len(fitting)} of {len(rules)} forms"
 
 
-def _reference(value, path, _, root, place):
+def _reference(value, path, _, root, location):
     target = root
     for step in path.removeprefix("#/").split("/"):
         target = target[step]
-    yield from complaints(value, target, root, place)
+    yield from complaints(value, target, root, location)
 
 
-def _type(value, names, _, root, place):
+def _type(value, names, _, root, path):
     names = [names] if isinstance(names, str) else names
     if not any(
         isinstance(value, _TYPES[name]) and (name == "boolean" or not isinstance(value, bool))
         for name in names
     ):
-        yield f"{place}: {value!r} is no {names}"
+        yield f"{path}: {value!r} is no {names}"
 
 
-def _properties(value, properties, _, root, place):
+def _properties(value, properties, _, root, path):
     if isinstance(value, dict):
         for name in properties.keys() & value.keys():
-            yield from complaints(value[name], properties[name], root, f"{place}.{name}")
+            yield from complaints(value[name], properties[name], root, f"{path}.{name}")
 
 
-def _pattern_properties(value, patterns, _, root, place):
+def _pattern_properties(value, patterns, _, root, path):
     if isinstance(value, dict):
         for pattern, rule in patterns.items():
             for name in value:
                 if re.search(pattern, name):
-                    yield from complaints(value[name], rule, root, f"{place}.{name}")
+                    yield from complaints(value[name], rule, root, f"{path}.{name}")
 
 
-def _additional(value, rule, schema, root, place):
+def _additional(value, rule, schema, root, path):
     if not isinstance(value, dict):
         return
     for name in value.keys() - schema.get("properties", {}).keys():
         if any(re.search(pattern, name) for pattern in schema.get("patternProperties", ())):
             continue
         if rule is False:
-            yield f"{place}: no key is named {name}"
+            yield f"{path}: no key is named {name}"
         elif rule is not True:
-            yield from complaints(value[name], rule, root, f"{place}.{name}")
+            yield from complaints(value[name], rule, root, f"{path}.{name}")
 
 
-def _required(value, names, _, root, place):
+def _required(value, names, _, root, path):
     if isinstance(value, dict):
-        yield from (f"{place}: {name} is missing" for name in names if name not in value)
+        yield from (f"{path}: {name} is missing" for name in names if name not in value)
 
 
-def _items(value, rule, schema, root, place):
+def _items(value, rule, schema, root, path):
     if isinstance(value, list):
         for index, item in enumerate(value[len(schema.get("prefixItems", ())) :]):
-            yield from complaints(item, rule, root, f"{place}[{index}]")
+            yield from complaints(item, rule, root, f"{path}[{index}]")
 
 
-def _prefix_items(value, rules, _, root, place):
+def _prefix_items(value, rules, _, root, path):
     if isinstance(value, list):
         for index, (item, rule) in enumerate(zip(value, rules, strict=False)):
-            yield from complaints(item, rule, root, f"{place}[{index}]")
+            yield from complaints(item, rule, root, f"{path}[{index}]")
 
 
 def _holds(test, kind):
-    def check(value, limit, _, root, place):
+    def check(value, limit, _, root, path):
         if isinstance(value, kind) and not isinstance(value, bool) and not test(value, limit):
-            yield f"{place}: {value!r} is beyond {limit!r}"
+            yield f"{path}: {value!r} is beyond {limit!r}"
 
     return check
 
 
-def _all_of(value, rules, _, root, place):
+def _all_of(value, rules, _, root, path):
     for rule in rules:
-        yield from complaints(value, rule, root, place)
+        yield from complaints(value, rule, root, path)
 
 
-def _if(value, condition, schema, root, place):
-    if not list(complaints(value, condition, root, place)):
-        yield from complaints(value, schema["then"], root, place)
+def _if(value, condition, schema, root, path):
+    if not list(complaints(value, condition, root, path)):
+        yield from complaints(value, schema["then"], root, path)
 
 
 _KEYWORDS = {

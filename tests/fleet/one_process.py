@@ -166,9 +166,9 @@ class Launch:
                 0.0002
             )  # a thread of a rank (its own stream, its writer) may be what they wait for
         else:
-            raise Deadlock("\n".join(self._where(rank) for rank in range(len(self._actors))))
+            raise Deadlock("\n".join(self._rank_label(rank) for rank in range(len(self._actors))))
 
-    def _where(self, rank):
+    def _rank_label(self, rank):
         frame = sys._current_frames().get(self._actors[rank].thread.ident)
         return f"rank {rank}:\n" + "".join(
             traceback.format_stack(frame)[-6:] if frame else ["ended\n"]
@@ -307,8 +307,8 @@ class Group:
         return self.allgather(value)[0]
 
     def broadcast(self, buffers):
-        begun = self.start_broadcast(buffers, root=0)
-        self._world.wait(lambda: begun.is_done() or None)
+        started = self.start_broadcast(buffers, root=0)
+        self._world.wait(lambda: started.is_done() or None)
 
     def start_broadcast(self, buffers, root):
         return Broadcast(self._next(), self, buffers, root)
@@ -334,8 +334,8 @@ class Broadcast:
         if "data" not in self._parts:
             return False
         if self._group.rank != self._root and not self._is_done:
-            for mine, sent in zip(self._buffers, self._parts["data"], strict=True):
-                mine[...] = sent
+            for own_buffers, sent in zip(self._buffers, self._parts["data"], strict=True):
+                own_buffers[...] = sent
         self._took.add(self._group.rank)
         self._is_done = True
         return (

@@ -27,7 +27,7 @@ DOCUMENT = Document(
 )
 
 
-def test_a_document_is_written_as_yaml_that_reads_back_as_the_same_networks(tmp_path):
+def test_write_spec_writes_yaml_that_parses_to_the_same_networks(tmp_path):
     path = tmp_path / "deep" / "search.yaml"
     spec = write_spec(DOCUMENT, path)
     assert [network.name for network in spec.networks] == [
@@ -84,16 +84,14 @@ def test_a_run_says_how_it_ended_and_is_given_its_arguments(status, path, tmp_pa
 
 
 @pytest.mark.parametrize("status", [ExitStatus.OK, ExitStatus.RESUMABLE])
-def test_a_launch_that_says_nothing_of_its_end_has_broken_down_whatever_its_launcher_says(
-    status, path
-):
+def test_run_without_logged_end_is_an_infrastructure_error(status, path):
     with pytest.raises(
         InfrastructureError, match="broke off" if status == 0 else "ended with status 75"
     ):
         run(path, 3, launcher=ends_with(status))
 
 
-def test_what_a_run_says_of_its_end_counts_more_than_the_launchers_status(path, tmp_path):
+def test_run_prefers_the_logged_status_to_the_launchers(path, tmp_path):
     ended = ends_with(1, end=ExitStatus.RESUMABLE, log=RunPaths(tmp_path / "run").events)
     assert run(path, 3, launcher=ended) is ExitStatus.RESUMABLE
 
@@ -107,12 +105,12 @@ def test_a_wrong_spec_and_a_breakdown_are_raised(path):
         run(path, 3, launcher=ends_with(7))
 
 
-def test_an_argument_that_there_is_not_is_raised_like_a_wrong_spec(path):
+def test_run_refuses_an_unknown_argument(path):
     with pytest.raises(UserError, match="unrecognized arguments: --typo"):
         run(path, 3, "--typo", launcher=ends_with(0))
 
 
-def test_ranks_are_started_by_the_mpirun_beside_this_python_or_on_the_path(tmp_path, monkeypatch):
+def test_mpirun_is_found_next_to_python_or_on_the_path(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     monkeypatch.setenv("PATH", "")
     with pytest.raises(InfrastructureError, match="load an MPI module"):

@@ -80,12 +80,12 @@ each_option = pytest.mark.parametrize(
     ],
 )
 def test_an_argument_is_read(read, text, value):
-    found = read(text)
-    assert (found, type(found)) == (value, type(value))
+    result = read(text)
+    assert (result, type(result)) == (value, type(value))
 
 
 @pytest.mark.parametrize(
-    ("read", "text", "what"),
+    ("read", "text", "remedy"),
     [
         (count, "0", "should be a whole number from 1"),
         (count, "1.0", "should be a whole number from 1"),
@@ -112,11 +112,11 @@ def test_an_argument_is_read(read, text, value):
         (stream, "fast", "should be free, lockstep"),
     ],
 )
-def test_a_wrong_argument_is_shown_with_what_would_be_right(read, text, what):
+def test_a_wrong_argument_is_shown_with_what_would_be_right(read, text, remedy):
     with pytest.raises(argparse.ArgumentTypeError) as caught:
         read(text)
     assert str(caught.value).startswith(repr(text[:40]))
-    assert what in str(caught.value)
+    assert remedy in str(caught.value)
 
 
 @pytest.mark.parametrize("read", TYPES.values(), ids=TYPES)
@@ -168,14 +168,14 @@ def test_any_text_is_read_or_refused(read):
         ),
     ],
 )
-def test_a_wrong_command_line_is_answered_in_one_line_with_status_2(words, line, capsys):
+def test_main_refuses_a_wrong_command_line_in_one_line(words, line, capsys):
     assert main(words) == 2
     out, err = capsys.readouterr()
     assert (out, len(err.splitlines())) == ("", 1)
     assert err.startswith(line)
 
 
-def test_of_all_ranks_that_are_given_a_wrong_command_line_the_first_says_so(capsys, monkeypatch):
+def test_main_reports_a_wrong_command_line_on_rank_0_only(capsys, monkeypatch):
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
     for rank, lines in (("0", 1), ("1", 0)):
         monkeypatch.setenv("OMPI_COMM_WORLD_RANK", rank)
@@ -184,15 +184,15 @@ def test_of_all_ranks_that_are_given_a_wrong_command_line_the_first_says_so(caps
 
 
 @pytest.mark.parametrize(
-    ("words", "what"),
+    ("words", "text"),
     [
         ([], "the following arguments are required: spec"),
         (["a.yaml", "--walltime", "soon"], "--walltime: 'soon' should be written like"),
         (["a.yaml", "--replay", "runs/a"], "--replay RUN and --only NAME go together"),
     ],
 )
-def test_a_wrong_command_line_of_the_main_job_is_a_users_error(words, what):
-    with pytest.raises(UserError, match=what):
+def test_a_wrong_command_line_of_the_main_job_is_a_users_error(words, text):
+    with pytest.raises(UserError, match=text):
         parse_arguments(words)
 
 
@@ -209,9 +209,9 @@ def test_numbers_are_read_by_the_types_that_all_commands_share(name, action):
         action.type, type
     ):  # paths and enumerations are classes
         # these read words that are no numbers, or several numbers
-        others = (
+        rest_of_words = (
             "fleet.commands.simulate.idle_nodes",
             "fleet.commands.simulate.ensemble",
             "fleet.commands.convert",
         )
-        assert action.type.__module__ in (arguments.__name__, *others)
+        assert action.type.__module__ in (arguments.__name__, *rest_of_words)

@@ -439,8 +439,8 @@ def lines(draw, name):
             option, is_flag = draw(st.sampled_from(options(name)))
             words[:0] = [option] if is_flag else [option, draw(st.sampled_from(NASTY))]
         elif kind != "add" and fixed:
-            place = draw(st.integers(0, fixed - 1))
-            words[place : place + 1] = [draw(st.sampled_from(NASTY))] if kind == "replace" else []
+            path = draw(st.integers(0, fixed - 1))
+            words[path : path + 1] = [draw(st.sampled_from(NASTY))] if kind == "replace" else []
     if name == "submit" and "--dry-run" not in words:
         words.append("--dry-run")
     return words
@@ -476,13 +476,17 @@ def trainers(nodes, rates, job):
 HUGE = [
     ("simulate batch-queue --distribution uniform --low 1 --high 2 --seed -1", None, None),
     *[
-        (f"{name} --distribution uniform --low 1 --high {rest}", None, None)
+        (f"{name} --distribution uniform --low 1 --high {options_text}", None, None)
         for name in ("reserve", "simulate batch-queue")
-        for rest in ("1e308", "2 --points 100000000000")
+        for options_text in ("1e308", "2 --points 100000000000")
     ],
     *[
-        (f"simulate batch-queue --distribution uniform --low 1 --high 2 --{rest}", None, None)
-        for rest in ("jobs 100000000000", "runs 100000000000", f"processors {DIGITS}")
+        (
+            f"simulate batch-queue --distribution uniform --low 1 --high 2 --{options_text}",
+            None,
+            None,
+        )
+        for options_text in ("jobs 100000000000", "runs 100000000000", f"processors {DIGITS}")
     ],
     (
         "simulate batch-queue torn.swf.gz",
@@ -557,17 +561,17 @@ def test_a_number_that_is_no_float_or_costs_too_much_is_refused(words, file, con
     assert status == 2
 
 
-def test_losses_too_fine_for_a_machines_integers_are_summed_all_the_same():
+def test_evict_sums_losses_of_very_different_sizes():
     fill()
     Path("running.csv").write_text("id,nodes,loss,app_time,sys_time\na,4,1e-300,1,\nb,4,1e15,,3\n")
     status, out, _ = call(main, "evict --jobs running.csv --spectrum --deadline 0 --json".split())
     assert (status, json.loads(out)["spectrum"][-1]["losses"]) == (0, [1e15])
 
 
-@pytest.mark.parametrize("place", ["", ".", "/", "photos"])
-def test_a_page_that_would_be_a_folder_is_refused(place):
+@pytest.mark.parametrize("path", ["", ".", "/", "photos"])
+def test_a_page_that_would_be_a_folder_is_refused(path):
     fill()
-    status, out, err = call(main, ["report", "done", "--html", place])
+    status, out, err = call(main, ["report", "done", "--html", path])
     is_told(status, out, err)
     assert (status, "is a folder; name a file" in err) == (2, True)
 
@@ -618,18 +622,18 @@ def torn(draw, content):
         return draw(st.sampled_from(CONTENTS))
     if kind in ("none", "folder"):
         return None if kind == "none" else "folder"
-    place = draw(st.integers(0, len(content) - 1))
+    path = draw(st.integers(0, len(content) - 1))
     if kind == "cut":
-        return content[:place]
+        return content[:path]
     if kind == "flip":
-        return content[:place] + draw(st.binary(min_size=1, max_size=3)) + content[place + 1 :]
+        return content[:path] + draw(st.binary(min_size=1, max_size=3)) + content[path + 1 :]
     if kind == "insert":
         return (
-            content[:place]
+            content[:path]
             + draw(st.sampled_from([b"\0", b"\xff", b"*a", b"\t", b"-", b"9" * 40, b"e", b"nan"]))
-            + content[place:]
+            + content[path:]
         )
-    return content[:place] * 3
+    return content[:path] * 3
 
 
 def put(name, content):
@@ -667,28 +671,28 @@ def bent(draw, content):
     """The same content with up to three values replaced, removed, renamed or put into lists."""
     content = json.loads(json.dumps(content))
     for _ in range(draw(st.integers(1, 3))):
-        here = content
-        while isinstance(here, dict | list) and here:
+        index = content
+        while isinstance(index, dict | list) and index:
             key = draw(
-                st.sampled_from(sorted(here) if isinstance(here, dict) else range(len(here)))
+                st.sampled_from(sorted(index) if isinstance(index, dict) else range(len(index)))
             )
-            inner = here[key]
+            inner = index[key]
             if not isinstance(inner, dict | list) or not inner or draw(st.integers(0, 2)) == 0:
                 kind = draw(st.sampled_from(["replace", "replace", "remove", "rename", "wrap"]))
                 if kind == "remove":
-                    del here[key]
-                elif kind == "rename" and isinstance(here, dict):
-                    here[draw(st.sampled_from(["", "x", "../x", "é", "a b", key.upper()]))] = (
-                        here.pop(key)
+                    del index[key]
+                elif kind == "rename" and isinstance(index, dict):
+                    index[draw(st.sampled_from(["", "x", "../x", "é", "a b", key.upper()]))] = (
+                        index.pop(key)
                     )
                 else:
-                    here[key] = (
+                    index[key] = (
                         [inner] * 2
                         if kind == "wrap"
                         else copy.deepcopy(draw(st.sampled_from(VALUES)))
                     )
                 break
-            here = inner
+            index = inner
     return content
 
 
@@ -735,14 +739,14 @@ def test_no_log_makes_a_traceback(sandbox, events):
 
 
 def every_reader_of_specs(top):
-    told = [
+    output = [
         call(main, ["check", "spec.yaml"]),
         call(main, ["plan", "spec.yaml", "--rates", "rates.json", "--gpus", "2"]),
         call(main, ["submit", "spec.yaml", "--dry-run", "--system", "slurm"]),
         call(train, "spec.yaml"),
     ]
-    for one in told:
-        is_told(*one)
+    for entry in output:
+        is_told(*entry)
     nothing_escaped(top)
 
 

@@ -35,7 +35,7 @@ def paths(tmp_path):
 
 
 @pytest.fixture
-def held(paths):
+def lease_held(paths):
     """The run's folder, in which a launch is at work."""
     around = Process()
     with Lease(around, around.me, Times(renew=60)) as lease:
@@ -54,29 +54,29 @@ def test_a_folder_is_held_until_its_launch_lets_go(paths):
 
 def answering(paths, answer):
     """A launch that answers the first command in another thread; returns what it was."""
-    found = []
+    result = []
 
     def serve():
         mailbox = CommandQueue(paths.mailbox)
         while not (waiting := list(mailbox.commands())):
             pass
-        found.append(waiting[0].content)
+        result.append(waiting[0].content)
         mailbox.answer(waiting[0].name, answer)
 
     threading.Thread(target=serve, daemon=True).start()
-    return found
+    return result
 
 
-def test_a_command_is_answered_with_the_networks_that_it_is_about(held):
-    found = answering(held, {"networks": ["cnn", "cnn.2"]})
-    assert live_run.add(held.root, {"family": "cnn"}) == ["cnn", "cnn.2"]
-    assert found == [{"do": "add", "entry": {"family": "cnn"}}]
+def test_command_returns_the_networks_it_concerns(lease_held):
+    result = answering(lease_held, {"networks": ["cnn", "cnn.2"]})
+    assert live_run.add(lease_held.root, {"family": "cnn"}) == ["cnn", "cnn.2"]
+    assert result == [{"do": "add", "entry": {"family": "cnn"}}]
 
 
-def test_what_the_launch_refuses_is_raised(held):
-    answering(held, {"error": "a is over: 2 epochs", "is_over": True})
+def test_what_the_launch_refuses_is_raised(lease_held):
+    answering(lease_held, {"error": "a is over: 2 epochs", "is_over": True})
     with pytest.raises(UserError, match="a is over: 2 epochs"):
-        command(held.root, {"do": "stop", "network": "a"})
+        command(lease_held.root, {"do": "stop", "network": "a"})
 
 
 def test_a_run_that_has_ended_refuses_and_so_does_what_is_no_run(paths, tmp_path):
@@ -100,7 +100,7 @@ def shared(paths):
     lease.release()
 
 
-def test_launches_that_share_a_run_take_no_commands_and_it_is_said_what_to_do_instead(shared):
+def test_command_is_refused_by_launches_that_share_a_run(shared):
     paths, let_go = shared
     with pytest.raises(
         UserError, match=r"several launches share its networks .*end one of their jobs"
@@ -112,15 +112,13 @@ def test_launches_that_share_a_run_take_no_commands_and_it_is_said_what_to_do_in
     assert not paths.mailbox.exists()
 
 
-def test_all_launches_that_share_a_run_are_watched_until_none_is_at_work(
-    shared, monkeypatch, capsys
-):
+def test_watch_follows_all_launches_that_share_a_run(shared, monkeypatch, capsys):
     paths, let_go = shared
 
     def log(launch, network, epoch):
-        one = EventLog(RunPaths(paths.root, launch).events)
-        one.add(EpochEnded(network, record(epoch)))
-        one.close()
+        entry = EventLog(RunPaths(paths.root, launch).events)
+        entry.add(EpochEnded(network, record(epoch)))
+        entry.close()
 
     def work(seconds):
         """While nobody looks, one launch goes on, and another comes."""
@@ -133,16 +131,16 @@ def test_all_launches_that_share_a_run_are_watched_until_none_is_at_work(
     monkeypatch.setattr(live_run.time, "sleep", work)
     assert main(["watch", str(paths.root), "--json"]) == 0
     seen = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [(one["network"], one["epoch"]) for one in seen] == [("a", 2), ("b", 1)]
+    assert [(entry["network"], entry["epoch"]) for entry in seen] == [("a", 2), ("b", 1)]
 
 
-def heard(run, event):
+def commands_seen(run, event):
     """The report of an event that a run takes in."""
     run.apply(0.0, event)
     return report_of(event, run)
 
 
-def test_a_run_meets_the_networks_of_a_log_and_passes_over_what_it_cannot_read(paths):
+def test_replay_networks_skips_unreadable_lines(paths):
     paths.spec.write_text(
         dump(
             parse(
@@ -168,14 +166,14 @@ def test_a_run_meets_the_networks_of_a_log_and_passes_over_what_it_cannot_read(p
         file.write('{"event": "added", "network"')
     run = live_run.new_run_state(paths)
     live_run.replay_networks(run, [paths.events, paths.root / "none"])
-    ends = [heard(run, EpochEnded(name, record(9))) for name in ("late", "b-3")]
-    assert [(one.number, one.is_last) for one in ends] == [(0, False), (3, True)]
+    ends = [commands_seen(run, EpochEnded(name, record(9))) for name in ("late", "b-3")]
+    assert [(entry.number, entry.is_last) for entry in ends] == [(0, False), (3, True)]
 
 
-def test_a_command_that_nobody_answers_is_taken_back(held):
+def test_a_command_that_nobody_answers_is_taken_back(lease_held):
     with pytest.raises(UserError, match="has not answered within 0 s; nothing was done"):
-        command(held.root, {"do": "stop", "network": "a"}, patience_s=0.1)
-    assert list(CommandQueue(held.mailbox).commands()) == []
+        command(lease_held.root, {"do": "stop", "network": "a"}, patience_s=0.1)
+    assert list(CommandQueue(lease_held.mailbox).commands()) == []
 
 
 def test_a_report_has_the_monitored_value_and_all_metrics():
@@ -195,7 +193,7 @@ def test_a_report_has_the_monitored_value_and_all_metrics():
     )
     run = RunState(spec)
     assert (
-        heard(
+        commands_seen(
             run,
             CommandReceived(
                 "c",
@@ -215,15 +213,15 @@ def test_a_report_has_the_monitored_value_and_all_metrics():
         NetworkAdded("late", "", -1, {}, (1, None), 60),
         NetworkAdded("b-3", "b", 3, {}, (1, None), 9),
     ):
-        assert heard(run, added) is None
+        assert commands_seen(run, added) is None
     ended = record(2, val_loss=0.25, val_accuracy=0.75)
-    found = [heard(run, EpochEnded(name, ended)) for name in ("a", "late", "b-3")]
-    assert [(one.network, one.number, one.epoch, one.value) for one in found] == [
+    result = [commands_seen(run, EpochEnded(name, ended)) for name in ("a", "late", "b-3")]
+    assert [(entry.network, entry.number, entry.epoch, entry.value) for entry in result] == [
         ("a", 0, 2, 0.25),
         ("late", 1, 2, 0.75),
         ("b-3", 3, 2, 0.25),
     ]
-    assert found[0].metrics == {
+    assert result[0].metrics == {
         "loss": 1.0,
         "accuracy": 0.5,
         "val_loss": 0.25,
@@ -243,10 +241,10 @@ def test_what_is_no_entry_is_refused_in_words(paths, entry):
             add(entry)
 
 
-def test_an_entry_may_be_one_of_the_api(held):
-    found = answering(held, {"networks": ["cnn"]})
-    live_run.add(held.root, ModelEntry(family="cnn", args={"filters": (8, 16)}))
-    assert found == [{"do": "add", "entry": {"family": "cnn", "args": {"filters": [8, 16]}}}]
+def test_an_entry_may_be_one_of_the_api(lease_held):
+    result = answering(lease_held, {"networks": ["cnn"]})
+    live_run.add(lease_held.root, ModelEntry(family="cnn", args={"filters": (8, 16)}))
+    assert result == [{"do": "add", "entry": {"family": "cnn", "args": {"filters": [8, 16]}}}]
 
 
 @pytest.mark.parametrize("do", ["stop", "pause", "resume"])
@@ -264,9 +262,7 @@ class Launcher:
         return self.status
 
 
-def test_of_a_launch_that_deletes_what_an_earlier_one_has_logged_its_own_is_reported(
-    paths, monkeypatch
-):
+def test_running_reports_only_its_own_launch_after_fresh(paths, monkeypatch):
     paths.spec.write_text(dump(parse({"models": [{"family": "softmax", "name": "a"}]}).document))
     old, new = (
         [
@@ -283,15 +279,15 @@ def test_of_a_launch_that_deletes_what_an_earlier_one_has_logged_its_own_is_repo
         launcher.status = 0
 
     monkeypatch.setattr(live_run.time, "sleep", go_on)
-    one = Running(launcher, paths, 0, lambda status: status, old[0].encode())
-    assert [report.epoch for report in one.reports()] == [1, 2]
+    entry = Running(launcher, paths, 0, lambda status: status, old[0].encode())
+    assert [report.epoch for report in entry.reports()] == [1, 2]
     paths.events.write_text(
         "".join(old)
     )  # and where the launch is refused, before it deletes anything
-    assert list(one.reports()) == []
+    assert list(entry.reports()) == []
 
 
-def test_a_log_is_followed_line_by_whole_line_until_the_launch_is_over(paths, monkeypatch):
+def test_follow_yields_whole_lines_until_the_launch_ends(paths, monkeypatch):
     lines = [
         json.dumps({"t_s": 0.0, **to_json(EpochEnded("a", record(epoch)))}) + "\n"
         for epoch in (1, 2, 3)
@@ -311,15 +307,13 @@ class Cell:
     """A place in a notebook that keeps what is shown there."""
 
     def __init__(self):
-        self.shown = []
+        self.contents = []
 
     def update(self, content, raw=False):
-        self.shown.append(content)
+        self.contents.append(content)
 
 
-def test_a_notebook_shows_a_table_while_a_launch_goes_on_and_the_results_at_its_end(
-    tmp_path, monkeypatch
-):
+def test_show_table_ends_with_the_results_in_a_notebook(tmp_path, monkeypatch):
     paths, cell, launcher, looks = made_up_run(tmp_path), Cell(), Launcher(), []
     paths.spec.write_text(
         "models: [{family: softmax, name: a}, {family: softmax, name: b}]\n"
@@ -338,10 +332,10 @@ def test_a_notebook_shows_a_table_while_a_launch_goes_on_and_the_results_at_its_
     monkeypatch.setattr(NotebookView, "make_display", lambda: cell)
     now = itertools.count()
     monkeypatch.setattr("fleet.monitor.view.time", SimpleNamespace(monotonic=lambda: next(now)))
-    one = Running(launcher, paths, 0, ExitStatus)
-    one.show_table()
-    one._shows.join(20)
-    table, *_, last = cell.shown
+    entry = Running(launcher, paths, 0, ExitStatus)
+    entry.show_table()
+    entry._shows.join(20)
+    table, *_, last = cell.contents
     assert [column.header for column in table.columns][:3] == ["network", "devices", "epochs"]
     assert table.row_count == 2
     assert '<tr data-network="a">' in last["text/html"]

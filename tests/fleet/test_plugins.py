@@ -39,7 +39,7 @@ nothing = None
 
 
 @pytest.fixture(autouse=True)
-def own(tmp_path, monkeypatch):
+def custom_module(tmp_path, monkeypatch):
     (tmp_path / "own_policies.py").write_text(MODULE)
     (tmp_path / "broken_policies.py").write_text("import nothing_of_this_name\n")
     monkeypatch.delitem(sys.modules, "own_policies", raising=False)  # of another test's folder
@@ -62,7 +62,7 @@ def test_a_function_becomes_a_policy_with_the_defaults_of_a_row():
     assert ask(policy.name) == Round((Member("a", (0,)), Member("b", (1,))))
 
 
-def test_a_row_of_ones_own_keeps_what_it_says_and_goes_by_its_path():
+def test_find_policy_names_a_custom_policy_by_its_path():
     policy = find_policy("own_policies:ROW")
     assert (policy.name, policy.reads, policy.costs.regroup_s) == (
         "own_policies:ROW",
@@ -73,7 +73,7 @@ def test_a_row_of_ones_own_keeps_what_it_says_and_goes_by_its_path():
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "message"),
     [
         (
             "best",
@@ -102,15 +102,15 @@ def test_a_row_of_ones_own_keeps_what_it_says_and_goes_by_its_path():
         ),
     ],
 )
-def test_what_leads_to_no_policy_is_refused_in_a_line(name, said):
+def test_what_leads_to_no_policy_is_refused_in_a_line(name, message):
     with pytest.raises(UserError) as refusal:
         find_policy(name)
-    assert said in str(refusal.value)
+    assert message in str(refusal.value)
     assert "\n" not in str(refusal.value)
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "message"),
     [
         ("own_policies:raises", r"the policy own_policies:raises failed: KeyError: 'a\nb'"),
         (
@@ -119,17 +119,17 @@ def test_what_leads_to_no_policy_is_refused_in_a_line(name, said):
         ),
     ],
 )
-def test_a_policy_that_fails_or_answers_nonsense_is_named(name, said):
+def test_a_policy_that_fails_or_answers_nonsense_is_named(name, message):
     with pytest.raises(UserError) as refusal:
         ask(name)
-    assert str(refusal.value) == said
+    assert str(refusal.value) == message
 
 
 def test_an_object_may_be_of_any_type():
     assert load_object("own_policies:number", "number") == 3
 
 
-def test_a_spec_with_a_policy_of_ones_own_can_be_sent_to_other_ranks():
+def test_spec_with_a_custom_policy_can_be_pickled():
     from fleet.spec import parse
 
     spec = parse({"models": [{"family": "softmax"}], "schedule": {"policy": "own_policies:ROW"}})

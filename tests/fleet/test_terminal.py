@@ -21,7 +21,7 @@ def test_short_work_passes_without_a_word(clock, capsys):
     assert capsys.readouterr().err == ""
 
 
-def test_long_work_says_its_rate_and_what_is_left_less_and_less_often(clock, capsys):
+def test_progress_line_is_printed_less_and_less_often(clock, capsys):
     pace = ProgressLine("fleet", "replayed", "changes", clock)
     for second in range(1, 101):
         clock.now = float(second)

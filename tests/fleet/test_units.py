@@ -223,12 +223,12 @@ def test_a_size_is_shown_with_three_digits(count, text):
 
 @given(st.integers(0, 10**16))
 def test_a_size_that_is_shown_reads_back_as_about_the_same(count):
-    shown = units.format_size(count)
-    assert re.fullmatch(r"[0-9.]+ [kMGT]?B", shown)
-    assert units.parse_size(shown) == pytest.approx(count, rel=0.006)
+    visible = units.format_size(count)
+    assert re.fullmatch(r"[0-9.]+ [kMGT]?B", visible)
+    assert units.parse_size(visible) == pytest.approx(count, rel=0.006)
 
 
-def test_one_of_something_is_no_plural_in_the_reason_that_a_network_is_done():
+def test_reasons_to_stop_use_the_singular_for_one():
     history = tuple(
         EpochRecord(number, number - 1, 0.5, 0.5, 0.5, 0.5, 0.1, 8, 1, 1.0, 0.0)
         for number in (1, 2)

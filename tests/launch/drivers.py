@@ -43,9 +43,9 @@ class Driver:
         monkeypatch.setenv("DRIVER_STATUS", str(status))
         self.libraries = ((str(folder / "libnone.so"), "cuda"), (str(library), prefix))
 
-    def asked(self):
+    def calls(self):
         """What it was asked, in order."""
         return [
-            (what, int(number))
-            for what, number in map(str.split, self._log.read_text().splitlines())
+            (text, int(number))
+            for text, number in map(str.split, self._log.read_text().splitlines())
         ]

@@ -42,7 +42,7 @@ class MadeUp:
         return file.read_text().splitlines() if file.exists() else []
 
 
-def shown(number, state, name):
+def printed_lines(number, state, name):
     """What a squeue that is a script of the shell does to show a job, in the format that it is asked for."""
     changes = "; ".join(
         f"s/{field}/{value}/"

@@ -49,8 +49,8 @@ def option(name):
     )
 
 
-def fail(said):
-    print(said, file=sys.stderr)
+def fail(message):
+    print(message, file=sys.stderr)
     sys.exit(1)
 
 
@@ -60,12 +60,12 @@ def squeue(slurm):
         fail("slurm_load_jobs error: Invalid job id specified")
     for id_, job in jobs.items():
         job["reason"] = "JobHeldUser" if job.get("held") else job["reason"]
-        wanted = (
+        chosen_ids = (
             option("states") in ("all", job["state"]),
             option("jobs") in (None, id_),
             option("partition") in (None, job["partition"]),
         )
-        if all(wanted):
+        if all(chosen_ids):
             line = option("format")
             for field, name in FIELDS.items():
                 line = line.replace(field, str(job[name]))

@@ -6,11 +6,11 @@ from launch.binding import Cores, binding_problem, process_cores
 
 
 def cores(*sets, of_node=8):
-    return [Cores(frozenset(one), of_node) for one in sets]
+    return [Cores(frozenset(entry), of_node) for entry in sets]
 
 
 @pytest.mark.parametrize(
-    ("ranks", "node_of", "said"),
+    ("ranks", "node_of", "message"),
     [
         (cores(range(8), range(8)), [0, 0], ""),
         (cores({0}), [0], "rank 0 has one core, and node 0 has 8"),
@@ -37,10 +37,10 @@ def cores(*sets, of_node=8):
     ],
     ids=str,
 )
-def test_what_is_wrong_with_a_binding(ranks, node_of, said):
-    assert binding_problem(ranks, node_of) == said
+def test_what_is_wrong_with_a_binding(ranks, node_of, message):
+    assert binding_problem(ranks, node_of) == message
 
 
 def test_this_process_has_cores_of_its_node():
-    mine = process_cores()
-    assert 1 <= len(mine.usable) <= mine.of_node
+    cores_here = process_cores()
+    assert 1 <= len(cores_here.usable) <= cores_here.of_node

@@ -13,7 +13,7 @@ def test_the_launchers_choice_is_taken(variable):
 
 
 @pytest.mark.parametrize(
-    ("value", "shown"),
+    ("value", "visible"),
     [
         ("", ()),
         ("-1", ()),
@@ -22,11 +22,11 @@ def test_the_launchers_choice_is_taken(variable):
         ("GPU-8a,MIG-b", ("GPU-8a", "MIG-b")),
     ],
 )
-def test_names_after_one_that_is_none_are_hidden_as_cuda_hides_them(value, shown):
-    assert visible_gpus({"CUDA_VISIBLE_DEVICES": value}, FOUR) == shown
+def test_visible_gpus_stop_at_an_invalid_name_as_in_cuda(value, visible):
+    assert visible_gpus({"CUDA_VISIBLE_DEVICES": value}, FOUR) == visible
 
 
-def test_without_a_choice_all_gpus_of_the_system_are_shown_in_the_order_of_their_numbers():
+def test_visible_gpus_are_all_of_the_node_by_default():
     assert visible_gpus({}, FOUR) == ("0", "1", "2", "3")
     assert visible_gpus({}, [f"nvidia{number}" for number in range(12)]) == tuple(
         map(str, range(12))
@@ -35,7 +35,7 @@ def test_without_a_choice_all_gpus_of_the_system_are_shown_in_the_order_of_their
 
 
 @pytest.mark.parametrize(
-    ("shown", "node_of", "count"),
+    ("visible", "node_of", "count"),
     [
         ([["0", "1"], ["0", "1"]], [0, 0], 2),  # each rank sees all
         ([["0"], ["1"], ["2"]], [0, 0, 0], 3),  # each its own
@@ -43,5 +43,5 @@ def test_without_a_choice_all_gpus_of_the_system_are_shown_in_the_order_of_their
         ([[], []], [0, 1], None),
     ],
 )
-def test_the_gpus_of_a_node_are_those_that_its_ranks_are_shown_together(shown, node_of, count):
-    assert gpus_per_node(shown, node_of) == count
+def test_gpus_per_node_unites_the_gpus_of_its_ranks(visible, node_of, count):
+    assert gpus_per_node(visible, node_of) == count

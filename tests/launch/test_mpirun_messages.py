@@ -38,7 +38,7 @@ KILLED = (
 OURS = "fleet: the spec is wrong\n" + RULE + "a table\n" + RULE + RULE + "\n"
 
 
-def shown(text, *cuts):
+def visible_text(text, *cuts):
     """What is shown of a text that comes in pieces."""
     notices, data, pieces = Notices((2, 3, 75)), text.encode(), []
     for begin, end in zip((0, *cuts), (*cuts, len(data)), strict=True):
@@ -49,7 +49,7 @@ def shown(text, *cuts):
 @pytest.mark.parametrize("status", [2, 3, 75])
 def test_a_status_that_is_explained_is_not_told_again(status):
     for notice in (EXITED.format(status=status), ABORT.format(status=status) + ABORTED):
-        assert shown(f"{OURS}{notice}{OURS}") == OURS + OURS
+        assert visible_text(f"{OURS}{notice}{OURS}") == OURS + OURS
 
 
 @pytest.mark.parametrize(
@@ -70,11 +70,11 @@ def test_a_status_that_is_explained_is_not_told_again(status):
     ],
 )
 def test_all_else_that_mpirun_says_is_shown(notice):
-    assert shown(OURS + notice) == OURS + notice
+    assert visible_text(OURS + notice) == OURS + notice
 
 
 def test_of_two_aborts_the_one_that_nobody_explains_is_shown():
-    assert shown(ABORT.format(status=2) + ABORTED + ABORT.format(status=1) + ABORTED) == (
+    assert visible_text(ABORT.format(status=2) + ABORTED + ABORT.format(status=1) + ABORTED) == (
         ABORT.format(status=1) + ABORTED
     )
 
@@ -84,7 +84,7 @@ TEXT = OURS + EXITED.format(status=3) + KILLED + ABORT.format(status=2) + ABORTE
 
 @given(st.lists(st.integers(0, len(TEXT)), max_size=30))
 def test_in_whatever_pieces_it_comes(cuts):
-    assert shown(TEXT, *sorted(cuts)) == OURS + KILLED + "unfinished"
+    assert visible_text(TEXT, *sorted(cuts)) == OURS + KILLED + "unfinished"
 
 
 def test_what_is_no_notice_is_shown_at_once():
@@ -116,7 +116,7 @@ LOST = (
 
 @pytest.mark.parametrize("is_ended", [True, False])
 @pytest.mark.parametrize("box", [KILLED, LOST])
-def test_of_a_job_that_the_batch_system_ends_no_box_advises_to_debug(box, is_ended):
+def test_notices_of_a_job_ended_by_the_batch_system_are_hidden(box, is_ended):
     notices = Notices([75], lambda: is_ended)
     assert notices.feed(f"before\n{box}after\n".encode()) + notices.close() == (
         b"before\nafter\n" if is_ended else f"before\n{box}after\n".encode()
@@ -163,7 +163,7 @@ def caller():
         process.wait()
 
 
-def test_an_interrupt_of_the_terminal_stops_a_launch_with_all_saved(caller):
+def test_wait_passes_ctrl_c_on_as_a_signal_to_save(caller):
     process = caller("0")
     os.killpg(process.pid, signal.SIGINT)
     assert process.wait(20) == 75

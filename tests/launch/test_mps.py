@@ -20,15 +20,15 @@ case " {broken} " in *" $CUDA_VISIBLE_DEVICES "*) exit 3 ;; esac
 @pytest.fixture
 def node(tmp_path):
     """An environment where daemons are installed, and what they were told; those of some GPUs do not start."""
-    said = tmp_path / "said"
+    message = tmp_path / "said"
 
     def installed(broken=""):
         control = tmp_path / CONTROL
-        control.write_text(SCRIPT.format(said=said, broken=broken))
+        control.write_text(SCRIPT.format(said=message, broken=broken))
         control.chmod(0o755)
         return {"PATH": f"{tmp_path}:/usr/bin:/bin"}
 
-    return installed, lambda: [line.split() for line in said.read_text().splitlines()]
+    return installed, lambda: [line.split() for line in message.read_text().splitlines()]
 
 
 def await_end(folder):
@@ -36,30 +36,30 @@ def await_end(folder):
     wait_until(lambda: not Path(folder).exists())
 
 
-def test_each_gpu_has_a_daemon_of_its_own_which_is_stopped_in_the_end(node):
-    installed, said = node
+def test_start_runs_one_daemon_per_gpu_until_stop(node):
+    installed, message = node
     environment = installed()
     daemons, problem = start(["1", "0", "1"], environment)
     assert (daemons.gpus, problem) == (("0", "1"), "")
     pipes = [daemons.environment(gpu)["CUDA_MPS_PIPE_DIRECTORY"] for gpu in ("0", "1")]
-    assert said() == [["start", "0", pipes[0]], ["start", "1", pipes[1]]]
+    assert message() == [["start", "0", pipes[0]], ["start", "1", pipes[1]]]
     assert len(set(pipes)) == 2
     daemons.stop(environment)
     await_end(daemons.folder)
-    assert [(line[0], line[-1]) for line in said()[2:]] == [("quit", pipe) for pipe in pipes]
+    assert [(line[0], line[-1]) for line in message()[2:]] == [("quit", pipe) for pipe in pipes]
 
 
 def test_where_one_does_not_start_none_is_left(node):
-    installed, said = node
+    installed, message = node
     assert start(["0", "1"], installed(broken="1")) == (
         None,
         f"GPU 1: {CONTROL} ended with status 3",
     )
-    await_end(Path(said()[0][-1]).parent)
-    assert [line[0] for line in said()] == ["start", "start", "quit", "quit"]
+    await_end(Path(message()[0][-1]).parent)
+    assert [line[0] for line in message()] == ["start", "start", "quit", "quit"]
 
 
-def test_without_the_service_and_with_a_daemon_of_the_users_own_nothing_is_started(node, tmp_path):
+def test_start_does_nothing_without_mps_or_with_a_users_daemon(node, tmp_path):
     assert start(["0"], {"PATH": str(tmp_path)}) == (None, f"{CONTROL} is not installed")
     daemons, problem = start(["0"], {**node[0](), "CUDA_MPS_PIPE_DIRECTORY": "/tmp/mine"})
     assert daemons is None

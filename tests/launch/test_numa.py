@@ -17,8 +17,8 @@ def machine(root, nodes, gpus):
     for node, cores in nodes.items():
         (folder := root / f"devices/system/node/node{node}").mkdir(parents=True)
         (folder / "cpulist").write_text(f"{cores}\n")
-    for place, (vendor, kind, node) in gpus.items():
-        (folder := root / f"bus/pci/devices/{place}").mkdir(parents=True)
+    for slot, (vendor, kind, node) in gpus.items():
+        (folder := root / f"bus/pci/devices/{slot}").mkdir(parents=True)
         for name, text in (("vendor", vendor), ("class", kind), ("numa_node", node)):
             (folder / name).write_text(f"{text}\n")
     return root
@@ -28,8 +28,8 @@ NVIDIA, AMD, OTHER = "0x10de", "0x1002", "0x8086"
 TWO = {0: "0-1,4-5", 1: "2-3,6-7"}
 
 
-def found(root, *gpus):
-    return [(one.gpu, one.node, sorted(one.cores)) for one in find_gpu_nodes(gpus, root)]
+def gpu_nodes(root, *gpus):
+    return [(entry.gpu, entry.node, sorted(entry.cores)) for entry in find_gpu_nodes(gpus, root)]
 
 
 @pytest.mark.parametrize(
@@ -46,18 +46,18 @@ def test_gpus_are_found_in_the_order_of_the_bus(tmp_path, vendor, kind):
             "0000:00:02.0": (OTHER, "0x030000", 0),
         },
     )
-    assert found(root, "0", "1") == [("0", 0, [0, 1, 4, 5]), ("1", 1, [2, 3, 6, 7])]
-    assert found(root, "1") == [("1", 1, [2, 3, 6, 7])]
-    assert found(root, "2", "GPU-8a") == []
+    assert gpu_nodes(root, "0", "1") == [("0", 0, [0, 1, 4, 5]), ("1", 1, [2, 3, 6, 7])]
+    assert gpu_nodes(root, "1") == [("1", 1, [2, 3, 6, 7])]
+    assert gpu_nodes(root, "2", "GPU-8a") == []
 
 
-def test_a_machine_that_does_not_say_or_has_one_node_says_nothing(tmp_path):
+def test_find_gpu_nodes_is_empty_on_machines_with_one_node(tmp_path):
     gpus = {"0000:0a:00.0": (NVIDIA, "0x030200", -1)}
-    assert found(machine(tmp_path / "unsaid", TWO, gpus), "0") == []
-    one = {"0000:0a:00.0": (NVIDIA, "0x030200", 0)}
-    assert found(machine(tmp_path / "one", {0: "0-7"}, one), "0") == []
-    assert found(machine(tmp_path / "memory alone", {0: "0-7", 1: ""}, one), "0") == []
-    assert found(tmp_path / "nothing", "0") == []
+    assert gpu_nodes(machine(tmp_path / "unsaid", TWO, gpus), "0") == []
+    entry = {"0000:0a:00.0": (NVIDIA, "0x030200", 0)}
+    assert gpu_nodes(machine(tmp_path / "one", {0: "0-7"}, entry), "0") == []
+    assert gpu_nodes(machine(tmp_path / "memory alone", {0: "0-7", 1: ""}, entry), "0") == []
+    assert gpu_nodes(tmp_path / "nothing", "0") == []
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from launch.systems import SYSTEMS, past_runs
 from tests.fakes import put_programs
 
 
-def test_completed_jobs_count_with_all_their_runs_and_what_is_no_job_is_passed_over(made_up):
+def test_past_runs_add_up_the_runs_of_completed_jobs(made_up):
     made_up.set(
         past=[
             "17|REQUEUED|600",
@@ -64,30 +64,30 @@ def pbs(tmp_path, monkeypatch):
 
 
 def test_pbs_is_asked_for_what_its_server_remembers(pbs):
-    asked = pbs(PBS, json.dumps({"timestamp": 1, "Jobs": PBS}))
+    requests = pbs(PBS, json.dumps({"timestamp": 1, "Jobs": PBS}))
     assert past_runs(SYSTEMS["pbs"], "photos", "me") == [3605.0, 360_000.0]
-    assert asked() == [
+    assert requests() == [
         "qselect -x -N photos -u me",
         "qstat -x -f -F json 17.pbs 18.pbs 19.pbs 20.pbs 21.pbs 22.pbs",
     ]
 
 
 def test_pbs_that_remembers_nothing_is_not_asked_further(pbs):
-    asked = pbs([], "")
+    requests = pbs([], "")
     assert past_runs(SYSTEMS["pbs"], "photos", "me") == []
-    assert len(asked()) == 1
+    assert len(requests()) == 1
 
 
 @pytest.mark.parametrize(
-    "said",
+    "message",
     [
         "qstat: PBS is not configured to maintain job history",
         '{"Jobs": [17]}',
         '{"Jobs": {"17.pbs": {}}}',
     ],
 )
-def test_what_is_no_record_of_pbs_is_quoted(pbs, said):
-    pbs(["17.pbs"], said)
+def test_what_is_no_record_of_pbs_is_quoted(pbs, message):
+    pbs(["17.pbs"], message)
     with pytest.raises(
         InputError, match="qstat printed .*, which is not in the format that was asked for"
     ):

@@ -10,34 +10,34 @@ from tests.launch.drivers import Driver
 
 @pytest.mark.parametrize("prefix", ["cuda", "hip"])
 def test_memory_is_registered_on_the_gpu_of_the_process(tmp_path, monkeypatch, prefix):
-    driver, said = Driver(tmp_path, monkeypatch, prefix), []
-    pin = Pinning(3, said.append, driver.libraries)
+    driver, message = Driver(tmp_path, monkeypatch, prefix), []
+    pin = Pinning(3, message.append, driver.libraries)
     for size in (4096, 12345):
         pin(mmap.mmap(-1, size))
-    assert driver.asked() == [("device", 3), ("memory", 4096), ("memory", 12345)]
-    assert said == []
+    assert driver.calls() == [("device", 3), ("memory", 4096), ("memory", 12345)]
+    assert message == []
 
 
 def test_what_is_registered_already_is_as_good(tmp_path, monkeypatch):
-    driver, said = Driver(tmp_path, monkeypatch, status=712), []
-    Pinning(0, said.append, driver.libraries)(mmap.mmap(-1, 1))
-    assert said == []
+    driver, message = Driver(tmp_path, monkeypatch, status=712), []
+    Pinning(0, message.append, driver.libraries)(mmap.mmap(-1, 1))
+    assert message == []
 
 
 def test_memory_that_is_refused_is_told_once(tmp_path, monkeypatch):
-    driver, said = Driver(tmp_path, monkeypatch, status=2), []
-    pin = Pinning(0, said.append, driver.libraries)
+    driver, message = Driver(tmp_path, monkeypatch, status=2), []
+    pin = Pinning(0, message.append, driver.libraries)
     for _ in range(3):
         pin(mmap.mmap(-1, 4096))
-    assert said == ["cudaHostRegister gives error 2"]
-    assert len(driver.asked()) == 4
+    assert message == ["cudaHostRegister gives error 2"]
+    assert len(driver.calls()) == 4
 
 
-def test_so_is_a_driver_that_is_not_there_and_one_without_the_function():
-    said = []
+def test_pinning_warns_once_without_a_usable_driver():
+    message = []
     for libraries in ((), [("libc.so.6", "cuda")], [("libnone.so", "hip")]):
-        pin = Pinning(0, said.append, libraries)
+        pin = Pinning(0, message.append, libraries)
         pin(mmap.mmap(-1, 1))
         pin(mmap.mmap(-1, 1))
-    assert said == 3 * ["neither cudaHostRegister nor hipHostRegister is there"]
+    assert message == 3 * ["neither cudaHostRegister nor hipHostRegister is there"]
     assert {begins for _, begins in LIBRARIES} == {"cuda", "hip"}

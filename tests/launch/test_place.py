@@ -40,7 +40,7 @@ def test_a_rank_gets_the_cpus_of_its_place_on_the_node(rank):
     assert started(f"{ALLOWED[0]}:{ALLOWED[1]}", rank) == [ALLOWED[rank]]
 
 
-def test_a_rank_that_has_none_of_its_cpus_and_one_beyond_the_list_stay_where_they_are():
+def test_place_leaves_ranks_without_usable_cpus_unbound():
     assert started("4000", 0) == ALLOWED
     assert started(f"{ALLOWED[0]}", 1) == ALLOWED
 

@@ -61,5 +61,5 @@ def test_where_the_kernel_does_not_say_nobody_knows(tmp_path, content):
 
 
 def test_of_this_process_the_kernel_says_it():
-    began, own = command_began_s(os.getpid())
-    assert 0 < began <= own
+    began, process = command_began_s(os.getpid())
+    assert 0 < began <= process

@@ -22,7 +22,7 @@ def test_what_is_in_no_format_that_was_asked_for_is_shown(read, text):
         read(text)
 
 
-def test_a_job_that_waits_runs_or_is_suspended_counts_and_one_that_is_over_does_not(made_up):
+def test_own_jobs_lists_waiting_running_and_suspended_jobs(made_up):
     states = ("PENDING", "RUNNING", "SUSPENDED", "COMPLETING", "COMPLETED", "CONFIGURING")
     made_up.set({str(number): {"state": state} for number, state in enumerate(states, 1)})
     assert [(job.id, job.runs) for job in QUEUES["squeue"].own_jobs(["job"])] == [

@@ -134,7 +134,7 @@ def test_every_word_that_a_template_may_say_is_filled_in():
     assert "<<" not in render(JOB, system, Site())
 
 
-def test_a_system_of_ones_own_is_named_to_the_job_in_quotes_where_it_needs_them():
+def test_render_quotes_the_name_of_a_custom_system():
     system = replace(SYSTEMS["pbs"], name="my systems:OWN", template=SYSTEMS["pbs"].script)
     assert "--system='my systems:OWN'" in render(JOB, system, Site())
 
@@ -144,17 +144,17 @@ def test_an_existing_choice_of_gpus_is_kept(tmp_path):
         line for line in lines(JOB, "slurm", SITES["frontier"]) if "ROCR_VISIBLE_DEVICES" in line
     )
     for before, after in (({}, "0,1,2,3,4,5,6,7"), ({"ROCR_VISIBLE_DEVICES": "2,3"}, "2,3")):
-        shown = subprocess.run(
+        visible = subprocess.run(
             ["bash", "-c", f"{script}\necho $ROCR_VISIBLE_DEVICES"],
             env=before,
             check=True,
             capture_output=True,
             text=True,
         ).stdout
-        assert shown.strip() == after
+        assert visible.strip() == after
 
 
-def test_the_interpreter_is_the_users_whatever_a_module_puts_into_path():
+def test_render_names_the_users_interpreter_by_its_path():
     script = lines(JOB, "slurm", replace(SITES["generic"], setup=("module load tensorflow",)))
     assert script.index("module load tensorflow") < script.index(
         'export PATH=/home/me/env/bin:"$PATH"'
@@ -177,7 +177,7 @@ def test_an_account_and_a_queue_are_one_word(wrong):
         render(replace(JOB, **wrong), SYSTEMS["slurm"], Site())
 
 
-def test_a_folder_that_directives_cannot_name_is_refused_by_batch_systems_alone():
+def test_render_refuses_folders_that_directives_cannot_name():
     job = replace(JOB, outputs=Path("/home/me/my runs"))
     with pytest.raises(InputError, match="need a folder whose path"):
         render(job, SYSTEMS["pbs"], Site())

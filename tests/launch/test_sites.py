@@ -16,14 +16,12 @@ CORES = {"summit": 42, "frontier": 56, "perlmutter": 64, "polaris": 32, "aurora"
 @pytest.mark.parametrize("name", CORES)
 def test_every_core_of_a_known_machine_is_given_to_one_rank(name):
     site = SITES[name]
-    given = [cpu for text in places(site, site.ranks, name) for cpu in parse_cpus(text)]
-    assert len(given) == len(set(given)) == CORES[name]
+    values = [cpu for text in places(site, site.ranks, name) for cpu in parse_cpus(text)]
+    assert len(values) == len(set(values)) == CORES[name]
 
 
 @given(gpus=st.integers(1, 8), cores=st.integers(2, 9), data=st.data())
-def test_a_rank_that_prepares_has_one_core_and_a_trainer_keeps_its_own_neighbourhood(
-    gpus, cores, data
-):
+def test_places_give_preprocessors_one_core_each(gpus, cores, data):
     ranks = data.draw(st.integers(gpus + 1, gpus * cores))
     near = tuple(f"{gpu * cores}-{(gpu + 1) * cores - 1}" for gpu in range(gpus))
     cpus = [
@@ -31,17 +29,18 @@ def test_a_rank_that_prepares_has_one_core_and_a_trainer_keeps_its_own_neighbour
     ]
     preparing, training = cpus[:-gpus], cpus[-gpus:]
     assert len(cpus) == ranks
-    assert all(len(one) == 1 for one in preparing)
-    assert all(set(own) <= set(parse_cpus(text)) for own, text in zip(training, near, strict=True))
-    assert sorted(cpu for one in cpus for cpu in one) == list(range(gpus * cores))
-    sizes = [len(own) for own in training]
+    assert all(len(entry) == 1 for entry in preparing)
+    assert all(
+        set(own_cores) <= set(parse_cpus(text))
+        for own_cores, text in zip(training, near, strict=True)
+    )
+    assert sorted(cpu for entry in cpus for cpu in entry) == list(range(gpus * cores))
+    sizes = [len(own_cores) for own_cores in training]
     assert max(sizes) - min(sizes) <= 1
 
 
 @given(gpus=st.integers(1, 4), slots=st.integers(1, 3), data=st.data())
-def test_trainers_that_share_a_gpu_share_what_those_that_prepare_leave_of_its_neighbourhood(
-    gpus, slots, data
-):
+def test_places_of_trainers_on_one_gpu_are_the_same_cores(gpus, slots, data):
     preparing = data.draw(st.integers(1, 7 * gpus))
     near = tuple(f"{gpu * 8}-{gpu * 8 + 7}" for gpu in range(gpus))
     trainers = gpus * slots
@@ -57,7 +56,7 @@ def test_without_a_list_of_cpus_ranks_stay_unbound():
     assert places(Site(gpus=4, ranks=8), 8, "here") == ()
 
 
-def test_a_site_of_ones_own_takes_the_rest_from_the_one_it_is_based_on():
+def test_parse_site_inherits_from_its_base():
     site = parse_site(
         {"base": "perlmutter", "ranks": 8, "directives": ["--constraint=gpu&hbm80g"]}, "own.yaml"
     )
@@ -70,7 +69,7 @@ def test_a_site_of_ones_own_takes_the_rest_from_the_one_it_is_based_on():
     assert site.directives == ("--constraint=gpu&hbm80g",)
 
 
-def test_an_unknown_key_is_answered_with_all_that_there_are_and_their_defaults():
+def test_parse_site_lists_keys_and_defaults_for_an_unknown_key():
     with pytest.raises(InputError) as caught:
         parse_site({"gpu": 4}, "own.yaml")
     text = str(caught.value)
@@ -83,7 +82,7 @@ def test_an_unknown_key_is_answered_with_all_that_there_are_and_their_defaults()
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         ({"base": "summitt"}, "base: 'summitt' is unknown; there are generic, summit"),
         ({"system": "sge"}, "system: 'sge' is unknown; there are slurm"),
@@ -114,10 +113,10 @@ def test_an_unknown_key_is_answered_with_all_that_there_are_and_their_defaults()
     ],
     ids=str,
 )
-def test_what_is_wrong_in_a_site_is_named(content, said):
+def test_what_is_wrong_in_a_site_is_named(content, message):
     with pytest.raises(InputError) as caught:
         parse_site(content, "own.yaml")
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
 values = st.recursive(
@@ -132,6 +131,6 @@ values = st.recursive(
         st.sampled_from(["base", *Site.__dataclass_fields__]) | st.text(), values, max_size=4
     )
 )
-def test_whatever_a_file_holds_it_is_a_site_or_a_mistake_that_is_named(content):
+def test_parse_site_accepts_or_refuses_any_content(content):
     with contextlib.suppress(InputError):
         assert isinstance(parse_site(content, "own.yaml"), Site)

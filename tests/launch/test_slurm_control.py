@@ -39,7 +39,7 @@ def test_a_job_is_made_smaller_by_some_of_its_nodes(made_up):
 
 
 @pytest.mark.parametrize("node", ["n1", "n4"])
-def test_a_job_keeps_its_first_node_and_cannot_give_back_what_it_does_not_have(made_up, node):
+def test_shrink_refuses_the_first_node_and_unknown_nodes(made_up, node):
     made_up.set({"17": {"hosts": "n1,n2,n3"}})
     with pytest.raises(
         InputError,

@@ -120,7 +120,7 @@ def test_a_comment_for_others_says_nothing(comment):
 
 
 @pytest.mark.parametrize(
-    ("said", "signal"),
+    ("message", "signal"),
     [
         ("fleet:signal=USR2,app_time=5", "USR2"),
         ("fleet:app_time=5,signal=B:TERM", "B:TERM"),
@@ -129,10 +129,10 @@ def test_a_comment_for_others_says_nothing(comment):
         ("fleet:signal=10", "10"),
     ],
 )
-def test_a_comment_may_name_the_signal_upon_which_a_job_saves(made_up, said, signal):
-    job = commented(made_up, said)
+def test_a_comment_may_name_the_signal_upon_which_a_job_saves(made_up, message, signal):
+    job = commented(made_up, message)
     assert (job.signal, job.unread) == (signal, "")
-    assert job.checkpoint == ({"app_time": 5.0} if "app_time" in said else {})
+    assert job.checkpoint == ({"app_time": 5.0} if "app_time" in message else {})
 
 
 @pytest.mark.parametrize("signal", ["", "usr2", "USR2;reboot", "-9", "B:", "KILL USR2"])

@@ -22,7 +22,7 @@ def no_slurm(monkeypatch):
     monkeypatch.delenv("SLURMD_NODENAME", raising=False)
 
 
-def made(*files):
+def leftover(*files):
     """Files that are a minute old, and their folders."""
     for file in files:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -34,9 +34,9 @@ def swept(folder):
     return sorted(path.name for path in remove_leftovers(folder, folder))
 
 
-def test_folders_of_dead_launchers_and_ranks_go_and_those_of_the_living_stay(tmp_path):
+def test_remove_leftovers_deletes_folders_of_dead_processes_only(tmp_path):
     for pid in (DEAD, os.getpid()):
-        made(
+        leftover(
             tmp_path / f"ompi.{pid}/pmix.{HOST}.tool",
             tmp_path / f"prted.{pid}/pmix.{HOST}.tool",
             tmp_path / f"fleet.{HOST}.{pid}/__autograph_generated_filex.py",
@@ -49,7 +49,7 @@ def test_folders_of_dead_launchers_and_ranks_go_and_those_of_the_living_stay(tmp
 def test_a_process_of_which_only_its_exit_status_is_left_is_dead(tmp_path):
     process = subprocess.Popen(["true"])
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-    made(tmp_path / f"fleet.{HOST}.{process.pid}/x")
+    leftover(tmp_path / f"fleet.{HOST}.{process.pid}/x")
     try:
         assert swept(tmp_path) == [f"fleet.{HOST}.{process.pid}"]
     finally:
@@ -57,7 +57,7 @@ def test_a_process_of_which_only_its_exit_status_is_left_is_dead(tmp_path):
 
 
 def test_what_is_of_another_node_or_of_somebody_else_stays(tmp_path):
-    made(
+    leftover(
         tmp_path / f"ompi.{DEAD}/pmix.n17.tool",
         tmp_path / f"fleet.n17.{DEAD}/x",
         tmp_path / f"ompi.{DEAD}x/y",
@@ -70,7 +70,7 @@ def test_what_is_of_another_node_or_of_somebody_else_stays(tmp_path):
 
 def test_memory_that_no_process_maps_goes(tmp_path):
     names = [f"sm_segment.{HOST}.{os.getuid()}.1a2b0001.{rank}" for rank in range(3)]
-    made(*(tmp_path / name for name in names))
+    leftover(*(tmp_path / name for name in names))
     with open(tmp_path / names[0], "r+b") as file, mmap.mmap(file.fileno(), 16):
         os.utime(tmp_path / names[1])  # just made: somebody may be about to map it
         assert swept(tmp_path) == names[2:]
@@ -108,9 +108,7 @@ if sys.argv[1] == "killed":
 
 
 @pytest.mark.parametrize("how", ["ended", "killed"])
-def test_a_process_has_a_folder_for_temporary_files_that_goes_with_it_or_with_the_next(
-    tmp_path, how
-):
+def test_take_own_folder_is_removed_at_exit_or_by_the_next(tmp_path, how):
     done = subprocess.run(
         [sys.executable, "-c", CODE, how],
         env={**os.environ, "TMPDIR": str(tmp_path)},

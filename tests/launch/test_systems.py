@@ -52,7 +52,7 @@ def test_bsub_is_given_the_script_as_its_input(cluster):
     assert cluster.calls() == ["bsub"]
 
 
-def test_a_running_job_is_put_into_the_queue_again_where_users_can_do_that(cluster):
+def test_continue_job_requeues_where_users_can(cluster):
     cluster("scontrol", "true")
     assert continue_job(SYSTEMS["slurm"], "12", cluster.script) == "12"
     assert cluster.calls() == ["scontrol requeue 12"]
@@ -72,9 +72,7 @@ def test_where_that_is_refused_another_job_is_to_follow(cluster):
         ("pbs", "qsub", "13.host", "qsub -W depend=afterany:12 {script}"),
     ],
 )
-def test_systems_without_a_way_back_into_the_queue_get_another_job(
-    cluster, system, program, printed, called
-):
+def test_continue_job_submits_again_without_requeue(cluster, system, program, printed, called):
     cluster(program, f"echo '{printed}'")
     assert continue_job(SYSTEMS[system], "12", cluster.script).startswith("13")
     assert cluster.calls() == [called.format(script=cluster.script)]
@@ -106,7 +104,7 @@ OWN = {
 
 
 @pytest.mark.parametrize(
-    ("parts", "said"),
+    ("parts", "message"),
     [
         ({"template": ""}, "batch system own: template: it is missing"),
         (
@@ -133,9 +131,9 @@ OWN = {
         ({"account": "-A {account}"}, "'-A {account}' may have braces only around {}"),
     ],
 )
-def test_a_record_that_cannot_work_is_refused(parts, said):
+def test_a_record_that_cannot_work_is_refused(parts, message):
     System(**OWN)
-    with pytest.raises(InputError, match=said):
+    with pytest.raises(InputError, match=message):
         System(**{**OWN, **parts})
 
 
@@ -144,19 +142,19 @@ def test_only_what_takes_scripts_has_a_queue():
 
 
 @pytest.mark.parametrize(
-    ("said", "preempted"),
+    ("message", "preempted"),
     [
         ("PreemptEligibleTime=2026-11-20T14:29:46 PreemptTime=2026-11-20T14:29:52", True),
         ("PreemptEligibleTime=2026-11-20T14:29:46 PreemptTime=None", False),
     ],
 )
-def test_slurm_says_of_a_job_that_it_is_being_preempted(cluster, said, preempted):
-    cluster("scontrol", f"echo '   {said}'")
+def test_slurm_says_of_a_job_that_it_is_being_preempted(cluster, message, preempted):
+    cluster("scontrol", f"echo '   {message}'")
     assert is_preempted(SYSTEMS["slurm"], "12") is preempted
     assert cluster.calls() == ["scontrol show job 12"]
 
 
-def test_a_system_that_says_nothing_of_preemption_preempts_nobody(cluster):
+def test_is_preempted_is_false_for_systems_that_do_not_say(cluster):
     cluster("scontrol", "exit 1")
     assert not any(is_preempted(system, "12") for system in SYSTEMS.values())
 
@@ -165,7 +163,7 @@ def test_a_system_that_says_nothing_of_preemption_preempts_nobody(cluster):
 
 
 @pytest.mark.parametrize(
-    ("system", "program", "line", "known"),
+    ("system", "program", "line", "expected"),
     [
         ("slurm", "scontrol", "echo 'JobId=12 JobState=RUNNING Reason=None'", True),
         ("slurm", "scontrol", "echo 'JobId=12 JobState=SUSPENDED Reason=None'", True),
@@ -194,11 +192,9 @@ def test_a_system_that_says_nothing_of_preemption_preempts_nobody(cluster):
         ("local", "true", "true", None),
     ],
 )
-def test_a_batch_system_knows_a_job_or_knows_it_no_more_or_does_not_answer(
-    cluster, system, program, line, known
-):
+def test_knows_job_tells_known_from_ended_and_no_answer(cluster, system, program, line, expected):
     cluster(program, line)
-    assert knows_job(system, "12") is known
+    assert knows_job(system, "12") is expected
 
 
 def test_a_batch_system_that_is_not_there_does_not_answer(cluster):

@@ -39,12 +39,14 @@ def test_outside_of_any_job_nobody_is_asked():
 
 
 def test_slurm_says_when_the_job_ends_in_its_environment():
-    left = seconds_left({"SLURM_JOB_ID": "17", "SLURM_JOB_END_TIME": str(int(time.time()) + 1000)})
-    assert 990 < left <= 1000
+    remaining_s = seconds_left(
+        {"SLURM_JOB_ID": "17", "SLURM_JOB_END_TIME": str(int(time.time()) + 1000)}
+    )
+    assert 990 < remaining_s <= 1000
     assert seconds_left({"SLURM_JOB_ID": "17", "SLURM_JOB_END_TIME": "5"}) == 0
 
 
-def test_no_job_of_slurm_has_more_than_its_whole_time_left_though_the_clock_here_be_behind():
+def test_seconds_left_is_at_most_the_walltime_of_slurm():
     now = int(time.time())
     assert (
         seconds_left(
@@ -59,16 +61,17 @@ def test_no_job_of_slurm_has_more_than_its_whole_time_left_though_the_clock_here
 
 
 @pytest.mark.parametrize(
-    ("answer", "left"), [("1:00:10", 3610), ("UNLIMITED", None), ("INVALID", None), ("", None)]
+    ("answer", "remaining_s"),
+    [("1:00:10", 3610), ("UNLIMITED", None), ("INVALID", None), ("", None)],
 )
-def test_an_older_slurm_is_asked(command, answer, left):
+def test_an_older_slurm_is_asked(command, answer, remaining_s):
     called = command("squeue", f"echo {answer}")
-    assert seconds_left({"SLURM_JOB_ID": "17", "SLURM_JOB_END_TIME": "soon"}) == left
+    assert seconds_left({"SLURM_JOB_ID": "17", "SLURM_JOB_END_TIME": "soon"}) == remaining_s
     assert called.read_text().split() == ["--noheader", "--format=%L", "--jobs=17"]
 
 
 @pytest.mark.parametrize(
-    ("answer", "left"),
+    ("answer", "remaining_s"),
     [
         ("2:05 L", 7500),
         ("0:00 L", 0),
@@ -78,11 +81,11 @@ def test_an_older_slurm_is_asked(command, answer, left):
         ("Job <17> is not found", None),
     ],
 )
-def test_lsf_is_asked_and_only_a_limit_is_an_end(command, answer, left):
+def test_lsf_is_asked_and_only_a_limit_is_an_end(command, answer, remaining_s):
     called = command("bjobs", f"echo '{answer}'")
-    assert seconds_left({"LSB_JOBID": "17"}) == left
+    assert seconds_left({"LSB_JOBID": "17"}) == remaining_s
     assert called.read_text().split() == ["-noheader", "-o", "time_left", "17"]
-    assert parse_bjobs(f" {answer} \n") == left
+    assert parse_bjobs(f" {answer} \n") == remaining_s
 
 
 def test_pbs_is_asked(command, tmp_path):
@@ -95,7 +98,7 @@ def test_pbs_is_asked(command, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "after", "left"),
+    ("text", "after", "remaining_s"),
     [
         (PBS_PRO, 1200, 2400),  # what is noted as used is older than the start is long ago
         (PBS_PRO, 60, 2997),
@@ -106,20 +109,18 @@ def test_pbs_is_asked(command, tmp_path):
         ("qstat: Unknown Job Id 1234.pbs", 0, None),
     ],
 )
-def test_the_later_of_what_was_used_and_what_has_passed_since_the_start_counts(text, after, left):
-    assert parse_qstat(text, STARTED + after) == left
+def test_parse_qstat_uses_the_larger_of_used_and_elapsed_time(text, after, remaining_s):
+    assert parse_qstat(text, STARTED + after) == remaining_s
 
 
-def test_torque_says_the_walltime_in_its_environment_where_qstat_says_nothing(command):
+def test_seconds_left_falls_back_to_the_walltime_of_torque(command):
     command("qstat", "exit 153")
     assert seconds_left({"PBS_JOBID": "17", "PBS_WALLTIME": "7200"}) == 7200
     assert seconds_left({"PBS_JOBID": "17"}) is None
 
 
 @pytest.mark.parametrize("variable", ["SLURM_JOB_ID", "LSB_JOBID", "PBS_JOBID"])
-def test_a_batch_system_whose_commands_are_missing_or_mad_sets_no_end(
-    command, monkeypatch, tmp_path, variable
-):
+def test_seconds_left_is_none_if_commands_fail(command, monkeypatch, tmp_path, variable):
     for name in ("squeue", "bjobs", "qstat"):
         command(name, "head -c 10000 /dev/urandom")
     assert seconds_left({variable: "17"}) is None

@@ -58,9 +58,9 @@ def harvested(folder, second=("2", 1005.0, True)):
     paths.events.unlink()
     start = replace(START, bounds={"a": (1, None), "b": (1, None)})
 
-    def write(launch, date, network, epochs, seconds, beside):
+    def write(launch, date, network, epochs, seconds, is_shared):
         log = [
-            (0.0, replace(start, date=date, beside=beside)),
+            (0.0, replace(start, date=date, beside=is_shared)),
             (0.1, ev.NetworkLeased(network, 1, epochs - 1, 0)),
             (0.2, ev.RatesLoaded({"a": (10.0,), "b": (5.0,)})),
             (0.5, ev.GroupStarted(network, (0,), 0, 1)),
@@ -68,14 +68,14 @@ def harvested(folder, second=("2", 1005.0, True)):
             (seconds, ev.NetworkFinished(network, "done", epochs)),
             (seconds + 0.5, ev.GroupStopped(network, 0.1)),
         ]
-        other = RunPaths(paths.root, launch).events
-        other.parent.mkdir(exist_ok=True)
-        other.write_text(as_text(log))
+        second = RunPaths(paths.root, launch).events
+        second.parent.mkdir(exist_ok=True)
+        second.write_text(as_text(log))
 
-    write("1", 1000.0, "a", 1, 20.0, beside=False)
-    name, date, beside = second
-    write(name, date, "b", 1, 4.0, beside)
-    write("3", 5000.0, "b", 2, 8.0, beside=False)
+    write("1", 1000.0, "a", 1, 20.0, is_shared=False)
+    name, date, is_shared = second
+    write(name, date, "b", 1, 4.0, is_shared)
+    write("3", 5000.0, "b", 2, 8.0, is_shared=False)
     return paths
 
 
@@ -113,7 +113,7 @@ RUNS = pytest.mark.parametrize("make", [plain, resumed, searched, harvested, rac
 
 def times(paths):
     """When each line of the logs was written, in seconds of the run."""
-    found, now = {}, 0.0
+    result, now = {}, 0.0
     for log in paths.event_logs():
         lines = list(read_events(log))
         if log.parent == paths.root:
@@ -125,8 +125,8 @@ def times(paths):
             clock = [
                 {"1": 0.0, "twin": 0.004, "2": 5.0, "3": 20.5}[log.stem] + t_s for t_s, _ in lines
             ]
-        found[log] = clock
-    return found
+        result[log] = clock
+    return result
 
 
 def cut(paths, folder, at):
@@ -138,8 +138,8 @@ def cut(paths, folder, at):
         shutil.copy(path, short.root / path.name)
     for log, clock in times(paths).items():
         lines = log.read_text().splitlines(keepends=True)
-        if kept := [line for line, t_s in zip(lines, clock, strict=True) if t_s <= at]:
-            (short.root / log.relative_to(paths.root)).write_text("".join(kept))
+        if kept_lines := [line for line, t_s in zip(lines, clock, strict=True) if t_s <= at]:
+            (short.root / log.relative_to(paths.root)).write_text("".join(kept_lines))
     return short
 
 
@@ -159,21 +159,19 @@ def files(folder):
 
 
 @RUNS
-def test_a_run_at_some_time_is_as_its_log_up_to_then_says_and_nothing_is_written(
-    make, tmp_path, capsys
-):
+def test_report_at_uses_the_log_up_to_then_and_writes_nothing(make, tmp_path, capsys):
     paths = make(tmp_path)
     capsys.readouterr()
     before, moments = (
         files(paths.root),
         sorted({t_s for clock in times(paths).values() for t_s in clock}),
     )
-    for place in range(1, 8):
-        at = moments[len(moments) * place // 8] + 1e-7
+    for path in range(1, 8):
+        at = moments[len(moments) * path // 8] + 1e-7
         short = cut(paths, tmp_path / "cut", at)
-        whole = report(paths, at, capsys, tmp_path / "page.html")
-        assert whole == report(short, at, capsys, tmp_path / "page.html")
-        assert whole == report(short, math.ceil(moments[-1]) + 10, capsys, tmp_path / "page.html")
+        full = report(paths, at, capsys, tmp_path / "page.html")
+        assert full == report(short, at, capsys, tmp_path / "page.html")
+        assert full == report(short, math.ceil(moments[-1]) + 10, capsys, tmp_path / "page.html")
     assert files(paths.root) == before
 
 
@@ -181,33 +179,33 @@ def test_a_run_at_some_time_is_as_its_log_up_to_then_says_and_nothing_is_written
 def test_at_its_end_a_run_is_as_its_table_says(make, tmp_path, capsys):
     paths = make(tmp_path)
     capsys.readouterr()
-    found, _ = report(paths, 1e6, capsys, tmp_path / "page.html")
+    result, _ = report(paths, 1e6, capsys, tmp_path / "page.html")
     rows = json.loads(json.dumps(as_json(read_results(paths.root))))
     assert [{**row, "metrics": {}} for row in rows] == [
-        {**row, "metrics": {}} for row in found["networks"]
+        {**row, "metrics": {}} for row in result["networks"]
     ]
     assert main(["report", str(paths.root), "--json"]) == 0
     now = json.loads(capsys.readouterr().out)
-    assert {key: now[key] for key in found if key != "ensembles"} == found
+    assert {key: now[key] for key in result if key != "ensembles"} == result
 
 
 def test_before_anything_has_happened_all_networks_wait(tmp_path, capsys):
     paths = plain(tmp_path)
     paths.results.unlink()
     capsys.readouterr()
-    found, page = report(paths, 0.0, capsys, tmp_path / "page.html")
-    assert [(row["name"], row["status"]) for row in found["networks"]] == [
+    result, page = report(paths, 0.0, capsys, tmp_path / "page.html")
+    assert [(row["name"], row["status"]) for row in result["networks"]] == [
         ("a", "waiting"),
         ("b", "waiting"),
     ]
-    assert (found["launches"], found["seconds"], found["gpus"]) == (0, 0.0, 0)
+    assert (result["launches"], result["seconds"], result["gpus"]) == (0, 0.0, 0)
     assert page.startswith("<!doctype html>")
     assert main(["report", str(paths.root), "--at", "0s"]) == 0
     assert "waiting" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (
             ["report", "RUN", "--at", "soon"],
@@ -223,21 +221,23 @@ def test_before_anything_has_happened_all_networks_wait(tmp_path, capsys):
         (["report", "RUN", "--at", "3s"], "it is no run"),
     ],
 )
-def test_what_is_no_time_and_no_speed_is_one_line_and_status_2(arguments, said, tmp_path, capsys):
+def test_what_is_no_time_and_no_speed_is_one_line_and_status_2(
+    arguments, message, tmp_path, capsys
+):
     assert main([str(tmp_path) if word == "RUN" else word for word in arguments]) == 2
     err = capsys.readouterr().err
-    assert said in err
+    assert message in err
     assert err.count("\n") == 1
 
 
-def test_a_run_is_shown_again_from_some_time_on_as_fast_as_is_wanted(tmp_path, capsys, monkeypatch):
+def test_watch_replays_a_run_at_the_given_speed(tmp_path, capsys, monkeypatch):
     paths, slept = harvested(tmp_path), []
     capsys.readouterr()
     monkeypatch.setattr("fleet.commands.live.watch.time.sleep", slept.append)
     monkeypatch.setattr("fleet.commands.live.watch.time.monotonic", lambda: sum(slept))
     assert main(["watch", str(paths.root), "--from", "8s", "--speed", "10"]) == 0
-    told = capsys.readouterr().out.splitlines()
-    assert [line.split(" ")[:3] for line in told if "epoch" in line and "loss" in line] == [
+    output = capsys.readouterr().out.splitlines()
+    assert [line.split(" ")[:3] for line in output if "epoch" in line and "loss" in line] == [
         ["b", "epoch", "1/2:"],
         ["a", "epoch", "1/2:"],
         ["b", "epoch", "2/2:"],
@@ -268,9 +268,7 @@ def test_who_has_seen_enough_is_told_nothing(tmp_path, capsys, monkeypatch):
 @pytest.mark.parametrize(
     "words", [["report", "--at", "1s"], ["watch", "--from", "0s", "--speed", "1e6"]]
 )
-def test_modules_that_lay_beside_the_spec_are_found_from_any_folder(
-    words, tmp_path, capsys, monkeypatch
-):
+def test_report_finds_modules_next_to_the_spec(words, tmp_path, capsys, monkeypatch):
     (tmp_path / "policy_beside.py").write_text(
         "from scheduler.ensemble.policies import POLICIES\nPOLICY = POLICIES['baseline']\n"
     )

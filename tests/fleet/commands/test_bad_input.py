@@ -24,7 +24,7 @@ def checked(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("source", "said"),
+    ("source", "message"),
     [
         (
             "measures",
@@ -36,12 +36,12 @@ def checked(tmp_path, capsys):
 )
 @pytest.mark.parametrize("validation", [None, 0.25])
 def test_labels_that_are_no_classes_are_one_line_of_check(
-    checked, tmp_path, source, said, validation
+    checked, tmp_path, source, message, validation
 ):
-    status, told = checked(
+    status, output = checked(
         data={"source": f"tests.sources:{source}", "path": "60", "validation": validation}
     )
-    assert (status, told.count("\n")) == (2, 1)
-    assert told.startswith(
-        f"fleet check: {tmp_path}/spec.yaml:1: data: tests.sources:{source} of 60: {said}"
+    assert (status, output.count("\n")) == (2, 1)
+    assert output.startswith(
+        f"fleet check: {tmp_path}/spec.yaml:1: data: tests.sources:{source} of 60: {message}"
     )

@@ -93,7 +93,7 @@ def build(function, **more):
     return {"build": f"check_functions:{function}", "name": function, **more}
 
 
-def test_a_spec_that_is_right_is_a_table_with_parameters_and_memory(check):
+def test_check_prints_parameters_and_memory_of_a_valid_spec(check):
     status, printed, _ = check(build("zeros"), {"family": "softmax"})
     assert (status, printed.err) == (0, "")
     row = next(
@@ -117,7 +117,7 @@ def test_channels_that_seem_to_come_first_are_said(check, folder):
     assert last[1].err == ""
 
 
-def test_all_networks_that_cannot_be_built_are_said_at_once_with_their_lines(check, folder):
+def test_check_lists_all_networks_that_cannot_be_built(check, folder):
     status, printed, mistakes = check(
         build("raises"),
         build("exits"),
@@ -132,7 +132,7 @@ def test_all_networks_that_cannot_be_built_are_said_at_once_with_their_lines(che
     assert printed.err.startswith("fleet check: 7 mistakes in the spec\n")
     line = FUNCTIONS.splitlines().index("    time.sleep(600)") + 1
     assert f"it was at {folder}/check_functions.py, line {line}, in hangs" in mistakes["7"]
-    said = {
+    message = {
         "2": "raises: ValueError: no such thing",
         "3": "exits: it exited, by sys.exit(3)",
         "4": "interrupts: it raised KeyboardInterrupt",
@@ -142,11 +142,13 @@ def test_all_networks_that_cannot_be_built_are_said_at_once_with_their_lines(che
         "7": "hangs: building took longer than 1.0 s (train.build_timeout)",
         "8": "hangs_deaf: building took longer than 1.0 s",
     }
-    assert {line: text for line, text in said.items() if text not in mistakes.get(line, "")} == {}
-    assert list(mistakes) == list(said)
+    assert {
+        line: text for line, text in message.items() if text not in mistakes.get(line, "")
+    } == {}
+    assert list(mistakes) == list(message)
 
 
-def test_mistakes_of_keys_come_first_and_nothing_is_opened_or_built_beside_them(check, folder):
+def test_check_stops_at_mistakes_in_keys(check, folder):
     status, printed, mistakes = check(
         build("says_which"),
         {"family": "softmax", "name": "unread", "train": {"batch": {"sise": 61}}},
@@ -155,17 +157,19 @@ def test_mistakes_of_keys_come_first_and_nothing_is_opened_or_built_beside_them(
         data={"source": "image_folder", "path": "no/such/folder"},
     )
     assert (status, printed.out) == (2, "")
-    said = {
+    message = {
         "3": "no key is named 'sise'; size?",
         "4": "the numpy engine has no optimizer 'adam'; it has sgd",
         "5": "no key is named 'colour'",
     }
-    assert {line: text for line, text in said.items() if text not in mistakes.get(line, "")} == {}
-    assert list(mistakes) == list(said)
+    assert {
+        line: text for line, text in message.items() if text not in mistakes.get(line, "")
+    } == {}
+    assert list(mistakes) == list(message)
     assert not (folder / "tried").exists()
 
 
-def test_what_does_not_fit_the_data_is_said_before_anything_is_built(check, folder):
+def test_check_compares_networks_with_the_data_before_building(check, folder):
     status, printed, mistakes = check(
         build("says_which"),
         {"family": "softmax", "name": "large", "train": {"batch": {"size": 61}}},
@@ -245,10 +249,10 @@ def test_what_is_wrong_with_the_data_of_an_entry_is_named_there(check):
         {"resize": {"size": [8, 8]}},
         {"random_crop": {"size": [90, 90]}},
     ]
-    other = {"family": "softmax", "name": "b", "data": {"transforms": transforms}}
+    second = {"family": "softmax", "name": "b", "data": {"transforms": transforms}}
     status, printed, _ = check(
         {"family": "softmax"},
-        other,
+        second,
         options=["--json"],
         data={"source": "builtin:digits", "transforms": transforms[:2]},
     )
@@ -274,7 +278,7 @@ def test_nothing_is_built_with_defaults_for_data_that_is_wrong(check, folder):
     assert not (folder / "tried").exists()
 
 
-def test_without_the_engines_library_networks_are_listed_and_nothing_is_wrong(check, folder):
+def test_check_lists_networks_without_the_engines_library(check, folder):
     (folder / "missing_engine.py").write_text(
         "from fleet.spec.engines import EngineInfo\nENGINE = EngineInfo('missing', 'missing_engine:make')\n"
         "def make(setup):\n    import no_such_library\n"
@@ -288,9 +292,7 @@ def test_without_the_engines_library_networks_are_listed_and_nothing_is_wrong(ch
     assert "51" in printed.out
 
 
-def test_a_network_that_does_not_fit_into_this_machine_is_not_built_here_but_may_be_right(
-    check, folder, monkeypatch
-):
+def test_check_skips_networks_too_large_for_this_machine(check, folder, monkeypatch):
     monkeypatch.setattr(trials, "free_memory", lambda: 100)
     status, printed, _ = check(build("says_which"))
     assert status == 0
@@ -302,7 +304,7 @@ def test_a_network_that_does_not_fit_into_this_machine_is_not_built_here_but_may
 
 
 @pytest.mark.long
-def test_when_the_command_ends_so_does_the_process_that_hangs_in_c(folder):
+def test_check_kills_a_build_that_hangs_in_c(folder):
     (folder / "spec.yaml").write_text(
         yaml.safe_dump(
             {
@@ -317,7 +319,7 @@ def test_when_the_command_ends_so_does_the_process_that_hangs_in_c(folder):
         [sys.executable, "-m", "fleet", "check", "spec.yaml"],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
-    found = wait_until(
+    result = wait_until(
         lambda: subprocess.run(
             ["pgrep", "-P", str(command.pid)], capture_output=True, text=True, check=False
         ).stdout.split()
@@ -325,7 +327,7 @@ def test_when_the_command_ends_so_does_the_process_that_hangs_in_c(folder):
     time.sleep(3.0)  # it imports NumPy, and hangs
     command.send_signal(signal.SIGUSR2)
     command.wait(10)
-    wait_until(lambda: not os.path.exists(f"/proc/{found[0]}"), seconds=60)
+    wait_until(lambda: not os.path.exists(f"/proc/{result[0]}"), seconds=60)
 
 
 # ---- with TensorFlow ---------------------------------------------------------------------------
@@ -422,19 +424,21 @@ def test_keras_networks_are_counted_built_trained_and_exported(check, folder):
         resources={},
     )
     assert status == 2, printed.err
-    said = {
+    message = {
         "3": "raw: cannot be exported as best.keras: NotImplementedError: Object Raw",
         "4": "explodes: RuntimeError: ",
         "5": "vast: it has 26,010,107,100,003 parameters, which take at least 208 TB on each GPU to train",
         "6": "vast_subclass: it has 26,01",
         "8": "rate: the schedule PolynomialDecay",
     }
-    assert {line: text for line, text in said.items() if text not in mistakes.get(line, "")} == {}
-    assert list(mistakes) == list(said)
+    assert {
+        line: text for line, text in message.items() if text not in mistakes.get(line, "")
+    } == {}
+    assert list(mistakes) == list(message)
     assert str(17 * 5 + 6 * 5 + 6 * 3) in printed.out  # parameters of the subclass
 
 
-def test_a_family_that_no_gpu_can_hold_is_said_before_anything_is_built(check):
+def test_check_refuses_a_family_larger_than_any_gpu(check):
     status, _, mistakes = check(
         {"family": "cnn", "name": "vast", "args": {"dense": [5_000_000, 5_000_000]}}, resources={}
     )
@@ -504,7 +508,7 @@ def test_what_nothing_can_be_learned_from_is_said_with_its_line(check, folder):
         train={"batch": {"size": 8}, "stopping": {"monitor": "val_accuracy"}},
     )
     assert status == 2, printed.err
-    said = {
+    message = {
         "2": "no_number: the model gives what is no number",
         "3": "cut_off: no weight is connected to what",
         "4": "constant does not depend on what the network gives",
@@ -512,8 +516,10 @@ def test_what_nothing_can_be_learned_from_is_said_with_its_line(check, folder):
         "6": "of_one cannot be computed of (targets, outputs): TypeError",
         "7": "of_roots is no number for",
     }
-    assert {line: text for line, text in said.items() if text not in mistakes.get(line, "")} == {}
-    assert list(mistakes) == list(said)
+    assert {
+        line: text for line, text in message.items() if text not in mistakes.get(line, "")
+    } == {}
+    assert list(mistakes) == list(message)
 
 
 # ---- classes ----------------------------------------------------------------------------------

@@ -104,7 +104,7 @@ def test_steps_may_be_coarser_or_finer_than_a_minute(jobs, capsys):
     assert deadlines("0.5") == [(0, 700), (0.5, 700), (1, 700), (1.5, 700), (2, 200)]
 
 
-def test_times_are_rounded_up_to_the_resolution_that_is_asked_for(jobs, capsys):
+def test_resolution_rounds_checkpoint_times_up(jobs, capsys):
     plans = evict_json(
         capsys, "--jobs", jobs, "--nodes", "8", "--deadline", "10", "--resolution", "5"
     )["deadlines"]
@@ -204,9 +204,7 @@ def test_a_mistake_in_the_file_is_named_with_its_line(jobs, capsys):
 # ---------------------------------------------------------------- Slurm
 
 
-def test_jobs_come_from_squeue_and_how_they_checkpoint_from_comments_and_the_site(
-    made_up, tmp_path, monkeypatch, capsys
-):
+def test_slurm_jobs_use_their_comments_and_the_site_file(made_up, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("time.time", lambda: NOW)
     made_up.set(
         {
@@ -268,7 +266,7 @@ def join(job, site=None, storage=STORAGE, **options):
 
 
 @pytest.mark.parametrize(
-    ("said", "more", "expected"),
+    ("message", "more", "expected"),
     [
         (
             {},
@@ -286,13 +284,13 @@ def join(job, site=None, storage=STORAGE, **options):
         ({"memory_gb": 60, "sys_time": 0.25}, {"resolution": 0.5}, {"sys_time": 0.5}),
     ],
 )
-def test_what_is_said_of_a_job_says_what_stopping_it_costs(said, more, expected):
-    found = join(slurm(said), **more)
-    assert {name: getattr(found, name) for name in expected} == expected
-    assert (found.id, found.nodes) == ("7", 2)
+def test_what_is_said_of_a_job_says_what_stopping_it_costs(message, more, expected):
+    result = join(slurm(message), **more)
+    assert {name: getattr(result, name) for name in expected} == expected
+    assert (result.id, result.nodes) == ("7", 2)
 
 
-def test_a_last_checkpoint_from_before_a_requeue_counts_from_the_new_start():
+def test_checkpoint_before_a_requeue_counts_from_the_new_start():
     assert join(slurm({"last_checkpoint": NOW - 99_999}, elapsed_s=60)).loss == 2 * 60
 
 
@@ -301,7 +299,7 @@ def test_no_checkpoint_lies_in_the_future():
         join(slurm(), SiteCheckpoints({"last_checkpoint": NOW + 90}))
 
 
-def test_the_nearer_to_the_job_something_is_said_the_more_it_counts():
+def test_comment_of_a_job_overrides_the_site_file():
     site = SiteCheckpoints(
         {"app_time": 1}, {"long": {"app_time": 2}}, {"md": {"app_time": 3}}, {"7": {"app_time": 4}}
     )
@@ -336,7 +334,7 @@ def test_the_nearer_to_the_job_something_is_said_the_more_it_counts():
         (slurm({"sys_time": -1}), STORAGE, "job 7: sys_time is -1"),
     ],
 )
-def test_a_comment_that_says_something_wrong_is_passed_over_with_a_warning(job, storage, message):
+def test_invalid_comment_is_ignored_with_a_warning(job, storage, message):
     warned = []
     assert join(job, storage=storage, warn=warned.append) == join(slurm(), storage=storage)
     assert [message in text and text.endswith("; its comment is ignored") for text in warned] == [
@@ -400,7 +398,7 @@ def test_a_mistake_in_the_site_file_is_named_with_its_place(tmp_path, text, mess
 # ---------------------------------------------------------------- the simulation
 
 
-def test_a_simulated_machine_starts_the_on_demand_job_as_promised(capsys):
+def test_simulated_on_demand_job_starts_when_planned(capsys):
     words = [
         "--running",
         "6",

@@ -10,7 +10,7 @@ from fleet.jobs.harvest import HarvestPlan
 from fleet.storage.json_lines import read_lines
 from fleet.storage.paths import RunPaths
 from tests.fakes import put_programs
-from tests.launch.made_up import shown
+from tests.launch.made_up import printed_lines
 
 SPEC = "models: [{{family: softmax, name: x}}, {{family: softmax, name: y}}]\nname: photos\noutput: {run}\n"
 
@@ -41,7 +41,7 @@ def harvest(tmp_path, monkeypatch, capsys):
     return call
 
 
-def test_the_first_jobs_are_handed_in_with_the_options_behind_the_dashes(harvest, tmp_path):
+def test_harvest_submits_first_jobs_with_options_after_dashes(harvest, tmp_path):
     status, out, err = harvest(
         "a.yaml",
         "--system",
@@ -110,12 +110,12 @@ def test_other_batch_systems_are_asked_by_their_own_commands(harvest, tmp_path, 
     status, _, err = harvest("a.yaml", "--system", system, "--", "-q", "spare")
     assert (status, err) == (0, "")
     paths = RunPaths(tmp_path / "a")
-    asked = (tmp_path / "asked").read_text().splitlines()
+    requests = (tmp_path / "asked").read_text().splitlines()
     assert (
-        asked[-1]
+        requests[-1]
         == {"lsf": "bsub -q spare", "pbs": f"qsub -q spare {paths.harvest_script(1)}"}[system]
     )
-    assert ("bhosts -w spares" if system == "lsf" else "qstat -Q spare") in asked
+    assert ("bhosts -w spares" if system == "lsf" else "qstat -Q spare") in requests
     handed_in = [line for line in read_lines(paths.harvest_log) if line["event"] == "submitted"]
     assert [(line["job"], line["nodes"]) for line in handed_in] == [
         ({"lsf": "4711", "pbs": "4711.pbs"}[system], 1)
@@ -126,7 +126,7 @@ def test_a_harvest_is_ended_by_its_user(harvest, tmp_path):
     harvest("a.yaml", "b.yaml", "--system", "slurm")
     plan = HarvestPlan.read(RunPaths(tmp_path / "a").harvest)
     jobs = [
-        f"case $* in *{run.job}*) {shown(number, state, run.job)};; esac"
+        f"case $* in *{run.job}*) {printed_lines(number, state, run.job)};; esac"
         for run, waits in zip(plan.runs, (10, 20), strict=True)
         for number, state in ((waits, "PENDING"), (waits + 1, "RUNNING"))
     ]
@@ -137,8 +137,8 @@ def test_a_harvest_is_ended_by_its_user(harvest, tmp_path):
     assert (status, err) == (0, "")
     assert "11 at work: such a job goes on until no network is left for it" in out
     assert (tmp_path / "taken_back").read_text() == "--state=PENDING 10\n"
-    said = [line["event"] for line in read_lines(RunPaths(tmp_path / "a").harvest_log)]
-    assert said[-2:] == ["called_off", "cancelled"]
+    message = [line["event"] for line in read_lines(RunPaths(tmp_path / "a").harvest_log)]
+    assert message[-2:] == ["called_off", "cancelled"]
 
 
 @pytest.mark.parametrize(
@@ -150,9 +150,7 @@ def test_a_harvest_is_ended_by_its_user(harvest, tmp_path):
         ("{gpus_per_node: 2, networks_per_gpu: 2}", 4),
     ],
 )
-def test_a_node_is_first_taken_to_train_as_many_networks_at_once_as_it_has_trainers(
-    harvest, tmp_path, resources, at_once
-):
+def test_harvest_assumes_one_network_per_trainer_at_first(harvest, tmp_path, resources, at_once):
     Path("a.yaml").write_text(f"{SPEC.format(run=tmp_path / 'a')}resources: {resources}\n")
     assert harvest("a.yaml", "--system", "slurm", "--nodes-per-job", "1")[0] == 0
     assert [run.per_node for run in HarvestPlan.read(RunPaths(tmp_path / "a").harvest).runs] == [
@@ -160,7 +158,7 @@ def test_a_node_is_first_taken_to_train_as_many_networks_at_once_as_it_has_train
     ]
 
 
-def test_a_job_of_one_node_has_all_preprocessors_of_the_spec_there(harvest, tmp_path):
+def test_single_node_job_gets_all_preprocessors(harvest, tmp_path):
     Path("a.yaml").write_text(
         f"{SPEC.format(run=tmp_path / 'a')}resources: {{gpus_per_node: 4, preprocessors: 2}}\n"
     )
@@ -189,12 +187,10 @@ def test_several_specs_share_a_harvest(harvest, tmp_path):
     assert RunPaths(tmp_path / "b").harvest_script(2).exists()
 
 
-def test_a_second_harvest_says_which_options_it_replaces_and_hands_waiting_jobs_in_anew(
-    harvest, tmp_path
-):
+def test_second_harvest_replaces_options_and_waiting_jobs(harvest, tmp_path):
     harvest("a.yaml", "--system", "slurm", "--walltime", "1h", "--", "--qos=low")
     name = HarvestPlan.read(RunPaths(tmp_path / "a").harvest).runs[0].job
-    jobs = f"if ! [ -e {tmp_path}/gone ]; then {shown(10, 'PENDING', name)}; fi; {shown(11, 'RUNNING', name)}"
+    jobs = f"if ! [ -e {tmp_path}/gone ]; then {printed_lines(10, 'PENDING', name)}; fi; {printed_lines(11, 'RUNNING', name)}"
     put_programs(tmp_path, {"squeue": jobs, "scancel": f'echo "$*" > {tmp_path}/gone'})
     assert (
         "replaces"
@@ -260,9 +256,7 @@ def test_what_cannot_be_harvested_is_told_in_a_line(harvest, arguments, words):
         ),
     ],
 )
-def test_a_spec_whose_networks_come_later_is_refused_with_a_word_of_what_to_do_instead(
-    harvest, tmp_path, spec, words
-):
+def test_harvest_refuses_a_spec_whose_networks_come_later(harvest, tmp_path, spec, words):
     Path("a.yaml").write_text(f"{spec}\noutput: a\n")
     assert harvest("a.yaml", "--system", "slurm") == (2, "", f"fleet harvest: a.yaml: {words}\n")
     assert not (tmp_path / "a").exists()
@@ -288,12 +282,12 @@ NO_LUCK = [
 ]
 
 
-@pytest.mark.parametrize(("program", "said", "words"), NO_LUCK)
-def test_what_slurm_refuses_is_told_in_its_words_and_the_same_command_begins_later(
-    harvest, tmp_path, program, said, words
+@pytest.mark.parametrize(("program", "message", "words"), NO_LUCK)
+def test_harvest_quotes_slurms_refusal_and_can_be_repeated(
+    harvest, tmp_path, program, message, words
 ):
     working = (tmp_path / program).read_text()
-    put_programs(tmp_path, {program: f"echo '{said}' >&2; exit 1"})
+    put_programs(tmp_path, {program: f"echo '{message}' >&2; exit 1"})
     status, out, err = harvest("a.yaml", "--system", "slurm", "--", "-p", "lo")
     assert (status, out) == (2, "")
     assert words in err

@@ -40,11 +40,11 @@ def plan(fleet):
 
 
 def test_json_has_the_agreed_keys_and_values(plan, rates):
-    status, found, _ = plan(
+    status, result, _ = plan(
         "--rates", rates, "--gpus", 4, "--gpus-per-node", 4, "--policy", "global", "--json"
     )
     assert status == 0
-    assert found == {
+    assert result == {
         "members": [
             {
                 "name": name,
@@ -53,23 +53,23 @@ def test_json_has_the_agreed_keys_and_values(plan, rates):
                 "devices": member["devices"],
                 "samples_per_s": member["samples_per_s"],
             }
-            for member, name, gpus in zip(found["members"], ("fast", "slow"), (1, 3), strict=True)
+            for member, name, gpus in zip(result["members"], ("fast", "slow"), (1, 3), strict=True)
         ],
         "idle_gpus": 0,
         "placement_score": pytest.approx(1 + 1 / 3),
     }
-    assert sorted(found["members"][0]["devices"] + found["members"][1]["devices"]) == [0, 1, 2, 3]
+    assert sorted(result["members"][0]["devices"] + result["members"][1]["devices"]) == [0, 1, 2, 3]
 
 
 def test_delta_may_be_absolute_and_literal_wastes_gpus(plan, rates):
     only_tiny = {**RATES, "models": RATES["models"][2:]}
     rates.write_text(json.dumps(only_tiny))
-    _, found, _ = plan("--rates", rates, "--gpus", 4, "--pace-tolerance", "20/s", "--json")
-    assert (found["members"][0]["gpus"], found["idle_gpus"]) == (1, 3)
-    _, found, _ = plan(
+    _, result, _ = plan("--rates", rates, "--gpus", 4, "--pace-tolerance", "20/s", "--json")
+    assert (result["members"][0]["gpus"], result["idle_gpus"]) == (1, 3)
+    _, result, _ = plan(
         "--rates", rates, "--gpus", 4, "--pace-tolerance", "20/s", "--literal", "--json"
     )
-    assert (found["members"][0]["gpus"], found["idle_gpus"]) == (4, 0)
+    assert (result["members"][0]["gpus"], result["idle_gpus"]) == (4, 0)
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -82,7 +82,7 @@ def test_the_table_names_the_groups_under_every_policy(plan, rates, policy):
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         (["--gpus", 0], "--gpus: '0' should be a whole number from 1"),
         (["--gpus", -2], "--gpus: '-2' should be a whole number from 1"),
@@ -121,8 +121,8 @@ def test_the_table_names_the_groups_under_every_policy(plan, rates, policy):
         ),
     ],
 )
-def test_bad_options_are_one_line_and_status_2(refused, rates, options, said):
-    assert said in refused("plan", "--rates", rates, *options)
+def test_bad_options_are_one_line_and_status_2(refused, rates, options, message):
+    assert message in refused("plan", "--rates", rates, *options)
 
 
 @pytest.mark.parametrize(
@@ -165,9 +165,7 @@ def test_bad_rates_are_one_line_and_status_2(refused, rates, wrong):
     assert "models[0].rates" in refused("plan", "--rates", rates, "--gpus", 2)
 
 
-def test_to_the_letter_rates_beyond_the_measured_ones_follow_from_those_of_two_nodes(
-    plan, tmp_path
-):
+def test_literal_extrapolates_rates_as_the_paper_does(plan, tmp_path):
     path = tmp_path / "rates.json"
     path.write_text(
         json.dumps(
@@ -181,13 +179,13 @@ def test_to_the_letter_rates_beyond_the_measured_ones_follow_from_those_of_two_n
             }
         )
     )
-    given = {}
+    values = {}
     for words in ((), ("--literal",)):
-        _, found, _ = plan(
+        _, result, _ = plan(
             "--rates", path, "--gpus", 12, "--pace-tolerance", "100%", "--json", *words
         )
-        given[words] = {member["name"]: member["gpus"] for member in found["members"]}
-    assert given[()] != given["--literal",]
+        values[words] = {member["name"]: member["gpus"] for member in result["members"]}
+    assert values[()] != values["--literal",]
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -217,9 +215,12 @@ def test_a_cluster_of_a_million_gpus_is_planned_and_shown(plan, tmp_path, policy
 def test_policy_delta_and_bounds_come_from_the_spec(plan, rates, tmp_path):
     spec = tmp_path / "spec.yaml"
     spec.write_text(SPEC)
-    status, found, err = plan(spec, "--rates", rates, "--gpus", 4, "--json")
+    status, result, err = plan(spec, "--rates", rates, "--gpus", 4, "--json")
     assert (status, err) == (0, "")
-    assert {member["name"]: member["gpus"] for member in found["members"]} == {"fast": 2, "slow": 2}
+    assert {member["name"]: member["gpus"] for member in result["members"]} == {
+        "fast": 2,
+        "slow": 2,
+    }
 
 
 def test_where_no_rates_are_known_it_says_of_what(refused, rates, tmp_path):
@@ -234,9 +235,11 @@ SHARED = {**RATES, "sharing": [1.0, 1.7, 2.0, 2.01]}
 
 
 @pytest.mark.parametrize(
-    ("slots", "most", "waiting"), [(1, 1, 4), (2, 2, 2), (9, 3, 0), ("auto", 3, 0)]
+    ("slots", "maximum", "waiting"), [(1, 1, 4), (2, 2, 2), (9, 3, 0), ("auto", 3, 0)]
 )
-def test_the_networks_of_a_spec_share_gpus_as_it_says(plan, rates, tmp_path, slots, most, waiting):
+def test_the_networks_of_a_spec_share_gpus_as_it_says(
+    plan, rates, tmp_path, slots, maximum, waiting
+):
     rates.write_text(
         json.dumps(
             {**SHARED, "models": [{"name": f"n-{i}", "rates": [40.0, 78.0]} for i in range(6)]}
@@ -247,19 +250,19 @@ def test_the_networks_of_a_spec_share_gpus_as_it_says(plan, rates, tmp_path, slo
         "models: [{family: softmax, name: n, grid: {train.batch.size: [4, 5, 6, 7, 8, 9]}}]\n"
         f"data: {{source: 'builtin:digits'}}\nresources: {{engine: numpy, networks_per_gpu: {slots}}}\n"
     )
-    _, found, _ = plan(spec, "--rates", rates, "--gpus", 2, "--gpus-per-node", 2, "--json")
-    assert found.get("networks_per_gpu", 1) == most
-    assert (6 - len(found["members"]), found["idle_gpus"]) == (waiting, 0)
-    tenants = [member["devices"] for member in found["members"]]
-    assert {tenants.count([gpu]) for gpu in (0, 1)} == {most}
+    _, result, _ = plan(spec, "--rates", rates, "--gpus", 2, "--gpus-per-node", 2, "--json")
+    assert result.get("networks_per_gpu", 1) == maximum
+    assert (6 - len(result["members"]), result["idle_gpus"]) == (waiting, 0)
+    tenants = [member["devices"] for member in result["members"]]
+    assert {tenants.count([gpu]) for gpu in (0, 1)} == {maximum}
     _, text, _ = plan(spec, "--rates", rates, "--gpus", 2, "--gpus-per-node", 2)
-    assert (f"up to {most} networks on each" in text) == (most > 1)
-    assert f" {40 * [1, 1.7, 2.0][most - 1] / most:.4g} " in text
+    assert (f"up to {maximum} networks on each" in text) == (maximum > 1)
+    assert f" {40 * [1, 1.7, 2.0][maximum - 1] / maximum:.4g} " in text
 
 
-@pytest.mark.parametrize(("at_once", "most"), [(1, 2), (5, 4), ("auto", 4)])
-def test_the_slots_that_a_plan_has_are_for_those_as_well_that_a_search_may_have_at_once(
-    plan, rates, tmp_path, at_once, most
+@pytest.mark.parametrize(("at_once", "maximum"), [(1, 2), (5, 4), ("auto", 4)])
+def test_plan_counts_slots_for_concurrent_trials_of_a_search(
+    plan, rates, tmp_path, at_once, maximum
 ):
     rates.write_text(
         json.dumps(
@@ -273,5 +276,5 @@ def test_the_slots_that_a_plan_has_are_for_those_as_well_that_a_search_may_have_
         f"search: {{sampler: random, max_trials: 6, max_concurrent: {at_once}}}}}\n"
         "data: {source: 'builtin:digits'}\nresources: {engine: numpy, networks_per_gpu: 9}\n"
     )
-    _, found, _ = plan(spec, "--rates", rates, "--gpus", 2, "--gpus-per-node", 2, "--json")
-    assert found["networks_per_gpu"] == most
+    _, result, _ = plan(spec, "--rates", rates, "--gpus", 2, "--gpus-per-node", 2, "--json")
+    assert result["networks_per_gpu"] == maximum

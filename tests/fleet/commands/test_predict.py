@@ -134,15 +134,15 @@ def images(tmp_path):
 
 
 def test_the_best_network_says_what_each_image_shows(run, images, fleet):
-    status, found, _ = fleet("predict", run.root, images / "white.png", images, "--json")
+    status, result, _ = fleet("predict", run.root, images / "white.png", images, "--json")
     assert status == 0
-    assert (found["networks"], found["names"]) == ({"a": 1.0}, list(NAMES))
-    assert [(line["image"], line["class"]) for line in found["images"]] == [
+    assert (result["networks"], result["names"]) == ({"a": 1.0}, list(NAMES))
+    assert [(line["image"], line["class"]) for line in result["images"]] == [
         (str(images / "white.png"), "dog"),
         (str(images / "deep/black.png"), "cat"),
         (str(images / "white.png"), "dog"),
     ]
-    first = found["images"][0]
+    first = result["images"][0]
     assert first["probabilities"] == pytest.approx(
         {"cat": 1 / (1 + np.e), "dog": np.e / (1 + np.e)}
     )
@@ -157,42 +157,38 @@ def test_json_stands_alone_where_a_module_prints(run, images, fleet, monkeypatch
         return plain(self, images)
 
     monkeypatch.setattr(StandIn, "predict", predict)
-    _, found, error = fleet("predict", run.root, images / "white.png", "--json")
-    assert [line["class"] for line in found["images"]] == ["dog"]
+    _, result, error = fleet("predict", run.root, images / "white.png", "--json")
+    assert [line["class"] for line in result["images"]] == ["dog"]
     assert "forward" in error
 
 
-def test_several_are_averaged_and_those_are_chosen_that_go_together(run, images, fleet):
-    _, found, _ = fleet("predict", run.root, images / "white.png", "--top", 3, "--json")
-    assert found["networks"] == pytest.approx({"a": 1 / 3, "b": 1 / 3, "c": 1 / 3})
+def test_predict_averages_top_networks_or_a_greedy_selection(run, images, fleet):
+    _, result, _ = fleet("predict", run.root, images / "white.png", "--top", 3, "--json")
+    assert result["networks"] == pytest.approx({"a": 1 / 3, "b": 1 / 3, "c": 1 / 3})
     share = sum(1 / (1 + np.exp(-logit)) for logit in (1.0, 3.0, -1.0)) / 3
-    assert found["images"][0]["probability"] == pytest.approx(share)
-    _, found, _ = fleet("predict", run.root, images / "white.png", "--select", "greedy", "--json")
-    assert found["networks"] == {"b": 1.0}
+    assert result["images"][0]["probability"] == pytest.approx(share)
+    _, result, _ = fleet("predict", run.root, images / "white.png", "--select", "greedy", "--json")
+    assert result["networks"] == {"b": 1.0}
 
 
 def share(*logits):
     return np.mean([1 / (1 + np.exp(-logit)) for logit in logits])
 
 
-def test_with_folds_the_network_of_the_best_mean_predicts_as_the_mean_of_its_folds(
-    tmp_path, run, images, fleet
-):
+def test_predict_averages_the_folds_of_the_best_network(tmp_path, run, images, fleet):
     run = folded_run(tmp_path / "folded")
-    _, found, error = fleet("predict", run.root, images / "white.png", "--json")
-    assert found["networks"] == pytest.approx({f"b-fold{fold}": 1 / 3 for fold in range(3)})
-    assert found["images"][0]["probability"] == pytest.approx(share(5, 2, 3))
+    _, result, error = fleet("predict", run.root, images / "white.png", "--json")
+    assert result["networks"] == pytest.approx({f"b-fold{fold}": 1 / 3 for fold in range(3)})
+    assert result["images"][0]["probability"] == pytest.approx(share(5, 2, 3))
     assert error == ""
     assert "With b, the mean of its 3 folds:" in fleet("predict", run.root, images / "white.png")[1]
 
 
-def test_with_folds_so_many_networks_are_joined_each_with_all_its_folds(
-    tmp_path, run, images, fleet
-):
+def test_predict_top_counts_networks_not_folds(tmp_path, run, images, fleet):
     run = folded_run(tmp_path / "folded")
-    _, found, _ = fleet("predict", run.root, images / "white.png", "--json", "--top", 2)
-    assert found["networks"] == pytest.approx(dict.fromkeys(FOLDED, 1 / 6))
-    assert found["images"][0]["probability"] == pytest.approx(share(5, 2, 3, 1, 1, 1))
+    _, result, _ = fleet("predict", run.root, images / "white.png", "--json", "--top", 2)
+    assert result["networks"] == pytest.approx(dict.fromkeys(FOLDED, 1 / 6))
+    assert result["images"][0]["probability"] == pytest.approx(share(5, 2, 3, 1, 1, 1))
     assert (
         "With b 50%, a 50%, each the mean of its 3 folds:"
         in fleet("predict", run.root, images, "--top", 2)[1]
@@ -201,8 +197,8 @@ def test_with_folds_so_many_networks_are_joined_each_with_all_its_folds(
         "--top 3: only 2 networks can be joined"
         in fleet("predict", run.root, images, "--top", 3)[2]
     )
-    _, found, _ = fleet("predict", run.root, images / "white.png", "--json", "--select", "greedy")
-    assert found["networks"] == pytest.approx({f"b-fold{fold}": 1 / 3 for fold in range(3)})
+    _, result, _ = fleet("predict", run.root, images / "white.png", "--json", "--select", "greedy")
+    assert result["networks"] == pytest.approx({f"b-fold{fold}": 1 / 3 for fold in range(3)})
 
 
 def test_a_network_of_which_a_fold_is_not_finished_is_left_out(tmp_path, run, images, caplog):
@@ -231,9 +227,9 @@ def test_networks_are_saved_as_one_with_images_or_without(run, tmp_path, fleet):
 
 def test_rows_of_an_array_are_prepared_as_samples_are(run, tmp_path, fleet):
     np.save(tmp_path / "rows.npy", np.full((2, 6, 6, 3), 255, np.uint8))
-    status, found, _ = fleet("predict", run.root, tmp_path / "rows.npy", "--json")
+    status, result, _ = fleet("predict", run.root, tmp_path / "rows.npy", "--json")
     assert status == 0
-    assert [line["image"] for line in found["images"]] == [
+    assert [line["image"] for line in result["images"]] == [
         f"{tmp_path}/rows.npy[{row}]" for row in (0, 1)
     ]
 
@@ -243,12 +239,12 @@ def test_labels_and_values_are_named(tmp_path, images, fleet, monkeypatch):
         predictor, "load_ensemble", lambda spec, files, weights, kind: StandIn(files, weights, kind)
     )
     labels = made_run(tmp_path, TargetSpec("multilabel", 2, ("red", "round")))
-    _, found, _ = fleet("predict", labels.root, images / "white.png", "--json")
-    assert found["images"][0]["labels"] == ["round"]
-    assert found["images"][0]["probabilities"]["red"] == 0.5
+    _, result, _ = fleet("predict", labels.root, images / "white.png", "--json")
+    assert result["images"][0]["labels"] == ["round"]
+    assert result["images"][0]["probabilities"]["red"] == 0.5
     values = made_run(tmp_path, TargetSpec("value", 2))
-    _, found, _ = fleet("predict", values.root, images / "white.png", "--json")
-    assert found["images"][0]["values"] == {"0": 0.0, "1": 1.0}
+    _, result, _ = fleet("predict", values.root, images / "white.png", "--json")
+    assert result["images"][0]["values"] == {"0": 0.0, "1": 1.0}
 
 
 @pytest.mark.parametrize(
@@ -287,9 +283,7 @@ def test_what_is_missing_in_a_run_is_named(run, images, fleet):
     assert (status, "has no sample.json" in error) == (2, True)
 
 
-def test_masks_are_not_printed_and_an_engine_that_exports_nothing_is_refused(
-    tmp_path, images, fleet, monkeypatch
-):
+def test_predict_refuses_masks_and_engines_without_exports(tmp_path, images, fleet, monkeypatch):
     numpy = made_run(tmp_path / "numpy", engine="numpy")
     status, _, error = fleet("predict", numpy.root, images)
     assert (status, "numpy writes no networks" in error) == (2, True)
@@ -301,9 +295,7 @@ def test_masks_are_not_printed_and_an_engine_that_exports_nothing_is_refused(
     assert (status, "masks are not printed" in error) == (2, True)
 
 
-def test_images_are_decoded_for_a_run_whose_source_holds_arrays_and_refused_for_one_of_other_inputs(
-    tmp_path, images, monkeypatch
-):
+def test_predict_decodes_images_for_runs_on_image_arrays(tmp_path, images, monkeypatch):
     monkeypatch.setattr(
         predictor, "load_ensemble", lambda spec, files, weights, kind: StandIn(files, weights, kind)
     )
@@ -322,9 +314,7 @@ def test_images_are_decoded_for_a_run_whose_source_holds_arrays_and_refused_for_
 # ---- fleet export --onnx -----------------------------------------------------------------------
 
 
-def test_a_network_is_written_as_onnx_beside_its_export_or_where_it_is_wanted(
-    run, tmp_path, fleet, monkeypatch
-):
+def test_export_writes_onnx_next_to_the_export_or_to_a_file(run, tmp_path, fleet, monkeypatch):
     monkeypatch.setattr(
         "fleet.commands.export.write_onnx", lambda engine, file, path: path.write_text(file.name)
     )

@@ -38,8 +38,8 @@ class StandIn:
         self._target = target
 
     def predict(self, inputs):
-        found = inputs.reshape(len(inputs), -1).astype(np.float32)[:, : self._target.outputs]
-        return probabilities(found, self._target.kind)
+        result = inputs.reshape(len(inputs), -1).astype(np.float32)[:, : self._target.outputs]
+        return probabilities(result, self._target.kind)
 
 
 def write(path, rows, **more):
@@ -49,17 +49,17 @@ def write(path, rows, **more):
 
 
 @pytest.fixture
-def made(tmp_path, monkeypatch):
+def make_run(tmp_path, monkeypatch):
     """A run that has learned from a table, or from something else."""
 
-    def made(
+    def make(
         rows=TRAINED,
         inputs=("age", "height", "fit"),
         targets="score",
         target=None,
         source="table",
         transforms=(),
-        kept=True,
+        stored=True,
         **options,
     ):
         paths = RunPaths(tmp_path / "run")
@@ -84,25 +84,25 @@ def made(tmp_path, monkeypatch):
         paths.exported("net", ".keras").parent.mkdir(parents=True)
         paths.exported("net", ".keras").write_text("")
         paths.spec.write_text(dump(spec.document))
-        write_sample(paths, sample, {"": train.classes}, columns_of(train) if kept else None)
+        write_sample(paths, sample, {"": train.classes}, columns_of(train) if stored else None)
         monkeypatch.setattr(
             predictor, "load_ensemble", lambda spec, files, weights, kind: StandIn(sample.target)
         )
         return paths.root
 
-    return made
+    return make
 
 
 def predicted(fleet, run, *words):
     """The rows that are printed, without their header, and that."""
-    status, text, said = fleet("predict", run, *words)
-    assert (status, said) == (0, "With net:\n")
+    status, text, columns = fleet("predict", run, *words)
+    assert (status, columns) == (0, "With net:\n")
     header, *rows = csv.reader(io.StringIO(text))
     return header, rows
 
 
-def test_columns_are_found_by_their_names_in_any_order_beside_others(made, tmp_path, fleet):
-    run = made()
+def test_predict_finds_columns_by_name_in_any_order(make_run, tmp_path, fleet):
+    run = make_run()
     os.remove(tmp_path / "trained.csv")  # it is not needed any more
     new = write(
         tmp_path / "new.csv",
@@ -117,9 +117,9 @@ def test_columns_are_found_by_their_names_in_any_order_beside_others(made, tmp_p
     assert np.concatenate(prepared).tolist() == [[33, 1.5, 0], [44.5, 1.25, 1]]
 
 
-def test_all_missing_columns_are_named_at_once(made, tmp_path, fleet):
+def test_all_missing_columns_are_named_at_once(make_run, tmp_path, fleet):
     new = write(tmp_path / "new.csv", [["Age", "fit", "score"], [1, 1, 1]])
-    status, _, error = fleet("predict", made(), new)
+    status, _, error = fleet("predict", make_run(), new)
     assert (status, error) == (
         2,
         f"fleet predict: {new}: no columns 'age', 'height', which the networks take; its "
@@ -136,15 +136,15 @@ def test_all_missing_columns_are_named_at_once(made, tmp_path, fleet):
         ("inf", "is not finite"),
     ],
 )
-def test_a_cell_that_training_refuses_is_refused(made, tmp_path, fleet, cell, wrong):
+def test_a_cell_that_training_refuses_is_refused(make_run, tmp_path, fleet, cell, wrong):
     new = write(tmp_path / "new.csv", [["age", "height", "fit"], [30, 1.5, 1], [cell, 1.5, 1]])
-    status, out, error = fleet("predict", made(), new)
+    status, out, error = fleet("predict", make_run(), new)
     assert (status, out) == (2, None)
     assert wrong in error
 
 
-def test_numbers_without_a_header_are_features_by_their_position(made, tmp_path, fleet):
-    run = made()
+def test_numbers_without_a_header_are_features_by_their_position(make_run, tmp_path, fleet):
+    run = make_run()
     assert predicted(fleet, run, write(tmp_path / "new.csv", FEATURES))[1] == [
         ["0", "30.0"],
         ["1", "40.0"],
@@ -160,15 +160,15 @@ def test_numbers_without_a_header_are_features_by_their_position(made, tmp_path,
     )
 
 
-def test_names_that_are_numbers_are_a_header(made, tmp_path, fleet):
-    run = made([["0", "1", "score"], [1, 2, 0.5], [3, 4, 1.5]], inputs=None)
+def test_names_that_are_numbers_are_a_header(make_run, tmp_path, fleet):
+    run = make_run([["0", "1", "score"], [1, 2, 0.5], [3, 4, 1.5]], inputs=None)
     new = write(tmp_path / "new.csv", [["1", "0"], [20, 10]])
     assert predicted(fleet, run, new)[1] == [["0", "10.0"]]
     assert predicted(fleet, run, write(tmp_path / "new.csv", [[20, 10]]))[1] == [["0", "20.0"]]
 
 
-def test_other_delimiters_and_parquet_files_are_read(made, tmp_path, fleet):
-    run = made()
+def test_other_delimiters_and_parquet_files_are_read(make_run, tmp_path, fleet):
+    run = make_run()
     rows = [["fit", "height", "age"], [0, 1.5, 33]]
     assert predicted(fleet, run, write(tmp_path / "new.tsv", rows, delimiter="\t"))[1] == [
         ["0", "33.0"]
@@ -180,10 +180,8 @@ def test_other_delimiters_and_parquet_files_are_read(made, tmp_path, fleet):
     assert predicted(fleet, run, tmp_path / "new.parquet")[1] == [["0", "33.0"]]
 
 
-def test_classes_have_their_name_in_the_column_of_the_target_and_their_probabilities(
-    made, tmp_path, fleet
-):
-    run = made(inputs=["age", "height"], targets="name")
+def test_predict_writes_class_and_probability_columns(make_run, tmp_path, fleet):
+    run = make_run(inputs=["age", "height"], targets="name")
     new = write(tmp_path / "new.csv", [["height", "age"], [0, 0], [2, 1]])
     header, rows = predicted(fleet, run, new)
     assert header == ["row", "name", "x", "y"]
@@ -194,35 +192,35 @@ def test_classes_have_their_name_in_the_column_of_the_target_and_their_probabili
     assert rows[0][2:] == ["0.5", "0.5"]
 
 
-def test_a_class_may_be_called_as_another_column_is(made, tmp_path, fleet):
-    run = made(
+def test_a_class_may_be_called_as_another_column_is(make_run, tmp_path, fleet):
+    run = make_run(
         [["a", "b", "row"], [1, 2, "row"], [3, 4, "column"]], inputs=["a", "b"], targets="row"
     )
     header, _ = predicted(fleet, run, write(tmp_path / "new.csv", [["a", "b"], [0, 1]]))
     assert header == ["row", "row", "column", "predicted row"]
 
 
-def test_labels_and_several_values_have_a_column_each(made, tmp_path, fleet):
+def test_labels_and_several_values_have_a_column_each(make_run, tmp_path, fleet):
     new = write(tmp_path / "new.csv", [["a", "b"], [5, -5], [5, 5]])
     labels = [["a", "b", "red", "round"], [1, 2, 1, 0], [3, 4, 1, 1]]
-    header, rows = predicted(fleet, made(labels, ["a", "b"], ["red", "round"]), new)
+    header, rows = predicted(fleet, make_run(labels, ["a", "b"], ["red", "round"]), new)
     assert header == ["row", "labels", "red", "round"]
     assert [row[1] for row in rows] == ["red", "red;round"]
 
 
-def test_values_are_one_object_as_json(made, tmp_path, fleet):
+def test_values_are_one_object_as_json(make_run, tmp_path, fleet):
     values = [["a", "b", "x", "y"], [1, 2, 1.5, 0], [3, 4, 1, 1.5]]
     run, new = (
-        made(values, ["a", "b"], ["y", "x"]),
+        make_run(values, ["a", "b"], ["y", "x"]),
         write(tmp_path / "new.csv", [["b", "a"], [5, 0.5], [7, 8]]),
     )
     assert predicted(fleet, run, new) == (
         ["row", "y", "x"],
         [["0", "0.5", "5.0"], ["1", "8.0", "7.0"]],
     )
-    status, found, _ = fleet("predict", run, new, "--json")
+    status, result, _ = fleet("predict", run, new, "--json")
     assert status == 0
-    assert found == {
+    assert result == {
         "networks": {"net": 1.0},
         "names": ["y", "x"],
         "rows": [
@@ -232,30 +230,30 @@ def test_values_are_one_object_as_json(made, tmp_path, fleet):
     }
 
 
-def test_rows_of_several_tables_say_of_which_they_are(made, tmp_path, fleet):
-    one, other = (
+def test_rows_of_several_tables_say_of_which_they_are(make_run, tmp_path, fleet):
+    entry, second = (
         write(tmp_path / f"{name}.csv", FEATURES[:rows])
         for name, rows in (("one", 1), ("other", 2))
     )
-    header, rows = predicted(fleet, made(), one, other)
+    header, rows = predicted(fleet, make_run(), entry, second)
     assert header == ["table", "row", "score"]
-    assert [row[:2] for row in rows] == [[str(one), "0"], [str(other), "0"], [str(other), "1"]]
+    assert [row[:2] for row in rows] == [[str(entry), "0"], [str(second), "0"], [str(second), "1"]]
 
 
-def test_rows_have_names_in_python(made, tmp_path):
+def test_rows_have_names_in_python(make_run, tmp_path):
     new = write(tmp_path / "new.csv", FEATURES)
-    names, values = Predictor(made()).predict_files([new])
+    names, values = Predictor(make_run()).predict_files([new])
     assert names == [f"{new}[{row}]" for row in range(3)]
     assert values.tolist() == [[30], [40], [50]]
 
 
-def test_a_run_of_an_earlier_version_has_the_names_that_its_spec_says(made, tmp_path, fleet):
+def test_predict_reads_column_names_from_the_spec_of_old_runs(make_run, tmp_path, fleet):
     new = write(tmp_path / "new.csv", [["fit", "score", "height", "age"], [0, 1, 1.5, 33]])
-    assert predicted(fleet, made(kept=False), new) == (["row", "score"], [["0", "33.0"]])
+    assert predicted(fleet, make_run(kept=False), new) == (["row", "score"], [["0", "33.0"]])
 
 
-def test_without_names_columns_go_by_their_position(made, tmp_path, fleet):
-    run = made([row[:3] + row[4:] for row in TRAINED], None, kept=False)
+def test_without_names_columns_go_by_their_position(make_run, tmp_path, fleet):
+    run = make_run([row[:3] + row[4:] for row in TRAINED], None, kept=False)
     rows = [["score", "a", "b", "c"], [1, 33, 1.5, 0]]
     assert predicted(fleet, run, write(tmp_path / "new.csv", rows))[1] == [["0", "33.0"]]
     assert predicted(fleet, run, write(tmp_path / "new.csv", FEATURES[:1]))[1] == [["0", "30.0"]]
@@ -266,10 +264,10 @@ def test_without_names_columns_go_by_their_position(made, tmp_path, fleet):
     assert "4 columns; the networks take 3, whose names are not known" in error
 
 
-def test_a_table_may_list_the_files_to_predict_from(made, tmp_path, fleet):
+def test_a_table_may_list_the_files_to_predict_from(make_run, tmp_path, fleet):
     for name, colour in (("a", "white"), ("b", "black")):
         Image.new("RGB", (8, 8), colour).save(tmp_path / f"{name}.png")
-    run = made(
+    run = make_run(
         [["file", "red", "green"], ["a.png", 0.5, 1.5], ["b.png", 1.5, 2.5]],
         None,
         ["red", "green"],
@@ -280,16 +278,16 @@ def test_a_table_may_list_the_files_to_predict_from(made, tmp_path, fleet):
         ["row", "red", "green"],
         [["0", "0.0", "0.0"], ["1", "255.0", "255.0"]],
     )
-    status, found, _ = fleet(
+    status, result, _ = fleet(
         "predict", run, tmp_path / "a.png", "--json"
     )  # files are named one by one as well
-    assert (status, found["images"][0]["values"]) == (0, {"red": 255.0, "green": 255.0})
+    assert (status, result["images"][0]["values"]) == (0, {"red": 255.0, "green": 255.0})
     write(new, [["file"], ["c.png"]])
     assert "c.png" in fleet("predict", run, new)[2]
 
 
-def test_what_is_kept_of_a_table_is_plain(made):
-    run = made()
+def test_what_is_kept_of_a_table_is_plain(make_run):
+    run = make_run()
     assert json.loads(RunPaths(run).sample.read_text())["table"] == {
         "inputs": ["age", "height", "fit"],
         "is_paths": False,

@@ -24,9 +24,9 @@ def test_the_command_writes_the_page_and_prints_the_numbers(run, capsys):
     assert "makespan 21.1 s, simulated 21.5 s: 0.98" in capsys.readouterr().out
     assert run.report.read_text().startswith("<!doctype html>")
     assert main(["report", str(run.root), "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert (found["measured_s"], found["gpus"]) == (pytest.approx(21.1), 2)
-    assert {row["name"]: row["status"] for row in found["networks"]} == {
+    result = json.loads(capsys.readouterr().out)
+    assert (result["measured_s"], result["gpus"]) == (pytest.approx(21.1), 2)
+    assert {row["name"]: row["status"] for row in result["networks"]} == {
         "a": "finished",
         "b<1>": "waiting",
     }
@@ -45,7 +45,7 @@ def test_chunks_of_a_ring_that_groups_missed_are_counted(run, capsys):
     assert "9 chunks of the ring could not be taken" in run.report.read_text()
 
 
-def test_a_run_in_whose_folder_nothing_may_be_written_is_shown_too(run, capsys):
+def test_report_shows_a_run_in_a_read_only_folder(run, capsys):
     run.report.mkdir()
     (run.report / "in the way").touch()
     assert main(["report", str(run.root)]) == 0
@@ -58,10 +58,8 @@ def test_a_run_in_whose_folder_nothing_may_be_written_is_shown_too(run, capsys):
 
 
 @pytest.mark.parametrize("ends", ["launch", "Ctrl-C"])
-def test_the_page_is_written_anew_until_the_launch_ends_and_then_stands_still(
-    run, capsys, monkeypatch, ends
-):
-    pages, clock, held = [], Clock(), iter([run.lease] * 6)
+def test_report_every_rewrites_the_page_until_the_launch_ends(run, capsys, monkeypatch, ends):
+    pages, clock, lease = [], Clock(), iter([run.lease] * 6)
     log = run.events.read_text()
     run.events.write_text("")  # the launch has come to nothing yet
 
@@ -72,7 +70,7 @@ def test_the_page_is_written_anew_until_the_launch_ends_and_then_stands_still(
         if ends == "Ctrl-C" and len(pages) == 2:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr("fleet.commands.report.find_held_lease", lambda paths: next(held, None))
+    monkeypatch.setattr("fleet.commands.report.find_held_lease", lambda paths: next(lease, None))
     monkeypatch.setattr("fleet.commands.report.time", SimpleNamespace(monotonic=clock, sleep=sleep))
     assert main(["report", str(run.root), "--every", "1s"]) == 0
     assert pages[0] == ""
@@ -82,26 +80,24 @@ def test_the_page_is_written_anew_until_the_launch_ends_and_then_stands_still(
 
 
 @pytest.mark.parametrize("may_pass", [True, False])
-def test_a_disk_that_is_full_for_a_moment_does_not_end_the_writing(
-    run, capsys, monkeypatch, may_pass
-):
-    held, full = iter([run.lease] * 6), [StorageError("there is no room", may_pass)]
+def test_report_every_survives_a_disk_that_is_full_for_a_while(run, capsys, monkeypatch, may_pass):
+    lease, full = iter([run.lease] * 6), [StorageError("there is no room", may_pass)]
 
     def write(*given):
         if full:
             raise full.pop()
         write_report(*given)
 
-    monkeypatch.setattr("fleet.commands.report.find_held_lease", lambda paths: next(held, None))
+    monkeypatch.setattr("fleet.commands.report.find_held_lease", lambda paths: next(lease, None))
     monkeypatch.setattr("fleet.commands.report.write_report", write)
     assert main(["report", str(run.root), "--every", "0.01s"]) == (0 if may_pass else 1)
     out, err = capsys.readouterr()
     assert ("written anew every" in out, err.count("there is no room")) == (may_pass, 1)
 
 
-@pytest.mark.parametrize("beside", [["--json"], ["--at", "1s"]])
-def test_what_is_written_again_and_again_is_the_page_of_now(run, beside, capsys):
-    assert main(["report", str(run.root), "--every", "30s", *beside]) == 2
+@pytest.mark.parametrize("copy", [["--json"], ["--at", "1s"]])
+def test_what_is_written_again_and_again_is_the_page_of_now(run, copy, capsys):
+    assert main(["report", str(run.root), "--every", "30s", *copy]) == 2
     assert "--every" in capsys.readouterr().err
 
 

@@ -21,11 +21,11 @@ def reserve(fleet):
 
 
 def test_json_holds_the_requests_and_what_they_cost(reserve):
-    status, found, err = reserve(f"{PAPER} --json")
+    status, result, err = reserve(f"{PAPER} --json")
     assert (status, err) == (0, "")
-    assert len(found.pop("expected_makespan_by_count")) == 8
-    assert found.pop("needed")[0] == 1.0
-    assert found == {
+    assert len(result.pop("expected_makespan_by_count")) == 8
+    assert result.pop("needed")[0] == 1.0
+    assert result == {
         "requests": [10.8, 13.4, 15.4, 17.1, 18.7, 20.0],
         "expected_makespan": pytest.approx(11.937461),
         "single_request_makespan": 20.0,
@@ -33,8 +33,8 @@ def test_json_holds_the_requests_and_what_they_cost(reserve):
 
 
 def test_a_backfill_rate_makes_requests_longer(reserve):
-    _, found, _ = reserve(f"{PAPER} --backfill-rate 0.5 --json")
-    assert found["requests"] == [13.0, 20.0]
+    _, result, _ = reserve(f"{PAPER} --backfill-rate 0.5 --json")
+    assert result["requests"] == [13.0, 20.0]
 
 
 def test_a_log_is_a_law_of_its_own(reserve, log):
@@ -61,27 +61,25 @@ def test_what_failed_is_not_asked_for_again(reserve, log):
     }
 
 
-def test_with_backfill_many_values_are_made_few_and_the_answer_says_what_that_may_cost(
-    reserve, tmp_path, monkeypatch
-):
+def test_reserve_reports_the_error_bound_of_rounded_run_times(reserve, tmp_path, monkeypatch):
     (tmp_path / "many.log").write_text("".join(f"{100 + k}\n" for k in range(300)))
     exact = reserve("--json --backfill-rate 0.3 --log", tmp_path / "many.log")[1]
     monkeypatch.setattr("scheduler.reservation.requests.MAX_EXACT", 50)
-    found = reserve("--json --backfill-rate 0.3 --log", tmp_path / "many.log")[1]
-    assert 0 < found["error_bound"] < 0.04
+    result = reserve("--json --backfill-rate 0.3 --log", tmp_path / "many.log")[1]
+    assert 0 < result["error_bound"] < 0.04
     assert exact["expected_makespan"] == pytest.approx(
-        found["expected_makespan"], rel=found["error_bound"]
+        result["expected_makespan"], rel=result["error_bound"]
     )
     assert "makespan more than 2." in " ".join(
         reserve("--backfill-rate 0.3 --log", tmp_path / "many.log")[1].replace("\n", " ").split()
     )
 
 
-def test_few_runs_are_said_to_be_few_and_twice_the_longest_is_asked_for(reserve, tmp_path):
+def test_reserve_doubles_the_longest_of_few_runs(reserve, tmp_path):
     (tmp_path / "few.log").write_text("3\n4\n")
-    status, found, err = reserve("--json --log", tmp_path / "few.log")
+    status, result, err = reserve("--json --log", tmp_path / "few.log")
     assert status == 0
-    assert found == {
+    assert result == {
         "requests": [8.0],
         "needed": [1.0],
         "expected_makespan": 8.0,
@@ -94,12 +92,12 @@ def test_few_runs_are_said_to_be_few_and_twice_the_longest_is_asked_for(reserve,
 
 
 def test_a_job_that_outlived_everything_is_said_to_have(reserve, log):
-    status, found, err = reserve("--json --failed 10 --failed 15 --log", log)
-    assert (status, found["requests"]) == (0, [30.0])
+    status, result, err = reserve("--json --failed 10 --failed 15 --log", log)
+    assert (status, result["requests"]) == (0, [30.0])
     assert "the job has outlived every run time known" in err
 
 
-def test_a_person_gets_a_table_and_the_cost_by_number_of_requests(reserve):
+def test_reserve_prints_requests_and_cost_by_their_number(reserve):
     _, text, _ = reserve(PAPER)
     assert "13.4" in text
     assert "8.08%" in text  # of the jobs need the second request

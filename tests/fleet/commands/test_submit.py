@@ -11,7 +11,7 @@ from fleet.jobs.chain import ChainHistory, JobStop, JobStopped, add_note
 from fleet.jobs.job_events import JobStarted
 from fleet.storage.paths import RunPaths
 from tests.fakes import put_programs
-from tests.launch.made_up import shown
+from tests.launch.made_up import printed_lines
 
 SPEC = "models: {models}\nname: photos\noutput: {run}\n{more}"
 
@@ -52,9 +52,7 @@ def test_a_job_is_handed_in_and_its_id_printed(submit, tmp_path):
         assert line in text.splitlines()
 
 
-def test_an_image_is_shown_the_folders_of_a_spec_and_of_data_that_lie_elsewhere(
-    submit, tmp_path, monkeypatch, capsys
-):
+def test_image_binds_the_folders_of_spec_and_data(submit, tmp_path, monkeypatch, capsys):
     for name in ("here", "specs", "photos/train", "more"):
         (tmp_path / name).mkdir(parents=True)
     (tmp_path / "fleet.sif").touch()
@@ -66,8 +64,8 @@ def test_an_image_is_shown_the_folders_of_a_spec_and_of_data_that_lie_elsewhere(
         )
     )
     monkeypatch.chdir(tmp_path / "here")
-    asked = ("--system", "local", "--dry-run", "--image", "../fleet.sif")
-    assert main(["submit", "../specs/spec.yaml", *asked]) == 0
+    requests = ("--system", "local", "--dry-run", "--image", "../fleet.sif")
+    assert main(["submit", "../specs/spec.yaml", *requests]) == 0
     bound = [
         word.partition("=")[2]
         for word in capsys.readouterr().out.split()
@@ -80,17 +78,17 @@ def test_an_image_is_shown_the_folders_of_a_spec_and_of_data_that_lie_elsewhere(
 
 def test_ranks_run_in_an_image_that_slurm_copies_to_the_nodes(submit, tmp_path):
     (tmp_path / "fleet.sif").touch()
-    asked = ("--walltime", "2h", "--dry-run", "--image", "fleet.sif", "--broadcast", "--system")
-    _, script, _ = submit(*asked, "slurm")
+    requests = ("--walltime", "2h", "--dry-run", "--image", "fleet.sif", "--broadcast", "--system")
+    _, script, _ = submit(*requests, "slurm")
     assert f"image={tmp_path}/fleet.sif\nsbcast --force" in script
     assert f'--bind={tmp_path}/run "$image" python -m fleet.run spec.yaml' in script
-    for arguments, said in (
-        ((*asked, "lsf"), "lsf has no command that copies a file to all nodes"),
+    for arguments, message in (
+        ((*requests, "lsf"), "lsf has no command that copies a file to all nodes"),
         (("--broadcast", "--system", "slurm", "--walltime", "2h"), "add --image FILE.sif"),
         (("--image", "no.sif", "--system", "local"), "--image no.sif: there is no such file"),
     ):
         status, _, err = submit(*arguments)
-        assert (status, said in err) == (2, True)
+        assert (status, message in err) == (2, True)
 
 
 def test_json_tells_where_everything_is(submit, tmp_path):
@@ -104,7 +102,7 @@ def test_json_tells_where_everything_is(submit, tmp_path):
     }
 
 
-def test_json_gives_the_script_of_a_dry_run_and_does_not_go_with_a_run_that_prints(submit):
+def test_submit_json_prints_the_script_of_a_dry_run(submit):
     _, script, _ = submit("--system", "slurm", "--walltime", "2h", "--dry-run")
     _, out, _ = submit("--system", "slurm", "--walltime", "2h", "--dry-run", "--json")
     assert json.loads(out) == {"script": script}
@@ -145,7 +143,7 @@ SLURM = ("--system", "slurm", "--walltime")
 
 
 @pytest.mark.parametrize(
-    ("asked", "spec", "lines"),
+    ("requests", "spec", "lines"),
     [
         ((*SLURM, "2h"), "", ["#SBATCH --signal=B:USR2@120"]),  # two minutes before the end
         ((*SLURM, "5min"), "", ["#SBATCH --signal=B:USR2@30"]),
@@ -171,14 +169,14 @@ SLURM = ("--system", "slurm", "--walltime")
         "GPUs",
     ],
 )
-def test_what_is_asked_for_stands_in_the_script(submit, tmp_path, asked, spec, lines):
+def test_what_is_asked_for_stands_in_the_script(submit, tmp_path, requests, spec, lines):
     (tmp_path / "own.yaml").write_text("base: perlmutter\nsetup: [module load tensorflow]\n")
-    status, out, _ = submit(*asked, "--dry-run", more=spec)
+    status, out, _ = submit(*requests, "--dry-run", more=spec)
     assert status == 0
     assert set(lines) <= set(out.splitlines())
 
 
-def test_a_generic_site_gets_two_ranks_beside_each_gpu_that_is_asked_for(submit, tmp_path):
+def test_generic_site_gets_two_preprocessors_per_gpu(submit, tmp_path):
     slurm = ("--system", "slurm", "--walltime", "1h", "--dry-run")
     _, out, error = submit(*slurm, "--gpus-per-node", "4", more="resources: {gpus_per_node: 8}")
     assert {"#SBATCH --gpus-per-node=4", "#SBATCH --ntasks-per-node=12"} <= set(out.splitlines())
@@ -230,7 +228,7 @@ def share(submit):
 
 
 @pytest.mark.parametrize(("slots", "ranks"), [(1, 12), (2, 16), ("auto", 12)])
-def test_each_slot_of_a_gpu_has_a_rank_and_as_many_prepare_as_without(share, slots, ranks):
+def test_each_slot_gets_a_rank_besides_the_preprocessors(share, slots, ranks):
     status, script, _ = share(slots)
     assert status == 0
     assert f"mpiexec -n {ranks} " in script
@@ -244,11 +242,11 @@ def test_the_trainers_of_a_gpu_share_the_cores_beside_it(share):
 @pytest.mark.parametrize(
     ("slots", "sharing"), [(3, [1, 1.6, 1.9, 2.1]), (2, [1, 1.6, 1.61]), (1, [1, 1]), (1, None)]
 )
-def test_where_no_more_networks_on_a_gpu_would_pay_it_says_nothing_of_it(share, slots, sharing):
+def test_submit_is_silent_if_no_more_slots_pay(share, slots, sharing):
     assert share(slots, sharing)[2] == ""
 
 
-def test_it_says_how_many_networks_on_a_gpu_would_pay_as_far_as_there_are_networks(share):
+def test_submit_says_how_many_networks_per_gpu_would_pay(share):
     assert share(1, [1, 1.6, 1.9, 2.1])[2] == (
         "fleet submit: 2 networks on one GPU train 1.6 times as fast as one, 3 networks 1.9 times, 4 networks 2.1 "
         "times: 4 pay off. This job lets 1 share one; resources.networks_per_gpu: 3 with --ranks-per-node 20 would let 3\n"
@@ -261,9 +259,9 @@ def test_it_counts_the_networks_that_a_search_may_have_at_once(share):
         "name": "s",
         "space": {"train.optimizer.learning_rate": {"low": 0.1, "high": 0.5}},
     }
-    for most, told in ((3, False), (8, True)):
-        searches = [{**entry, "search": {"sampler": "random", "max_trials": most}}]
-        assert ("would let 3" in share(1, [1, 1.6, 1.9, 2.1], 1, searches)[2]) == told
+    for maximum, output in ((3, False), (8, True)):
+        searches = [{**entry, "search": {"sampler": "random", "max_trials": maximum}}]
+        assert ("would let 3" in share(1, [1, 1.6, 1.9, 2.1], 1, searches)[2]) == output
 
 
 @pytest.mark.parametrize(
@@ -273,18 +271,18 @@ def test_it_counts_the_networks_that_a_search_may_have_at_once(share):
         ("auto", "--ranks-per-node 16"),
     ],
 )
-def test_where_all_that_is_known_pays_it_says_how_one_more_could_share_a_gpu(share, slots, would):
+def test_submit_suggests_one_more_slot_if_all_measured_pay(share, slots, would):
     sharing = [1, 1.6, 1.9, 2.1][: 2 if slots == 2 else 4]
     models = 9 if slots == 2 else 16
     pays = len(sharing)
-    said = share(slots, sharing, models=models)[2]
-    assert f": {pays} pay" in said
-    assert ("; more may pay" in said) == (slots == 2)
-    assert said.endswith(f"share one; {would} would let {3 if slots == 2 else 4}\n")
+    message = share(slots, sharing, models=models)[2]
+    assert f": {pays} pay" in message
+    assert ("; more may pay" in message) == (slots == 2)
+    assert message.endswith(f"share one; {would} would let {3 if slots == 2 else 4}\n")
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (
             ("--site", "polaris", "--walltime", "1h", "--gpus-per-node", "2"),
@@ -343,12 +341,10 @@ def test_where_all_that_is_known_pays_it_says_how_one_more_could_share_a_gpu(sha
         ),
     ],
 )
-def test_wrong_arguments_are_answered_in_a_line_and_nothing_is_written(
-    submit, tmp_path, arguments, said
-):
+def test_submit_refuses_wrong_arguments_and_writes_nothing(submit, tmp_path, arguments, message):
     status, out, error = submit(*arguments)
     assert (status, out) == (2, "")
-    assert said in error
+    assert message in error
     assert not (tmp_path / "run").exists()
 
 
@@ -397,7 +393,7 @@ QUEUES = {
         "sbatch": "echo 4711",
         "scancel": ":",
         "squeue": "; ".join(
-            shown(job, state, "photos")
+            printed_lines(job, state, "photos")
             for job, state in ((RUNNING, "RUNNING"), (NEXT, "PENDING"), (OTHER, "PENDING"))
         ),
     },
@@ -436,9 +432,7 @@ def put(folder, programs):
 
 
 @pytest.mark.parametrize("system", QUEUES)
-def test_a_chain_is_ended_the_job_that_runs_saves_and_the_next_is_taken_back(
-    submit, tmp_path, capsys, system
-):
+def test_end_cancels_the_next_job_and_saves_the_running_one(submit, tmp_path, capsys, system):
     put(tmp_path, QUEUES[system])
     assert submit("--system", system, "--walltime", "2h", "--chain")[0] == 0
     paths = RunPaths(tmp_path / "run")
@@ -451,19 +445,17 @@ def test_a_chain_is_ended_the_job_that_runs_saves_and_the_next_is_taken_back(
         "4712 taken back from the queue\n4711 told to save and to end, by SIGUSR2\n"
         "no further job follows; the same spec, handed in again, goes on from the checkpoints in run\n"
     )
-    asked = (tmp_path / "asked").read_text().splitlines()
+    requests = (tmp_path / "asked").read_text().splitlines()
     assert sorted(
-        line for line in asked if line.split()[0] in ("scancel", "bkill", "qsig", "qdel")
+        line for line in requests if line.split()[0] in ("scancel", "bkill", "qsig", "qdel")
     ) == sorted(ENDS[system])
     assert ChainHistory.read(paths).is_cancelled(RUNNING)
     assert ChainHistory.read(paths).is_cancelled(NEXT)
     assert not ChainHistory.read(paths).is_cancelled(OTHER)
 
 
-def test_a_job_that_has_not_begun_is_taken_back_and_a_chain_that_is_handed_in_again_is_not_called_off(
-    submit, tmp_path, capsys
-):
-    put(tmp_path, {**QUEUES["slurm"], "squeue": shown(RUNNING, "PENDING", "photos")})
+def test_end_cancels_a_waiting_job_and_submit_starts_again(submit, tmp_path, capsys):
+    put(tmp_path, {**QUEUES["slurm"], "squeue": printed_lines(RUNNING, "PENDING", "photos")})
     submit("--system", "slurm", "--walltime", "2h", "--chain")
     assert json.loads(end(capsys, "--json")[1]) == {"cancelled": [RUNNING], "told": []}
     put(tmp_path, {"sbatch": "echo 4720"})
@@ -494,7 +486,7 @@ def test_where_there_is_no_chain_it_says_so(submit, tmp_path, capsys):
     assert not ChainHistory.read(RunPaths(run)).is_cancelled(RUNNING)
 
 
-def test_the_end_of_a_chain_goes_without_a_spec_and_all_else_with_one(submit, capsys):
+def test_end_takes_no_spec_and_submit_needs_one(submit, capsys):
     assert (
         submit("--end", "run")[2]
         == "fleet submit: --end run goes without a spec; spec.yaml is one\n"

@@ -83,9 +83,9 @@ FIVE = [
 
 
 def test_the_finished_chains_of_the_folder_say_what_to_ask_for(submit):
-    status, script, said = submit("--chain", "--dry-run", launches=FIVE)
+    status, script, message = submit("--chain", "--dry-run", launches=FIVE)
     assert status == 0
-    assert said == (
+    assert message == (
         "asks for 14 min 0 s, then 1 h 52 min if that is not enough\n"
         "by 5 finished chains in run (10 min 0 s to 2 h 0 min)\n"
         "expected: 0.607 node-hours asked for, 0.567 used, 1.20 jobs; with one request of 2 h 3 min: 2.05 and 0.557\n"
@@ -100,49 +100,49 @@ def test_the_finished_chains_of_the_folder_say_what_to_ask_for(submit):
     ("system", "directive"), [("lsf", "#BSUB -W 00:14"), ("pbs", "#PBS -l walltime=00:14:00")]
 )
 def test_other_systems_are_asked_in_their_own_words(submit, system, directive):
-    status, script, said = submit("--dry-run", launches=FIVE, system=system)
+    status, script, message = submit("--dry-run", launches=FIVE, system=system)
     assert status == 0
-    assert said.startswith(
+    assert message.startswith(
         "asks for 14 min 0 s, then 1 h 52 min if that is not enough (the same command asks"
     )
     assert directive in script.splitlines()
 
 
 def test_without_a_chain_the_same_command_asks_for_the_next(submit, made_up):
-    status, out, said = submit(launches=FIVE + launch(50_000, 720, 75))
+    status, out, message = submit(launches=FIVE + launch(50_000, 720, 75))
     assert (status, out) == (0, "4711\n")
-    assert "12 min 0 s of it are done" in said
-    assert said.startswith(
+    assert "12 min 0 s of it are done" in message
+    assert message.startswith(
         "asks for 1 h 51 min\n"
     )  # two hours, less what is done, and what a job costs
     assert made_up.acts == ["sbatch --parsable " + str(Path("run/jobs/job.sh").absolute())]
 
 
 @pytest.mark.parametrize(("warn", "minutes"), [("1s", 13), ("1min", 13), ("3min", 15)])
-def test_a_launch_keeps_a_minute_of_its_walltime_however_late_it_is_warned(submit, warn, minutes):
+def test_requests_reserve_a_minute_for_saving(submit, warn, minutes):
     five = [line for number in range(5) for line in launch(8000 * number, 605, 0)]
-    _, _, said = submit("--dry-run", f"--warn={warn}", launches=five)
-    assert said.startswith(
+    _, _, message = submit("--dry-run", f"--warn={warn}", launches=five)
+    assert message.startswith(
         f"asks for {minutes} min 0 s\n"
     )  # a minute to start, 605 s, and what is kept
 
 
 def test_accounting_says_it_where_the_folder_knows_nothing(submit, made_up):
     made_up.set(past=[f"{job}|COMPLETED|{600 + job}" for job in range(5)])
-    status, out, said = submit("--dry-run", "--json")
+    status, out, message = submit("--dry-run", "--json")
     assert status == 0
-    assert "by 5 completed jobs named photos that sacct knows (10 min 0 s to 10 min 4 s)" in said
+    assert "by 5 completed jobs named photos that sacct knows (10 min 0 s to 10 min 4 s)" in message
     assert json.loads(out)["walltime"]["requests_s"] == [840.0]
 
 
-def test_for_a_first_run_it_is_simulated_with_the_rates_that_are_known(submit, tmp_path):
+def test_first_run_is_simulated_with_known_rates(submit, tmp_path):
     (tmp_path / "rates.json").write_text(json.dumps(RATES))
-    status, _, said = submit(
+    status, _, message = submit(
         "--chain", "--dry-run", "--ranks-per-node", "2", more="schedule: {rates: rates.json}"
     )
     assert status == 0
-    assert "by simulating it 60 times on 1 device with the rates of " in said
-    assert "networks improving for 1 epoch to all that they may train" in said
+    assert "by simulating it 60 times on 1 device with the rates of " in message
+    assert "networks improving for 1 epoch to all that they may train" in message
 
 
 @pytest.mark.parametrize(
@@ -160,17 +160,17 @@ def test_for_a_first_run_it_is_simulated_with_the_rates_that_are_known(submit, t
 )
 def test_it_is_simulated_on_what_the_job_will_train_on(submit, tmp_path, resources, site, devices):
     (tmp_path / "rates.json").write_text(json.dumps(RATES))
-    status, _, said = submit(
+    status, _, message = submit(
         "--dry-run", "--site", site, more="schedule: {rates: rates.json}", resources=resources
     )
     assert status == 0
-    assert f"by simulating it 60 times on {devices} with the rates of " in said
+    assert f"by simulating it 60 times on {devices} with the rates of " in message
 
 
 def test_with_nothing_to_go_by_it_says_what_was_asked(submit):
-    status, out, said = submit("--dry-run")
+    status, out, message = submit("--dry-run")
     assert (status, out) == (2, "")
-    assert said == (
+    assert message == (
         "--walltime auto: nothing tells how long photos takes: no chain in run has finished, sacct failed: Slurm "
         "accounting storage is disabled, and no rates are known (schedule.rates, or those of an earlier run on this "
         "machine); name a walltime for the first job, such as 2h\n"
@@ -180,24 +180,24 @@ def test_with_nothing_to_go_by_it_says_what_was_asked(submit):
 def test_a_search_is_not_simulated_as_if_it_had_no_networks(submit, tmp_path):
     (tmp_path / "rates.json").write_text(json.dumps(RATES))
     searching = "[{family: softmax, name: one, space: {train.batch.size: [8, 16]}, search: {sampler: random, max_trials: 4}}]"
-    status, _, said = submit("--dry-run", more="schedule: {rates: rates.json}", models=searching)
+    status, _, message = submit("--dry-run", more="schedule: {rates: rates.json}", models=searching)
     assert status == 2
     assert (
         "and what it trains is asked for while it runs, so that it cannot be simulated; name a walltime"
-        in said
+        in message
     )
 
 
 def test_few_past_runs_are_doubled(submit):
-    status, _, said = submit("--dry-run", launches=launch(0, 600, 3))
+    status, _, message = submit("--dry-run", launches=launch(0, 600, 3))
     assert status == 0
-    assert "by 1 past run, too few to learn from: twice the longest (10 min 0 s)\n" in said
-    assert said.startswith("asks for 23 min 0 s\n")
+    assert "by 1 past run, too few to learn from: twice the longest (10 min 0 s)\n" in message
+    assert message.startswith("asks for 23 min 0 s\n")
 
 
-def test_what_has_outlived_all_that_is_known_may_take_as_long_again(submit):
-    _, _, said = submit("--dry-run", launches=FIVE + launch(50_000, 8000, 75))
-    assert "2 h 13 min of it are done, which is longer than all of these: as long again" in said
+def test_run_beyond_all_known_times_asks_for_as_long_again(submit):
+    _, _, message = submit("--dry-run", launches=FIVE + launch(50_000, 8000, 75))
+    assert "2 h 13 min of it are done, which is longer than all of these: as long again" in message
 
 
 @pytest.mark.parametrize(
@@ -208,17 +208,17 @@ def test_what_has_outlived_all_that_is_known_may_take_as_long_again(submit):
     ],
 )
 def test_where_it_cannot_be_asked_for_it_is_refused(submit, words, system, message):
-    status, _, said = submit(*words, "--dry-run", system=system)
+    status, _, refusal = submit(*words, "--dry-run", system=system)
     assert status == 2
-    assert message in said
+    assert message in refusal
 
 
 # ---- what is known ----
 
 
-def test_launches_of_a_chain_add_up_and_one_that_ended_without_a_word_does_not_count(tmp_path):
+def test_chain_times_add_up_without_launches_of_unknown_end(tmp_path):
     launches = ((0, 100, 75), (200, 50, 0), (500, 70, 1), (600, 999, None), (700, 5, 75))
-    lines = [line for own in launches for line in launch(*own)]
+    lines = [line for finished in launches for line in launch(*finished)]
     path = tmp_path / "stops.jsonl"
     path.write_text("".join(f"{json.dumps(line)}\n" for line in lines) + "half a li")
     assert chain_times(path) == ChainTimes((150.0,), 75.0)
@@ -226,7 +226,7 @@ def test_launches_of_a_chain_add_up_and_one_that_ended_without_a_word_does_not_c
 
 
 @pytest.mark.parametrize(
-    ("rule", "least", "most"),
+    ("rule", "minimum", "maximum"),
     [
         (Stopping(max_epochs=30), 30, 30),
         (Stopping(max_epochs=30, patience=4), 5, 30),
@@ -234,10 +234,10 @@ def test_launches_of_a_chain_add_up_and_one_that_ended_without_a_word_does_not_c
         (Stopping(max_epochs=1, patience=4), 1, 1),
     ],
 )
-def test_epochs_are_drawn_within_what_the_rule_allows(rule, least, most):
+def test_epochs_are_drawn_within_what_the_rule_allows(rule, minimum, maximum):
     rng = np.random.default_rng(0)
     drawn = [epochs_of(rule, rng) for _ in range(300)]
-    assert (min(drawn), max(drawn)) == (least, most)
+    assert (min(drawn), max(drawn)) == (minimum, maximum)
 
 
 # ---- the input ---------------------------------------------------------------------------------
@@ -264,8 +264,8 @@ def simulated(submit, tmp_path, monkeypatch):
             return replace(
                 opened,
                 looks={
-                    part: replace(one, fixed_s=fixed_s, varying_s=varying_s)
-                    for part, one in opened.probes.items()
+                    part: replace(entry, fixed_s=fixed_s, varying_s=varying_s)
+                    for part, entry in opened.probes.items()
                 },
             )
 
@@ -277,8 +277,8 @@ def simulated(submit, tmp_path, monkeypatch):
             f"schedule: {{policy: {policy}, rates: rates.json}}\nresources: {{engine: numpy}}\n"
         )
         arguments = Namespace(nodes=1, ranks_per_node=ranks, spec="spec.yaml")
-        known = _simulated(arguments, load("spec.yaml"), SITES["generic"])
-        return known.law.longest
+        expected = _simulated(arguments, load("spec.yaml"), SITES["generic"])
+        return expected.law.longest
 
     return call
 
@@ -303,11 +303,9 @@ TRAINING_S = EPOCHS * (100 + JUDGED / 3) / 1000  # nothing holds it back
         ("cache: file", "homogeneous", 2, EPOCHS * (100 * 0.01 + JUDGED / 3000) + 120 * 0.04),
     ],
 )
-def test_a_first_run_whose_input_is_the_bottleneck_takes_as_long_as_that(
-    simulated, data, policy, ranks, seconds
-):
+def test_first_run_is_limited_by_a_slow_input(simulated, data, policy, ranks, seconds):
     assert simulated(0.04, 0.01, data, ranks, policy) == pytest.approx(seconds, rel=0.02)
 
 
-def test_a_first_run_whose_input_is_fast_takes_as_long_as_training(simulated):
+def test_first_run_with_a_fast_input_is_limited_by_training(simulated):
     assert simulated(1e-6, 1e-6, "cache: none") == pytest.approx(TRAINING_S, rel=0.02)

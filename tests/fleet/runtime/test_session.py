@@ -236,7 +236,7 @@ def test_what_trainers_copy_to_gpus_is_registered_with_their_driver(
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", gpus)
     statuses, prepared = launch([0, 0, 0], **TWO_TRAINERS)
     assert set(statuses.values()) == {ExitStatus.OK}
-    asked = driver.asked()
+    asked = driver.calls()
     assert [number for what, number in asked if what == "memory"].count(
         100
     ) == 2  # of each trainer, and its windows

@@ -75,7 +75,7 @@ def test_a_function_that_a_package_passes_on_is_decided_by_its_own_file(write):
 def test_a_module_in_the_folder_of_the_spec_is_found_from_one_that_lies_elsewhere(write, tmp_path):
     (tmp_path / "specs").mkdir()
     (tmp_path / "specs" / "sizes.py").write_text("width = 3")
-    assert list(write(models="import sizes", beside="specs")) == ["models.py", "sizes.py"]
+    assert list(write(models="import sizes", is_shared="specs")) == ["models.py", "sizes.py"]
 
 
 def test_modules_that_import_each_other_come_to_an_end(write):

@@ -22,9 +22,9 @@ def simulate(fleet):
 
 
 def test_json_has_the_agreed_keys_and_values(simulate, file):
-    status, found, _ = simulate("--jobs", file, "--interval", 0, "--drop", "--json")
+    status, result, _ = simulate("--jobs", file, "--interval", 0, "--drop", "--json")
     assert status == 0
-    assert found == {
+    assert result == {
         "sjs_efficiency": pytest.approx(60 / 70),
         "drop_ratio": pytest.approx(1 / 3),
         "mean_completion_min": pytest.approx(25.0),
@@ -37,22 +37,22 @@ def test_json_has_the_agreed_keys_and_values(simulate, file):
 
 
 def test_decisions_are_ten_minutes_apart_unless_said(simulate, file):
-    _, found, _ = simulate("--jobs", file, "--json")
-    assert found["completion_min"] == pytest.approx([40.0, 30.0, 40.0 + 30.0 / 1.5 - 12.0])
+    _, result, _ = simulate("--jobs", file, "--json")
+    assert result["completion_min"] == pytest.approx([40.0, 30.0, 40.0 + 30.0 / 1.5 - 12.0])
 
 
 def test_gpus_on_the_command_line_override_the_file(simulate, file):
-    _, found, _ = simulate("--jobs", file, "--gpus", 1, "--interval", 0, "--json")
-    assert found["completion_min"] == pytest.approx([30.0, 50.0, 78.0])
+    _, result, _ = simulate("--jobs", file, "--gpus", 1, "--interval", 0, "--json")
+    assert result["completion_min"] == pytest.approx([30.0, 50.0, 78.0])
 
 
 def test_minutes_end_the_simulation_of_a_file(simulate, file):
-    _, found, _ = simulate("--jobs", file, "--minutes", 26, "--interval", 0, "--json")
-    assert found["completed"] == 1
+    _, result, _ = simulate("--jobs", file, "--minutes", 26, "--interval", 0, "--json")
+    assert result["completed"] == 1
 
 
 def test_a_resize_costs_minutes(simulate, file):
-    _, found, _ = simulate(
+    _, result, _ = simulate(
         "--jobs",
         file,
         "--interval",
@@ -64,12 +64,12 @@ def test_a_resize_costs_minutes(simulate, file):
         "--drop",
         "--json",
     )
-    assert found["completion_min"][:2] == pytest.approx([27.0, 19.0 + 13.0 / 1.5])
+    assert result["completion_min"][:2] == pytest.approx([27.0, 19.0 + 13.0 / 1.5])
 
 
 def test_where_nothing_completed_there_is_no_mean(simulate, file):
-    _, found, _ = simulate("--jobs", file, "--minutes", 5, "--json")
-    assert found == {
+    _, result, _ = simulate("--jobs", file, "--minutes", 5, "--json")
+    assert result == {
         "sjs_efficiency": None,
         "drop_ratio": 0.0,
         "mean_completion_min": None,

@@ -41,16 +41,16 @@ def trace(tmp_path):
 
 
 def test_json_has_the_agreed_keys(simulate):
-    status, found, err = simulate(
+    status, result, err = simulate(
         f"{LAW} --jobs 10 --runs 3 --requests classical --sizes full --json"
     )
-    assert (status, err, set(found)) == (0, "", KEYS)
-    assert (found["requests"], found["convention"]) == ("classical", "planned")
-    assert (found["jobs"], found["runs"]) == (10, 3)
-    assert found["submissions_per_job"] == 1.0
-    assert found["small_mean_response_h"] is None
+    assert (status, err, set(result)) == (0, "", KEYS)
+    assert (result["requests"], result["convention"]) == ("classical", "planned")
+    assert (result["jobs"], result["runs"]) == (10, 3)
+    assert result["submissions_per_job"] == 1.0
+    assert result["small_mean_response_h"] is None
     # each of nine jobs holds the machine for 16 hours, and the last for what it needs
-    assert 9 * 16 + 6 <= found["makespan_h"] <= 10 * 16
+    assert 9 * 16 + 6 <= result["makespan_h"] <= 10 * 16
 
 
 def test_the_convention_decides_which_rule_is_best(simulate):
@@ -64,10 +64,10 @@ def test_the_convention_decides_which_rule_is_best(simulate):
 
 
 def test_equal_seeds_give_equal_results_and_others_do_not(simulate):
-    first, again, other = (
+    first, again, second = (
         simulate(f"{LAW} --jobs 9 --runs 1 --json --seed {seed}")[1] for seed in (1, 1, 2)
     )
-    assert first == again != other
+    assert first == again != second
 
 
 def test_a_stream_fills_the_gaps(simulate):
@@ -83,10 +83,10 @@ def test_speculation_can_be_asked_for(simulate):
 
 
 def test_a_trace_is_simulated_on_the_machine_of_its_header(simulate, trace):
-    status, found, _ = simulate("--requests user --json", trace)
-    assert (status, found["processors"], found["jobs"], found["runs"]) == (0, 8, 10, 1)
-    assert found["mean_response_h"] == pytest.approx(5.5 / 60)  # no job waits
-    assert found["makespan_h"] == pytest.approx(9 + 10 / 60)
+    status, result, _ = simulate("--requests user --json", trace)
+    assert (status, result["processors"], result["jobs"], result["runs"]) == (0, 8, 10, 1)
+    assert result["mean_response_h"] == pytest.approx(5.5 / 60)  # no job waits
+    assert result["makespan_h"] == pytest.approx(9 + 10 / 60)
 
 
 def test_the_schedule_can_be_written_as_a_trace(simulate, trace, tmp_path):
@@ -100,9 +100,9 @@ def test_the_schedule_can_be_written_as_a_trace(simulate, trace, tmp_path):
 
 
 def test_the_laws_are_fitted_to_a_trace_in_hours(simulate, trace):
-    _, found, _ = simulate("--fit --json", trace)
-    assert found["jobs"] == 10
-    assert {law["distribution"] for law in found["laws"]} == {
+    _, result, _ = simulate("--fit --json", trace)
+    assert result["jobs"] == 10
+    assert {law["distribution"] for law in result["laws"]} == {
         "truncnorm",
         "beta",
         "exponential",
@@ -110,7 +110,7 @@ def test_the_laws_are_fitted_to_a_trace_in_hours(simulate, trace):
         "lognormal",
         "uniform",
     }
-    best = found["laws"][0]
+    best = result["laws"][0]
     assert best["low"] < 1 / 60 < 10 / 60 < best["high"] < 0.2
     assert best["ks_distance"] < 0.2
 

@@ -36,9 +36,9 @@ def refuses(refused, rates):
 
 
 def test_json_has_the_agreed_keys_and_values(simulate):
-    status, found, _ = simulate("--gpus", 1, "--policy", "baseline", "--json")
+    status, result, _ = simulate("--gpus", 1, "--policy", "baseline", "--json")
     assert status == 0
-    assert list(found) == [
+    assert list(result) == [
         "policy",
         "makespan_s",
         "lower_bound_s",
@@ -51,24 +51,24 @@ def test_json_has_the_agreed_keys_and_values(simulate):
         "rounds",
     ]
     assert (
-        found["makespan_s"],
-        found["lower_bound_s"],
-        found["waiting_s_per_gpu"],
+        result["makespan_s"],
+        result["lower_bound_s"],
+        result["waiting_s_per_gpu"],
     ) == pytest.approx((60, 60, 0))
-    assert {round(one["end_s"] - one["start_s"]) for one in found["rounds"]} == {30, 10, 20}
-    assert list(found["rounds"][0]["members"][0]) == ["name", "gpus", "devices", "epochs"]
+    assert {round(entry["end_s"] - entry["start_s"]) for entry in result["rounds"]} == {30, 10, 20}
+    assert list(result["rounds"][0]["members"][0]) == ["name", "gpus", "devices", "epochs"]
 
 
 def test_every_policy_is_simulated_at_once(simulate):
-    _, found, _ = simulate("--gpus", 4, "--policy", "all", "--json")
-    spans = {one["policy"]: one["makespan_s"] for one in found["policies"]}
+    _, result, _ = simulate("--gpus", 4, "--policy", "all", "--json")
+    spans = {entry["policy"]: entry["makespan_s"] for entry in result["policies"]}
     assert list(spans) == list(POLICIES)
     status, text, _ = simulate("--gpus", 4, "--policy", "all")
     assert status == 0
     assert all(policy in text for policy in spans)
 
 
-def test_the_paper_pays_for_checkpoints_and_adaptive_for_regrouping_unless_said(simulate):
+def test_policies_have_the_costs_of_their_systems_by_default(simulate):
     _, free, _ = simulate("--gpus", 2, "--policy", "adaptive", "--regroup-s", 0, "--json")
     _, paid, _ = simulate("--gpus", 2, "--policy", "adaptive", "--json")
     assert free["makespan_s"] < paid["makespan_s"] <= free["makespan_s"] + 5 * 4
@@ -90,7 +90,7 @@ def test_the_stream_may_hold_networks_back(simulate):
     assert slow["makespan_s"] == pytest.approx(300.0)
 
 
-def test_epochs_are_drawn_with_the_seed_and_rates_are_told_with_errors(simulate):
+def test_draw_epochs_and_rate_error_depend_on_the_seed(simulate):
     spans = {
         simulate("--gpus", 2, "--policy", "adaptive", "--draw-epochs", "--seed", seed, "--json")[1][
             "makespan_s"
@@ -116,7 +116,7 @@ def test_networks_may_share_gpus(simulate):
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("values", "message"),
     [
         (
             ["--networks-per-gpu", "auto"],
@@ -127,8 +127,8 @@ def test_networks_may_share_gpus(simulate):
         (["--sharing", "1,2"], "--sharing: with --networks-per-gpu 1 no GPU is shared"),
     ],
 )
-def test_slots_that_cannot_be_simulated_are_refused(refuses, rates, given, said):
-    assert said.format(rates) in refuses("--gpus", 1, "--policy", "adaptive", *given)
+def test_slots_that_cannot_be_simulated_are_refused(refuses, rates, values, message):
+    assert message.format(rates) in refuses("--gpus", 1, "--policy", "adaptive", *values)
 
 
 def test_rates_may_be_learned_in_the_run(simulate):
@@ -136,8 +136,8 @@ def test_rates_may_be_learned_in_the_run(simulate):
     _, exact, _ = simulate("--gpus", 2, "--policy", "all", "--json")
     _, learned, _ = simulate(*online, "--rate-error", "5%", "--prior-factor", 3, "--seed", 1)
     spans = [
-        {one["policy"]: one["makespan_s"] for one in found["policies"]}
-        for found in (exact, learned)
+        {entry["policy"]: entry["makespan_s"] for entry in result["policies"]}
+        for result in (exact, learned)
     ]
     assert spans[0]["baseline"] == spans[1]["baseline"]  # it looks at no rates
     assert spans[0]["adaptive"] != spans[1]["adaptive"]
@@ -158,7 +158,7 @@ def test_a_gantt_chart_is_drawn(simulate, refuses, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         (["--gpus", 0], "--gpus: '0' should be a whole number from 1"),
         (
@@ -186,8 +186,8 @@ def test_a_gantt_chart_is_drawn(simulate, refuses, tmp_path):
         (["--gpus", 1, "--prior-factor", 2], "--prior-factor: only --profile online guesses rates"),
     ],
 )
-def test_bad_options_are_one_line_and_status_2(refuses, options, said):
-    assert said in refuses("--policy", "baseline", *options)
+def test_bad_options_are_one_line_and_status_2(refuses, options, message):
+    assert message in refuses("--policy", "baseline", *options)
 
 
 def test_to_the_letter_a_network_is_given_gpus_that_slow_it_down(simulate, rates):
@@ -246,22 +246,22 @@ ONE_AFTER_ANOTHER = Policy("one after another", first, reads=frozenset(), costs=
 
 
 @pytest.fixture
-def own(tmp_path, monkeypatch):
+def custom_policy(tmp_path, monkeypatch):
     (tmp_path / "simulated_policy.py").write_text(OWN)
     monkeypatch.syspath_prepend(tmp_path)
 
 
-def test_a_policy_of_ones_own_is_simulated_at_its_own_costs(own, simulate):
-    status, found, _ = simulate(
+def test_a_policy_of_ones_own_is_simulated_at_its_own_costs(custom_policy, simulate):
+    status, result, _ = simulate(
         "--gpus", 2, "--policy", "simulated_policy:ONE_AFTER_ANOTHER", "--json"
     )
     assert status == 0
-    assert found["policy"] == "simulated_policy:ONE_AFTER_ANOTHER"
-    assert found["makespan_s"] == pytest.approx(3 * 10 + 2 * 5 + 1 * 20 + 3 * 2)
+    assert result["policy"] == "simulated_policy:ONE_AFTER_ANOTHER"
+    assert result["makespan_s"] == pytest.approx(3 * 10 + 2 * 5 + 1 * 20 + 3 * 2)
 
 
 @pytest.mark.parametrize(
-    ("policy", "options", "said"),
+    ("policy", "options", "message"),
     [
         (
             "simulated_policy:never",
@@ -281,10 +281,10 @@ def test_a_policy_of_ones_own_is_simulated_at_its_own_costs(own, simulate):
         ("simulated_policy:OWN", [], "module 'simulated_policy' has no 'OWN'"),
     ],
 )
-def test_a_policy_of_ones_own_that_does_not_do_is_told_of_in_a_line(
-    own, refuses, policy, options, said
+def test_invalid_custom_policy_is_refused_in_one_line(
+    custom_policy, refuses, policy, options, message
 ):
-    assert said in refuses("--gpus", 2, "--policy", policy, *options)
+    assert message in refuses("--gpus", 2, "--policy", policy, *options)
 
 
 def test_a_network_without_epochs_cannot_be_simulated(refuses, rates):
@@ -298,11 +298,11 @@ def test_an_ensemble_is_drawn_and_can_be_planned_and_simulated(fleet, tmp_path):
     file = tmp_path / "drawn.json"
     assert fleet("simulate", "draw", "--networks", 5, "--seed", 3, "--out", file)[0] == 0
     assert fleet("plan", "--rates", file, "--gpus", 8)[0] == 0
-    status, found, _ = fleet(
+    status, result, _ = fleet(
         "simulate", "ensemble", file, "--gpus", 8, "--policy", "adaptive", "--json"
     )
     assert status == 0
-    assert found["makespan_s"] >= found["lower_bound_s"]
+    assert result["makespan_s"] >= result["lower_bound_s"]
 
 
 def test_a_table_is_converted_to_standard_output(fleet, tmp_path):
@@ -310,9 +310,9 @@ def test_a_table_is_converted_to_standard_output(fleet, tmp_path):
     file.write_text(
         json.dumps({"images_per_epoch": 100, "dnns": [{"id": 7, "r": [10.0], "epochs": 2}]})
     )
-    status, found, _ = fleet("simulate", "draw", "--convert", file)
+    status, result, _ = fleet("simulate", "draw", "--convert", file)
     assert status == 0
-    assert found == {
+    assert result == {
         "samples_per_epoch": 100,
         "gpus_per_node": 4,
         "models": [{"name": "m7", "rates": [10.0], "epochs": 2}],
@@ -320,16 +320,16 @@ def test_a_table_is_converted_to_standard_output(fleet, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         (["--networks", 0], "--networks: '0' should be a whole number from 1"),
         (["--convert", "nowhere.json"], "nowhere.json: No such file"),
         (["--out", "FILE/x.json"], "--out"),
     ],
 )
-def test_what_cannot_be_drawn_read_or_written_is_one_line(refused, tmp_path, options, said):
+def test_what_cannot_be_drawn_read_or_written_is_one_line(refused, tmp_path, options, message):
     (tmp_path / "FILE").touch()  # where a folder would have to be
-    assert said in refused(
+    assert message in refused(
         "simulate",
         "draw",
         *(str(option).replace("FILE", str(tmp_path / "FILE")) for option in options),

@@ -41,10 +41,10 @@ def simulate(words, fleet):
 
 
 def test_json_has_the_agreed_keys_and_values(simulate):
-    status, found, _ = simulate("--hours", 200 / 3600, "--max-parallel", 1, "--json")
+    status, result, _ = simulate("--hours", 200 / 3600, "--max-parallel", 1, "--json")
     assert status == 0
-    assert found.pop("wall_s") > 0
-    assert found == {
+    assert result.pop("wall_s") > 0
+    assert result == {
         "efficiency": pytest.approx(2960 / 3000),
         "node_hours": pytest.approx(300 / 3600),
         "equivalent_nodes": pytest.approx(1.5),
@@ -64,9 +64,9 @@ def test_for_people_there_is_a_table(simulate):
 
 
 def cost(simulate, *options):
-    status, found, _ = simulate("--hours", 1, "--json", *options)
+    status, numbers, _ = simulate("--hours", 1, "--json", *options)
     assert status == 0
-    return found["preemption_cost_samples"]
+    return numbers["preemption_cost_samples"]
 
 
 def test_the_heaviest_trainer_gets_the_nodes(simulate):
@@ -87,8 +87,8 @@ def test_the_objective_decides(simulate, files):
 
 
 def test_only_the_chosen_nodes_take_part(simulate):
-    _, found, _ = simulate("--nodes", "0:1", "--hours", 1, "--json")
-    assert (found["node_hours"], found["events"]) == (1, 1)
+    _, result, _ = simulate("--nodes", "0:1", "--hours", 1, "--json")
+    assert (result["node_hours"], result["events"]) == (1, 1)
 
 
 def test_names_decide_which_node_is_lost(simulate, files):
@@ -164,7 +164,7 @@ def test_trainers_with_nothing_to_do_are_done_at_once(files, simulate, samples):
         "jobs": [[*job[:-1], total] for job, total in zip(TRAINERS["jobs"], samples, strict=True)],
     }
     (files / "trainers.json").write_text(json.dumps(trainers))
-    status, found, _ = simulate("--json")
+    status, result, _ = simulate("--json")
     assert status == 0
-    assert found["completed"] == sum(total < 1 for total in samples)
-    assert (found["efficiency"] is None) == (max(samples) < 1)
+    assert result["completed"] == sum(total < 1 for total in samples)
+    assert (result["efficiency"] is None) == (max(samples) < 1)
