@@ -100,16 +100,16 @@ class MPIGroup:
         """Wait for ranks that mostly come at nearly the same time: sleep after a while only."""
 
         def is_ready() -> T | None:
-            found = ready()
-            if found is None:
+            result = ready()
+            if result is None:
                 self.check()
-            return found
+            return result
 
         with self.raising_group_failed():
             for _ in range(_SPINS):
-                found = ready()
-                if found is not None:
-                    return found
+                result = ready()
+                if result is not None:
+                    return result
                 os.sched_yield()
             return self._world.wait(is_ready)
 

@@ -52,19 +52,19 @@ class NodeSum:
         """
         stages = self._stages.view(values.dtype)
         ranks, _, longest = stages.shape
-        others = [rank for rank in range(ranks) if rank != self._rank]
+        peers = [rank for rank in range(ranks) if rank != self._rank]
         for start in range(0, len(values), ranks * longest):
             shares = np.array_split(values[start : start + ranks * longest], ranks)
-            mine = shares[self._rank]
-            for other in others:
-                stages[self._rank, other, : len(shares[other])] = shares[other]
+            own_share = shares[self._rank]
+            for peer in peers:
+                stages[self._rank, peer, : len(shares[peer])] = shares[peer]
             self._barrier(until)
-            for other in others:
-                mine += stages[other, self._rank, : len(mine)]
-            stages[self._rank, self._rank, : len(mine)] = mine
+            for peer in peers:
+                own_share += stages[peer, self._rank, : len(own_share)]
+            stages[self._rank, self._rank, : len(own_share)] = own_share
             self._barrier(until)
-            for other in others:
-                shares[other][:] = stages[other, other, : len(shares[other])]
+            for peer in peers:
+                shares[peer][:] = stages[peer, peer, : len(shares[peer])]
 
     def _barrier(self, until: Until) -> None:
         self._turn += 1
@@ -82,19 +82,19 @@ def forms(ranks: int) -> tuple[tuple[Any, ...], ...]:
 def make_node_sum(group: Group) -> NodeSum | None:
     """What the ranks of a group, all on one node, add up arrays with; None where memory is short; collective."""
     name = f"fleet-{os.getuid()}-sum-{secrets.token_hex(8)}"
-    mine = _mapped(name, group.size, create=True) if group.is_master else None
+    mapping = _mapped(name, group.size, create=True) if group.is_master else None
     try:
-        there = group.broadcast_value(name if mine is not None else None)
-        if there is not None and not group.is_master:
-            mine = _mapped(there, group.size, create=False)
-        have_all = all(group.allgather(mine is not None))
+        master_name = group.broadcast_value(name if mapping is not None else None)
+        if master_name is not None and not group.is_master:
+            mapping = _mapped(master_name, group.size, create=False)
+        have_all = all(group.allgather(mapping is not None))
     finally:
-        if mine is not None:
-            mine[0].unlink()  # by each: a rank may have died
-            mine[0].close()  # an open file would keep the memory when the group is gone
-    if mine is None or not have_all:
+        if mapping is not None:
+            mapping[0].unlink()  # by each: a rank may have died
+            mapping[0].close()  # an open file would keep the memory when the group is gone
+    if mapping is None or not have_all:
         return None
-    turns, stages = mine[1]
+    turns, stages = mapping[1]
     return NodeSum(turns, stages, group.rank)
 
 

@@ -199,6 +199,8 @@ def tree(rank: int, size: int, root: int) -> tuple[int | None, list[int]]:
     >>> [tree(rank, size=6, root=1) for rank in range(6)]
     [(3, []), (None, [2, 3]), (1, [4, 5]), (1, [0]), (2, []), (2, [])]
     """
-    place = (rank - root) % size
-    children = [(child + root) % size for child in (2 * place + 1, 2 * place + 2) if child < size]
-    return ((place - 1) // 2 + root) % size if place else None, children
+    position = (rank - root) % size
+    children = [
+        (child + root) % size for child in (2 * position + 1, 2 * position + 2) if child < size
+    ]
+    return ((position - 1) // 2 + root) % size if position else None, children

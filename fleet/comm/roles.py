@@ -125,11 +125,11 @@ def assign_roles(
     Raises:
         UserError: there are fewer ranks than needed.
     """
-    asked = spec.resources
+    resources = spec.resources
     is_gpu = gpus_per_node is not None or not spec.engine.learns  # an emulated one
     if is_gpu:
         device = "GPU"
-    elif asked.gpus_per_node == "auto":
+    elif resources.gpus_per_node == "auto":
         device = "core"
     else:
         device = "device"
@@ -137,10 +137,10 @@ def assign_roles(
         cores = max(cores, *(network.min_gpus for network in spec.networks), 1)
     return assign(
         node_of,
-        None if asked.preprocessors == "auto" else asked.preprocessors,
-        gpus_per_node if asked.gpus_per_node == "auto" else asked.gpus_per_node,
+        None if resources.preprocessors == "auto" else resources.preprocessors,
+        gpus_per_node if resources.gpus_per_node == "auto" else resources.gpus_per_node,
         own_preprocessing or spec.policy.own_samples,
-        None if asked.networks_per_gpu == "auto" else asked.networks_per_gpu,
+        None if resources.networks_per_gpu == "auto" else resources.networks_per_gpu,
         cores if spec.engine.learns else None,
         device,
     )
@@ -152,17 +152,17 @@ def describe_missing_slots(spec: Spec, roles: Roles) -> str:
     A number asks for as many, auto for two: they show whether more would pay. More than there are networks would stay
     empty.
     """
-    asked = spec.resources.networks_per_gpu
+    requested = spec.resources.networks_per_gpu
     devices = roles.cluster.whole_gpus
     wanted = min(2 if asked == "auto" else asked, math.ceil(spec.max_networks / devices))
     if roles.slots >= wanted or (
         asked == "auto" and roles.device == "core"
     ):  # which `auto` tries not to share
         return ""
-    there = "one network" if roles.slots == 1 else f"{roles.slots} networks"
+    available = "one network" if roles.slots == 1 else f"{roles.slots} networks"
     return (
-        f"resources.networks_per_gpu is {asked}, but ranks were started for {there} on a {roles.device}: start "
-        f"{(wanted - roles.slots) * devices} more for {wanted}"
+        f"resources.networks_per_gpu is {requested}, but ranks were started for {available} on a {roles.device}: start "
+        f"{(needed - roles.slots) * devices} more for {needed}"
     )
 
 
@@ -206,16 +206,16 @@ def assign(
         room = gpus_per_node * slots
 
     def make_roles(preprocessors: Sequence[int], trainers: Sequence[int]) -> Roles:
-        most = _most_on_a_node(node_of, trainers)
-        whole = _count_physical(most, gpus_per_node, slots, cores)
-        each = -(-most // whole)
+        most_trainers = _most_on_a_node(node_of, trainers)
+        physical = _count_physical(most_trainers, gpus_per_node, slots, cores)
+        slots_each = -(-most_trainers // physical)
         return Roles(
             tuple(node_of),
             tuple(preprocessors),
             tuple(trainers),
-            whole * each,
-            each,
-            fills=slots is not None and each > 1,
+            physical * slots_each,
+            slots_each,
+            fills=slots is not None and slots_each > 1,
             device=device,
         )
 
@@ -245,28 +245,28 @@ def assign(
     for node in range(nodes):
         ranks = [rank for rank in range(size) if node_of[rank] == node]
         if preprocessors is not None:
-            wanted = preprocessors // nodes + (node < preprocessors % nodes)
+            count = preprocessors // nodes + (node < preprocessors % nodes)
         elif room is not None:
-            wanted = max(1, len(ranks) - room)
+            count = max(1, len(ranks) - room)
         elif gpus_per_node is not None:
-            wanted = max(1, min(len(ranks) - gpus_per_node, len(ranks) // 8))
+            count = max(1, min(len(ranks) - gpus_per_node, len(ranks) // 8))
         else:
-            wanted = max(1, len(ranks) // 8)
-        if wanted >= len(ranks):
+            count = max(1, len(ranks) // 8)
+        if count >= len(ranks):
             raise UserError(
                 f"node {node} has {pluralize(len(ranks), 'rank')}, and {pluralize(wanted, 'preprocessor')} would leave no "
                 f"trainer there: start at least {pluralize(wanted + 1, 'rank')} on each node (mpirun -n "
                 f"{nodes * (wanted + 1)}) or lower resources.preprocessors"
             )
-        chosen += ranks[:wanted]
-        rest = ranks[wanted:]
-        if room is not None and len(rest) > room:
+        chosen += ranks[:count]
+        node_trainers = ranks[count:]
+        if room is not None and len(node_trainers) > room:
             raise UserError(
                 f"node {node} has {pluralize(len(rest), 'rank')} for {pluralize(gpus_per_node or 0, device)} beside "
                 f"{pluralize(wanted, 'preprocessor')}: start {pluralize(room + wanted, 'rank')} there or raise "
                 "resources.preprocessors or resources.networks_per_gpu"
             )
-        trainers_list += rest
+        trainers_list += node_trainers
     # Preprocessors take turns over the nodes, so that each node prepares an equal share.
     turn = {rank: [r for r in chosen if node_of[r] == node_of[rank]].index(rank) for rank in chosen}
     chosen.sort(key=lambda rank: (turn[rank], rank))

@@ -123,15 +123,15 @@ class ULFMWorld(MPIWorld):
 
     def _wait_until_ready(self, ranks: Sequence[int], number: int) -> None:
         """Wait until all ranks of a group are about to make it: making it cannot be interrupted."""
-        others = set(ranks) - {self.rank}
-        for rank in others:
+        peers = set(ranks) - {self.rank}
+        for rank in peers:
             self._send(rank, _READY_TAG, (self.rank, number))
         backoff = Backoff()
-        while not others <= self._ready[number]:
+        while not peers <= self._ready[number]:
             self.check(ranks)
-            heard = self._receive(_READY_TAG)
-            if heard is not None:
-                rank, of = heard
+            message = self._receive(_READY_TAG)
+            if message is not None:
+                rank, of = message
                 self._ready[of].add(rank)
             else:
                 backoff.sleep()
@@ -180,13 +180,13 @@ class ULFMWorld(MPIWorld):
         self.wait(self._all_delivered)
 
     def _receive_from_all(self, tag: int) -> None:
-        heard = {self.rank}
+        received = {self.rank}
 
         def all_heard() -> bool | None:
             rank = self._receive(tag)
             if rank is not None:
-                heard.add(rank)
-            return len(heard | self.dead_ranks) == self.size or None
+                received.add(rank)
+            return len(received | self.dead_ranks) == self.size or None
 
         self.wait(all_heard)
 
@@ -232,14 +232,15 @@ class ULFMWorld(MPIWorld):
             all_know: whether the heir knows by itself that all are to end.
         """
         self.before_end()
-        others = set() if is_known_to_all else {self._first_alive}
+        targets = set() if is_known_to_all else {self._first_alive}
         if self.rank == self._first_alive:
-            others = set(range(self.size)) - {self.rank}
+            targets = set(range(self.size)) - {self.rank}
         self._pending += [
-            self.comm.isend(status, dest=rank, tag=_FAILED_TAG) for rank in others - self.dead_ranks
+            self.comm.isend(status, dest=rank, tag=_FAILED_TAG)
+            for rank in targets - self.dead_ranks
         ]
         deadline = time.monotonic() + _PATIENCE_S
-        while not others <= self.dead_ranks and time.monotonic() < deadline:
+        while not targets <= self.dead_ranks and time.monotonic() < deadline:
             if self._update_dead_ranks() is not None and self.rank != self._first_alive:
                 break
             time.sleep(LONGEST_S)

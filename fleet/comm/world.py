@@ -85,8 +85,8 @@ class MPIWorld:
         return self._receive(tag)
 
     def wait_for_message(self, tag: Tag) -> Message:  # noqa: D102
-        heard: Any = self.wait(lambda: self.receive(tag))
-        return heard
+        message: Any = self.wait(lambda: self.receive(tag))
+        return message
 
     def _send(self, rank: int, tag: int, message: Any) -> None:
         self._pending = [request for request in self._pending if not self._is_delivered(request)]
@@ -234,13 +234,13 @@ class MPIWorld:
         if not self._exits_last:
             return
         MPI.Finalize()  # a barrier: all others are about to end now, and have only to be seen to do so
-        others = [
+        processes = [
             pid
             for rank, (host, pid) in enumerate(self._processes)
             if rank != self.rank and host == self.host
         ]
         deadline = time.monotonic() + _LAST_S
-        while any(map(started, others)) and time.monotonic() < deadline:
+        while any(map(started, processes)) and time.monotonic() < deadline:
             time.sleep(LONGEST_S)
 
     def abort(self, error: BaseException, status: int = 1) -> NoReturn:

@@ -49,14 +49,14 @@ class Admission:
         launch: Launch,
         results: Results,
         keys: dict[str, str],
-        known: Mapping[str, Mapping[int, float]],
+        prior_rates: Mapping[str, Mapping[int, float]],
         learns: bool,
     ) -> None:
         self._launch = launch
         self._results = results
         self._learns = learns
         self._keys = keys
-        self._known = known
+        self._prior_rates = prior_rates
         self._spec = launch.spec  # with all entries that were added
         self._quota = Quota(launch.paths, launch.spec.checkpoint)
         self._waiting: dict[
@@ -203,7 +203,12 @@ class Admission:
         """
         launch = self._launch
         end = next(
-            (one for one in launch.search_extremes.networks if one.entry == network.entry), None
+            (
+                network_spec
+                for network_spec in launch.search_extremes.networks
+                if network_spec.entry == network.entry
+            ),
+            None,
         )
         if (
             network.train.class_weights == "balanced" and end is not None
@@ -213,16 +218,18 @@ class Admission:
             )
         [settled] = resolve_with_data(launch.inputs, replace(self._spec, networks=(network,)))
         alone = with_epochs_from_rates(settled)
-        found = find_misfits(
+        problems = find_misfits(
             alone,
             launch.sample,
             launch.inputs.data,
             launch.epoch_samples,
             len(launch.roles.trainers),
         )
-        if found:
+        if problems:
             raise UserError(
-                "; ".join(f"{wrong}; {right}" if right else wrong for _, _, wrong, right in found)
+                "; ".join(
+                    f"{wrong}; {right}" if right else wrong for _, _, wrong, right in problems
+                )
             )
         layout = plan_memory(alone, launch.inputs.data, launch.sample, launch.roles, 0.0)
         if (
@@ -289,6 +296,6 @@ class Admission:
             added,
             key,
             traits,
-            self._known.get(key, {}),
+            self._prior_rates.get(key, {}),
             None if added.wrong else self._rates_of(network),
         )

@@ -57,26 +57,28 @@ def choose_cache(
         earlier: what a launch of this run has chosen before; it holds as long as it is possible.
     """
     before = None if earlier is None else earlier.cache
-    asked = spec.data.cache
+    requested = spec.data.cache
     sizes = {"memory": memory_bytes(opened, resources), "file": file_bytes(opened), "none": 0}
 
-    def choice(cache: str, why: str) -> CacheChosen:
+    def choice(cache: str, reason: str) -> CacheChosen:
         is_own = cache == "memory" or not resources.preprocessors
-        return CacheChosen(cache, asked, why, sizes[cache], "network" if is_own else "stream")
+        return CacheChosen(
+            cache, requested, reason, sizes[cache], "network" if is_own else "stream"
+        )
 
-    if opened.pipelines and not resources.preprocessors and "file" not in (asked, before):
+    if opened.pipelines and not resources.preprocessors and "file" not in (requested, before):
         return choice(
             "none",
             "networks are fed with different samples, which each trainer prepares for itself",
         )
     if (
-        asked == "memory"
+        requested == "memory"
         and not resources.preprocessors
         and (lacking := _impossible_in_memory(spec, opened, resources, 1.0))
     ):
         return choice("none", lacking)  # no rank keeps samples for others, so it only takes longer
-    if asked != "auto":
-        return choice(asked, "as the spec says")
+    if requested != "auto":
+        return choice(requested, "as the spec says")
     if before == "file" and not _impossible_in_file(spec, opened, resources):
         return choice("file", _AS_BEFORE)
     if before == "memory":  # a file may lack samples that could not be read, which memory does not
@@ -128,8 +130,8 @@ def _kept_row(opened: Inputs, part: str) -> int:
     look = opened.probes[part]
     if look.stored is None:
         return 0
-    kept = look.with_stored()
-    return row_bytes(look.stored, kept.stored_target.wire)
+    stored = look.with_stored()
+    return row_bytes(look.stored, stored.stored_target.wire)
 
 
 def _count_samples(opened: Inputs) -> str:
@@ -175,18 +177,20 @@ def validation_bytes(opened: Inputs) -> int:
     return len(opened.data.validation) * row_bytes(sample.wire, sample.target.wire)
 
 
-def count_shared_epochs(spec: Spec, opened: Inputs, taken: int, shared_free: float) -> int:
+def count_shared_epochs(spec: Spec, opened: Inputs, used_bytes: int, shared_free: float) -> int:
     """How many epochs of finished samples a node has room for, of those that networks train at most.
 
     Args:
         taken: bytes that other samples take there.
         shared_free: bytes of shared memory that are free on the node that has least.
     """
-    left = split_scale(split_device(opened.transforms)[0])[0]  # what the device does is not kept
-    if opened.pipelines or count_fixed(left) == len(left):
+    host_transforms = split_scale(split_device(opened.transforms)[0])[
+        0
+    ]  # what the device does is not kept
+    if opened.pipelines or count_fixed(host_transforms) == len(host_transforms):
         return 0  # each network finishes its own, or nothing is left to do
     row = row_bytes(opened.sample.wire, opened.sample.target.wire) + 1
-    room = min(spec.data.shared_memory - taken, shared_free / 2 - taken) / (
+    room = min(spec.data.shared_memory - used_bytes, shared_free / 2 - used_bytes) / (
         len(opened.data.train) * row
     )
     return max(0, int(min(_most_epochs(spec), room)))
@@ -201,8 +205,8 @@ def _costly_in_memory(spec: Spec, opened: Inputs, resources: HostResources) -> s
     look = opened.probes["train"]
     sharers = float(resources.preprocessors)
     if resources.is_crowded and resources.preprocessors:
-        taken = memory_bytes(opened, resources) + validation_bytes(opened)
-        alone = 1 - count_shared_epochs(spec, opened, taken, resources.shared_free) / max(
+        used_bytes = memory_bytes(opened, resources) + validation_bytes(opened)
+        alone = 1 - count_shared_epochs(spec, opened, used_bytes, resources.shared_free) / max(
             _most_epochs(spec), 1
         )
         sharers = max(sharers, 1 + (resources.trainers - 1) * alone)

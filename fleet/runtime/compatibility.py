@@ -55,21 +55,21 @@ class _Saved:
     """The checkpoint that was found of a network, if there is one, and what has changed about the network since."""
 
     network: NetworkSpec
-    found: CheckpointLookup
+    lookup: CheckpointLookup
     changed: list[str]
 
     @property
     def state(self) -> TrainingState:
         """Of a checkpoint that is there."""
-        assert self.found.state is not None
-        return self.found.state
+        assert self.lookup.state is not None
+        return self.lookup.state
 
 
-def read_codes(spec: Spec, beside: Path) -> dict[str, Code]:
+def read_codes(spec: Spec, spec_folder: Path) -> dict[str, Code]:
     """What is built -> the files of its ``build:`` function; none for families and ``keras.applications``."""
     targets = {network.architecture.target for network in spec.networks}
     targets |= {entry.target for entry in spec.searches.values()}
-    return {target: hash_sources(target, beside) for target in targets}
+    return {target: hash_sources(target, spec_folder) for target in targets}
 
 
 def read_known_fingerprint(
@@ -91,17 +91,17 @@ def read_known_fingerprint(
 
 def describe_data_changes(spec: Spec, before: Fingerprint, now: Fingerprint) -> list[str]:
     """What of the data has changed, in words, with the path at which each part lies; nothing if it is as it was."""
-    where = {"validation": spec.data.validation, "test": spec.data.test}
-    found = []
+    split_paths = {"validation": spec.data.validation, "test": spec.data.test}
+    changes = []
     for part, words in compare_fingerprints(before, now).items():
-        own = where.get(part)
-        place = own if isinstance(own, str) else spec.data.path or spec.data.source
-        if part in where and not isinstance(own, str):
+        split_path = split_paths.get(part)
+        path = split_path if isinstance(split_path, str) else spec.data.path or spec.data.source
+        if part in split_paths and not isinstance(split_path, str):
             held_out = f" ({part})"
         else:
             held_out = ""
-        found.append(f"{place}{held_out}: {', '.join(words)}")
-    return list(dict.fromkeys(found))
+        changes.append(f"{path}{held_out}: {', '.join(words)}")
+    return list(dict.fromkeys(changes))
 
 
 def find_data_changes(paths: RunPaths) -> list[str]:
@@ -117,7 +117,7 @@ def find_data_changes(paths: RunPaths) -> list[str]:
             return []
         places = (spec.data.path, spec.data.validation, spec.data.test)
         noted_s = paths.data.stat().st_mtime
-        if not any(isinstance(place, str) and _is_newer(Path(place), noted_s) for place in places):
+        if not any(isinstance(path, str) and _is_newer(Path(path), noted_s) for path in places):
             return []
         return describe_data_changes(spec, before, fingerprint_data(spec, before)[1])
     except (UserError, InputError, OSError):
@@ -126,8 +126,8 @@ def find_data_changes(paths: RunPaths) -> list[str]:
 
 def _is_newer(path: Path, moment_s: float) -> bool:
     """Whether a file, or something in a folder, was touched later; of a large folder some are looked at."""
-    found = itertools.chain([path], path.rglob("*") if path.is_dir() else ())
-    return any(one.stat().st_ctime > moment_s for one in itertools.islice(found, _MOST_FILES))
+    paths = itertools.chain([path], path.rglob("*") if path.is_dir() else ())
+    return any(entry.stat().st_ctime > moment_s for entry in itertools.islice(paths, _MOST_FILES))
 
 
 def check_data_unchanged(
@@ -142,7 +142,8 @@ def check_data_unchanged(
         UserError: another launch has been at work between the two.
     """
     if again is not None and all(
-        one is None or _division_key(one) != _division_key(again) for one in (before, now)
+        fingerprint is None or _division_key(fingerprint) != _division_key(again)
+        for fingerprint in (before, now)
     ):
         raise UserError(
             f"{paths.root}: another launch has trained on other data in the meantime; start this one again"
@@ -166,24 +167,29 @@ def save_fingerprint(
         of_all = np.full(len(now.sides), -1, np.int16)
         of_all[rows] = folds
         now = replace(now, folds=of_all)
-    kept = read_fingerprint(paths.data)
-    if kept is None or _fingerprint_key(kept) != _fingerprint_key(now):
+    saved = read_fingerprint(paths.data)
+    if saved is None or _fingerprint_key(saved) != _fingerprint_key(now):
         with atomic_write(paths.data, "wb", check=fence_check(fence)) as file:
             write_fingerprint(file, now)
 
 
-def _division_key(found: Fingerprint) -> tuple[str, bytes]:
-    return found.digest, found.sides.tobytes()
+def _division_key(fingerprint: Fingerprint) -> tuple[str, bytes]:
+    return fingerprint.digest, fingerprint.sides.tobytes()
 
 
-def _fingerprint_key(found: Fingerprint) -> tuple[str, bytes, str, bytes, str]:
-    return *_division_key(found), found.division, found.folds.tobytes(), found.test_path
+def _fingerprint_key(fingerprint: Fingerprint) -> tuple[str, bytes, str, bytes, str]:
+    return (
+        *_division_key(fingerprint),
+        fingerprint.division,
+        fingerprint.folds.tobytes(),
+        fingerprint.test_path,
+    )
 
 
 def delete_stale_data(paths: RunPaths, now: Fingerprint) -> None:
     """Delete what was made of other data than this: decoded samples, and what networks gave for samples."""
-    kept = read_fingerprint(paths.data)
-    if kept is not None and (kept.test_path != now.test_path or compare_fingerprints(kept, now)):
+    saved = read_fingerprint(paths.data)
+    if saved is not None and (saved.test_path != now.test_path or compare_fingerprints(saved, now)):
         for path in (paths.decoded, *paths.all_predictions()):
             remove(path)
 
@@ -218,24 +224,26 @@ def check_saved_networks(
         ),
         (network for network in spec.networks if network.name not in request.fresh_network),
     )
-    there = [one for one in saved if one.found.state is not None]
-    changed = [one for one in there if one.changed]
+    existing = [checkpoint for checkpoint in saved if checkpoint.found.state is not None]
+    changed = [checkpoint for checkpoint in existing if checkpoint.changed]
     if changed and not request.accept_changes:
         raise UserError(_explain_refusal(paths, changed, data))
     unknown = [
-        one
-        for one in there
-        if one.state.code is None
-        and codes[one.network.architecture.target]
+        checkpoint
+        for checkpoint in existing
+        if checkpoint.state.code is None
+        and codes[checkpoint.network.architecture.target]
         and not request.shares_run
     ]
-    amended = {one.network.name: one for one in [*changed, *unknown]}
-    for one in amended.values():
-        _amend(one, spec, paths, sample, codes[one.network.architecture.target], fence)
+    amended = {checkpoint.network.name: checkpoint for checkpoint in [*changed, *unknown]}
+    for checkpoint in amended.values():
+        _amend(
+            checkpoint, spec, paths, sample, codes[checkpoint.network.architecture.target], fence
+        )
     if unknown:
         print(_warn_of_unknown_code(unknown, codes), file=sys.stderr, flush=True)
     restarted = [name for name in request.fresh_network if _start_over(paths, name)]
-    epochs = {one.network.name: one.state.epoch for one in changed}
+    epochs = {checkpoint.network.name: checkpoint.state.epoch for checkpoint in changed}
     events = (
         *((DataChanged(tuple(data), epochs),) if data and changed else ()),
         *(
@@ -243,11 +251,17 @@ def check_saved_networks(
             for name in restarted
         ),
         *(
-            ChangesAccepted(one.network.name, tuple(one.changed), one.state.epoch)
-            for one in changed
+            ChangesAccepted(
+                checkpoint.network.name, tuple(checkpoint.changed), checkpoint.state.epoch
+            )
+            for checkpoint in changed
         ),
     )
-    return events, {one.network.name: one.found for one in saved if one.network.name not in amended}
+    return events, {
+        checkpoint.network.name: checkpoint.found
+        for checkpoint in saved
+        if checkpoint.network.name not in amended
+    }
 
 
 def _read_saved(
@@ -258,29 +272,29 @@ def _read_saved(
     code: Code,
     data: Sequence[str],
 ) -> _Saved:
-    found = find_newest(paths, network.name, with_arrays=False)
-    if found.state is None:
-        return _Saved(network, found, [])
-    changed = find_changes(network, spec, sample, code, found.state)
+    lookup = find_newest(paths, network.name, with_arrays=False)
+    if lookup.state is None:
+        return _Saved(network, lookup, [])
+    changed = find_changes(network, spec, sample, code, lookup.state)
     if changed is None:
-        said = f"the data has changed: {'; '.join(data)}. And " if data else ""
+        prefix = f"the data has changed: {'; '.join(data)}. And " if data else ""
         raise UserError(
-            f"{said}{paths.root} holds a checkpoint of {network.name} that was trained with other settings "
+            f"{prefix}{paths.root} holds a checkpoint of {network.name} that was trained with other settings "
             "(model, data, transforms, batch, optimizer, engine or seed): go back to them, name another "
             f"output, or start over: this network with --fresh-network {network.name}, all with --fresh"
         )
-    return _Saved(network, found, [*changed, *([DATA] if data else [])])
+    return _Saved(network, lookup, [*changed, *([DATA] if data else [])])
 
 
 def _explain_refusal(paths: RunPaths, changed: Sequence[_Saved], data: Sequence[str]) -> str:
     if not data:
         return _explain_code_change(paths, changed)
-    others = [
-        replace(one, changed=files)
-        for one in changed
-        if (files := [file for file in one.changed if file != DATA])
+    code_changes = [
+        replace(checkpoint, changed=files)
+        for checkpoint in changed
+        if (files := [file for file in checkpoint.changed if file != DATA])
     ]
-    code = f". {_explain_code_change(paths, others)}" if others else ""
+    code = f". {_explain_code_change(paths, code_changes)}" if code_changes else ""
     return (
         f"the data is not what the networks in {paths.root} were trained on: {'; '.join(data)}: go back to what it "
         "was, start over with --fresh, or go on from what was trained with --accept-changes, which the history "
@@ -289,19 +303,27 @@ def _explain_refusal(paths: RunPaths, changed: Sequence[_Saved], data: Sequence[
 
 
 def _explain_code_change(paths: RunPaths, changed: Sequence[_Saved]) -> str:
-    names = [one.network.name for one in changed]
-    shown = ", ".join(f"{one.network.name} ({', '.join(one.changed)})" for one in changed)
+    names = [checkpoint.network.name for checkpoint in changed]
+    details = ", ".join(
+        f"{checkpoint.network.name} ({', '.join(checkpoint.changed)})" for checkpoint in changed
+    )
     over = " ".join(f"--fresh-network {name}" for name in names)
     return (
-        f"{paths.root} holds checkpoints of networks whose code has changed since: {shown}: train them from the "
+        f"{paths.root} holds checkpoints of networks whose code has changed since: {details}: train them from the "
         f"start with {over}, or go on from what was trained with --accept-changes, which the history will say"
     )
 
 
 def _warn_of_unknown_code(unknown: Sequence[_Saved], codes: Mapping[str, Code]) -> str:
-    names = ", ".join(one.network.name for one in unknown)
+    names = ", ".join(checkpoint.network.name for checkpoint in unknown)
     files = ", ".join(
-        sorted({file for one in unknown for file in codes[one.network.architecture.target]})
+        sorted(
+            {
+                file
+                for checkpoint in unknown
+                for file in codes[checkpoint.network.architecture.target]
+            }
+        )
     )
     return (
         f"fleet: WARNING: FLEET 0.1.0 wrote the checkpoints of {names}, and did not note the code of networks: "
@@ -310,11 +332,16 @@ def _warn_of_unknown_code(unknown: Sequence[_Saved], codes: Mapping[str, Code]) 
 
 
 def _amend(
-    one: _Saved, spec: Spec, paths: RunPaths, sample: SampleSpec, code: Code, fence: Fence | None
+    checkpoint: _Saved,
+    spec: Spec,
+    paths: RunPaths,
+    sample: SampleSpec,
+    code: Code,
+    fence: Fence | None,
 ) -> None:
     """Have all checkpoints of a network say what it is now, and what of that was accepted."""
-    mine = training_identity(one.network, spec, sample)
-    key = one.network.architecture.key
+    new_identity = training_identity(checkpoint.network, spec, sample)
+    key = checkpoint.network.architecture.key
 
     def now(state: TrainingState) -> TrainingState:
         state = replace(
@@ -327,7 +354,7 @@ def _amend(
             return state.with_accepted_changes(" ".join(one.changed))
         return state
 
-    rewrite_states(paths, one.network.name, now, fence)
+    rewrite_states(paths, checkpoint.network.name, now, fence)
 
 
 def _start_over(paths: RunPaths, name: str) -> bool:

@@ -96,8 +96,8 @@ class ConcurrentLaunches:
                 case ReleaseLease(network):
                     self.leases.release(network)
                 case LeaveRun(reason):
-                    heard.append(EndRequested(reason))
-        return heard
+                    inputs.append(EndRequested(reason))
+        return inputs
 
     def read_other_logs(self) -> None:
         """Take from the logs of other launches how far the networks are that are not held here."""

@@ -139,7 +139,7 @@ class Coordinator:
         interruption: Interruption,
         past: StartupEvents,
         search: SearchParts,
-        beside: ConcurrentLaunches | None = None,
+        concurrent: ConcurrentLaunches | None = None,
     ) -> None:
         self._world = world
         self._config = setup
@@ -153,7 +153,7 @@ class Coordinator:
         )
         self._results = files.results
         self._log = files.log
-        self._concurrent = beside
+        self._concurrent = concurrent
         self._search = search
         self._run = run = files.results.run
         self._checked_s = 0.0
@@ -259,7 +259,7 @@ class Coordinator:
             self._is_interrupted = True
             self._handle(e.EndRequested(reason, self._interruption.patience_s))
         if self._concurrent is not None:
-            for heard in self._concurrent.poll(
+            for message in self._concurrent.poll(
                 self._log.now(), self._controller.training, self._is_interrupted
             ):
                 if isinstance(heard, e.LeaseGranted):
@@ -332,13 +332,13 @@ class Coordinator:
 
     def _handle(self, heard: e.Input | None, more_wait: bool = False) -> None:
         """Have the ensemble hear something, or only of the time, and then all answers to what it wants."""
-        self._decide(heard, more_wait)
+        self._decide(message, more_wait)
         while self._queue:
             self._decide(self._queue.popleft())
 
     def _decide(self, heard: e.Input | None, more_wait: bool = False) -> None:
         try:
-            effects = self._controller.handle(self._log.now(), heard, more_wait)
+            effects = self._controller.handle(self._log.now(), message, more_wait)
         except ProtocolViolation as error:
             log.critical("all that was heard, and what was done about it:\n%s", error.report())
             raise
@@ -351,7 +351,7 @@ class Coordinator:
         began = time.perf_counter()
         policy = self._config.spec.policy
         options = self._config.spec.options
-        wanted = plan(policy, rates, progress, cluster, options)
+        answer = plan(policy, rates, progress, cluster, options)
         if min_steps is None:
             tried: Probes = frozenset()
         else:

@@ -47,8 +47,8 @@ def plan_import(spec: Spec, roles: Roles, fresh: bool) -> Ahead:
         fresh: nothing counts that an earlier launch has left.
     """
     done = set[str]() if fresh else ended_in_table(RunPaths(spec.output))
-    left = [network for network in spec.networks if network.name not in done]
-    ranks = frozenset(busy(left, roles, bool(spec.searches)))
+    unfinished = [network for network in spec.networks if network.name not in done]
+    ranks = frozenset(busy(unfinished, roles, bool(spec.searches)))
     return Ahead(spec.engine.name if spec.engine.name in ENGINES else "", ranks)
 
 
@@ -98,8 +98,8 @@ class EngineImport:
 
     def hear(self, world: World) -> None:
         """Hear rank 0's announcement, and begin where it concerns this rank; collective."""
-        nothing: Ahead | None = None
-        ahead = world.broadcast_value(nothing)
+        no_plan: Ahead | None = None
+        ahead = world.broadcast_value(no_plan)
         if world.rank in ahead.ranks and ahead.engine:
             self._thread = threading.Thread(target=_import, args=(ahead.engine,), name="loading")
             self._thread.start()

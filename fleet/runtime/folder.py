@@ -59,7 +59,7 @@ def take_folder(paths: RunPaths, fresh: bool, lease: Lease | None) -> None:
         _empty(paths, letters)
 
 
-def check_shareable(spec: Spec, asked: str) -> None:
+def check_shareable(spec: Spec, option: str) -> None:
     """Refuse a run whose networks several launches cannot share.
 
     Args:
@@ -70,12 +70,12 @@ def check_shareable(spec: Spec, asked: str) -> None:
     """
     if spec.searches:
         raise UserError(
-            f"{asked}: a search is of one launch, which asks for networks; start it alone, as with "
+            f"{option}: a search is of one launch, which asks for networks; start it alone, as with "
             "fleet submit --chain, which goes on with it job after job"
         )
     if spec.document.keep_open is not None:
         raise UserError(
-            f"{asked}: keep_open waits for networks that are added, and launches that share those of a run "
+            f"{option}: keep_open waits for networks that are added, and launches that share those of a run "
             "take none; leave it out"
         )
 
@@ -141,17 +141,23 @@ def _empty(paths: RunPaths, letters: Iterable[Path]) -> None:
     """Delete what earlier launches have written, and nothing else; of the mailbox, some letters."""
     foreign = paths.foreign_files()
     if foreign:
-        shown = listed([str(path.relative_to(paths.root)) for path in foreign], 5)
+        listing = listed([str(path.relative_to(paths.root)) for path in foreign], 5)
         raise UserError(
-            f"--fresh: {paths.root} also holds what FLEET did not write: {shown}; move it away, or name "
+            f"--fresh: {paths.root} also holds what FLEET did not write: {listing}; move it away, or name "
             "another output"
         )
     try:
         # They say whose it is, and who is in it.
-        kept = {paths.marker, paths.lease, paths.network_leases, paths.jobs_lease, paths.mailbox}
+        preserved = {
+            paths.marker,
+            paths.lease,
+            paths.network_leases,
+            paths.jobs_lease,
+            paths.mailbox,
+        }
         for letter in letters:
             letter.unlink(missing_ok=True)
-        for path in set(paths.root.iterdir()) - kept:
+        for path in set(paths.root.iterdir()) - preserved:
             if path.is_dir():
                 shutil.rmtree(path)
             else:

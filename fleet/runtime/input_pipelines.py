@@ -117,15 +117,17 @@ def parse_pipeline_transforms(
         for key, settings in spec.data_by_pipeline.items()
     }
     if spec.data.augment_on == "device":
-        each = {key: defer_to_device(found) for key, found in each.items()}
+        transforms_by_key = {
+            key: defer_to_device(transforms) for key, transforms in transforms_by_key.items()
+        }
     return {
-        key: with_full_decoding(found) if is_mask(data[key].train) else found
-        for key, found in each.items()
+        key: with_full_decoding(transforms) if is_mask(data[key].train) else transforms
+        for key, transforms in transforms_by_key.items()
     }
 
 
 def find_shared_transforms(
-    spec: Spec, data: Mapping[str, DataSet], each: Mapping[str, tuple[Transform, ...]]
+    spec: Spec, data: Mapping[str, DataSet], transforms_by_key: Mapping[str, tuple[Transform, ...]]
 ) -> SharedTransforms:
     """What the feeds of a spec can share; where they share no transform, looks at a few samples.
 
@@ -135,15 +137,19 @@ def find_shared_transforms(
     Raises:
         UserError: what one of them makes before its first random transform differs from sample to sample.
     """
-    lists = list(each.values())
+    lists = list(transforms_by_key.values())
     shared_count = count_common(lists)
     if shared_count or not all(
         transforms and isinstance(transforms[0], Decode) for transforms in lists
     ):
         return SharedTransforms(
-            split_scale(lists[0])[0][:shared_count], dict.fromkeys(each, shared_count), {}
+            split_scale(lists[0])[0][:shared_count],
+            dict.fromkeys(transforms_by_key, shared_count),
+            {},
         )
-    fixed = {key: transforms[: count_fixed(transforms)] for key, transforms in each.items()}
+    fixed = {
+        key: transforms[: count_fixed(transforms)] for key, transforms in transforms_by_key.items()
+    }
     shapes = dict[tuple[Transform, ...], tuple[int, ...]]()
     for key, transforms in fixed.items():
         if transforms not in shapes:
@@ -156,10 +162,10 @@ def find_shared_transforms(
                     f"{_locate(spec, key)}: networks share what each makes of a file before its first "
                     f"random transform: {str(error).removeprefix('data: ')}; {_suggest_own_samples(spec)}"
                 ) from error
-    beside = PackedVariants(tuple(shapes), tuple(shapes.values()))
-    packed_slices = dict(zip(shapes, beside.slices(), strict=True))
+    variants = PackedVariants(tuple(shapes), tuple(shapes.values()))
+    packed_slices = dict(zip(shapes, variants.slices(), strict=True))
     return SharedTransforms(
-        (beside,),
+        (variants,),
         {key: len(transforms) for key, transforms in fixed.items()},
         {key: packed_slices[transforms] for key, transforms in fixed.items()},
     )
@@ -195,7 +201,7 @@ def _suggest_own_samples(spec: Spec) -> str:
 def make_pipelines(
     spec: Spec,
     data: Mapping[str, DataSet],
-    each: Mapping[str, tuple[Transform, ...]],
+    transforms_by_key: Mapping[str, tuple[Transform, ...]],
     shared: SharedTransforms,
     stream: Mapping[str, SampleSpec] | None,
 ) -> dict[str, InputPipeline]:
@@ -211,7 +217,7 @@ def make_pipelines(
     """
     stream_target = None if stream is None else stream["train"].target
     pipelines = {}
-    for key, transforms in each.items():
+    for key, transforms in transforms_by_key.items():
         try:
             samples, _ = probe_splits(data[key], transforms, spec.seed)
         except (InputError, UserError) as error:
@@ -240,17 +246,17 @@ def probe_splits(
         name: probe_samples(source, transforms, seed) for name, source in data.splits().items()
     }
     weighted = any(
-        one.sample.target.weighted for one in probes.values()
+        probe.sample.target.weighted for probe in probes.values()
     )  # what travels is the same of all parts
     samples = {
-        name: replace(one.sample, target=replace(one.sample.target, weighted=weighted))
-        for name, one in probes.items()
+        name: replace(probe.sample, target=replace(probe.sample.target, weighted=weighted))
+        for name, probe in probes.items()
     }
     for part, sample in samples.items():
-        there = sample.deferred_input or sample.image
-        if there != (first := samples["train"].deferred_input or samples["train"].image):
+        image = sample.deferred_input or sample.image
+        if image != (first := samples["train"].deferred_input or samples["train"].image):
             raise UserError(
-                f"data: training samples are {first} and {part} samples {there}; add a resize or a crop"
+                f"data: training samples are {first} and {part} samples {image}; add a resize or a crop"
             )
     return samples, probes
 
@@ -328,7 +334,9 @@ def describe_sharing(spec: Spec, pipelines: Mapping[str, InputPipeline]) -> str:
     )
 
 
-def describe_device_transforms(spec: Spec, each: Mapping[str, tuple[Transform, ...]]) -> str:
+def describe_device_transforms(
+    spec: Spec, transforms_by_key: Mapping[str, tuple[Transform, ...]]
+) -> str:
     """What of the transforms of each feed is left to the device, in a line or some."""
     lines = dict[str, None]()
     for key, transforms in each.items():

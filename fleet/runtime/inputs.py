@@ -88,17 +88,17 @@ class Inputs:
             InputError: they are not alike before the first random transform.
         """
         parts = {"none": (), "memory": ("train",), "file": tuple(self.samples)}[cache]
-        kept = {
+        stored = {
             name: replace(self.samples[name], stored=self.probes[name].with_stored().stored)
             for name in parts
         }
         pipelines = self.pipelines
-        if "train" in kept and cache == "memory":
+        if "train" in stored and cache == "memory":
             pipelines = {
-                key: replace(feed, stream_target=kept["train"].stored_target)
+                key: replace(feed, stream_target=stored["train"].stored_target)
                 for key, feed in pipelines.items()
             }
-        return replace(self, samples={**self.samples, **kept}, pipelines=pipelines)
+        return replace(self, samples={**self.samples, **stored}, pipelines=pipelines)
 
 
 def open_inputs_with_fingerprint(
@@ -113,9 +113,9 @@ def open_inputs_with_fingerprint(
     Raises:
         InputError, UserError: as there; or all samples of a side have gone.
     """
-    found, fingerprint = fingerprint_data(spec, before, features)
+    data_sets, fingerprint = fingerprint_data(spec, before, features)
     return replace(
-        _probe(spec, _split_by_pipeline(spec, found)),
+        _probe(spec, _split_by_pipeline(spec, data_sets)),
         fingerprint=fingerprint,
         rows=np.flatnonzero(fingerprint.sides == 0),
     )
@@ -127,20 +127,20 @@ def fingerprint_data(
     """The data of a spec for each of its targets, and what it is known by; see :func:`open_inputs_with_fingerprint`."""
     settings = spec.data
     shares = [
-        where if isinstance(where, float) else None
-        for where in (settings.validation, settings.test)
+        setting if isinstance(setting, float) else None
+        for setting in (settings.validation, settings.test)
     ]
     division = (
         f"validation: {shares[0]}, test: {shares[1]}, folds: {settings.folds}, seed: {spec.seed}"
     )
-    wishes = _list_targets(spec)
+    targets = _list_targets(spec)
     return open_per_target(
         settings.source,
         settings.path,
         *_division_of(spec),
         settings.options,
         settings.test,
-        [_parse_target(target) for target in wishes],
+        [_parse_target(target) for target in targets],
         division,
         before,
         features,
@@ -154,7 +154,7 @@ def open_inputs(spec: Spec) -> Inputs:
         InputError, UserError: the data is not there, or not what it should be.
     """
     settings = spec.data
-    found, _ = open_per_target(
+    data_sets, _ = open_per_target(
         settings.source,
         settings.path,
         *_division_of(spec),
@@ -162,7 +162,7 @@ def open_inputs(spec: Spec) -> Inputs:
         settings.test,
         [_parse_target(target) for target in _list_targets(spec)],
     )
-    return _probe(spec, _split_by_pipeline(spec, found))
+    return _probe(spec, _split_by_pipeline(spec, data_sets))
 
 
 def _probe(spec: Spec, data_of: Mapping[str, DataSet]) -> Inputs:
@@ -176,20 +176,20 @@ def _probe(spec: Spec, data_of: Mapping[str, DataSet]) -> Inputs:
             f"data.source: {settings.source} cannot be sent to the other ranks: {error}; it should "
             "hold plain values, and open its files when it reads"
         ) from None
-    each = feeding.parse_pipeline_transforms(spec, data_of)
-    transforms = next(iter(each.values()))
+    transforms_by_key = feeding.parse_pipeline_transforms(spec, data_of)
+    transforms = next(iter(transforms_by_key.values()))
     pipelines = dict[str, InputPipeline]()
     prepares_own = spec.policy.own_samples and spec.data.cache != "file"
-    if len(each) == 1 or prepares_own:
+    if len(transforms_by_key) == 1 or prepares_own:
         samples, probes = feeding.probe_splits(data, transforms, spec.seed)
-        shared = feeding.SharedTransforms((), dict.fromkeys(each, 0), {})
+        shared = feeding.SharedTransforms((), dict.fromkeys(transforms_by_key, 0), {})
     else:
-        shared = feeding.find_shared_transforms(spec, data_of, each)
+        shared = feeding.find_shared_transforms(spec, data_of, transforms_by_key)
         transforms = shared.transforms
         samples, probes = feeding.probe_shared_samples(data, shared, spec)
-    if len(each) > 1:
+    if len(transforms_by_key) > 1:
         pipelines = feeding.make_pipelines(
-            spec, data_of, each, shared, None if prepares_own else samples
+            spec, data_of, transforms_by_key, shared, None if prepares_own else samples
         )
         samples = {
             part: replace(
@@ -197,7 +197,7 @@ def _probe(spec: Spec, data_of: Mapping[str, DataSet]) -> Inputs:
             )
             for part, sample in samples.items()
         }
-    said = "\n".join(
+    remark = "\n".join(
         filter(
             None,
             (
@@ -205,39 +205,44 @@ def _probe(spec: Spec, data_of: Mapping[str, DataSet]) -> Inputs:
                 probes["train"].remark,
                 feeding.describe_sharing(spec, pipelines),
                 _describe_channels(samples),
-                _describe_standardizing(spec, each),
-                feeding.describe_device_transforms(spec, each),
+                _describe_standardizing(spec, transforms_by_key),
+                feeding.describe_device_transforms(spec, transforms_by_key),
             ),
         )
     )
-    return Inputs(replace(data, remark=said), transforms, samples, probes, pipelines=pipelines)
+    return Inputs(replace(data, remark=remark), transforms, samples, probes, pipelines=pipelines)
 
 
 def _describe_channels(samples: Mapping[str, SampleSpec]) -> str:
     """How inputs are taken whose channels seem to come first, in a line; nothing where none do."""
     for sample in samples.values():
-        for each in (sample, *sample.per_pipeline.values()):
-            shape = each.image.shape
+        for variant in (sample, *sample.per_pipeline.values()):
+            shape = variant.image.shape
             if len(shape) == 3 and shape[0] <= _CHANNELS < min(shape[1:]):
                 height, width, channels = shape
                 return (
-                    f"data: inputs of {each.image} are taken for images of height {height} and width {width} with "
+                    f"data: inputs of {variant.image} are taken for images of height {height} and width {width} with "
                     f"{channels} channels; if their channels come first, move these to the end: "
                     f"({width}, {channels}, {height})"
                 )
     return ""
 
 
-def _describe_standardizing(spec: Spec, each: Mapping[str, tuple[Transform, ...]]) -> str:
+def _describe_standardizing(
+    spec: Spec, transforms_by_key: Mapping[str, tuple[Transform, ...]]
+) -> str:
     """What inputs are standardized by, in a line; nothing where they are not."""
-    if not any(isinstance(split_scale(transforms)[1], Standardize) for transforms in each.values()):
+    if not any(
+        isinstance(split_scale(transforms)[1], Standardize)
+        for transforms in transforms_by_key.values()
+    ):
         return ""
     if spec.data.folds:
-        which = "each fold's training samples"
+        samples = "each fold's training samples"
     else:
-        which = "the training samples"
+        samples = "the training samples"
     return (
-        f"data: standardize takes means and deviations from {which} before anything is trained; they are exported "
+        f"data: standardize takes means and deviations from {samples} before anything is trained; they are exported "
         "with the networks"
     )
 
@@ -253,9 +258,9 @@ def _division_of(spec: Spec) -> tuple[float | str | None, int]:
     return spec.data.validation if spec.data.folds is None else None, spec.seed
 
 
-def _split_by_pipeline(spec: Spec, found: tuple[DataSet, ...]) -> dict[str, DataSet]:
+def _split_by_pipeline(spec: Spec, data_sets: tuple[DataSet, ...]) -> dict[str, DataSet]:
     """The data of each feed: the same samples, divided in the same way."""
-    wishes = _list_targets(spec)
+    targets = _list_targets(spec)
     if spec.data.folds is not None:
         found = tuple(_use_folds(data, spec.data.folds, spec.seed) for data in found)
     return {key: found[wishes.index(feed.target)] for key, feed in spec.data_by_pipeline.items()}
@@ -276,7 +281,7 @@ def resolve_with_data(opened: Inputs, *specs: Spec) -> list[Spec]:
     Raises:
         UserError: there are no such classes.
     """
-    told: dict[str, tuple[TargetSpec, tuple[int, ...]]] = {}
+    target_counts: dict[str, tuple[TargetSpec, tuple[int, ...]]] = {}
     networks = [network for spec in specs for network in spec.networks]
     for key in specs[0].data_by_pipeline:
         source = (opened.pipelines[key].data if opened.pipelines else opened.data).train
@@ -329,10 +334,10 @@ def find_folds(spec: Spec, opened: Inputs) -> np.ndarray | None:
     if spec.data.folds is None:
         return None
     if opened.fingerprint is None or not len(opened.fingerprint.folds):
-        known = None
+        saved_folds = None
     else:
-        known = opened.fingerprint.folds[opened.rows]
-    return assign_folds(opened.data.train, spec.data.folds, spec.seed, known)
+        saved_folds = opened.fingerprint.folds[opened.rows]
+    return assign_folds(opened.data.train, spec.data.folds, spec.seed, saved_folds)
 
 
 def count_epoch_samples(data: DataSet, folds: np.ndarray | None) -> int:
@@ -363,43 +368,51 @@ def standardize(
         how = split_scale(feed.transforms)[1]
         if not isinstance(how, Standardize):
             continue
-        said = json.dumps(settings.transforms, default=str)
+        settings_key = json.dumps(settings.transforms, default=str)
         folds = find_folds(spec, inputs)
-        kept = before.get(key)
+        earlier = before.get(key)
         features = how.features(feed.samples["train"].image.shape)
-        if kept is not None and (kept.transforms, len(kept.folds), np.size(kept.affine.mean)) == (
-            said,
+        if earlier is not None and (
+            earlier.transforms,
+            len(earlier.folds),
+            np.size(earlier.affine.mean),
+        ) == (
+            settings_key,
             spec.data.folds or 0,
             features,
         ):
-            found[key] = kept
+            results[key] = earlier
             continue
         on_host = replace(feed.samples["train"], deferred_input=None).as_float64()
         pipeline = Pipeline(
             feed.data.train, inline_device_transforms(feed.transforms), spec.seed, on_host
         )
         with progress_bar(pipeline.samples, "means and deviations") as advance:
-            found[key] = compute_standardization(said, pipeline, how, folds, advance)
+            results[key] = compute_standardization(settings_key, pipeline, how, folds, advance)
         if inputs.pipelines or feed.samples["train"].deferred_input is not None:
-            _check_float32(found[key].affine)
+            _check_float32(results[key].affine)
 
-    def told(sample: SampleSpec, key: str) -> SampleSpec:
-        if key not in found:
+    def with_affine(sample: SampleSpec, key: str) -> SampleSpec:
+        if key not in results:
             return sample
-        affine = found[key].affine
+        affine = results[key].affine
         return replace(
-            sample.as_float64() if affine.precise else sample, affine=affine, folds=found[key].folds
+            sample.as_float64() if affine.precise else sample,
+            affine=affine,
+            folds=results[key].folds,
         )
 
     alone = "" if inputs.pipelines else next(iter(spec.data_by_pipeline))
     samples = {
         part: replace(
-            sample if inputs.pipelines else told(sample, alone),
-            per_pipeline={key: told(own, key) for key, own in sample.per_pipeline.items()},
+            sample if inputs.pipelines else with_affine(sample, alone),
+            per_pipeline={
+                key: with_affine(variant, key) for key, variant in sample.per_pipeline.items()
+            },
         )
         for part, sample in inputs.samples.items()
     }
-    return replace(inputs, samples=samples), found
+    return replace(inputs, samples=samples), results
 
 
 def _check_float32(affine: Affine) -> None:

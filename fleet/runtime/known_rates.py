@@ -29,16 +29,16 @@ def read_rates_of(spec: Spec, path: str | Path) -> RateTable:
         InputError: it is no rates file.
     """
     table = read_rates(path)
-    known = {network.name: network for network in table.models}
+    by_name = {network.name: network for network in table.models}
     missing = [
         network.name
         for network in spec.networks
-        if network.number is None and network.name not in known
+        if network.number is None and network.name not in by_name
     ]
     missing += [
         entry.stem
         for entry in spec.searches.values()
-        if entry.stem not in known and spec.engine.needs_rates
+        if entry.stem not in by_name and spec.engine.needs_rates
     ]
     if missing:
         raise UserError(f"{path} has no rates of {', '.join(missing)}")
@@ -54,15 +54,15 @@ def make_policy_network(network: NetworkSpec, spec: Spec, table: RateTable) -> N
         UserError: the policy chooses its batch, and the file does not say by what.
     """
     batch = network.train.batch
-    found = find_rates(network, spec, table)
-    if batch.is_elastic and (found.params_mb is None or len(found.step_s) < 2):
+    rates = find_rates(network, spec, table)
+    if batch.is_elastic and (rates.params_mb is None or len(rates.step_s) < 2):
         raise UserError(
             f"train.batch.size: {list(batch.bounds)}: {spec.schedule.rates} does not say how the speed of "
             f"{network.name} depends on its batch; it should have its params_mb, and step_s for two "
             "batches or more"
         )
     return dataclasses.replace(
-        found,
+        rates,
         name=network.name,
         min_gpus=network.min_gpus,
         max_gpus=network.max_gpus,
@@ -118,10 +118,10 @@ def make_engine_rates(path: str | Path, table: RateTable) -> RateTable:
     )
 
 
-def find_rates_file(spec: Spec, given: str | None) -> str | None:
+def find_rates_file(spec: Spec, path: str | None) -> str | None:
     """The rates file to go by: one that is given, that the spec names, or the profile that a run of it has left."""
     profile = RunPaths(spec.output).profile
-    return given or spec.schedule.rates or (str(profile) if profile.exists() else None)
+    return path or spec.schedule.rates or (str(profile) if profile.exists() else None)
 
 
 class ProfileFile:
@@ -170,15 +170,15 @@ def check_remeasuring(spec: Spec, replays: bool = False) -> None:
         UserError: rates are read from a file, or nobody looks at them.
     """
     if replays:
-        why = "a replay measures no rates"
+        reason = "a replay measures no rates"
     elif spec.schedule.rates is not None:
-        why = f"rates are read from schedule.rates: {spec.schedule.rates}"
+        reason = f"rates are read from schedule.rates: {spec.schedule.rates}"
     elif spec.policy.needs_rates:
-        why = ""
+        reason = ""
     else:
-        why = f"the policy {spec.schedule.policy} looks at no rates"
-    if why:
-        raise UserError(f"--remeasure: {why}; leave it out")
+        reason = f"the policy {spec.schedule.policy} looks at no rates"
+    if reason:
+        raise UserError(f"--remeasure: {reason}; leave it out")
 
 
 def hardware() -> str:

@@ -110,7 +110,7 @@ class Launch:
         if not others:
             return ""
         return (
-            f"{self.paths.root} also holds {listed(others, 5)}, which this spec lacks: they stay there, and are left "
+            f"{self.paths.root} also holds {listed(unlisted, 5)}, which this spec lacks: they stay there, and are left "
             "out of the tables; for a run of its own, give another `output` or `name`"
         )
 

@@ -77,20 +77,22 @@ def prepare(
     Raises:
         UserError, InputError: what is wrong, and what would be right.
     """
-    asked = _make_plan(request, ranks, name)
-    ahead = plan_import(asked.trained, asked.roles, asked.left is not asked.paths)
+    plan = _make_plan(request, ranks, name)
+    ahead = plan_import(plan.trained, plan.roles, plan.left is not plan.paths)
     if ahead.ranks:
-        check_installed(asked.trained.engine)
+        check_installed(plan.trained.engine)
     announce(ahead)
-    replay = asked.replay
-    paths = asked.paths
-    roles = asked.roles
-    left = asked.left
-    if left is None:
+    replay = plan.replay
+    paths = plan.paths
+    roles = plan.roles
+    earlier_paths = plan.left
+    if earlier_paths is None:
         before = None
     else:
-        before = compatibility.read_known_fingerprint(left, request.fresh_network)
-    opened = inputs.open_inputs_with_fingerprint(asked.trained, before, _read_features(left))
+        before = compatibility.read_known_fingerprint(earlier_paths, request.fresh_network)
+    opened = inputs.open_inputs_with_fingerprint(
+        plan.trained, before, _read_features(earlier_paths)
+    )
     means = HostResources(
         len(roles.preprocessors),
         roles.gpus_per_node,
@@ -98,14 +100,14 @@ def prepare(
         ranks.shared_free,
         free_disk(paths),
     )
-    cache = choose_cache(_with_extremes(asked.trained, asked.ends), opened, means, asked.told.cache)
-    opened, known = inputs.standardize(
-        opened.keeping(cache.cache), asked.trained, {} if left is None else read_standardized(left)
+    cache = choose_cache(_with_extremes(plan.trained, plan.ends), opened, means, plan.told.cache)
+    opened, standardized = inputs.standardize(
+        opened.keeping(cache.cache),
+        plan.trained,
+        {} if earlier_paths is None else read_standardized(earlier_paths),
     )
-    epoch_samples = inputs.count_epoch_samples(
-        opened.data, inputs.find_folds(asked.trained, opened)
-    )
-    spec, ends, whole = _resolve_specs(asked, opened, cache, epoch_samples)
+    epoch_samples = inputs.count_epoch_samples(opened.data, inputs.find_folds(plan.trained, opened))
+    spec, ends, full_spec = _resolve_specs(plan, opened, cache, epoch_samples)
     layout = plan_memory(
         _with_extremes(spec, ends), opened.data, opened.sample, roles, ranks.shared_free
     )
@@ -131,11 +133,11 @@ def prepare(
     else:
         changed = compatibility.describe_data_changes(spec, before, opened.fingerprint)
     if replay is not None:
-        replay.check(whole, opened.sample, launch.codes, changed, request.accept_changes)
+        replay.check(full_spec, opened.sample, launch.codes, changed, request.accept_changes)
     launch = _enter(launch, lease, before, changed, replay)
-    _write_run_metadata(launch, asked.trained, known)
+    _write_run_metadata(launch, plan.trained, standardized)
     if spec.data.cache == "file":
-        opened = inputs.decode(opened, spec, _find_decoded_file(cache, paths, left))
+        opened = inputs.decode(opened, spec, _find_decoded_file(cache, paths, earlier_paths))
     folds = inputs.find_folds(spec, opened)
     fingerprint = opened.fingerprint
     assert fingerprint is not None
@@ -152,10 +154,10 @@ def prepare(
     )
 
 
-def _read_features(left: RunPaths | None) -> tuple[str, ...]:
+def _read_features(earlier_paths: RunPaths | None) -> tuple[str, ...]:
     """The columns of a table in the order in which earlier launches have read them, where that was kept."""
     with suppress(UserError):  # it is missing or damaged, and written anew
-        if left is not None and (columns := read_columns(left)) is not None:
+        if earlier_paths is not None and (columns := read_columns(earlier_paths)) is not None:
             return columns.inputs
     return ()
 
@@ -166,21 +168,21 @@ class _Plan:
 
     Attributes:
         trained: what the spec says, with the networks that this launch is to train.
-        whole: with the networks that came while earlier launches went on; each is to be trained as the spec says.
+        full_spec: with the networks that came while earlier launches went on; each is to be trained as the spec says.
         ends: the same, with the networks that stand for those of its searches, instead of its own.
         written: the networks that the spec says.
-        left: where earlier launches have left what counts here; None where nothing does.
-        told: what these have logged of networks that came, of samples, and of earlier runs.
+        earlier_paths: where earlier launches have left what counts here; None where nothing does.
+        run_state: what these have logged of networks that came, of samples, and of earlier runs.
     """
 
     trained: Spec
-    whole: Spec
+    full_spec: Spec
     ends: Spec
     written: tuple[NetworkSpec, ...]
     roles: Roles
     paths: RunPaths
-    left: RunPaths | None
-    told: RunState
+    earlier_paths: RunPaths | None
+    run_state: RunState
     replay: Replay | None
 
 
@@ -219,8 +221,8 @@ def _make_plan(request: Request, ranks: Ranks, name: str) -> _Plan:
             (),
             roles,
             RunPaths(trained.output.absolute()),
-            left,
-            told,
+            earlier_paths,
+            run_state,
             replay,
         )
     return _Plan(
@@ -229,25 +231,25 @@ def _make_plan(request: Request, ranks: Ranks, name: str) -> _Plan:
 
 
 def _resolve_specs(
-    asked: _Plan, opened: inputs.Inputs, cache: CacheChosen, epoch_samples: int
+    plan: _Plan, opened: inputs.Inputs, cache: CacheChosen, epoch_samples: int
 ) -> tuple[Spec, Spec, Spec]:
     """What is trained, what stands for the networks of searches, and the whole, as the data decides; all checked.
 
     Raises:
         UserError: networks cannot be trained on it, or compared.
     """
-    spec, whole, ends = inputs.resolve_with_data(
-        opened, with_cache(asked.trained, cache.cache), asked.whole, asked.ends
+    spec, full_spec, ends = inputs.resolve_with_data(
+        opened, with_cache(plan.trained, cache.cache), plan.whole, plan.ends
     )
     sample = opened.sample
-    drawn = dataclasses.replace(whole, networks=() if asked.replay else variants(whole))
-    check_comparable(whole, (*asked.written, *drawn.networks), target_kinds(sample))
+    drawn = dataclasses.replace(full_spec, networks=() if plan.replay else variants(full_spec))
+    check_comparable(full_spec, (*plan.written, *drawn.networks), target_kinds(sample))
     ends = with_epochs_from_rates(ends)
-    for some in (spec, ends, drawn):
-        check_networks(some, sample, opened.data, epoch_samples, asked.roles.cluster.whole_gpus)
-    make_searchers(ends, asked.told)  # says what is wrong with one before anything is written
+    for candidate in (spec, ends, drawn):
+        check_networks(candidate, sample, opened.data, epoch_samples, plan.roles.cluster.whole_gpus)
+    make_searchers(ends, plan.told)  # says what is wrong with one before anything is written
     check_quota(spec, sample)
-    return spec, ends, whole
+    return spec, ends, full_spec
 
 
 def _enter(
@@ -281,21 +283,23 @@ def _enter(
             compatibility.read_known_fingerprint(paths, request.fresh_network),
             fingerprint,
         )
-    made, found = compatibility.check_saved_networks(
+    events, checkpoints = compatibility.check_saved_networks(
         launch.spec, paths, launch.sample, launch.codes, request, fence, [] if is_fresh else changed
     )
     compatibility.delete_stale_data(paths, fingerprint)
     return dataclasses.replace(
-        launch, fence=fence, changes=made, checkpoints={} if request.shares_run else found
+        launch, fence=fence, changes=events, checkpoints={} if request.shares_run else checkpoints
     )
 
 
-def _write_run_metadata(launch: Launch, asked: Spec, known: Mapping[str, Standardization]) -> None:
+def _write_run_metadata(
+    launch: Launch, spec: Spec, standardized: Mapping[str, Standardization]
+) -> None:
     """Write into the run's folder what it is, for those that look at it from outside."""
     opened = launch.inputs
-    write_spec(asked, launch.paths)
+    write_spec(spec, launch.paths)
     write_sample(launch.paths, launch.sample, opened.names, columns_of(opened.data.train))
-    write_standardized(launch.paths, known)
+    write_standardized(launch.paths, standardized)
 
 
 def _with_extremes(spec: Spec, ends: Spec) -> Spec:
@@ -303,7 +307,7 @@ def _with_extremes(spec: Spec, ends: Spec) -> Spec:
     return dataclasses.replace(spec, networks=(*spec.networks, *ends.networks))
 
 
-def _find_decoded_file(cache: CacheChosen, paths: RunPaths, left: RunPaths | None) -> Path:
+def _find_decoded_file(cache: CacheChosen, paths: RunPaths, earlier_paths: RunPaths | None) -> Path:
     """Where decoded samples are: a replay uses the file of its run, and makes one for itself if that was deleted."""
     of_run = paths if left is None else left
     if cache.is_temporary and not of_run.decoded.exists():
@@ -352,17 +356,20 @@ def plan_memory(
             roles.gpus_per_node,
             sample.target.wire,
         )
-    most = [
+    group_sizes = [
         min(network.max_gpus or len(roles.trainers), len(roles.trainers))
         for network in spec.networks
     ]
     largest = max(
-        (network.largest_batch(gpus) for network, gpus in zip(spec.networks, most, strict=True)),
+        (
+            network.largest_batch(gpus)
+            for network, gpus in zip(spec.networks, group_sizes, strict=True)
+        ),
         default=spec.document.train.batch.bounds[1],
     )
     # Networks can be as far apart as all epochs of the run: one trains its first while others come and go.
-    wanted = sum(network.train.stopping.max_epochs for network in spec.networks)
-    there = shared_free / 2 / (samples * row_bytes(sample.wire, sample.target.wire))
+    total_epochs = sum(network.train.stopping.max_epochs for network in spec.networks)
+    fitting_epochs = shared_free / 2 / (samples * row_bytes(sample.wire, sample.target.wire))
     return plan_layout(
         sample.wire,
         samples,
@@ -370,7 +377,7 @@ def plan_memory(
         largest,
         roles.gpus_per_node,
         sample.target.wire,
-        int(min(wanted, there)),
+        int(min(total_epochs, fitting_epochs)),
     )
 
 
@@ -384,9 +391,9 @@ def plan_augmented_epochs(launch: Launch, shared_free: float) -> int:
         return 0
     spec = launch.spec
     opened = launch.inputs
-    taken = shared_bytes(spec, opened, launch.roles, shared_free)
+    used_bytes = shared_bytes(spec, opened, launch.roles, shared_free)
     return count_shared_epochs(
-        _with_extremes(spec, launch.search_extremes), opened, taken, shared_free
+        _with_extremes(spec, launch.search_extremes), opened, used_bytes, shared_free
     )
 
 
@@ -427,9 +434,9 @@ def check_networks(
     Raises:
         UserError: all that is wrong with any.
     """
-    found = find_misfits(spec, sample, data, samples, trainers)
-    if found:
-        count = len({network.name for network, *_ in found})
+    problems = find_misfits(spec, sample, data, samples, trainers)
+    if problems:
+        count = len({network.name for network, *_ in problems})
         raise UserError(
             "\n  ".join(
                 [
@@ -491,11 +498,11 @@ def with_epochs_from_rates(spec: Spec) -> Spec:
     table = read_rates(spec.schedule.rates)
 
     def limited(network: NetworkSpec) -> NetworkSpec:
-        known = find_rates(network, spec, table).epochs
-        if known is None:
+        epochs = find_rates(network, spec, table).epochs
+        if epochs is None:
             return network
         converge = dataclasses.replace(
-            network.train.stopping, max_epochs=known, patience=None, stop_at=None
+            network.train.stopping, max_epochs=epochs, patience=None, stop_at=None
         )
         return dataclasses.replace(
             network, train=dataclasses.replace(network.train, stopping=converge)

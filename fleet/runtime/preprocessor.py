@@ -109,8 +109,8 @@ class Preprocessor:
         try:
             self._follow(message)
             worked = self._window is not None and self._window.step()
-            for one in self._sets:
-                worked |= one.step()
+            for filler in self._sets:
+                worked |= filler.step()
         except (
             GroupFailed
         ):  # a leader that relayed, or was to, has died, which all will know in a moment

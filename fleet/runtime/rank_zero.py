@@ -234,8 +234,8 @@ class RankZero:
             earlier[entry.name] = []
             calls[entry.name] = tuple(search.calls)
             for run in entry.settings.warm_start:
-                found, read = read_earlier_run(entry, run, search, knows)
-                earlier[entry.name] += found
+                trials, read = read_earlier_run(entry, run, search, knows)
+                earlier[entry.name] += trials
                 begins += [] if read is None else [read]
         mind = make_controller(
             launch.spec,
@@ -273,13 +273,13 @@ class RankZero:
         """Leave the terminal as it was."""
         self._view.close()
 
-    def end_stuck(self, why: str) -> int:
+    def end_stuck(self, reason: str) -> int:
         """The same in a launch that is stuck, from another thread; it takes some seconds at most.
 
         Args:
             why: all ranks have to be ended, in words.
         """
-        print(f"fleet: {why}", file=sys.stderr, flush=True)
+        print(f"fleet: {reason}", file=sys.stderr, flush=True)
         status = self.coordinator.status or ExitStatus.RESUMABLE
         self.coordinator.status = status
         ending = threading.Thread(target=self.end, name="ending", daemon=True)
@@ -308,10 +308,10 @@ class RankZero:
                 _HURRIED_S if status is ExitStatus.RESUMABLE else _PATIENCE_S
             ):
                 print(describe_event(failed, {}), flush=True)
-            said = explain_status(status, self.results.rows())
-            if said and find_launcher(os.environ) is not None:
+            explanation = explain_status(status, self.results.rows())
+            if explanation and find_launcher(os.environ) is not None:
                 print(
-                    f"Status {status.value}: {said}. Launchers take it for an abort; no rank has crashed.",
+                    f"Status {status.value}: {explanation}. Launchers take it for an abort; no rank has crashed.",
                     flush=True,
                 )
         return int(status)
@@ -338,7 +338,7 @@ class RankZero:
             print(
                 f"{pluralize(len(self.results.unreadable), 'sample')} could not be read: {self._launch.paths.unreadable_samples}"
             )
-        shown = "report.html shows it"
+        report_note = "report.html shows it"
         try:
             report = read_report(self._launch.paths)
             for search in report.searches:
@@ -348,8 +348,8 @@ class RankZero:
         except (
             UserError
         ) as error:  # a log that was damaged is no reason to fail after all else went well
-            shown = f"without a report, because {error}"
-        print(f"Everything is in {self._launch.spec.output}; {shown}.", flush=True)
+            report_note = f"without a report, because {error}"
+        print(f"Everything is in {self._launch.spec.output}; {report_note}.", flush=True)
 
     def _judge_ensembles(self, rows: Sequence[NetworkResult]) -> list[EnsembleResult]:
         """How good the best networks are together, once all that will finish have."""
@@ -357,9 +357,9 @@ class RankZero:
             row.status in (Status.WAITING, Status.TRAINING) for row in rows
         ):
             return []
-        feed, found = find_joinable(self._launch.spec, rows)
+        feed, candidates = find_joinable(self._launch.spec, rows)
         together = score_ensembles(
-            self._launch.paths, found, self._launch.sample.for_pipeline(feed).target.kind
+            self._launch.paths, candidates, self._launch.sample.for_pipeline(feed).target.kind
         )
         if together:
             write_ensembles(self._launch.paths, together)

@@ -55,9 +55,9 @@ class RateMemory:
     @property
     def sharing(self) -> dict[int, float]:
         """What networks that share a GPU are known to train together, by their number: from a file, or earlier runs."""
-        given = self._launch.rates
-        if given is not None and len(given.sharing) > 1:
-            return dict(enumerate(given.sharing[1:], start=2))
+        rates = self._launch.rates
+        if rates is not None and len(rates.sharing) > 1:
+            return dict(enumerate(rates.sharing[1:], start=2))
         return self.prior_rates.get(self._sharing_key, {})
 
     @property
@@ -76,13 +76,18 @@ class RateMemory:
         rates = {
             name: tuple(
                 ev.RememberedRate(
-                    gpus, one.rate, one.spread, max(0.0, now - one.at), one.machine, one.how
+                    gpus,
+                    entry.rate,
+                    entry.spread,
+                    max(0.0, now - entry.at),
+                    entry.machine,
+                    entry.how,
                 )
-                for gpus, one in sorted(self._book.rates.get(key, {}).items())
+                for gpus, entry in sorted(self._book.rates.get(key, {}).items())
             )
             for name, key in self.keys.items()
         }
-        prior_rates = {name: found for name, found in rates.items() if found}
+        prior_rates = {name: entries for name, entries in rates.items() if entries}
         if prior_rates:
             return ev.CachedRatesUsed(str(self._book.path), prior_rates)
         return None
@@ -186,12 +191,12 @@ class RateMemory:
             ):
                 for gpus, rate in rates.items():
                     self._book.add(self.keys[name], gpus, self._make_note(rate, name))
-            found = measure_overheads(run_launch, judging)
-            if found is not None:
+            overheads = measure_overheads(run_launch, judging)
+            if overheads is not None:
                 key = rate_cache.beside_steps_key(
                     spec.resources.engine, self._launch.machine.hardware
                 )
-                for number, (name, seconds) in enumerate(vars(found).items(), start=1):
+                for number, (name, seconds) in enumerate(vars(overheads).items(), start=1):
                     self._book.add(key, number, self._make_note(max(seconds, _LEAST_S), name))
         self._book.write()
 

@@ -37,9 +37,9 @@ def largest_difference(recorded: Sequence[EpochRecord], replayed: Sequence[Epoch
     if [record.stream_epoch for record in recorded] != [record.stream_epoch for record in replayed]:
         raise ValueError("these histories are not of the same stream epochs")
     largest = 0.0
-    for one, other in zip(recorded, replayed, strict=True):
+    for old, new in zip(recorded, replayed, strict=True):
         for name in _list_compared(recorded):
-            largest = max(largest, _difference(one.value(name), other.value(name)))
+            largest = max(largest, _difference(old.value(name), new.value(name)))
     return largest
 
 
@@ -63,9 +63,9 @@ def compare(
     """
     lines = ["epoch  stream epoch  loss recorded  replayed   val recorded  replayed"]
     lines += [
-        f"{one.epoch:5d}  {one.stream_epoch:12d}  {one.loss:13.6f}  {other.loss:8.6f}  "
-        f"{one.val_loss:12.6f}  {other.val_loss:8.6f}"
-        for one, other in zip(recorded, replayed, strict=True)
+        f"{old.epoch:5d}  {old.stream_epoch:12d}  {old.loss:13.6f}  {new.loss:8.6f}  "
+        f"{old.val_loss:12.6f}  {new.val_loss:8.6f}"
+        for old, new in zip(recorded, replayed, strict=True)
     ]
     lines += [_describe_agreement(name, recorded, replayed) for name in _list_compared(recorded)]
     lines += [_describe_scope(recorded, replayed, deterministic)]
@@ -79,15 +79,15 @@ def _describe_agreement(
 ) -> str:
     """How far one quantity agrees, over all epochs."""
     pairs = [
-        (one.value(name), other.value(name)) for one, other in zip(recorded, replayed, strict=True)
+        (old.value(name), new.value(name)) for old, new in zip(recorded, replayed, strict=True)
     ]
-    if all(math.isnan(one) and math.isnan(other) for one, other in pairs):
+    if all(math.isnan(old) and math.isnan(new) for old, new in pairs):
         return f"{name}: not judged, neither then nor now"
     equal = sum(_difference(*pair) == 0 for pair in pairs)
     if equal == len(pairs):
         return f"{name}: equal to the last bit in all of {pluralize(len(pairs), 'epoch')}"
     furthest = max(range(len(pairs)), key=lambda place: _difference(*pairs[place]))
-    one, other = pairs[furthest]
+    old, new = pairs[furthest]
     return (
         f"{name}: equal in {equal} of {pluralize(len(pairs), 'epoch')}, furthest apart in epoch "
         f"{recorded[furthest].epoch}: {one:.6g} and {other:.6g} (by {abs(one - other):.1e}, or "
@@ -232,9 +232,9 @@ def make_replay(spec: Spec, paths: RunPaths, name: str, trainers: int) -> tuple[
 
 def _read_history(name: str, paths: RunPaths) -> TrainingState:
     """The record of a network of the run that is replayed."""
-    found = find_newest(paths, name, with_arrays=False)
-    if found.state is None:
+    lookup = find_newest(paths, name, with_arrays=False)
+    if lookup.state is None:
         raise UserError(
-            f"--replay {paths.root}: {found.damage or f'{name} has no checkpoint there'}"
+            f"--replay {paths.root}: {lookup.damage or f'{name} has no checkpoint there'}"
         )
-    return dataclasses.replace(found.state, history=found.history)
+    return dataclasses.replace(lookup.state, history=lookup.history)

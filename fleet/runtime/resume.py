@@ -50,13 +50,13 @@ def resume(launch: Launch) -> Resumed:
     paths = launch.paths
     is_alone = not launch.request.shares_run
     logs = {path: list(read_events(path)) for path in paths.event_logs()}
-    told = replay_log(merge_logs(logs.values()), spec)
-    run = told if is_alone else RunState(spec)
+    logged_state = replay_log(merge_logs(logs.values()), spec)
+    run = logged_state if is_alone else RunState(spec)
     results = Results(
         spec,
         paths,
         run,
-        _count_parameters(launch, told),
+        _count_parameters(launch, logged_state),
         lambda network: trial_identity(network, spec, launch.sample, launch.spec_folder),
         test=str(spec.data.test) if launch.is_tested else "",
         check=fence_check(launch.fence),
@@ -66,9 +66,9 @@ def resume(launch: Launch) -> Resumed:
         results.deaths.collect()
     standings, states = recover(results, launch.checkpoints)
     if launch.replayed:
-        lost = []
+        missing = []
     else:
-        lost = _find_missing(run, standings, states, launch.changes)
+        missing = _find_missing(run, standings, states, launch.changes)
     # What this launch says by an event, or does itself, no log needs to be told beside that.
     is_own = {name for name, standing in standings.items() if _is_of_this_launch(standing)}
     found = {
@@ -82,7 +82,7 @@ def resume(launch: Launch) -> Resumed:
             for name, standing in standings.items()
         }
         # Why a network is done is told by nobody where its launch was killed; the rest others may yet log
-        found = {
+        differing = {
             name: standing
             for name, standing in found.items()
             if standing.reason and told.status_of(name).outcome in (None, FINISHED_UNLOGGED)
@@ -118,8 +118,8 @@ def resume(launch: Launch) -> Resumed:
         results,
         tuple(logged.event for logged in logs.get(paths.events, ())),
         unlogged,
-        found,
-        [*damaged, *lost, *(_describe_deaths(results, standings) if is_alone else ())],
+        differing,
+        [*damaged, *missing, *(_describe_deaths(results, standings) if is_alone else ())],
         1 + max(consumed, default=-1),
     )
 
@@ -133,20 +133,20 @@ def _describe_deaths(
     results: Results, standings: Mapping[str, NetworkStatus]
 ) -> list[ev.NetworkFailed | ev.NetworkWarned]:
     """What is to be logged of networks with which ranks died: they fail, or are trained last."""
-    said: list[ev.NetworkFailed | ev.NetworkWarned] = []
+    events: list[ev.NetworkFailed | ev.NetworkWarned] = []
     for name, standing in standings.items():
         outcome = standing.outcome
         if outcome is not None and outcome.deaths:
-            said.append(ev.NetworkFailed(name, outcome.reason, deaths=outcome.deaths))
+            events.append(ev.NetworkFailed(name, outcome.reason, deaths=outcome.deaths))
         elif outcome is None and (deaths := results.deaths.deaths_of(name, len(standing.history))):
-            said.append(
+            events.append(
                 ev.NetworkWarned(
                     name,
                     f"{deaths[-1].how} while it was trained ({len(deaths)} of max_deaths: "
                     f"{results.deaths.max_deaths}); it is trained last",
                 )
             )
-    return said
+    return events
 
 
 def _find_missing(
@@ -175,15 +175,15 @@ def _find_missing(
         if (epochs := len(before.history))
         and not before.is_pruned
         and name not in saved
-        and name not in said
+        and name not in reported
         and name in standings
         and standings[name].outcome is None
     ]
 
 
-def _count_parameters(launch: Launch, told: RunState) -> dict[str, int]:
+def _count_parameters(launch: Launch, logged_state: RunState) -> dict[str, int]:
     """The parameter counts that are known without building a network, of those that can be built."""
-    refused = told.refused
+    refused = logged_state.refused
     counts = {
         network.name: known_parameters(network, launch.sample)
         for network in launch.spec.networks

@@ -68,13 +68,13 @@ def make_searchers(ends: Spec, run: RunState) -> dict[str, Searcher]:
 
 
 @contextmanager
-def _locating_mistakes(spec: Spec, place: tuple) -> Iterator[None]:
+def _locating_mistakes(spec: Spec, path: tuple) -> Iterator[None]:
     """A context in which what is wrong with a part of the user's own is a mistake at its place in the spec."""
     try:
         yield
     except UserError as error:
         wrong, _, right = str(error).partition("; ")
-        raise SpecError([spec.origin.mistake(place, wrong, right)]) from error
+        raise SpecError([spec.origin.mistake(path, wrong, right)]) from error
 
 
 def _make_in_time(entry: Entry) -> Searcher:
@@ -84,29 +84,29 @@ def _make_in_time(entry: Entry) -> Searcher:
         UserError: it cannot be made, or not in time.
     """
     search = entry.settings
-    made: queue.SimpleQueue[Searcher | BaseException] = queue.SimpleQueue()
+    results: queue.SimpleQueue[Searcher | BaseException] = queue.SimpleQueue()
 
     def work() -> None:
         try:
-            made.put(
+            results.put(
                 make_searcher(search.sampler, entry.space, search.seed, entry.modes, search.options)
             )
         except BaseException as error:
-            made.put(error)
+            results.put(error)
 
     thread = threading.Thread(target=work, name="searcher", daemon=True)
     thread.start()
     try:
-        found = made.get(timeout=search.timeout)
+        result = results.get(timeout=search.timeout)
     except queue.Empty:
         user_code.abandon(thread)
         raise UserError(
             f"{search.sampler} was not made within {format_duration(search.timeout)}; what takes long "
             "should wait until it is asked, or search.timeout be more"
         ) from None
-    if isinstance(found, BaseException):
-        raise found
-    return found
+    if isinstance(result, BaseException):
+        raise result
+    return result
 
 
 class _Work:

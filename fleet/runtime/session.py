@@ -117,9 +117,9 @@ class Session:
         return int(ExitStatus.OK)
 
     def _on_signal(self, number: int) -> None:
-        lost = self._witness.on_signal(number)
-        if lost:
-            self._interruption.cause = lost
+        death = self._witness.on_signal(number)
+        if death:
+            self._interruption.cause = death
 
     def _make_rank_zero(self) -> RankZero:
         from fleet.runtime.rank_zero import (
@@ -131,9 +131,9 @@ class Session:
     def _watchdog(self, rank_zero: RankZero) -> Watchdog:
         """What ends the launch in time, whatever this rank or another is stuck in."""
 
-        def cut(why: str) -> None:
+        def cut(reason: str) -> None:
             rank_zero.close()
-            self._world.end_all_ranks(rank_zero.end_stuck(why))
+            self._world.end_all_ranks(rank_zero.end_stuck(reason))
 
         watchdog = Watchdog(
             self._world, self._interruption, lambda: rank_zero.coordinator.status, cut
@@ -280,9 +280,9 @@ class Session:
         roles = self._roles
         slot, index = divmod(roles.local_index(self._world.rank), roles.physical_gpus_per_node)
         spec = self._launch.spec
-        shown = self._gpus()
+        gpus = self._gpus()
         pin = (
-            Pinning(index if len(shown) > 1 else 0, self._warn_of_slow_copies)
+            Pinning(index if len(gpus) > 1 else 0, self._warn_of_slow_copies)
             if spec.engine.uses_gpus
             else lambda memory: None
         )
@@ -324,14 +324,14 @@ class Session:
             return visible_gpus(os.environ, os.listdir("/dev"))
         return ()
 
-    def _warn_of_slow_copies(self, why: str) -> None:
+    def _warn_of_slow_copies(self, reason: str) -> None:
         """Say once in a run that inputs go to GPUs from memory that their driver does not know of."""
-        log.warning("memory cannot be registered with the driver of the GPU: %s", why)
+        log.warning("memory cannot be registered with the driver of the GPU: %s", reason)
         if self._gpus():
             self._world.send(
                 0,
                 Tag.COORDINATOR,
-                Warned(self._world.host, f"samples go to GPUs more slowly: {why}"),
+                Warned(self._world.host, f"samples go to GPUs more slowly: {reason}"),
             )
 
 

@@ -47,19 +47,19 @@ def read_prior_trials(
     """
     rows = without_fold_means(read_results(run))
     state = replay_log(read_run(RunPaths(Path(run))), None)
-    known = list[AddPriorTrial]()
+    trials = list[AddPriorTrial]()
     left_out = Counter[str]()
     for row in sorted(
         rows, key=lambda row: state.networks[row.name].number if row.name in state.networks else -1
     ):
         try:
-            known.append(_make_prior_trial(row, space, objectives, state, str(run)))
+            trials.append(_make_prior_trial(row, space, objectives, state, str(run)))
         except UserError as error:
             key, _, value = str(error).partition(": ")
             left_out[f"{key} is outside of the space" if value else key] += (
                 1  # of many values, one reason
             )
-    return known, dict(left_out)
+    return trials, dict(left_out)
 
 
 def _make_prior_trial(
@@ -72,7 +72,7 @@ def _make_prior_trial(
     if row.status not in _ENDS:
         raise UserError("not over yet")
     member = member_of(space, row.drawn)
-    (monitor, mode), *others = objectives
+    (monitor, mode), *secondary = objectives
     network = state.networks.get(row.name)
     history: tuple[EpochRecord, ...] = () if network is None else network.status.history
     converge = Stopping(monitor=monitor, direction="max" if mode == "maximize" else "min")
@@ -81,8 +81,8 @@ def _make_prior_trial(
     is_valued = math.isfinite(values[0])
     if not is_valued and row.status is not Status.FAILED:
         raise UserError(f"without {monitor}")
-    curve = tuple(one.value(monitor) for one in history)
-    if others:
+    curve = tuple(epoch.value(monitor) for epoch in history)
+    if secondary:
         value: float | tuple[float, ...] | None = values
     elif is_valued:
         value = values[0]
@@ -110,13 +110,13 @@ def read_earlier_run(
     ):
         return [], None
     try:
-        found, left_out = read_prior_trials(run, entry.space, entry.objectives)
+        trials, left_out = read_prior_trials(run, entry.space, entry.objectives)
     except UserError:
         if run in search.read:  # what was found then is in the log
             return [], None
         raise
     if not knows:
-        found, left_out = (
+        trials, left_out = (
             [],
             {"the searcher has no method `add_prior_trial`": len(found) + sum(left_out.values())},
         )

@@ -91,6 +91,8 @@ class Watchdog:
         """Where the main thread is: at the innermost line that is not of FLEET or of Python, if there is one."""
         frame = sys._current_frames().get(self._main.ident or 0)
         lines = traceback.extract_stack(frame)
-        own = [line for line in lines if not line.filename.startswith(_NOT_OF_USERS)]
-        found = (own or lines)[-1:]
-        return ", ".join(f"{line.filename}, line {line.lineno}, in {line.name}" for line in found)
+        user_lines = [line for line in lines if not line.filename.startswith(_NOT_OF_USERS)]
+        innermost = (user_lines or lines)[-1:]
+        return ", ".join(
+            f"{line.filename}, line {line.lineno}, in {line.name}" for line in innermost
+        )

@@ -49,10 +49,10 @@ class Witness:
         if self._launcher not in (None, os.getppid()):  # the launcher was killed, and its ranks end
             self.mark.close()
             return ""
-        lost = self.record_deaths()
+        death = self.record_deaths()
         if number in SIGNALS:
             self.mark.close()
-        return lost
+        return death
 
     def leave(self) -> None:
         """This rank ends by itself, and all others with it."""
@@ -62,11 +62,11 @@ class Witness:
 
     def record_deaths(self) -> str:
         """See which ranks of this node have died, and say what they trained; returns the last one, in words."""
-        lost = ""
+        death = ""
         for rank, (host, pid, began) in enumerate(self._processes):
             if host != self._host or started(pid) == began:
                 continue
-            lost = f"rank {rank} on {host} has died"
+            death = f"rank {rank} on {host} has died"
             network = claim_death(self._paths, rank)
             if network:
                 with suppress(OSError):  # nobody listens any more
@@ -76,4 +76,4 @@ class Witness:
                         file=sys.stderr,
                         flush=True,
                     )
-        return lost
+        return death

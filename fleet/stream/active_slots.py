@@ -30,12 +30,12 @@ class ActiveSlots:
         ] = ()  # place and rank of each that shares the GPU, this one included
         if segment is not None:
             self._index = roles.local_index(world.rank)
-            mine = roles.device_of[world.rank]
+            own_device = roles.device_of[world.rank]
             gpu = roles.cluster.gpu
             self._mates = tuple(
                 (roles.local_index(rank), rank)
                 for device, rank in roles.rank_of.items()
-                if gpu(device) == gpu(mine)
+                if gpu(device) == gpu(own_device)
             )
 
     @contextmanager
@@ -54,7 +54,10 @@ class ActiveSlots:
         """How many networks train on the GPU, at least this one; those of dead ranks do not."""
         if self._segment is None:
             return 1
-        lost = self._world.dead_ranks
+        dead_ranks = self._world.dead_ranks
         return max(
-            1, sum(self._segment.memory[place] for place, rank in self._mates if rank not in lost)
+            1,
+            sum(
+                self._segment.memory[index] for index, rank in self._mates if rank not in dead_ranks
+            ),
         )

@@ -42,7 +42,7 @@ class DeferredAugmentation:
 
     def __call__(
         self,
-        kept: np.ndarray,
+        inputs: np.ndarray,
         kept_targets: np.ndarray,
         indices: np.ndarray,
         productions: np.ndarray,
@@ -51,11 +51,11 @@ class DeferredAugmentation:
         """Inputs and targets (k, ...) of the samples ``indices``, each as it is in its production."""
         pipeline = self._pipeline
         if self._is_done:
-            return pipeline.select_slice(kept), pipeline.convert_targets(kept_targets, indices)
+            return pipeline.select_slice(inputs), pipeline.convert_targets(kept_targets, indices)
         images, targets = pipeline.empty(len(indices))
         for production, part in runs(productions):
             for bad in pipeline.augment_stored(
-                kept[part],
+                inputs[part],
                 kept_targets[part],
                 indices[part],
                 production,
@@ -96,7 +96,7 @@ class AugmentedEpochs:
 
     def finish(
         self,
-        kept: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]],
+        read_stored: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]],
         indices: np.ndarray,
         production: int,
         images: np.ndarray,
@@ -113,7 +113,7 @@ class AugmentedEpochs:
         epoch = self._epoch(production)
         if epoch is None:
             return self._pipeline.augment_stored(
-                *kept(indices), indices, production, images, targets
+                *read_stored(indices), indices, production, images, targets
             )
         whole_images, whole_targets, is_there = epoch
         lacking = indices[~is_there[indices]]
@@ -122,7 +122,7 @@ class AugmentedEpochs:
         if len(lacking):
             new_images, new_targets = self._pipeline.empty(len(lacking))
             bad = self._pipeline.augment_stored(
-                *kept(lacking), lacking, production, new_images, new_targets
+                *read_stored(lacking), lacking, production, new_images, new_targets
             )
             whole_images[lacking] = new_images
             whole_targets[lacking] = new_targets
@@ -188,9 +188,9 @@ class NodeEpochs:
                     self._are_ready[room] = False
                     fence()
                     self._room_epochs[room] = production + 1
-        found = np.flatnonzero(self._room_epochs == production + 1)
-        if len(found):
-            return (self._images[found[0]], self._targets[found[0]], self._are_ready[found[0]])
+        rooms = np.flatnonzero(self._room_epochs == production + 1)
+        if len(rooms):
+            return (self._images[rooms[0]], self._targets[rooms[0]], self._are_ready[rooms[0]])
         return None
 
     def _room(self) -> int | None:
@@ -198,7 +198,7 @@ class NodeEpochs:
             self._room_epochs == 0, np.iinfo(np.int64).max, self._room_epochs
         )  # those that hold none first
         latest[np.isin(self._room_epochs, self._trainer_epochs) & (self._room_epochs > 0)] = -1
-        place = int(latest.argmax())
-        if latest[place] > 0:
-            return place
+        room = int(latest.argmax())
+        if latest[room] > 0:
+            return room
         return None

@@ -52,7 +52,7 @@ class Batches(Protocol):
     """Gives a rank its rows of the batches of an epoch."""
 
     def batches(
-        self, epoch: Epoch, start: int, batch: int, group: Group, taken: Container[int] = ()
+        self, epoch: Epoch, start: int, batch: int, group: Group, consumed: Container[int] = ()
     ) -> Iterator[Batch]:
         """The batches of an epoch from position ``start``; a batch is valid until the next.
 

@@ -75,12 +75,12 @@ class NodeMemory:
         """Take the names away, once all ranks of the node have mapped it; the memory lives on."""
         for segment in self.sample_segments():
             segment.unlink()
-        for other in (
+        for shared in (
             self.active_slots,
             None if self.augmented is None else self.augmented.segment,
         ):
-            if other is not None:
-                other.unlink()
+            if shared is not None:
+                shared.unlink()
 
 
 class Stream:
@@ -129,38 +129,40 @@ class Stream:
         start: int,
         batch: int,
         group: Group,
-        taken: Container[int] = (),
+        consumed: Container[int] = (),
     ) -> Iterator[Batch]:
         if self._reader is not None:
             # Whether somebody has died the reader finds out: a ring's ranks must do so together.
             try:
-                for one in self._augmented(
-                    self._reader.batches(epoch, start, batch, group, taken), group, taken
+                for batch_rows in self._augmented(
+                    self._reader.batches(epoch, start, batch, group, consumed), group, consumed
                 ):
-                    yield one
-                    epoch = one.epoch
-                    start = one.position
+                    yield batch_rows
+                    epoch = batch_rows.epoch
+                    start = batch_rows.position
                 return
             except WriterDied:
                 self._reader.leave()
-        yield from self.local.batches(epoch, start, batch, group, taken)
+        yield from self.local.batches(epoch, start, batch, group, consumed)
 
     def _augmented(
-        self, batches: Iterator[Batch], group: Group, taken: Container[int]
+        self, batches: Iterator[Batch], group: Group, consumed: Container[int]
     ) -> Iterator[Batch]:
         if self._finish is None:
             yield from batches
             return
-        whole: EpochPlan | None = None
-        for one in batches:
+        plan: EpochPlan | None = None
+        for batch in batches:
             # In a ring the path is known as far as it has been read, and this batch is of that part.
-            if whole is None or whole.path[: len(one.epoch.path)] != one.epoch.path:
-                whole = self._order.plan_epoch(one.epoch, taken)
-            rows = slice(*split_rows(one.position - one.size, one.position, group.rank, group.size))
-            images, targets = self._finish(
-                one.images, one.targets, whole.indices[rows], whole.productions[rows]
+            if plan is None or plan.path[: len(batch.epoch.path)] != batch.epoch.path:
+                plan = self._order.plan_epoch(batch.epoch, consumed)
+            rows = slice(
+                *split_rows(batch.position - batch.size, batch.position, group.rank, group.size)
             )
-            yield dataclasses.replace(one, images=images, targets=targets)
+            images, targets = self._finish(
+                batch.images, batch.targets, plan.indices[rows], plan.productions[rows]
+            )
+            yield dataclasses.replace(batch, images=images, targets=targets)
 
 
 def compose(
@@ -204,16 +206,16 @@ def compose(
         store = RankMemory(pipeline)
 
     def stream(keeps: np.ndarray | None) -> Stream:
-        mine = order if keeps is None else FoldOrder(order, keeps)
-        local = LocalBatches(store, mine, waiting, on_bad)
+        part_order = order if keeps is None else FoldOrder(order, keeps)
+        local = LocalBatches(store, part_order, waiting, on_bad)
         window = memory.window
         if window is None:
-            return Stream(local, mine)
+            return Stream(local, part_order)
         if isinstance(order, RingOrder):
             first = window.layout.sequence(first_epoch, 0)
             return Stream(
-                local, mine, RingReader(window, reader, waiting, order, keeps, first), finish
+                local, part_order, RingReader(window, reader, waiting, order, keeps, first), finish
             )
-        return Stream(local, mine, Reader(window, reader, waiting, order, keeps), finish)
+        return Stream(local, part_order, Reader(window, reader, waiting, order, keeps), finish)
 
     return stream

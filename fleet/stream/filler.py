@@ -107,15 +107,21 @@ class WindowFiller:
 
     def _send_demand(self) -> None:
         """What is prepared here may be wanted elsewhere first."""
-        mine = self._window.fastest_reader()
+        fastest = self._window.fastest_reader()
         now = time.perf_counter()
-        if mine is None or mine <= self._sent_demand or now - self._sent_demand_at < _TELL_EVERY_S:
+        if (
+            fastest is None
+            or fastest <= self._sent_demand
+            or now - self._sent_demand_at < _TELL_EVERY_S
+        ):
             return
-        self._sent_demand, self._sent_demand_at = mine, now
-        here = self._roles.node_of[self._world.rank]
+        self._sent_demand, self._sent_demand_at = fastest, now
+        own_node = self._roles.node_of[self._world.rank]
         for node in range(self._roles.nodes):
-            if node != here:
-                self._world.send(self._roles.leader(node), Tag.PREPROCESSOR, Demand(here, mine))
+            if node != own_node:
+                self._world.send(
+                    self._roles.leader(node), Tag.PREPROCESSOR, Demand(own_node, fastest)
+                )
 
     def _is_wanted(self, sequence: int) -> bool:
         """Whether chunk ``sequence`` is wanted yet."""
@@ -130,9 +136,9 @@ class WindowFiller:
 
     def _drop_dead_ranks(self) -> None:
         """What a trainer of this node would still read when it dies, it will not."""
-        lost = self._world.dead_ranks
-        self.release_readers(lost - self._dropped)
-        self._dropped = lost
+        dead_ranks = self._world.dead_ranks
+        self.release_readers(dead_ranks - self._dropped)
+        self._dropped = dead_ranks
 
     def release_readers(self, ranks: Iterable[int]) -> None:
         """Hold nothing for trainers that read no more."""
@@ -222,15 +228,17 @@ class SetFiller:
         self._load = load
         self._training = training
         turns = Turns(0, roles.preprocessors)
-        here = roles.node_of[world.rank]
+        own_node = roles.node_of[world.rank]
         node = [
-            chunk for chunk in range(target.chunks) if roles.node_of[turns.rank_of(chunk)] == here
+            chunk
+            for chunk in range(target.chunks)
+            if roles.node_of[turns.rank_of(chunk)] == own_node
         ]
         # First this rank's own; then, from the end, what others of its node have not come to: as rank 0, which
         # coordinates first. Two may do the same, to the same bits.
-        mine = [chunk for chunk in node if turns.rank_of(chunk) == world.rank]
-        self._chunks = [*sorted(set(node) - set(mine)), *mine[::-1]]
-        self._own_chunks = set(mine)
+        own_chunks = [chunk for chunk in node if turns.rank_of(chunk) == world.rank]
+        self._chunks = [*sorted(set(node) - set(own_chunks)), *own_chunks[::-1]]
+        self._own_chunks = set(own_chunks)
         self._apart = len(roles.preprocessors)
         self._rows: list[range] = []
         if leads:

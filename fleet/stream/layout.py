@@ -101,16 +101,16 @@ def plan_layout(
     chunk = min(chunk_size(image, target), samples)
     size = row_bytes(image, target)
     batch_chunks = -(-largest_batch // chunk) + 1  # a batch may begin inside a chunk
-    least = batch_chunks + 1
+    min_slots = batch_chunks + 1
     slots = window // (chunk * size)
-    if slots < least:
+    if slots < min_slots:
         raise UserError(
             f"data.shared_memory: {format_size(window)} is too small: the largest batch "
             f"({pluralize(largest_batch, 'sample')} of {format_size(size)}) "
             f"and one chunk ahead need {format_size(least * chunk * size)}"
         )
     epoch = -(-samples // chunk)
-    slots = min(slots, max(max(epochs, 2) * epoch, least))
+    slots = min(slots, max(max(epochs, 2) * epoch, min_slots))
     lookahead = max(-(-Q_P // chunk), batch_chunks)
     return Layout(image, samples, chunk, slots, lookahead, readers, target=target)
 
@@ -127,16 +127,16 @@ def plan_ring(
     """
     chunk = -(-samples // min(shards, samples))
     size = row_bytes(image, target)
-    least = 3
+    min_slots = 3
     slots = window // (chunk * size)
-    if slots < least:
+    if slots < min_slots:
         raise UserError(
             f"data.shared_memory: {format_size(window)} is too small for a ring: three shards of "
             f"{pluralize(chunk, 'sample')} of {format_size(size)} need "
             f"{format_size(least * chunk * size)}; or cut the data set into more shards "
             f"than data.shards: {shards}"
         )
-    slots = min(slots, max(2 * -(-samples // chunk), least))
+    slots = min(slots, max(2 * -(-samples // chunk), min_slots))
     return Layout(
         image, samples, chunk, slots, max(2, slots // 2), readers, is_ring=True, target=target
     )

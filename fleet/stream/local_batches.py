@@ -54,14 +54,14 @@ class LocalBatches:
         start: int,
         batch: int,
         group: Group,
-        taken: Container[int] = (),
+        consumed: Container[int] = (),
     ) -> Iterator[Batch]:
         ahead: queue.Queue[Any] = queue.Queue(Q_D)
         stop = threading.Event()
-        whole = self._order.plan_epoch(epoch, taken)
+        plan = self._order.plan_epoch(epoch, consumed)
         worker = threading.Thread(
             target=self._prepare,
-            args=(ahead, stop, whole, start, batch, group.rank, group.size),
+            args=(ahead, stop, plan, start, batch, group.rank, group.size),
             name="own-stream",
             daemon=True,
         )
@@ -102,26 +102,28 @@ class LocalBatches:
         self,
         ahead: queue.Queue,
         stop: threading.Event,
-        whole: EpochPlan,
+        plan: EpochPlan,
         start: int,
         batch: int,
         rank: int,
         size: int,
     ) -> None:
         try:
-            samples = len(whole.indices)
-            number = int(whole.productions.max())
+            samples = len(plan.indices)
+            number = int(plan.productions.max())
             for first in range(start, samples, batch):
                 last = min(first + batch, samples)
-                mine = slice(*split_rows(first, last, rank, size))
-                self._store.await_all(whole.indices[mine], stop)
+                own_rows = slice(*split_rows(first, last, rank, size))
+                self._store.await_all(plan.indices[own_rows], stop)
                 if stop.is_set():
                     return
-                images, targets, bad = self._load(whole.indices[mine], whole.productions[mine])
-                made = Batch(
-                    images, targets, last - first, last, last == samples, Epoch(number, whole.path)
+                images, targets, bad = self._load(
+                    plan.indices[own_rows], plan.productions[own_rows]
                 )
-                if not _put(ahead, (made, bad), stop):
+                prepared = Batch(
+                    images, targets, last - first, last, last == samples, Epoch(number, plan.path)
+                )
+                if not _put(ahead, (prepared, bad), stop):
                     return
             _put(ahead, _END, stop)
         except BaseException as error:  # it belongs to the rank, not to this thread

@@ -59,7 +59,7 @@ class Order(Protocol):
     def chunk(self, sequence: int) -> tuple[int, np.ndarray]:
         """The production of a chunk of the stream, and its samples in order."""
 
-    def plan_epoch(self, epoch: Epoch, taken: Container[int] = ()) -> EpochPlan:
+    def plan_epoch(self, epoch: Epoch, consumed: Container[int] = ()) -> EpochPlan:
         """All of an epoch, for a rank that prepares it itself.
 
         Args:
@@ -96,10 +96,10 @@ class StrictOrder:
         if self._latest is None:
             self._order(0)
         assert self._latest is not None
-        epoch, place = divmod(sequence, -(-len(self._latest[1]) // self._size))
-        return epoch, self._order(epoch)[place * self._size : (place + 1) * self._size]
+        epoch, position = divmod(sequence, -(-len(self._latest[1]) // self._size))
+        return epoch, self._order(epoch)[position * self._size : (position + 1) * self._size]
 
-    def plan_epoch(self, epoch: Epoch, taken: Container[int] = ()) -> EpochPlan:  # noqa: D102
+    def plan_epoch(self, epoch: Epoch, consumed: Container[int] = ()) -> EpochPlan:  # noqa: D102
         indices = self._order(epoch.number)
         return EpochPlan(np.full(len(indices), epoch.number), indices)
 
@@ -135,11 +135,11 @@ class RingOrder:
 
     def shard(self, sequence: int) -> int:
         """Which shard a chunk is."""
-        production, place = divmod(sequence, self.shards)
+        production, position = divmod(sequence, self.shards)
         if self._turn is None or self._turn[0] != production:
             order = rng_for(self._seed, ORDER, production, 1).permutation(self._full_shards)
             self._turn = production, np.append(order, range(self._full_shards, self.shards))
-        return int(self._turn[1][place])
+        return int(self._turn[1][position])
 
     def chunk(self, sequence: int) -> tuple[int, np.ndarray]:  # noqa: D102 - Order says it
         production = sequence // self.shards
@@ -147,15 +147,15 @@ class RingOrder:
         samples = self._samples[shard * self._size : (shard + 1) * self._size]
         return production, rng_for(self._seed, ORDER, production, 2, shard).permutation(samples)
 
-    def plan_epoch(self, epoch: Epoch, taken: Container[int] = ()) -> EpochPlan:  # noqa: D102
-        path = self._complete(epoch, taken)
+    def plan_epoch(self, epoch: Epoch, consumed: Container[int] = ()) -> EpochPlan:  # noqa: D102
+        path = self._complete(epoch, consumed)
         parts = [self.chunk(sequence) for sequence in path]
         productions = np.concatenate(
             [np.full(len(samples), production) for production, samples in parts]
         )
         return EpochPlan(productions, np.concatenate([samples for _, samples in parts]), path)
 
-    def _complete(self, epoch: Epoch, taken: Container[int]) -> tuple[int, ...]:
+    def _complete(self, epoch: Epoch, consumed: Container[int]) -> tuple[int, ...]:
         """A path to its end: with the next chunks that hold the shards it lacks."""
         if not epoch.path and epoch.number < len(self._recorded):
             return self._recorded[epoch.number]
@@ -164,7 +164,7 @@ class RingOrder:
         sequence = max(path) + 1 if path else epoch.number * self.shards
         while lacks:
             shard = self.shard(sequence)
-            if shard in lacks and sequence not in taken:
+            if shard in lacks and sequence not in consumed:
                 lacks.remove(shard)
                 path.append(sequence)
             sequence += 1
@@ -190,10 +190,10 @@ class FoldOrder:
         production, indices = self._order.chunk(sequence)
         return production, indices[self._keeps[indices]]
 
-    def plan_epoch(self, epoch: Epoch, taken: Container[int] = ()) -> EpochPlan:  # noqa: D102
-        whole = self._order.plan_epoch(epoch, taken)
-        kept = self._keeps[whole.indices]
-        return EpochPlan(whole.productions[kept], whole.indices[kept], whole.path)
+    def plan_epoch(self, epoch: Epoch, consumed: Container[int] = ()) -> EpochPlan:  # noqa: D102
+        plan = self._order.plan_epoch(epoch, consumed)
+        is_kept = self._keeps[plan.indices]
+        return EpochPlan(plan.productions[is_kept], plan.indices[is_kept], plan.path)
 
 
 def runs(productions: np.ndarray) -> list[tuple[int, slice]]:

@@ -68,7 +68,7 @@ class Reader:
         start: int,
         batch: int,
         group: Group,
-        taken: Container[int] = (),
+        consumed: Container[int] = (),
     ) -> Iterator[Batch]:
         layout = self._window.layout
         number = epoch.number
@@ -77,10 +77,10 @@ class Reader:
         )
         for first in range(start, len(positions), batch):
             last = min(first + batch, len(positions))
-            mine = split_rows(first, last, group.rank, group.size)
+            own_rows = split_rows(first, last, group.rank, group.size)
             # The cursor follows the global batch, so that a rank without rows keeps up as well.
             self._need(layout.sequence(number, int(positions[first])))
-            images, targets = self._rows(number, positions[slice(*mine)])
+            images, targets = self._rows(number, positions[slice(*own_rows)])
             yield Batch(images, targets, last - first, last, last == len(positions), epoch)
         # The next epoch may be far away; what this one held is needed no more.
         self._need(layout.sequence(number + 1, 0))
@@ -127,10 +127,10 @@ class Reader:
             sequence = layout.sequence(epoch, chunk * layout.chunk)
             self._need(sequence)
             self._wait(sequence)
-            here = chunks == chunk
-            rows = window.rows(sequence).start + positions[here] % layout.chunk
-            images[here] = window.images[rows]
-            targets[here] = window.targets[rows]
+            in_chunk = chunks == chunk
+            rows = window.rows(sequence).start + positions[in_chunk] % layout.chunk
+            images[in_chunk] = window.images[rows]
+            targets[in_chunk] = window.targets[rows]
         return images, targets
 
     def _wait(self, sequence: int) -> None:

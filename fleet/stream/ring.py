@@ -32,9 +32,9 @@ def choose(stocks: Sequence[Stock], is_of_use: Callable[[int], bool]) -> int:
     """
     # In order, up to the first: an order of shards is drawn anew for each change from one production to another.
     complete = sorted(frozenset.intersection(*(stock.complete for stock in stocks)))
-    there = next(filter(is_of_use, complete), None)
-    if there is not None:
-        return there
+    available = next(filter(is_of_use, complete), None)
+    if available is not None:
+        return available
     later = itertools.count(max(stock.until for stock in stocks))
     return next(
         sequence
@@ -84,7 +84,7 @@ class RingReader(Reader):
         """Nothing is promised: whatever is there when the first batch is asked for will do."""
 
     def batches(
-        self, epoch: Epoch, start: int, batch: int, group: Group, taken: Container[int] = ()
+        self, epoch: Epoch, start: int, batch: int, group: Group, consumed: Container[int] = ()
     ) -> Iterator[Batch]:
         """See :class:`~fleet.stream.batch.Batches`; ``start`` is 0, for a ring does not give the rest of an epoch."""
         if start:
@@ -94,25 +94,25 @@ class RingReader(Reader):
         lacks = set(range(self._ring.shards))
 
         def is_of_use(sequence: int) -> bool:
-            return self._ring.shard(sequence) in lacks and sequence not in taken
+            return self._ring.shard(sequence) in lacks and sequence not in consumed
 
-        gone: set[int] = set()  # chunks that were missed
+        missed_chunks: set[int] = set()  # chunks that were missed
         begin = end = 0  # of the chunk that is read, in the epoch
         positions: Positions = range(0)  # in it
         for first in range(0, samples, batch):
             last = min(first + batch, samples)
-            mine = split_rows(first, last, group.rank, group.size)
+            own_rows = split_rows(first, last, group.rank, group.size)
             parts = []
             while True:
-                low = max(mine[0], begin)
-                high = min(mine[1], end)
+                low = max(own_rows[0], begin)
+                high = min(own_rows[1], end)
                 if low < high:
                     parts.append(self._part(path[-1], positions[low - begin : high - begin]))
                 if end >= last:
                     break
                 # What this rank wants of the chunk is copied before the chunk is let go.
                 parts = [(images.copy(), targets.copy()) for images, targets in parts]
-                path.append(self._take(is_of_use, group, gone))
+                path.append(self._take(is_of_use, group, missed_chunks))
                 lacks.remove(self._ring.shard(path[-1]))
                 positions = self._select_positions(
                     self._window.length(path[-1]), lambda: self._order.chunk(path[-1])[1]
@@ -123,7 +123,9 @@ class RingReader(Reader):
                 _joined(parts) if parts else (self._window.images[:0], self._window.targets[:0])
             )
             latest = Epoch(max(path) // self._ring.shards, tuple(path))
-            yield Batch(images, targets, last - first, last, last == samples, latest, len(gone))
+            yield Batch(
+                images, targets, last - first, last, last == samples, latest, len(missed_chunks)
+            )
         self.leave()
 
     def _part(self, sequence: int, positions: Positions) -> tuple[np.ndarray, np.ndarray]:
@@ -134,7 +136,7 @@ class RingReader(Reader):
             rows = start + positions
         return self._window.images[rows], self._window.targets[rows]
 
-    def _take(self, is_of_use: Callable[[int], bool], group: Group, gone: set[int]) -> int:
+    def _take(self, is_of_use: Callable[[int], bool], group: Group, missed_chunks: set[int]) -> int:
         """Agree on the next chunk, hold it on all nodes of the group, and wait until it is there.
 
         Args:
@@ -144,7 +146,7 @@ class RingReader(Reader):
             WriterDied: on all ranks of the group: on one of them it will not come any more.
         """
         self.leave()  # what this rank has held is needed no more
-        sequence = self._choose(is_of_use, group, gone)
+        sequence = self._choose(is_of_use, group, missed_chunks)
         has_come = True
         try:
             self._wait(sequence)
@@ -162,10 +164,12 @@ class RingReader(Reader):
         if window.has_slot(sequence):
             cause = "the preprocessor that should write it does not"
         else:
-            held = sorted(set(window.cursors[:-1].tolist()) - {NOT_READING, CHOOSING, sequence})
+            held_chunks = sorted(
+                set(window.cursors[:-1].tolist()) - {NOT_READING, CHOOSING, sequence}
+            )
             cause = "no slot has become free for it on this node, " + (
-                f"whose readers hold {', '.join(map(str, held))}"
-                if held
+                f"whose readers hold {', '.join(map(str, held_chunks))}"
+                if held_chunks
                 else "though no reader holds one"
             )
         passing = ", though newer ones come" if newest > sequence else ""
@@ -174,7 +178,9 @@ class RingReader(Reader):
             f"{passing}: {cause}; the newest chunk is {newest}"
         )
 
-    def _choose(self, is_of_use: Callable[[int], bool], group: Group, gone: set[int]) -> int:
+    def _choose(
+        self, is_of_use: Callable[[int], bool], group: Group, missed_chunks: set[int]
+    ) -> int:
         group.barrier()  # others on these nodes are kept waiting for a moment only
         self._need(CHOOSING)
         try:
@@ -184,7 +190,7 @@ class RingReader(Reader):
             self.leave()
             raise
         self._need(sequence)
-        gone |= missed(stocks, is_of_use)
+        missed_chunks |= missed(stocks, is_of_use)
         return sequence
 
 

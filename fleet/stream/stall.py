@@ -67,7 +67,7 @@ class StallClock:
             raise Stalled(self._explain())
 
 
-def make_set_clock(shared: SampleSet, what: str, stall_s: float) -> StallClock:
+def make_set_clock(shared: SampleSet, split: str, stall_s: float) -> StallClock:
     """Measures a wait for samples that stay once they have come; ``what`` they are is for the message."""
 
     def explain() -> str:
@@ -102,11 +102,11 @@ class Waiting:
         """
 
         def look() -> T | None:
-            found = ready()
-            if found is None:
+            result = ready()
+            if result is None:
                 self.check_writers()
                 clock.check()
-            return found
+            return result
 
         return self.world.wait(look, _PATIENCE)
 

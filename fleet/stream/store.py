@@ -86,13 +86,13 @@ class NodeStore(FileStore):
     def __init__(
         self,
         pipeline: Pipeline,
-        kept: SampleSet,
+        stored: SampleSet,
         stall_s: float = math.inf,
         shared: Callable[[int], AugmentedEpoch | None] | None = None,
     ) -> None:
         super().__init__(pipeline)
         # they lie in the order of epoch 0
-        self._decoded = kept
+        self._decoded = stored
         self._row = np.argsort(pipeline.order(0))
         self._is_alone = False  # whether what is not there yet will not come
         self._stall_s = stall_s

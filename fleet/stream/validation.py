@@ -85,12 +85,12 @@ class Validation:
 
     def _of_node(self, part: slice) -> tuple[np.ndarray, np.ndarray]:
         assert self._shared is not None
-        held = self._shared.samples
+        stored = self._shared.samples
         finish = self._shared.finish
         rows = self._rows[part]
-        where: slice | np.ndarray = rows if self._is_part else part
-        images = held.images[where]
-        targets = held.targets[where]
+        selection: slice | np.ndarray = rows if self._is_part else part
+        images = stored.images[selection]
+        targets = stored.targets[selection]
         if finish is None:
             return images, targets
         return finish(images, targets, rows, np.zeros(len(rows), np.int64), training=False)

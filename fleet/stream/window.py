@@ -129,9 +129,9 @@ class Window:
         For the leader of the node alone.
         """
         for slot in np.argsort(self.stamps, kind="stable").tolist():
-            held = int(self.stamps[slot])
+            held_stamp = int(self.stamps[slot])
             if (
-                held != self.assigned[slot] or held > self.cursors[-1]
+                held_stamp != self.assigned[slot] or held_stamp > self.cursors[-1]
             ):  # being written; or still to be sent
                 continue
             # A reader says that it chooses and then looks what is there; so take the chunk off the list, then look for
@@ -139,8 +139,8 @@ class Window:
             self.assigned[slot] = 0
             fence()
             readers = self.cursors[:-1].copy()
-            if CHOOSING in readers or (held and held - 1 in readers):
-                self.assigned[slot] = held
+            if CHOOSING in readers or (held_stamp and held_stamp - 1 in readers):
+                self.assigned[slot] = held_stamp
                 if CHOOSING in readers:
                     return False
                 continue
@@ -165,7 +165,9 @@ class Window:
         fence()
         stamps = self.stamps.tolist()
         slots = [
-            (held - 1, held == stamp) for held, stamp in zip(assigned, stamps, strict=True) if held
+            (held_stamp - 1, held_stamp == stamp)
+            for held_stamp, stamp in zip(assigned, stamps, strict=True)
+            if held_stamp
         ]
         return Stock(
             frozenset(chunk for chunk, is_there in slots if is_there),

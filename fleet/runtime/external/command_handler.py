@@ -96,10 +96,10 @@ class CommandHandler:
             self._mailbox.answer(command.name, answer)
         return bool(commands)
 
-    def refuse_all(self, why: str) -> None:
+    def refuse_all(self, reason: str) -> None:
         """Answer whatever is still in the mailbox: nothing is taken up any more."""
         for command in self._mailbox.commands():
-            self._mailbox.answer(command.name, {"error": why})
+            self._mailbox.answer(command.name, {"error": reason})
 
     def _handle(
         self,
@@ -113,7 +113,7 @@ class CommandHandler:
         known = self._handled.get(command.name)
         words: list[Input] = []
         if do == "add":
-            event, came = self._add(command.name, content.get("entry"), known)
+            event, came = self._add(command.name, content.get("entry"), earlier)
             words += came
         elif isinstance(do, str) and do in VERDICTS:
             event = CommandReceived(
@@ -121,9 +121,9 @@ class CommandHandler:
             )
             words.append(NetworkCommand(event.networks[0], VERDICTS[do]))
         elif (
-            do == "yield" and known is not None
+            do == "yield" and earlier is not None
         ):  # the launch that took it up has ended, with all its nodes
-            event = known
+            event = earlier
         elif do == "yield":
             found = offer(*_parse_release(content))
             event = CommandReceived(
@@ -131,16 +131,16 @@ class CommandHandler:
                 do,
                 tuple(found.actions),
                 {
-                    "nodes": list(found.nodes),
-                    "hosts": list(found.hosts),
+                    "nodes": list(node_offer.nodes),
+                    "hosts": list(node_offer.hosts),
                     "within_s": content["within_s"],
                     "ways": dict(found.actions),
                 },
             )
-            words.append(NodesRequested(command.name, found))
+            words.append(NodesRequested(command.name, node_offer))
         else:
             raise UserError(f"{do!r} is no command; there are add, {', '.join(VERDICTS)}, yield")
-        if known is None:
+        if earlier is None:
             self._handled[command.name] = event
             note(event)
         for word in words:
@@ -157,8 +157,8 @@ class CommandHandler:
                 name, "add", tuple(network.name for network in networks), content, place
             )
         else:
-            networks = self._admission.restore_entry(known)
-        return known, [
+            networks = self._admission.restore_entry(event)
+        return event, [
             self._admission.admit(network)
             for network in networks
             if network.name not in self._results.networks

@@ -88,9 +88,9 @@ class Tracking:
         if now >= self._looked_s + _LOOK_S:
             self._looked_s = now
             self._read_failures()
-        said = self._unreported
+        unreported = self._unreported
         self._unreported = []
-        return said
+        return unreported
 
     def _read_failures(self) -> None:
         if self._process is None or self._process.stdout is None:
@@ -100,9 +100,9 @@ class Tracking:
         *lines, self._buffer = self._buffer.split(b"\n")
         for line in lines:
             with suppress(ValueError, TypeError, LookupError):
-                said = json.loads(line)
+                failure = json.loads(line)
                 self._unreported.append(
-                    ev.TrackerFailed(said["tracker"], said["path"], said["reason"])
+                    ev.TrackerFailed(failure["tracker"], failure["path"], failure["reason"])
                 )
 
     def close(self, patience_s: float) -> list[ev.TrackerFailed]:

@@ -51,11 +51,11 @@ def all_or_none(group: Group, action: Callable[[], T]) -> T:
         raise _make_failure(caught.reports) from caught
     except (Exception, SystemExit) as caught:  # a user's function may have called sys.exit
         error = caught
-    said = group.allgather(
+    reports = group.allgather(
         None if error is None else (isinstance(error, PeerFailed), *_describe(error))
     )
-    if any(one is not None for one in said):
-        raise _make_failure(said) from error
+    if any(report is not None for report in reports):
+        raise _make_failure(reports) from error
     return result
 
 
@@ -69,10 +69,12 @@ def fail_together(group: Group, error: Exception | SystemExit | None) -> None:
     all_or_none(group, fail)
 
 
-def _make_failure(said: Sequence[Any]) -> TrainingFailed:
+def _make_failure(reports: Sequence[Any]) -> TrainingFailed:
     """The failure of the first rank that has a reason of its own, of what all ranks say."""
     return TrainingFailed(
-        *min((one for one in said if one is not None), key=lambda one: bool(one[0]))[1:]
+        *min(
+            (report for report in reports if report is not None), key=lambda report: bool(report[0])
+        )[1:]
     )
 
 

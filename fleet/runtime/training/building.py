@@ -157,9 +157,9 @@ def kill_after(seconds: float) -> Iterator[None]:
         log.warning("there is no timer of the kernel's for a function that never comes back")
         yield
         return
-    whole, part = divmod(seconds, 1)
+    full_seconds, part = divmod(seconds, 1)
     times = (ctypes.c_long * 4)(
-        0, 0, int(whole), int(part * 1e9) or 1
+        0, 0, int(full_seconds), int(part * 1e9) or 1
     )  # struct itimerspec: interval, first
     libc.timer_settime(timer, 0, ctypes.byref(times), None)
     try:

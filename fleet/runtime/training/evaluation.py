@@ -57,29 +57,29 @@ def predict(training: Training, samples: Validation) -> tuple[StepTotals, Output
     target = training.target
     group = training.group
     assert isinstance(trainable, SupportsPrediction)  # the caller has asked
-    whole = Outputs(
+    predictions = Outputs(
         np.zeros((samples.samples, target.outputs), np.float32),
         np.zeros((samples.samples, *target.shape), target.dtype),
         None if target.is_plain else np.zeros(samples.samples, np.float32),
     )
-    place, _ = split_rows(0, samples.samples, group.rank, group.size)
+    position, _ = split_rows(0, samples.samples, group.rank, group.size)
 
     def fill(images: np.ndarray, targets: np.ndarray) -> StepTotals:
-        nonlocal place
+        nonlocal position
         values, weights = target.split(targets)
         sums, outputs = trainable.predict(images, values, *([] if weights is None else [weights]))
-        rows = slice(place, place := place + len(targets))
-        whole.outputs[rows] = outputs
-        whole.targets[rows] = values
-        if whole.weights is not None:
-            whole.weights[rows] = weights
+        rows = slice(position, position := position + len(targets))
+        predictions.outputs[rows] = outputs
+        predictions.targets[rows] = values
+        if predictions.weights is not None:
+            predictions.weights[rows] = weights
         return sums
 
     summed = _sum_over(training, samples, fill, lambda: False)
     assert summed is not None  # nothing ends it
-    for part in whole.arrays.values():  # each row is 0 on all ranks but one
+    for part in predictions.arrays.values():  # each row is 0 on all ranks but one
         group.sum(part)
-    return summed, whole
+    return summed, predictions
 
 
 def _sum_over(
@@ -98,15 +98,15 @@ def _sum_over(
         The sums over all of them; None where the run ends before all are looked at.
     """
     group = training.group
-    mine = StepTotals()
+    local_sums = StepTotals()
     batches = samples.batches(training.network.train.batch.bounds[0], group.rank, group.size)
 
     def go_on() -> bool:
         """Go on for a while; returns whether this rank's share is done."""
-        nonlocal mine
+        nonlocal local_sums
         began = time.perf_counter()
         for images, targets in batches:
-            mine += look(images, targets)
+            local_sums += look(images, targets)
             if time.perf_counter() - began >= _CHECK_EVERY_S:
                 return False
         return True
@@ -114,8 +114,8 @@ def _sum_over(
     while True:  # as often on each rank: those that are done wait for the others
         is_done = all_or_none(group, go_on)
         is_ending = group.is_master and not is_done and ends()
-        shares = group.allgather((mine, is_done, is_ending))
+        shares = group.allgather((local_sums, is_done, is_ending))
         if all(is_done for _, is_done, _ in shares):
-            return sum((one for one, _, _ in shares), StepTotals())
+            return sum((sums for sums, _, _ in shares), StepTotals())
         if any(is_ending for _, _, is_ending in shares):
             return None

@@ -176,12 +176,12 @@ class TrainingLoop:
             return self._pauses or (group.size > 1 and is_due())
 
         steps = Steps(training, is_asked, is_due if group.size == 1 else lambda: False)
-        for taken in steps.run(
+        for finished in steps.run(
             strides(training, source.batches(epoch, state.position, size, group, taken_before))
         ):
-            for batch, sums in zip(taken.batches, taken.sums, strict=True):
+            for batch, sums in zip(finished.batches, finished.sums, strict=True):
                 if batch.size == size:
-                    training.steps.add(size, taken.seconds)
+                    training.steps.add(size, finished.seconds)
                     training.steps.set_networks_on_gpu(self._tenants.count())
                 if not abs(loss := sums.loss / max(sums.count, 1)) <= LARGEST_LOSS:
                     raise TrainingFailed(
@@ -197,12 +197,12 @@ class TrainingLoop:
                 )
                 is_over = batch.is_last
                 missed = batch.missed
-            if group.is_master and not (is_over or taken.stops):
+            if group.is_master and not (is_over or finished.stops):
                 # Nobody can tell where in steps ranks waited for others that lacked samples.
                 pace.send_if_due(
                     self._tell, batch.position, group.size > 1 and self._clock.wait_share > _WAITING
                 )
-                if group.size == 1 and taken.is_idle and is_due():
+                if group.size == 1 and finished.is_idle and is_due():
                     saved = time.perf_counter()
                     state = self._clock.add_elapsed(state)
                     self._save(training, state)
@@ -217,8 +217,8 @@ class TrainingLoop:
     def _should_end(self) -> bool:
         """Whether the run ends: a pause of another kind comes too late, as it does at the epoch's end."""
         self._world.run_background_tasks()  # this may be the rank that coordinates
-        heard = self._world.receive(m.Tag.TRAINER)
-        return isinstance(heard, m.Pause) and heard.run_ends
+        message = self._world.receive(m.Tag.TRAINER)
+        return isinstance(message, m.Pause) and message.run_ends
 
     def next_order(self, group: Group) -> Order:
         """Wait, as a group, for what the coordinator wants next."""
@@ -227,10 +227,10 @@ class TrainingLoop:
             group.check()  # of a group that was struck the coordinator takes no epoch, and answers nothing
             return self._world.receive(m.Tag.TRAINER)
 
-        heard = None
-        while group.is_master and not isinstance(heard, Order):  # a Pause comes too late
-            heard = self._world.wait(hear)
-        order = group.broadcast_value(heard)
+        message = None
+        while group.is_master and not isinstance(message, Order):  # a Pause comes too late
+            message = self._world.wait(hear)
+        order = group.broadcast_value(message)
         if not isinstance(order, Order):
             raise InfrastructureError(f"rank {self._world.rank} did not expect {order}")
         return order
@@ -308,11 +308,11 @@ class TrainingLoop:
         """
         trainable = training.trainable
         state = self._clock.add_elapsed(state)
-        own = trainable.state()
+        local_state = trainable.state()
         trainable.average_statistics()
         if training.group.is_master:
             self._save(training, state)
-        trainable.load(own)
+        trainable.load(local_state)
         return state
 
     def _save(self, training: Training, state: TrainingState, is_best: bool = False) -> None:
@@ -364,12 +364,12 @@ class TrainingLoop:
         judged = None
         for part, samples in parts.items():
             if samples is not None and can_predict(training, samples):
-                judged, found = predict(training, samples)
+                judged, outputs = predict(training, samples)
                 if training.group.is_master:
                     save_outputs(
                         self._writer,
                         self._paths.predictions(training.network.name, part),
-                        found,
+                        outputs,
                         sources.rows[part],
                     )
             elif samples is not None and samples is test:

@@ -75,7 +75,7 @@ class Training:
         targets: np.ndarray,
         sizes: Sequence[int],
         rows: Sequence[int],
-        asked: StepTotals,
+        flags: StepTotals,
     ) -> Callable[[], StepResult]:
         """Begin a step, or several; see :meth:`fleet.engines.base.SupportsAsyncGroupSteps.begin_together`.
 
@@ -95,16 +95,16 @@ class Training:
             if isinstance(self.trainable, SupportsAsyncGroupSteps):
                 return partial(
                     self._wait_together,
-                    self.trainable.begin_together(images, values, sizes, rows, asked, weights),
+                    self.trainable.begin_together(images, values, sizes, rows, flags, weights),
                 )
             if isinstance(self.trainable, SupportsAsyncSteps):
                 return partial(
                     self._wait_together,
-                    self.trainable.begin(images, values, sizes, asked.stop, weights),
+                    self.trainable.begin(images, values, sizes, flags.stop, weights),
                 )
             if len(sizes) == 1:
                 more = [] if weights is None else [weights]  # an engine may know no weights
-                sums = [self.trainable.step(images, values, sizes[0], asked.stop, *more)]
+                sums = [self.trainable.step(images, values, sizes[0], flags.stop, *more)]
             else:
                 assert isinstance(self.trainable, SupportsMultiStep)
                 sums = self.trainable.stride(images, values, sizes, weights)

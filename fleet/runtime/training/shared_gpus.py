@@ -42,8 +42,8 @@ class SharedGpus:
                 "GPUs are shared, %s",
                 f"without MPS: {problem}" if started is None else f"MPS: {started.folder}",
             )
-        told = world.allgather(started)
-        self._daemons = told[self._trainers[0]] if self._trainers else None
+        daemons = world.allgather(started)
+        self._daemons = daemons[self._trainers[0]] if self._trainers else None
         if self._daemons is not None and gpu is not None:
             environment.update(self._daemons.environment(gpu))
 
@@ -55,8 +55,10 @@ class SharedGpus:
     @property
     def _is_first(self) -> bool:
         """Whether this rank is the first trainer of its node that is left."""
-        lost = self._world.dead_ranks
-        return self._world.rank == next((rank for rank in self._trainers if rank not in lost), None)
+        dead_ranks = self._world.dead_ranks
+        return self._world.rank == next(
+            (rank for rank in self._trainers if rank not in dead_ranks), None
+        )
 
 
 def _agree(slots: Sequence[tuple[int, str | None]]) -> bool:
@@ -66,5 +68,5 @@ def _agree(slots: Sequence[tuple[int, str | None]]) -> bool:
     (True, False, False)
     """
     pairs = set(slots)
-    gpus, names = ({pair[place] for pair in pairs} for place in (0, 1))
+    gpus, names = ({pair[index] for pair in pairs} for index in (0, 1))
     return None not in names and len(pairs) == len(gpus) == len(names)

@@ -94,7 +94,7 @@ def _make_pipeline_sources(
     training = feed.pipeline("train", seed)
     evaluation = feed.pipeline("validation", seed)
     assert training is not None
-    told = _make_reporter(world, training=True)
+    report_training = _make_reporter(world, training=True)
     judging = _make_reporter(world, training=False)
 
     def finish(
@@ -111,8 +111,8 @@ def _make_pipeline_sources(
         memory,
         launch.roles.local_index(world.rank),
         waiting,
-        told,
-        finish(training, told),
+        report_training,
+        finish(training, report_training),
         first_epoch,
     )
     if memory.validation is None or evaluation is None:

@@ -54,7 +54,7 @@ class Stride:
         Args:
             stop: whether this rank asks the group to stop after it.
         """
-        asked = StepTotals(
+        flags = StepTotals(
             stop=stop, steps=self._choose_count(training) if training.group.is_master else 0
         )
         return training.begin(
@@ -62,7 +62,7 @@ class Stride:
             self.targets,
             [batch.size for batch in self.batches],
             [len(batch.targets) for batch in self.batches],
-            asked,
+            flags,
         )
 
     def _choose_count(self, training: Training) -> int:
@@ -79,22 +79,22 @@ def strides(training: Training, batches: Iterator[Batch]) -> Iterator[Stride]:
     is_alone = training.group.size == 1
     for batch, was_there in arriving:
         if is_alone:
-            most = _count_fitting(training, batch.images.nbytes) if was_there else 1
+            limit = _count_fitting(training, batch.images.nbytes) if was_there else 1
         else:
-            most = training.steps.steps_per_call
+            limit = training.steps.steps_per_call
         yield (
             Stride([batch], batch.images, batch.targets, int(was_there))
-            if most == 1 or batch.is_last
-            else _gather(batch, was_there, arriving, most, is_alone)
+            if limit == 1 or batch.is_last
+            else _gather(batch, was_there, arriving, limit, is_alone)
         )
 
 
 def _time_arrivals(batches: Iterator[Batch]) -> Iterator[tuple[Batch, bool]]:
     """Each batch, and whether it was there when it was asked for."""
-    asked = time.perf_counter()
+    requested_s = time.perf_counter()
     for batch in batches:
-        yield batch, time.perf_counter() - asked < _PROMPT_S
-        asked = time.perf_counter()
+        yield batch, time.perf_counter() - requested_s < _PROMPT_S
+        requested_s = time.perf_counter()
 
 
 def _count_fitting(training: Training, nbytes: int) -> int:
@@ -116,20 +116,24 @@ def _count_fitting(training: Training, nbytes: int) -> int:
 
 
 def _gather(
-    batch: Batch, was_there: bool, arriving: Iterator[tuple[Batch, bool]], most: int, is_alone: bool
+    batch: Batch,
+    was_there: bool,
+    arriving: Iterator[tuple[Batch, bool]],
+    limit: int,
+    is_alone: bool,
 ) -> Stride:
     """A batch, and those after it, up to the end of the epoch; a rank alone waits for none."""
     rows = len(batch.targets)
     ready_count = 0
-    images = np.empty((most * rows, *batch.images.shape[1:]), batch.images.dtype)
-    targets = np.empty(most * rows, batch.targets.dtype)
+    images = np.empty((limit * rows, *batch.images.shape[1:]), batch.images.dtype)
+    targets = np.empty(limit * rows, batch.targets.dtype)
     batches = [batch]
     filled = 0
     while True:  # a batch is valid until the next
         filled, first, ready_count = filled + len(batch.targets), filled, ready_count + was_there
         images[first:filled] = batch.images
         targets[first:filled] = batch.targets
-        if len(batches) == most or batch.is_last or (is_alone and not was_there):
+        if len(batches) == limit or batch.is_last or (is_alone and not was_there):
             return Stride(batches, images[:filled], targets[:filled], ready_count)
         batch, was_there = next(arriving)
         batches.append(batch)
@@ -179,29 +183,29 @@ class Steps:
         Raises:
             TrainingFailed: on all ranks, when a step failed on one.
         """
-        begun: Callable[[bool], FinishedSteps] | None = None
+        pending: Callable[[bool], FinishedSteps] | None = None
         is_alone = self._training.group.size == 1
         asks = stops = False
         for stride in strides:
-            if begun is not None and self._is_due():
-                yield (taken := begun(True))
+            if pending is not None and self._is_due():
+                yield (finished := pending(True))
                 # others of the group hear of it when they have begun with this one
-                begun = None
-                stops = taken.stops
+                pending = None
+                stops = finished.stops
             asks = asks or self._is_asked()
-            before = begun
-            begun = self._begin(stride, asks)
+            before = pending
+            pending = self._begin(stride, asks)
             if before is not None:
-                yield (taken := before(False))
-                stops = taken.stops
+                yield (finished := before(False))
+                stops = finished.stops
             if not self._training.is_async:
-                yield (taken := begun(True))
-                begun = None
-                stops = taken.stops
+                yield (finished := pending(True))
+                pending = None
+                stops = finished.stops
             if stops or (asks and is_alone):
                 break
-        if begun is not None:
-            yield begun(True)
+        if pending is not None:
+            yield pending(True)
 
     def _begin(self, stride: Stride, stop: bool) -> Callable[[bool], FinishedSteps]:
         """Begin with a stride; gives what waits for its end, and is told whether no other has begun meanwhile."""
@@ -213,7 +217,7 @@ class Steps:
             seconds = at - max(began, self._ended)
             self._ended = at
             self._training.steps.steps_per_call = max(1, sums[-1].steps)
-            stops = any(one.stop for one in sums) or (stop and self._training.group.size == 1)
+            stops = any(totals.stop for totals in sums) or (stop and self._training.group.size == 1)
             return FinishedSteps(stride.batches, sums, seconds / len(sums), stops, is_idle)
 
         return end

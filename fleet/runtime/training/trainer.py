@@ -183,24 +183,24 @@ class Trainer:
         self._writer.set_fence(network.name, order.fence)
         training = Training(network, 0, self._sample.for_pipeline(network.pipeline).target)
         training.group = self._world.group((self._world.rank,), order.group)
-        with self._reporting_failures(training), restoring_process(), ExitStack() as held:
+        with self._reporting_failures(training), restoring_process(), ExitStack() as stack:
             failure: Exception | None = None
             try:
-                training.trainable = held.enter_context(
+                training.trainable = stack.enter_context(
                     closing(self._build(network, training.group))
                 )
             except Exception as error:  # the network fails, on all ranks, once they have met
                 failure = error
             self._tell(m.Built(network.name, self._world.rank))
-            heard = self._world.wait_for_message(m.Tag.TRAINER)
-            if isinstance(heard, m.Stop):  # it is wanted here no more
+            message = self._world.wait_for_message(m.Tag.TRAINER)
+            if isinstance(message, m.Stop):  # it is wanted here no more
                 return
-            if not isinstance(heard, m.Regroup):
-                raise InfrastructureError(f"rank {self._world.rank} did not expect {heard}")
-            training.reads_stream_from = heard.reads_stream_from
-            self._sources.join(heard.reads_stream_from)
-            state = self._loop.change_group(training, heard, None, failure)
-            self._loop.run(training, state, heard)
+            if not isinstance(message, m.Regroup):
+                raise InfrastructureError(f"rank {self._world.rank} did not expect {message}")
+            training.reads_stream_from = message.reads_stream_from
+            self._sources.join(message.reads_stream_from)
+            state = self._loop.change_group(training, message, None, failure)
+            self._loop.run(training, state, message)
 
     @contextmanager
     def _reporting_failures(self, training: Training) -> Iterator[None]:
@@ -254,14 +254,14 @@ class Trainer:
         background_tasks = (
             self._world.run_background_tasks if self._world.background_tasks else None
         )
-        with collect_warnings() as told:
+        with collect_warnings() as warnings:
             trainable = build_within(
                 network.train.build_timeout,
                 lambda: self._engine.build(network, group),
                 background_tasks,
             )
         if group.is_master:
-            for warning in told:
+            for warning in warnings:
                 log.warning("%s: %s", network.name, warning)
                 self._tell(m.Warned(network.name, warning))
         return trainable
@@ -276,33 +276,33 @@ class Trainer:
             architecture=network.architecture.key,
             code=self._codes.get(network.architecture.target),
         )
-        found = all_or_none(
+        lookup = all_or_none(
             group, lambda: self._load(training) if group.is_master else CheckpointLookup(None)
         )
-        if found.state is not None:
+        if lookup.state is not None:
             state = dataclasses.replace(
-                found.state,
+                lookup.state,
                 identity=state.identity,
                 architecture=state.architecture,
                 code=state.code,
             )  # what has changed was accepted before the launch
-        state = dataclasses.replace(state, start=state.start or found.start)
-        if found.damage:
+        state = dataclasses.replace(state, start=state.start or lookup.start)
+        if lookup.damage:
             log.warning(
                 "%s goes on after epoch %d, sample %d: %s",
                 network.name,
                 state.epoch,
                 state.position,
-                found.damage,
+                lookup.damage,
             )
-            promote_previous(self._paths, network.name, found, self._writer.fence(network.name))
-            self._tell(m.FellBack(network.name, found.damage, state.history, state.position))
+            promote_previous(self._paths, network.name, lookup, self._writer.fence(network.name))
+            self._tell(m.FellBack(network.name, lookup.damage, state.history, state.position))
         return training.broadcast(dataclasses.replace(state, arrays={}))
 
     def _load(self, training: Training) -> CheckpointLookup:
-        found = find_newest(self._paths, training.network.name)
-        if found.state is not None:
-            training.trainable.load(found.state.arrays)
+        lookup = find_newest(self._paths, training.network.name)
+        if lookup.state is not None:
+            training.trainable.load(lookup.state.arrays)
         elif (first := self._paths.first(training.network.name)).exists():
             trainable = training.trainable
             own_arrays = self._spec.engine.own_arrays
@@ -311,8 +311,8 @@ class Trainer:
             training.trainable, SupportsPretrained
         ):
             training.trainable.load_pretrained(Path(start.file), start.skip)
-            return dataclasses.replace(found, start=file_checksum(Path(start.file)))
-        return found
+            return dataclasses.replace(lookup, start=file_checksum(Path(start.file)))
+        return lookup
 
     def _finish_converged(self, training: Training, reason: str) -> None:
         """Export a network that had converged in a launch that was killed before it came to that."""
@@ -357,9 +357,9 @@ class Trainer:
             return
         if group.is_master:
             timed = tuple(
-                StepTime(size, size / one.rate)
-                for size, one in zip(order.batches, rates, strict=False)
-                if one.rate
+                StepTime(size, size / rate.rate)
+                for size, rate in zip(order.batches, rates, strict=False)
+                if rate.rate
             )
             self._tell(
                 m.Measured(
