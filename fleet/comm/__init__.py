@@ -1,1 +1,1 @@
-"""How ranks speak: messages, roles, and MPI behind two protocols; imports storage and what storage may import."""
+"""Messages, roles and MPI communication; imports storage and what storage may import."""

@@ -1,4 +1,4 @@
-"""Groups of ranks, each with a communicator of its own: :class:`fleet.comm.protocols.Group` by MPI."""
+"""Groups of ranks with their own communicators: :class:`fleet.comm.protocols.Group` over MPI."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SPINS = 200  # looks before the first sleep: some tenths of a millisecond where
 
 
 class MPIGroup:
-    """Ranks that none outlives: mpirun ends all of them with the first that dies.
+    """A group of ranks that `mpirun` ends together: if one dies, all are ended.
 
     Args:
         world: to wait with.
@@ -49,7 +49,7 @@ class MPIGroup:
     # ---- collectives ----
 
     def sum(self, buffer: np.ndarray) -> None:
-        """See :meth:`fleet.comm.protocols.Group.sum`.
+        """Sum an array over the group; see :meth:`fleet.comm.protocols.Group.sum`.
 
         A piece of a large array at a time: rank 0 has duties.
         """
@@ -63,7 +63,7 @@ class MPIGroup:
             self._sum_piece(flat[start : start + piece])
 
     def _sum_piece(self, part: np.ndarray) -> None:
-        """Sum what is small by a call that does not block, and the rest by memory of the node if it can be had.
+        """Sum small arrays without blocking, large ones in the node's shared memory if possible.
 
         Between nodes MPI's call that blocks takes as little as a seventh of what the other does, and burns a core until
         all have come. So it is made once they have.
@@ -97,7 +97,7 @@ class MPIGroup:
         self._await(looked)
 
     def _await(self, ready: Callable[[], T | None]) -> T:
-        """Wait for ranks that mostly come at nearly the same time: sleep after a while only."""
+        """Wait for ranks that arrive at nearly the same time: spin first, then sleep."""
 
         def is_ready() -> T | None:
             result = ready()
@@ -153,14 +153,14 @@ class MPIGroup:
     # ---- deaths: see fleet.comm.ulfm ----
 
     def check(self) -> None:
-        """Nothing to find out: this rank would have been ended as well."""
+        """Do nothing: this rank would have been ended together with the dead one."""
 
     def raising_group_failed(self) -> AbstractContextManager[None]:
-        """Nothing to translate: MPI raises at no death."""
+        """Return a context that translates nothing: MPI raises no errors for deaths here."""
         return nullcontext()
 
     def blocking(self) -> AbstractContextManager[None]:
-        """Around calls that block inside MPI until all ranks of the group have come."""
+        """Return a context for calls that block inside MPI until all ranks have arrived."""
         return nullcontext()
 
     # ---- this rank's part ----
@@ -174,7 +174,7 @@ class MPIGroup:
 
 
 class MPIBroadcast:
-    """Buffers that go down a tree of ranks, from one to two others: :class:`fleet.comm.protocols.Broadcast`.
+    """A :class:`fleet.comm.protocols.Broadcast` of buffers down a binary tree of ranks.
 
     Of the MPI's own, the one that Open MPI takes for large buffers is a chain of all ranks, in small pieces, each of
     which waits at each rank until that looks. Here a rank passes all on at once.
@@ -216,19 +216,19 @@ class MPIBroadcast:
 
 
 def _are_done(requests: Sequence[MPI.Request]) -> bool:
-    """Whether all are done; one after another, because Testall does not say of which kind an error is."""
+    """Test requests one by one, because Testall does not report the kind of an error."""
     return all(request.Test() for request in requests)
 
 
 def _as_bytes(buffer: np.ndarray) -> np.ndarray:
-    """The same memory, of a type that MPI knows; it does not know all of NumPy's."""
+    """View a buffer as bytes, because MPI does not know all NumPy types."""
     assert buffer.flags.c_contiguous  # of any other, reshape would give a copy
     return buffer.reshape(-1).view(np.uint8)
 
 
 @contextmanager
 def communicator_for_library(group: Group) -> Iterator[Any]:
-    """A communicator of the group's ranks that a library (Horovod) may use, and free, as its own; collective.
+    """Duplicate the group's communicator for a library such as Horovod; collective.
 
     The library takes it into use inside the ``with``.
 

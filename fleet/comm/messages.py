@@ -1,4 +1,4 @@
-"""Every message between ranks, and the tag under which each role listens.
+"""All messages between ranks, and the tag of each receiving role.
 
 The coordinator tells, trainers and preprocessors answer. A message is a named
 tuple of values; MPI carries it, nothing of it ever goes to disk. What a trainer
@@ -18,7 +18,7 @@ from scheduler.base import StepTime
 
 
 class Tag(IntEnum):
-    """Who is spoken to: a rank may bear several roles."""
+    """The receiving role of a message; a rank may have several roles."""
 
     COORDINATOR = 1
     TRAINER = 2
@@ -53,7 +53,7 @@ class Start(NamedTuple):
 
 
 class Join(NamedTuple):
-    """Build a network that is in training elsewhere; then its group takes this rank in, or ``Stop`` comes."""
+    """Build a network that another group trains, then wait for ``Regroup`` or ``Stop``."""
 
     network: NetworkSpec
     group: int  # of this rank alone
@@ -61,20 +61,20 @@ class Join(NamedTuple):
 
 
 class Pause(NamedTuple):
-    """Finish the step and wait for what comes next; void when the epoch ends before, unless the run ends."""
+    """Finish the step, then wait; ignored if the epoch ends first, unless the run ends."""
 
     run_ends: bool  # whether the run does: then a network that is being judged will be judged when it goes on
 
 
 class Continue(NamedTuple):
-    """Finish the epoch; or, at its end, train another, on this stream epoch."""
+    """Finish the epoch or, at its end, train another on this stream epoch."""
 
     stream_epoch: int
     batch: int | None = None  # of the epoch that begins, as with ``Start``
 
 
 class Regroup(NamedTuple):
-    """Go on as with ``Continue``, in a group of these ranks; those that are not among them are free."""
+    """Continue in a group of these ranks; ranks that are not listed become free."""
 
     ranks: tuple[int, ...]
     stay_count: (
@@ -87,7 +87,7 @@ class Regroup(NamedTuple):
 
 
 class Stop(NamedTuple):
-    """Stop training this network, saved wherever it is: it is final, or its GPUs go to others."""
+    """Stop training this network: it is finished, or other networks get its GPUs."""
 
     final: bool
     saves: bool = True  # otherwise it gives up what it has trained since its last checkpoint
@@ -98,7 +98,7 @@ class Exit(NamedTuple):
 
 
 class LeaveLaunch(NamedTuple):
-    """The run goes on without this rank, which ends; for preprocessors, too, in a launch that outlives its ranks."""
+    """End this rank while the run continues (preprocessors only in a fault-tolerant launch)."""
 
 
 # ---- trainers to the coordinator ---------------------------------------------------------------
@@ -111,7 +111,7 @@ class Ready(NamedTuple):
 
 
 class Measured(NamedTuple):
-    """What was measured, or why there is no number."""
+    """The result of a rate measurement, or the reason why there is none."""
 
     network: str
     gpus: int
@@ -126,13 +126,13 @@ class Measured(NamedTuple):
 
 
 class Joined(NamedTuple):
-    """All ranks of a group have put their cursors on the stream: what they will read is held for them from now on."""
+    """All ranks of a group have set their cursors, so their part of the stream is kept."""
 
     network: str
 
 
 class Built(NamedTuple):
-    """A group has built its network, by its master; or a rank has that is to join a group, or it failed to.
+    """A group, or a rank that will join one, has built its network or failed to.
 
     Of a failure the group will hear when the rank joins it.
     """
@@ -145,7 +145,7 @@ class Built(NamedTuple):
 
 
 class Pace(NamedTuple):
-    """How far a group is: after its first step, and then about once a second."""
+    """The progress of a group: after its first step, then about once a second."""
 
     network: str
     samples: int
@@ -161,7 +161,7 @@ class Warned(NamedTuple):
 
 
 class FellBack(NamedTuple):
-    """The newest checkpoint of a network is damaged: it goes on from the one before, or starts over."""
+    """The newest checkpoint of a network is damaged, and an older one or none is used."""
 
     network: str
     damage: str
@@ -196,7 +196,7 @@ class Regrouped(NamedTuple):
 
 
 class Converged(NamedTuple):
-    """There is nothing left to train: the network had converged when an earlier launch was killed."""
+    """Report a network that had converged when an earlier launch was killed."""
 
     network: str
     reason: str
@@ -230,7 +230,7 @@ NO_LIMIT = 2**62
 
 
 class Produce(NamedTuple):
-    """How far the stream may be produced, and from where on groups may still join.
+    """How far the stream may be produced, and from which chunk groups may still join.
 
     ``limit``, ``hold`` and ``first`` are chunk numbers of the stream (see :mod:`fleet.stream.layout`); ``first``
     is the stream's first chunk, the same in every message of a run, and ``turns`` the ranks that produce in turn, from
@@ -245,13 +245,13 @@ class Produce(NamedTuple):
 
 
 class ReleaseReaders(NamedTuple):
-    """Trainers that read no more, though they live: they are given up, and what they would read is held for nobody."""
+    """Release what is held for trainers that are alive but no longer read."""
 
     ranks: tuple[int, ...]
 
 
 class Demand(NamedTuple):
-    """How far the readers of a node are, for the preprocessors of the others."""
+    """The position of a node's readers, sent to the preprocessors of other nodes."""
 
     node: int
     sequence: int
@@ -265,7 +265,7 @@ class Throughput(NamedTuple):
 
 
 class Prepared(NamedTuple):
-    """What a preprocessor has put into the stream of late, and how long it was busy with that."""
+    """The samples that a preprocessor has added lately, and the time it was busy."""
 
     rank: int
     samples: int

@@ -1,4 +1,4 @@
-"""Where a process becomes a rank: MPI starts when this module is imported."""
+"""The start of MPI, which happens when this module is imported."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fleet.comm.world import MPIWorld
 
 
 def start_mpi() -> MPIWorld:
-    """The launch that this process is a rank of, as its launcher has started it."""
+    """Return the world of this rank as its launcher has started it."""
     world = ulfm.ULFMWorld() if ulfm.is_enabled() else MPIWorld()
     atexit.register(
         world.finalize

@@ -1,4 +1,4 @@
-"""Sums of ranks that share a node, by memory that they share.
+"""Sums over ranks of one node in shared memory.
 
 Each rank adds up one share of the array, a reduce-scatter, and takes the others' from them, an allgather, as in
 R. Thakur, R. Rabenseifner and W. Gropp, "Optimization of Collective Communication Operations in MPICH" (2005). MPI does
@@ -26,7 +26,7 @@ _LINE = 64  # bytes of a cache line: no two ranks write into one
 
 
 class NodeSum:
-    """What the ranks of a group share to add up arrays.
+    """The shared memory in which the ranks of a group add up arrays.
 
     - ``turns[rank]``: how often this rank has come to a meeting of all; written by that rank alone.
     - ``stages[rank, share]``: what this rank brings to the share of another; and the sum of its own share. A share lies
@@ -75,12 +75,12 @@ class NodeSum:
 
 
 def forms(ranks: int) -> tuple[tuple[Any, ...], ...]:
-    """The arrays that so many ranks share, as :func:`fleet.comm.segment.map_arrays` takes them: turns and stages."""
+    """Return types and shapes of the shared arrays, as :func:`map_arrays` takes them."""
     return (np.int64, ranks, _LINE // 8), (np.uint8, ranks, ranks, _STAGE // ranks // _LINE * _LINE)
 
 
 def make_node_sum(group: Group) -> NodeSum | None:
-    """What the ranks of a group, all on one node, add up arrays with; None where memory is short; collective."""
+    """Map the memory for sums of a group on one node; None if it is short; collective."""
     name = f"fleet-{os.getuid()}-sum-{secrets.token_hex(8)}"
     mapping = _mapped(name, group.size, create=True) if group.is_master else None
     try:

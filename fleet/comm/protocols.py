@@ -1,4 +1,4 @@
-"""The seam between what ranks do and how they speak: protocols of the launch, of a group, and of a broadcast.
+"""Protocols of the launch, of a group and of a broadcast, independent of MPI.
 
 Everything that talks to other ranks is typed against these. :mod:`fleet.comm.world` and :mod:`fleet.comm.group` keep
 them by MPI, :mod:`fleet.comm.ulfm` by MPI in a launch that outlives its ranks; in tests all ranks are threads of one
@@ -19,14 +19,14 @@ T = TypeVar("T")
 
 
 class Broadcast(Protocol):
-    """Buffers under way to all ranks of a group; what is sent must not change before it is done."""
+    """A broadcast in progress; its buffers must not change before it is done."""
 
     def is_done(self) -> bool:
-        """Whether this rank's part is done; never waits."""
+        """Return True once this rank's part is done; never waits."""
 
 
 class Group(Protocol):
-    """Some ranks, and this rank among them: those that train one network together, or relay the stream.
+    """Some ranks including this one, which train one network or relay the stream.
 
     All methods but ``check``, ``rest`` and ``raising_group_failed`` are collective: every rank of the group calls them, in one
     order. While a rank waits for the others it does its duties (:attr:`World.background_tasks`). When a rank of the group has
@@ -44,25 +44,25 @@ class Group(Protocol):
 
     @property
     def is_master(self) -> bool:
-        """Whether this rank speaks for the group: its first."""
+        """True for the first rank, which speaks for the group."""
 
     def sum(self, buffer: np.ndarray) -> None:
-        """Replace an array of any shape, on every rank, by the sum of all ranks' arrays."""
+        """Replace an array of any shape, on every rank, by the sum over all ranks."""
 
     def barrier(self) -> None:
-        """Wait until all ranks of the group are here."""
+        """Wait until all ranks of the group have arrived."""
 
     def allgather(self, value: T) -> list[T]:
-        """Give every rank the values of all, in order of rank; small ones."""
+        """Return the small values of all ranks, in order of rank."""
 
     def broadcast_value(self, value: T | None) -> T:
-        """Give every rank the master's value, a small one; what others bring is dropped."""
+        """Return the master's small value on every rank; values of other ranks are ignored."""
 
     def broadcast(self, buffers: Sequence[np.ndarray]) -> None:
-        """Overwrite every rank's arrays by the master's, which are of the same shapes and types."""
+        """Overwrite every rank's arrays by the master's, which have equal shapes and types."""
 
     def start_broadcast(self, buffers: Sequence[np.ndarray], root: int) -> Broadcast:
-        """Begin to overwrite every rank's arrays by those of one rank of the group; returns at once.
+        """Start to overwrite all ranks' arrays by those of one rank; returns at once.
 
         Args:
             buffers: each is one contiguous piece of memory.
@@ -70,16 +70,16 @@ class Group(Protocol):
         """
 
     def check(self) -> None:
-        """Raise GroupFailed when a rank of the group has died; for one that waits for something else than the group."""
+        """Raise GroupFailed if a rank of the group has died; for waits outside the group."""
 
     def raising_group_failed(self) -> AbstractContextManager[None]:
-        """Around collectives that are begun by hand: whatever MPI raises when a rank has died becomes GroupFailed."""
+        """Turn MPI errors caused by a death into GroupFailed."""
 
     def sleep(self, seconds: float) -> None:
-        """Let time pass on this rank; see :meth:`World.sleep`."""
+        """Sleep on this rank; see :meth:`World.sleep`."""
 
     def free(self) -> None:
-        """Give back what the group holds; nobody uses it any more."""
+        """Free the resources of the group, which must not be used afterwards."""
 
 
 class World(Protocol):
@@ -114,7 +114,7 @@ class World(Protocol):
         """
 
     def receive(self, tag: Tag) -> Message | None:
-        """The next message under a tag, if one has come; never waits."""
+        """Return the next message of a tag, or None; never waits."""
 
     def wait_for_message(self, tag: Tag) -> Message:
         """Wait for the next message under a tag."""
@@ -132,16 +132,16 @@ class World(Protocol):
         """
 
     def run_background_tasks(self) -> bool:
-        """Do each of this rank's duties once, for a rank that works long without waiting; says whether any did work."""
+        """Run each background task once; returns whether any did work."""
 
     def sleep(self, seconds: float) -> None:
-        """Let time pass, doing this rank's duties meanwhile; a rank that has none sleeps in one piece."""
+        """Sleep while running this rank's background tasks."""
 
     # ---- which ranks are alive ----
 
     @property
     def dead_ranks(self) -> frozenset[int]:
-        """The ranks that are known to have died, as of the last time that this rank waited or sent something.
+        """The ranks known to be dead when this rank last waited or sent a message.
 
         A rank may be struck in a group before it knows who has died: another one knew it first.
         """
@@ -156,22 +156,22 @@ class World(Protocol):
     # ---- all ranks together ----
 
     def node_of(self) -> tuple[int, ...]:
-        """The node of each rank, numbered from 0 in order of first appearance; collective, for the start of a run."""
+        """Return the node of each rank, numbered by first appearance; collective."""
 
     def broadcast_value(self, value: T | None, root: int = 0) -> T:
-        """Give all ranks the root's value; collective, for the start of a run only."""
+        """Return the root's value on all ranks; collective, only at the start of a run."""
 
     def allgather(self, value: T) -> list[T]:
-        """Give all ranks everybody's value, in order of rank; collective, for the start of a run only."""
+        """Return the values of all ranks, in order; collective, only at the start of a run."""
 
     def finish(self) -> None:
-        """Leave together with all other ranks that are left; collective, the last thing that a rank does."""
+        """Leave together with all living ranks; collective, the last call of a rank."""
 
     def end_all_ranks(self, status: int) -> NoReturn:
-        """End all ranks at once, also those that do not listen."""
+        """End all ranks at once, even those that do not respond."""
 
     def end_rank(self) -> NoReturn:
-        """End this rank alone; the others hear of it as of a death.
+        """End this rank alone; to the others it is dead.
 
         Raises:
             InfrastructureError: the launch does not outlive its ranks.
@@ -180,7 +180,7 @@ class World(Protocol):
     # ---- some of them ----
 
     def group(self, ranks: Sequence[int], number: int) -> Group:
-        """A group of some ranks, in this order; collective over them only.
+        """Make a group of ranks in this order; collective over these ranks only.
 
         Args:
             number: of this group, which no other of the run has.
@@ -190,11 +190,11 @@ class World(Protocol):
         """
 
     def library_name(self) -> str:
-        """What carries messages, in a line for logs."""
+        """Describe the message library in one line for logs."""
 
 
 def tree(rank: int, size: int, root: int) -> tuple[int | None, list[int]]:
-    """From which rank one gets what is broadcast, None for the root, and to which it passes that on.
+    """Return the parent (None for the root) and the children of a rank in a broadcast tree.
 
     >>> [tree(rank, size=6, root=1) for rank in range(6)]
     [(3, []), (None, [2, 3]), (1, [4, 5]), (1, [0]), (2, []), (2, [])]

@@ -1,4 +1,4 @@
-"""Who does what: ranks become preprocessors and trainers (pure).
+"""Roles of ranks: preprocessors and trainers (pure).
 
 Rank 0 also coordinates. With one rank it trains as well, and every trainer then
 prepares its own samples; with more, each node gives its first ranks to
@@ -43,19 +43,19 @@ class Roles:
 
     @property
     def nodes(self) -> int:
-        """How many nodes there are."""
+        """Number of nodes."""
         return max(self.node_of) + 1
 
     @property
     def unit(self) -> str:
-        """What networks are trained on, in a word: without GPUs and without sharing, a rank for each."""
+        """Name of the resource that a network trains on: GPU, core or trainer."""
         if self.device == "GPU" or self.slots > 1:
             return self.device
         return "trainer"
 
     @property
     def idle_slots(self) -> int:
-        """How many slots are expected to train no more on what they share than one: a step leaves nothing of a core."""
+        """Number of slots that gain nothing, because one training step saturates a core."""
         if self.device == "core":
             return self.slots
         return 1
@@ -87,20 +87,20 @@ class Roles:
 
     @property
     def physical_gpus_per_node(self) -> int:
-        """GPUs of a node, of which each has so many slots."""
+        """Number of physical GPUs per node, each of which has ``slots`` slots."""
         return self.gpus_per_node // self.slots
 
     def local_index(self, rank: int) -> int:
-        """The place of a trainer among those of its node."""
+        """Return the index of a trainer among those of its node."""
         return self.device_of[rank] % self.gpus_per_node
 
     @property
     def shared(self) -> bool:
-        """Whether samples come from preprocessors; otherwise each trainer prepares its own."""
+        """True if preprocessors prepare the samples, False if each trainer prepares its own."""
         return bool(self.preprocessors)
 
     def leader(self, node: int) -> int:
-        """The rank that speaks for a node: its first preprocessor; where there is none, its first rank."""
+        """Return the rank that speaks for a node: its first preprocessor or else first rank."""
         return next(
             (rank for rank in self.preprocessors if self.node_of[rank] == node),
             self.node_of.index(node),
@@ -114,7 +114,7 @@ def assign_roles(
     own_preprocessing: bool = False,
     cores: int | None = None,
 ) -> Roles:
-    """Split the ranks as a spec asks for.
+    """Assign roles to the ranks as a spec requests.
 
     Args:
         node_of: the node of each rank, numbered from 0 in order of first appearance.
@@ -147,7 +147,7 @@ def assign_roles(
 
 
 def describe_missing_slots(spec: Spec, roles: Roles) -> str:
-    """What to say where too few ranks were started for the slots that a spec asks for; nothing where they are enough.
+    """Say how many ranks are missing for the requested slots; empty if there are enough.
 
     A number asks for as many, auto for two: they show whether more would pay. More than there are networks would stay
     empty.
@@ -175,7 +175,7 @@ def assign(
     cores: int | None = None,
     device: str = "GPU",
 ) -> Roles:
-    """Split the ranks.
+    """Divide the ranks into preprocessors and trainers.
 
     Args:
         node_of: the node of each rank, numbered from 0 in order of first appearance.
@@ -274,7 +274,7 @@ def assign(
 
 
 def _count_physical(trainers: int, gpus: int | None, slots: int | None, cores: int | None) -> int:
-    """How many GPUs of a node its trainers share, or what takes their place: cores, and else a rank for each.
+    """Count the GPUs, or the cores in place of GPUs, that a node's trainers share.
 
     Args:
         trainers: of the node that has most.

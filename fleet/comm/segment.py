@@ -1,4 +1,4 @@
-"""Memory that the ranks of one node share: a file in /dev/shm, mapped by all of them.
+"""Shared memory of the ranks of one node: a file in /dev/shm that all of them map.
 
 The file is unlinked as soon as all ranks of the node have mapped it. So nothing is left behind however the run
 ends, while the memory lives as long as any rank does: it survives a dead one.
@@ -27,7 +27,7 @@ _FOLDER = Path("/dev/shm")
 
 
 def fence() -> None:
-    """Order memory accesses: what came before is seen before what comes after.
+    """Order memory accesses: earlier ones become visible before later ones.
 
     Python has no memory barrier of its own. To give a lock back orders what came before, and to take it what comes
     after: so it is given back and then taken. That is a whole barrier on x86, and on ARM, where plain stores may be
@@ -79,7 +79,7 @@ class Segment:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """While no other rank of the node is in here; a rank that dies leaves."""
+        """Hold the segment's lock; a rank that dies releases it."""
         fcntl.flock(self._descriptor, fcntl.LOCK_EX)
         try:
             yield
@@ -87,23 +87,23 @@ class Segment:
             fcntl.flock(self._descriptor, fcntl.LOCK_UN)
 
     def unlink(self) -> None:
-        """Take the name away; the memory lives on while it is mapped."""
+        """Remove the name; the memory lives while it is mapped."""
         self._path.unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Close the file, which is not locked again; the memory lives as long as what lies in it."""
+        """Close the file, after which it cannot be locked; mapped memory stays valid."""
         os.close(self._descriptor)
 
 
 def aligned(count: int) -> int:
-    """So many bytes, rounded up to whole pages."""
+    """Round a number of bytes up to whole pages."""
     return -(-count // _PAGE) * _PAGE
 
 
 def map_arrays(
     name: str, create: bool, *forms: tuple[Any, ...]
 ) -> tuple[Segment, list[np.ndarray]]:
-    """Arrays of zeros that the ranks of a node share, each from a page on.
+    """Map zeroed arrays that the ranks of a node share, each aligned to a page.
 
     Args:
         name, create: as of a :class:`Segment`.

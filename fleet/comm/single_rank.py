@@ -1,4 +1,4 @@
-"""A group of one rank without MPI, for trying out a network outside of any launch."""
+"""A group of one rank without MPI, for trying a network outside of a launch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class SingleRankGroup:
-    """:class:`fleet.comm.protocols.Group` of this process alone: there is nobody to wait for."""
+    """A :class:`fleet.comm.protocols.Group` of this process alone."""
 
     rank = 0
     size = 1
@@ -21,10 +21,10 @@ class SingleRankGroup:
     is_master = True
 
     def sum(self, buffer: np.ndarray) -> None:
-        """One array is the sum of itself."""
+        """Do nothing: one array is its own sum."""
 
     def barrier(self) -> None:
-        """All are here."""
+        """Return at once."""
 
     def allgather(self, value: T) -> list[T]:  # noqa: D102 - Group says it
         return [value]
@@ -34,17 +34,17 @@ class SingleRankGroup:
         return value
 
     def broadcast(self, buffers: Sequence[np.ndarray]) -> None:
-        """Nobody else has any."""
+        """Do nothing: there is no other rank."""
 
     def start_broadcast(self, buffers: Sequence[np.ndarray], root: int) -> SingleRankGroup:  # noqa: D102
         return self
 
     def is_done(self) -> bool:
-        """Whether a broadcast is: at once."""
+        """Return True."""
         return True
 
     def check(self) -> None:
-        """Nobody else can die."""
+        """Do nothing: there is no other rank that could die."""
 
     def raising_group_failed(self) -> contextlib.nullcontext[None]:  # noqa: D102
         return contextlib.nullcontext()
@@ -53,4 +53,4 @@ class SingleRankGroup:
         time.sleep(max(0.0, seconds))
 
     def free(self) -> None:
-        """Nothing is held."""
+        """Do nothing: there is nothing to free."""

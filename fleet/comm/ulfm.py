@@ -1,4 +1,4 @@
-"""A launch that outlives its ranks: ``mpirun --with-ft ulfm`` (User-Level Failure Mitigation).
+"""A fault-tolerant launch: ``mpirun --with-ft ulfm`` (User-Level Failure Mitigation).
 
 Each rank knows within milliseconds which others have died (:attr:`ULFMWorld.dead_ranks`), and the collectives of a group
 with a dead rank end in :class:`fleet.errors.GroupFailed` on all others. What Open MPI 5.0.11 does and does not do
@@ -39,12 +39,12 @@ _ABANDONED: list[MPI.Request | np.ndarray] = []
 
 
 def is_enabled() -> bool:
-    """Whether this process was started by ``mpirun --with-ft ulfm``."""
+    """Return True if this process was started by ``mpirun --with-ft ulfm``."""
     return os.environ.get(_FT_ENABLED, "0").lower() in ("1", "true")
 
 
 class ULFMWorld(MPIWorld):
-    """A launch in which each rank decides by itself what a death means for it."""
+    """A launch in which each rank decides how it reacts to a death."""
 
     is_fault_tolerant = True
 
@@ -65,7 +65,7 @@ class ULFMWorld(MPIWorld):
             raise CoordinatorDied("rank 0, which coordinates, has died")
 
     def _update_dead_ranks(self) -> int | None:
-        """Find out which ranks have died; returns the status with which all are to end, if they are to."""
+        """Update the dead ranks; returns the status to end with if all ranks are to end."""
         status: int | None = self._receive(
             _FAILED_TAG
         )  # without a call of this kind MPI hears of no death
@@ -139,7 +139,7 @@ class ULFMWorld(MPIWorld):
 
     @contextmanager
     def blocking(self, ranks: Sequence[int]) -> Iterator[None]:
-        """Around calls that block inside MPI until all of some ranks have come, however long that is.
+        """Guard calls that block inside MPI until all of some ranks have arrived.
 
         When one of them dies meanwhile, nothing takes the others out of there again. Such a rank ends itself
         after some seconds, and is lost as well; the rest of the launch goes on.
@@ -166,7 +166,7 @@ class ULFMWorld(MPIWorld):
     # ---- how this process ends ----
 
     def finish(self) -> None:
-        """A barrier in which nobody waits for the dead; rank 0, whom all would miss, is the last to leave it."""
+        """Wait for all living ranks; rank 0 is the last to leave."""
         self.wait(self._all_delivered)
         if self.rank:
             self._send(0, _DONE_TAG, self.rank)
@@ -191,13 +191,13 @@ class ULFMWorld(MPIWorld):
         self.wait(all_heard)
 
     def exit(self, status: int) -> NoReturn:
-        """End with a status after :meth:`finish`, without MPI_Finalize: it would wait for ranks that have died."""
+        """Exit after :meth:`finish` without MPI_Finalize, which would wait for dead ranks."""
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)
 
     def abort(self, error: BaseException, status: int = 1) -> NoReturn:
-        """End all ranks at once, after one report that says who, where and why."""
+        """End all ranks at once, after one report of rank, host and cause."""
         is_known_to_all = isinstance(error, CoordinatorDied)
         if not is_known_to_all or self.rank == self._first_alive:
             self._report(error)
@@ -212,7 +212,7 @@ class ULFMWorld(MPIWorld):
         self._end(status, is_known_to_all=False)
 
     def end_rank(self) -> NoReturn:
-        """End this rank alone, once what it has said is heard; it kills itself, for the same reason."""
+        """End this rank alone by SIGKILL, once its messages are delivered."""
         deadline = time.monotonic() + _PATIENCE_S
         self.wait(lambda: self._all_delivered() or time.monotonic() > deadline or None)
         sys.stdout.flush()
@@ -222,11 +222,11 @@ class ULFMWorld(MPIWorld):
 
     @property
     def _first_alive(self) -> int:
-        """Rank 0, or the first one that is left when it has died."""
+        """Rank 0, or the first living rank if it has died."""
         return min(set(range(self.size)) - self.dead_ranks)
 
     def _end(self, status: int, is_known_to_all: bool) -> NoReturn:
-        """See :meth:`end`.
+        """End all ranks; see :meth:`end_all_ranks`.
 
         Args:
             all_know: whether the heir knows by itself that all are to end.
@@ -252,7 +252,7 @@ class ULFMWorld(MPIWorld):
 
 
 class ULFMGroup(MPIGroup):
-    """A group whose ranks may die: then each of the others raises GroupFailed in whatever it does with the group."""
+    """A group whose ranks may die; any use of it then raises GroupFailed on the others."""
 
     def __init__(
         self, world: ULFMWorld, comm: MPI.Intracomm, ranks: Sequence[int], shares_node: bool
@@ -265,7 +265,7 @@ class ULFMGroup(MPIGroup):
 
     @contextmanager
     def raising_group_failed(self) -> Iterator[None]:
-        """Make one error of all that MPI raises when a rank has died, and let no other rank wait for this one."""
+        """Turn MPI errors caused by a death into GroupFailed, and revoke the communicator."""
         try:
             yield
         except (MPI.Exception, GroupFailed) as error:
@@ -275,7 +275,7 @@ class ULFMGroup(MPIGroup):
             raise GroupFailed(f"of the ranks {self.ranks} of this group one has died") from error
 
     def blocking(self) -> AbstractContextManager[None]:
-        """See :meth:`ULFMWorld.blocking`."""
+        """Guard calls that block inside MPI; see :meth:`ULFMWorld.blocking`."""
         return self._launch.blocking(self.ranks)
 
     def sum(self, buffer: np.ndarray) -> None:  # noqa: D102

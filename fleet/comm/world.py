@@ -1,4 +1,4 @@
-"""All ranks of a launch: :class:`fleet.comm.protocols.World` by MPI.
+"""All ranks of a launch: :class:`fleet.comm.protocols.World` over MPI.
 
 A rank that waits polls and sleeps up to a millisecond, longer where many ranks share a core: one that blocks
 inside an MPI call burns a core, which on a laptop is half of the machine.
@@ -40,17 +40,17 @@ class Backoff:
         self._longest = longest
 
     def reset(self) -> None:
-        """Something happened: be quick again."""
+        """Start again with short sleeps."""
         self._pause = SHORTEST_S
 
     def sleep(self) -> None:
-        """Wait a little, the next time a little longer."""
+        """Sleep; the next sleep is longer."""
         time.sleep(self._pause)
         self._pause = min(2 * self._pause, self._longest)
 
 
 class MPIWorld:
-    """A launch in which nobody outlives another: mpirun ends all ranks with the first that dies.
+    """A launch that is not fault-tolerant: `mpirun` ends all ranks if one dies.
 
     Args:
         comm: of the ranks; all that were launched, unless a test gives some.
@@ -100,7 +100,7 @@ class MPIWorld:
         return matched.recv()
 
     def _is_delivered(self, request: MPI.Request) -> bool:
-        """Whether a message has been taken, or never will be."""
+        """Return True if a message was received or never will be."""
         return request.Test()
 
     def _all_delivered(self) -> bool | None:
@@ -143,12 +143,12 @@ class MPIWorld:
     # ---- which ranks are alive ----
 
     def check_for_deaths(self) -> None:
-        """Nothing to find out: this rank would have been ended as well."""
+        """Do nothing: this rank would have been ended together with the dead one."""
 
     # ---- all ranks together ----
 
     def node_of(self) -> tuple[int, ...]:
-        """The node of each rank, numbered from 0 in order of first appearance; collective, for the start of a run.
+        """Return the node of each rank, numbered by first appearance; collective.
 
         ``FLEET_RANKS_PER_NODE=2`` pretends that every two ranks are a node of their own: the paths
         between nodes can then be tried on one machine.
@@ -180,7 +180,7 @@ class MPIWorld:
         return self.comm.allgather(value)
 
     def _barrier(self) -> None:
-        """Wait until all ranks are here: then nobody burns a core in the collective that follows."""
+        """Wait for all ranks, so that none of them busy-waits in the next collective."""
         barrier = self.comm.Ibarrier()
         self.wait(lambda: barrier.Test() or None)
 
@@ -198,11 +198,11 @@ class MPIWorld:
         return MPIGroup(self, comm, ranks, self._share_node(ranks))
 
     def _share_node(self, ranks: Sequence[int]) -> bool:
-        """Whether some ranks are known to be on one node: all have asked where they are."""
+        """Return True if all of some ranks are known to be on one node."""
         return bool(self._node_of) and len({self._node_of[rank] for rank in ranks}) == 1
 
     def library_name(self) -> str:
-        """The MPI library and its thread level; Horovod's background thread wants `multiple`."""
+        """Return the MPI library and thread level; Horovod needs `multiple`."""
         levels = {
             MPI.THREAD_SINGLE: "single",
             MPI.THREAD_FUNNELED: "funneled",
@@ -215,7 +215,7 @@ class MPIWorld:
     # ---- how this process ends ----
 
     def exit(self, status: int) -> int:
-        """End with a status after :meth:`finish`; returns what Python is to exit with.
+        """Prepare to exit after :meth:`finish`; returns the exit status for Python.
 
         Only rank 0 gives the status to Open MPI's mpirun, and on one node it goes last: mpirun takes a rank that ends
         with another status than 0 for an abort, and says so in a box, unless it is the last that is left. On several
@@ -230,7 +230,7 @@ class MPIWorld:
         return status
 
     def finalize(self) -> None:
-        """The end of this process, when Python has cleaned up all that was started after MPI: see :meth:`leave`."""
+        """Finalize MPI after Python's own cleanup; see :meth:`exit`."""
         if not self._exits_last:
             return
         MPI.Finalize()  # a barrier: all others are about to end now, and have only to be seen to do so
@@ -244,7 +244,7 @@ class MPIWorld:
             time.sleep(LONGEST_S)
 
     def abort(self, error: BaseException, status: int = 1) -> NoReturn:
-        """End all ranks at once, after one report that says who, where and why."""
+        """End all ranks at once, after one report of rank, host and cause."""
         self._report(error)
         self.end_all_ranks(status)
 
@@ -254,7 +254,7 @@ class MPIWorld:
         self.comm.Abort(status)
 
     def end_rank(self) -> NoReturn:
-        """See :meth:`fleet.comm.protocols.World.end_rank`: here nobody can leave before the others."""
+        """Refuse: here no rank can end before the others."""
         raise InfrastructureError(f"rank {self.rank} cannot end before the others do")
 
     def _report(self, error: BaseException) -> None:

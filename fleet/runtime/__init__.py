@@ -1,1 +1,1 @@
-"""The roles of a launch and what decides for them; imports stream, engines, monitor and all below them."""
+"""The roles of a launch; imports stream, engines, monitor and all below them."""

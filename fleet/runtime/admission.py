@@ -1,4 +1,4 @@
-"""Networks that come while a launch goes on: looked at as those of a spec are before it begins."""
+"""Networks added while a launch runs, validated as those of a spec are."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Admission:
             self._table = launch.engine_rates
 
     def request(self, add: AddNetwork) -> None:
-        """A search has asked for a network."""
+        """Queue a trial that a search proposed."""
         self._waiting[add.network] = (
             add,
             0 if add.parent is None else len(self._results.network_status(add.parent).history),
@@ -140,7 +140,7 @@ class Admission:
         )
 
     def parse_entry(self, entry: Any) -> tuple[dict[str, Any], int, tuple[NetworkSpec, ...]]:
-        """The networks of an entry that somebody adds; they have not come yet.
+        """Parse the networks of a new entry without adding them.
 
         Args:
             entry: a mapping with the keys of an entry of ``models``.
@@ -196,7 +196,7 @@ class Admission:
         )
 
     def _check(self, network: NetworkSpec) -> NetworkSpec:
-        """A network with what the data decides of it.
+        """Return a network completed from the data.
 
         Raises:
             UserError: it cannot be trained here.
@@ -245,7 +245,7 @@ class Admission:
         return alone.networks[0]
 
     def _compare(self, networks: Sequence[NetworkSpec]) -> None:
-        """See that networks are judged by what those of the spec are.
+        """Check that networks have the selection criteria of the spec.
 
         Raises:
             SpecError: they are not.
@@ -268,7 +268,7 @@ class Admission:
         self._comparable += networks
 
     def _rates_of(self, network: NetworkSpec) -> Network | None:
-        """What policies are told of a network, where a file says it.
+        """Return the rates of a network from a file, if there is one.
 
         Raises:
             UserError: it says too little.

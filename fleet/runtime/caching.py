@@ -1,4 +1,4 @@
-"""What becomes of decoded samples: what ``data.cache: auto`` means for some data on some ranks (pure)."""
+"""The choice of ``data.cache: auto`` for given data and ranks (pure)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _IN_ALL = 0.5
 
 @dataclass(frozen=True)
 class HostResources:
-    """What a launch has to prepare and to keep samples with.
+    """The resources of a launch for preparing and storing samples.
 
     Attributes:
         preprocessors: ranks that prepare samples for all; 0 where each trainer prepares its own.
@@ -50,7 +50,7 @@ class HostResources:
 def choose_cache(
     spec: Spec, opened: Inputs, resources: HostResources, earlier: CacheChosen | None = None
 ) -> CacheChosen:
-    """Say what becomes of decoded samples.
+    """Choose how decoded samples are cached.
 
     Args:
         means: of the launch.
@@ -110,13 +110,13 @@ def choose_cache(
 
 
 def memory_bytes(opened: Inputs, resources: HostResources) -> int:
-    """Bytes of all training samples as they would be kept on each node; 0 where they cannot be."""
+    """Return the bytes of all stored training samples per node; 0 if they cannot be stored."""
     copies = 1 if resources.preprocessors else resources.trainers
     return copies * len(opened.data.train) * _kept_row(opened, "train")
 
 
 def file_bytes(opened: Inputs) -> int:
-    """Bytes of the samples of all parts as they would be kept in a file; 0 where they cannot be."""
+    """Return the bytes of a file with the samples of all splits; 0 if there can be none."""
     rows = {
         name: (len(source), _kept_row(opened, name))
         for name, source in opened.data.splits().items()
@@ -148,7 +148,7 @@ def _describe_decoding(opened: Inputs) -> str:
 def _impossible_in_memory(
     spec: Spec, opened: Inputs, resources: HostResources, share: float
 ) -> str:
-    """Why samples cannot stay in memory; nothing if they can.
+    """Return why samples cannot stay in memory; empty if they can.
 
     Args:
         share: of the window, and of the memory that is free, that they may take.
@@ -170,7 +170,7 @@ def _impossible_in_memory(
 
 
 def validation_bytes(opened: Inputs) -> int:
-    """Bytes of the samples for validation, which stay in memory anyway."""
+    """Return the bytes of the validation samples, which always stay in memory."""
     if opened.data.validation is None:
         return 0
     sample: SampleSpec = opened.samples["validation"]
@@ -178,7 +178,7 @@ def validation_bytes(opened: Inputs) -> int:
 
 
 def count_shared_epochs(spec: Spec, opened: Inputs, used_bytes: int, shared_free: float) -> int:
-    """How many epochs of finished samples a node has room for, of those that networks train at most.
+    """Return how many augmented epochs fit into a node's memory, at most those needed.
 
     Args:
         taken: bytes that other samples take there.
@@ -197,7 +197,7 @@ def count_shared_epochs(spec: Spec, opened: Inputs, used_bytes: int, shared_free
 
 
 def _costly_in_memory(spec: Spec, opened: Inputs, resources: HostResources) -> str:
-    """Why samples should be prepared for all networks at once, random transforms included: these are slow.
+    """Return why all networks should share slow random transforms; empty if they need not.
 
     A network supplies itself then, with one rank. Of preprocessors there may be many; and where ranks share cores, what
     networks do each for itself is done instead of training. What a node has room to keep, one does for all.
@@ -222,7 +222,7 @@ def _costly_in_memory(spec: Spec, opened: Inputs, resources: HostResources) -> s
 
 
 def _impossible_in_file(spec: Spec, opened: Inputs, resources: HostResources) -> str:
-    """Why samples cannot be decoded into a file; nothing if they can."""
+    """Return why samples cannot be decoded into a file; empty if they can."""
     if opened.pipelines and (spec.policy.own_samples or not have_same_target(opened.pipelines)):
         return "networks are fed with different samples"
     if opened.probes["train"].is_raw:
@@ -246,7 +246,7 @@ def _impossible_in_file(spec: Spec, opened: Inputs, resources: HostResources) ->
 
 
 def _checkpoint_bytes(spec: Spec, sample: SampleSpec) -> int | None:
-    """Bytes that the checkpoints of the run may take; None where that cannot be known without building networks."""
+    """Return the bytes of all checkpoints; None if networks must be built to know them."""
     if not spec.engine.learns:
         return 0
     total = 0
@@ -259,7 +259,7 @@ def _checkpoint_bytes(spec: Spec, sample: SampleSpec) -> int | None:
 
 
 def _costly_in_file(spec: Spec, opened: Inputs, resources: HostResources) -> str:
-    """Why decoding once would not pay: it is done by one rank before training, and reading takes time as well."""
+    """Return why decoding once would not pay off; empty if it would."""
     look = opened.probes["train"]
     counts = [len(source) for source in opened.data.splits().values()]
     hands = resources.preprocessors or resources.trainers

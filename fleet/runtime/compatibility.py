@@ -1,5 +1,4 @@
-"""Networks, or data, that are not what they were when networks were saved: refused, unless it is said what is to become
-of them."""
+"""Detection of changed networks and data since checkpoints were saved."""
 
 from __future__ import annotations
 
@@ -38,7 +37,7 @@ _MOST_FILES = 20_000  # of which a report sees whether they are newer
 
 
 def check_fresh(spec: Spec, fresh_networks: Sequence[str]) -> None:
-    """Refuse to start over what is no network of a spec.
+    """Refuse to start over networks that the spec lacks.
 
     Raises:
         UserError: one of the names is none.
@@ -52,7 +51,7 @@ def check_fresh(spec: Spec, fresh_networks: Sequence[str]) -> None:
 
 @dataclass(frozen=True)
 class _Saved:
-    """The checkpoint that was found of a network, if there is one, and what has changed about the network since."""
+    """A network's checkpoint, if any, and what has changed since."""
 
     network: NetworkSpec
     lookup: CheckpointLookup
@@ -66,7 +65,7 @@ class _Saved:
 
 
 def read_codes(spec: Spec, spec_folder: Path) -> dict[str, Code]:
-    """What is built -> the files of its ``build:`` function; none for families and ``keras.applications``."""
+    """Return the files of each ``build:`` function by its import path."""
     targets = {network.architecture.target for network in spec.networks}
     targets |= {entry.target for entry in spec.searches.values()}
     return {target: hash_sources(target, spec_folder) for target in targets}
@@ -75,7 +74,7 @@ def read_codes(spec: Spec, spec_folder: Path) -> dict[str, Code]:
 def read_known_fingerprint(
     paths: RunPaths, fresh_networks: Sequence[str] = ()
 ) -> Fingerprint | None:
-    """What the data of a run was known by when networks were trained on it.
+    """Read the fingerprint of the data on which a run was trained.
 
     Args:
         fresh_networks: of them nothing counts any more.
@@ -90,7 +89,7 @@ def read_known_fingerprint(
 
 
 def describe_data_changes(spec: Spec, before: Fingerprint, now: Fingerprint) -> list[str]:
-    """What of the data has changed, in words, with the path at which each part lies; nothing if it is as it was."""
+    """Describe changes of the data, with the path of each split; empty if there are none."""
     split_paths = {"validation": spec.data.validation, "test": spec.data.test}
     changes = []
     for part, words in compare_fingerprints(before, now).items():
@@ -105,7 +104,7 @@ def describe_data_changes(spec: Spec, before: Fingerprint, now: Fingerprint) -> 
 
 
 def find_data_changes(paths: RunPaths) -> list[str]:
-    """What of a run's data is not what its networks were trained on, in words, as far as that is cheap to see.
+    """Describe changes of a run's data as far as they are cheap to detect.
 
     The data is not looked at where no file of it was touched since it was noted, where it is not there, and where code
     of the user's own reads it.
@@ -125,7 +124,7 @@ def find_data_changes(paths: RunPaths) -> list[str]:
 
 
 def _is_newer(path: Path, moment_s: float) -> bool:
-    """Whether a file, or something in a folder, was touched later; of a large folder some are looked at."""
+    """Return True if a file, or something in a folder, was changed later."""
     paths = itertools.chain([path], path.rglob("*") if path.is_dir() else ())
     return any(entry.stat().st_ctime > moment_s for entry in itertools.islice(paths, _MOST_FILES))
 
@@ -133,7 +132,7 @@ def _is_newer(path: Path, moment_s: float) -> bool:
 def check_data_unchanged(
     paths: RunPaths, before: Fingerprint | None, again: Fingerprint | None, now: Fingerprint
 ) -> None:
-    """Refuse data that was divided by what was known of it, if another launch has found it different since.
+    """Refuse data that another launch has found changed in the meantime.
 
     Args:
         before, again: what the data was known by before it was opened, and when this launch had entered the folder.
@@ -157,7 +156,7 @@ def save_fingerprint(
     rows: np.ndarray,
     fence: Fence | None,
 ) -> None:
-    """Keep what the data is known by, and how it is divided, where that is not what is kept already.
+    """Save the data's fingerprint and division if they differ from the saved ones.
 
     Args:
         folds: of the training samples.
@@ -187,7 +186,7 @@ def _fingerprint_key(fingerprint: Fingerprint) -> tuple[str, bytes, str, bytes, 
 
 
 def delete_stale_data(paths: RunPaths, now: Fingerprint) -> None:
-    """Delete what was made of other data than this: decoded samples, and what networks gave for samples."""
+    """Delete decoded samples and predictions made from other data."""
     saved = read_fingerprint(paths.data)
     if saved is not None and (saved.test_path != now.test_path or compare_fingerprints(saved, now)):
         for path in (paths.decoded, *paths.all_predictions()):
@@ -203,7 +202,7 @@ def check_saved_networks(
     fence: Fence | None,
     data: Sequence[str],
 ) -> tuple[tuple[Event, ...], dict[str, CheckpointLookup]]:
-    """See to it that all checkpoints of a run are of the networks that the spec names now.
+    """Check that all checkpoints of a run belong to the networks of the spec.
 
     Args:
         codes: as :func:`read_codes` has them.
@@ -339,7 +338,7 @@ def _amend(
     code: Code,
     fence: Fence | None,
 ) -> None:
-    """Have all checkpoints of a network say what it is now, and what of that was accepted."""
+    """Write accepted changes into all checkpoints of a network."""
     new_identity = training_identity(checkpoint.network, spec, sample)
     key = checkpoint.network.architecture.key
 

@@ -1,4 +1,4 @@
-"""One of several launches that work on one run's networks at a time: which it holds, and what it hears of them.
+"""One of several launches that share a run: its leases, and the progress of others.
 
 What is wanted is decided by :class:`fleet.control.lease_requests.LeaseRequests`, and taken by
 :class:`fleet.storage.network_leases.NetworkLeases` in a thread of its own. Here the two meet, between two steps of the
@@ -29,7 +29,7 @@ _SHARE = 200
 
 
 class ConcurrentLaunches:
-    """The networks that this launch holds, and what the logs of other launches tell of the others.
+    """The networks that this launch holds, and the logs of other launches.
 
     Args:
         results: of the run; how far a network is of which others tell is looked up when it is taken.
@@ -100,7 +100,7 @@ class ConcurrentLaunches:
         return inputs
 
     def read_other_logs(self) -> None:
-        """Take from the logs of other launches how far the networks are that are not held here."""
+        """Read the progress of networks held elsewhere from the other logs."""
         with suppress(OSError):  # a file server that does not answer; the next time
             for name, standing in self._find_changes(self._tail.poll()):
                 if name in self._claims.leased or name not in self._results.networks:
@@ -114,7 +114,7 @@ class ConcurrentLaunches:
                 self._results.update_from_launch(name, standing)
 
     def _find_changes(self, events: list[DatedEvent]) -> list[tuple[str, NetworkStatus]]:
-        """The networks of which some events say something new, and how far they are by them."""
+        """Return the networks that events have changed, with their new status."""
         names = {
             name
             for _, event, *_ in events
@@ -136,13 +136,13 @@ class ConcurrentLaunches:
         ]
 
     def with_fence(self, message: Message) -> Message:
-        """The message, with the right to write what belongs to the network that it is about."""
+        """Return a message with the fence of its network."""
         if isinstance(message, Start | Join):
             return message._replace(fence=self.leases.lease_of(message.network.name).fence)
         return message
 
     def refresh(self) -> None:
-        """Look up how far other launches have brought the networks that are not held here."""
+        """Refresh the status of networks that are not held here."""
         for network in self._results.spec.networks:
             if network.name not in self._claims.leased:
                 self._results.update_from_launch(

@@ -50,7 +50,7 @@ _TURN_S = 0.01  # for messages, before rank 0 does something else
 
 @dataclass(frozen=True)
 class SearchParts:
-    """What asks for networks, prunes them, and looks at those that come.
+    """The search controller, searchers and admission of a launch.
 
     Attributes:
         mind: that has heard nothing yet.
@@ -71,7 +71,7 @@ class SearchParts:
 
 @dataclass(frozen=True)
 class Files:
-    """What a launch writes.
+    """The files that a launch writes.
 
     Attributes:
         results: of the networks, by the state of the run, which takes in the events of this launch.
@@ -90,7 +90,7 @@ class Files:
 
 @dataclass(frozen=True)
 class StartupEvents:
-    """What the log is told first of what was before.
+    """Events about earlier launches and the start-up, logged first.
 
     Attributes:
         unlogged: epochs of earlier launches that are in checkpoints and not in the event log.
@@ -110,7 +110,7 @@ class StartupEvents:
 
 
 class Coordinator:
-    """See the module.
+    """Runs the controller on rank 0; see the module.
 
     What the ensemble wants is done in the order in which it says it. What is heard meanwhile (the answer to something
     that it wanted, as how far a checkpoint is) waits until all of that is done.
@@ -188,7 +188,7 @@ class Coordinator:
     # ---- the four steps of a role's life ----
 
     def start(self) -> None:
-        """Say what begins, and what an earlier launch did not come to say."""
+        """Log the start of the launch and what earlier launches did not log."""
         if 0 not in self._config.roles.trainers:  # what networks leave is large
             collect_rarely()
         spec, roles, options, past = (
@@ -247,7 +247,7 @@ class Coordinator:
                 self._note(event)
 
     def step(self) -> bool:
-        """Receive the messages that there are, decide, send; returns whether anything happened."""
+        """Receive waiting messages, decide, send; returns whether anything happened."""
         if self.status is not None:
             return False
         self._check_lease()
@@ -286,7 +286,7 @@ class Coordinator:
         return has_heard or answer is not None
 
     def _hear_messages(self) -> tuple[bool, bool]:
-        """Hear the messages that have come, for a while.
+        """Receive waiting messages for a limited time.
 
         Returns:
             Whether there were any, and whether these are all.
@@ -304,7 +304,7 @@ class Coordinator:
         return has_heard, False
 
     def stop(self) -> None:
-        """Say what ends.
+        """Log the end of the launch.
 
         Raises:
             LeaseLost: another launch says it instead.
@@ -320,7 +320,7 @@ class Coordinator:
         self._note(self._launch.make_end_event(int(self.status or 0), self._log.now()))
 
     def summary(self) -> str:
-        """How long the run took, and the shares of what is not training ([FLEET] Table 4)."""
+        """Return the run's duration and the shares of overheads ([FLEET] Table 4)."""
         return self._launch.summary(self._log.now())
 
     @property
@@ -364,7 +364,7 @@ class Coordinator:
         return self._controller.offer_nodes(nodes, within_s, self._log.now())
 
     def _check_lease(self) -> None:
-        """Look now and then whether this launch is still the one that writes here.
+        """Check regularly that this launch still holds its lease.
 
         Raises:
             LeaseLost: it was stopped for so long that another has taken over.
@@ -435,7 +435,7 @@ class Coordinator:
             self._estimate()
 
     def _estimate(self) -> None:
-        """Say how long the run will go on, if that was not said a moment ago."""
+        """Log an estimate of the remaining time, unless one was logged recently."""
         now = self._log.now()
         if self._is_interrupted or not self._estimate_times.is_due(now):
             return

@@ -1,4 +1,4 @@
-"""Loading an engine while rank 0 still reads the data: TensorFlow takes seconds to import.
+"""Import of an engine while rank 0 reads the data: TensorFlow takes seconds.
 
 Rank 0 says which ranks will train, and with which engine, as soon as it has read the spec. They import the engine in a
 thread and wait for what rank 0 has prepared meanwhile. A rank that will have nothing to train imports nothing.
@@ -29,7 +29,7 @@ log = logging.getLogger("fleet.runtime.engine_import")
 
 @dataclass(frozen=True)
 class Ahead:
-    """What can be imported ahead.
+    """An engine that can be imported early, and the ranks that will train.
 
     Attributes:
         engine: its name; empty where it is one of the user's own, of which nobody knows what it imports.
@@ -41,7 +41,7 @@ class Ahead:
 
 
 def plan_import(spec: Spec, roles: Roles, fresh: bool) -> Ahead:
-    """What can be imported for a spec, by what the table of results says is left to train.
+    """Plan the import of an engine from the unfinished networks in the results table.
 
     Args:
         fresh: nothing counts that an earlier launch has left.
@@ -55,7 +55,7 @@ def plan_import(spec: Spec, roles: Roles, fresh: bool) -> Ahead:
 def busy(
     networks: Iterable[NetworkSpec], roles: Roles, grows: bool = False, together: int = 1
 ) -> tuple[int, ...]:
-    """The trainers that can be busy at once: as many as these networks may have, the first ones.
+    """Return the first trainers, as many as these networks can use at once.
 
     Policies give out devices in this order; should one of the others get work all the same, it loads its engine then.
 
@@ -77,27 +77,27 @@ def busy(
 
 
 class Announcement:
-    """Rank 0's word to all others of what they can import, given exactly once, whatever becomes of the rest."""
+    """Rank 0's announcement of what to import, made exactly once."""
 
     def __init__(self, world: World) -> None:
         self._world = world
         self._is_given = False
 
     def give(self, ahead: Ahead) -> None:
-        """Tell them, unless they know; collective, with :meth:`Loading.hear`."""
+        """Announce once; collective, with :meth:`EngineImport.hear`."""
         if not self._is_given:
             self._is_given = True
             self._world.broadcast_value(ahead)
 
 
 class EngineImport:
-    """The import of an engine, in a thread of its own."""
+    """The import of an engine in a thread."""
 
     def __init__(self) -> None:
         self._thread: threading.Thread | None = None
 
     def hear(self, world: World) -> None:
-        """Hear rank 0's announcement, and begin where it concerns this rank; collective."""
+        """Receive rank 0's announcement and start importing if needed; collective."""
         no_plan: Ahead | None = None
         ahead = world.broadcast_value(no_plan)
         if world.rank in ahead.ranks and ahead.engine:
@@ -105,13 +105,13 @@ class EngineImport:
             self._thread.start()
 
     def finish(self) -> None:
-        """Wait until it is over. Whatever has failed fails again, and is told, when the engine is made."""
+        """Wait for the import; errors appear again when the engine is made."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
 
     def unpack(self, packed: bytes) -> Any:
-        """What rank 0 has pickled, a part of which may be of modules that are not imported yet.
+        """Unpickle an object of rank 0, importing missing modules safely.
 
         Such a module of the user's may import TensorFlow, too, and two threads that import a package with circles find
         it half made: so it is imported when the thread is done.
@@ -128,7 +128,7 @@ class _Unpickler(pickle.Unpickler):
         self._loading = loading
 
     def find_class(self, module: str, name: str) -> Any:
-        """The class or function of a name."""
+        """Return the class or function of a name."""
         if module not in sys.modules:
             self._loading.finish()
             import_user_module(module)

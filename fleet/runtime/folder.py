@@ -1,4 +1,4 @@
-"""The folder of a run: whose it is, who may write into it, and what earlier launches have left there."""
+"""The folder of a run: ownership, leases, and deletion for a fresh start."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _KNOCK_S = 1.0
 
 
 def check_folder(paths: RunPaths) -> None:
-    """Refuse a folder that is somebody else's.
+    """Refuse a folder that FLEET did not create.
 
     Raises:
         UserError: it is.
@@ -37,7 +37,7 @@ def check_folder(paths: RunPaths) -> None:
 
 
 def take_folder(paths: RunPaths, fresh: bool, lease: Lease | None) -> None:
-    """Take a run's folder for this launch.
+    """Acquire a run's folder for this launch.
 
     Args:
         fresh: delete what earlier launches have left.
@@ -60,7 +60,7 @@ def take_folder(paths: RunPaths, fresh: bool, lease: Lease | None) -> None:
 
 
 def check_shareable(spec: Spec, option: str) -> None:
-    """Refuse a run whose networks several launches cannot share.
+    """Refuse to share a run that several launches cannot share.
 
     Args:
         asked: what the user asked for, for the message.
@@ -81,7 +81,7 @@ def check_shareable(spec: Spec, option: str) -> None:
 
 
 def enter_folder(paths: RunPaths, lease: Lease) -> None:
-    """Step into the door of a run's folder, to work there among other launches; see :mod:`network_leases`.
+    """Enter a run's folder together with other launches; see :mod:`network_leases`.
 
     Raises:
         UserError: it is somebody else's, or a launch that wants to be alone is at work there.
@@ -108,19 +108,19 @@ def write_spec(spec: Spec, paths: RunPaths) -> None:
 
 
 def nearest_folder(paths: RunPaths) -> Path:
-    """The folder of a run, or the one in which it will be made."""
+    """Return the folder of a run, or the existing folder above it."""
     root = paths.root.absolute()
     return next(path for path in (root, *root.parents) if path.exists())
 
 
 def free_disk(paths: RunPaths) -> int:
-    """Bytes that are free where a run's folder is, or will be."""
+    """Return the free bytes where a run's folder is or will be."""
     return shutil.disk_usage(nearest_folder(paths)).free
 
 
 @contextmanager
 def writing_into(paths: RunPaths) -> Iterator[None]:
-    """Make a run's folder, and write its first file inside.
+    """Create a run's folder and guard writing its first file.
 
     Raises:
         UserError: its name cannot be a folder's.
@@ -138,7 +138,7 @@ def writing_into(paths: RunPaths) -> Iterator[None]:
 
 
 def _empty(paths: RunPaths, letters: Iterable[Path]) -> None:
-    """Delete what earlier launches have written, and nothing else; of the mailbox, some letters."""
+    """Delete what earlier launches have written, and nothing else."""
     foreign = paths.foreign_files()
     if foreign:
         listing = listed([str(path.relative_to(paths.root)) for path in foreign], 5)

@@ -1,4 +1,4 @@
-"""Networks that are fed with different things from one stream: other transforms, or other targets, of the same samples.
+"""Networks with different transforms or targets on one shared stream.
 
 What the transforms of all networks have in common at their beginning, up to the first random one, is done once, and the
 stream carries what comes out. Where they differ in how a file is decoded, it carries what each of them makes, side by
@@ -27,7 +27,7 @@ from preprocess.transforms.packed_variants import PackedSlice, PackedVariants
 
 @dataclass(frozen=True)
 class InputPipeline:
-    """What some networks are fed with, beside others that are fed with something else.
+    """The samples, transforms and targets of some networks.
 
     Attributes:
         data: the samples, with the targets of these networks.
@@ -48,12 +48,12 @@ class InputPipeline:
 
     @property
     def is_input_done(self) -> bool:
-        """Whether nothing is left to do to an input of the stream."""
+        """True if the stream has applied all transforms to its inputs."""
         return self.shared_count == len(split_scale(self.transforms)[0])
 
     @property
     def matches_stream(self) -> bool:
-        """Whether the stream carries just what these networks are fed with, where there is one."""
+        """True if the stream carries exactly these networks' samples."""
         return self.stream_target is None or (
             self.is_input_done
             and self.packed_slice is None
@@ -61,7 +61,7 @@ class InputPipeline:
         )
 
     def pipeline(self, part: str, seed: int) -> Pipeline | None:
-        """How the samples of a part are prepared for these networks; None where there is no such part."""
+        """Return the pipeline of a split for these networks; None if there is no such split."""
         source = self.data.splits().get(part)
         if source is None:
             return None
@@ -77,7 +77,7 @@ class InputPipeline:
         )
 
     def after_decoding(self, data: DataSet, shared_count: int) -> InputPipeline:
-        """The same from a copy of the data to which so many of the stream's transforms were done."""
+        """Return the pipeline on a decoded copy of the data."""
         if self.packed_slice is not None:
             return replace(
                 self,
@@ -95,7 +95,7 @@ class InputPipeline:
 
 @dataclass(frozen=True)
 class SharedTransforms:
-    """What is done once for all networks.
+    """The transforms that are applied once for all networks.
 
     Attributes:
         transforms: which ones; none of them random, unless all networks have the same.
@@ -129,7 +129,7 @@ def parse_pipeline_transforms(
 def find_shared_transforms(
     spec: Spec, data: Mapping[str, DataSet], transforms_by_key: Mapping[str, tuple[Transform, ...]]
 ) -> SharedTransforms:
-    """What the feeds of a spec can share; where they share no transform, looks at a few samples.
+    """Find the transforms that input pipelines can share, probing samples if necessary.
 
     Args:
         data, each: the data and the transforms of each feed.
@@ -174,7 +174,7 @@ def find_shared_transforms(
 def probe_shared_samples(
     data: DataSet, shared: SharedTransforms, spec: Spec
 ) -> tuple[dict[str, SampleSpec], dict[str, SampleProbe]]:
-    """What is carried to networks of which each does the rest to it.
+    """Probe the samples that the stream carries for several input pipelines.
 
     Raises:
         UserError: it differs from sample to sample, so that it cannot be carried.
@@ -190,7 +190,7 @@ def probe_shared_samples(
 
 
 def _suggest_own_samples(spec: Spec) -> str:
-    """What to do where samples cannot be shared."""
+    """Suggest what to change if samples cannot be shared."""
     if spec.policy.own_samples:
         how = "data.cache: none"
     else:
@@ -205,7 +205,7 @@ def make_pipelines(
     shared: SharedTransforms,
     stream: Mapping[str, SampleSpec] | None,
 ) -> dict[str, InputPipeline]:
-    """The feeds of a spec that has several, by their keys; each looks at a few samples.
+    """Make the input pipelines of a spec that has several, probing samples for each.
 
     Args:
         data, each: the data and the transforms of each feed.
@@ -237,7 +237,7 @@ def make_pipelines(
 def probe_splits(
     data: DataSet, transforms: tuple[Transform, ...], seed: int
 ) -> tuple[dict[str, SampleSpec], dict[str, SampleProbe]]:
-    """What the samples of each part are, and what a look at them has shown; see :func:`preprocess.probe.probe_splits`.
+    """Probe the samples of each split; see :func:`preprocess.probe.probe_samples`.
 
     Raises:
         InputError, UserError: they are not alike.
@@ -283,7 +283,7 @@ def _check_targets(spec: Spec, pipelines: Mapping[str, InputPipeline]) -> None:
 
 
 def _locate(spec: Spec, key: str) -> str:
-    """Where the data settings of a feed stand."""
+    """Return the place in the spec of an input pipeline's data settings."""
     if not key:
         return "data"
     entries = enumerate(spec.document.models)
@@ -291,7 +291,7 @@ def _locate(spec: Spec, key: str) -> str:
 
 
 def have_same_target(pipelines: Mapping[str, InputPipeline]) -> bool:
-    """Whether all networks are to answer the same, though they may be fed with different inputs."""
+    """Return True if all networks have the same target."""
     return (
         len({replace(feed.samples["train"].target, size=None) for feed in pipelines.values()}) < 2
     )
@@ -337,7 +337,7 @@ def describe_sharing(spec: Spec, pipelines: Mapping[str, InputPipeline]) -> str:
 def describe_device_transforms(
     spec: Spec, transforms_by_key: Mapping[str, tuple[Transform, ...]]
 ) -> str:
-    """What of the transforms of each feed is left to the device, in a line or some."""
+    """Describe which transforms run on the device, one line per case."""
     lines = dict[str, None]()
     for key, transforms in each.items():
         items = spec.data_by_pipeline[key].transforms

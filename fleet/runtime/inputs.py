@@ -1,4 +1,4 @@
-"""The data of a spec: opened, looked at once by rank 0, and described for all ranks."""
+"""The data of a spec: opened and probed once by rank 0, and described for all ranks."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _CHANNELS = 4  # of an image, at most, where its last number is not taken for th
 
 @dataclass(frozen=True)
 class Inputs:
-    """What networks learn from and are judged by.
+    """The data that networks train on and are evaluated on.
 
     Attributes:
         data: the samples as they lie there.
@@ -75,11 +75,11 @@ class Inputs:
         return self.samples["train"]
 
     def for_ranks(self) -> Inputs:
-        """The same without what rank 0 alone needs, some of which is large."""
+        """Return the inputs without what only rank 0 needs."""
         return replace(self, probes={}, fingerprint=None, rows=np.empty(0, np.int64))
 
     def keeping(self, cache: str) -> Inputs:
-        """The same, with what is kept of decoded samples: of those for training in memory, of all in a file.
+        """Return the inputs with stored samples: training ones in memory, or all in a file.
 
         Args:
             cache: as in ``data.cache``.
@@ -104,7 +104,7 @@ class Inputs:
 def open_inputs_with_fingerprint(
     spec: Spec, before: Fingerprint | None, features: Sequence[str] = ()
 ) -> Inputs:
-    """The same as :func:`open_inputs`, with what the data is known by; samples that were known stay where they were.
+    """Open the data as :func:`open_inputs` does, with its fingerprint and old division.
 
     Args:
         before: what it was known by, and how it was divided; None to divide it anew.
@@ -124,7 +124,7 @@ def open_inputs_with_fingerprint(
 def fingerprint_data(
     spec: Spec, before: Fingerprint | None, features: Sequence[str] = ()
 ) -> tuple[tuple[DataSet, ...], Fingerprint]:
-    """The data of a spec for each of its targets, and what it is known by; see :func:`open_inputs_with_fingerprint`."""
+    """Open the data of a spec for each target, with its fingerprint."""
     settings = spec.data
     shares = [
         setting if isinstance(setting, float) else None
@@ -148,7 +148,7 @@ def fingerprint_data(
 
 
 def open_inputs(spec: Spec) -> Inputs:
-    """Open the data of a spec and look at a few of its samples, each once.
+    """Open the data of a spec and probe a few of its samples.
 
     Raises:
         InputError, UserError: the data is not there, or not what it should be.
@@ -166,7 +166,7 @@ def open_inputs(spec: Spec) -> Inputs:
 
 
 def _probe(spec: Spec, data_of: Mapping[str, DataSet]) -> Inputs:
-    """Look at a few samples of data that was opened, by feed."""
+    """Probe a few samples of opened data, by input pipeline."""
     settings = spec.data
     data = next(iter(data_of.values()))
     try:
@@ -214,7 +214,7 @@ def _probe(spec: Spec, data_of: Mapping[str, DataSet]) -> Inputs:
 
 
 def _describe_channels(samples: Mapping[str, SampleSpec]) -> str:
-    """How inputs are taken whose channels seem to come first, in a line; nothing where none do."""
+    """Describe inputs whose channels seem to come first; empty if there are none."""
     for sample in samples.values():
         for variant in (sample, *sample.per_pipeline.values()):
             shape = variant.image.shape
@@ -231,7 +231,7 @@ def _describe_channels(samples: Mapping[str, SampleSpec]) -> str:
 def _describe_standardizing(
     spec: Spec, transforms_by_key: Mapping[str, tuple[Transform, ...]]
 ) -> str:
-    """What inputs are standardized by, in a line; nothing where they are not."""
+    """Describe the data that inputs are standardized by; empty if they are not."""
     if not any(
         isinstance(split_scale(transforms)[1], Standardize)
         for transforms in transforms_by_key.values()
@@ -254,12 +254,12 @@ def _list_targets(spec: Spec) -> list[Target | str | None]:
 
 
 def _division_of(spec: Spec) -> tuple[float | str | None, int]:
-    """What is held out for validation, and the seed of the choice."""
+    """Return the share held out for validation, and the seed of the choice."""
     return spec.data.validation if spec.data.folds is None else None, spec.seed
 
 
 def _split_by_pipeline(spec: Spec, data_sets: tuple[DataSet, ...]) -> dict[str, DataSet]:
-    """The data of each feed: the same samples, divided in the same way."""
+    """Return the data of each input pipeline: the same samples, equally divided."""
     targets = _list_targets(spec)
     if spec.data.folds is not None:
         found = tuple(_use_folds(data, spec.data.folds, spec.seed) for data in found)
@@ -267,7 +267,7 @@ def _split_by_pipeline(spec: Spec, data_sets: tuple[DataSet, ...]) -> dict[str, 
 
 
 def _parse_target(target: str | Target | None) -> TargetWish | None:
-    """What a spec says of the targets."""
+    """Parse the target settings of a spec."""
     if target is None:
         return None
     if isinstance(target, str):
@@ -276,7 +276,7 @@ def _parse_target(target: str | Target | None) -> TargetWish | None:
 
 
 def resolve_with_data(opened: Inputs, *specs: Spec) -> list[Spec]:
-    """Specs of the same data with what that decides: what is monitored, and the weights of classes.
+    """Resolve specs with what the data decides: monitored metric and class weights.
 
     Raises:
         UserError: there are no such classes.
@@ -305,7 +305,7 @@ def resolve_with_data(opened: Inputs, *specs: Spec) -> list[Spec]:
 
 
 def _count_class_pixels(source: Source, target: TargetSpec) -> tuple[int, ...]:
-    """How many pixels each class has in all masks; those that cannot be read, or count for nothing, are left out."""
+    """Count the pixels of each class in all masks, without excluded pixels."""
     counts = np.zeros(target.outputs, np.int64)
     with progress_bar(len(source), "counting pixels") as advance:
         for index in range(len(source)):
@@ -317,7 +317,7 @@ def _count_class_pixels(source: Source, target: TargetSpec) -> tuple[int, ...]:
 
 
 def _use_folds(data: DataSet, folds: int, seed: int) -> DataSet:
-    """Data of which every training sample judges the networks of its fold; a validation part is left aside."""
+    """Return data whose training samples also evaluate the networks of their folds."""
     assign_folds(data.train, folds, seed)  # says what is wrong before anything else is done
     if data.validation is None:
         remark = data.remark
@@ -330,7 +330,7 @@ def _use_folds(data: DataSet, folds: int, seed: int) -> DataSet:
 
 
 def find_folds(spec: Spec, opened: Inputs) -> np.ndarray | None:
-    """The fold of each training sample, (samples,); None where there are no folds."""
+    """Return the fold of each training sample, (samples,); None without folds."""
     if spec.data.folds is None:
         return None
     if opened.fingerprint is None or not len(opened.fingerprint.folds):
@@ -341,14 +341,14 @@ def find_folds(spec: Spec, opened: Inputs) -> np.ndarray | None:
 
 
 def count_epoch_samples(data: DataSet, folds: np.ndarray | None) -> int:
-    """How many samples a network trains on in an epoch; of folds, those of the fewest."""
+    """Return the samples of a network's epoch; with folds, those of the smallest."""
     return len(data.train) - (0 if folds is None else int(np.bincount(folds).max()))
 
 
 def standardize(
     inputs: Inputs, spec: Spec, before: Mapping[str, Standardization]
 ) -> tuple[Inputs, dict[str, Standardization]]:
-    """The same with the means and deviations of the training samples, for the feeds whose transforms standardize.
+    """Return the inputs with means and deviations of the training samples.
 
     Args:
         before: what earlier launches have found, by feed; it holds as long as the spec asks for the same, also where
@@ -416,7 +416,7 @@ def standardize(
 
 
 def _check_float32(affine: Affine) -> None:
-    """See that float32 can tell numbers apart, as which they travel to several feeds, and to devices that finish them.
+    """Check that float32 can represent standardized inputs.
 
     Raises:
         InputError: it cannot.
@@ -430,7 +430,7 @@ def _check_float32(affine: Affine) -> None:
 
 
 def decode(inputs: Inputs, spec: Spec, path: Path) -> Inputs:
-    """The same with decoded images; the copy at ``path`` is made where it is not there yet.
+    """Return the inputs with decoded images, writing the copy if it is missing.
 
     Raises:
         UserError: too many samples cannot be decoded.

@@ -1,4 +1,4 @@
-"""Why a run should stop before it is done: a signal, or the end of its walltime."""
+"""Reasons to stop a run early: a signal, or the end of its walltime."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ INTERRUPTED = 128 + signal.SIGINT  # how a process ends at once upon Ctrl-C
 
 
 class Interruption:
-    """Knows whether this run should stop, and why.
+    """The reason why this run should stop, if there is one.
 
     Signals reach every rank; rank 0 decides, and the others only must not die of them.
 
@@ -58,11 +58,11 @@ class Interruption:
         self.end_at_once: Callable[[], object] = lambda: os._exit(INTERRUPTED)
 
     def limit(self, walltime: float | None) -> None:
-        """Say how long this launch may take from its beginning on, once that is known."""
+        """Set how long this launch may take from its start."""
         self._walltime = walltime
 
     def watch(self) -> None:
-        """Take the signals from now on, instead of dying of them."""
+        """Handle signals from now on."""
         for number in (*SIGNALS, signal.SIGCONT):
             signal.signal(number, self._note)
         # While a library computes Python calls no handler. It writes into this pipe, which another thread may read.
@@ -76,7 +76,7 @@ class Interruption:
 
     @property
     def is_watched(self) -> bool:
-        """Whether this process takes signals."""
+        """True if this process handles signals."""
         return self._pipe is not None
 
     def _note(self, number: int, frame: FrameType | None) -> None:
@@ -89,7 +89,7 @@ class Interruption:
             self._read()
 
     def _read(self) -> None:
-        """Take in the signals that have come."""
+        """Read the signals that have arrived."""
         if self._pipe is None:
             return
         numbers = b""
@@ -103,7 +103,7 @@ class Interruption:
             self.end_at_once()
 
     def reason(self) -> str:
-        """Why to stop, or nothing."""
+        """Return why to stop, or an empty string."""
         self._read()
         if self._signal is not None:
             return self.cause or f"{signal.Signals(self._signal).name} came"
@@ -113,20 +113,20 @@ class Interruption:
 
     @property
     def reserve_s(self) -> float | None:
-        """Seconds between the moment in which the walltime is a reason to stop and its end; None where it never is."""
+        """Seconds of the walltime that are reserved for stopping; None without a walltime."""
         if self._walltime is None:
             return None
         return min(RESERVE_S, _RESERVE_SHARE * self._walltime)
 
     @property
     def patience_s(self) -> float:
-        """Seconds for which groups that do not answer are waited for, once there is a reason to stop."""
+        """Seconds to wait for unresponsive groups once there is a reason to stop."""
         if self._signal is not None or self.reserve_s is None:
             return PATIENCE_S
         return max(_LEAST_PATIENCE_S, self.reserve_s - min(_LAST_S, self.reserve_s / 3))
 
     def seconds_left(self) -> float | None:
-        """Seconds until the walltime is a reason to stop; None where it never is."""
+        """Return the seconds until the walltime is a reason to stop; None without one."""
         if self._walltime is None:
             return None
         reserve = self.reserve_s or 0.0

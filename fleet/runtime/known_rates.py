@@ -1,4 +1,4 @@
-"""Rates that need not be measured: those of a file that a spec names. What a run leaves for such a file, as well.
+"""Rates from a file that a spec names, and the file of rates that a run leaves.
 
 For the cache: what decides speed here.
 """
@@ -22,7 +22,7 @@ from scheduler.ensemble.rates_file import read_rates, write_rates
 
 
 def read_rates_of(spec: Spec, path: str | Path) -> RateTable:
-    """The rates of a spec's networks from a file, with the bounds that the spec gives their groups.
+    """Read the rates of a spec's networks from a file, with the spec's group bounds.
 
     Raises:
         UserError: the file lacks a network.
@@ -48,7 +48,7 @@ def read_rates_of(spec: Spec, path: str | Path) -> RateTable:
 
 
 def make_policy_network(network: NetworkSpec, spec: Spec, table: RateTable) -> Network:
-    """What a policy is told of a network: the rates of a file with what the spec says of it.
+    """Combine the rates of a file with the settings of a network, for policies.
 
     Raises:
         UserError: the policy chooses its batch, and the file does not say by what.
@@ -73,7 +73,7 @@ def make_policy_network(network: NetworkSpec, spec: Spec, table: RateTable) -> N
 def make_late_policy_network(
     network: NetworkSpec, spec: Spec, table: RateTable | None, gpus: int
 ) -> Network | None:
-    """What a policy is told of a network that comes while a launch goes on; None where no file says anything of it.
+    """Return a policy's view of a network added during a launch; None without a file.
 
     Args:
         table: of the engine; None where rates are found out.
@@ -93,7 +93,7 @@ def make_late_policy_network(
 
 
 def find_rates(network: NetworkSpec, spec: Spec, table: RateTable) -> Network:
-    """The rates of a network in a file.
+    """Find the rates of a network in a file.
 
     Networks of a search have no names beforehand: the rates of a network that has the name of their entry are theirs,
     or else those in the middle of all.
@@ -107,7 +107,7 @@ def find_rates(network: NetworkSpec, spec: Spec, table: RateTable) -> Network:
 
 
 def make_engine_rates(path: str | Path, table: RateTable) -> RateTable:
-    """The table by which an engine trains: beside those of its networks it has the rates of those that may come."""
+    """Return an engine's rates, with those of networks that may still be added."""
     names = {network.name for network in table.models}
     return dataclasses.replace(
         table,
@@ -119,13 +119,13 @@ def make_engine_rates(path: str | Path, table: RateTable) -> RateTable:
 
 
 def find_rates_file(spec: Spec, path: str | None) -> str | None:
-    """The rates file to go by: one that is given, that the spec names, or the profile that a run of it has left."""
+    """Return the rates file: the given one, that of the spec, or the run's profile."""
     profile = RunPaths(spec.output).profile
     return path or spec.schedule.rates or (str(profile) if profile.exists() else None)
 
 
 class ProfileFile:
-    """The file of the rates that a run has found out. They may be those of thousands of networks, and change often.
+    """The file of the rates that a run has measured, written with pauses.
 
     Args:
         path: of the file.
@@ -137,7 +137,7 @@ class ProfileFile:
         self._rates: Callable[[], RateTable] | None = None  # that are not written yet
 
     def keep(self, rates: Callable[[], RateTable]) -> None:
-        """There are other rates.
+        """Store new rates.
 
         Args:
             rates: gives them when they are written.
@@ -146,7 +146,7 @@ class ProfileFile:
         self.write_if_due()
 
     def write_if_due(self) -> None:
-        """Write them, if that has waited long enough."""
+        """Write the rates if the last write was long enough ago."""
         if self._pacing.is_due(changes=self._rates is not None):
             self.write()
 
@@ -164,7 +164,7 @@ class ProfileFile:
 
 
 def check_remeasuring(spec: Spec, replays: bool = False) -> None:
-    """Refuse to measure anew what is not measured at all.
+    """Refuse `--remeasure` where no rates are measured.
 
     Raises:
         UserError: rates are read from a file, or nobody looks at them.
@@ -182,7 +182,7 @@ def check_remeasuring(spec: Spec, replays: bool = False) -> None:
 
 
 def hardware() -> str:
-    """What this machine has, in a line, as far as it decides speed."""
+    """Describe this machine's hardware in one line."""
     model = ""
     with suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as file:
         model = next(

@@ -1,4 +1,4 @@
-"""What a launch is: its ranks, and all that every one of them needs to take up its role."""
+"""A launch: its ranks, and what each of them needs for its role."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from scheduler.base import RateTable
 
 @dataclass(frozen=True)
 class Ranks:
-    """The ranks of a launch, and what they have.
+    """The ranks of a launch and their resources.
 
     Attributes:
         node_of: the node of each rank.
@@ -51,7 +51,7 @@ class Ranks:
 
 @dataclass(frozen=True)
 class Launch:
-    """What every rank needs to take up its role.
+    """The data that every rank needs for its role.
 
     Attributes:
         request: what was asked for.
@@ -92,7 +92,7 @@ class Launch:
 
     @property
     def sample(self) -> SampleSpec:
-        """What a training sample is."""
+        """The specification of a training sample."""
         return self.inputs.sample
 
     @property
@@ -102,7 +102,7 @@ class Launch:
 
     @property
     def describe_unlisted(self) -> str:
-        """That the run's folder has networks that the spec lacks, as those of another spec; nothing if it has none."""
+        """A note on networks in the run's folder that the spec lacks; empty if none."""
         if self.request.fresh or self.replayed:
             return ""
         ours = {network.stem for network in self.spec.networks}
@@ -124,12 +124,12 @@ class Launch:
 
     @property
     def epoch_samples(self) -> int:
-        """How many samples a network trains on in an epoch; of folds, those of the fewest."""
+        """Samples of a network's epoch; with folds, those of the smallest."""
         return count_epoch_samples(self.inputs.data, self.folds)
 
     @property
     def store(self) -> Store:
-        """Where trainers take samples from."""
+        """The store from which trainers take samples."""
         if self.roles.shared:
             if self.kept_image is None:
                 return "window"
@@ -140,33 +140,33 @@ class Launch:
 
     @property
     def stream(self) -> InputPipeline:
-        """What is prepared once for all networks."""
+        """The input pipeline that is shared by all networks."""
         same = dict.fromkeys(self.inputs.data.splits(), self.sample)
         return InputPipeline(self.inputs.data, self.inputs.transforms, same, 0)
 
     @property
     def pipelines(self) -> Mapping[str, InputPipeline]:
-        """What networks are fed with, by feed; the one under no key, where it is the same for all."""
+        """Input pipelines by key; a single one has an empty key."""
         return self.inputs.pipelines or {"": self.stream}
 
     @property
     def kept_image(self) -> ImageSpec | None:
-        """A sample that every node keeps decoded; None where none are kept in memory."""
+        """A sample in the stored sample set; None if none is kept in memory."""
         if self.spec.data.cache == "memory":
             return self.sample.stored
         return None
 
     @property
     def is_tested(self) -> bool:
-        """Whether there is test data; a replay judges nothing, for it makes no new network."""
+        """True if there is test data and this is no replay."""
         return self.inputs.data.test is not None and not self.replayed
 
     def pipeline(self, part: str) -> Pipeline | None:
-        """How the samples of a part are prepared for all; None where there is no such part."""
+        """Return the shared pipeline of a split; None if there is no such split."""
         return self.stream.pipeline(part, self.spec.seed)
 
     def order(self, training: Pipeline) -> Order:
-        """The order of the training samples."""
+        """Return the order of the training samples."""
         if self.spec.data.order == "ring":
             size = -(-training.samples // min(self.spec.data.shards, training.samples))
             return RingOrder(
@@ -180,7 +180,7 @@ class Launch:
         )
 
     def replayed_epochs(self) -> list[int]:
-        """The stream epochs to train on again; in a ring the order knows their paths by number."""
+        """Return the stream epochs to train on again."""
         if self.spec.data.order == "ring":
             return list(range(len(self.replayed)))
         return [record.stream_epoch for record in self.replayed]

@@ -1,4 +1,4 @@
-"""All that is checked before any rank waits: the spec against the data, the ranks and the run's folder."""
+"""Checks before any rank waits: the spec, the data, the ranks and the run's folder."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def prepare(
     announce: Callable[[Ahead], None] = lambda ahead: None,
     name: str = "",
 ) -> Launch:
-    """Read and check everything; nothing is written before all of it is right, but for what only decoding once finds.
+    """Read and validate the whole launch before anything is written.
 
     Args:
         lease: keeps other launches out of the run's folder from now on; beside others, until all is read and checked.
@@ -78,14 +78,14 @@ def prepare(
         UserError, InputError: what is wrong, and what would be right.
     """
     plan = _make_plan(request, ranks, name)
-    ahead = plan_import(plan.trained, plan.roles, plan.left is not plan.paths)
+    ahead = plan_import(plan.trained, plan.roles, plan.earlier_paths is not plan.paths)
     if ahead.ranks:
         check_installed(plan.trained.engine)
     announce(ahead)
     replay = plan.replay
     paths = plan.paths
     roles = plan.roles
-    earlier_paths = plan.left
+    earlier_paths = plan.earlier_paths
     if earlier_paths is None:
         before = None
     else:
@@ -100,7 +100,9 @@ def prepare(
         ranks.shared_free,
         free_disk(paths),
     )
-    cache = choose_cache(_with_extremes(plan.trained, plan.ends), opened, means, plan.told.cache)
+    cache = choose_cache(
+        _with_extremes(plan.trained, plan.ends), opened, means, plan.run_state.cache
+    )
     opened, standardized = inputs.standardize(
         opened.keeping(cache.cache),
         plan.trained,
@@ -155,7 +157,7 @@ def prepare(
 
 
 def _read_features(earlier_paths: RunPaths | None) -> tuple[str, ...]:
-    """The columns of a table in the order in which earlier launches have read them, where that was kept."""
+    """Return a table's columns in the order that earlier launches have read them."""
     with suppress(UserError):  # it is missing or damaged, and written anew
         if earlier_paths is not None and (columns := read_columns(earlier_paths)) is not None:
             return columns.inputs
@@ -164,7 +166,7 @@ def _read_features(earlier_paths: RunPaths | None) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class _Plan:
-    """What a launch is to do, before the data is known.
+    """A launch's specs and paths, before the data is known.
 
     Attributes:
         trained: what the spec says, with the networks that this launch is to train.
@@ -233,13 +235,13 @@ def _make_plan(request: Request, ranks: Ranks, name: str) -> _Plan:
 def _resolve_specs(
     plan: _Plan, opened: inputs.Inputs, cache: CacheChosen, epoch_samples: int
 ) -> tuple[Spec, Spec, Spec]:
-    """What is trained, what stands for the networks of searches, and the whole, as the data decides; all checked.
+    """Resolve and check the specs of a launch with what the data decides.
 
     Raises:
         UserError: networks cannot be trained on it, or compared.
     """
     spec, full_spec, ends = inputs.resolve_with_data(
-        opened, with_cache(plan.trained, cache.cache), plan.whole, plan.ends
+        opened, with_cache(plan.trained, cache.cache), plan.full_spec, plan.ends
     )
     sample = opened.sample
     drawn = dataclasses.replace(full_spec, networks=() if plan.replay else variants(full_spec))
@@ -247,7 +249,7 @@ def _resolve_specs(
     ends = with_epochs_from_rates(ends)
     for candidate in (spec, ends, drawn):
         check_networks(candidate, sample, opened.data, epoch_samples, plan.roles.cluster.whole_gpus)
-    make_searchers(ends, plan.told)  # says what is wrong with one before anything is written
+    make_searchers(ends, plan.run_state)  # says what is wrong with one before anything is written
     check_quota(spec, sample)
     return spec, ends, full_spec
 
@@ -259,7 +261,7 @@ def _enter(
     changed: list[str],
     replay: Replay | None,
 ) -> Launch:
-    """Take the run's folder, and see that what networks have left there is of this spec and this data.
+    """Acquire the run's folder, and check that its checkpoints fit this spec and data.
 
     Raises:
         UserError: it is not, or the folder is not to be had.
@@ -295,7 +297,7 @@ def _enter(
 def _write_run_metadata(
     launch: Launch, spec: Spec, standardized: Mapping[str, Standardization]
 ) -> None:
-    """Write into the run's folder what it is, for those that look at it from outside."""
+    """Write the spec, sample and standardization into the run's folder."""
     opened = launch.inputs
     write_spec(spec, launch.paths)
     write_sample(launch.paths, launch.sample, opened.names, columns_of(opened.data.train))
@@ -303,7 +305,7 @@ def _write_run_metadata(
 
 
 def _with_extremes(spec: Spec, ends: Spec) -> Spec:
-    """A spec with the networks that stand for those of its searches."""
+    """Return a spec with the networks that represent its searches."""
     return dataclasses.replace(spec, networks=(*spec.networks, *ends.networks))
 
 
@@ -318,7 +320,7 @@ def _find_decoded_file(cache: CacheChosen, paths: RunPaths, earlier_paths: RunPa
 def plan_memory(
     spec: Spec, data: DataSet, sample: SampleSpec, roles: Roles, shared_free: float
 ) -> Layout | None:
-    """The window of the stream that the ranks of a node share; None where they share none, or all decoded samples.
+    """Plan the window of the stream on a node; None if no window is needed.
 
     Args:
         shared_free: bytes of shared memory that are free on the node that has least.
@@ -382,7 +384,7 @@ def plan_memory(
 
 
 def plan_augmented_epochs(launch: Launch, shared_free: float) -> int:
-    """How many epochs of finished samples a node has room for, within what decoded samples leave of the window.
+    """Return how many augmented epochs fit beside the decoded samples of a node.
 
     Args:
         shared_free: bytes of shared memory that are free on the node that has least.
@@ -398,7 +400,7 @@ def plan_augmented_epochs(launch: Launch, shared_free: float) -> int:
 
 
 def shared_bytes(spec: Spec, opened: inputs.Inputs, roles: Roles, shared_free: float) -> int:
-    """Bytes of the samples that the ranks of a node share.
+    """Return the bytes of the samples that the ranks of a node share.
 
     Args:
         spec: with what was chosen for ``data.cache``.
@@ -426,7 +428,7 @@ def target_kinds(sample: SampleSpec) -> Callable[[NetworkSpec], tuple[str]]:
 def check_networks(
     spec: Spec, sample: SampleSpec, data: DataSet, samples: int, trainers: int
 ) -> None:
-    """Refuse networks that cannot be trained on this data, or on so few trainers.
+    """Refuse networks that cannot be trained on this data or with these trainers.
 
     Args:
         samples: of an epoch.
@@ -450,7 +452,7 @@ def check_networks(
 def find_misfits(
     spec: Spec, sample: SampleSpec, data: DataSet, samples: int, trainers: int
 ) -> list[Misfit]:
-    """What of the networks cannot be trained on this data, or on so few trainers; see :func:`check_networks`."""
+    """Find networks that cannot be trained on this data or with these trainers."""
     return [
         *find_data_misfits(spec, sample, samples, data.validation is not None),
         *(
@@ -470,7 +472,7 @@ def find_misfits(
 
 
 def _rates(spec: Spec, epoch_samples: int, roles: Roles, replays: bool) -> RateTable | None:
-    """The rates of a file, with the bounds of the spec; None where they are to be found out."""
+    """Return the rates of a file, with the spec's bounds; None if they are to be measured."""
     if spec.schedule.rates is not None:
         table = with_best_batches(
             read_rates_of(spec, spec.schedule.rates), roles.cluster.whole_gpus
@@ -492,7 +494,7 @@ def _rates(spec: Spec, epoch_samples: int, roles: Roles, replays: bool) -> RateT
 
 
 def with_epochs_from_rates(spec: Spec) -> Spec:
-    """Networks that learn nothing converge after the epochs that the rates file has for them."""
+    """Limit emulated networks to the epochs that the rates file has for them."""
     if spec.schedule.rates is None or spec.engine.learns:
         return spec
     table = read_rates(spec.schedule.rates)

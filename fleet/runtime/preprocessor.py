@@ -1,4 +1,4 @@
-"""The preprocessor rank: read, transform, put.
+"""The preprocessor rank: read, transform, write.
 
 A preprocessor never blocks: :meth:`Preprocessor.step` does a bounded piece of work, so that rank 0 can
 coordinate in between. It imports neither TensorFlow nor any model.
@@ -31,7 +31,7 @@ _MEASURED_SAMPLES = 64
 
 
 class Preprocessor:
-    """Fills what its node shares.
+    """Fills the shared memory of its node.
 
     Args:
         shared: the memory of this node.
@@ -118,7 +118,7 @@ class Preprocessor:
         return worked | (message is not None)
 
     def _follow(self, message: Message | None) -> None:
-        """Do what the coordinator, or a preprocessor of another node, asks for."""
+        """Handle a message of the coordinator or of another node's preprocessor."""
         if isinstance(message, Produce):
             if self._window is not None:
                 self._window.apply_order(message)
@@ -130,7 +130,7 @@ class Preprocessor:
             self._window.release_readers(message.ranks)
 
     def stop(self) -> None:
-        """Leave the stream in order; collective over the leaders."""
+        """Finish the fillers in order; collective over the leaders."""
         if self._world.dead_ranks.intersection(self._turns):
             return
         with suppress(GroupFailed):
@@ -139,7 +139,7 @@ class Preprocessor:
                     filler.stop()
 
     def _measure(self) -> float:
-        """Samples/s of this rank, on the first samples of the data set."""
+        """Measure samples/s of this rank on the first samples of the data set."""
         count = min(_MEASURED_SAMPLES, len(self._training.source))
         images, targets = self._training.empty(count)
         began = time.perf_counter()

@@ -1,4 +1,4 @@
-"""What rank 0 has beside its roles: the coordinator and everything that watches it."""
+"""The parts of rank 0 besides its roles: the coordinator and all that observes it."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ _LAST_S = 10.0  # for all that is written in the end by a launch that is stuck
 
 
 def explain_status(status: ExitStatus, rows: Iterable[NetworkResult]) -> str:
-    """What an end is that launchers take for an abort; nothing for all others.
+    """Explain an exit status that launchers report as an abort; else empty.
 
     >>> meaning(ExitStatus.NETWORK_FAILED, [])
     'a searcher is not called again, and a warning above says why'
@@ -77,7 +77,7 @@ def explain_status(status: ExitStatus, rows: Iterable[NetworkResult]) -> str:
 
 
 class RankZero:
-    """What rank 0 has beside its roles: the coordinator and everything that watches it.
+    """The coordinator of a launch with its views, logs and results.
 
     Args:
         lease: of this process, where several launches work at a time.
@@ -152,7 +152,7 @@ class RankZero:
             self._concurrent.leases.start()
 
     def _make_config(self, world: World, left_s: float | None) -> LaunchConfig:
-        """What the launch is given.
+        """Make the configuration of the launch.
 
         Args:
             left_s: seconds to its end, where that is known.
@@ -199,7 +199,7 @@ class RankZero:
         }
 
     def _make_concurrent(self, lease: Lease | None, tail: RunTail) -> ConcurrentLaunches | None:
-        """The networks that this launch is to hold; None where it holds all."""
+        """Make the networks that this launch holds; None if it holds all."""
         launch = self._launch
         if not launch.request.shares_run or lease is None:
             return None
@@ -214,7 +214,7 @@ class RankZero:
         )
 
     def _make_search(self, learns: bool) -> SearchParts:
-        """What asks for networks and prunes them."""
+        """Make the search components of the launch."""
         launch = self._launch
         searchers = make_searchers(launch.search_extremes, self._run)
         earlier = dict[str, list[AddPriorTrial]]()
@@ -270,11 +270,11 @@ class RankZero:
         )
 
     def close(self) -> None:
-        """Leave the terminal as it was."""
+        """Restore the terminal."""
         self._view.close()
 
     def end_stuck(self, reason: str) -> int:
-        """The same in a launch that is stuck, from another thread; it takes some seconds at most.
+        """End a stuck launch from another thread, within seconds; returns the exit status.
 
         Args:
             why: all ranks have to be ended, in words.
@@ -288,7 +288,7 @@ class RankZero:
         return int(status)
 
     def end(self) -> int:
-        """Write and print what came out; returns the exit status."""
+        """Write and print the results; returns the exit status."""
         self._rates.close(self._run.launch)
         self.coordinator.stop()
         if self._concurrent is not None:
@@ -352,7 +352,7 @@ class RankZero:
         print(f"Everything is in {self._launch.spec.output}; {report_note}.", flush=True)
 
     def _judge_ensembles(self, rows: Sequence[NetworkResult]) -> list[EnsembleResult]:
-        """How good the best networks are together, once all that will finish have."""
+        """Evaluate ensembles of the best networks once all networks have ended."""
         if self._launch.replayed or any(
             row.status in (Status.WAITING, Status.TRAINING) for row in rows
         ):

@@ -1,4 +1,4 @@
-"""What a launch knows of rates from earlier runs, and what it finds out for later ones."""
+"""Rates from earlier runs, and rates kept for later ones."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _LEAST_S = 1e-6  # in the cache of rates
 
 
 class RateMemory:
-    """See the module.
+    """The rates that a launch knows and keeps; see the module.
 
     Args:
         left: the networks that are not done when the launch begins.
@@ -54,7 +54,7 @@ class RateMemory:
 
     @property
     def sharing(self) -> dict[int, float]:
-        """What networks that share a GPU are known to train together, by their number: from a file, or earlier runs."""
+        """Throughput of networks that share a GPU, by their number."""
         rates = self._launch.rates
         if rates is not None and len(rates.sharing) > 1:
             return dict(enumerate(rates.sharing[1:], start=2))
@@ -62,7 +62,7 @@ class RateMemory:
 
     @property
     def alone(self) -> frozenset[str]:
-        """The networks that ran out of memory beside others, here or in earlier runs on this machine."""
+        """Networks that ran out of memory on a shared GPU of this machine."""
         return frozenset(
             name for name, key in self.keys.items() if rate_cache.alone_key(key) in self._book.rates
         )
@@ -93,7 +93,7 @@ class RateMemory:
         return None
 
     def speeds(self) -> PriorRates:
-        """What is known beforehand, the measurements that are missing, and what learns from training."""
+        """Return known rates, missing measurements and the online learner."""
         roles = self._launch.roles
         survey = RateMeasurement(
             self._unfinished,
@@ -107,7 +107,7 @@ class RateMemory:
         return PriorRates(survey, self._launch.rates, self._online())
 
     def _online(self) -> OnlineRates | None:
-        """What learns rates from training; None where they are given, or measured before."""
+        """Return the online learner of rates; None if rates are given or measured before."""
         launch = self._launch
         is_measured = launch.spec.profile.when == "offline" or any(
             network.train.batch.is_elastic for network in self._unfinished
@@ -134,7 +134,7 @@ class RateMemory:
     # ---- for later ones ----
 
     def on_event(self, event: ev.Event) -> None:
-        """Keep what was measured, or learned, soon after that, whatever becomes of this launch."""
+        """Keep measured or learned rates soon after the event."""
         match event:
             case ev.RateLearned():
                 self._book.add(
@@ -177,7 +177,7 @@ class RateMemory:
                 self._book.write_if_due()
 
     def close(self, run_launch: RunLaunch | None) -> None:
-        """Keep how long all took but steps, the rates that were shown where nobody looked at any, and all the rest.
+        """Keep overheads and observed rates, and write the cache.
 
         Args:
             shown: the launch, as it is now.

@@ -1,4 +1,4 @@
-"""Training one network again on the stream epochs of its history: how far do the losses agree?"""
+"""Replay: training one network again on the stream epochs of its history."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from preprocess.sample import SampleSpec
 
 
 def _list_compared(recorded: Sequence[EpochRecord]) -> tuple[str, ...]:
-    """What of epochs is compared: losses, accuracies and all metrics."""
+    """Return the names of compared quantities: losses, accuracies and metrics."""
     return (*SCORES, *dict.fromkeys(name for record in recorded for name in record.metrics))
 
 
 def largest_difference(recorded: Sequence[EpochRecord], replayed: Sequence[EpochRecord]) -> float:
-    """The largest relative difference of any loss or accuracy of any epoch.
+    """Return the largest relative difference of any loss or accuracy of any epoch.
 
     Args:
         recorded, replayed: two histories of one network.
@@ -44,7 +44,7 @@ def largest_difference(recorded: Sequence[EpochRecord], replayed: Sequence[Epoch
 
 
 def _difference(a: float, b: float) -> float:
-    """Relative; none between what is no number twice, infinite between a number and none."""
+    """Return a relative difference: 0 for two NaN, infinite for NaN and a number."""
     if a == b or (math.isnan(a) and math.isnan(b)):
         return 0.0
     if not (math.isfinite(a) and math.isfinite(b)):
@@ -55,7 +55,7 @@ def _difference(a: float, b: float) -> float:
 def compare(
     recorded: Sequence[EpochRecord], replayed: Sequence[EpochRecord], deterministic: bool = False
 ) -> str:
-    """Both histories beside each other, how far each quantity agrees, and what may make a difference.
+    """Compare two histories of a network in a table, with causes of differences.
 
     Args:
         recorded, replayed: two histories of one network.
@@ -77,7 +77,7 @@ def compare(
 def _describe_agreement(
     name: str, recorded: Sequence[EpochRecord], replayed: Sequence[EpochRecord]
 ) -> str:
-    """How far one quantity agrees, over all epochs."""
+    """Describe how far one quantity agrees over all epochs."""
     pairs = [
         (old.value(name), new.value(name)) for old, new in zip(recorded, replayed, strict=True)
     ]
@@ -98,7 +98,7 @@ def _describe_agreement(
 def _describe_scope(
     recorded: Sequence[EpochRecord], replayed: Sequence[EpochRecord], deterministic: bool
 ) -> str:
-    """What was the same, and what may make a difference."""
+    """Describe what was equal in both trainings, and what may differ."""
     before, now = ({record.gpus for record in history} for history in (recorded, replayed))
     sizes = f"on groups of {' and '.join(map(str, sorted(before)))}, replayed on {' and '.join(map(str, sorted(now)))}"
     if before != now:
@@ -113,7 +113,7 @@ def _describe_scope(
 
 @dataclass(frozen=True)
 class Replay:
-    """What is trained again.
+    """A network to train again.
 
     Attributes:
         run: of which.
@@ -133,7 +133,7 @@ class Replay:
         changed: Sequence[str],
         accepts_changes: bool,
     ) -> None:
-        """Refuse to train again what is something else by now.
+        """Refuse to replay if data, code or settings have changed.
 
         Args:
             changed: what has changed of the data, in words.
@@ -181,7 +181,7 @@ class Replay:
             )
 
     def copy_initial_weights(self, paths: RunPaths) -> None:
-        """Begin with the weights with which the network began, where it got them of another one."""
+        """Copy the weights that the network inherited from its parent."""
         first = self.run.first(self.name)
         if first.exists():
             with writing_into(paths):
@@ -191,7 +191,7 @@ class Replay:
 
 
 def make_replay(spec: Spec, paths: RunPaths, name: str, trainers: int) -> tuple[Spec, Replay]:
-    """A spec of one network, trained for as many epochs as its history has.
+    """Make the spec of one network with as many epochs as its history has.
 
     On as many GPUs as it had, if that number did not change and there are so many; otherwise on one.
 

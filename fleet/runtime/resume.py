@@ -1,4 +1,4 @@
-"""Taking a run up where earlier launches have left it: by their logs, and then by the checkpoints."""
+"""Resuming a run from its logs and checkpoints."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fleet.units import pluralize
 
 @dataclass(frozen=True)
 class Resumed:
-    """What earlier launches of a run have left.
+    """The state that earlier launches of a run have left.
 
     Attributes:
         results: of the run as it is by all that.
@@ -41,7 +41,7 @@ class Resumed:
 
 
 def resume(launch: Launch) -> Resumed:
-    """Take a run up, and write the table of its results.
+    """Resume a run, and write the table of its results.
 
     Raises:
         StorageError: the disk is full, ...
@@ -132,7 +132,7 @@ def _is_of_this_launch(standing: NetworkStatus) -> bool:
 def _describe_deaths(
     results: Results, standings: Mapping[str, NetworkStatus]
 ) -> list[ev.NetworkFailed | ev.NetworkWarned]:
-    """What is to be logged of networks with which ranks died: they fail, or are trained last."""
+    """Return events for networks whose ranks died: they fail or are trained last."""
     events: list[ev.NetworkFailed | ev.NetworkWarned] = []
     for name, standing in standings.items():
         outcome = standing.outcome
@@ -182,7 +182,7 @@ def _find_missing(
 
 
 def _count_parameters(launch: Launch, logged_state: RunState) -> dict[str, int]:
-    """The parameter counts that are known without building a network, of those that can be built."""
+    """Count the parameters of networks as far as possible without building them."""
     refused = logged_state.refused
     counts = {
         network.name: known_parameters(network, launch.sample)

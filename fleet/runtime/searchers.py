@@ -1,4 +1,4 @@
-"""Searchers are made and called here: by one thread of rank 0, one call after another, each within a time limit.
+"""Searchers, called in a thread of rank 0, one call at a time, with a time limit.
 
 A searcher may think for seconds, while MPI, messages and the lease cannot wait. So the coordinator hands over a call
 (:meth:`Searchers.consult`) and looks at each of its steps whether the answer is there (:meth:`Searchers.heard`). A
@@ -36,7 +36,7 @@ Answer: TypeAlias = SearcherAnswered | SearcherCallFailed
 
 
 def make_searchers(ends: Spec, run: RunState) -> dict[str, Searcher]:
-    """The searchers of a spec, by the names of their entries.
+    """Make the searchers of a spec, by the names of their entries.
 
     Args:
         ends: the spec, with the networks that stand for those of its searches.
@@ -69,7 +69,7 @@ def make_searchers(ends: Spec, run: RunState) -> dict[str, Searcher]:
 
 @contextmanager
 def _locating_mistakes(spec: Spec, path: tuple) -> Iterator[None]:
-    """A context in which what is wrong with a part of the user's own is a mistake at its place in the spec."""
+    """Report errors of user code as mistakes at a place in the spec."""
     try:
         yield
     except UserError as error:
@@ -78,7 +78,7 @@ def _locating_mistakes(spec: Spec, path: tuple) -> Iterator[None]:
 
 
 def _make_in_time(entry: Entry) -> Searcher:
-    """A searcher, made in a thread: its constructor has as long as each of its calls.
+    """Make a searcher in a thread within the time limit of its calls.
 
     Raises:
         UserError: it cannot be made, or not in time.
@@ -110,7 +110,7 @@ def _make_in_time(entry: Entry) -> Searcher:
 
 
 class _Work:
-    """What a thread does for one entry; nothing of it matters any more once it is given up."""
+    """The work of the thread for one entry; ignored once abandoned."""
 
     def __init__(self, entry: str, name: str) -> None:
         self.entry = entry
@@ -119,7 +119,7 @@ class _Work:
         self.done: queue.SimpleQueue[Answer] = queue.SimpleQueue()
 
     def begin(self, call: Call) -> None:
-        """A call begins: its time counts from now."""
+        """Start the time of a call."""
         self.doing = str(call)
         self.since_s = time.monotonic()
 
@@ -147,7 +147,7 @@ class Searchers:
         self._thread: threading.Thread | None = None
 
     def consult(self, entry: str, call: Call) -> None:
-        """Have a searcher called; before its first call it hears again those of earlier launches, in their order."""
+        """Call a searcher in the thread, replaying earlier launches' calls first."""
         searcher = self._searchers[entry]
         logged = self._logged.pop(entry, ())
 
@@ -159,7 +159,7 @@ class Searchers:
         self._start(entry, str(call), do)
 
     def poll_answer(self) -> Answer | None:
-        """The answer, once it is there or nobody waits for it any longer; it never blocks."""
+        """Return the answer once there is one or its time is over; never blocks."""
         work = self._work
         if work is None:
             return None

@@ -1,4 +1,4 @@
-"""One rank's part in a run: take up the roles, do them, end together."""
+"""A rank's part in a run: set up the roles, run them, end together."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Session:
         self._memory_mib: int | None = None  # of this trainer's GPU, where GPUs are shared
 
     def run(self) -> int:
-        """Do this rank's part; returns the exit status that this rank should end with."""
+        """Run this rank's roles; returns its exit status."""
         log.info("%s; JPEG by %s", self._world.library_name(), decoder_name())
         witness = self._witness = Witness(self._world, self._launch.paths)
         self._interruption.on_signal = self._on_signal
@@ -129,7 +129,7 @@ class Session:
         return RankZero(self._world, self._launch, self._interruption, self._lease, self._timer)
 
     def _watchdog(self, rank_zero: RankZero) -> Watchdog:
-        """What ends the launch in time, whatever this rank or another is stuck in."""
+        """Start the watchdog that ends a stuck launch in time."""
 
         def cut(reason: str) -> None:
             rank_zero.close()
@@ -143,7 +143,7 @@ class Session:
         return watchdog
 
     def _train(self, rank_zero: RankZero | None, is_busy: bool) -> None:
-        """A trainer; on a launch of one rank it coordinates while it waits.
+        """Run a trainer; a single rank also coordinates while it waits.
 
         Args:
             is_busy: whether there will be something to train here.
@@ -171,7 +171,7 @@ class Session:
         trainer.stop()
 
     def _run_without_training(self, rank_zero: RankZero | None) -> None:
-        """A preprocessor, or rank 0 that coordinates, or both."""
+        """Run a preprocessor, the coordinator, or both."""
         if self._world.rank in self._roles.preprocessors:
             preprocessor = self._preprocessor()
         else:
@@ -195,7 +195,7 @@ class Session:
             preprocessor.stop()
 
     def _coordinate(self, rank_zero: RankZero) -> bool:
-        """The duty of rank 0. Where ranks are left in the end that do not listen, it ends them with all others."""
+        """Run one coordinator step; ends all ranks if some are unresponsive at the end."""
         worked = rank_zero.coordinator.step()
         if rank_zero.coordinator.is_cut:
             rank_zero.close()
@@ -306,7 +306,7 @@ class Session:
         return self._roles.slots > 1 and self._launch.spec.engine.uses_gpus
 
     def _gpu(self) -> str | None:
-        """The name of this trainer's GPU; None for other ranks, and without GPUs."""
+        """Return this trainer's GPU; None for other ranks and without GPUs."""
         names = self._gpus()
         if not names or self._world.rank not in self._roles.trainers:
             return None
@@ -319,13 +319,13 @@ class Session:
         ]
 
     def _gpus(self) -> tuple[str, ...]:
-        """What this rank is shown, by the names that the system gives them; nothing where the engine uses none."""
+        """Return the GPUs that this rank sees; empty if the engine uses none."""
         if self._launch.spec.engine.uses_gpus:
             return visible_gpus(os.environ, os.listdir("/dev"))
         return ()
 
     def _warn_of_slow_copies(self, reason: str) -> None:
-        """Say once in a run that inputs go to GPUs from memory that their driver does not know of."""
+        """Warn once that copies to GPUs use unregistered memory."""
         log.warning("memory cannot be registered with the driver of the GPU: %s", reason)
         if self._gpus():
             self._world.send(

@@ -1,4 +1,4 @@
-"""How a launch starts: what the command line asks for, and how long each part of the start-up takes."""
+"""The command line of a launch, and the durations of its start-up."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ IDLE_S = 300.0
 
 @dataclass(frozen=True)
 class Request:
-    """What the command line asks for.
+    """The options of the command line.
 
     Attributes:
         spec: its path.
@@ -44,12 +44,12 @@ class Request:
 
     @property
     def folders(self) -> tuple[str, ...]:
-        """Where modules that the spec names are looked for: the working folder, and that of the spec."""
+        """Folders of modules that the spec names: the working folder and the spec's."""
         return tuple(dict.fromkeys(map(str, (Path.cwd(), Path(self.spec).absolute().parent))))
 
 
 class StartupTimer:
-    """The parts of a start-up, one behind the other, on the clock of this rank.
+    """The durations of the parts of a start-up.
 
     The first two are over when this is made: the launcher that starts this process, where one is known, and Python
     with the first modules.
@@ -65,7 +65,7 @@ class StartupTimer:
         )
 
     def end(self, part: str) -> None:
-        """A part is over that began where the one before it ended."""
+        """Record the end of a part, which began where the last one ended."""
         now = time.clock_gettime(time.CLOCK_BOOTTIME)
         self._parts[part] = self._parts.get(part, 0.0) + now - self._now
         self._now = now

@@ -1,4 +1,4 @@
-"""What earlier runs found, for the searcher of a new one."""
+"""Trials of earlier runs for the searcher of a new run."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _ENDS = {
 def read_prior_trials(
     run: str | Path, space: Space, objectives: Sequence[tuple[str, str]]
 ) -> tuple[list[AddPriorTrial], dict[str, int]]:
-    """What a run found, for a search in a space.
+    """Read the trials of a run that fit a search space.
 
     Args:
         objectives: the names of what counts, and whether ``maximize`` or ``minimize``; the monitored quantity first.

@@ -1,4 +1,4 @@
-"""A thread of rank 0 that ends a launch in time, whatever its other threads and ranks are stuck in.
+"""A thread of rank 0 that ends a stuck launch in time.
 
 The code of users may never come back, in a step, a loss, a transform or a searcher. Once a launch is to end, this thread
 coordinates if the main thread does not, so groups that answer are saved and those that do not are given up. If that does
@@ -31,7 +31,7 @@ _NOT_OF_USERS = (
 
 
 class Watchdog:
-    """See the module.
+    """Ends a stuck launch; see the module.
 
     Args:
         status: how the launch ends, once the coordinator has decided that; None before.
@@ -54,15 +54,15 @@ class Watchdog:
         self.tasks_ran_s = time.monotonic()
 
     def start(self) -> None:
-        """Watch from now on."""
+        """Start the watchdog's thread."""
         threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
 
     def stop(self) -> None:
-        """The launch has ended by itself."""
+        """Stop the watchdog: the launch has ended by itself."""
         self._is_over.set()
 
     def note_task_run(self) -> bool:
-        """A duty of this rank: notes when duties are done; it is no work."""
+        """Record that background tasks run; this is itself such a task."""
         self.tasks_ran_s = time.monotonic()
         return False
 
@@ -88,7 +88,7 @@ class Watchdog:
                 self._world.run_background_tasks()
 
     def _describe_position(self) -> str:
-        """Where the main thread is: at the innermost line that is not of FLEET or of Python, if there is one."""
+        """Describe where the main thread is: its innermost line of user code, if any."""
         frame = sys._current_frames().get(self._main.ident or 0)
         lines = traceback.extract_stack(frame)
         user_lines = [line for line in lines if not line.filename.startswith(_NOT_OF_USERS)]

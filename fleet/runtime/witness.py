@@ -1,4 +1,4 @@
-"""A rank that looks after the others of its node: which of them has died, and what that one trained.
+"""Detection of dead ranks of a node, and of the networks that they trained.
 
 When a rank dies, Open MPI's mpirun kills all others half a second later, and tells them by signals before that. That is
 time enough to see which process is gone, to say in the run's folder what it trained (:mod:`fleet.storage.rank_deaths`), and
@@ -22,7 +22,7 @@ from launch.processes import end_children, end_with_parent, started
 
 
 class Witness:
-    """See the module; collective over all ranks.
+    """Detects dead ranks of this node; collective over all ranks.
 
     Args:
         paths: of the run.
@@ -45,7 +45,7 @@ class Witness:
         self._processes = world.allgather((world.host, os.getpid(), started(os.getpid())))
 
     def on_signal(self, number: int) -> str:
-        """The launch may be ending, or be killed just now; returns which rank has died, in words."""
+        """Handle a signal; returns which rank has died, or an empty string."""
         if self._launcher not in (None, os.getppid()):  # the launcher was killed, and its ranks end
             self.mark.close()
             return ""
@@ -55,13 +55,13 @@ class Witness:
         return death
 
     def leave(self) -> None:
-        """This rank ends by itself, and all others with it."""
+        """Prepare for this rank to end all ranks."""
         self.record_deaths()
         self.mark.close()
         end_children()
 
     def record_deaths(self) -> str:
-        """See which ranks of this node have died, and say what they trained; returns the last one, in words."""
+        """Record dead ranks of this node and their networks; describes the last one."""
         death = ""
         for rank, (host, pid, began) in enumerate(self._processes):
             if host != self._host or started(pid) == began:

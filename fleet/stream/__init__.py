@@ -1,1 +1,1 @@
-"""How samples reach trainers: order, shared window, relay, readers; imports comm and what comm may import."""
+"""The path of samples to trainers: order, window, relay, readers; imports comm and below."""

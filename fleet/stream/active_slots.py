@@ -1,4 +1,4 @@
-"""How many networks train on a GPU at this moment, as its trainers tell each other.
+"""The number of networks that train on a GPU right now, in shared memory of the node.
 
 Each trainer of a node has a byte of shared memory, which is 1 while it trains a network. So a step knows how many
 others were there: that decides how fast it is.
@@ -40,7 +40,7 @@ class ActiveSlots:
 
     @contextmanager
     def present(self) -> Iterator[None]:
-        """While this trainer trains a network."""
+        """Mark this trainer as training a network."""
         if self._segment is None:
             yield
             return
@@ -51,7 +51,7 @@ class ActiveSlots:
             self._segment.memory[self._index] = 0
 
     def count(self) -> int:
-        """How many networks train on the GPU, at least this one; those of dead ranks do not."""
+        """Count the networks that train on the GPU, at least 1; dead ranks do not count."""
         if self._segment is None:
             return 1
         dead_ranks = self._world.dead_ranks

@@ -1,4 +1,4 @@
-"""The finish: what a rank does to samples that others have begun, or that are kept.
+"""Deferred augmentation: what a rank applies to samples from the stream or from a store.
 
 The window carries what all networks have in common (:mod:`fleet.runtime.input_pipelines`). Each rank does the rest to its own
 rows, by the same random numbers as a rank that prepares them from their files.
@@ -25,7 +25,7 @@ AugmentedEpoch = tuple[
 
 
 class DeferredAugmentation:
-    """Does to samples what is left to do.
+    """The transforms that are left to apply to samples.
 
     Args:
         pipeline: its :meth:`~preprocess.pipeline.Pipeline.augment_stored` does the rest.
@@ -48,7 +48,7 @@ class DeferredAugmentation:
         productions: np.ndarray,
         training: bool = True,
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Inputs and targets (k, ...) of the samples ``indices``, each as it is in its production."""
+        """Return inputs and targets (k, ...) of samples, each as in its production."""
         pipeline = self._pipeline
         if self._is_done:
             return pipeline.select_slice(inputs), pipeline.convert_targets(kept_targets, indices)
@@ -68,7 +68,7 @@ class DeferredAugmentation:
 
 
 class AugmentedEpochs:
-    """Samples as they go into training, of the epochs that a rank has had first: as many as fit.
+    """Augmented samples of the first epochs that a rank has seen, as many as fit.
 
     What differs from epoch to epoch depends on the seed, the epoch and the sample alone, and networks that a rank
     trains one after another, or side by side with others, begin with the same epochs. To turn a small image takes
@@ -102,7 +102,7 @@ class AugmentedEpochs:
         images: np.ndarray,
         targets: np.ndarray,
     ) -> list[UnreadableSample]:
-        """Finish samples, or take those that have been before; see :meth:`preprocess.pipeline.Pipeline.augment_stored`.
+        """Augment samples or return cached ones; see :meth:`Pipeline.augment_stored`.
 
         Args:
             kept: indices -> inputs and targets, as they are kept.
@@ -142,7 +142,7 @@ class AugmentedEpochs:
 
 
 class NodeEpochs:
-    """Room for some epochs.
+    """Shared memory of a node for augmented epochs.
 
     A trainer says which epoch it is at before it touches one, under a lock. An epoch makes room for another only where
     no trainer is at it, the latest first: networks that begin later come to the early ones.
@@ -180,7 +180,7 @@ class NodeEpochs:
         )
 
     def take(self, trainer: int, production: int) -> AugmentedEpoch | None:
-        """An epoch, which stays until this trainer takes another; None where there is no room for it."""
+        """Return an epoch until this trainer takes another; None if there is no room."""
         if self._trainer_epochs[trainer] != production + 1:
             with self.segment.locked():
                 self._trainer_epochs[trainer] = production + 1

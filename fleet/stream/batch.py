@@ -1,4 +1,4 @@
-"""The seam between how samples arrive and how a network trains on them: batches."""
+"""Batches: the interface between the stream and training."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Batch:
 
 
 def split_rows(first: int, last: int, rank: int, size: int) -> tuple[int, int]:
-    """The rows of one rank: contiguous, in order of rank, no two shares differing by more than one.
+    """Return one rank's contiguous rows; shares differ by one row at most.
 
     >>> [split_rows(0, 10, rank, 3) for rank in range(3)]
     [(0, 4), (4, 7), (7, 10)]
@@ -49,12 +49,12 @@ def split_rows(first: int, last: int, rank: int, size: int) -> tuple[int, int]:
 
 
 class Batches(Protocol):
-    """Gives a rank its rows of the batches of an epoch."""
+    """An iterable source of a rank's rows of the batches of an epoch."""
 
     def batches(
         self, epoch: Epoch, start: int, batch: int, group: Group, consumed: Container[int] = ()
     ) -> Iterator[Batch]:
-        """The batches of an epoch from position ``start``; a batch is valid until the next.
+        """Yield the batches of an epoch from ``start`` on; each is valid until the next.
 
         Args:
             taken: chunks of the ring that the network has consumed in its earlier epochs.

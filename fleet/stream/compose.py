@@ -1,4 +1,4 @@
-"""How samples come to a trainer: an order, a store and a finish, put together once.
+"""Streams: an order, a store and deferred augmentation, combined in one place.
 
 ============  =================================================================================================
 order         ``strict`` or ``ring`` (:mod:`fleet.stream.order`); a network of a fold leaves some samples out
@@ -47,7 +47,7 @@ Store: TypeAlias = Literal[
 
 @dataclass(frozen=True)
 class NodeMemory:
-    """What the ranks of a node share.
+    """Memory that the ranks of a node share.
 
     Attributes:
         window: of training samples that come and go, in an order; or
@@ -64,7 +64,7 @@ class NodeMemory:
     augmented: NodeEpochs | None = None
 
     def sample_segments(self) -> list[Segment]:
-        """What samples lie in."""
+        """Return the segments that hold samples."""
         return [
             shared.segment
             for shared in (self.window, self.decoded, self.validation)
@@ -72,7 +72,7 @@ class NodeMemory:
         ]
 
     def unlink(self) -> None:
-        """Take the names away, once all ranks of the node have mapped it; the memory lives on."""
+        """Remove the names after all ranks of the node have mapped the memory."""
         for segment in self.sample_segments():
             segment.unlink()
         for shared in (
@@ -84,7 +84,7 @@ class NodeMemory:
 
 
 class Stream:
-    """The samples of a network's epochs, as a rank gets its rows of them.
+    """The samples of a network's epochs, from which a rank reads its rows.
 
     Args:
         own: the same samples, prepared by this rank alone.
@@ -110,16 +110,16 @@ class Stream:
 
     @property
     def waited_s(self) -> float:
-        """What this rank has waited for samples so far."""
+        """Seconds that this rank has waited for samples."""
         return self.local.waited_s + (0.0 if self._reader is None else self._reader.waited_s)
 
     def join(self, epoch: int) -> None:
-        """Promise to read from the start of a stream epoch on."""
+        """Declare that this rank reads from the start of a stream epoch on."""
         if self._reader is not None:
             self._reader.join(epoch)
 
     def leave(self) -> None:
-        """Read no further."""
+        """Stop reading."""
         if self._reader is not None:
             self._reader.leave()
 
@@ -176,7 +176,7 @@ def compose(
     finish: DeferredAugmentation | None = None,
     first_epoch: int = 0,
 ) -> Callable[[np.ndarray | None], Stream]:
-    """Put a stream together; the one place that knows which order goes with which store and finish.
+    """Build a stream; the only place that combines orders, stores and augmentation.
 
     Args:
         kind: of the store.

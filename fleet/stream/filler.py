@@ -1,4 +1,4 @@
-"""How preprocessors fill what a node shares: the window of the stream, and samples that stay."""
+"""Preprocessors filling shared memory: the window of the stream and stored sample sets."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _BUSY_S = 0.5  # of work, until the coordinator hears how fast it went
 
 
 class WindowFiller:
-    """Fills a window: this rank's chunks by itself, those of other nodes by the relay.
+    """Fills a window: this rank's chunks itself, those of other nodes through the relay.
 
     Args:
         clock: seconds, from any moment on; what a sample takes is measured by it.
@@ -71,7 +71,7 @@ class WindowFiller:
         )
 
     def apply_order(self, order: Produce) -> None:
-        """Heed what the coordinator says."""
+        """Apply an order of the coordinator."""
         self._limit = order.limit
         self._hold = order.hold
         if self._turns is None:
@@ -86,7 +86,7 @@ class WindowFiller:
             self._next = self._turns.next_of(self._world.rank, order.since)
 
     def note_demand(self, demand: Demand) -> None:
-        """Another node's readers are that far."""
+        """Record how far the readers of another node are."""
         self._demands[demand.node] = demand.sequence
         self._window.demand[0] = max(self._demands.values())
 
@@ -101,12 +101,12 @@ class WindowFiller:
         return self._produce() | (self._relay is not None and self._relay.step(self._may_write))
 
     def stop(self) -> None:
-        """Collective over the leaders."""
+        """Finish the relay; collective over the leaders."""
         if self._relay is not None:
             self._relay.finish()
 
     def _send_demand(self) -> None:
-        """What is prepared here may be wanted elsewhere first."""
+        """Tell other nodes how far this node's readers are."""
         fastest = self._window.fastest_reader()
         now = time.perf_counter()
         if (
@@ -124,7 +124,7 @@ class WindowFiller:
                 )
 
     def _is_wanted(self, sequence: int) -> bool:
-        """Whether chunk ``sequence`` is wanted yet."""
+        """Return True if chunk ``sequence`` may be produced now."""
         fastest = self._window.fastest_reader()
         if fastest is None:
             # Nobody reads on this node. No reader of another one is beyond `hold`, so it is not held back.
@@ -135,20 +135,20 @@ class WindowFiller:
         return sequence < min(self._limit, ahead_of + self._window.layout.lookahead)
 
     def _drop_dead_ranks(self) -> None:
-        """What a trainer of this node would still read when it dies, it will not."""
+        """Release what is held for dead trainers of this node."""
         dead_ranks = self._world.dead_ranks
         self.release_readers(dead_ranks - self._dropped)
         self._dropped = dead_ranks
 
     def release_readers(self, ranks: Iterable[int]) -> None:
-        """Hold nothing for trainers that read no more."""
+        """Release what is held for trainers that no longer read."""
         roles = self._roles
         for rank in ranks:
             if rank in roles.device_of and roles.node_of[rank] == roles.node_of[self._world.rank]:
                 self._window.need(roles.local_index(rank), NOT_READING)
 
     def _may_write(self, sequence: int) -> bool:
-        """Whether chunk ``sequence`` is wanted yet, and its slot is free."""
+        """Return True if chunk ``sequence`` may be produced and its slot is free."""
         if self._window.layout.is_ring:
             return self._window.has_slot(sequence)
         return (
@@ -190,7 +190,7 @@ class WindowFiller:
         return True
 
     def _report_throughput(self, samples: int, seconds: float) -> None:
-        """Tell the coordinator how fast samples are prepared while there is anything to do."""
+        """Report to the coordinator how fast samples are prepared."""
         self._prepared = self._prepared + samples
         self._busy_s = self._busy_s + seconds
         if self._busy_s >= _BUSY_S:
@@ -205,7 +205,7 @@ class WindowFiller:
 
 
 class SetFiller:
-    """Fills a set of samples: this rank's chunks by itself, those of other nodes by the relay.
+    """Fills a sample set: this rank's chunks itself, those of other nodes by the relay.
 
     Args:
         number: of its relay.
@@ -266,12 +266,12 @@ class SetFiller:
         return True
 
     def _is_far(self, chunk: int) -> bool:
-        """Whether the rank whose chunk it is has another one to do before."""
+        """Return True if the owner of a chunk still has an earlier one to prepare."""
         before = chunk - self._apart
         return before >= 0 and not self._target.has(before)
 
     def stop(self) -> None:
-        """Collective over the leaders."""
+        """Finish the relay; collective over the leaders."""
         if self._relay is not None:
             self._relay.finish()
 

@@ -1,4 +1,4 @@
-"""How the stream is cut into chunks, who produces each, and how many of them a window holds (pure).
+"""Chunks of the stream, who produces them, and how many a window holds (pure).
 
 The stream is a sequence of *chunks*. Epoch ``e`` of the stream is the training set in an order of its own, cut into
 ``C`` chunks of equally many samples (the last may be short); chunk ``c`` of epoch ``e`` has the number
@@ -21,7 +21,7 @@ LABEL = np.dtype(np.int64)  # the type of a plain class
 
 @dataclass(frozen=True)
 class Layout:
-    """What a stream is cut into, and what a window of it holds: what ranks agree on before the first sample.
+    """The division of a stream into chunks, and the size of its window.
 
     Attributes:
         image: what the input of one sample is.
@@ -54,13 +54,13 @@ class Layout:
         return self.slots * self.chunk * row_bytes(self.image, self.target)
 
     def span(self, sequence: int) -> tuple[int, int, int]:
-        """What chunk ``sequence`` holds: (epoch, first position, one past the last)."""
+        """Return (epoch, first position, one past the last) of chunk ``sequence``."""
         epoch, chunk = divmod(sequence, self.chunks)
         first = chunk * self.chunk
         return epoch, first, min(first + self.chunk, self.samples)
 
     def sequence(self, epoch: int, position: int) -> int:
-        """The chunk that holds a position of an epoch."""
+        """Return the chunk that holds a position of an epoch."""
         return epoch * self.chunks + position // self.chunk
 
 
@@ -69,12 +69,12 @@ Q_P = 2048
 
 
 def row_bytes(image: ImageSpec, target: np.dtype) -> int:
-    """Bytes of one sample, without those of a plain label, which are few."""
+    """Return the bytes of one sample, without those of a plain label."""
     return image.nbytes + (0 if target == LABEL else target.itemsize)
 
 
 def chunk_size(image: ImageSpec, target: np.dtype = LABEL) -> int:
-    """Samples in a chunk that is about a mebibyte."""
+    """Return the samples of a chunk of about a mebibyte."""
     return int(np.clip(2**20 // row_bytes(image, target), 8, 64))
 
 
@@ -143,7 +143,7 @@ def plan_ring(
 
 
 class Turns:
-    """Ranks that take turns, from some chunk on; others may do so from a later one on.
+    """The ranks that produce chunks in turn; the ranks may change at a later chunk.
 
     >>> turns = Turns(0, (0, 1, 2))
     >>> turns.change(5, (1, 2))
@@ -159,21 +159,21 @@ class Turns:
         self._parts = [(first, tuple(ranks))]
 
     def change(self, since: int, ranks: Sequence[int]) -> bool:
-        """From a chunk on that nobody has begun, others take turns; returns whether they did not before."""
+        """Change the ranks from an unstarted chunk on; returns whether anything changed."""
         if self._parts[-1][1] == tuple(ranks):
             return False
         self._parts.append((since, tuple(ranks)))
         return True
 
     def rank_of(self, sequence: int) -> int:
-        """Who produces a chunk."""
+        """Return the rank that produces a chunk."""
         ranks = next(
             ranks for since, ranks in reversed(self._parts) if since <= max(sequence, self.first)
         )
         return ranks[sequence % len(ranks)]
 
     def next_of(self, rank: int, sequence: int) -> int | None:
-        """The first chunk from this one on that a rank is to produce; None where there is none as far as is known."""
+        """Return the first chunk from ``sequence`` on that a rank produces, or None."""
         since, ranks = self._parts[-1]
         until = max(sequence, since) + len(ranks)
         return next(

@@ -1,4 +1,4 @@
-"""Batches that a trainer makes itself, in a thread, of what a store has."""
+"""Batches that a trainer prepares itself, in a thread, from a store."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Q_D = 10
 
 
 class LocalBatches:
-    """Prepares this rank's own rows, in a thread, a few batches ahead.
+    """Prepares this rank's rows in a thread, a few batches ahead.
 
     Args:
         store: where they come from.
@@ -84,7 +84,7 @@ class LocalBatches:
             worker.join()
 
     def _next(self, ahead: queue.Queue) -> Any:
-        """Wait for what the thread has prepared; when a rank has died on which it waits, it waits no longer."""
+        """Wait for the thread's next batch; stop waiting for a rank that has died."""
 
         def look() -> Any:
             item = _get(ahead)

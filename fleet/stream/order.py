@@ -1,4 +1,4 @@
-"""Which samples make up an epoch of a network, and in which order (pure).
+"""The samples of a network's epoch and their order (pure).
 
 An epoch is a sequence of (production, sample) pairs. A *production* is one run of preprocessing over the data
 set: what a sample looks like in it depends on (seed, production, sample) alone, so that any rank can prepare any
@@ -27,7 +27,7 @@ from preprocess.base import ORDER, rng_for
 
 @dataclass(frozen=True)
 class Epoch:
-    """An epoch as it is asked for.
+    """A request for an epoch.
 
     Attributes:
         number: of the stream's epoch (strict), or of the production to begin with (ring).
@@ -40,7 +40,7 @@ class Epoch:
 
 @dataclass(frozen=True)
 class EpochPlan:
-    """A whole epoch.
+    """All samples of an epoch.
 
     Attributes:
         productions: (samples,) in which each sample is prepared, int64.
@@ -54,13 +54,13 @@ class EpochPlan:
 
 
 class Order(Protocol):
-    """Maps epochs, and chunks of the stream, to samples."""
+    """A mapping from epochs, and chunks of the stream, to samples."""
 
     def chunk(self, sequence: int) -> tuple[int, np.ndarray]:
-        """The production of a chunk of the stream, and its samples in order."""
+        """Return the production of a chunk of the stream, and its samples in order."""
 
     def plan_epoch(self, epoch: Epoch, consumed: Container[int] = ()) -> EpochPlan:
-        """All of an epoch, for a rank that prepares it itself.
+        """Return all samples of an epoch, for a rank that prepares it itself.
 
         Args:
             taken: chunks of the ring that the network has consumed in other epochs.
@@ -68,10 +68,10 @@ class Order(Protocol):
 
 
 class PermutationSource(Protocol):
-    """What draws permutations: a pipeline, by its source and seed."""
+    """A source of permutations: a pipeline, by its source and seed."""
 
     def order(self, epoch: int) -> np.ndarray:
-        """The permutation of the samples in one epoch."""
+        """Return the permutation of the samples in one epoch."""
 
 
 class StrictOrder:
@@ -134,7 +134,7 @@ class RingOrder:
         self._turn: tuple[int, np.ndarray] | None = None
 
     def shard(self, sequence: int) -> int:
-        """Which shard a chunk is."""
+        """Return the shard of a chunk."""
         production, position = divmod(sequence, self.shards)
         if self._turn is None or self._turn[0] != production:
             order = rng_for(self._seed, ORDER, production, 1).permutation(self._full_shards)
@@ -156,7 +156,7 @@ class RingOrder:
         return EpochPlan(productions, np.concatenate([samples for _, samples in parts]), path)
 
     def _complete(self, epoch: Epoch, consumed: Container[int]) -> tuple[int, ...]:
-        """A path to its end: with the next chunks that hold the shards it lacks."""
+        """Complete a path with the next chunks that hold its missing shards."""
         if not epoch.path and epoch.number < len(self._recorded):
             return self._recorded[epoch.number]
         path = list(epoch.path)
@@ -172,7 +172,7 @@ class RingOrder:
 
 
 class FoldOrder:
-    """An order without the samples that a network leaves out: those of the fold by which it is judged.
+    """An order without the samples of the fold that evaluates a network.
 
     Positions count the samples that it trains on, so whoever asks for batches need not know that there are others. See
     docs/design/folds.md.
@@ -197,7 +197,7 @@ class FoldOrder:
 
 
 def runs(productions: np.ndarray) -> list[tuple[int, slice]]:
-    """The stretches of samples that are of one production: its number, and where they are.
+    """Split samples into runs of one production: (production, slice).
 
     >>> runs(np.array([4, 4, 5]))
     [(4, slice(0, 2, None)), (5, slice(2, 3, None))]
@@ -211,7 +211,7 @@ def runs(productions: np.ndarray) -> list[tuple[int, slice]]:
 
 
 def format_path(path: Sequence[int]) -> str:
-    """A path in short.
+    """Format a path compactly.
 
     >>> write_path((3, 4, 5, 9, 7, 8)), write_path(())
     ('3-5 9 7-8', '')
@@ -220,7 +220,7 @@ def format_path(path: Sequence[int]) -> str:
 
 
 def parse_path(text: str) -> tuple[int, ...]:
-    """What :func:`format_path` wrote.
+    """Parse the output of :func:`format_path`.
 
     >>> read_path("3-5 9 7-8")
     (3, 4, 5, 9, 7, 8)

@@ -1,4 +1,4 @@
-"""Trainers that read the node's window in the order of the stream, each rank its own rows of every batch.
+"""Readers of the node's window in stream order, each rank its own rows of every batch.
 
 :mod:`fleet.stream.ring` has the reader of groups that read at their own pace, in an order of their own,
 :mod:`fleet.stream.local_batches` what trainers do that prepare their samples themselves. All give the same samples, bit for bit,
@@ -55,11 +55,11 @@ class Reader:
         self._keeps = keeps
 
     def join(self, epoch: int) -> None:
-        """Promise to read from the start of a stream epoch on."""
+        """Declare that this rank reads from the start of a stream epoch on."""
         self._need(self._window.layout.sequence(epoch, 0))
 
     def leave(self) -> None:
-        """Read no further."""
+        """Stop reading."""
         self._need(NOT_READING)
 
     def batches(  # noqa: D102
@@ -86,7 +86,7 @@ class Reader:
         self._need(layout.sequence(number + 1, 0))
 
     def _select_positions(self, samples: int, indices: Callable[[], np.ndarray]) -> Positions:
-        """The places, among so many samples, of those that are read."""
+        """Return the positions, among ``samples``, that this network reads."""
         if self._keeps is None:
             return range(samples)
         return np.flatnonzero(self._keeps[indices()])
@@ -95,8 +95,7 @@ class Reader:
         self._window.need(self._reader, sequence)
 
     def _rows(self, epoch: int, positions: Positions) -> tuple[np.ndarray, np.ndarray]:
-        """The samples at some places of an epoch, once they are there: views of the window, or copies where its ring
-        wraps between them, or some samples in between are not read."""
+        """Wait for samples of an epoch; return views of the window, or copies if it wraps."""
         if isinstance(positions, np.ndarray):
             return self._gathered(epoch, positions)
         window = self._window
@@ -117,7 +116,7 @@ class Reader:
         return window.images[wrapped], window.targets[wrapped]
 
     def _gathered(self, epoch: int, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Copies of samples, some of each chunk; it is let go when it has been read."""
+        """Copy some samples of each chunk, releasing a chunk once it was read."""
         window = self._window
         layout = self._window.layout
         images = np.empty((len(positions), *window.images.shape[1:]), window.images.dtype)
@@ -134,7 +133,7 @@ class Reader:
         return images, targets
 
     def _wait(self, sequence: int) -> None:
-        """Wait for a chunk; too long a wait ends the run, with what is known of its cause."""
+        """Wait for a chunk; a wait that is too long ends the run with its cause."""
         began = time.perf_counter()
         clock = StallClock(self._waiting.stall_s, partial(self._stalled, sequence))
         self._waiting.until(lambda: self._window.has(sequence) or None, clock)

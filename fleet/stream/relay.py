@@ -1,4 +1,4 @@
-"""The stream between nodes: each chunk is broadcast once, from the node that prepared it to all others.
+"""The stream between nodes: each chunk is broadcast once, by the node that prepared it.
 
 What is broadcast is a window (without end) or a set of samples (each chunk once).
 
@@ -36,7 +36,7 @@ class _Transfer:
 
 
 class Relay:
-    """The leader's part in the stream between nodes; made by all leaders together.
+    """A leader's part in the stream between nodes; created by all leaders together.
 
     Args:
         target: where chunks come from and go to, on this node.
@@ -100,7 +100,7 @@ class Relay:
         return bool(done)
 
     def _look(self) -> list[bool]:
-        """Which are done, of all that are under way: each look passes on to other nodes what has come."""
+        """Test all broadcasts in progress; testing also forwards received data."""
         return [transfer.broadcast.is_done() for transfer in self._under_way]
 
     def _begin(self, claim: Callable[[int], bool]) -> bool:
@@ -119,11 +119,11 @@ class Relay:
         self._next += 1
 
     def _advance(self) -> None:
-        """The relay's cursor: nothing may overwrite a chunk that is still to be sent or under way."""
+        """Move the relay's cursor, which protects chunks that are still to be sent."""
         self._target.mark_relayed(self._under_way[0].sequence if self._under_way else self._next)
 
     def finish(self) -> None:
-        """Complete the broadcasts that any leader has begun; collective over the leaders.
+        """Complete the broadcasts that any leader has started; collective over the leaders.
 
         MPI knows no way to take a begun broadcast back, so the others take part in it, whatever it
         carries: nobody reads it.

@@ -1,4 +1,4 @@
-"""Trainers that read a ring: each group at its own pace, in an order of its own.
+"""Readers of a ring: each group at its own pace and in its own order.
 
 A group takes a chunk at a time, always the oldest whose shard it still lacks in its epoch. Each node gives its slots
 away by itself, so nodes hold different chunks; what a group takes must be held by all of its nodes. Therefore its
@@ -24,7 +24,7 @@ from fleet.stream.window import CHOOSING, NOT_READING, Stock, Window
 
 
 def choose(stocks: Sequence[Stock], is_of_use: Callable[[int], bool]) -> int:
-    """The chunk that a group takes next: the oldest of use that is there on all of its nodes, else that all will have.
+    """Choose a group's next chunk: the oldest useful one that all of its nodes have or will.
 
     Args:
         stocks: of the group's nodes.
@@ -44,12 +44,12 @@ def choose(stocks: Sequence[Stock], is_of_use: Callable[[int], bool]) -> int:
 
 
 def _list_held(stocks: Sequence[Stock]) -> frozenset[int]:
-    """The chunks that are there, or being written, on any of the nodes."""
+    """Return the chunks that any of the nodes holds or is writing."""
     return frozenset.union(*(stock.complete | stock.coming for stock in stocks))
 
 
 def missed(stocks: Sequence[Stock], is_of_use: Callable[[int], bool]) -> set[int]:
-    """The chunks of use that some nodes of a group hold, and others have let go."""
+    """Return useful chunks that some nodes of a group hold and others have overwritten."""
     return {
         sequence
         for sequence in _list_held(stocks)
@@ -81,12 +81,12 @@ class RingReader(Reader):
         self._first = first
 
     def join(self, epoch: int) -> None:
-        """Nothing is promised: whatever is there when the first batch is asked for will do."""
+        """Do nothing: a ring reader starts with whichever chunk is available."""
 
     def batches(
         self, epoch: Epoch, start: int, batch: int, group: Group, consumed: Container[int] = ()
     ) -> Iterator[Batch]:
-        """See :class:`~fleet.stream.batch.Batches`; ``start`` is 0, for a ring does not give the rest of an epoch."""
+        """Yield the batches of an epoch; ``start`` must be 0 in a ring."""
         if start:
             raise ValueError("a ring does not give the rest of an epoch")
         samples = self._samples
@@ -137,7 +137,7 @@ class RingReader(Reader):
         return self._window.images[rows], self._window.targets[rows]
 
     def _take(self, is_of_use: Callable[[int], bool], group: Group, missed_chunks: set[int]) -> int:
-        """Agree on the next chunk, hold it on all nodes of the group, and wait until it is there.
+        """Agree on the next chunk, hold it on all nodes of the group, and wait for it.
 
         Args:
             gone: is added what was missed.

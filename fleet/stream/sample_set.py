@@ -1,4 +1,4 @@
-"""Samples that stay in a node's shared memory: those for validation, or all decoded training samples."""
+"""Stored sample sets in shared memory: validation or decoded training samples."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from preprocess.sample import ImageSpec
 
 
 class SampleSet:
-    """Samples that stay, one copy on each node: those for validation, or all decoded training samples.
+    """A stored sample set, one copy per node.
 
     Args:
         image: what the input of one sample is.
@@ -44,40 +44,40 @@ class SampleSet:
         )
 
     def rows(self, chunk: int) -> slice:
-        """The rows of one chunk."""
+        """Return the rows of one chunk."""
         return slice(chunk * self.chunk, min(self.samples, (chunk + 1) * self.chunk))
 
     def length(self, chunk: int) -> int:
-        """The samples of one chunk."""
+        """Return the number of samples of one chunk."""
         rows = self.rows(chunk)
         return rows.stop - rows.start
 
     def publish(self, chunk: int) -> None:
-        """Say that a chunk is complete."""
+        """Mark a chunk as complete."""
         fence()
         self._ready[chunk] = 1
 
     def has(self, chunk: int) -> bool:
-        """Whether a chunk is complete."""
+        """Return True if a chunk is complete."""
         complete = bool(self._ready[chunk])
         fence()
         return complete
 
     def has_rows(self, rows: np.ndarray) -> bool:
-        """Whether all of these rows are there."""
+        """Return True if all of these rows are ready."""
         complete = bool(self._ready[rows // self.chunk].all())
         fence()
         return complete
 
     def ready(self) -> int:
-        """How many chunks are there."""
+        """Return the number of complete chunks."""
         return int(self._ready.sum())
 
     def is_complete(self) -> bool:
-        """Whether all samples are there."""
+        """Return True if all samples are ready."""
         complete = bool(self._ready.all())
         fence()
         return complete
 
     def mark_relayed(self, sequence: int) -> None:
-        """Nothing waits for it: what is there stays."""
+        """Do nothing: a stored set keeps its samples."""

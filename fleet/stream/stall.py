@@ -1,4 +1,4 @@
-"""Waiting for what other ranks write, and noticing when it will not come."""
+"""Waiting for other ranks, and detecting that they have stopped."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ _PATIENCE = 4.0
 
 
 class WriterDied(InfrastructureError):
-    """A rank that fills what a node shares has died, and what was waited for will not come."""
+    """A rank that fills shared memory has died, so what was waited for will not come."""
 
 
 class Stalled(InfrastructureError):
-    """What a rank waits for has not come for too long: a rank that should write or read has stopped."""
+    """A wait has taken too long: the rank that should write or read has stopped."""
 
 
 class StallClock:
-    """Measures one wait, and ends the run when nothing has come for too long.
+    """Measures one wait and ends the run when it takes too long.
 
     Args:
         stall_s: so long without progress is too long.
@@ -53,7 +53,7 @@ class StallClock:
         self._since = 0.0
 
     def check(self) -> None:
-        """Called again and again while somebody waits; the first call starts the clock.
+        """Check the wait; called repeatedly, the first call starts the clock.
 
         Raises:
             Stalled: nothing has come for so long that the rank that should write has stopped.
@@ -68,7 +68,7 @@ class StallClock:
 
 
 def make_set_clock(shared: SampleSet, split: str, stall_s: float) -> StallClock:
-    """Measures a wait for samples that stay once they have come; ``what`` they are is for the message."""
+    """Make a clock for a wait for a stored sample set; ``split`` names it in the message."""
 
     def explain() -> str:
         return (
@@ -81,7 +81,7 @@ def make_set_clock(shared: SampleSet, split: str, stall_s: float) -> StallClock:
 
 @dataclass(frozen=True)
 class Waiting:
-    """How a rank waits for what other ranks write.
+    """The way in which a rank waits for what other ranks write.
 
     Attributes:
         world: to wait with.
@@ -94,7 +94,7 @@ class Waiting:
     writers: Container[int] = ()
 
     def until(self, ready: Callable[[], T | None], clock: StallClock) -> T:
-        """Wait until something is there.
+        """Wait until ``ready`` returns something.
 
         Raises:
             WriterDied: a rank that writes has died, so that it may never come.
@@ -111,7 +111,7 @@ class Waiting:
         return self.world.wait(look, _PATIENCE)
 
     def check_writers(self) -> None:
-        """Raise WriterDied when one of those that write has died."""
+        """Raise WriterDied if a rank that writes has died."""
         dead = [rank for rank in self.world.dead_ranks if rank in self.writers]
         if dead:
             raise WriterDied(f"rank {dead[0]}, which prepared samples, has died")

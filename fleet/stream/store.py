@@ -1,4 +1,4 @@
-"""The stores from which a rank takes samples by their numbers: their files, its own memory, or that of its node.
+"""Stores from which a rank takes samples by number: files, its memory, or its node's.
 
 The fourth store is the node's window, where samples pass by in the order of the stream (:mod:`fleet.stream.reader`).
 """
@@ -21,31 +21,31 @@ _POLL_S = 0.001
 
 
 class FileStore:
-    """Nothing is kept: this rank reads, decodes and transforms each sample."""
+    """A store that keeps nothing: this rank reads, decodes and transforms each sample."""
 
     def __init__(self, pipeline: Pipeline) -> None:
         self._pipeline = pipeline
         self.empty = pipeline.empty
 
     def await_all(self, indices: np.ndarray, stop: threading.Event) -> None:
-        """Wait until these can be loaded; less long where ``stop`` is set. For a thread: it does no duties.
+        """Wait until samples can be loaded, or ``stop`` is set; runs in a thread.
 
         Raises:
             InfrastructureError: nothing that it waits for has come for too long.
         """
 
     def stop_waiting(self) -> None:
-        """Wait for nobody any more: a rank that prepared samples for others has died."""
+        """Stop waiting for other ranks, because one of them has died."""
 
     def load(
         self, indices: np.ndarray, production: int, images: np.ndarray, targets: np.ndarray
     ) -> list[UnreadableSample]:
-        """Put samples into arrays; see :meth:`preprocess.pipeline.Pipeline.load`."""
+        """Write samples into arrays; see :meth:`preprocess.pipeline.Pipeline.load`."""
         return self._pipeline.load(indices, production, images, targets)
 
 
 class RankMemory(FileStore):
-    """This rank decodes each sample once and keeps it; it does again what differs from epoch to epoch."""
+    """A store in this rank's memory: samples are decoded once and augmented every epoch."""
 
     def __init__(self, pipeline: Pipeline) -> None:
         super().__init__(pipeline)
@@ -76,7 +76,7 @@ class RankMemory(FileStore):
 
 
 class NodeStore(FileStore):
-    """The node keeps all samples decoded; this rank does what differs from epoch to epoch.
+    """A store in the node's memory: decoded samples, augmented by this rank.
 
     Args:
         stall_s: a wait so long without a further chunk is an error.
@@ -105,7 +105,7 @@ class NodeStore(FileStore):
             clock.check()
 
     def stop_waiting(self) -> None:
-        """Decode what is not there yet."""
+        """Decode samples that are not ready yet."""
         self._is_alone = True
 
     def load(  # noqa: D102

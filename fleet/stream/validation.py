@@ -1,4 +1,4 @@
-"""The samples that networks are judged by, as trainers iterate over them."""
+"""Validation and test samples, as trainers iterate over them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from preprocess.pipeline import Pipeline
 
 @dataclass(frozen=True)
 class NodeValidation:
-    """Validation samples that the node keeps.
+    """Validation samples in the node's memory.
 
     Attributes:
         samples: all of them.
@@ -30,7 +30,7 @@ class NodeValidation:
     finish: DeferredAugmentation | None = None
 
     def wait_until_complete(self) -> bool:
-        """Wait until all samples are there; returns whether they are: a rank that prepares them may have died.
+        """Wait for all samples; returns False if a rank that prepares them has died.
 
         Raises:
             InfrastructureError: no further ones have come for too long.
@@ -43,7 +43,7 @@ class NodeValidation:
 
 
 class Validation:
-    """The validation samples, or those of the test data, the same for every network.
+    """The validation or test samples, the same for every network.
 
     Args:
         pipeline: prepares them, where the node does not keep them.
@@ -75,7 +75,7 @@ class Validation:
         self._local_samples: tuple[np.ndarray, np.ndarray] | None = None
 
     def batches(self, batch: int, rank: int, size: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """This rank's share of all samples, in batches of (inputs, targets)."""
+        """Yield this rank's share of all samples in batches of (inputs, targets)."""
         read = self._read_local
         if self._shared is not None and self._shared.wait_until_complete():
             read = self._of_node

@@ -1,4 +1,4 @@
-"""The window: one copy of the latest preprocessed samples on each node, which preprocessors write and trainers read.
+"""The window: each node's copy of the latest samples, which preprocessors write.
 
 A :class:`Window` holds the most recent chunks of the stream (:mod:`fleet.stream.layout`) in a ring of slots in shared
 memory, chunk ``s`` in slot ``s % slots``, as one contiguous array of samples: a batch that spans chunks is still one
@@ -37,7 +37,7 @@ CHOOSING = -1  # in place of the chunk of a ring that a reader will choose in a 
 
 @dataclass(frozen=True)
 class Stock:
-    """What a node holds of a ring.
+    """The chunks that a node holds of a ring.
 
     Attributes:
         complete: the chunks that are there.
@@ -50,7 +50,7 @@ class Stock:
     until: int
 
     def will_have(self, sequence: int) -> bool:
-        """Whether a chunk is there or will come: it was not let go."""
+        """Return True if a chunk is there or will come."""
         return sequence >= self.until or sequence in self.complete or sequence in self.coming
 
 
@@ -95,17 +95,17 @@ class Window:
             self.cursors[-1] = 0 if is_relayed else NOT_READING
 
     def rows(self, sequence: int) -> slice:
-        """The rows of the window where chunk ``sequence`` belongs."""
+        """Return the rows of the window for chunk ``sequence``."""
         start = self._slot(sequence) * self.layout.chunk
         return slice(start, start + self.length(sequence))
 
     def length(self, sequence: int) -> int:
-        """The samples of chunk ``sequence``."""
+        """Return the number of samples of chunk ``sequence``."""
         _, first, last = self.layout.span(sequence)
         return last - first
 
     def _slot(self, sequence: int) -> int:
-        """Where a chunk belongs; in a ring it must have a slot, and be written, or read, by who asks."""
+        """Return the slot of a chunk; in a ring the chunk must have been given one."""
         if not self.layout.is_ring:
             return sequence % self.layout.slots
         is_there = (
@@ -114,7 +114,7 @@ class Window:
         return int(np.flatnonzero(is_there | (self.assigned == sequence + 1))[0])
 
     def is_free(self, sequence: int, hold: int, first: int) -> bool:
-        """Whether chunk ``sequence`` may be written: its slot is complete, and nobody needs what it holds.
+        """Return True if chunk ``sequence`` may be written into its slot.
 
         Args:
             hold: the first chunk that groups which are still to join will need.
@@ -124,7 +124,7 @@ class Window:
         return before < min(int(self.cursors.min()), hold) and (before < first or self.has(before))
 
     def assign(self, sequence: int) -> bool:
-        """Give a chunk of the ring a slot, if there is one that nobody needs: empty, or the oldest chunk's.
+        """Assign a free slot to a chunk of the ring: an empty one or that of the oldest chunk.
 
         For the leader of the node alone.
         """
@@ -153,7 +153,7 @@ class Window:
         return False
 
     def stock(self, first: int = 0) -> Stock:
-        """What is in a ring of which this rank is about to choose: nothing of it goes as long as its cursor says so.
+        """Return the content of the ring; it stays while this rank's cursor is CHOOSING.
 
         Args:
             first: the first chunk of the stream. Those before it never come, also where none has been given a slot yet.
@@ -176,16 +176,16 @@ class Window:
         )
 
     def has_slot(self, sequence: int) -> bool:
-        """Whether a chunk of the ring that is not complete has a slot, to be written into."""
+        """Return True if an incomplete chunk of the ring has a slot."""
         return sequence + 1 in self.assigned
 
     def need(self, reader: int, sequence: int) -> None:
-        """Say that a reader needs chunk ``sequence`` and later ones, and none before."""
+        """Set a reader's cursor: it needs chunk ``sequence`` and later ones only."""
         fence()  # it has read what came before
         self.cursors[reader] = sequence
 
     def fastest_reader(self) -> int | None:
-        """The cursor of the reader on this node that is furthest, None when there is no reader."""
+        """Return the largest cursor of this node's readers; None if none reads."""
         cursors = self.cursors[
             :-1
         ].copy()  # all are looked at once: a reader may leave between two looks
@@ -195,15 +195,15 @@ class Window:
         return None
 
     def mark_relayed(self, sequence: int) -> None:
-        """Say that chunks before ``sequence`` have been sent to the other nodes, or came from there."""
+        """Record that chunks before ``sequence`` were sent to other nodes or received."""
         self.cursors[-1] = sequence
 
     def newest(self) -> int:
-        """One past the newest complete chunk; 0 when there is none."""
+        """Return one past the newest complete chunk; 0 if there is none."""
         return int(self.stamps.max())
 
     def has(self, sequence: int) -> bool:
-        """Whether chunk ``sequence`` is complete and still there."""
+        """Return True if chunk ``sequence`` is complete and still there."""
         if self.layout.is_ring:
             complete = sequence + 1 in self.stamps
         else:
@@ -212,6 +212,6 @@ class Window:
         return complete
 
     def publish(self, sequence: int) -> None:
-        """Say that chunk ``sequence`` is complete."""
+        """Mark chunk ``sequence`` as complete."""
         fence()
         self.stamps[self._slot(sequence)] = sequence + 1

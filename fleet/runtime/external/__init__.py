@@ -1,1 +1,1 @@
-"""What others want of a launch, by files in the run's folder; imports what ``fleet.runtime`` may import."""
+"""Commands and trackers from outside a launch; imports what ``fleet.runtime`` may."""

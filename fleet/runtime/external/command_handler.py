@@ -1,4 +1,4 @@
-"""Who reads the mailbox of a run: takes up commands one after another, and answers each.
+"""Handler of the commands in a run's folder: runs and answers them one by one.
 
 A command is a mapping with the key ``do``: ``add`` with an ``entry``; ``stop``, ``pause`` and ``resume`` with a
 ``network``; or ``yield`` with a number of ``nodes`` and ``within_s``. The answer has ``networks``, the names that it is
@@ -33,11 +33,11 @@ VERDICTS = {"stop": Verdict.STOP, "pause": Verdict.PAUSE, "resume": Verdict.GO_O
 
 
 class NetworkEnded(UserError):
-    """Nothing can become of this network any more."""
+    """The network has already ended, so no command can change it."""
 
 
 class CommandHandler:
-    """See the module.
+    """Handles commands; see the module.
 
     Args:
         results: of the run, which know all its networks.
@@ -68,7 +68,7 @@ class CommandHandler:
         goes_on: Callable[[], bool],
         offer: Callable[[int, float], NodeOffer],
     ) -> bool:
-        """Take up what is in the mailbox, if it is time to look; returns whether there was anything.
+        """Handle waiting commands if a check is due; returns whether there were any.
 
         Args:
             note: logs an event.
@@ -97,7 +97,7 @@ class CommandHandler:
         return bool(commands)
 
     def refuse_all(self, reason: str) -> None:
-        """Answer whatever is still in the mailbox: nothing is taken up any more."""
+        """Answer all waiting commands with an error."""
         for command in self._mailbox.commands():
             self._mailbox.answer(command.name, {"error": reason})
 
@@ -165,7 +165,7 @@ class CommandHandler:
         ]
 
     def _check_unfinished(self, name: Any) -> str:
-        """A network that something can still become of.
+        """Return the name of a network that has not ended.
 
         Raises:
             UserError: there is none of that name, or, as NetworkEnded, it is over.
@@ -182,7 +182,7 @@ class CommandHandler:
 
 
 def _parse_release(content: Mapping[str, Any]) -> tuple[int, float]:
-    """How many nodes somebody wants back, and within how many seconds.
+    """Parse the number of nodes to release, and the seconds to do so.
 
     Raises:
         UserError: it is not said.

@@ -1,4 +1,4 @@
-"""The mailbox of a run: files by which other processes tell a launch what to do, and are told what came of it.
+"""Command files by which other processes control a launch, and its answers.
 
 There is no port and no server. A command is a file that is written whole, under a name that begins with its time; the
 launch reads the commands in the order of their names, and writes the answer beside them before it takes a command away.
@@ -24,7 +24,7 @@ _ANSWER = ".answer.json"
 
 
 class Command(NamedTuple):
-    """What somebody wants of a launch.
+    """A command to a launch.
 
     Attributes:
         name: no other command of the run has it.
@@ -48,7 +48,7 @@ class CommandQueue:
     # ---- who wants something ----
 
     def put(self, content: Mapping[str, Any]) -> str:
-        """Leave a command; returns its name.
+        """Write a command; returns its name.
 
         Raises:
             StorageError: the disk is full, ...
@@ -58,7 +58,7 @@ class CommandQueue:
         return name
 
     def take_answer(self, name: str, timeout_s: float) -> dict[str, Any] | None:
-        """Wait for the answer to a command, and take it out; None where there is none in time."""
+        """Wait for an answer and remove it; None if there is none in time."""
         until = time.monotonic() + timeout_s
         path = self._folder / f"{name}{_ANSWER}"
         while True:
@@ -71,7 +71,7 @@ class CommandQueue:
             time.sleep(_LOOK_S)
 
     def withdraw(self, name: str) -> bool:
-        """Take a command back that was not answered; returns whether it was still there."""
+        """Remove an unanswered command; returns whether it was still there."""
         try:
             (self._folder / f"{name}{_COMMAND}").unlink()
         except FileNotFoundError:
@@ -81,14 +81,14 @@ class CommandQueue:
     # ---- the launch ----
 
     def commands(self) -> Iterator[Command]:
-        """All that wait, the oldest first; half written ones are not seen."""
+        """Yield waiting commands, oldest first; incomplete files are ignored."""
         with suppress(FileNotFoundError, NotADirectoryError):
             for path in sorted(self._folder.glob(f"*{_COMMAND}")):
                 if not path.name.startswith("."):  # which another process is writing just now
                     yield Command(path.name.removesuffix(_COMMAND), read_json_object(path))
 
     def answer(self, name: str, content: Mapping[str, Any]) -> None:
-        """Say what came of a command, and take it out.
+        """Write the answer to a command and remove the command.
 
         Raises:
             StorageError: the disk is full, ...

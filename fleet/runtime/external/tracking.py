@@ -1,4 +1,4 @@
-"""Trackers that are written while a run goes on (``trackers`` in a spec), by a process of their own.
+"""The process that writes trackers during a run (``trackers`` in a spec).
 
 Rank 0 only writes a byte into a pipe when something is new, and now and then looks for a complaint. It waits for the
 process at the very end alone, when all results are written, and not for long.
@@ -26,7 +26,7 @@ log = logging.getLogger("fleet.runtime.external.tracking")
 
 
 class Tracking:
-    """The process that writes a run for trackers.
+    """The process that writes a run to trackers.
 
     Args:
         wanted: each tracker with its file or folder; without any there is no process.
@@ -69,7 +69,7 @@ class Tracking:
             ]
 
     def on_event(self, event: ev.Event) -> None:
-        """Call the process if there is something new for it."""
+        """Wake the process if an event matters to trackers."""
         if (
             isinstance(event, _NEWS)
             and self._process is not None
@@ -81,7 +81,7 @@ class Tracking:
                 os.write(self._process.stdin.fileno(), b".")
 
     def failures(self) -> list[ev.TrackerFailed]:
-        """What has gone wrong since the last look; it looks seldom."""
+        """Return failures since the last call; checks once a second at most."""
         if self._process is None and not self._unreported:
             return []
         now = time.monotonic()

@@ -1,1 +1,1 @@
-"""The trainer rank, and the training loop; imports what ``fleet.runtime`` may import."""
+"""The trainer rank and its training loop; imports what ``fleet.runtime`` may import."""

@@ -1,4 +1,4 @@
-"""Failing together: what fails on one rank of a group fails on all, with one reason."""
+"""Failing together: an error on one rank of a group fails all, with one reason."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class TrainingFailed(ModelError):
 
 
 def all_or_none(group: Group, action: Callable[[], T]) -> T:
-    """Do something on every rank of a group; when it fails on one, it fails on all.
+    """Run an action on every rank of a group; if it fails on one, it fails on all.
 
     Raises:
         TrainingFailed: on every rank, with the reason of the first that failed.
@@ -60,7 +60,7 @@ def all_or_none(group: Group, action: Callable[[], T]) -> T:
 
 
 def fail_together(group: Group, error: Exception | SystemExit | None) -> None:
-    """Raise on all ranks what one has to say; on none where none has."""
+    """Raise one rank's error on all ranks of the group."""
 
     def fail() -> None:
         if error is not None:
@@ -70,7 +70,7 @@ def fail_together(group: Group, error: Exception | SystemExit | None) -> None:
 
 
 def _make_failure(reports: Sequence[Any]) -> TrainingFailed:
-    """The failure of the first rank that has a reason of its own, of what all ranks say."""
+    """Make a failure from the reports of all ranks: the first with its own reason."""
     return TrainingFailed(
         *min(
             (report for report in reports if report is not None), key=lambda report: bool(report[0])
@@ -79,7 +79,7 @@ def _make_failure(reports: Sequence[Any]) -> TrainingFailed:
 
 
 def _describe(error: Exception | SystemExit) -> tuple[str, str, bool, bool]:
-    """What there is to say of an error: the reason, its traceback, whether it may pass, and is of memory."""
+    """Describe an error: reason, traceback, is transient, is out of memory."""
     if isinstance(error, TrainingFailed):
         return error.reason, error.detail, error.may_pass, error.out_of_memory
     return (

@@ -1,4 +1,4 @@
-"""Building a network with a user's function, for a limited time: it may exit, never come back, or leave Python deaf.
+"""Building a network with a user's function within a time limit.
 
 A signal interrupts a function that is Python, or waits for something. One that computes in C for ever hears none; then
 the coordinator gives this rank up (:mod:`fleet.control.group_startup`), and the kernel ends the process, should nobody else
@@ -44,7 +44,7 @@ class _OutOfTime(BaseException):
 def build_within(
     limit_s: float, build: Callable[[], T], background_tasks: Callable[[], object] | None = None
 ) -> T:
-    """Build a network, while this rank's duties are done.
+    """Build a network within a time limit while background tasks run.
 
     Args:
         limit_s: seconds that it may take.
@@ -77,7 +77,7 @@ def build_within(
 
 
 class _BuildGuard:
-    """What happens besides, while a network is built."""
+    """The timers and the background thread while a network is built."""
 
     def __init__(self, limit_s: float, background_tasks: Callable[[], object] | None) -> None:
         self._limit_s = limit_s
@@ -87,7 +87,7 @@ class _BuildGuard:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Watch from here on."""
+        """Guard the block with timers and background tasks."""
         before = signal.signal(signal.SIGALRM, self._stop)
         # In a thread of its own, for this one may be deaf; and a handler may not print where a function prints.
         thread = threading.Thread(target=self._do_duties, name="duties", daemon=True)
@@ -122,7 +122,7 @@ class _BuildGuard:
 
 
 def _describe_position(error: BaseException) -> str:
-    """Where in the user's module a function was when it was interrupted."""
+    """Describe the line of the user's module at which a function was interrupted."""
     libraries = {sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")}
     frames = [
         frame
@@ -147,7 +147,7 @@ class _Event(ctypes.Structure):
 
 @contextmanager
 def kill_after(seconds: float) -> Iterator[None]:
-    """Have the kernel kill this process after some seconds, unless it comes out of here; nothing else need run."""
+    """Let the kernel kill this process unless the block ends in time."""
     libc = ctypes.CDLL(None)
     timer = ctypes.c_void_p()
     event = _Event(signal=signal.SIGKILL, notify=0)  # SIGEV_SIGNAL

@@ -1,4 +1,4 @@
-"""What an epoch takes, and how fast it goes on."""
+"""Durations of epochs and rates of training steps."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SHARED_S = 0.25  # steps beside others, in less time, may all have been in one 
 
 
 class EpochClock:
-    """The seconds of an epoch on this rank, over all the pieces in which it is trained.
+    """The time of an epoch on this rank, over all parts in which it is trained.
 
     Args:
         sources: know what this rank has waited for data.
@@ -32,7 +32,7 @@ class EpochClock:
         self.restart()
 
     def restart(self) -> None:
-        """From now on it is another epoch."""
+        """Start a new epoch."""
         self._noted = time.perf_counter()
         self._waited_s = self._sources.waited_s
         self._blocked_s = self._writer.blocked_s
@@ -52,19 +52,19 @@ class EpochClock:
 
     @property
     def wait_share(self) -> float:
-        """The share of the time since the last note that this rank has waited for data."""
+        """Share of the time since the last call that was spent waiting for data."""
         return (self._sources.waited_s - self._waited_s) / max(
             time.perf_counter() - self._noted, 1e-9
         )
 
     @property
     def blocked_s(self) -> float:
-        """What training has waited for checkpoints since the epoch began."""
+        """Seconds that training has waited for checkpoints in this epoch."""
         return self._writer.blocked_s - self._blocked_s
 
 
 class StepClock:
-    """How fast a group's training steps are by themselves: without waits for samples, validation and checkpoints.
+    """The rate of a group's training steps, without waits, validation and checkpoints.
 
     Where networks come to share the GPU, or leave it, it begins anew.
 
@@ -90,7 +90,7 @@ class StepClock:
         self.steps_per_call = 1
 
     def set_networks_on_gpu(self, networks_on_gpu: int) -> None:
-        """So many networks, this one among them, are on the GPU; what was timed beside others is forgotten."""
+        """Set the number of networks on the GPU; a new number resets the timing."""
         if networks_on_gpu != self._networks_on_gpu:
             self._networks_on_gpu = networks_on_gpu
             self._news_at = self._min_steps
@@ -100,7 +100,7 @@ class StepClock:
             self._squares = 0.0
 
     def add(self, samples: int, seconds: float) -> None:
-        """A step on a whole batch has taken so long."""
+        """Add the duration of a step on a whole batch."""
         if self._warm_up > 0:
             self._warm_up -= 1
             return
@@ -115,19 +115,19 @@ class StepClock:
         self._warm_up = 0
 
     def count_fitting(self, seconds: float) -> int:
-        """How many steps take so long together, as long as the mean or the latest; 1 where none has been timed yet."""
+        """Return how many steps fit into some seconds; 1 if none has been timed."""
         if not self._steps:
             return 1
         return max(1, int(seconds / max(self._seconds / self._steps, self._latest, 1e-9)))
 
     def pop_is_new(self) -> bool:
-        """Whether the group has just begun; true once."""
+        """Return True on the first call only."""
         pop_is_new = self._is_new
         self._is_new = False
         return pop_is_new
 
     def pop_rate(self) -> StepRate:
-        """The rate, where it rests on enough steps for the first time, or on many more than when it was told last."""
+        """Return the rate if it rests on many more steps than the last one returned."""
         if self._steps < self._news_at:
             return StepRate()
         rate = self.rate
@@ -137,7 +137,7 @@ class StepClock:
 
     @property
     def rate(self) -> StepRate:
-        """Of all steps so far; none where they are too few, or took too little time, to tell."""
+        """Rate of all steps so far; empty if there are too few."""
         if self._steps < self._min_steps or (
             self._networks_on_gpu > 1 and self._seconds < _SHARED_S
         ):
@@ -150,7 +150,7 @@ class StepClock:
 
 
 class PaceReport:
-    """Tells the coordinator about once a second how far an epoch is; more seldom where very many ranks do.
+    """Reports the progress of an epoch about once a second.
 
     Args:
         position: samples of the epoch that are consumed already.
@@ -166,7 +166,7 @@ class PaceReport:
         self._time = time.perf_counter()
 
     def send_if_due(self, send: Callable[[Message], None], position: int, is_slowed: bool) -> None:
-        """Tell it, if so much time has passed.
+        """Send a report if one is due.
 
         Args:
             is_slowed: whether steps are longer than they would be by themselves.

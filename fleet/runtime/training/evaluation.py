@@ -1,4 +1,4 @@
-"""Judging a network on samples that the ranks of its group share, and keeping what it gives for them."""
+"""Evaluation of a network on samples shared by its group, and its predictions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _CHECK_EVERY_S = 1.0  # then a group looks whether the run ends
 def evaluate(
     training: Training, validation: Validation | None, ends: Callable[[], bool]
 ) -> StepTotals | None:
-    """Sums over all validation samples; collective over the group, whose ranks meet about once a second.
+    """Return sums over all validation samples; collective over the group.
 
     Args:
         validation: None where there is none; then the sums are 0.
@@ -38,14 +38,14 @@ def evaluate(
 
 
 def can_predict(training: Training, samples: Validation) -> bool:
-    """Whether a network's engine tells what it gives for samples, and that is worth keeping."""
+    """Return True if the engine can predict and predictions are worth keeping."""
     return isinstance(training.trainable, SupportsPrediction) and should_save(
         training.target, samples.samples
     )
 
 
 def predict(training: Training, samples: Validation) -> tuple[StepTotals, Outputs]:
-    """Sums over samples, what a network gives for them, and what is true of them; collective over the group.
+    """Return sums, predictions and targets of samples; collective over the group.
 
     Returns:
         The same on every rank.
@@ -88,7 +88,7 @@ def _sum_over(
     look: Callable[[np.ndarray, np.ndarray], StepTotals],
     ends: Callable[[], bool],
 ) -> StepTotals | None:
-    """Look at all samples, each rank at its share; collective over the group, whose ranks meet about once a second.
+    """Sum over all samples, each rank its share; collective over the group.
 
     Args:
         look: at a batch of inputs and targets.
@@ -102,7 +102,7 @@ def _sum_over(
     batches = samples.batches(training.network.train.batch.bounds[0], group.rank, group.size)
 
     def go_on() -> bool:
-        """Go on for a while; returns whether this rank's share is done."""
+        """Evaluate for a while; returns True once this rank's share is done."""
         nonlocal local_sums
         began = time.perf_counter()
         for images, targets in batches:

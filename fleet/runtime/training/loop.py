@@ -1,4 +1,4 @@
-"""The training loop: get, step, tell.
+"""The training loop: get a batch, step, report.
 
 :meth:`TrainingLoop.run` trains a network epoch after epoch; :meth:`TrainingLoop._train_part` is what it does with one.
 """
@@ -49,7 +49,7 @@ Order: TypeAlias = (
 
 
 class TrainingLoop:
-    """Trains one network after another, each until the coordinator says otherwise.
+    """Trains one network after another, as the coordinator orders.
 
     Args:
         save_every: seconds between two checkpoints inside an epoch; None for none.
@@ -171,7 +171,7 @@ class TrainingLoop:
             )
 
         def is_asked() -> bool:
-            """Whether the group stops here: it is to pause, or to save what its ranks have together."""
+            """Return True if the group stops here to pause or to save together."""
             self._pauses = group.is_master and self._should_pause()
             return self._pauses or (group.size > 1 and is_due())
 
@@ -211,17 +211,17 @@ class TrainingLoop:
     # ---- what is heard ----
 
     def _should_pause(self) -> bool:
-        """Whether the group should pause; nothing else is said inside an epoch."""
+        """Return True if the coordinator asked the group to pause."""
         return self._world.receive(m.Tag.TRAINER) is not None
 
     def _should_end(self) -> bool:
-        """Whether the run ends: a pause of another kind comes too late, as it does at the epoch's end."""
+        """Return True if the run ends; other pauses come too late here."""
         self._world.run_background_tasks()  # this may be the rank that coordinates
         message = self._world.receive(m.Tag.TRAINER)
         return isinstance(message, m.Pause) and message.run_ends
 
     def next_order(self, group: Group) -> Order:
-        """Wait, as a group, for what the coordinator wants next."""
+        """Wait, as a group, for the coordinator's next order."""
 
         def hear() -> m.Message | None:
             group.check()  # of a group that was struck the coordinator takes no epoch, and answers nothing
@@ -322,7 +322,7 @@ class TrainingLoop:
         self._writer.save(training.network.name, dataclasses.replace(state, arrays=arrays), is_best)
 
     def finish(self, training: Training, final: bool) -> None:
-        """Put everything on disk before the coordinator hears that the ranks are free.
+        """Write everything to disk before reporting that the ranks are free.
 
         Args:
             final: export the network, too, and judge what is exported on the test data.
@@ -416,7 +416,7 @@ def _record(training: Training, state: TrainingState, judged: StepTotals) -> Epo
 
 
 def _rate(training: Training, record: EpochRecord) -> StepRate:
-    """How fast a group's steps are; nobody can tell where in steps ranks waited for others that lacked samples."""
+    """Return the group's rate; empty if waits for samples distort it."""
     waits = training.group.size > 1 and record.waited_s > _WAITING * record.seconds
     if waits:
         return StepRate()
@@ -424,7 +424,7 @@ def _rate(training: Training, record: EpochRecord) -> StepRate:
 
 
 def _means(judged: StepTotals, training: Training) -> tuple[float, float]:
-    """Loss and accuracy; NaN where no sample could be read, and an accuracy of targets that are no classes."""
+    """Return loss and accuracy; NaN without samples or without classes."""
     if not judged.count:
         return math.nan, math.nan
     has_accuracy = training.target.kind != "value"
@@ -432,7 +432,7 @@ def _means(judged: StepTotals, training: Training) -> tuple[float, float]:
 
 
 def _metrics(sums: StepTotals, training: Training, prefix: str = "") -> dict[str, float | None]:
-    """The metrics of some samples; none where none could be read, as without validation data."""
+    """Return the metrics of some samples; empty if none could be read."""
     if not (sums.count and sums.metric_totals and isinstance(training.trainable, SupportsMetrics)):
         return {}
     return {

@@ -1,4 +1,4 @@
-"""One network in training on this rank: a step of its group, and how it comes to other ranks."""
+"""One network in training on this rank: its group's steps, and moving between groups."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Training:
     def step(
         self, images: np.ndarray, targets: np.ndarray, size: int, stop: bool = False
     ) -> StepTotals:
-        """Train on one global batch, with all ranks of the group; see :meth:`fleet.engines.base.Trainable.step`.
+        """Train on one global batch; see :meth:`fleet.engines.base.Trainable.step`.
 
         Args:
             targets: as they travel.
@@ -66,7 +66,7 @@ class Training:
 
     @property
     def is_async(self) -> bool:
-        """Whether its engine computes while the next batch is made."""
+        """True if the engine computes while the next batch is prepared."""
         return isinstance(self.trainable, SupportsAsyncSteps | SupportsAsyncGroupSteps)
 
     def begin(
@@ -77,7 +77,7 @@ class Training:
         rows: Sequence[int],
         flags: StepTotals,
     ) -> Callable[[], StepResult]:
-        """Begin a step, or several; see :meth:`fleet.engines.base.SupportsAsyncGroupSteps.begin_together`.
+        """Begin one or several steps; see :meth:`SupportsAsyncGroupSteps.begin_together`.
 
         Of an engine that cannot, they are over when this returns.
 
@@ -125,7 +125,7 @@ class Training:
             )  # an engine raises on all ranks or on none: so all of them are here
 
     def set_batch(self, chosen: int) -> int:
-        """Train with the global batch that the policy has chosen for an epoch, and the learning rate that goes with it.
+        """Set the global batch that the policy chose, and the matching learning rate.
 
         Args:
             chosen: out of the range that the spec gives; 0 for the least. Nothing, where it gives one size.
@@ -152,12 +152,12 @@ class Training:
         return size
 
     def evaluate(self, images: np.ndarray, targets: np.ndarray) -> StepTotals:
-        """Sums over some samples, of this rank alone, without training."""
+        """Return sums over some samples of this rank, without training."""
         values, weights = self.target.split(targets)
         return self.trainable.evaluate(images, values, *([] if weights is None else [weights]))
 
     def broadcast(self, state: T) -> T:
-        """Give every rank of the group the network as the master has it, and its state; collective."""
+        """Broadcast the master's network and state to the group; collective."""
         if self.group.size > 1:
             arrays = self.trainable.state()  # of the same names, shapes and types on every rank
             self.group.broadcast(list(arrays.values()))

@@ -1,4 +1,4 @@
-"""How fast a network trains on a group, on samples made up: the stream has its own measure."""
+"""Measurement of training rates on synthetic samples."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _LEAST_STEPS = 5  # say how much their durations differ
 def measure_batches(
     training: Training, sample: SampleSpec, profile: Profile, batches: Sequence[int]
 ) -> list[StepRate]:
-    """The rate with each of several batches, as far as they fit; collective over the group.
+    """Measure the rate with each batch size that fits; collective over the group.
 
     A batch with which a step fails fits on no GPU of the group, and neither do larger ones.
 
@@ -50,7 +50,7 @@ def measure_batches(
 
 
 def measure_rate(training: Training, sample: SampleSpec, profile: Profile, size: int) -> StepRate:
-    """The rate of the whole group, over the last steps of a few; collective over the group.
+    """Measure the rate of the whole group; collective over the group.
 
     It takes as many steps as the settings say, and ends before that as soon as the rate is sure enough, or has taken
     long enough: then the master says so with a step, so that all ranks take the same last one.
@@ -78,12 +78,12 @@ def measure_rate(training: Training, sample: SampleSpec, profile: Profile, size:
 
 
 def _is_sure(rate: StepRate, spread: float) -> bool:
-    """Whether more steps would hardly change a rate."""
+    """Return True if more steps would hardly change a rate."""
     return rate.steps >= _LEAST_STEPS and rate.spread / math.sqrt(rate.steps) <= spread
 
 
 def make_samples(sample: SampleSpec, rows: int) -> tuple[np.ndarray, np.ndarray]:
-    """Samples of no meaning, as they travel: inputs (rows, ...) and targets (rows,)."""
+    """Make synthetic samples: inputs (rows, ...) and targets (rows,)."""
     image = sample.deferred_input or sample.image
     random = np.random.default_rng(0)
     images = image.random_inputs(random, rows)

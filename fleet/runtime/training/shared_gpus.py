@@ -1,4 +1,4 @@
-"""The Multi-Process Service of a node whose GPUs are shared: its first trainer starts it, the first left ends it."""
+"""The MPS daemons (Multi-Process Service) of a node whose GPUs are shared."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ log = logging.getLogger("fleet.runtime.training.shared_gpus")
 
 
 class SharedGpus:
-    """The daemons of this rank's node; made before trainers look for GPUs, collective over all ranks.
+    """The MPS daemons of this rank's node; collective over all ranks.
 
     Args:
         gpu: of this trainer, by the name that the system gives it; None for other ranks, and without GPUs.
@@ -48,13 +48,13 @@ class SharedGpus:
             environment.update(self._daemons.environment(gpu))
 
     def stop(self) -> None:
-        """End the daemons, once no trainer needs them."""
+        """Stop the daemons once no trainer needs them."""
         if self._daemons is not None and self._is_first:
             self._daemons.stop(self._environment)
 
     @property
     def _is_first(self) -> bool:
-        """Whether this rank is the first trainer of its node that is left."""
+        """True if this rank is the first living trainer of its node."""
         dead_ranks = self._world.dead_ranks
         return self._world.rank == next(
             (rank for rank in self._trainers if rank not in dead_ranks), None
@@ -62,7 +62,7 @@ class SharedGpus:
 
 
 def _agree(slots: Sequence[tuple[int, str | None]]) -> bool:
-    """Whether the GPUs of slots and the names that their ranks are shown go together, one with one.
+    """Return True if slots and visible GPU names correspond one to one.
 
     >>> _agree([(0, "2"), (1, "3"), (0, "2")]), _agree([(0, "0"), (1, "0")]), _agree([(0, None)])
     (True, False, False)

@@ -1,4 +1,4 @@
-"""Where a trainer gets its samples from."""
+"""The sources of a trainer's samples."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from preprocess.pipeline import Pipeline
 
 @dataclass(frozen=True)
 class Source:
-    """What networks of one feed and fold read.
+    """The streams of networks of one input pipeline and fold.
 
     Attributes:
         stream: of training samples.
@@ -39,7 +39,7 @@ class Source:
 
 
 class Sources:
-    """What a trainer reads, by feed and fold; they share the rank's place among the readers of the window."""
+    """A trainer's sources, by input pipeline and fold."""
 
     def __init__(self, sources: Mapping[tuple[str, int | None], Source]) -> None:
         self._sources = sources
@@ -52,21 +52,21 @@ class Sources:
         )
 
     def join(self, epoch: int) -> None:
-        """Promise to read from the start of a stream epoch on."""
+        """Declare that this rank reads from the start of a stream epoch on."""
         self._any.join(epoch)
 
     def leave(self) -> None:
-        """Read no further."""
+        """Stop reading."""
         self._any.leave()
 
     @property
     def waited_s(self) -> float:
-        """What this rank has waited for data so far."""
+        """Seconds that this rank has waited for data."""
         return sum(source.stream.waited_s for source in self._sources.values())
 
 
 def make_sources(world: World, launch: Launch, memory: NodeMemory, first_epoch: int) -> Sources:
-    """All that a trainer may read.
+    """Make all sources of a trainer.
 
     Args:
         memory: of its node.
@@ -87,7 +87,7 @@ def make_sources(world: World, launch: Launch, memory: NodeMemory, first_epoch: 
 def _make_pipeline_sources(
     waiting: Waiting, launch: Launch, feed: InputPipeline, memory: NodeMemory, first_epoch: int
 ) -> dict[int | None, Source]:
-    """What networks of each fold read; of all samples, for None."""
+    """Make the sources of each fold, and of all samples under None."""
     world = waiting.world
     folds = launch.folds
     seed = launch.spec.seed
@@ -143,7 +143,7 @@ def _make_pipeline_sources(
 
 
 def _make_reporter(world: World, training: bool) -> Callable[[UnreadableSample], None]:
-    """Tells the coordinator of a sample that cannot be used."""
+    """Return a function that reports unreadable samples to the coordinator."""
     return lambda bad: world.send(
         0, Tag.COORDINATOR, SampleUnreadable(bad.name, bad.reason, training)
     )

@@ -1,4 +1,4 @@
-"""The steps of a group: several in one call where they are short, and the next begun before sums are read.
+"""Training steps of a group: several per call if short, and computed ahead.
 
 Where steps are so short that calling for them would cost a good part of their time, several batches are taken at once,
 in a stride. Nothing is heard inside of it, so it is short: a pause, or the time of a checkpoint, comes after it. A rank
@@ -35,7 +35,7 @@ _MOST_BYTES = 2**24  # of inputs, which are copied
 
 @dataclass(frozen=True)
 class Stride:
-    """Batches that follow each other.
+    """Consecutive batches for one call.
 
     Attributes:
         batches: whose own inputs and targets are valid no longer, where there are several.
@@ -49,7 +49,7 @@ class Stride:
     ready_count: int
 
     def begin(self, training: Training, stop: bool) -> Callable[[], StepResult]:
-        """Begin to train on these batches, with all ranks of the group; see :meth:`Training.begin`.
+        """Begin to train on these batches, with all ranks of the group.
 
         Args:
             stop: whether this rank asks the group to stop after it.
@@ -66,7 +66,7 @@ class Stride:
         )
 
     def _choose_count(self, training: Training) -> int:
-        """How many steps would be right for a call: no more than were there, where this rank has waited for some."""
+        """Choose the steps of the next call: no more than were ready if this rank waited."""
         fitting = _count_fitting(training, self.images.nbytes // len(self.batches))
         if self.ready_count == len(self.batches):
             return fitting
@@ -74,7 +74,7 @@ class Stride:
 
 
 def strides(training: Training, batches: Iterator[Batch]) -> Iterator[Stride]:
-    """The batches of a stream; several at once where a network can take several steps, and they are short."""
+    """Group the batches of a stream into strides if steps are short."""
     arriving = _time_arrivals(batches)
     is_alone = training.group.size == 1
     for batch, was_there in arriving:
@@ -90,7 +90,7 @@ def strides(training: Training, batches: Iterator[Batch]) -> Iterator[Stride]:
 
 
 def _time_arrivals(batches: Iterator[Batch]) -> Iterator[tuple[Batch, bool]]:
-    """Each batch, and whether it was there when it was asked for."""
+    """Yield each batch with whether it was ready when requested."""
     requested_s = time.perf_counter()
     for batch in batches:
         yield batch, time.perf_counter() - requested_s < _PROMPT_S
@@ -98,7 +98,7 @@ def _time_arrivals(batches: Iterator[Batch]) -> Iterator[tuple[Batch, bool]]:
 
 
 def _count_fitting(training: Training, nbytes: int) -> int:
-    """How many steps with so many bytes of inputs a call may take."""
+    """Return how many steps a call may take with inputs of ``nbytes`` bytes."""
     trainable = training.trainable
     is_alone = training.group.size == 1
     if not (
@@ -122,7 +122,7 @@ def _gather(
     limit: int,
     is_alone: bool,
 ) -> Stride:
-    """A batch, and those after it, up to the end of the epoch; a rank alone waits for none."""
+    """Gather a batch and those after it; a single rank waits for none."""
     rows = len(batch.targets)
     ready_count = 0
     images = np.empty((limit * rows, *batch.images.shape[1:]), batch.images.dtype)
@@ -144,7 +144,7 @@ def _gather(
 
 @dataclass(frozen=True)
 class FinishedSteps:
-    """Steps that are over.
+    """Steps that have finished.
 
     Attributes:
         batches: of each; their inputs and targets are valid no longer.
@@ -162,7 +162,7 @@ class FinishedSteps:
 
 
 class Steps:
-    """The steps of a pass over some of an epoch; see the module. Collective over the group.
+    """The steps of a part of an epoch; see the module. Collective over the group.
 
     Args:
         is_asked: whether this rank asks the group to stop.
@@ -178,7 +178,7 @@ class Steps:
         self._ended = -math.inf  # the last one that is over
 
     def run(self, strides: Iterable[Stride]) -> Iterator[FinishedSteps]:
-        """Train on strides, up to the last, or until a rank of the group asks to stop.
+        """Train on strides up to the last, or until a rank of the group asks to stop.
 
         Raises:
             TrainingFailed: on all ranks, when a step failed on one.
@@ -208,7 +208,7 @@ class Steps:
             yield pending(True)
 
     def _begin(self, stride: Stride, stop: bool) -> Callable[[bool], FinishedSteps]:
-        """Begin with a stride; gives what waits for its end, and is told whether no other has begun meanwhile."""
+        """Begin a stride; returns a function that waits for its end."""
         began = time.perf_counter()
         wait = stride.begin(self._training, stop)
 

@@ -1,4 +1,4 @@
-"""The trainer rank: what it does with each order of the coordinator.
+"""The trainer rank: it carries out the coordinator's orders.
 
 Training itself is :mod:`fleet.runtime.training.loop`.
 """
@@ -57,7 +57,7 @@ _PATIENCE = (
 
 
 class Trainer:
-    """One GPU, or a slot of one, in one training group after another.
+    """A GPU, or a slot of one, that trains networks in one group after another.
 
     Args:
         make_engine: makes what computes; called once, before the first network is built here.
@@ -95,7 +95,7 @@ class Trainer:
     # ---- the four steps of a role's life ----
 
     def start(self, loads: bool = True) -> None:
-        """Tell the coordinator that this rank can be given work.
+        """Report to the coordinator that this rank is ready for work.
 
         Args:
             loads: whether to load the engine before: there will be work. It may take seconds.
@@ -105,7 +105,7 @@ class Trainer:
         self._tell(m.Ready(self._world.rank))
 
     def run(self) -> None:
-        """Do what the coordinator says, until the run is over."""
+        """Carry out orders until the run is over."""
         hear = partial(self._world.receive, m.Tag.TRAINER)
         while not isinstance(order := self._world.wait(hear, _PATIENCE), m.Exit):
             if isinstance(order, m.LeaveLaunch):
@@ -127,7 +127,7 @@ class Trainer:
             self._tell(m.Ready(self._world.rank))
 
     def stop(self) -> None:
-        """Leave nothing unwritten."""
+        """Write everything that is not yet written."""
         self._writer.close()
 
     @cached_property
@@ -135,13 +135,13 @@ class Trainer:
         return self._make_engine()
 
     def _load_engine(self) -> None:
-        """Have the engine at hand, outside of what is tried with one network: what is wrong with it ends the run."""
+        """Load the engine now, so that its errors end the run and not one network."""
         assert self._engine is not None
 
     # ---- one network ----
 
     def _train(self, order: m.Start) -> None:
-        """Train one network in its group until it is final, fails, this rank goes to others, or one of them dies."""
+        """Train one network until it ends, fails, moves elsewhere or a rank dies."""
         network = order.network
         self._writer.set_fence(network.name, order.fence)
         self._sources.join(order.stream_epoch)
@@ -178,7 +178,7 @@ class Trainer:
                     self._loop.run(training, state, order)
 
     def _join(self, order: m.Join) -> None:
-        """Train a network that is in training elsewhere; its group goes on until the network is built here."""
+        """Build a network that another group trains, then join that group."""
         network = order.network
         self._writer.set_fence(network.name, order.fence)
         training = Training(network, 0, self._sample.for_pipeline(network.pipeline).target)
@@ -204,7 +204,7 @@ class Trainer:
 
     @contextmanager
     def _reporting_failures(self, training: Training) -> Iterator[None]:
-        """However training ends here: report a failure, and leave the stream and the group."""
+        """Report a failure, and leave the stream and the group afterwards."""
         try:
             yield
         except TrainingFailed as failure:
@@ -250,7 +250,7 @@ class Trainer:
             yield trainable
 
     def _build(self, network: NetworkSpec, group: Group) -> Trainable:
-        """Build a network here, in the time that it may take."""
+        """Build a network within its time limit."""
         background_tasks = (
             self._world.run_background_tasks if self._world.background_tasks else None
         )
@@ -315,7 +315,7 @@ class Trainer:
         return lookup
 
     def _finish_converged(self, training: Training, reason: str) -> None:
-        """Export a network that had converged in a launch that was killed before it came to that."""
+        """Export a network that had converged before its launch was killed."""
         if training.group.is_master:
             self._tell(m.Converged(training.network.name, reason))
         self._loop.next_order(training.group)
