@@ -65,8 +65,8 @@ class MPIGroup:
     def _sum_piece(self, part: np.ndarray) -> None:
         """Sum small arrays without blocking, large ones in the node's shared memory if possible.
 
-        Between nodes MPI's call that blocks takes as little as a seventh of what the other does, and burns a core until
-        all have come. So it is made once they have.
+        Between nodes MPI's call that blocks takes as little as a seventh of what the other does,
+        and burns a core until all have come. So it is made once they have.
         """
         is_small = part.nbytes < _SMALL
         if not is_small and (shared := self._shared_sum()) is not None:
@@ -176,8 +176,9 @@ class MPIGroup:
 class MPIBroadcast:
     """A :class:`fleet.comm.protocols.Broadcast` of buffers down a binary tree of ranks.
 
-    Of the MPI's own, the one that Open MPI takes for large buffers is a chain of all ranks, in small pieces, each of
-    which waits at each rank until that looks. Here a rank passes all on at once.
+    Of the MPI's own, the one that Open MPI takes for large buffers is a chain of all ranks, in
+    small pieces, each of which waits at each rank until that looks. Here a rank passes all on at
+    once.
 
     Args:
         comm: in which broadcasts alone are sent.

@@ -63,7 +63,8 @@ class Join(NamedTuple):
 class Pause(NamedTuple):
     """Finish the step, then wait; ignored if the epoch ends first, unless the run ends."""
 
-    run_ends: bool  # whether the run does: then a network that is being judged will be judged when it goes on
+    # whether the run does: then a network that is being judged will be judged when it goes on
+    run_ends: bool
 
 
 class Continue(NamedTuple):
@@ -82,7 +83,8 @@ class Regroup(NamedTuple):
     )
     group: int
     stream_epoch: int
-    reads_stream_from: int  # the epoch from which on the others read the stream; before it, they prepare their own rows
+    # the epoch from which on the others read the stream; before it, they prepare their own rows
+    reads_stream_from: int
     batch: int | None = None  # as with ``Continue``
 
 
@@ -232,9 +234,10 @@ NO_LIMIT = 2**62
 class Produce(NamedTuple):
     """How far the stream may be produced, and from which chunk groups may still join.
 
-    ``limit``, ``hold`` and ``first`` are chunk numbers of the stream (see :mod:`fleet.stream.layout`); ``first``
-    is the stream's first chunk, the same in every message of a run, and ``turns`` the ranks that produce in turn, from
-    chunk ``since`` on. In a ring, which turns as far as readers want it to, there is no limit and nothing to hold.
+    ``limit``, ``hold`` and ``first`` are chunk numbers of the stream (see
+    :mod:`fleet.stream.layout`); ``first`` is the stream's first chunk, the same in every message of
+    a run, and ``turns`` the ranks that produce in turn, from chunk ``since`` on. In a ring, which
+    turns as far as readers want it to, there is no limit and nothing to hold.
     """
 
     limit: int

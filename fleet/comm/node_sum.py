@@ -1,8 +1,9 @@
 """Sums over ranks of one node in shared memory.
 
-Each rank adds up one share of the array, a reduce-scatter, and takes the others' from them, an allgather, as in
-R. Thakur, R. Rabenseifner and W. Gropp, "Optimization of Collective Communication Operations in MPICH" (2005). MPI does
-so, too, but by messages: with them each number is copied more often.
+Each rank adds up one share of the array, a reduce-scatter, and takes the others' from them, an
+allgather, as in R. Thakur, R. Rabenseifner and W. Gropp, "Optimization of Collective Communication
+Operations in MPICH" (2005). MPI does so, too, but by messages: with them each number is copied more
+often.
 """
 
 from __future__ import annotations
@@ -29,11 +30,13 @@ class NodeSum:
     """The shared memory in which the ranks of a group add up arrays.
 
     - ``turns[rank]``: how often this rank has come to a meeting of all; written by that rank alone.
-    - ``stages[rank, share]``: what this rank brings to the share of another; and the sum of its own share. A share lies
-      always there, however long it is: some ranks still read that of one piece when others bring the next.
+    - ``stages[rank, share]``: what this rank brings to the share of another; and the sum of its own
+      share. A share lies always there, however long it is: some ranks still read that of one piece
+      when others bring the next.
 
     Args:
-        turns: (ranks, 8) int64, zeros at first; of each rank a cache line, whose first number counts.
+        turns: (ranks, 8) int64, zeros at first; of each rank a cache line, whose first number
+            counts.
         stages: (ranks, ranks, bytes of a share) uint8.
         rank: of this one in the group.
     """

@@ -1,8 +1,8 @@
 """Protocols of the launch, of a group and of a broadcast, independent of MPI.
 
-Everything that talks to other ranks is typed against these. :mod:`fleet.comm.world` and :mod:`fleet.comm.group` keep
-them by MPI, :mod:`fleet.comm.ulfm` by MPI in a launch that outlives its ranks; in tests all ranks are threads of one
-process. This module imports no MPI.
+Everything that talks to other ranks is typed against these. :mod:`fleet.comm.world` and
+:mod:`fleet.comm.group` keep them by MPI, :mod:`fleet.comm.ulfm` by MPI in a launch that outlives
+its ranks; in tests all ranks are threads of one process. This module imports no MPI.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ class Broadcast(Protocol):
 class Group(Protocol):
     """Some ranks including this one, which train one network or relay the stream.
 
-    All methods but ``check``, ``rest`` and ``raising_group_failed`` are collective: every rank of the group calls them, in one
-    order. While a rank waits for the others it does its duties (:attr:`World.background_tasks`). When a rank of the group has
-    died, all others raise :class:`fleet.errors.GroupFailed`.
+    All methods but ``check``, ``rest`` and ``raising_group_failed`` are collective: every rank of
+    the group calls them, in one order. While a rank waits for the others it does its duties
+    (:attr:`World.background_tasks`). When a rank of the group has died, all others raise
+    :class:`fleet.errors.GroupFailed`.
 
     Attributes:
         rank: of this one in the group.
@@ -89,10 +90,11 @@ class World(Protocol):
         rank: of this one.
         size: how many ranks were started.
         host: the name of this rank's machine.
-        duties: functions that this rank owes the run whenever it waits (rank 0 coordinates, even while it trains);
-            each does a bounded piece of work and says whether it did any.
+        duties: functions that this rank owes the run whenever it waits (rank 0 coordinates, even
+            while it trains); each does a bounded piece of work and says whether it did any.
         outlives: whether the launch outlives its ranks: ``mpirun --with-ft ulfm``.
-        hosts: what the nodes are called, in the order of their numbers, once :meth:`node_of` has asked.
+        hosts: what the nodes are called, in the order of their numbers, once :meth:`node_of` has
+            asked.
         before_end: is called before this rank ends all ranks at once.
     """
 
@@ -109,8 +111,8 @@ class World(Protocol):
     def send(self, rank: int, tag: Tag, message: Message) -> None:
         """Send a message to a rank, perhaps this one; returns at once.
 
-        Messages of one sender under one tag come in the order in which they were sent. What is told to a rank that
-        has died is lost.
+        Messages of one sender under one tag come in the order in which they were sent. What is told
+        to a rank that has died is lost.
         """
 
     def receive(self, tag: Tag) -> Message | None:
@@ -124,8 +126,8 @@ class World(Protocol):
     def wait(self, ready: Callable[[], T | None], patience: float = 1.0) -> T:
         """Poll until ``ready`` gives something else than None, doing this rank's duties meanwhile.
 
-        They are done once at least: a rank that is never kept waiting owes them as well. Deaths are heeded
-        (:meth:`check_for_deaths`) as long as there is nothing.
+        They are done once at least: a rank that is never kept waiting owes them as well. Deaths are
+        heeded (:meth:`check_for_deaths`) as long as there is nothing.
 
         Args:
             patience: how much longer than otherwise to sleep between two looks, at most.

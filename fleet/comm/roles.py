@@ -27,7 +27,8 @@ class Roles:
         node_of: the node (0, 1, ...) of each rank.
         preprocessors: ranks, in the order in which they take turns.
         trainers: ranks, node by node.
-        gpus_per_node: trainers on the node that has most of them; with slots, all slots of all its GPUs.
+        gpus_per_node: trainers on the node that has most of them; with slots, all slots of all its
+            GPUs.
         slots: of each GPU; those of a node go round by round over its GPUs.
         fills: as :class:`scheduler.base.Cluster` has it.
         device: what trainers share, in a word: GPU, or what takes its place.
@@ -64,8 +65,8 @@ class Roles:
     def rank_of(self) -> dict[int, int]:
         """Device number -> trainer rank.
 
-        Policies take device d to be on node ``d // gpus_per_node``; so a node with fewer trainers than
-        the others leaves out some numbers.
+        Policies take device d to be on node ``d // gpus_per_node``; so a node with fewer trainers
+        than the others leaves out some numbers.
         """
         return {
             node * self.gpus_per_node + local_index: rank
@@ -149,8 +150,8 @@ def assign_roles(
 def describe_missing_slots(spec: Spec, roles: Roles) -> str:
     """Say how many ranks are missing for the requested slots; empty if there are enough.
 
-    A number asks for as many, auto for two: they show whether more would pay. More than there are networks would stay
-    empty.
+    A number asks for as many, auto for two: they show whether more would pay. More than there are
+    networks would stay empty.
     """
     requested = spec.resources.networks_per_gpu
     devices = roles.cluster.whole_gpus
@@ -184,8 +185,8 @@ def assign(
         gpus_per_node: None where every rank that is not a preprocessor trains.
         own_preprocessing: every trainer prepares its own samples (a policy with ``own_samples``).
         slots: the most ranks that share a GPU; None for as many as there are.
-        cores: of a node, which take the place of GPUs where there are none and slots are asked for; None where
-            networks need no core to train.
+        cores: of a node, which take the place of GPUs where there are none and slots are asked for;
+            None where networks need no core to train.
         device: what they share, in a word.
 
     Raises:

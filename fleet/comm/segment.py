@@ -1,7 +1,7 @@
 """Shared memory of the ranks of one node: a file in /dev/shm that all of them map.
 
-The file is unlinked as soon as all ranks of the node have mapped it. So nothing is left behind however the run
-ends, while the memory lives as long as any rank does: it survives a dead one.
+The file is unlinked as soon as all ranks of the node have mapped it. So nothing is left behind
+however the run ends, while the memory lives as long as any rank does: it survives a dead one.
 """
 
 from __future__ import annotations
@@ -29,9 +29,10 @@ _FOLDER = Path("/dev/shm")
 def fence() -> None:
     """Order memory accesses: earlier ones become visible before later ones.
 
-    Python has no memory barrier of its own. To give a lock back orders what came before, and to take it what comes
-    after: so it is given back and then taken. That is a whole barrier on x86, and on ARM, where plain stores may be
-    seen out of order; on POWER a load may still overtake a store.
+    Python has no memory barrier of its own. To give a lock back orders what came before, and to
+    take it what comes after: so it is given back and then taken. That is a whole barrier on x86,
+    and on ARM, where plain stores may be seen out of order; on POWER a load may still overtake a
+    store.
     """
     lock = threading.Lock()
     for _ in range(2):
@@ -64,7 +65,8 @@ class Segment:
             raise InfrastructureError(f"shared memory {self._path}: {error.strerror}") from error
         try:
             if create:
-                # Reserve every page now: running out later would be a SIGBUS, which nobody can explain.
+                # Reserve every page now: running out later would be a SIGBUS, which nobody can
+                # explain.
                 os.posix_fallocate(descriptor, 0, size)
             self.memory = mmap.mmap(descriptor, size)
         except OSError as error:

@@ -1,9 +1,9 @@
 """A fault-tolerant launch: ``mpirun --with-ft ulfm`` (User-Level Failure Mitigation).
 
-Each rank knows within milliseconds which others have died (:attr:`ULFMWorld.dead_ranks`), and the collectives of a group
-with a dead rank end in :class:`fleet.errors.GroupFailed` on all others. What Open MPI 5.0.11 does and does not do
-decides the rest: groups are made without a communicator in which somebody has died, MPI_Finalize waits for the dead,
-and MPI_Abort does not reach all ranks.
+Each rank knows within milliseconds which others have died (:attr:`ULFMWorld.dead_ranks`), and the
+collectives of a group with a dead rank end in :class:`fleet.errors.GroupFailed` on all others. What
+Open MPI 5.0.11 does and does not do decides the rest: groups are made without a communicator in
+which somebody has died, MPI_Finalize waits for the dead, and MPI_Abort does not reach all ranks.
 """
 
 from __future__ import annotations
@@ -28,13 +28,15 @@ from launch.processes import end_with_parent
 
 # What Open MPI's mpirun gives its ranks under --with-ft ulfm.
 _FT_ENABLED = "OMPI_MCA_mpi_ft_enable"
-# Tags beside those of roles: a rank is ready to make a group; is done, and may go; has failed, so that all end.
+# Tags beside those of roles: a rank is ready to make a group; is done, and may go; has failed, so
+# that all end.
 _READY_TAG = 101
 _DONE_TAG = 102
 _FAILED_TAG = 103
 # How long a call that cannot be interrupted may go on waiting for a rank that has died.
 _PATIENCE_S = 3.0
-# Collectives that a death has cut short, or their buffers. MPI may still write into these: nothing frees them.
+# Collectives that a death has cut short, or their buffers. MPI may still write into these: nothing
+# frees them.
 _ABANDONED: list[MPI.Request | np.ndarray] = []
 
 
@@ -97,7 +99,8 @@ class ULFMWorld(MPIWorld):
         except MPI.Exception as error:
             if not _is_death(error):
                 raise
-            self.comm.Ack_failed()  # until then no message is given out that might come from anywhere
+            # until then no message is given out that might come from anywhere
+            self.comm.Ack_failed()
             return None
 
     def _is_delivered(self, request: MPI.Request) -> bool:
@@ -141,8 +144,8 @@ class ULFMWorld(MPIWorld):
     def blocking(self, ranks: Sequence[int]) -> Iterator[None]:
         """Guard calls that block inside MPI until all of some ranks have arrived.
 
-        When one of them dies meanwhile, nothing takes the others out of there again. Such a rank ends itself
-        after some seconds, and is lost as well; the rest of the launch goes on.
+        When one of them dies meanwhile, nothing takes the others out of there again. Such a rank
+        ends itself after some seconds, and is lost as well; the rest of the launch goes on.
         """
         over = threading.Event()
         if len(ranks) > 1:
@@ -206,8 +209,9 @@ class ULFMWorld(MPIWorld):
     def end_all_ranks(self, status: int) -> NoReturn:
         """End all ranks at once.
 
-        MPI_Abort does not reach all of them, and no rank hears of one that exits by itself: so rank 0, or its heir,
-        tells all others, and they kill themselves, which is heard of even inside a library.
+        MPI_Abort does not reach all of them, and no rank hears of one that exits by itself: so rank
+        0, or its heir, tells all others, and they kill themselves, which is heard of even inside a
+        library.
         """
         self._end(status, is_known_to_all=False)
 

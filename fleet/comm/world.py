@@ -1,7 +1,7 @@
 """All ranks of a launch: :class:`fleet.comm.protocols.World` over MPI.
 
-A rank that waits polls and sleeps up to a millisecond, longer where many ranks share a core: one that blocks
-inside an MPI call burns a core, which on a laptop is half of the machine.
+A rank that waits polls and sleeps up to a millisecond, longer where many ranks share a core: one
+that blocks inside an MPI call burns a core, which on a laptop is half of the machine.
 """
 
 from __future__ import annotations
@@ -61,7 +61,8 @@ class MPIWorld:
 
     def __init__(self, comm: MPI.Intracomm | None = None) -> None:
         self.comm = (comm or MPI.COMM_WORLD).Dup()
-        # Open MPI makes groups by messages under the tag that they are given: in here they meet none of ours.
+        # Open MPI makes groups by messages under the tag that they are given: in here they meet
+        # none of ours.
         self._group_comm = self.comm.Dup()
         self.rank: int = self.comm.rank
         self.size: int = self.comm.size
@@ -93,7 +94,8 @@ class MPIWorld:
         self._pending.append(self.comm.isend(message, dest=rank, tag=tag))
 
     def _receive(self, tag: int) -> Any:
-        # Open MPI looks first, and only then takes in what has come: the first look may find nothing of it.
+        # Open MPI looks first, and only then takes in what has come: the first look may find
+        # nothing of it.
         matched = self.comm.improbe(tag=tag) or self.comm.improbe(tag=tag)
         if matched is None:
             return None
@@ -217,9 +219,9 @@ class MPIWorld:
     def exit(self, status: int) -> int:
         """Prepare to exit after :meth:`finish`; returns the exit status for Python.
 
-        Only rank 0 gives the status to Open MPI's mpirun, and on one node it goes last: mpirun takes a rank that ends
-        with another status than 0 for an abort, and says so in a box, unless it is the last that is left. On several
-        nodes it does so even then.
+        Only rank 0 gives the status to Open MPI's mpirun, and on one node it goes last: mpirun
+        takes a rank that ends with another status than 0 for an abort, and says so in a box, unless
+        it is the last that is left. On several nodes it does so even then.
         """
         is_one_node = os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE") == str(self.size)
         self._exits_last = (
@@ -233,7 +235,8 @@ class MPIWorld:
         """Finalize MPI after Python's own cleanup; see :meth:`exit`."""
         if not self._exits_last:
             return
-        MPI.Finalize()  # a barrier: all others are about to end now, and have only to be seen to do so
+        # a barrier: all others are about to end now, and have only to be seen to do so
+        MPI.Finalize()
         processes = [
             pid
             for rank, (host, pid) in enumerate(self._processes)

@@ -82,8 +82,8 @@ class Admission:
     def pop_ready(self, training: Collection[str], now_s: float) -> list[NetworkAdmitted]:
         """The networks that were asked for and can come: all but those whose parent is being saved.
 
-        What a parent has last said of itself is what its child was asked for by; the checkpoint of that epoch is
-        written a moment later. Once a parent has no group, all of it is.
+        What a parent has last said of itself is what its child was asked for by; the checkpoint of
+        that epoch is written a moment later. Once a parent has no group, all of it is.
 
         Args:
             training: the networks that have a group.

@@ -22,8 +22,8 @@ _SLOW_S = 1e-3  # random transforms of a sample that take less hold no network b
 _ROW_S = 1e-4
 _BYTES_PER_S = 5e8
 _AS_BEFORE = "as in the launch before"
-# Shares of the time that preparing samples takes if they are decoded in every epoch: what decoding once, before
-# training, may take; and it all, with a file.
+# Shares of the time that preparing samples takes if they are decoded in every epoch: what decoding
+# once, before training, may take; and it all, with a file.
 _BEFORE = 0.25
 _IN_ALL = 0.5
 
@@ -199,8 +199,9 @@ def count_shared_epochs(spec: Spec, opened: Inputs, used_bytes: int, shared_free
 def _costly_in_memory(spec: Spec, opened: Inputs, resources: HostResources) -> str:
     """Return why all networks should share slow random transforms; empty if they need not.
 
-    A network supplies itself then, with one rank. Of preprocessors there may be many; and where ranks share cores, what
-    networks do each for itself is done instead of training. What a node has room to keep, one does for all.
+    A network supplies itself then, with one rank. Of preprocessors there may be many; and where
+    ranks share cores, what networks do each for itself is done instead of training. What a node has
+    room to keep, one does for all.
     """
     look = opened.probes["train"]
     sharers = float(resources.preprocessors)

@@ -106,8 +106,8 @@ def describe_data_changes(spec: Spec, before: Fingerprint, now: Fingerprint) -> 
 def find_data_changes(paths: RunPaths) -> list[str]:
     """Describe changes of a run's data as far as they are cheap to detect.
 
-    The data is not looked at where no file of it was touched since it was noted, where it is not there, and where code
-    of the user's own reads it.
+    The data is not looked at where no file of it was touched since it was noted, where it is not
+    there, and where code of the user's own reads it.
     """
     try:
         spec = load_run_spec(paths)
@@ -135,7 +135,8 @@ def check_data_unchanged(
     """Refuse data that another launch has found changed in the meantime.
 
     Args:
-        before, again: what the data was known by before it was opened, and when this launch had entered the folder.
+        before, again: what the data was known by before it was opened, and when this launch had
+            entered the folder.
 
     Raises:
         UserError: another launch has been at work between the two.
@@ -206,16 +207,18 @@ def check_saved_networks(
 
     Args:
         codes: as :func:`read_codes` has them.
-        request: which networks start over, and whether the others go on where they, or the data, have changed. Where
-            other launches may be at work, nothing is written.
+        request: which networks start over, and whether the others go on where they, or the data,
+            have changed. Where other launches may be at work, nothing is written.
         fence: this launch's right to write.
         data: what has changed of the data, as :func:`describe_data_changes` says it.
 
     Returns:
-        What was done to networks, for the event log; and of the networks that nothing was done to, what was found.
+        What was done to networks, for the event log; and of the networks that nothing was done to,
+        what was found.
 
     Raises:
-        UserError: a network, or the data, has changed, and nothing was said of it; nothing was touched.
+        UserError: a network, or the data, has changed, and nothing was said of it; nothing was
+            touched.
     """
     saved = map_in_threads(
         lambda network: _read_saved(

@@ -32,7 +32,8 @@ class ConcurrentLaunches:
     """The networks that this launch holds, and the logs of other launches.
 
     Args:
-        results: of the run; how far a network is of which others tell is looked up when it is taken.
+        results: of the run; how far a network is of which others tell is looked up when it is
+            taken.
         tail: of the logs, from before the results were recovered.
 
     Attributes:

@@ -1,9 +1,9 @@
 """The coordinator, on rank 0: receive, decide, send.
 
-All that decides is an :class:`fleet.control.controller.Ensemble`, which only returns what is to be done. Here it is
-told what MPI, the clock and signals bring, and what it wants is done: messages are sent, events logged and shown, and
-results written. The coordinator never blocks: :meth:`Coordinator.step` does a bounded piece of work, so that rank 0 can
-prepare samples, or train.
+All that decides is an :class:`fleet.control.controller.Ensemble`, which only returns what is to be
+done. Here it is told what MPI, the clock and signals bring, and what it wants is done: messages are
+sent, events logged and shown, and results written. The coordinator never blocks:
+:meth:`Coordinator.step` does a bounded piece of work, so that rank 0 can prepare samples, or train.
 """
 
 from __future__ import annotations
@@ -112,8 +112,8 @@ class StartupEvents:
 class Coordinator:
     """Runs the controller on rank 0; see the module.
 
-    What the ensemble wants is done in the order in which it says it. What is heard meanwhile (the answer to something
-    that it wanted, as how far a checkpoint is) waits until all of that is done.
+    What the ensemble wants is done in the order in which it says it. What is heard meanwhile (the
+    answer to something that it wanted, as how far a checkpoint is) waits until all of that is done.
 
     Args:
         speeds: what is known of how fast networks are.

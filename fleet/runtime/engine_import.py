@@ -1,7 +1,8 @@
 """Import of an engine while rank 0 reads the data: TensorFlow takes seconds.
 
-Rank 0 says which ranks will train, and with which engine, as soon as it has read the spec. They import the engine in a
-thread and wait for what rank 0 has prepared meanwhile. A rank that will have nothing to train imports nothing.
+Rank 0 says which ranks will train, and with which engine, as soon as it has read the spec. They
+import the engine in a thread and wait for what rank 0 has prepared meanwhile. A rank that will have
+nothing to train imports nothing.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ class Ahead:
     """An engine that can be imported early, and the ranks that will train.
 
     Attributes:
-        engine: its name; empty where it is one of the user's own, of which nobody knows what it imports.
+        engine: its name; empty where it is one of the user's own, of which nobody knows what it
+            imports.
         ranks: that will train.
     """
 
@@ -57,7 +59,8 @@ def busy(
 ) -> tuple[int, ...]:
     """Return the first trainers, as many as these networks can use at once.
 
-    Policies give out devices in this order; should one of the others get work all the same, it loads its engine then.
+    Policies give out devices in this order; should one of the others get work all the same, it
+    loads its engine then.
 
     Args:
         grows: whether further networks are asked for while the run goes on.
@@ -113,8 +116,8 @@ class EngineImport:
     def unpack(self, packed: bytes) -> Any:
         """Unpickle an object of rank 0, importing missing modules safely.
 
-        Such a module of the user's may import TensorFlow, too, and two threads that import a package with circles find
-        it half made: so it is imported when the thread is done.
+        Such a module of the user's may import TensorFlow, too, and two threads that import a
+        package with circles find it half made: so it is imported when the thread is done.
         """
         with restoring_process():
             return _Unpickler(packed, self).load()

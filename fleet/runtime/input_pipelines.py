@@ -1,8 +1,9 @@
 """Networks with different transforms or targets on one shared stream.
 
-What the transforms of all networks have in common at their beginning, up to the first random one, is done once, and the
-stream carries what comes out. Where they differ in how a file is decoded, it carries what each of them makes, side by
-side. Each network does the rest to its own samples as it reads them; see docs/design/stream.md.
+What the transforms of all networks have in common at their beginning, up to the first random one,
+is done once, and the stream carries what comes out. Where they differ in how a file is decoded, it
+carries what each of them makes, side by side. Each network does the rest to its own samples as it
+reads them; see docs/design/stream.md.
 """
 
 from __future__ import annotations
@@ -33,10 +34,12 @@ class InputPipeline:
         data: the samples, with the targets of these networks.
         transforms: all that is done to them.
         samples: what a sample of each part is then.
-        done: how many of the transforms the stream has done; 0 where there is none, or all are fed with the same.
-        carried: the target of a sample of the stream; None where there is none, and each network prepares its own, or
-            where all are fed with the same.
-        piece: where in a sample of the stream these have left what they made; None where it carries nothing else.
+        done: how many of the transforms the stream has done; 0 where there is none, or all are fed
+            with the same.
+        carried: the target of a sample of the stream; None where there is none, and each network
+            prepares its own, or where all are fed with the same.
+        piece: where in a sample of the stream these have left what they made; None where it carries
+            nothing else.
     """
 
     data: DataSet
@@ -100,7 +103,8 @@ class SharedTransforms:
     Attributes:
         transforms: which ones; none of them random, unless all networks have the same.
         done: how many of the transforms of each feed these are.
-        pieces: where in a sample what was made for each feed is; empty where the same was made for all.
+        pieces: where in a sample what was made for each feed is; empty where the same was made for
+            all.
     """
 
     transforms: tuple[Transform, ...]
@@ -135,7 +139,8 @@ def find_shared_transforms(
         data, each: the data and the transforms of each feed.
 
     Raises:
-        UserError: what one of them makes before its first random transform differs from sample to sample.
+        UserError: what one of them makes before its first random transform differs from sample to
+            sample.
     """
     lists = list(transforms_by_key.values())
     shared_count = count_common(lists)
@@ -210,7 +215,8 @@ def make_pipelines(
     Args:
         data, each: the data and the transforms of each feed.
         shared: what is done for all of them.
-        stream: what the stream carries of each part; None where there is none, and each network prepares its own.
+        stream: what the stream carries of each part; None where there is none, and each network
+            prepares its own.
 
     Raises:
         UserError: the targets cannot differ as they do.

@@ -43,14 +43,16 @@ class Inputs:
     Attributes:
         data: the samples as they lie there.
         transforms: what is done to them.
-        samples: what a sample of each part is then, by the names of :meth:`DataSet.splits`; they may differ in what is
-            kept of them alone.
+        samples: what a sample of each part is then, by the names of :meth:`DataSet.splits`; they
+            may differ in what is kept of them alone.
         looks: what the first look at each part has shown.
         left_out: the samples that could not be decoded when they were, once and for all.
-        feeds: what networks are fed with, by their keys, where it is not the same for all; ``data``, ``transforms`` and
-            ``samples`` are then of the stream, which carries what all have in common.
+        feeds: what networks are fed with, by their keys, where it is not the same for all;
+            ``data``, ``transforms`` and ``samples`` are then of the stream, which carries what all
+            have in common.
         fingerprint: what the data is known by; None where nobody has asked.
-        rows: the places of the training samples among those of ``train`` in the fingerprint, before any are taken.
+        rows: the places of the training samples among those of ``train`` in the fingerprint, before
+            any are taken.
     """
 
     data: DataSet
@@ -351,8 +353,8 @@ def standardize(
     """Return the inputs with means and deviations of the training samples.
 
     Args:
-        before: what earlier launches have found, by feed; it holds as long as the spec asks for the same, also where
-            data was added since.
+        before: what earlier launches have found, by feed; it holds as long as the spec asks for the
+            same, also where data was added since.
 
     Returns:
         The inputs, and what was found, by feed.

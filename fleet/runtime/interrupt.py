@@ -14,15 +14,17 @@ from types import FrameType
 from fleet.control.effects import PATIENCE_S
 from fleet.units import format_duration
 
-# SIGTERM is what batch systems send; SIGUSR2 is what mpirun passes on to the ranks (SIGTERM it does not wait for);
-# SIGINT is Ctrl-C, where the terminal or the launcher gives it to the ranks.
+# SIGTERM is what batch systems send; SIGUSR2 is what mpirun passes on to the ranks (SIGTERM it does
+# not wait for); SIGINT is Ctrl-C, where the terminal or the launcher gives it to the ranks.
 SIGNALS = (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT)
 
-# What is kept of the walltime for finishing the step and writing checkpoints: a minute, less of a short one.
+# What is kept of the walltime for finishing the step and writing checkpoints: a minute, less of a
+# short one.
 RESERVE_S = 60.0
 _RESERVE_SHARE = 0.1
 
-# Of that, what is kept for writing what came out when groups do not answer; and for how long these are waited for at least.
+# Of that, what is kept for writing what came out when groups do not answer; and for how long these
+# are waited for at least.
 _LAST_S = 10.0
 _LEAST_PATIENCE_S = 3.0
 
@@ -39,8 +41,8 @@ class Interruption:
         clock: seconds, from any origin; a test may give its own.
 
     Attributes:
-        on_signal: is called with the number of each signal that has come, in any thread. SIGCONT is among them, which
-            Open MPI's mpirun sends first when it is about to kill all ranks.
+        on_signal: is called with the number of each signal that has come, in any thread. SIGCONT is
+            among them, which Open MPI's mpirun sends first when it is about to kill all ranks.
         cause: why the signal came, where that is known.
         end_at_once: is called upon a second Ctrl-C, in any thread.
     """
@@ -65,7 +67,8 @@ class Interruption:
         """Handle signals from now on."""
         for number in (*SIGNALS, signal.SIGCONT):
             signal.signal(number, self._note)
-        # While a library computes Python calls no handler. It writes into this pipe, which another thread may read.
+        # While a library computes Python calls no handler. It writes into this pipe, which another
+        # thread may read.
         self._pipe, write_end = os.pipe()
         for end in (self._pipe, write_end):
             os.set_blocking(end, False)

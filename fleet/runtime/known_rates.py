@@ -95,8 +95,8 @@ def make_late_policy_network(
 def find_rates(network: NetworkSpec, spec: Spec, table: RateTable) -> Network:
     """Find the rates of a network in a file.
 
-    Networks of a search have no names beforehand: the rates of a network that has the name of their entry are theirs,
-    or else those in the middle of all.
+    Networks of a search have no names beforehand: the rates of a network that has the name of their
+    entry are theirs, or else those in the middle of all.
     """
     if network.number is None:
         names = [network.name]

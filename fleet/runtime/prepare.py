@@ -70,7 +70,8 @@ def prepare(
     """Read and validate the whole launch before anything is written.
 
     Args:
-        lease: keeps other launches out of the run's folder from now on; beside others, until all is read and checked.
+        lease: keeps other launches out of the run's folder from now on; beside others, until all is
+            read and checked.
         announce: is told what can be imported ahead, as soon as that is known.
         name: of this launch among others.
 
@@ -170,7 +171,8 @@ class _Plan:
 
     Attributes:
         trained: what the spec says, with the networks that this launch is to train.
-        full_spec: with the networks that came while earlier launches went on; each is to be trained as the spec says.
+        full_spec: with the networks that came while earlier launches went on; each is to be trained
+            as the spec says.
         ends: the same, with the networks that stand for those of its searches, instead of its own.
         written: the networks that the spec says.
         earlier_paths: where earlier launches have left what counts here; None where nothing does.
@@ -369,7 +371,8 @@ def plan_memory(
         ),
         default=spec.document.train.batch.bounds[1],
     )
-    # Networks can be as far apart as all epochs of the run: one trains its first while others come and go.
+    # Networks can be as far apart as all epochs of the run: one trains its first while others come
+    # and go.
     total_epochs = sum(network.train.stopping.max_epochs for network in spec.networks)
     fitting_epochs = shared_free / 2 / (samples * row_bytes(sample.wire, sample.target.wire))
     return plan_layout(

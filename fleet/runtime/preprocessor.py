@@ -1,7 +1,7 @@
 """The preprocessor rank: read, transform, write.
 
-A preprocessor never blocks: :meth:`Preprocessor.step` does a bounded piece of work, so that rank 0 can
-coordinate in between. It imports neither TensorFlow nor any model.
+A preprocessor never blocks: :meth:`Preprocessor.step` does a bounded piece of work, so that rank 0
+can coordinate in between. It imports neither TensorFlow nor any model.
 """
 
 from __future__ import annotations

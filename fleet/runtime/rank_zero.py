@@ -55,7 +55,8 @@ from fleet.units import pluralize
 from launch.environment import find_launcher
 from scheduler.ensemble.sharing import Sharing, useful_networks_per_gpu
 
-# For trackers, when all else is done: their libraries take seconds to load. Little of a walltime may be left.
+# For trackers, when all else is done: their libraries take seconds to load. Little of a walltime
+# may be left.
 _PATIENCE_S = 60.0
 _HURRIED_S = 10.0
 _LAST_S = 10.0  # for all that is written in the end by a launch that is stuck

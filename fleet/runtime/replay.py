@@ -193,7 +193,8 @@ class Replay:
 def make_replay(spec: Spec, paths: RunPaths, name: str, trainers: int) -> tuple[Spec, Replay]:
     """Make the spec of one network with as many epochs as its history has.
 
-    On as many GPUs as it had, if that number did not change and there are so many; otherwise on one.
+    On as many GPUs as it had, if that number did not change and there are so many; otherwise on
+    one.
 
     Args:
         trainers: how many there are.

@@ -25,8 +25,9 @@ class Resumed:
     Attributes:
         results: of the run as it is by all that.
         log: of the launches whose log this one goes on with.
-        unlogged: epochs that are in checkpoints and in no log. Among launches that work at the same time that is seen
-            when a network is taken: the others may be about to log what they have saved.
+        unlogged: epochs that are in checkpoints and in no log. Among launches that work at the same
+            time that is seen when a network is taken: the others may be about to log what they have
+            saved.
         statuses: how far networks are by their checkpoints, where logs say otherwise.
         changes: to be logged of checkpoints that are damaged or gone, and of ranks that died.
         first_epoch: of the stream that no launch has consumed.
@@ -81,7 +82,8 @@ def resume(launch: Launch) -> Resumed:
             name: standing.with_logged_pruning(told.status_of(name))
             for name, standing in standings.items()
         }
-        # Why a network is done is told by nobody where its launch was killed; the rest others may yet log
+        # Why a network is done is told by nobody where its launch was killed; the rest others may
+        # yet log
         differing = {
             name: standing
             for name, standing in found.items()

@@ -1,8 +1,9 @@
 """Searchers, called in a thread of rank 0, one call at a time, with a time limit.
 
-A searcher may think for seconds, while MPI, messages and the lease cannot wait. So the coordinator hands over a call
-(:meth:`Searchers.consult`) and looks at each of its steps whether the answer is there (:meth:`Searchers.heard`). A
-searcher that raises or hangs is never called again; a thread that hangs is left behind, and the next call has another.
+A searcher may think for seconds, while MPI, messages and the lease cannot wait. So the coordinator
+hands over a call (:meth:`Searchers.consult`) and looks at each of its steps whether the answer is
+there (:meth:`Searchers.heard`). A searcher that raises or hangs is never called again; a thread
+that hangs is left behind, and the next call has another.
 """
 
 from __future__ import annotations
@@ -43,8 +44,8 @@ def make_searchers(ends: Spec, run: RunState) -> dict[str, Searcher]:
         run: as earlier launches have left it.
 
     Raises:
-        SpecError: one cannot be made, or the rule of pruning; or an earlier run cannot be read. The message says which,
-            and why.
+        SpecError: one cannot be made, or the rule of pruning; or an earlier run cannot be read. The
+            message says which, and why.
     """
     searchers = {}
     with _locating_mistakes(ends, ("prune", "rule")):

@@ -51,8 +51,8 @@ class Request:
 class StartupTimer:
     """The durations of the parts of a start-up.
 
-    The first two are over when this is made: the launcher that starts this process, where one is known, and Python
-    with the first modules.
+    The first two are over when this is made: the launcher that starts this process, where one is
+    known, and Python with the first modules.
     """
 
     def __init__(self) -> None:

@@ -36,11 +36,12 @@ def read_prior_trials(
     """Read the trials of a run that fit a search space.
 
     Args:
-        objectives: the names of what counts, and whether ``maximize`` or ``minimize``; the monitored quantity first.
+        objectives: the names of what counts, and whether ``maximize`` or ``minimize``; the
+            monitored quantity first.
 
     Returns:
-        The networks that are over and whose values fit the space, in the order of their numbers; and why others are
-        left out, each reason with how many.
+        The networks that are over and whose values fit the space, in the order of their numbers;
+        and why others are left out, each reason with how many.
 
     Raises:
         UserError: there is no run, or it cannot be read.

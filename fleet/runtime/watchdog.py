@@ -1,8 +1,9 @@
 """A thread of rank 0 that ends a stuck launch in time.
 
-The code of users may never come back, in a step, a loss, a transform or a searcher. Once a launch is to end, this thread
-coordinates if the main thread does not, so groups that answer are saved and those that do not are given up. If that does
-not end the launch either, because a rank is stuck elsewhere, all ranks are ended.
+The code of users may never come back, in a step, a loss, a transform or a searcher. Once a launch
+is to end, this thread coordinates if the main thread does not, so groups that answer are saved and
+those that do not are given up. If that does not end the launch either, because a rank is stuck
+elsewhere, all ranks are ended.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """Detection of dead ranks of a node, and of the networks that they trained.
 
-When a rank dies, Open MPI's mpirun kills all others half a second later, and tells them by signals before that. That is
-time enough to see which process is gone, to say in the run's folder what it trained (:mod:`fleet.storage.rank_deaths`), and
-to name the network. What a signal finds alive did not die by itself: each rank takes its own mark away then. The same
-holds where the launcher is killed, of which the kernel tells each rank.
+When a rank dies, Open MPI's mpirun kills all others half a second later, and tells them by signals
+before that. That is time enough to see which process is gone, to say in the run's folder what it
+trained (:mod:`fleet.storage.rank_deaths`), and to name the network. What a signal finds alive did
+not die by itself: each rank takes its own mark away then. The same holds where the launcher is
+killed, of which the kernel tells each rank.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The number of networks that train on a GPU right now, in shared memory of the node.
 
-Each trainer of a node has a byte of shared memory, which is 1 while it trains a network. So a step knows how many
-others were there: that decides how fast it is.
+Each trainer of a node has a byte of shared memory, which is 1 while it trains a network. So a step
+knows how many others were there: that decides how fast it is.
 """
 
 from __future__ import annotations

@@ -1,10 +1,12 @@
 """Deferred augmentation: what a rank applies to samples from the stream or from a store.
 
-The window carries what all networks have in common (:mod:`fleet.runtime.input_pipelines`). Each rank does the rest to its own
-rows, by the same random numbers as a rank that prepares them from their files.
+The window carries what all networks have in common (:mod:`fleet.runtime.input_pipelines`). Each
+rank does the rest to its own rows, by the same random numbers as a rank that prepares them from
+their files.
 
-What a sample looks like in an epoch depends on the seed, the epoch and the sample alone. So what one trainer has
-finished serves all of its node that come to the same epoch, side by side or later, as long as there is room.
+What a sample looks like in an epoch depends on the seed, the epoch and the sample alone. So what
+one trainer has finished serves all of its node that come to the same epoch, side by side or later,
+as long as there is room.
 """
 
 from __future__ import annotations
@@ -70,15 +72,16 @@ class DeferredAugmentation:
 class AugmentedEpochs:
     """Augmented samples of the first epochs that a rank has seen, as many as fit.
 
-    What differs from epoch to epoch depends on the seed, the epoch and the sample alone, and networks that a rank
-    trains one after another, or side by side with others, begin with the same epochs. To turn a small image takes
-    longer than many a network takes to learn from it.
+    What differs from epoch to epoch depends on the seed, the epoch and the sample alone, and
+    networks that a rank trains one after another, or side by side with others, begin with the same
+    epochs. To turn a small image takes longer than many a network takes to learn from it.
 
     Args:
-        pipeline: its :meth:`~preprocess.pipeline.Pipeline.augment_stored` does the rest to samples that are kept.
+        pipeline: its :meth:`~preprocess.pipeline.Pipeline.augment_stored` does the rest to samples
+            that are kept.
         limit: bytes.
-        shared: gives an epoch of those that the trainers of a node share, by its number, None without room for it;
-            None where they share none, and the rank has room of its own.
+        shared: gives an epoch of those that the trainers of a node share, by its number, None
+            without room for it; None where they share none, and the rank has room of its own.
     """
 
     def __init__(
@@ -144,8 +147,9 @@ class AugmentedEpochs:
 class NodeEpochs:
     """Shared memory of a node for augmented epochs.
 
-    A trainer says which epoch it is at before it touches one, under a lock. An epoch makes room for another only where
-    no trainer is at it, the latest first: networks that begin later come to the early ones.
+    A trainer says which epoch it is at before it touches one, under a lock. An epoch makes room for
+    another only where no trainer is at it, the latest first: networks that begin later come to the
+    early ones.
 
     Args:
         image: what the input of a finished sample is.
@@ -165,7 +169,8 @@ class NodeEpochs:
         name: str,
         create: bool,
     ) -> None:
-        # Where trainers are and what there is room for: the number of an epoch, and 1 more; 0 is none.
+        # Where trainers are and what there is room for: the number of an epoch, and 1 more; 0 is
+        # none.
         (
             self.segment,
             (self._trainer_epochs, self._room_epochs, self._are_ready, self._targets, self._images),

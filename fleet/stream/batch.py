@@ -18,14 +18,15 @@ class Batch:
 
     Attributes:
         images: (rows, ...), the inputs as they are on the wire.
-        targets: (rows,) of the type in which targets travel (:attr:`preprocess.target.TargetSpec.wire`): labels, or
-            records of a target and a weight. A sample that could not be used is marked, and counts for nothing.
+        targets: (rows,) of the type in which targets travel
+            (:attr:`preprocess.target.TargetSpec.wire`): labels, or records of a target and a
+            weight. A sample that could not be used is marked, and counts for nothing.
         size: rows of the global batch.
         position: samples of the epoch that are consumed once this batch is.
         is_last: of the epoch.
         epoch: what is consumed then: its number, or in a ring the latest production, and the path.
-        missed: chunks of a ring that were of use to the epoch so far, that a node of the group held, and that another
-            had let go.
+        missed: chunks of a ring that were of use to the epoch so far, that a node of the group
+            held, and that another had let go.
     """
 
     images: np.ndarray

@@ -1,18 +1,20 @@
 """Streams: an order, a store and deferred augmentation, combined in one place.
 
 ============  =================================================================================================
-order         ``strict`` or ``ring`` (:mod:`fleet.stream.order`); a network of a fold leaves some samples out
-store         ``window``: samples pass by in the memory of the node, in the order of the stream
-              (:mod:`fleet.stream.reader`, :mod:`fleet.stream.ring`). ``node``, ``own``, ``files``: they are taken by
-              their numbers, from what the node or the rank keeps decoded, or from where they lie
-              (:mod:`fleet.stream.store`)
-finish        what a rank does to what passes by: nothing, all that is left of the transforms, or only its own targets
-              (:mod:`fleet.stream.augment`). To what is kept it does what differs from epoch to epoch
-============  =================================================================================================
+order         ``strict`` or ``ring`` (:mod:`fleet.stream.order`); a network of a fold leaves some
+              samples out store         ``window``: samples pass by in the memory of the node, in
+              the order of the stream (:mod:`fleet.stream.reader`, :mod:`fleet.stream.ring`).
+              ``node``, ``own``, ``files``: they are taken by their numbers, from what the node or
+              the rank keeps decoded, or from where they lie (:mod:`fleet.stream.store`) finish
+              what a rank does to what passes by: nothing, all that is left of the transforms, or
+              only its own targets (:mod:`fleet.stream.augment`). To what is kept it does what
+              differs from epoch to epoch ============
+              =================================================================================================
 
-When a preprocessor dies and the launch outlives it, trainers prepare their samples themselves. What a sample looks like
-depends on the seed, the epoch of the stream and its index alone. So nothing else changes, and in the strict order the
-ranks of a group need not even change over at the same batch.
+When a preprocessor dies and the launch outlives it, trainers prepare their samples themselves. What
+a sample looks like depends on the seed, the epoch of the stream and its index alone. So nothing
+else changes, and in the strict order the ranks of a group need not even change over at the same
+batch.
 """
 
 from __future__ import annotations
@@ -54,7 +56,8 @@ class NodeMemory:
         kept: all training samples, up to the first random transform, in the order of epoch 0.
         validation: all validation samples.
         finished: epochs of training samples as they go into training; None where none are shared.
-        tenants: which trainers train a network (:class:`fleet.stream.active_slots.ActiveSlots`); None where no GPU is shared.
+        tenants: which trainers train a network (:class:`fleet.stream.active_slots.ActiveSlots`);
+            None where no GPU is shared.
     """
 
     window: Window | None = None
@@ -89,7 +92,8 @@ class Stream:
     Args:
         own: the same samples, prepared by this rank alone.
         order: of the samples.
-        reader: of the window; None where there is none. It raises WriterDied when it waits for what will not come.
+        reader: of the window; None where there is none. It raises WriterDied when it waits for what
+            will not come.
         finish: what is left to do to what it reads; None where nothing is.
 
     Attributes:
@@ -153,7 +157,8 @@ class Stream:
             return
         plan: EpochPlan | None = None
         for batch in batches:
-            # In a ring the path is known as far as it has been read, and this batch is of that part.
+            # In a ring the path is known as far as it has been read, and this batch is of that
+            # part.
             if plan is None or plan.path[: len(batch.epoch.path)] != batch.epoch.path:
                 plan = self._order.plan_epoch(batch.epoch, consumed)
             rows = slice(
@@ -190,8 +195,8 @@ def compose(
         first_epoch: of the stream, in this launch.
 
     Returns:
-        (samples of the source,) bool -> the stream of these samples; None -> that of all. What a rank keeps of samples
-        is of use to all of them.
+        (samples of the source,) bool -> the stream of these samples; None -> that of all. What a
+        rank keeps of samples is of use to all of them.
     """
     store = FileStore(pipeline)
     if kind == "node":

@@ -62,7 +62,8 @@ class WindowFiller:
         self._demands: dict[int, int] = {}  # other node -> how far its readers are
         self._sent_demand, self._sent_demand_at = 0, 0.0
         self._clock = clock
-        # Samples, the time they took, and what this rank did between them, since the coordinator was told.
+        # Samples, the time they took, and what this rank did between them, since the coordinator
+        # was told.
         self._prepared = 0
         self._busy_s = 0.0
         self._beside_s = 0.0
@@ -127,7 +128,8 @@ class WindowFiller:
         """Return True if chunk ``sequence`` may be produced now."""
         fastest = self._window.fastest_reader()
         if fastest is None:
-            # Nobody reads on this node. No reader of another one is beyond `hold`, so it is not held back.
+            # Nobody reads on this node. No reader of another one is beyond `hold`, so it is not
+            # held back.
             fastest = 0 if self._window.layout.is_ring else self._hold
         ahead_of = max(
             fastest, self._turns.first if self._turns else 0, int(self._window.demand[0])
@@ -234,8 +236,8 @@ class SetFiller:
             for chunk in range(target.chunks)
             if roles.node_of[turns.rank_of(chunk)] == own_node
         ]
-        # First this rank's own; then, from the end, what others of its node have not come to: as rank 0, which
-        # coordinates first. Two may do the same, to the same bits.
+        # First this rank's own; then, from the end, what others of its node have not come to: as
+        # rank 0, which coordinates first. Two may do the same, to the same bits.
         own_chunks = [chunk for chunk in node if turns.rank_of(chunk) == world.rank]
         self._chunks = [*sorted(set(node) - set(own_chunks)), *own_chunks[::-1]]
         self._own_chunks = set(own_chunks)

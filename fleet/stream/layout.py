@@ -1,8 +1,8 @@
 """Chunks of the stream, who produces them, and how many a window holds (pure).
 
-The stream is a sequence of *chunks*. Epoch ``e`` of the stream is the training set in an order of its own, cut into
-``C`` chunks of equally many samples (the last may be short); chunk ``c`` of epoch ``e`` has the number
-``s = e * C + c``.
+The stream is a sequence of *chunks*. Epoch ``e`` of the stream is the training set in an order of
+its own, cut into ``C`` chunks of equally many samples (the last may be short); chunk ``c`` of epoch
+``e`` has the number ``s = e * C + c``.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ class Layout:
         lookahead: chunks that may be produced ahead of the fastest reader (Q_P of [FLEET] Fig. 4).
         readers: on a node, at most.
         is_ring: whether groups take chunks in an order of their own.
-        target: the type in which the target of one sample travels (:attr:`preprocess.target.TargetSpec.wire`).
+        target: the type in which the target of one sample travels
+            (:attr:`preprocess.target.TargetSpec.wire`).
     """
 
     image: ImageSpec
@@ -93,7 +94,8 @@ def plan_layout(
     reader does not wait long for the first.
 
     Args:
-        epochs: as far apart as networks can be; more room would never be used. Two always have room if there is some.
+        epochs: as far apart as networks can be; more room would never be used. Two always have room
+            if there is some.
 
     Raises:
         UserError: the window cannot hold the largest batch and one more chunk.
@@ -120,10 +122,12 @@ def plan_ring(
 ) -> Layout:
     """Choose the slots for a ring of ``shards`` shards.
 
-    The shards are the chunks. Their size follows from the data set alone, since recorded paths speak of them.
+    The shards are the chunks. Their size follows from the data set alone, since recorded paths
+    speak of them.
 
     Raises:
-        UserError: the window cannot hold one shard that is read, one that is ready and one that is written.
+        UserError: the window cannot hold one shard that is read, one that is ready and one that is
+            written.
     """
     chunk = -(-samples // min(shards, samples))
     size = row_bytes(image, target)

@@ -1,13 +1,14 @@
 """The samples of a network's epoch and their order (pure).
 
-An epoch is a sequence of (production, sample) pairs. A *production* is one run of preprocessing over the data
-set: what a sample looks like in it depends on (seed, production, sample) alone, so that any rank can prepare any
-part of any epoch again.
+An epoch is a sequence of (production, sample) pairs. A *production* is one run of preprocessing
+over the data set: what a sample looks like in it depends on (seed, production, sample) alone, so
+that any rank can prepare any part of any epoch again.
 
 ============  ==============================================================================================
 ``strict``    epoch e is production e, whole, in the order that the source draws for it
 ``ring``      the data set is cut into shards once and for all. Production t makes all of them, in an order of
-              its own: *chunk* ``s = t * shards + k`` is the k-th shard of production t. An epoch is any
+              its own: *chunk* ``s = t * shards + k`` is the k-th shard of production t. An epoch is
+                  any
               sequence of chunks in which every shard comes once: its *path*
 ============  ==============================================================================================
 """
@@ -31,7 +32,8 @@ class Epoch:
 
     Attributes:
         number: of the stream's epoch (strict), or of the production to begin with (ring).
-        path: the chunks of the ring that were consumed of it so far, in order; empty in strict order.
+        path: the chunks of the ring that were consumed of it so far, in order; empty in strict
+            order.
     """
 
     number: int
@@ -107,9 +109,9 @@ class StrictOrder:
 class RingOrder:
     """Shards that circulate.
 
-    A shard is a piece of the source's own order, so that sources which are best read in sequence still are. All
-    shards have ``size`` samples but the last, which may be short and then comes last in every production: so
-    chunks begin at multiples of ``size``.
+    A shard is a piece of the source's own order, so that sources which are best read in sequence
+    still are. All shards have ``size`` samples but the last, which may be short and then comes last
+    in every production: so chunks begin at multiples of ``size``.
 
     Args:
         orders: draws the order that is cut into shards.
@@ -174,8 +176,8 @@ class RingOrder:
 class FoldOrder:
     """An order without the samples of the fold that evaluates a network.
 
-    Positions count the samples that it trains on, so whoever asks for batches need not know that there are others. See
-    docs/design/folds.md.
+    Positions count the samples that it trains on, so whoever asks for batches need not know that
+    there are others. See docs/design/folds.md.
 
     Args:
         order: of all samples.

@@ -1,8 +1,9 @@
 """Readers of the node's window in stream order, each rank its own rows of every batch.
 
-:mod:`fleet.stream.ring` has the reader of groups that read at their own pace, in an order of their own,
-:mod:`fleet.stream.local_batches` what trainers do that prepare their samples themselves. All give the same samples, bit for bit,
-since what a sample looks like depends on the seed, the production and its index alone.
+:mod:`fleet.stream.ring` has the reader of groups that read at their own pace, in an order of their
+own, :mod:`fleet.stream.local_batches` what trainers do that prepare their samples themselves. All
+give the same samples, bit for bit, since what a sample looks like depends on the seed, the
+production and its index alone.
 """
 
 from __future__ import annotations

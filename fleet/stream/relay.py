@@ -2,11 +2,12 @@
 
 What is broadcast is a window (without end) or a set of samples (each chunk once).
 
-One rank on each node, its leader, takes part: it gets a chunk from one leader and passes it on to two at most, so that
-its way grows with the logarithm of the nodes. Chunks go in order of their number; a few broadcasts are
-under way at a time, so that the network is busy while samples are being prepared. Chunks move from
-window to window, without a copy in between. A node joins a broadcast only once its slot is free: so the
-slowest reader of any node holds the stream back when the windows are full, and never before.
+One rank on each node, its leader, takes part: it gets a chunk from one leader and passes it on to
+two at most, so that its way grows with the logarithm of the nodes. Chunks go in order of their
+number; a few broadcasts are under way at a time, so that the network is busy while samples are
+being prepared. Chunks move from
+window to window, without a copy in between. A node joins a broadcast only once its slot is free: so
+the slowest reader of any node holds the stream back when the windows are full, and never before.
 """
 
 from __future__ import annotations
@@ -60,8 +61,8 @@ class Relay:
         self._world = world
         self._target = target
         self._group = world.group(leaders, _LAST_GROUP - 2 * number)
-        # Leaders end after different numbers of broadcasts, and collectives of one communicator must come in
-        # one order: so they agree on the end by another.
+        # Leaders end after different numbers of broadcasts, and collectives of one communicator
+        # must come in one order: so they agree on the end by another.
         self._ending = world.group(leaders, _LAST_GROUP - 2 * number - 1)
         self._turns = turns
         self._node_of = roles.node_of
@@ -81,7 +82,8 @@ class Relay:
         with self._group.raising_group_failed():
             worked = self._complete() | self._begin(claim)
             if self._under_way and not worked:
-                self._group.check()  # a rank that gets nothing from one that has died does not hear of it
+                # a rank that gets nothing from one that has died does not hear of it
+                self._group.check()
             return worked
 
     def _root(self, sequence: int) -> int:

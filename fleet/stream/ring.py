@@ -1,11 +1,12 @@
 """Readers of a ring: each group at its own pace and in its own order.
 
-A group takes a chunk at a time, always the oldest whose shard it still lacks in its epoch. Each node gives its slots
-away by itself, so nodes hold different chunks; what a group takes must be held by all of its nodes. Therefore its
-ranks *choose* together: each says so in the window of its node, from which nothing is let go until it has chosen; they
-exchange what their nodes hold; all come to the same chunk; each puts its cursor on it, wherever it is: there, being
-written, or still to be made. From then on no node lets go of it before it has been read, so the group waits for the
-writers alone, and writers fill the ring no further than a cursor asks for.
+A group takes a chunk at a time, always the oldest whose shard it still lacks in its epoch. Each
+node gives its slots away by itself, so nodes hold different chunks; what a group takes must be held
+by all of its nodes. Therefore its ranks *choose* together: each says so in the window of its node,
+from which nothing is let go until it has chosen; they exchange what their nodes hold; all come to
+the same chunk; each puts its cursor on it, wherever it is: there, being written, or still to be
+made. From then on no node lets go of it before it has been read, so the group waits for the writers
+alone, and writers fill the ring no further than a cursor asks for.
 """
 
 from __future__ import annotations
@@ -28,9 +29,11 @@ def choose(stocks: Sequence[Stock], is_of_use: Callable[[int], bool]) -> int:
 
     Args:
         stocks: of the group's nodes.
-        is_of_use: whether a chunk holds a shard that the group still lacks, and was not consumed before.
+        is_of_use: whether a chunk holds a shard that the group still lacks, and was not consumed
+            before.
     """
-    # In order, up to the first: an order of shards is drawn anew for each change from one production to another.
+    # In order, up to the first: an order of shards is drawn anew for each change from one
+    # production to another.
     complete = sorted(frozenset.intersection(*(stock.complete for stock in stocks)))
     available = next(filter(is_of_use, complete), None)
     if available is not None:
@@ -63,7 +66,8 @@ class RingReader(Reader):
     Args:
         window, reader, waiting, keeps: see :class:`~fleet.stream.reader.Reader`.
         order: of all samples.
-        first: the first chunk of this launch. A group may choose before the ring of any of its nodes has begun.
+        first: the first chunk of this launch. A group may choose before the ring of any of its
+            nodes has begun.
     """
 
     def __init__(

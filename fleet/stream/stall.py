@@ -16,7 +16,8 @@ from fleet.units import pluralize
 T = TypeVar("T")
 
 
-# Who waits for samples has time: the preprocessor is the bottleneck, and wants the core that a look costs.
+# Who waits for samples has time: the preprocessor is the bottleneck, and wants the core that a look
+# costs.
 _PATIENCE = 4.0
 
 
@@ -34,7 +35,8 @@ class StallClock:
     Args:
         stall_s: so long without progress is too long.
         explain: what to say then.
-        progress: a number that grows whenever something comes; by default only the end of the wait counts.
+        progress: a number that grows whenever something comes; by default only the end of the wait
+            counts.
         clock: seconds, from any origin; a test may give its own.
     """
 

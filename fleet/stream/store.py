@@ -1,6 +1,7 @@
 """Stores from which a rank takes samples by number: files, its memory, or its node's.
 
-The fourth store is the node's window, where samples pass by in the order of the stream (:mod:`fleet.stream.reader`).
+The fourth store is the node's window, where samples pass by in the order of the stream
+(:mod:`fleet.stream.reader`).
 """
 
 from __future__ import annotations

@@ -50,8 +50,8 @@ class Validation:
         on_bad: is told of those that cannot be read.
         rows: those that networks are judged by; None for all.
         shared: from where they come; None where each rank prepares its own.
-        keeps: whether a rank keeps its own, all of them, from their first use on. Test data is read rarely: of it each
-            rank prepares its share whenever it is asked for.
+        keeps: whether a rank keeps its own, all of them, from their first use on. Test data is read
+            rarely: of it each rank prepares its share whenever it is asked for.
 
     Attributes:
         samples: how many there are.

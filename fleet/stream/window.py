@@ -1,22 +1,23 @@
 """The window: each node's copy of the latest samples, which preprocessors write.
 
-A :class:`Window` holds the most recent chunks of the stream (:mod:`fleet.stream.layout`) in a ring of slots in shared
-memory, chunk ``s`` in slot ``s % slots``, as one contiguous array of samples: a batch that spans chunks is still one
-view, unless the ring wraps inside it.
+A :class:`Window` holds the most recent chunks of the stream (:mod:`fleet.stream.layout`) in a ring
+of slots in shared memory, chunk ``s`` in slot ``s % slots``, as one contiguous array of samples: a
+batch that spans chunks is still one view, unless the ring wraps inside it.
 
 Ranks agree through a few 64-bit words in the segment, each with one writer:
 
 - ``stamps[slot] = s + 1``: chunk ``s`` is complete there; written by the rank that filled it.
 - ``cursors[reader]``: the first chunk that a reader still needs; infinity while it reads nothing.
-  A slot is filled again only when all cursors have passed what it held. Chunks follow each other in a
-  slot in order of their numbers, also those that nobody needs: a slow preprocessor that comes late with
-  an old one must not put it over a new one.
+  A slot is filled again only when all cursors have passed what it held. Chunks follow each other in
+  a slot in order of their numbers, also those that nobody needs: a slow preprocessor that comes
+  late with an old one must not put it over a new one.
 - ``demand``: how far the readers of other nodes are; written by the node's leader.
 
-A *ring* (see :mod:`fleet.stream.order`) is a window from which readers take chunks in orders of their own. There a
-cursor is the one chunk that a reader reads or waits for; and any slot that no cursor is on may be filled with any
-chunk, so that a slow reader stops nobody. Which one, the node's leader decides; while a reader chooses its next chunk
-(:mod:`fleet.stream.ring`), it lets go of none.
+A *ring* (see :mod:`fleet.stream.order`) is a window from which readers take chunks in orders of
+their own. There a cursor is the one chunk that a reader reads or waits for; and any slot that no
+cursor is on may be filled with any chunk, so that a slow reader stops nobody. Which one, the node's
+leader decides; while a reader chooses its next chunk (:mod:`fleet.stream.ring`), it lets go of
+none.
 
 - ``assigned[slot] = s + 1``: chunk ``s`` is there, or is being written.
 - ``assigned_until``: one past the last chunk that was given a slot.
@@ -63,8 +64,8 @@ class Window:
         is_relayed: whether chunks go to other nodes; until the relay begins, it needs all of them.
 
     Attributes:
-        images: (slots * chunk, ...), inputs of the layout's shape and type; slot ``i`` is the rows from
-            ``i * chunk`` on.
+        images: (slots * chunk, ...), inputs of the layout's shape and type; slot ``i`` is the rows
+            from ``i * chunk`` on.
         targets: (slots * chunk,) of the layout's type of targets.
         cursors: (readers + 1,) int64, one for each reader; the last one is the relay's, see
             :mod:`fleet.stream.relay`. ``NOT_READING`` stands for infinity.
@@ -134,8 +135,8 @@ class Window:
                 held_stamp != self.assigned[slot] or held_stamp > self.cursors[-1]
             ):  # being written; or still to be sent
                 continue
-            # A reader says that it chooses and then looks what is there; so take the chunk off the list, then look for
-            # readers: one of the two sees the other.
+            # A reader says that it chooses and then looks what is there; so take the chunk off the
+            # list, then look for readers: one of the two sees the other.
             self.assigned[slot] = 0
             fence()
             readers = self.cursors[:-1].copy()
@@ -156,7 +157,8 @@ class Window:
         """Return the content of the ring; it stays while this rank's cursor is CHOOSING.
 
         Args:
-            first: the first chunk of the stream. Those before it never come, also where none has been given a slot yet.
+            first: the first chunk of the stream. Those before it never come, also where none has
+                been given a slot yet.
         """
         fence()  # it has said so before
         until = max(int(self.assigned_until[0]), first)

@@ -74,7 +74,8 @@ class CommandHandler:
             note: logs an event.
             hear: has the ensemble hear something.
             goes_on: whether it still does.
-            offer: which nodes, so many, the launch can give back within some seconds; raises UserError where none.
+            offer: which nodes, so many, the launch can give back within some seconds; raises
+                UserError where none.
         """
         if self._clock() < self._looked_s + _LOOK_S:
             return False

@@ -1,9 +1,9 @@
 """Command files by which other processes control a launch, and its answers.
 
-There is no port and no server. A command is a file that is written whole, under a name that begins with its time; the
-launch reads the commands in the order of their names, and writes the answer beside them before it takes a command away.
-So a launch that is killed in between finds the command again, and whoever acts on it must know by its name whether it
-has acted (the event log says so).
+There is no port and no server. A command is a file that is written whole, under a name that begins
+with its time; the launch reads the commands in the order of their names, and writes the answer
+beside them before it takes a command away. So a launch that is killed in between finds the command
+again, and whoever acts on it must know by its name whether it has acted (the event log says so).
 """
 
 from __future__ import annotations

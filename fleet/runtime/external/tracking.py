@@ -1,7 +1,7 @@
 """The process that writes trackers during a run (``trackers`` in a spec).
 
-Rank 0 only writes a byte into a pipe when something is new, and now and then looks for a complaint. It waits for the
-process at the very end alone, when all results are written, and not for long.
+Rank 0 only writes a byte into a pipe when something is new, and now and then looks for a complaint.
+It waits for the process at the very end alone, when all results are written, and not for long.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class Tracking:
         try:
             paths.track_log.parent.mkdir(parents=True, exist_ok=True)
             with open(paths.track_log, "ab") as errors:
-                # It is spawned, not forked: MPI may not like copies of its memory. A session of its own, so that what
-                # interrupts the launch leaves it time for the last epochs.
+                # It is spawned, not forked: MPI may not like copies of its memory. A session of its
+                # own, so that what interrupts the launch leaves it time for the last epochs.
                 self._process = subprocess.Popen(
                     command,
                     stdin=subprocess.PIPE,

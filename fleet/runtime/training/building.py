@@ -1,8 +1,8 @@
 """Building a network with a user's function within a time limit.
 
-A signal interrupts a function that is Python, or waits for something. One that computes in C for ever hears none; then
-the coordinator gives this rank up (:mod:`fleet.control.group_startup`), and the kernel ends the process, should nobody else
-come to it.
+A signal interrupts a function that is Python, or waits for something. One that computes in C for
+ever hears none; then the coordinator gives this rank up (:mod:`fleet.control.group_startup`), and
+the kernel ends the process, should nobody else come to it.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ def build_within(
 
     Args:
         limit_s: seconds that it may take.
-        duties: those of the rank that coordinates, done in another thread meanwhile; None for others.
+        duties: those of the rank that coordinates, done in another thread meanwhile; None for
+            others.
 
     Raises:
         ModelError: it took too long, it exited, or raised what is no Exception.
@@ -89,7 +90,8 @@ class _BuildGuard:
     def running(self) -> Iterator[None]:
         """Guard the block with timers and background tasks."""
         before = signal.signal(signal.SIGALRM, self._stop)
-        # In a thread of its own, for this one may be deaf; and a handler may not print where a function prints.
+        # In a thread of its own, for this one may be deaf; and a handler may not print where a
+        # function prints.
         thread = threading.Thread(target=self._do_duties, name="duties", daemon=True)
         try:
             if self._duties is not None:

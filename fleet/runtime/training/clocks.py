@@ -73,7 +73,8 @@ class StepClock:
         least: fewer steps tell nothing.
 
     Attributes:
-        at_once: how many steps the ranks of the group take in their next call: what all have read in the same sums.
+        at_once: how many steps the ranks of the group take in their next call: what all have read
+            in the same sums.
     """
 
     def __init__(self, warm_up: int = 3, min_steps: int = 1) -> None:

@@ -1,6 +1,7 @@
 """The training loop: get a batch, step, report.
 
-:meth:`TrainingLoop.run` trains a network epoch after epoch; :meth:`TrainingLoop._train_part` is what it does with one.
+:meth:`TrainingLoop.run` trains a network epoch after epoch; :meth:`TrainingLoop._train_part` is
+what it does with one.
 """
 
 from __future__ import annotations
@@ -109,8 +110,9 @@ class TrainingLoop:
             if not is_over and is_group and not training.group.broadcast_value(self._pauses):
                 state = self._save_together(training, state)
                 continue
-            # What each rank gathered by itself must be one thing before it is judged, handed on, or saved. It is running
-            # means, hence linear: to average them within an epoch and again at its end is to do it once.
+            # What each rank gathered by itself must be one thing before it is judged, handed on, or
+            # saved. It is running means, hence linear: to average them within an epoch and again at
+            # its end is to do it once.
             training.trainable.average_statistics()
             if is_over:
                 judged = evaluate(training, sources.validation, self._should_end)
@@ -148,8 +150,8 @@ class TrainingLoop:
         """Train on what is left of an epoch, or on less, where the group is asked to pause.
 
         Returns:
-            The state of the network there; whether the epoch is over, or else the group pauses; and how many chunks of
-            a ring were missed, as in :class:`fleet.stream.batch.Batch`.
+            The state of the network there; whether the epoch is over, or else the group pauses; and
+            how many chunks of a ring were missed, as in :class:`fleet.stream.batch.Batch`.
         """
         network = training.network
         group = training.group
@@ -224,7 +226,8 @@ class TrainingLoop:
         """Wait, as a group, for the coordinator's next order."""
 
         def hear() -> m.Message | None:
-            group.check()  # of a group that was struck the coordinator takes no epoch, and answers nothing
+            # of a group that was struck the coordinator takes no epoch, and answers nothing
+            group.check()
             return self._world.receive(m.Tag.TRAINER)
 
         message = None
@@ -304,7 +307,8 @@ class TrainingLoop:
     def _save_together(self, training: Training, state: TrainingState) -> TrainingState:
         """Save a group's network within an epoch, with the mean of what its ranks have gathered by themselves.
 
-        They go on with what each has, so that training does not depend on when it is saved. Collective.
+        They go on with what each has, so that training does not depend on when it is saved.
+        Collective.
         """
         trainable = training.trainable
         state = self._clock.add_elapsed(state)

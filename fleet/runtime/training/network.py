@@ -37,7 +37,8 @@ class Training:
     """One network in training, on this rank.
 
     Attributes:
-        reads_stream_from: the epoch from which on this rank reads the stream; before it, it prepares its own rows.
+        reads_stream_from: the epoch from which on this rank reads the stream; before it, it
+            prepares its own rows.
         target: what a sample's target is; of how many classes does not matter here.
         steps: how long those of this group take.
         group: that this rank trains it in; it may be exchanged for another one.
@@ -128,7 +129,8 @@ class Training:
         """Set the global batch that the policy chose, and the matching learning rate.
 
         Args:
-            chosen: out of the range that the spec gives; 0 for the least. Nothing, where it gives one size.
+            chosen: out of the range that the spec gives; 0 for the least. Nothing, where it gives
+                one size.
 
         Returns:
             The global batch.
@@ -172,7 +174,8 @@ class Training:
         Args:
             stay: so many of the group's ranks, the first ones, have the network already.
             state: None on a rank that is new.
-            failure: why a rank that is new could not build the network, for all to hear now that they have met.
+            failure: why a rank that is new could not build the network, for all to hear now that
+                they have met.
 
         Raises:
             TrainingFailed: on all ranks, when one has brought a failure.

@@ -52,8 +52,9 @@ def measure_batches(
 def measure_rate(training: Training, sample: SampleSpec, profile: Profile, size: int) -> StepRate:
     """Measure the rate of the whole group; collective over the group.
 
-    It takes as many steps as the settings say, and ends before that as soon as the rate is sure enough, or has taken
-    long enough: then the master says so with a step, so that all ranks take the same last one.
+    It takes as many steps as the settings say, and ends before that as soon as the rate is sure
+    enough, or has taken long enough: then the master says so with a step, so that all ranks take
+    the same last one.
 
     Args:
         size: of the global batch.

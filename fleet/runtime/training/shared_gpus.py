@@ -16,7 +16,8 @@ class SharedGpus:
     """The MPS daemons of this rank's node; collective over all ranks.
 
     Args:
-        gpu: of this trainer, by the name that the system gives it; None for other ranks, and without GPUs.
+        gpu: of this trainer, by the name that the system gives it; None for other ranks, and
+            without GPUs.
         environment: of this process, which is told where the daemon of its GPU is.
     """
 

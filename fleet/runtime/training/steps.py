@@ -1,15 +1,17 @@
 """Training steps of a group: several per call if short, and computed ahead.
 
-Where steps are so short that calling for them would cost a good part of their time, several batches are taken at once,
-in a stride. Nothing is heard inside of it, so it is short: a pause, or the time of a checkpoint, comes after it. A rank
-alone takes those that are there. The ranks of a group take as many as their master has said with the call before last:
-they read that in the same sums, at the same place.
+Where steps are so short that calling for them would cost a good part of their time, several batches
+are taken at once, in a stride. Nothing is heard inside of it, so it is short: a pause, or the time
+of a checkpoint, comes after it. A rank alone takes those that are there. The ranks of a group take
+as many as their master has said with the call before last: they read that in the same sums, at the
+same place.
 
-An engine that can computes while this rank makes the next batch. What follows from the sums of a step comes one step
-later: the pause that a rank of the group asks for, and the failure of a network whose loss is no number. All ranks read
-the same sums at the same place, so they still stop after the same step. A rank alone knows at once that it is to stop.
-A checkpoint inside an epoch is of a network that stands still. So where one is due, sums are read before the next step
-has begun, with its batch at hand: what the ranks of a group do together keeps its order.
+An engine that can computes while this rank makes the next batch. What follows from the sums of a
+step comes one step later: the pause that a rank of the group asks for, and the failure of a network
+whose loss is no number. All ranks read the same sums at the same place, so they still stop after
+the same step. A rank alone knows at once that it is to stop. A checkpoint inside an epoch is of a
+network that stands still. So where one is due, sums are read before the next step has begun, with
+its batch at hand: what the ranks of a group do together keeps its order.
 
 What is computed is the same as step by step.
 """
@@ -166,7 +168,8 @@ class Steps:
 
     Args:
         is_asked: whether this rank asks the group to stop.
-        is_due: whether this rank wants the network to stand still for a moment (:attr:`FinishedSteps.is_idle`).
+        is_due: whether this rank wants the network to stand still for a moment
+            (:attr:`FinishedSteps.is_idle`).
     """
 
     def __init__(
