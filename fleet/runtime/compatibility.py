@@ -226,7 +226,7 @@ def check_saved_networks(
         ),
         (network for network in spec.networks if network.name not in request.fresh_network),
     )
-    existing = [checkpoint for checkpoint in saved if checkpoint.found.state is not None]
+    existing = [checkpoint for checkpoint in saved if checkpoint.lookup.state is not None]
     changed = [checkpoint for checkpoint in existing if checkpoint.changed]
     if changed and not request.accept_changes:
         raise UserError(_explain_refusal(paths, changed, data))
@@ -260,7 +260,7 @@ def check_saved_networks(
         ),
     )
     return events, {
-        checkpoint.network.name: checkpoint.found
+        checkpoint.network.name: checkpoint.lookup
         for checkpoint in saved
         if checkpoint.network.name not in amended
     }
