@@ -155,9 +155,9 @@ def describe_missing_slots(spec: Spec, roles: Roles) -> str:
     """
     requested = spec.resources.networks_per_gpu
     devices = roles.cluster.whole_gpus
-    wanted = min(2 if asked == "auto" else asked, math.ceil(spec.max_networks / devices))
-    if roles.slots >= wanted or (
-        asked == "auto" and roles.device == "core"
+    needed = min(2 if requested == "auto" else requested, math.ceil(spec.max_networks / devices))
+    if roles.slots >= needed or (
+        requested == "auto" and roles.device == "core"
     ):  # which `auto` tries not to share
         return ""
     available = "one network" if roles.slots == 1 else f"{roles.slots} networks"
@@ -255,16 +255,16 @@ def assign(
             count = max(1, len(ranks) // 8)
         if count >= len(ranks):
             raise UserError(
-                f"node {node} has {pluralize(len(ranks), 'rank')}, and {pluralize(wanted, 'preprocessor')} would leave no "
-                f"trainer there: start at least {pluralize(wanted + 1, 'rank')} on each node (mpirun -n "
-                f"{nodes * (wanted + 1)}) or lower resources.preprocessors"
+                f"node {node} has {pluralize(len(ranks), 'rank')}, and {pluralize(count, 'preprocessor')} would leave no "
+                f"trainer there: start at least {pluralize(count + 1, 'rank')} on each node (mpirun -n "
+                f"{nodes * (count + 1)}) or lower resources.preprocessors"
             )
         chosen += ranks[:count]
         node_trainers = ranks[count:]
         if room is not None and len(node_trainers) > room:
             raise UserError(
-                f"node {node} has {pluralize(len(rest), 'rank')} for {pluralize(gpus_per_node or 0, device)} beside "
-                f"{pluralize(wanted, 'preprocessor')}: start {pluralize(room + wanted, 'rank')} there or raise "
+                f"node {node} has {pluralize(len(node_trainers), 'rank')} for {pluralize(gpus_per_node or 0, device)} beside "
+                f"{pluralize(count, 'preprocessor')}: start {pluralize(room + count, 'rank')} there or raise "
                 "resources.preprocessors or resources.networks_per_gpu"
             )
         trainers_list += node_trainers

@@ -80,7 +80,7 @@ class Admission:
         self._looks_s = -math.inf
 
     def pop_ready(self, training: Collection[str], now_s: float) -> list[NetworkAdmitted]:
-        """The networks that were asked for and can come: all but those whose parent is being saved.
+        """Return requested networks that can be added: their parents have been saved.
 
         What a parent has last said of itself is what its child was asked for by; the checkpoint of
         that epoch is written a moment later. Once a parent has no group, all of it is.
@@ -103,7 +103,7 @@ class Admission:
         return [self._build_trial(add) for add in ready]
 
     def _build_trial(self, add: AddNetwork) -> NetworkAdmitted:
-        """A network that a search has asked for; one that cannot be trained has failed, and says why."""
+        """Build a proposed trial; one that cannot be trained fails with a reason."""
         spec = self._launch.spec
         wrong = add.wrong
         index = next(index for index, entry in spec.searches.items() if entry.stem == add.entry)
@@ -166,7 +166,7 @@ class Admission:
         )
 
     def restore_entry(self, command: CommandReceived) -> tuple[NetworkSpec, ...]:
-        """The networks of an entry that an earlier launch has taken up, without coming to all of them.
+        """Return the networks of an entry that an earlier launch accepted but did not add.
 
         Raises:
             UserError: the entry does not fit the spec as it is now.
@@ -175,7 +175,7 @@ class Admission:
         return networks
 
     def admit(self, network: NetworkSpec) -> NetworkAdmitted:
-        """A network that was added comes; one that cannot be trained has failed, and says why."""
+        """Admit a network; one that cannot be trained fails with a reason."""
         wrong = ""
         try:
             network = self._check(network)

@@ -347,13 +347,13 @@ def _amend(
 
     def now(state: TrainingState) -> TrainingState:
         state = replace(
-            state.at_epoch_start() if DATA in one.changed else state,
-            identity=mine,
+            state.at_epoch_start() if DATA in checkpoint.changed else state,
+            identity=new_identity,
             architecture=key,
             code=code,
         )
-        if one.changed:
-            return state.with_accepted_changes(" ".join(one.changed))
+        if checkpoint.changed:
+            return state.with_accepted_changes(" ".join(checkpoint.changed))
         return state
 
     rewrite_states(paths, checkpoint.network.name, now, fence)

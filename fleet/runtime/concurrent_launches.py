@@ -1,8 +1,8 @@
 """One of several launches that share a run: its leases, and the progress of others.
 
 What is wanted is decided by :class:`fleet.control.lease_requests.LeaseRequests`, and taken by
-:class:`fleet.storage.network_leases.NetworkLeases` in a thread of its own. Here the two meet, between two steps of the
-coordinator.
+:class:`fleet.storage.network_leases.NetworkLeases` in a thread of its own. Here the two meet,
+between two steps of the coordinator.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class ConcurrentLaunches:
     def poll(
         self, now_s: float, training: Collection[str], ends: bool
     ) -> list[LeaseGranted | EndRequested]:
-        """See what has become of the leases, and of the networks that are held.
+        """Check the leases and the networks that are held.
 
         Args:
             now_s: by the clock of the coordinator.
@@ -75,10 +75,10 @@ class ConcurrentLaunches:
         if began >= self._follow_at:
             self.read_other_logs()
             self._follow_at = (now := time.monotonic()) + max(_EVERY_S, _SHARE * (now - began))
-        heard: list[LeaseGranted | EndRequested] = []
+        inputs: list[LeaseGranted | EndRequested] = []
         for name in self.leases.pop_acquired():
             leased = self._read(name)
-            heard.append(leased)
+            inputs.append(leased)
             self._claims.add_lease(
                 name, len(leased.status.history), leased.status.outcome is not None
             )
@@ -155,7 +155,7 @@ class ConcurrentLaunches:
         self.read_other_logs()  # with many networks that took a while
 
     def _read(self, name: str) -> LeaseGranted:
-        """How far a network is that was taken just now."""
+        """Read the status of a network whose lease was just acquired."""
         self.read_other_logs()  # it may just have been logged that it is over, or was pruned
         before = self._results.network_status(name)
         lease = self.leases.lease_of(name)

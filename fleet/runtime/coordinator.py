@@ -158,7 +158,7 @@ class Coordinator:
         self._run = run = files.results.run
         self._checked_s = 0.0
         statuses = self._run.statuses
-        begun = self._search.controller.restore(
+        restored = self._search.controller.restore(
             [
                 *self._search.log,
                 *past.unlogged,
@@ -172,7 +172,7 @@ class Coordinator:
             statuses,
         )
         self._controller = Controller(
-            setup, statuses, speeds, self._ask, self._search.controller, begun
+            setup, statuses, speeds, self._ask, self._search.controller, restored
         )
         self._queue: deque[e.Input] = deque()  # what was heard, and the ensemble has not
         self._handled_deaths: frozenset[int] = (
@@ -262,9 +262,9 @@ class Coordinator:
             for message in self._concurrent.poll(
                 self._log.now(), self._controller.training, self._is_interrupted
             ):
-                if isinstance(heard, e.LeaseGranted):
-                    self._results.update_from_launch(heard.network, heard.status)
-                self._handle(heard)
+                if isinstance(message, e.LeaseGranted):
+                    self._results.update_from_launch(message.network, message.status)
+                self._handle(message)
         if self._search.command_handler is not None and not self._is_interrupted:
             self._search.command_handler.handle_commands(
                 self._note, self._handle, lambda: self.status is None, self._offer
@@ -330,13 +330,13 @@ class Coordinator:
 
     # ---- decide ----
 
-    def _handle(self, heard: e.Input | None, more_wait: bool = False) -> None:
-        """Have the ensemble hear something, or only of the time, and then all answers to what it wants."""
+    def _handle(self, message: e.Input | None, more_wait: bool = False) -> None:
+        """Pass one input or a clock tick to the controller, then all queued answers."""
         self._decide(message, more_wait)
         while self._queue:
             self._decide(self._queue.popleft())
 
-    def _decide(self, heard: e.Input | None, more_wait: bool = False) -> None:
+    def _decide(self, message: e.Input | None, more_wait: bool = False) -> None:
         try:
             effects = self._controller.handle(self._log.now(), message, more_wait)
         except ProtocolViolation as error:
@@ -353,12 +353,12 @@ class Coordinator:
         options = self._config.spec.options
         answer = plan(policy, rates, progress, cluster, options)
         if min_steps is None:
-            tried: Probes = frozenset()
+            probes: Probes = frozenset()
         else:
-            tried = find_probes_of_plan(
-                policy, rates, min_steps, progress, cluster, options, wanted
+            probes = find_probes_of_plan(
+                policy, rates, min_steps, progress, cluster, options, answer
             )
-        return PolicyAnswer(wanted, time.perf_counter() - began, tried)
+        return PolicyAnswer(answer, time.perf_counter() - began, probes)
 
     def _offer(self, nodes: int, within_s: float) -> e.NodeOffer:
         return self._controller.offer_nodes(nodes, within_s, self._log.now())
@@ -421,7 +421,7 @@ class Coordinator:
                 self.is_cut = is_cut
 
     def _admitted(self) -> Sequence[e.NetworkAdmitted]:
-        """The networks that were asked for and have come."""
+        """Return requested networks that were admitted."""
         return self._search.admission.pop_ready(self._controller.training, self._log.now())
 
     def _note(self, event: events.Event) -> None:

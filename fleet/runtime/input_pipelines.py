@@ -115,8 +115,8 @@ class SharedTransforms:
 def parse_pipeline_transforms(
     spec: Spec, data: Mapping[str, DataSet]
 ) -> dict[str, tuple[Transform, ...]]:
-    """The transforms of each feed of some data."""
-    each = {
+    """Parse the transforms of each input pipeline."""
+    transforms_by_key = {
         key: parse_transforms(settings.transforms)
         for key, settings in spec.data_by_pipeline.items()
     }
@@ -293,7 +293,7 @@ def _locate(spec: Spec, key: str) -> str:
     if not key:
         return "data"
     entries = enumerate(spec.document.models)
-    return f"models[{next(place for place, entry in entries if spec.document.pipeline_of(entry) == key)}].data"
+    return f"models[{next(index for index, entry in entries if spec.document.pipeline_of(entry) == key)}].data"
 
 
 def have_same_target(pipelines: Mapping[str, InputPipeline]) -> bool:
@@ -304,7 +304,7 @@ def have_same_target(pipelines: Mapping[str, InputPipeline]) -> bool:
 
 
 def describe_sharing(spec: Spec, pipelines: Mapping[str, InputPipeline]) -> str:
-    """What of the samples is prepared how often, in one line; nothing where all networks are fed with the same."""
+    """Describe which preparation is shared, in one line; empty if all of it is."""
     if len({network.pipeline for network in spec.networks}) < 2:  # a replay trains but one
         return ""
     names: dict[str, list[str]] = {key: [] for key in pipelines}
@@ -324,13 +324,13 @@ def describe_sharing(spec: Spec, pipelines: Mapping[str, InputPipeline]) -> str:
         return f"data: entries have data of their own, and each trainer prepares its samples alone: {rests}"
     key, first = next(iter(pipelines.items()))
     if first.packed_slice is not None:
-        made = "; ".join(
+        prepared = "; ".join(
             f"{listed(names[key])}: {_list_names(spec.data_by_pipeline[key].transforms[: shared_count[key]])}"
             for key in pipelines
             if names[key]
         )
         return (
-            f"data: read once for all {pluralize(len(spec.networks), 'network')}, and prepared for {made}; by each "
+            f"data: read once for all {pluralize(len(spec.networks), 'network')}, and prepared for {prepared}; by each "
             f"network for itself: {rests}"
         )
     shared = spec.data_by_pipeline[key].transforms[: shared_count[key]]
@@ -345,10 +345,10 @@ def describe_device_transforms(
 ) -> str:
     """Describe which transforms run on the device, one line per case."""
     lines = dict[str, None]()
-    for key, transforms in each.items():
+    for key, transforms in transforms_by_key.items():
         items = spec.data_by_pipeline[key].transforms
-        (host, left) = split_device(transforms)
-        if left is not None:
+        (host, on_device) = split_device(transforms)
+        if on_device is not None:
             first = len(split_scale(host)[0])
             lines[
                 f"data: on the device: {_list_names(items[first:])}; on the host, before: "

@@ -250,9 +250,9 @@ def _describe_standardizing(
 
 
 def _list_targets(spec: Spec) -> list[Target | str | None]:
-    """The targets of all feeds, each once."""
+    """Return the distinct targets of all input pipelines."""
     targets = [feed.target for feed in spec.data_by_pipeline.values()]
-    return [target for place, target in enumerate(targets) if target not in targets[:place]]
+    return [target for index, target in enumerate(targets) if target not in targets[:index]]
 
 
 def _division_of(spec: Spec) -> tuple[float | str | None, int]:
@@ -264,8 +264,10 @@ def _split_by_pipeline(spec: Spec, data_sets: tuple[DataSet, ...]) -> dict[str, 
     """Return the data of each input pipeline: the same samples, equally divided."""
     targets = _list_targets(spec)
     if spec.data.folds is not None:
-        found = tuple(_use_folds(data, spec.data.folds, spec.seed) for data in found)
-    return {key: found[wishes.index(feed.target)] for key, feed in spec.data_by_pipeline.items()}
+        data_sets = tuple(_use_folds(data, spec.data.folds, spec.seed) for data in data_sets)
+    return {
+        key: data_sets[targets.index(feed.target)] for key, feed in spec.data_by_pipeline.items()
+    }
 
 
 def _parse_target(target: str | Target | None) -> TargetWish | None:
@@ -302,8 +304,8 @@ def resolve_with_data(opened: Inputs, *specs: Spec) -> list[Spec]:
                 )
             elif target.kind == "mask":
                 counts = _count_class_pixels(source, target)
-        told[key] = target, counts
-    return [with_data_defaults(spec, told) for spec in specs]
+        target_counts[key] = target, counts
+    return [with_data_defaults(spec, target_counts) for spec in specs]
 
 
 def _count_class_pixels(source: Source, target: TargetSpec) -> tuple[int, ...]:
@@ -362,7 +364,7 @@ def standardize(
     Raises:
         InputError: no sample can be read.
     """
-    found = dict[str, Standardization]()
+    results = dict[str, Standardization]()
     for key, settings in spec.data_by_pipeline.items():
         feed = inputs.pipelines.get(key) or InputPipeline(
             inputs.data, inputs.transforms, inputs.samples, 0

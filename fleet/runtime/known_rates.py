@@ -102,8 +102,8 @@ def find_rates(network: NetworkSpec, spec: Spec, table: RateTable) -> Network:
         names = [network.name]
     else:
         names = [network.name, spec.document.models[network.entry].stem]
-    found = next((table.by_name[name] for name in names if name in table.by_name), None)
-    return found or Network(network.name, median_rates(table.models))
+    match = next((table.by_name[name] for name in names if name in table.by_name), None)
+    return match or Network(network.name, median_rates(table.models))
 
 
 def make_engine_rates(path: str | Path, table: RateTable) -> RateTable:

@@ -109,9 +109,9 @@ class Launch:
         """A note on networks in the run's folder that the spec lacks; empty if none."""
         if self.request.fresh or self.replayed:
             return ""
-        ours = {network.stem for network in self.spec.networks}
-        others = sorted(name for name in self.spec.existing if name not in ours)
-        if not others:
+        spec_stems = {network.stem for network in self.spec.networks}
+        unlisted = sorted(name for name in self.spec.existing if name not in spec_stems)
+        if not unlisted:
             return ""
         return (
             f"{self.paths.root} also holds {listed(unlisted, 5)}, which this spec lacks: they stay there, and are left "

@@ -200,13 +200,13 @@ def _make_plan(request: Request, ranks: Ranks, name: str) -> _Plan:
         print(f"fleet: {line}", file=sys.stderr, flush=True)
     written = spec.networks
     paths = RunPaths(spec.output.absolute(), name)  # wherever users' code may go
-    left = replayed or (None if request.fresh else paths)
-    told = replay_log(
+    earlier_paths = replayed or (None if request.fresh else paths)
+    run_state = replay_log(
         ()
-        if left is None
-        else read_run(left, (NetworkAdded, CommandReceived, CacheChosen, EarlierRunRead))
+        if earlier_paths is None
+        else read_run(earlier_paths, (NetworkAdded, CommandReceived, CacheChosen, EarlierRunRead))
     )
-    spec = with_added_networks(spec, told)
+    spec = with_added_networks(spec, run_state)
     if request.shares_run:
         check_shareable(spec, "--share-run")
     compatibility.check_fresh(spec, request.fresh_network)
@@ -230,7 +230,15 @@ def _make_plan(request: Request, ranks: Ranks, name: str) -> _Plan:
             replay,
         )
     return _Plan(
-        trained, spec, with_extreme_networks(spec), written, roles, paths, left, told, None
+        trained,
+        spec,
+        with_extreme_networks(spec),
+        written,
+        roles,
+        paths,
+        earlier_paths,
+        run_state,
+        None,
     )
 
 
@@ -312,8 +320,8 @@ def _with_extremes(spec: Spec, ends: Spec) -> Spec:
 
 
 def _find_decoded_file(cache: CacheChosen, paths: RunPaths, earlier_paths: RunPaths | None) -> Path:
-    """Where decoded samples are: a replay uses the file of its run, and makes one for itself if that was deleted."""
-    of_run = paths if left is None else left
+    """Return the path of decoded samples; a replay uses the file of its run."""
+    of_run = paths if earlier_paths is None else earlier_paths
     if cache.is_temporary and not of_run.decoded.exists():
         return paths.decoded
     return of_run.decoded
@@ -424,7 +432,7 @@ def shared_bytes(spec: Spec, opened: inputs.Inputs, roles: Roles, shared_free: f
 
 
 def target_kinds(sample: SampleSpec) -> Callable[[NetworkSpec], tuple[str]]:
-    """The kind of each network's target, once the data is known (:func:`fleet.spec.criteria.check_comparable`)."""
+    """Return a function for the kind of each network's target."""
     return lambda network: (sample.for_pipeline(network.pipeline).target.kind,)
 
 
@@ -446,7 +454,7 @@ def check_networks(
             "\n  ".join(
                 [
                     f"{count} of the networks cannot be trained as the spec says",
-                    *map(str, merge_misfits(spec, found)),
+                    *map(str, merge_misfits(spec, problems)),
                 ]
             )
         )

@@ -184,7 +184,7 @@ class RankZero:
 
     @property
     def busy(self) -> tuple[int, ...]:
-        """The trainers that can be busy at once, by what is left to train."""
+        """Trainers that can be busy at once with the unfinished networks."""
         together = max(1, useful_networks_per_gpu(Sharing(self._rates.sharing).curve))
         return busy(
             self._unfinished, self._launch.roles, bool(self._launch.spec.searches), together

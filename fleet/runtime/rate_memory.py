@@ -69,7 +69,7 @@ class RateMemory:
 
     @property
     def remembered(self) -> ev.CachedRatesUsed | None:
-        """The rates of earlier launches that this one goes by; None where there are none, or rates are not measured."""
+        """Rates of earlier launches that this one uses; None if there are none."""
         if self._launch.rates is not None:
             return None
         now = time.time()

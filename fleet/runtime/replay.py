@@ -90,8 +90,8 @@ def _describe_agreement(
     old, new = pairs[furthest]
     return (
         f"{name}: equal in {equal} of {pluralize(len(pairs), 'epoch')}, furthest apart in epoch "
-        f"{recorded[furthest].epoch}: {one:.6g} and {other:.6g} (by {abs(one - other):.1e}, or "
-        f"{_difference(one, other):.1e} of it)"
+        f"{recorded[furthest].epoch}: {old:.6g} and {new:.6g} (by {abs(old - new):.1e}, or "
+        f"{_difference(old, new):.1e} of it)"
     )
 
 
@@ -232,7 +232,7 @@ def make_replay(spec: Spec, paths: RunPaths, name: str, trainers: int) -> tuple[
 
 
 def _read_history(name: str, paths: RunPaths) -> TrainingState:
-    """The record of a network of the run that is replayed."""
+    """Read the state of a network of the replayed run."""
     lookup = find_newest(paths, name, with_arrays=False)
     if lookup.state is None:
         raise UserError(

@@ -72,22 +72,22 @@ def resume(launch: Launch) -> Resumed:
         missing = _find_missing(run, standings, states, launch.changes)
     # What this launch says by an event, or does itself, no log needs to be told beside that.
     is_own = {name for name, standing in standings.items() if _is_of_this_launch(standing)}
-    found = {
+    differing = {
         name: standing
-        for name, standing in told.find_differences(standings).items()
+        for name, standing in logged_state.find_differences(standings).items()
         if name not in is_own
     }
     if not is_alone:
         standings = {
-            name: standing.with_logged_pruning(told.status_of(name))
+            name: standing.with_logged_pruning(logged_state.status_of(name))
             for name, standing in standings.items()
         }
         # Why a network is done is told by nobody where its launch was killed; the rest others may
         # yet log
         differing = {
             name: standing
-            for name, standing in found.items()
-            if standing.reason and told.status_of(name).outcome in (None, FINISHED_UNLOGGED)
+            for name, standing in differing.items()
+            if standing.reason and logged_state.status_of(name).outcome in (None, FINISHED_UNLOGGED)
         }
     run.restore(
         standings,
@@ -103,7 +103,7 @@ def resume(launch: Launch) -> Resumed:
     unlogged = [
         ev.EpochEnded(name, record)
         for name, standing in standings.items()
-        for record in told.find_unlogged(name, standing.history)
+        for record in logged_state.find_unlogged(name, standing.history)
         if is_alone
     ]
     damaged = [
@@ -157,7 +157,7 @@ def _find_missing(
     saved: Container[str],
     changes: Sequence[ev.Event],
 ) -> list[ev.NetworkRolledBack]:
-    """The networks that start over because no checkpoint is left of them, as when somebody has deleted their folders.
+    """Find networks that start over because their checkpoints are missing.
 
     Args:
         run: by the log alone.
@@ -165,7 +165,7 @@ def _find_missing(
         saved: the networks that have one.
         changes: what is said already.
     """
-    said = {event.network for event in changes if isinstance(event, ev.NetworkRolledBack)}
+    reported = {event.network for event in changes if isinstance(event, ev.NetworkRolledBack)}
     return [
         ev.NetworkRolledBack(
             name,

@@ -95,7 +95,7 @@ def _make_prior_trial(
 def read_earlier_run(
     entry: Entry, run: str, search: RunSearch, knows: bool
 ) -> tuple[list[AddPriorTrial], EarlierRunRead | None]:
-    """What a searcher is still to be told of an earlier run, and the line that says so, unless that was said.
+    """Read prior trials that a searcher has not received, and the event that says so.
 
     Args:
         search: what its searchers have heard in earlier launches of the run that it works for.
@@ -119,6 +119,6 @@ def read_earlier_run(
     if not knows:
         trials, left_out = (
             [],
-            {"the searcher has no method `add_prior_trial`": len(found) + sum(left_out.values())},
+            {"the searcher has no method `add_prior_trial`": len(trials) + sum(left_out.values())},
         )
-    return found, EarlierRunRead(entry.name, run, len(found), left_out) if read is None else None
+    return trials, EarlierRunRead(entry.name, run, len(trials), left_out) if read is None else None

@@ -109,7 +109,7 @@ def plan_layout(
         raise UserError(
             f"data.shared_memory: {format_size(window)} is too small: the largest batch "
             f"({pluralize(largest_batch, 'sample')} of {format_size(size)}) "
-            f"and one chunk ahead need {format_size(least * chunk * size)}"
+            f"and one chunk ahead need {format_size(min_slots * chunk * size)}"
         )
     epoch = -(-samples // chunk)
     slots = min(slots, max(max(epochs, 2) * epoch, min_slots))
@@ -137,7 +137,7 @@ def plan_ring(
         raise UserError(
             f"data.shared_memory: {format_size(window)} is too small for a ring: three shards of "
             f"{pluralize(chunk, 'sample')} of {format_size(size)} need "
-            f"{format_size(least * chunk * size)}; or cut the data set into more shards "
+            f"{format_size(min_slots * chunk * size)}; or cut the data set into more shards "
             f"than data.shards: {shards}"
         )
     slots = min(slots, max(2 * -(-samples // chunk), min_slots))

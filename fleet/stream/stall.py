@@ -74,7 +74,7 @@ def make_set_clock(shared: SampleSet, split: str, stall_s: float) -> StallClock:
 
     def explain() -> str:
         return (
-            f"no further {what} samples have arrived for {stall_s:.0f} s (data.data_timeout): {shared.ready()} of "
+            f"no further {split} samples have arrived for {stall_s:.0f} s (data.data_timeout): {shared.ready()} of "
             f"{pluralize(shared.chunks, 'chunk')} there, and the preprocessors that should write the others do not"
         )
 

@@ -1,9 +1,10 @@
 """Handler of the commands in a run's folder: runs and answers them one by one.
 
-A command is a mapping with the key ``do``: ``add`` with an ``entry``; ``stop``, ``pause`` and ``resume`` with a
-``network``; or ``yield`` with a number of ``nodes`` and ``within_s``. The answer has ``networks``, the names that it is
-about, and for ``yield`` what :class:`CommandReceived` has as ``release_details``; or ``error``, and ``is_over`` where the network is
-over by then. A line of the event log stands before anything that a command does. So a launch that is killed before it
+A command is a mapping with the key ``do``: ``add`` with an ``entry``; ``stop``, ``pause`` and
+``resume`` with a ``network``; or ``yield`` with a number of ``nodes`` and ``within_s``. The answer
+has ``networks``, the names that it is about, and for ``yield`` what :class:`CommandReceived` has as
+``release_details``; or ``error``, and ``is_over`` where the network is over by then. A line of the
+event log stands before anything that a command does. So a launch that is killed before it
 has answered does not act twice: the next one finds the line, does what is left, and answers.
 """
 
@@ -111,7 +112,7 @@ class CommandHandler:
     ) -> CommandReceived:
         content = command.content or {}
         do = content.get("do")
-        known = self._handled.get(command.name)
+        earlier = self._handled.get(command.name)
         words: list[Input] = []
         if do == "add":
             event, came = self._add(command.name, content.get("entry"), earlier)
@@ -126,16 +127,16 @@ class CommandHandler:
         ):  # the launch that took it up has ended, with all its nodes
             event = earlier
         elif do == "yield":
-            found = offer(*_parse_release(content))
+            node_offer = offer(*_parse_release(content))
             event = CommandReceived(
                 command.name,
                 do,
-                tuple(found.actions),
+                tuple(node_offer.actions),
                 {
                     "nodes": list(node_offer.nodes),
                     "hosts": list(node_offer.hosts),
                     "within_s": content["within_s"],
-                    "ways": dict(found.actions),
+                    "ways": dict(node_offer.actions),
                 },
             )
             words.append(NodesRequested(command.name, node_offer))
@@ -149,13 +150,13 @@ class CommandHandler:
         return event
 
     def _add(
-        self, name: str, entry: Any, known: CommandReceived | None
+        self, name: str, entry: Any, event: CommandReceived | None
     ) -> tuple[CommandReceived, list[NetworkAdmitted]]:
-        """The event of an entry, and those of its networks that have not come yet."""
-        if known is None:
-            content, place, networks = self._admission.parse_entry(entry)
-            known = CommandReceived(
-                name, "add", tuple(network.name for network in networks), content, place
+        """Return the event of a new entry, and its networks that were not added yet."""
+        if event is None:
+            content, position, networks = self._admission.parse_entry(entry)
+            event = CommandReceived(
+                name, "add", tuple(network.name for network in networks), content, position
             )
         else:
             networks = self._admission.restore_entry(event)

@@ -38,7 +38,7 @@ class EpochClock:
         self._blocked_s = self._writer.blocked_s
 
     def add_elapsed(self, state: TrainingState) -> TrainingState:
-        """A state with what has passed of its epoch since this was last asked."""
+        """Return the state with the time and waits since the last call added."""
         now = time.perf_counter()
         waited_s = self._sources.waited_s
         state = dataclasses.replace(

@@ -77,12 +77,12 @@ class TrainingLoop:
         self._tell = partial(world.send, 0, m.Tag.COORDINATOR)
 
     def run(self, training: Training, state: TrainingState, first: m.Start | m.Regroup) -> None:
-        """Train a network; see :meth:`_run`. The others on its GPU are told of it meanwhile."""
+        """Train a network, marked as active on its GPU; see :meth:`_run`."""
         with self._tenants.present():
             self._run(training, state, first)
 
     def _run(self, training: Training, state: TrainingState, first: m.Start | m.Regroup) -> None:
-        """Train epoch after epoch, some in pieces between which the group may change, until the coordinator ends it.
+        """Train epoch after epoch until the coordinator stops or regroups the group.
 
         Args:
             state: of the network, the same on all ranks of the group.
@@ -147,7 +147,7 @@ class TrainingLoop:
     def _train_part(
         self, training: Training, state: TrainingState, source: Batches, epoch: Epoch
     ) -> tuple[TrainingState, bool, int]:
-        """Train on what is left of an epoch, or on less, where the group is asked to pause.
+        """Train on the rest of an epoch, or until the group is asked to pause.
 
         Returns:
             The state of the network there; whether the epoch is over, or else the group pauses; and
@@ -241,7 +241,7 @@ class TrainingLoop:
     # ---- where an epoch stops ----
 
     def _pause(self, training: Training, state: TrainingState) -> TrainingState:
-        """Tell that the group waits inside an epoch; returns its state there."""
+        """Report that the group pauses inside an epoch; returns its state there."""
         state = self._clock.add_elapsed(state)
         if training.group.is_master:
             self._tell(m.Paused(training.network.name, state.stream_epoch))
@@ -250,7 +250,7 @@ class TrainingLoop:
     def _end_epoch(
         self, training: Training, state: TrainingState, judged: StepTotals, missed: int
     ) -> TrainingState:
-        """Save the network and tell of it; returns its state before the next epoch."""
+        """Save the network and report the epoch; returns the state before the next."""
         state = self._clock.add_elapsed(state)
         record = _record(training, state, judged)
         history = (*state.history, record)
@@ -276,7 +276,7 @@ class TrainingLoop:
     # ---- changing the group ----
 
     def _hand_over(self, group: Group, order: m.Regroup, state: TrainingState) -> TrainingState:
-        """The state as the master has it, for the next one."""
+        """Return the master's state for the next master."""
         if (
             group.is_master and order.ranks[0] != self._world.rank
         ):  # the next one will write to the same files
@@ -290,7 +290,7 @@ class TrainingLoop:
         state: TrainingState | None,
         failure: Exception | None = None,
     ) -> TrainingState:
-        """Go over to the group of an order; see :meth:`fleet.runtime.training.network.Training.change_group`."""
+        """Move to the group of an order; see :meth:`Training.change_group`."""
         group = self._world.group(order.ranks, order.group)
         state = training.change_group(group, order.stay_count, state, failure)
         log.info(
@@ -305,7 +305,7 @@ class TrainingLoop:
     # ---- saving ----
 
     def _save_together(self, training: Training, state: TrainingState) -> TrainingState:
-        """Save a group's network within an epoch, with the mean of what its ranks have gathered by themselves.
+        """Save a group's network within an epoch with averaged statistics; collective.
 
         They go on with what each has, so that training does not depend on when it is saved.
         Collective.
@@ -360,7 +360,7 @@ class TrainingLoop:
             )
 
     def _test(self, training: Training) -> EvaluationResult | None:
-        """Keep what the network that the master has exported gives, and judge it on the test data; collective."""
+        """Keep predictions of the exported network and test it; collective."""
         training.broadcast(None)
         sources = self._sources.of(training.network)
         test = sources.test
@@ -387,7 +387,7 @@ class TrainingLoop:
 
 
 def _record(training: Training, state: TrainingState, judged: StepTotals) -> EpochRecord:
-    """The row of an epoch that is over, in its network's history."""
+    """Make the history record of a finished epoch."""
     sums = StepTotals.from_tuple(state.sums)
     loss, accuracy = _means(
         sums if sums.count else StepTotals(count=1), training

@@ -169,7 +169,7 @@ class Training:
     def change_group(
         self, group: Group, stay: int, state: TrainingState | None, failure: Exception | None = None
     ) -> TrainingState:
-        """Go over to another group; returns the network's state, on the ranks that are new to it as well.
+        """Move to another group; returns the network's state on all of its ranks.
 
         Args:
             stay: so many of the group's ranks, the first ones, have the network already.

@@ -46,7 +46,7 @@ class Sources:
         self._any = next(iter(sources.values())).stream
 
     def of(self, network: NetworkSpec) -> Source:
-        """What a network reads."""
+        """Return the source of a network."""
         return (
             self._sources.get((network.pipeline, network.fold)) or self._sources["", network.fold]
         )

@@ -267,7 +267,7 @@ class Trainer:
         return trainable
 
     def _resume(self, training: Training) -> TrainingState:
-        """The master's state, on every rank: from the last checkpoint, or from the start."""
+        """Return the master's state on every rank: from a checkpoint or from the start."""
         network = training.network
         group = training.group
         state = TrainingState(
