@@ -116,7 +116,7 @@ def test_steps_are_timed_anew_when_networks_come_to_share_the_gpu_or_leave_it():
     for beside, seconds in ((1, 1.0), (1, 1.0), (2, 1.5), (2, 2.0), (2, 2.0)):
         clock.add(10, seconds)
         clock.set_networks_on_gpu(beside)
-    assert clock.rate == StepRate(5.0, 0.0, 2, beside=2)
+    assert clock.rate == StepRate(5.0, 0.0, 2, networks_per_gpu=2)
     clock.set_networks_on_gpu(1)
     assert clock.rate == StepRate()
 
