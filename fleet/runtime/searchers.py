@@ -53,8 +53,8 @@ def make_searchers(ends: Spec, run: RunState) -> dict[str, Searcher]:
     for index, entry in entries_of(ends).items():
         with _locating_mistakes(ends, ("models", index, "search", "sampler")):
             searchers[entry.name] = _make_in_time(entry)
-        for place, source in enumerate(entry.settings.warm_start):
-            with _locating_mistakes(ends, ("models", index, "search", "warm_start", place)):
+        for position, source in enumerate(entry.settings.warm_start):
+            with _locating_mistakes(ends, ("models", index, "search", "warm_start", position)):
                 if os.path.realpath(source) == os.path.realpath(ends.output):
                     raise UserError(
                         f"{source} is the folder of this run, of which a search knows anyway; left out"

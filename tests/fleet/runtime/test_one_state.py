@@ -37,11 +37,11 @@ class Beside:
         assert len(log.epochs) == len(self.run.epochs)
         assert [record[1:] for record in log.records] == [record[1:] for record in self.run.records]
         mine, theirs = self.run.launch, log.launch
-        assert (mine.rates, mine.rounds, mine.plans, mine.) == (
+        assert (mine.rates, mine.rounds, mine.plans, mine.removed_devices) == (
             theirs.rates,
             theirs.rounds,
             theirs.plans,
-            theirs.,
+            theirs.removed_devices,
         )
         assert mine.checkpointing_s == pytest.approx(theirs.checkpointing_s, abs=1e-4)
 
