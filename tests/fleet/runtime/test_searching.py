@@ -491,3 +491,29 @@ def test_of_several_objectives_the_table_of_results_has_what_was_told(tmp_path):
     assert sorted(told) == sorted(rows)
     for name, row in rows.items():
         assert told[name] == (row.val_accuracy, row.parameters, row.metrics["rate"])
+
+
+def test_run_with_old_keys_resumes_with_new_keys_unchanged(tmp_path):
+    """A log, results and a spec as version 0.2 wrote them."""
+    space = {LEARNING_RATE: [0.1, 0.03], "train.converge.patience": [1, 2]}
+    entry = {**ENTRY, "space": space, "search": {"ask": "random", "most": 3}}
+    run = Run(tmp_path, None, models=[entry])
+    assert run.launch(100) is None
+    for path in (run.paths.events, run.paths.spec, run.paths.results):
+        text = path.read_text() if path.exists() else ""
+        for new, old in (("stopping", "converge"), ("sampler", "ask"), ("max_trials", "most")):
+            text = text.replace(new, old)
+        path.write_text(text)
+    new_space = {LEARNING_RATE: [0.1, 0.03], "train.stopping.patience": [1, 2]}
+    resumed = Run(
+        tmp_path,
+        None,
+        models=[
+            {**entry, "space": new_space, "search": {"sampler": "random", "max_trials": 3}},
+        ],
+    )
+    assert resumed.launch() is ExitStatus.OK
+    assert len(resumed.of(ev.SearcherStarted)) == 1  # the search has the same settings
+    assert sorted(resumed.rows()) == ["net-0", "net-1", "net-2"]
+    for row in resumed.rows().values():
+        assert set(row.drawn) == set(new_space)
