@@ -59,14 +59,14 @@ def _check_targets(source: Source, target: TargetSpec, origin: str) -> None:
         )
     if target.kind == "class":
 
-        def is_wrong(some: np.ndarray) -> np.ndarray:
-            return (some != np.floor(some)) | (some < 0) | (some >= target.outputs)
+        def is_wrong(values: np.ndarray) -> np.ndarray:
+            return (values != np.floor(values)) | (values < 0) | (values >= target.outputs)
 
         right = f"one of the {target.outputs} classes, 0 to {target.outputs - 1}"
     elif target.kind == "multilabel":
 
-        def is_wrong(some: np.ndarray) -> np.ndarray:
-            return (some != 0) & (some != 1)
+        def is_wrong(values: np.ndarray) -> np.ndarray:
+            return (values != 0) & (values != 1)
 
         right = "0 or 1 for each label"
     else:

@@ -230,7 +230,7 @@ def _carry_out(args: argparse.Namespace) -> int:
             lambda: {
                 "running_jobs": len(first.jobs),
                 "steps": [
-                    {"at_min": minute, "step": step.what, "job": step.job, "nodes": step.nodes}
+                    {"at_min": minute, "step": step.kind, "job": step.job, "nodes": step.nodes}
                     for minute, step in steps
                 ],
                 "would_hold": rivals,
