@@ -1,9 +1,9 @@
 """The ``fleet`` command: ``python -m fleet COMMAND ...``.
 
-A command is a module with two functions: ``configure(parser)`` declares its arguments; ``run(args)``
-does the work and returns the exit status, or None for 0. ``FORMER_OPTIONS`` of the module maps
-former options to the current ones. Only the module of the given command is imported, so that
-``fleet --help`` and the commands that need neither MPI nor TensorFlow start at once.
+A command is a module with two functions: ``configure(parser)`` declares its arguments;
+``run(args)`` does the work and returns the exit status, or None for 0. ``FORMER_OPTIONS`` of the
+module maps former options to the current ones. Only the module of the given command is imported, so
+that ``fleet --help`` and the commands that need neither MPI nor TensorFlow start at once.
 """
 
 from __future__ import annotations

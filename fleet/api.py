@@ -2,9 +2,8 @@
 
 from fleet.api import Document, ModelEntry, run, read_results, write_spec
 
-write_spec(Document(models=(ModelEntry(family="cnn", args={"filters": [8, 16]}),), ...), "search.yaml")
-run("search.yaml", ranks=5)
-best = read_results("runs/search")[0]
+write_spec(Document(models=(ModelEntry(family="cnn", args={"filters": [8, 16]}),), ...),
+"search.yaml") run("search.yaml", ranks=5) best = read_results("runs/search")[0]
 """
 
 from __future__ import annotations
@@ -117,7 +116,7 @@ def write_spec(spec: Document | Mapping[str, Any], path: str | Path) -> Spec:
 def read_known(
     run: str | Path, space: Mapping[str, Any], monitor: str = "val_accuracy", mode: str = "maximize"
 ) -> list[AddPriorTrial]:
-    """What a run found, for a search of one's own: `search: {from: [RUN]}` tells a searcher the same.
+    """Return the results of a run as prior trials, as `search: {warm_start: [RUN]}` does.
 
     Args:
         run: the run's folder.
@@ -126,8 +125,8 @@ def read_known(
         mode: whether high or low values of it are good: ``maximize`` or ``minimize``.
 
     Returns:
-        The networks that are over and whose values fit the space: ``name``, ``values``, ``curve`` (the monitored value
-        of each epoch), ``outcome`` and the best ``value``.
+        The networks that are over and whose values fit the space: ``name``, ``values``, ``curve``
+        (the monitored value of each epoch), ``outcome`` and the best ``value``.
 
     Raises:
         UserError: there is no run, or the space is malformed.
@@ -136,7 +135,7 @@ def read_known(
 
 
 def mpirun(ranks: int, survive: bool = False) -> list[str]:
-    """The command that starts ``ranks`` Python processes here, on however few cores.
+    """Return the command that starts ``ranks`` Python processes here, on any number of cores.
 
     Args:
         survive: whether the launch is to outlive ranks that die.
@@ -212,10 +211,12 @@ def launch(
 ) -> Running:
     """Start the main job and return at once: networks are added, watched and dropped while it goes on.
 
-    On a terminal it shows a live table, and in a cell of a notebook as well, at last with the results.
+    On a terminal it shows a live table, and in a cell of a notebook as well, at last with the
+    results.
 
     Args:
-        spec: a spec file. With `keep_open` it may list no networks, and waits for more when all are done.
+        spec: a spec file. With `keep_open` it may list no networks, and waits for more when all are
+            done.
         ranks, arguments, launcher, log, environment: as for :func:`run`.
 
     Returns:
@@ -268,7 +269,7 @@ def _command(
 
 
 def _environment(more: Mapping[str, str] | None) -> dict[str, str]:
-    """This process' variables, and further ones; Open MPI refuses to start as root unless it is told twice."""
+    """Return this process's variables with more of them, and those that let Open MPI run as root."""
     allowed = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     return {**allowed, **os.environ, **(more or {})}
 
@@ -292,7 +293,7 @@ def _status(spec: str | Path, ended: int, events: Path, before: tuple[int, int])
 
 
 def _events(spec: str | Path, arguments: Sequence[str]) -> Path:
-    """The event log of a launch with these arguments."""
+    """Return the event log of a launch with these arguments."""
     request = parse_arguments([str(spec), *arguments])
     if request.replay is not None and request.only is not None:
         return RunPaths(RunPaths(Path(request.replay)).replay(request.only)).events

@@ -1,6 +1,7 @@
 """Reading command lines: the types of arguments, and a parser that says in one line what is wrong.
 
-A type is a function of a text that raises ``argparse.ArgumentTypeError``; where it has bounds, a call makes one.
+A type is a function of a text that raises ``argparse.ArgumentTypeError``; where it has bounds, a
+call makes one.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def written_as(parse: Callable[[str], T]) -> Type[T]:
-    """A type from a parser whose ``ValueError`` says how a text should be written."""
+    """Make a type from a parser whose ``ValueError`` says how a text should be written."""
 
     def read(text: str) -> T:
         try:
@@ -77,7 +78,7 @@ def number(minimum: float = -math.inf, maximum: float = 1e300) -> Type[float]:
 
 
 def positive(text: str) -> float:
-    """A number above 0."""
+    """Read a number above 0."""
     value = exact_number(text)
     if value <= 0:
         raise _wrong(text, "should be a number above 0")
@@ -85,7 +86,7 @@ def positive(text: str) -> float:
 
 
 def exact_number(text: str) -> int | float:
-    """A number that prints as it was written: whole ones stay whole."""
+    """Read a number that prints as it was written: integers stay integers."""
     if re.fullmatch(_WHOLE, text):
         value: float = int(text)
     elif re.fullmatch(_NUMBER, text):
@@ -98,7 +99,7 @@ def exact_number(text: str) -> int | float:
 
 
 def share(text: str) -> float:
-    """A part of one, such as ``15%`` or 0.15."""
+    """Read a share, such as ``15%`` or 0.15."""
     value = written_as(parse_share)(text)
     if value > 1:
         raise _wrong(text, "should be a share, at most 100%")
@@ -106,7 +107,7 @@ def share(text: str) -> float:
 
 
 def new_file(text: str) -> Path:
-    """A file to write: not a folder, such as ``/`` or nothing."""
+    """Read the path of a file to write; a folder is refused."""
     path = Path(text)
     if not path.name or path.is_dir():
         raise _wrong(text, "is a folder; name a file")
@@ -122,7 +123,7 @@ def duration(text: str) -> float:
 
 
 def moment(text: str) -> float:
-    """A time of a run, in seconds since it began, such as ``350s``."""
+    """Read a time of a run, in seconds since it began, such as ``350s``."""
     return written_as(parse_duration)(text)
 
 

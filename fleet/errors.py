@@ -12,7 +12,8 @@ FleetError
       +-- StorageError        a file cannot be written: the disk is full, the folder read-only, ...
       +-- LeaseLost           another launch has taken the run's folder over; this one ends
       +-- CoordinatorDied     rank 0 died; the others end as well
-      +-- GroupFailed         a rank of this one's group died: its network goes back to its last checkpoint
+      +-- GroupFailed         a rank of this one's group died: its network goes back to its last
+      checkpoint
 
 NetworkWarning is no error: training goes on, though not as somebody may expect.
 
@@ -31,8 +32,8 @@ from enum import IntEnum
 class ExitStatus(IntEnum):
     """What a command tells the shell and the batch system.
 
-    ``CAN_PASS`` is said to a job that keeps the launch (``fleet job``), of what is otherwise ``INFRASTRUCTURE``: a file
-    could not be written for a reason that may pass, such as a full disk.
+    ``CAN_PASS`` is said to a job that keeps the launch (``fleet job``), of what is otherwise
+    ``INFRASTRUCTURE``: a file could not be written for a reason that may pass, such as a full disk.
     """
 
     OK = 0
@@ -43,7 +44,8 @@ class ExitStatus(IntEnum):
     RESUMABLE = 75
 
 
-# The statuses of which the program itself says what they mean: a launcher that calls them errors adds nothing.
+# The statuses of which the program itself says what they mean: a launcher that calls them errors
+# adds nothing.
 EXPLAINED = (
     ExitStatus.BAD_INPUT,
     ExitStatus.NETWORK_FAILED,
@@ -105,7 +107,8 @@ class ModelError(FleetError):
 class NetworkWarning(UserWarning):
     """What a network's description asks for is not done; the message says what is done instead.
 
-    Engines give it to :func:`warnings.warn` while they build a network; ``fleet check`` and the run then show it once.
+    Engines give it to :func:`warnings.warn` while they build a network; ``fleet check`` and the run
+    then show it once.
     """
 
 
@@ -137,7 +140,8 @@ class StorageError(InfrastructureError):
     """A file cannot be written; the message says which, why, and what to do: no traceback would add to it.
 
     Args:
-        may_pass: whether the reason may pass, by what others do: a full disk, a file system that is away.
+        may_pass: whether the reason may pass, by what others do: a full disk, a file system that is
+            away.
     """
 
     def __init__(self, message: str, may_pass: bool = False) -> None:
@@ -172,7 +176,7 @@ def status_of(error: Exception) -> ExitStatus | None:
 
 
 def exit_reason(error: SystemExit) -> str:
-    """What a function of a user's did that called ``sys.exit`` where it should have returned.
+    """Describe a call of ``sys.exit`` in a user's function.
 
     >>> exit_reason(SystemExit(3))
     'it exited, by sys.exit(3)'
@@ -181,7 +185,7 @@ def exit_reason(error: SystemExit) -> str:
 
 
 def shortened(message: str, length: int = 1000) -> str:
-    """A message whose lines a terminal can show, whatever it quotes.
+    """Shorten the lines of a message so that a terminal can show it.
 
     >>> shortened("x" * 50, most=20)
     'xxxxxxxx ... xxxxxxx'

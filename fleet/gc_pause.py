@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def paused_collection() -> Iterator[None]:
-    """A context in which nothing is collected, such as an import of large packages, or a look into a long log.
+    """Pause garbage collection, such as during imports or while a long log is read.
 
     What that makes stays, and to look through it again and again takes time: of an import a fifth.
     """
@@ -25,6 +25,7 @@ def paused_collection() -> Iterator[None]:
 def collect_rarely() -> None:
     """Look for garbage a tenth as often: for the rank that keeps what is known of thousands of networks.
 
-    Next to nothing of that is garbage in a circle; looking through it took a sixth of the time of rank 0.
+    Next to nothing of that is garbage in a circle; looking through it took a sixth of the time of
+    rank 0.
     """
     gc.set_threshold(10_000, 10, 10)

@@ -1,7 +1,8 @@
 """A run that is going on, seen from outside: telling it what to do, and hearing how its networks learn.
 
-All of it goes through files in the run's folder: commands through its mailbox (:mod:`fleet.runtime.external.command_queue`),
-reports from its event log. So it works from any machine that sees the folder, without a port and without a server.
+All of it goes through files in the run's folder: commands through its mailbox
+(:mod:`fleet.runtime.external.command_queue`), reports from its event log. So it works from any
+machine that sees the folder, without a port and without a server.
 """
 
 from __future__ import annotations
@@ -64,7 +65,8 @@ def command(
         The networks that it was about.
 
     Raises:
-        UserError: no launch is at work there alone, it does not answer, or it refuses; the message says why.
+        UserError: no launch is at work there alone, it does not answer, or it refuses; the message
+            says why.
     """
     return [str(network) for network in _request(run, content, patience_s)[1].get("networks", ())]
 
@@ -72,7 +74,7 @@ def command(
 def _request(
     run: str | Path, content: Mapping[str, Any], patience_s: float
 ) -> tuple[str, dict[str, Any]]:
-    """The name of a command, and its answer; see :func:`command`."""
+    """Send a command; return its name and its answer. See :func:`command`."""
     paths = RunPaths(Path(run))
     if not paths.marker.exists():
         raise UserError(f"{run} is no folder of a run")
@@ -124,7 +126,7 @@ def add(run: str | Path, entry: Mapping[str, Any] | ModelEntry) -> list[str]:
 
 
 def _checked(entry: Any) -> dict[str, Any]:
-    """An entry of ``models`` as it goes to the launch, which looks at what its keys say.
+    """Convert an entry of ``models`` to JSON; the launch checks its keys.
 
     Raises:
         UserError: it is none, or cannot be written down.
@@ -151,7 +153,8 @@ class NodeRelease:
         since: bytes of the event log that are older.
         hosts: the names of the nodes.
         saving: the networks whose groups save before they leave.
-        dropping: those that give up what they have trained since their last checkpoint: there is no time for more.
+        dropping: those that give up what they have trained since their last checkpoint: there is no
+            time for more.
     """
 
     command: str
@@ -217,11 +220,13 @@ class Report:
 
     Attributes:
         network: its name.
-        number: of the network: within its entry if a search has asked for it, otherwise among all of the run.
+        number: of the network: within its entry if a search has asked for it, otherwise among all
+            of the run.
         epoch: counted from 1.
         value: of what it monitors; NaN where there is none.
         is_last: whether it has trained as many epochs as it may; one may end before.
-        metrics: losses, accuracies and all metrics of its spec by name; None where they cannot be computed.
+        metrics: losses, accuracies and all metrics of its spec by name; None where they cannot be
+            computed.
     """
 
     network: str
@@ -233,7 +238,7 @@ class Report:
 
 
 def report_of(event: Event, run: RunState) -> Report | None:
-    """A report where an epoch has ended.
+    """Return a report if the event ends an epoch, else None.
 
     Args:
         run: which has taken in the event.
@@ -254,7 +259,7 @@ def report_of(event: Event, run: RunState) -> Report | None:
 
 
 def _value(network: RunNetwork, record: EpochRecord) -> float:
-    """What a network monitors; without a word of its spec, as the data decides: its accuracy, or its loss."""
+    """Return the monitored value: by default the validation accuracy, or the loss."""
     if network.monitor is not None:
         return record.value(network.monitor)
     accuracy = record.value("val_accuracy")
@@ -272,7 +277,8 @@ def _none_if_nan(value: float) -> float | None:
 def replay_networks(run: RunState, logs: Iterable[Path]) -> None:
     """Tell of the networks that have come to a run so far, and of the launches that have begun.
 
-    The other lines of a long log would take many seconds to read, and are passed over without a look into them.
+    The other lines of a long log would take many seconds to read, and are passed over without a
+    look into them.
     """
     for log in logs:
         for t_s, event in read_events(log, kinds=(LaunchStarted, CommandReceived, NetworkAdded)):
@@ -280,7 +286,7 @@ def replay_networks(run: RunState, logs: Iterable[Path]) -> None:
 
 
 def follow(tail: RunTail, is_over: Callable[[], bool]) -> Iterator[DatedEvent]:
-    """The events of a run as they are logged, until it is over.
+    """Yield the events of a run as they are logged, until it is over.
 
     Args:
         is_over: asked whenever nothing is new.
@@ -295,7 +301,7 @@ def follow(tail: RunTail, is_over: Callable[[], bool]) -> Iterator[DatedEvent]:
 
 
 def new_run_state(paths: RunPaths) -> RunState:
-    """A run that has begun, as its spec says it.
+    """Return the state of a run that has begun, from its spec.
 
     Raises:
         UserError: there is no such run.
@@ -309,7 +315,8 @@ def new_run_state(paths: RunPaths) -> RunState:
 class Running:
     """A launch that was started here; see :func:`fleet.api.launch`.
 
-    It is a context: at its end the launch is waited for, or stopped, with everything saved, where an exception ends it.
+    It is a context: at its end the launch is waited for, or stopped, with everything saved, where
+    an exception ends it.
 
     Args:
         process: the launcher.
@@ -365,7 +372,7 @@ class Running:
 
     @property
     def is_over(self) -> bool:
-        """Whether the launch has ended."""
+        """Return True if the launch has ended."""
         return self._process.poll() is not None
 
     def add(self, entry: Mapping[str, Any] | ModelEntry) -> str:
@@ -440,7 +447,7 @@ class Running:
                 yield report
 
     def _events(self, look: Callable[[], None] = lambda: None) -> Iterator[tuple[Event, RunState]]:
-        """The events of this launch, each with the run that has taken it in; ends with the launch.
+        """Yield the events of this launch, each with the run's state after it, until the launch ends.
 
         Args:
             look: is called whenever nothing is new.
@@ -462,7 +469,7 @@ class Running:
             yield dated.event, run
 
     def results(self) -> list[Any]:
-        """The networks, the best first; see :func:`fleet.storage.results.read_results`."""
+        """Return the networks, best first; see :func:`fleet.storage.results.read_results`."""
         return read_results(self.run)
 
     def wait(self) -> ExitStatus:
@@ -482,11 +489,12 @@ class Running:
     def interrupt(self) -> None:
         """Have the launch save everything and stop; the same command resumes it.
 
-        One that has just been started is waited for: it would die of the signal. If it has not begun within a minute,
-        it is ended as it is, and has nothing to save.
+        One that has just been started is waited for: it would die of the signal. If it has not
+        begun within a minute, it is ended as it is, and has nothing to save.
         """
         self._is_interrupted = True
-        # Upon SIGTERM mpirun ends its ranks at once, saved or not; SIGUSR2 it passes on, and waits for them.
+        # Upon SIGTERM mpirun ends its ranks at once, saved or not; SIGUSR2 it passes on, and waits
+        # for them.
         self._process.send_signal(signal.SIGUSR2 if self._has_begun(PATIENCE_S) else signal.SIGTERM)
 
     def _stop(self) -> None:

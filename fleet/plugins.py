@@ -18,7 +18,7 @@ from scheduler.ensemble.policies import POLICIES, Decide, Policy, check_round
 
 
 def load_object(path: str, role: str) -> Any:
-    """What an import path names; modules in the working folder, beside the spec and installed ones are found.
+    """Load the object that an import path names, from the working folder, the spec's or packages.
 
     Args:
         path: ``module:name``.
@@ -36,7 +36,7 @@ def load_object(path: str, role: str) -> Any:
 
 
 def load_named(name: str, kind: str, names: Iterable[str], role: str) -> Any:
-    """What a name stands for that is not in its table: what its import path leads to.
+    """Load the object of a name that is not in its table, by its import path.
 
     Args:
         what: it should be, and
@@ -60,15 +60,17 @@ def append_import_path(folder: Any) -> None:
 
 
 def find_policy(name: str) -> Policy:
-    """The policy of a name, or of an import path.
+    """Return the policy of a name, or of an import path.
 
     Args:
         name: of :data:`~scheduler.ensemble.policies.POLICIES`; or ``module:policy``, which is a
-            :class:`~scheduler.ensemble.policies.Policy` or a function of (rates, progress, cluster, options).
+            :class:`~scheduler.ensemble.policies.Policy` or a function of (rates, progress, cluster,
+            options).
 
     Returns:
         The policy, under that name. The answers of one that is not ours are looked at: it raises
-        :class:`~fleet.errors.UserError` where they cannot be carried out, or where its function raises anything.
+        :class:`~fleet.errors.UserError` where they cannot be carried out, or where its function
+        raises anything.
 
     Raises:
         UserError: there is none.

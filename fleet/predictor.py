@@ -38,19 +38,20 @@ class Predictor:
 
     Args:
         run: the run's folder.
-        top: join so many, the best of its table of results; 1 where nothing is said. In a run with folds a network is
-            the mean of those of its folds.
-        select: ``greedy``: join those that go together best on the validation samples, each perhaps several times
-            (Caruana et al., ICML 2004).
+        top: join so many, the best of its table of results; 1 where nothing is said. In a run with
+            folds a network is the mean of those of its folds.
+        select: ``greedy``: join those that go together best on the validation samples, each perhaps
+            several times (Caruana et al., ICML 2004).
 
     Raises:
-        UserError: there is no such run, too few of its networks have finished, nothing is kept to choose them by, or
-            they cannot be loaded.
+        UserError: there is no such run, too few of its networks have finished, nothing is kept to
+            choose them by, or they cannot be loaded.
 
     Attributes:
         weights: network -> its share of the mean; they add up to 1. With folds, those of the folds.
         folds: network -> those of its folds; empty in a run without folds.
-        sample: what is predicted from what: the shape and the type of an input, and the kind and the names of targets.
+        sample: what is predicted from what: the shape and the type of an input, and the kind and
+            the names of targets.
     """
 
     def __init__(
@@ -120,8 +121,8 @@ class Predictor:
             images: (n, ...) of the shape of :attr:`sample`; images of 0 to 255.
 
         Returns:
-            (n, classes) probabilities that add up to 1, (n, labels) one for each label, (n, values), or for masks
-            (n, height, width, classes), all float32.
+            (n, classes) probabilities that add up to 1, (n, labels) one for each label, (n,
+            values), or for masks (n, height, width, classes), all float32.
 
         Raises:
             UserError: they are of another shape.
@@ -135,7 +136,7 @@ class Predictor:
         return self._joined.predict(images)
 
     def is_table(self, file: str | Path) -> bool:
-        """Whether a file is read as a table: one of features, or a list of files where the run has learned from one."""
+        """Return True if a file is read as a table: one of features, or a list of files where the run has learned from one."""
         if self._columns is None or Path(file).suffix == ".npy":
             return False
         return (
@@ -146,8 +147,8 @@ class Predictor:
     def predict_files(self, files: Sequence[str | Path]) -> tuple[list[str], np.ndarray]:
         """Predict from files: images, folders of images, tables, or ``.npy`` arrays whose rows are inputs.
 
-        The columns of a table stand in any order, beside others. A table of numbers without a header has the features
-        alone, in the order in which the run has learned from them.
+        The columns of a table stand in any order, beside others. A table of numbers without a
+        header has the features alone, in the order in which the run has learned from them.
 
         Returns:
             The name of each input, and what :meth:`predict` gives for all of them.
@@ -207,10 +208,11 @@ class Predictor:
                     yield NamedRows(file)
 
     def save(self, path: str | Path) -> None:
-        """Write the networks as one, for use without FLEET; of Keras a ``.keras`` file that plain Keras loads, of
-        PyTorch a ``.safetensors`` file of the weights of all, with a ``.json`` file that says what is what.
+        """Write the networks as one, for use without FLEET.
 
-        It takes what :meth:`predict` does, and gives the same.
+        Of Keras it is a ``.keras`` file that plain Keras loads; of PyTorch a ``.safetensors`` file
+        with the weights of all, and a ``.json`` file that describes them. The result takes and
+        returns what :meth:`predict` does.
 
         Raises:
             UserError: the name has another ending.
@@ -254,9 +256,10 @@ def _members(
 
 
 def _columns_of(paths: RunPaths, spec: Spec, feed: str, sample: SampleSpec) -> Columns | None:
-    """What is where in a table of new inputs; None where networks are fed with something else.
+    """Return the columns of a table of new inputs; None if networks do not take rows.
 
-    The names of inputs are open where nobody has kept them: in a run of an earlier version, and for arrays.
+    The names of inputs are open where nobody has kept them: in a run of an earlier version, and for
+    arrays.
     """
     columns = read_columns(paths)
     if columns is not None or len(sample.image.shape) != 1:

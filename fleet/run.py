@@ -190,7 +190,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _alone() -> int:
     """End a process that Open MPI's mpirun has started as one of several ranks, and that finds no other.
 
-    Its mpirun has died meanwhile, or is of another MPI: each rank would take itself for a run of its own.
+    Its mpirun has died meanwhile, or is of another MPI: each rank would take itself for a run of
+    its own.
     """
     if is_first(os.environ):
         with suppress(OSError):  # what was shown on may have gone with the launcher
@@ -282,7 +283,7 @@ def _run(
 def _prepared(
     request: Request, ranks: Ranks, lease: Lease | None, announcement: Announcement
 ) -> tuple[Launch | None, str, ExitStatus]:
-    """What rank 0 has prepared; or what is wrong, and how the launch ends then."""
+    """Prepare the launch on rank 0; return it, or the problem and the exit status."""
     from fleet.runtime.prepare import prepare
 
     try:
@@ -296,7 +297,7 @@ def _prepared(
 
 
 def _lease(world: World, request: Request) -> AbstractContextManager[Lease | None]:
-    """What keeps other launches out of the run's folder: rank 0 has it, and lets go of it when all is done."""
+    """Return rank 0's lease, which keeps other launches out of the run's folder."""
     if world.rank:
         return nullcontext()
     from fleet.spec import allow_imports_beside
@@ -306,13 +307,13 @@ def _lease(world: World, request: Request) -> AbstractContextManager[Lease | Non
 
 
 def _name() -> str:
-    """What this launch is called among others: as the batch job, or after the process."""
+    """Return the name of this launch: the batch job's, or one from host and process."""
     job = this_job(os.environ, known_systems(os.environ))
     return re.sub(r"[^\w.-]", "_", job.id or f"{socket.gethostname()}-{os.getpid()}")
 
 
 def shortest(*walltimes: float | None) -> float | None:
-    """What is left of the time, by all who say something of it: a batch system ends a job whatever a spec says.
+    """Return the shortest walltime that is set: a batch system ends a job whatever the spec says.
 
     >>> shortest(7200.0, 600.0), shortest(None, 600.0), shortest(None, None)
     (600.0, 600.0, None)

@@ -50,7 +50,7 @@ def print_any_name() -> None:
 
 
 def brief(value: object) -> str:
-    """A value in so many digits as tell values apart.
+    """Format a value with at most four significant digits.
 
     >>> brief(0.123456), brief(123456), brief("adam")
     ('0.1235', '123456', 'adam')
@@ -61,10 +61,10 @@ def brief(value: object) -> str:
 
 
 def terminal() -> IO[str] | None:
-    """The terminal that the user looks at, or None in a batch job or a pipe.
+    """Open the terminal that the user looks at; None in a batch job or a pipe.
 
-    Under ``mpirun`` a rank's standard output is a pseudo-terminal or a pipe of the launcher, whatever the
-    launcher itself writes to; so it is the launcher that is asked.
+    Under ``mpirun`` a rank's standard output is a pseudo-terminal or a pipe of the launcher,
+    whatever the launcher itself writes to; so it is the launcher that is asked.
     """
     for descriptor in (f"/proc/{os.getppid()}/fd/1", "/proc/self/fd/1"):
         try:
@@ -91,7 +91,7 @@ def terminal_width(screen: IO[str]) -> int:
 
 @contextmanager
 def progress_bar(total: int, description: str) -> Iterator[Callable[[int], object]]:
-    """What to call with each number of things done; draws a bar on a terminal only."""
+    """Yield a function to call with each number of items done; draw a bar on a terminal only."""
     screen = terminal()
     if screen is None:
         yield lambda count: None
@@ -108,8 +108,8 @@ def progress_bar(total: int, description: str) -> Iterator[Callable[[int], objec
 class ProgressLine:
     """Says on standard error how much of some long work is done, how fast it goes, and how long the rest takes.
 
-    Work of a few seconds passes without a word. On a terminal the line is renewed in place; into a file a line is
-    written now and then, less and less often.
+    Work of a few seconds passes without a word. On a terminal the line is renewed in place; into a
+    file a line is written now and then, less and less often.
 
     Args:
         prefix: how messages begin.
@@ -156,7 +156,7 @@ class ProgressLine:
 
 
 def bar(value: float, largest: float, width: int = 30) -> str:
-    """A bar of block characters, ``width`` wide for the largest value.
+    """Draw a bar of block characters, ``width`` wide for the largest value.
 
     >>> bar(1, 2, width=4)
     '██'

@@ -1,7 +1,7 @@
 """Quantities as people write them: ``2GB``, ``10min``, ``15%``, ``20/s``; all that is read from such text is read here.
 
-A bare number is bytes for a size, seconds for a duration, and a part of one for a share. Where it could mean two
-things, as in ``schedule.pace_tolerance``, it is refused.
+A bare number is bytes for a size, seconds for a duration, and a part of one for a share. Where it
+could mean two things, as in ``schedule.pace_tolerance``, it is refused.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Notation:
 
     @property
     def has_bare_numbers(self) -> bool:
-        """Whether a number without a unit has a meaning."""
+        """Return True if a number without a unit has a meaning."""
         return "" in self.units
 
     @property
@@ -55,7 +55,7 @@ class Notation:
         return rf"^\s*(?:{'|'.join(forms)})\s*$"
 
     def read(self, value: object) -> float:
-        """The number times the worth of its unit, which is exact: 57 % are 0.57, and not a digit less.
+        """Read a quantity: the number times its unit, computed exactly (57 % is 0.57).
 
         Raises:
             ValueError: it is not written so, or not finite.
@@ -119,7 +119,7 @@ def parse_duration(value: object) -> float:
 
 
 def parse_share(value: object) -> float:
-    """A share of one from ``15%`` or ``0.15``.
+    """Read a share from ``15%`` or ``0.15``.
 
     >>> parse_share("15%"), parse_share(0.15)
     (0.15, 0.15)
@@ -167,7 +167,7 @@ _STREAMS = {"free": Stream(), "lockstep": Stream(1), "ring": Stream(ring=Ring())
 
 
 def listed(names: Sequence[str], limit: int = 3) -> str:
-    """Some names in a line, so many at most.
+    """Join names in a line, at most ``limit`` of them.
 
     >>> listed(["a", "b", "c", "d", "e"])
     'a, b, c and 2 more'
@@ -194,7 +194,7 @@ def about(seconds: float) -> str:
 
 
 def format_duration(seconds: float) -> str:
-    """A duration as a person reads it.
+    """Format a duration for people.
 
     >>> format_duration(5.2), format_duration(75), format_duration(7260)
     ('5.2 s', '1 min 15 s', '2 h 1 min')

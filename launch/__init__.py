@@ -1,3 +1,4 @@
-"""Batch systems and the machine beneath a rank: scripts, submission, walltime, cores, GPUs; imports the standard
-library.
+"""Batch systems and the machine of a rank: scripts, submission, walltime, cores and GPUs.
+
+It imports only the standard library.
 """

@@ -77,12 +77,12 @@ def call(
     missing_pattern: str = "",
     timeout_s: float | None = None,
 ) -> str:
-    """What a command of a batch system prints.
+    """Run a command of a batch system and return its output.
 
     Args:
         text, timeout_s: see :func:`ask`.
-        gone: a regular expression for what it says where it fails only since there is no such job any more; then it
-            prints nothing.
+        gone: a regular expression for what it says where it fails only since there is no such job
+            any more; then it prints nothing.
 
     Raises:
         InputError: it is not there, did not answer, or failed; then the message has its last words.
@@ -98,7 +98,7 @@ def call(
 
 
 def read_records(command: str, text: str, part: str, *keys: str) -> dict[str, dict[str, Any]]:
-    """A part of what a command printed as JSON: records that have some keys, by their names.
+    """Read the records of a command's JSON output, by name; each has the given keys.
 
     Raises:
         InputError: it is something else.

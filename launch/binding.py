@@ -33,7 +33,7 @@ def process_cores() -> Cores:
 
 
 def _core(cpu: int) -> int:
-    """The number of a core: that of its first hardware thread."""
+    """Return the number of a core: that of its first hardware thread."""
     try:
         text = Path(_SIBLINGS.format(cpu)).read_text()
     except OSError:
@@ -42,7 +42,7 @@ def _core(cpu: int) -> int:
 
 
 def by_node(values: Sequence[T], node_of: Sequence[int]) -> list[list[T]]:
-    """What the ranks of each node have, of what each rank has.
+    """Group the values of ranks by node.
 
     >>> by_node(["a", "b", "c"], [0, 1, 0])
     [['a', 'c'], ['b']]
@@ -54,16 +54,17 @@ def by_node(values: Sequence[T], node_of: Sequence[int]) -> list[list[T]]:
 
 
 def _together(cores: Sequence[Cores]) -> int:
-    """How many cores some ranks may use together."""
+    """Return how many cores some ranks may use together."""
     return len(frozenset().union(*(rank_cores.usable for rank_cores in cores)))
 
 
 def binding_problem(cores: Sequence[Cores], node_of: Sequence[int]) -> str:
-    """What is wrong with the way in which ranks are bound to cores; nothing where it is fine.
+    """Describe what is wrong with the binding of ranks to cores; "" if nothing is.
 
-    A rank with one core of its own is fine beside others that have more: so a job script places those that
-    prepare samples. It is not where every rank of a node has one core and others lie idle, as after
-    ``mpirun -n 2``, nor where ranks have to share the one core that each of them has.
+    A rank with one core of its own is fine beside others that have more: so a job script places
+    those that prepare samples. It is not where every rank of a node has one core and others lie
+    idle, as after ``mpirun -n 2``, nor where ranks have to share the one core that each of them
+    has.
 
     Args:
         cores: of each rank.
@@ -88,7 +89,7 @@ def binding_problem(cores: Sequence[Cores], node_of: Sequence[int]) -> str:
 
 
 def ranks_per_core(cores: Sequence[Cores], node_of: Sequence[int]) -> float:
-    """How many ranks share a core, on the node where most do.
+    """Return how many ranks share a core, on the node where most do.
 
     Args:
         cores: of each rank.
@@ -101,7 +102,7 @@ def ranks_per_core(cores: Sequence[Cores], node_of: Sequence[int]) -> float:
 
 
 def cores_per_node(cores: Sequence[Cores], node_of: Sequence[int]) -> int:
-    """How many cores the ranks of a node may use together, on the node where they are most.
+    """Return how many cores the ranks of a node may use together, on the node where they are most.
 
     Args:
         cores: of each rank.

@@ -18,7 +18,7 @@ VARIABLES = (
 
 
 def visible_gpus(environment: Mapping[str, str], device_files: Sequence[str]) -> tuple[str, ...]:
-    """The GPUs that this rank may use, by the names that the system gives them.
+    """Return the GPUs that this rank may use, by the names that the system gives them.
 
     Args:
         environment: of the process.
@@ -68,7 +68,7 @@ def memory_mib(gpu: str, ask: Callable[[list[str]], str] = call) -> int | None:
 
 
 def gpus_per_node(visible: Sequence[Sequence[str]], node_of: Sequence[int]) -> int | None:
-    """The GPUs of a node, from what its ranks are shown together; None where there are none.
+    """Return the number of GPUs of a node that its ranks see together; None if there are none.
 
     >>> gpus_per_node([["0"], ["1"], ["0"], ["1"]], [0, 0, 1, 1])
     2

@@ -12,8 +12,8 @@ class Launcher:
 
     Args:
         name: as users call it.
-        size, rank, local_rank: the variables that hold the number of ranks, a rank's number among all, and its place
-            on its node.
+        size, rank, local_rank: the variables that hold the number of ranks, a rank's number among
+            all, and its place on its node.
     """
 
     name: str
@@ -22,7 +22,8 @@ class Launcher:
     local_rank: str
 
 
-# In this order: mpirun starts its daemons by srun, and what srun tells those is left in the environment of the ranks.
+# In this order: mpirun starts its daemons by srun, and what srun tells those is left in the
+# environment of the ranks.
 LAUNCHERS = (
     Launcher(
         "mpirun of Open MPI",
@@ -56,7 +57,7 @@ def find_launcher(environment: Mapping[str, str]) -> Launcher | None:
 
 
 def launched_ranks(environment: Mapping[str, str]) -> int | None:
-    """How many ranks the launcher started.
+    """Return how many ranks the launcher started.
 
     >>> launched_ranks({"OMPI_COMM_WORLD_SIZE": "8"})
     8
@@ -68,7 +69,7 @@ def launched_ranks(environment: Mapping[str, str]) -> int | None:
 
 
 def is_first(environment: Mapping[str, str]) -> bool:
-    """Whether this process is rank 0, or may be for all that is known before MPI starts.
+    """Return True if this process is rank 0, or may be for all that is known before MPI starts.
 
     >>> is_first({"OMPI_COMM_WORLD_SIZE": "8", "OMPI_COMM_WORLD_RANK": "3", "SLURM_PROCID": "0"}), is_first({})
     (False, True)
@@ -78,7 +79,7 @@ def is_first(environment: Mapping[str, str]) -> bool:
 
 
 def local_rank(environment: Mapping[str, str]) -> int | None:
-    """This rank's place on its node.
+    """Return the number of this rank on its node.
 
     >>> local_rank({"OMPI_COMM_WORLD_SIZE": "8", "OMPI_COMM_WORLD_LOCAL_RANK": "3", "SLURM_LOCALID": "0"})
     3

@@ -1,8 +1,8 @@
 """What Open MPI's mpirun says of a rank that ends with a status, and how a launch is shown without it.
 
 mpirun takes every status but 0 for an abort, and says so in a box of eight lines or more. Where the status is one of
-which the program has spoken already, the box has nothing to add. All other boxes stay: of ranks that were killed, that
-crashed, or that ended with another status.
+which the program has spoken already, the box has nothing to add. All other boxes stay: of ranks
+that were killed, that crashed, or that ended with another status.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Notices:
         self._was_dropped = False  # the last box that told of a status
 
     def feed(self, data: bytes) -> bytes:
-        """What is to be shown now."""
+        """Take data; return the text to show now."""
         *lines, partial_line = (self._partial_line + data).split(b"\n")
         self._partial_line = b""
         text = b"".join(self._line(line + b"\n") for line in lines)
@@ -69,7 +69,7 @@ class Notices:
         return text
 
     def close(self) -> bytes:
-        """What is left at the end."""
+        """Return the remaining text at the end."""
         text = b"".join(self._box) + self._partial_line
         self._box = []
         self._partial_line = b""
@@ -173,8 +173,8 @@ def start(
 ) -> tuple[subprocess.Popen[bytes], threading.Thread]:
     """Start a launch whose notices of explained statuses are not shown.
 
-    It has a session of its own, for mpirun would end its ranks at once upon Ctrl-C; :func:`wait` passes that on. If this
-    process dies, the launch saves everything and ends.
+    It has a session of its own, for mpirun would end its ranks at once upon Ctrl-C; :func:`wait`
+    passes that on. If this process dies, the launch saves everything and ends.
 
     Args:
         explained, is_ended: see :class:`Notices`.

@@ -1,7 +1,8 @@
 """NVIDIA's Multi-Process Service: a daemon for each GPU that several processes share, so that their kernels overlap.
 
-Without it, processes on one GPU take turns: all is right, and little is gained. A daemon needs no rights beyond those
-of the user. (Tried with a made-up ``nvidia-cuda-mps-control`` only, not on a GPU yet.)
+Without it, processes on one GPU take turns: all is right, and little is gained. A daemon needs no
+rights beyond those of the user. (Tried with a made-up ``nvidia-cuda-mps-control`` only, not on a
+GPU yet.)
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ _LOG = "CUDA_MPS_LOG_DIRECTORY"
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 _START_S = 30  # a daemon may take as long
 
-# A daemon ends when its clients have: the process that says so may be one of them, and does not wait.
+# A daemon ends when its clients have: the process that says so may be one of them, and does not
+# wait.
 _QUIT = (
     f'folder=$1; shift; (for pipe; do echo quit | {_PIPE}="$pipe" {CONTROL}; done; rm -rf "$folder") '
     "</dev/null >/dev/null 2>&1 &"
@@ -39,7 +41,7 @@ class Daemons:
     gpus: tuple[str, ...]
 
     def environment(self, gpu: str) -> dict[str, str]:
-        """What a process has to set that trains on a GPU, before it looks for GPUs.
+        """Return the variables that a process must set to train on a GPU through its daemon.
 
         A daemon shows its clients its own GPU alone, which is their number 0.
 

@@ -33,7 +33,8 @@ class GpuNode:
 def find_gpu_nodes(gpus: Sequence[str], root: Path | None = None) -> list[GpuNode]:
     """Where some GPUs hang, as far as the machine says so, and has more than one node.
 
-    GPUs have the order of their places on the bus, as drivers number them; one that is named otherwise is not found.
+    GPUs have the order of their places on the bus, as drivers number them; one that is named
+    otherwise is not found.
     """
     root = SYS if root is None else root
     cores = {
@@ -73,7 +74,7 @@ def bind(gpu_nodes: Sequence[GpuNode]) -> None:
 
 
 def _gpus(root: Path) -> list[Path]:
-    """The GPUs on the bus, those of one vendor, in their order."""
+    """Return the GPUs of one vendor on the bus, in order."""
     devices = sorted((root / "bus/pci/devices").glob("*"))
     displays = [device for device in devices if _text(device / "class")[:6] in _CLASSES]
     return next(

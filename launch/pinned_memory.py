@@ -11,7 +11,8 @@ from contextlib import suppress
 from functools import cached_property
 from typing import Any
 
-# What may offer it, and how its functions begin. An engine that uses the GPU has loaded one of them before.
+# What may offer it, and how its functions begin. An engine that uses the GPU has loaded one of them
+# before.
 LIBRARIES = (
     *((f"libcudart.so{version}", "cuda") for version in ("", ".13", ".12", ".11.0")),
     *((f"libamdhip64.so{version}", "hip") for version in ("", ".7", ".6", ".5")),
@@ -24,7 +25,8 @@ class Pinning:
     """Registers memory with the driver of a process's GPU; that it cannot be said is no error.
 
     Args:
-        device: the number that the GPU has for this process; a context on another would take memory there.
+        device: the number that the GPU has for this process; a context on another would take memory
+            there.
         warn: is told once what is wrong, in words.
         libraries: that are tried, by name and by how their functions begin.
     """

@@ -2,9 +2,10 @@
 
     srun ... python -m launch.place 60:61:48-59:32-47 python -m fleet.run spec.yaml
 
-Launchers differ in how they are told which CPUs a rank gets (and jsrun and PALS are not told at all that a
-preprocessor wants one core and a trainer twelve), so they are told to bind nothing. The list is that of the
-ranks of a node, in order, as PALS writes it: CPU numbers with commas and dashes, colons between the ranks.
+Launchers differ in how they are told which CPUs a rank gets (and jsrun and PALS are not told at all
+that a preprocessor wants one core and a trainer twelve), so they are told to bind nothing. The list
+is that of the ranks of a node, in order, as PALS writes it: CPU numbers with commas and dashes,
+colons between the ranks.
 """
 
 from __future__ import annotations
@@ -66,7 +67,8 @@ def main(arguments: Sequence[str]) -> None:
     ranks = lists.split(":")
     rank = local_rank(os.environ)
     if rank is not None and rank < len(ranks):
-        # A job that was given a part of a node only may not have these CPUs; then it stays where it is.
+        # A job that was given a part of a node only may not have these CPUs; then it stays where it
+        # is.
         allowed = os.sched_getaffinity(0) & set(parse_cpus(ranks[rank]))
         if allowed:
             os.sched_setaffinity(0, allowed)

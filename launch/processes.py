@@ -10,7 +10,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-# What stands between a command and its ranks; what is above them (a shell, a batch system's daemon) began long before.
+# What stands between a command and its ranks; what is above them (a shell, a batch system's daemon)
+# began long before.
 _LAUNCHERS = frozenset(
     {
         "mpirun",
@@ -36,14 +37,14 @@ class _Process(NamedTuple):
 
 
 def command_began_s(pid: int, proc: Path = Path("/proc")) -> tuple[float, float] | None:
-    """When the launcher of a process began, and when the process itself did.
+    """Return when the launcher of a process began, and when the process itself did.
 
     Args:
         proc: where the kernel tells of processes.
 
     Returns:
-        Both in seconds of the clock ``CLOCK_BOOTTIME``, to a hundredth; they are equal where no launcher is known. None
-        where the kernel does not say.
+        Both in seconds of the clock ``CLOCK_BOOTTIME``, to a hundredth; they are equal where no
+        launcher is known. None where the kernel does not say.
     """
     try:
         process = began = _stat(proc, pid)
@@ -55,7 +56,7 @@ def command_began_s(pid: int, proc: Path = Path("/proc")) -> tuple[float, float]
 
 
 def started(pid: int) -> str | None:
-    """When a process of this machine began, in ticks of the kernel; None if there is none, or only its exit status."""
+    """Return when a process of this machine began, in ticks of the kernel; None if there is none, or only its exit status."""
     try:
         _, fields = _fields(Path("/proc"), pid)
     except OSError:
@@ -73,7 +74,8 @@ def end_with_parent(number: int = signal.SIGKILL) -> None:
 def end_children(patience_s: float = 1.0) -> None:
     """End the processes that this one has started and left, which would keep what it shows its output to waiting.
 
-    Those whose output goes elsewhere are left alone, and so is what Python has started to tidy up after this process.
+    Those whose output goes elsewhere are left alone, and so is what Python has started to tidy up
+    after this process.
 
     Args:
         patience_s: seconds for them to end after SIGTERM, before SIGKILL.
@@ -95,7 +97,7 @@ def end_children(patience_s: float = 1.0) -> None:
 
 
 def _left_by(owner: int) -> list[int]:
-    """The processes below one, and those that Open MPI's mpirun finds in its group, which it has for itself there."""
+    """Return the processes below one, and under Open MPI's mpirun those of its process group."""
     children: dict[int, list[int]] = {}
     in_group = []
     for entry in os.scandir("/proc"):
@@ -127,7 +129,7 @@ def _is_tidying(pid: int) -> bool:
 
 
 def _stat(proc: Path, pid: int) -> _Process:
-    """What the kernel says of a process.
+    """Read name, parent and start of a process.
 
     Raises:
         OSError, ValueError, IndexError: nothing, or something else.
@@ -137,7 +139,7 @@ def _stat(proc: Path, pid: int) -> _Process:
 
 
 def _fields(proc: Path, pid: int) -> tuple[str, list[str]]:
-    """The name of a process, and what follows it in its status."""
+    """Read the name of a process, and the fields that follow it in its status."""
     before, _, after = (
         (proc / str(pid) / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")
     )

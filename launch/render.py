@@ -33,15 +33,18 @@ class Job:
         trainers: among them; None for one on each GPU.
         walltime: seconds; a batch system counts whole minutes, and wants to know it.
         warning: seconds before the end of the walltime at which everything is saved.
-        jobs, retries: at most so many jobs after one another, and so many after a failure of the machine.
+        jobs, retries: at most so many jobs after one another, and so many after a failure of the
+            machine.
         account, queue: where the site wants them.
         once: words behind the spec, until a launch has started with them.
-        harvest: a file that says how the job is one of several that share the run; then no other follows it.
+        harvest: a file that says how the job is one of several that share the run; then no other
+            follows it.
         words: behind the spec, in any case.
         image: in which ranks run, by Apptainer; None for the interpreter.
         broadcast: copy it to a disk of each node first.
         beside: further folders that ranks read, which the image has to be shown.
-        requests: seconds that the jobs of a chain ask for, one after the other; none: each the walltime.
+        requests: seconds that the jobs of a chain ask for, one after the other; none: each the
+            walltime.
     """
 
     name: str
@@ -69,7 +72,7 @@ class Job:
 
 
 def render(job: Job, system: System, site: Site) -> str:
-    """The script of a job.
+    """Render the script of a job.
 
     Raises:
         InputError: something cannot be said in a script.
@@ -155,7 +158,7 @@ def _image(job: Job, system: System) -> list[str]:
 
 
 def _rank(job: Job, site: Site) -> list[str]:
-    """What runs the module of a rank."""
+    """Return the words that start the interpreter of a rank."""
     if job.image is None:
         return [shlex.quote(str(job.python))]
     if site.gpus:
@@ -169,7 +172,7 @@ def _rank(job: Job, site: Site) -> list[str]:
 def _command(
     job: Job, system: System, site: Site, ranks: int, counts: dict[str, int]
 ) -> list[list[str]]:
-    """The words of the launch, a list for each line."""
+    """Return the words of the launch, a list for each line."""
     python = shlex.quote(str(job.python))  # modules of the site bring others into PATH
     keeper = [
         python,

@@ -2,20 +2,24 @@
 
 None of the named machines was at hand. What is assumed of them:
 
-- Summit: cores are numbered by hardware thread, 0-83 and 88-171; the last core of each socket belongs to the system
-  (OLCF, *ERF CPU indexing*); GPUs 0-2 are on the first socket. The machine is retired; it stands for its kind of node.
-- Frontier: the order of dies over L3 regions, and the first core of each region, which is left to the system, are those
-  of the OLCF guide (and of LUMI-G, which has the same nodes). Low-noise mode is on, as it is by default.
-- Perlmutter, Polaris: GPU 0 is nearest to the last NUMA domain, GPU 3 to the first (NERSC; ALCF, *Using GPUs on
-  Polaris*).
-- Aurora: cores 0 and 52 belong to the system; CPU lists and ``ZE_FLAT_DEVICE_HIERARCHY=FLAT``, which makes each tile a
-  device, are those of ALCF's *Running jobs on Aurora*. TensorFlow there is Intel's extension.
-- File systems such as ``home:eagle`` (Polaris) and ``home:flare`` (Aurora) are those of the documents' examples. Name
-  others in a file with ``base: polaris``.
-- ``srun``, ``jsrun`` and PALS pass SIGUSR2 on to the ranks and return a rank's 75. If one does not, the launch breaks
-  off after the warning: another job follows, and up to an epoch of each network is trained again.
-- LSF counts the warning in minutes. Nodes where jobs run may submit jobs; where that is forbidden the chain ends, and
-  ``stops.jsonl`` says so.
+- Summit: cores are numbered by hardware thread, 0-83 and 88-171; the last core of each socket
+  belongs to the system (OLCF, *ERF CPU indexing*); GPUs 0-2 are on the first socket. The machine is
+  retired; it stands for its kind of node.
+- Frontier: the order of dies over L3 regions, and the first core of each region, which is left to
+  the system, are those of the OLCF guide (and of LUMI-G, which has the same nodes). Low-noise mode
+  is on, as it is by default.
+- Perlmutter, Polaris: GPU 0 is nearest to the last NUMA domain, GPU 3 to the first (NERSC; ALCF,
+  *Using GPUs on Polaris*).
+- Aurora: cores 0 and 52 belong to the system; CPU lists and ``ZE_FLAT_DEVICE_HIERARCHY=FLAT``,
+  which makes each tile a device, are those of ALCF's *Running jobs on Aurora*. TensorFlow there is
+  Intel's extension.
+- File systems such as ``home:eagle`` (Polaris) and ``home:flare`` (Aurora) are those of the
+  documents' examples. Name others in a file with ``base: polaris``.
+- ``srun``, ``jsrun`` and PALS pass SIGUSR2 on to the ranks and return a rank's 75. If one does not,
+  the launch breaks off after the warning: another job follows, and up to an epoch of each network
+  is trained again.
+- LSF counts the warning in minutes. Nodes where jobs run may submit jobs; where that is forbidden
+  the chain ends, and ``stops.jsonl`` says so.
 """
 
 from __future__ import annotations
@@ -38,11 +42,15 @@ class Site:
 
     Args:
         system: its batch system, or the import path of one; None leaves that to the user.
-        gpus: of a node, as its runtime counts them (MI250X dies, tiles of Intel GPUs): one rank trains on each.
+        gpus: of a node, as its runtime counts them (MI250X dies, tiles of Intel GPUs): one rank
+            trains on each.
         ranks: of a node; those that are not needed for GPUs prepare samples.
-        cpus: for each GPU the CPUs near it, one hardware thread of each core; nothing leaves ranks unbound.
-        visible: the variable that shows GPUs, where they cannot be found in ``/dev`` (those of AMD and Intel).
-        launcher: starts the ranks and binds nothing; has ``{nodes}``, ``{ranks}``, ``{ranks_per_node}`` and ``{gpus}``.
+        cpus: for each GPU the CPUs near it, one hardware thread of each core; nothing leaves ranks
+            unbound.
+        visible: the variable that shows GPUs, where they cannot be found in ``/dev`` (those of AMD
+            and Intel).
+        launcher: starts the ranks and binds nothing; has ``{nodes}``, ``{ranks}``,
+            ``{ranks_per_node}`` and ``{gpus}``.
         queue: where jobs go that name none.
         queue_option: names it, instead of the system's own, with ``{}``.
         resources: options that ask for the nodes, instead of the system's own, with the same words.
@@ -77,18 +85,20 @@ _PALS = "mpiexec -n {ranks} --ppn {ranks_per_node} --cpu-bind none"
 
 SITES = {
     "generic": Site(),
-    # IBM AC922: 2 POWER9 of 22 cores (the last of each is the system's) with 4 threads each; 6 V100, 3 a socket.
+    # IBM AC922: 2 POWER9 of 22 cores (the last of each is the system's) with 4 threads each; 6
+    # V100, 3 a socket.
     "summit": Site(
         "lsf",
         gpus=6,
         ranks=18,
         cpus=("0-24/4", "28-52/4", "56-80/4", "88-112/4", "116-140/4", "144-168/4"),
-        # One resource set is a whole node: its ranks share memory, and all of them see all of its GPUs.
+        # One resource set is a whole node: its ranks share memory, and all of them see all of its
+        # GPUs.
         launcher="jsrun -n {nodes} -r 1 -a {ranks_per_node} -c 42 -g {gpus} -b rs",
         resources=("-nnodes {nodes}", "-alloc_flags smt4"),
     ),
-    # HPE EX235a: 64 cores in 8 L3 regions (the first of each is the system's); 4 MI250X of 2 dies, which are nearest
-    # to the regions in an order of their own.
+    # HPE EX235a: 64 cores in 8 L3 regions (the first of each is the system's); 4 MI250X of 2 dies,
+    # which are nearest to the regions in an order of their own.
     "frontier": Site(
         "slurm",
         gpus=8,
@@ -124,7 +134,8 @@ SITES = {
             "-l filesystems=home:eagle",
         ),
     ),
-    # HPE EX: 2 Xeon Max of 52 cores (the first of each is the system's); 6 GPUs of 2 tiles, 3 GPUs a socket.
+    # HPE EX: 2 Xeon Max of 52 cores (the first of each is the system's); 6 GPUs of 2 tiles, 3 GPUs
+    # a socket.
     "aurora": Site(
         "pbs",
         gpus=12,
@@ -153,7 +164,7 @@ SITES = {
 
 
 def parse_site(content: Mapping[str, Any], source: str) -> Site:
-    """A site that a user has described, by the names of :class:`Site`.
+    """Read a site that a user has described, with the keys of :class:`Site`.
 
     Args:
         content: what the file holds; ``base`` names a known site, from which the rest is taken.
@@ -193,10 +204,10 @@ def parse_site(content: Mapping[str, Any], source: str) -> Site:
 
 
 def places(site: Site, ranks: int, source: str, trainers: int | None = None) -> tuple[str, ...]:
-    """The CPUs of each rank of a node: those that prepare come first, then the trainers, round by round over the GPUs.
+    """Return the CPUs of each rank of a node: preprocessors first, then trainers by GPU.
 
-    A rank that prepares does one thing at a time and gets one core; those ranks are dealt out over the GPUs'
-    neighbourhoods, and the trainers of a GPU keep the rest of its own, together.
+    A rank that prepares does one thing at a time and gets one core; those ranks are dealt out over
+    the GPUs' neighbourhoods, and the trainers of a GPU keep the rest of its own, together.
 
     Args:
         ranks: of a node.

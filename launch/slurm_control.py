@@ -1,7 +1,7 @@
 """What is done to jobs of Slurm: told to save, put back into the queue, held there, cancelled; and who may do so.
 
-Slurm itself lets nobody touch another user's job but its operators; the owner is looked at here all the same, right
-before each act, so that nothing is even asked for that was not meant.
+Slurm itself lets nobody touch another user's job but its operators; the owner is looked at here all
+the same, right before each act, so that nothing is even asked for that was not meant.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ def tell_to_save(job: str, signal: str) -> None:
 def requeue_or_cancel(job: str) -> str:
     """Put a job back into the queue, held, or cancel it where Slurm refuses that: what was done, in words.
 
-    Held, for it would be the first to take its nodes back: it has been waiting for longer than others.
+    Held, for it would be the first to take its nodes back: it has been waiting for longer than
+    others.
 
     Raises:
         InputError: Slurm refuses both, or does not answer.
@@ -62,11 +63,13 @@ def release(job: str) -> None:
 def shrink(job: str, nodes: Sequence[str]) -> list[str]:
     """Make a running job smaller by some of its nodes; returns those that it keeps.
 
-    Slurm kills what it has started there, and ends job steps that have processes there, unless they were started with
-    ``srun --no-kill``. The job cannot do without its first node, on which its script runs.
+    Slurm kills what it has started there, and ends job steps that have processes there, unless they
+    were started with ``srun --no-kill``. The job cannot do without its first node, on which its
+    script runs.
 
     Args:
-        nodes: by the names that Slurm has for them, or those of the hosts, with or without their domain.
+        nodes: by the names that Slurm has for them, or those of the hosts, with or without their
+            domain.
 
     Raises:
         InputError: Slurm refuses, or does not answer, or the job has no such nodes.
@@ -86,7 +89,7 @@ def shrink(job: str, nodes: Sequence[str]) -> list[str]:
 
 
 def current_user() -> str:
-    """The name of the user of this process."""
+    """Return the name of this process's user."""
     try:
         return pwd.getpwuid(os.geteuid()).pw_name
     except KeyError:
@@ -94,7 +97,7 @@ def current_user() -> str:
 
 
 def is_operator() -> bool:
-    """Whether this user may act on the jobs of others: root, Slurm's own user, an operator or an administrator.
+    """Return True if this user may act on the jobs of others: root, Slurm's own user, an operator or an administrator.
 
     Where accounting is switched off, only the first two are known.
 

@@ -10,8 +10,8 @@ and, where it saves and ends upon a signal, which one and how many minutes that 
 
     #SBATCH --comment="fleet:signal=B:USR2,app_time=2"
 
-A job that can do with fewer nodes while it goes on, since it is a run of FLEET whose launch survives that, names the
-run's folder:
+A job that can do with fewer nodes while it goes on, since it is a run of FLEET whose launch
+survives that, names the run's folder:
 
     #SBATCH --comment="fleet:signal=B:USR2,app_time=2,yields=/scratch/me/runs/photos"
 
@@ -43,7 +43,8 @@ HOLDING = frozenset(
     }
 )  # states in which a job has nodes
 WAITING = frozenset({"PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT"})
-# Job id, nodes, time used, partition, name, comment, user, state, start, names of nodes, reason, script.
+# Job id, nodes, time used, partition, name, comment, user, state, start, names of nodes, reason,
+# script.
 _FIELDS = ("%i", "%D", "%M", "%P", "%j", "%k", "%u", "%T", "%S", "%N", "%r", "%o")
 _TIMES = {"": 1, "K": 1024, "M": 1024**2}  # 1,024 nodes may be 1K
 
@@ -58,12 +59,14 @@ class SlurmJob:
         elapsed_s: since it started; None where ``squeue`` does not know.
         partition: of it; of one that waits there may be several.
         checkpoint: the numbers that its comment says after ``fleet:``.
-        signal: upon which it saves and ends, by its comment, such as ``USR2``; ``B:USR2`` for its batch script alone.
+        signal: upon which it saves and ends, by its comment, such as ``USR2``; ``B:USR2`` for its
+            batch script alone.
         yields: the folder of the run that gives nodes back, by its comment; None where it cannot.
         unread: why that could not be read; it is its user's word, and stops nobody else.
         state: Slurm's word for it.
         start: when it started this time.
-        listed: the names of its nodes, in Slurm's short form; empty where it has none, or that is not told.
+        listed: the names of its nodes, in Slurm's short form; empty where it has none, or that is
+            not told.
         reason: Slurm's word for why it waits.
         script: its batch script as it was handed in; empty where Slurm knows no path.
     """
@@ -86,23 +89,23 @@ class SlurmJob:
 
     @property
     def is_patient(self) -> bool:
-        """Whether it runs or waits, and can do so later: its comment speaks to FLEET, as those of FLEET's scripts."""
+        """Return True if it runs or waits, and can do so later: its comment speaks to FLEET, as those of FLEET's scripts."""
         speaks = self.checkpoint or self.signal or self.yields or self.unread
         return bool(speaks) and self.state in ("RUNNING", "PENDING")
 
     @property
     def holds(self) -> bool:
-        """Whether it has nodes."""
+        """Return True if it has nodes."""
         return self.state in HOLDING
 
     @property
     def waits(self) -> bool:
-        """Whether it has none yet, or none any more, and Slurm may start it."""
+        """Return True if it has none yet, or none any more, and Slurm may start it."""
         return self.state in WAITING
 
     @property
     def is_held(self) -> bool:
-        """Whether it waits because somebody holds it."""
+        """Return True if it waits because somebody holds it."""
         return self.waits and self.reason.startswith("JobHeld")
 
     @property
@@ -123,7 +126,7 @@ def _hostnames(listed: str) -> tuple[str, ...]:
 
 
 def find_jobs(*options: str) -> dict[str, SlurmJob]:
-    """The jobs that Slurm knows, by their ids, each task of an array for itself.
+    """Return the jobs that Slurm knows by their ids; tasks of an array count as jobs.
 
     Args:
         options: of ``squeue``, where not all are wanted.
@@ -131,8 +134,8 @@ def find_jobs(*options: str) -> dict[str, SlurmJob]:
     Raises:
         InputError: there is no ``squeue``, it failed, or what it printed cannot be read.
     """
-    # What parts the fields is drawn anew each time: a name or a comment may hold tabs, newlines and any line that its
-    # user thought of, but not this.
+    # What parts the fields is drawn anew each time: a name or a comment may hold tabs, newlines and
+    # any line that its user thought of, but not this.
     mark = f"<{secrets.token_hex(8)}>"
     width = len(_FIELDS)
     text = call(
@@ -152,7 +155,8 @@ def find_jobs(*options: str) -> dict[str, SlurmJob]:
             "asked for"
         )
     fields = text.split(mark)
-    # A job is a mark, its fields with marks between, a mark; between two jobs there is a newline, or a wrapper's word.
+    # A job is a mark, its fields with marks between, a mark; between two jobs there is a newline,
+    # or a wrapper's word.
     jobs = [
         _job(*fields[start : start + width])
         for start in range(1, len(fields) - width, width + 1)
@@ -162,7 +166,7 @@ def find_jobs(*options: str) -> dict[str, SlurmJob]:
 
 
 def running_jobs(partition: str | None = None) -> list[SlurmJob]:
-    """The jobs that run now.
+    """Return the jobs that run now.
 
     Args:
         partition: only the jobs of this one.
@@ -217,10 +221,11 @@ class CommentSettings(NamedTuple):
 
 
 def parse_comment(job: str, comment: str) -> CommentSettings:
-    """What a job's comment says; nothing where it does not mention FLEET.
+    """Read the FLEET settings of a job's comment; empty if it does not mention FLEET.
 
     Raises:
-        InputError: it does, but not as ``fleet:name=number,name=number``, or with something that is no signal.
+        InputError: it does, but not as ``fleet:name=number,name=number``, or with something that is
+            no signal.
 
     >>> parse_comment("17", "asked by me fleet:interval_min=60,signal=B:USR2 thanks")
     CommentSettings(checkpoint={'interval_min': 60.0}, signal='B:USR2', yields=None)

@@ -1,10 +1,11 @@
 """What processes that are dead have left on this node, and a folder for what those that live need for a while.
 
-Open MPI's launchers and daemons make folders named after their process, and remove them unless they are killed. Its
-ranks share memory in files that they unlink as they finalize MPI. TensorFlow writes the functions that it has generated
-into files, and removes them when Python ends by itself. So each rank has a folder of its own for temporary files, and
-whoever comes next on a node takes away what is left of the dead: the launch that begins there, or the job whose launch
-has ended. Names say of which node and which process all of that is; what another user owns is left alone.
+Open MPI's launchers and daemons make folders named after their process, and remove them unless they
+are killed. Its ranks share memory in files that they unlink as they finalize MPI. TensorFlow writes
+the functions that it has generated into files, and removes them when Python ends by itself. So each
+rank has a folder of its own for temporary files, and whoever comes next on a node takes away what
+is left of the dead: the launch that begins there, or the job whose launch has ended. Names say of
+which node and which process all of that is; what another user owns is left alone.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ def remove_leftovers(temporary: Path | None = None, shared: Path = Path(SHARED))
 
 
 def _host(environment: Mapping[str, str]) -> str:
-    """The name of this node, as Open MPI's files have it: Slurm may have given it another than its own."""
+    """Return the name of this node in Open MPI's files, which may be the one from Slurm."""
     return (environment.get("SLURMD_NODENAME") or socket.gethostname()).partition(".")[0]
 
 
@@ -117,7 +118,7 @@ def _age_s(path: Path) -> float:
 
 
 def _mapped(folder: str) -> set[str]:
-    """The files of a folder that processes of this user map."""
+    """Return the files of a folder that processes of this user map."""
     mapped_files = set[str]()
     for process in os.scandir("/proc"):
         if process.name.isdecimal():

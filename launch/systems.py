@@ -1,8 +1,8 @@
 """The batch systems: one vocabulary, a table row and a template each.
 
-What a job script says in its directives stands in ``launch/templates/<name>.sh``; what is said on command lines,
-and what differs in a word or two, stands here. ``local`` is this machine without a batch system. A :class:`System` of
-one's own does all that one of the table does.
+What a job script says in its directives stands in ``launch/templates/<name>.sh``; what is said on
+command lines, and what differs in a word or two, stands here. ``local`` is this machine without a
+batch system. A :class:`System` of one's own does all that one of the table does.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from typing import NamedTuple
 from launch.base import InputError, call, check_fields, clock_s, read_records
 
 TEMPLATES = Path(__file__).with_name("templates")
-# What a template may say as <<word>>: the job's name; the folder for what it prints; its walltime as hours:minutes;
-# seconds and whole minutes before its end at which it is warned; the options of all kinds; what it does.
+# What a template may say as <<word>>: the job's name; the folder for what it prints; its walltime
+# as hours:minutes; seconds and whole minutes before its end at which it is warned; the options of
+# all kinds; what it does.
 WORDS = frozenset({"name", "outputs", "hh_mm", "warning", "warning_minutes", "directives", "body"})
 COUNTS = frozenset({"nodes", "ranks", "ranks_per_node", "gpus"})
 
@@ -33,33 +34,40 @@ class System:
         name: as users call it.
         directive: what a line of options begins with in a script.
         account, queue: the options for them.
-        resources, gpu_resources: the options that ask for whole nodes without and with GPUs, where a site says
-            nothing else, with ``{nodes}``, ``{ranks}``, ``{ranks_per_node}`` and ``{gpus}``.
+        resources, gpu_resources: the options that ask for whole nodes without and with GPUs, where
+            a site says nothing else, with ``{nodes}``, ``{ranks}``, ``{ranks_per_node}`` and
+            ``{gpus}``.
         rerun: the options that let it start a job again whose node has died, and that forbid it.
-        warns: whether it can be asked for a signal before the walltime ends; otherwise FLEET keeps the time.
+        warns: whether it can be asked for a signal before the walltime ends; otherwise FLEET keeps
+            the time.
         job_variable: holds the id of a job in its environment.
         submit: the command that takes a script, as its last argument or as its input.
         by_input: the latter.
         id_pattern: finds the id in what the command prints.
-        walltime: further options for a job whose walltime is not that of its script, with ``{minutes}``.
-        past: the command that tells id, state and seconds of the runs of past jobs, with ``|`` between them, of a
-            ``{name}`` and a ``{user}``; or their ids alone, where there is
-        past_records: the command that tells about the jobs whose ids follow, as ``qstat -f -F json`` does.
-        after: further options for a job that begins when another, ``{job}``, has ended in whatever way.
+        walltime: further options for a job whose walltime is not that of its script, with
+            ``{minutes}``.
+        past: the command that tells id, state and seconds of the runs of past jobs, with ``|``
+            between them, of a ``{name}`` and a ``{user}``; or their ids alone, where there is
+        past_records: the command that tells about the jobs whose ids follow, as ``qstat -f -F
+            json`` does.
+        after: further options for a job that begins when another, ``{job}``, has ended in whatever
+            way.
         begin: further options for a job that begins in ``{seconds}`` at the earliest.
-        tell: the command that sends SIGUSR2 to the running ``{job}``, upon which its launch saves and ends.
-        broadcast: the command that, within a job, copies a file ``{source}`` to ``{target}`` on each of its nodes, as
-            words for a shell; none where there is none.
-        requeue: the command that puts the running ``{job}`` into the queue again; none where users cannot.
+        tell: the command that sends SIGUSR2 to the running ``{job}``, upon which its launch saves
+            and ends.
+        broadcast: the command that, within a job, copies a file ``{source}`` to ``{target}`` on
+            each of its nodes, as words for a shell; none where there is none.
+        requeue: the command that puts the running ``{job}`` into the queue again; none where users
+            cannot.
         state: the command that tells about ``{job}``.
-        preempted: a regular expression for what it says of a job that is being preempted while it may still end by
-            itself; none where such a job is not told, or simply killed.
+        preempted: a regular expression for what it says of a job that is being preempted while it
+            may still end by itself; none where such a job is not told, or simply killed.
         over: the same of a job that has ended, or that the system does not know any more.
         restarts: holds in a job's environment how often it has been put back into the queue.
-        queue_commands: the command that lists one's jobs, and with its fellows tells of idle nodes: one of
-            :data:`launch.queues.QUEUES`; none where there is none.
-        template: of its scripts, with :data:`WORDS` in ``<<`` and ``>>``; ``templates/<name>.sh`` of this package
-            unless given.
+        queue_commands: the command that lists one's jobs, and with its fellows tells of idle nodes:
+            one of :data:`launch.queues.QUEUES`; none where there is none.
+        template: of its scripts, with :data:`WORDS` in ``<<`` and ``>>``; ``templates/<name>.sh``
+            of this package unless given.
 
     Raises:
         InputError: a part is missing, or has words that nobody fills in.
@@ -138,7 +146,7 @@ class System:
 
     @property
     def has_queue(self) -> bool:
-        """Whether jobs are handed in, and wait; otherwise a script runs on this machine, now."""
+        """Return True if jobs are handed in, and wait; otherwise a script runs on this machine, now."""
         return bool(self.submit)
 
 
@@ -297,11 +305,12 @@ def continue_job(
 ) -> str:
     """See to it that a running job is followed by another run of its script; returns the id of that one.
 
-    It is put into the queue again, under the same id, where the system and the site let users do that, and
-    otherwise its script is handed in anew, to begin when the job has ended.
+    It is put into the queue again, under the same id, where the system and the site let users do
+    that, and otherwise its script is handed in anew, to begin when the job has ended.
 
     Args:
-        walltime_s: to ask for; then it is another job, since one that is queued again keeps its walltime.
+        walltime_s: to ask for; then it is another job, since one that is queued again keeps its
+            walltime.
         more: options of another job.
 
     Raises:
@@ -315,9 +324,10 @@ def continue_job(
 
 
 def is_preempted(system: System, job: str) -> bool:
-    """Whether a running job is being preempted, as far as its system says.
+    """Return True if a running job is being preempted, as far as its system says.
 
-    Slurm, when it preempts a job, ends its steps first (the ranks) and its script, which knows nothing, last.
+    Slurm, when it preempts a job, ends its steps first (the ranks) and its script, which knows
+    nothing, last.
     """
     if not (system.state and system.preempted):
         return False
@@ -345,7 +355,7 @@ class CurrentJob(NamedTuple):
 
 
 def this_job(environment: Mapping[str, str], systems: Mapping[str, System] = SYSTEMS) -> CurrentJob:
-    """The batch job of a process, by its environment.
+    """Return the batch job of a process, from its environment.
 
     >>> this_job({"SLURM_JOB_ID": "17", "SLURM_RESTART_COUNT": "2"})
     CurrentJob(system='slurm', id='17', restarts=2)
@@ -362,10 +372,10 @@ def this_job(environment: Mapping[str, str], systems: Mapping[str, System] = SYS
 
 
 def knows_job(name: str, job: str, systems: Mapping[str, System] = SYSTEMS) -> bool | None:
-    """Whether a batch system still knows a job that may have processes; None if it does not answer.
+    """Return True if a batch system still knows a job that may have processes; None if it does not answer.
 
-    One that runs or is suspended does. One that waits does not, if the system puts jobs back into the queue only when
-    all of them have ended.
+    One that runs or is suspended does. One that waits does not, if the system puts jobs back into
+    the queue only when all of them have ended.
 
     Args:
         name: of the system.
@@ -398,8 +408,8 @@ _COMPLETED = ("COMPLETED", "DONE")  # as Slurm and LSF say it
 def past_runs(system: System, name: str, user: str) -> list[float]:
     """Seconds for which completed jobs of a name held their nodes; a job that was requeued counts with all its runs.
 
-    Accounting is asked, or the server for what it remembers. LSF and PBS are asked by their manuals; there was neither
-    to try it on.
+    Accounting is asked, or the server for what it remembers. LSF and PBS are asked by their
+    manuals; there was neither to try it on.
 
     Raises:
         InputError: nobody can be asked, accounting is switched off, or it does not answer.

@@ -14,7 +14,8 @@ TIMEOUT_S = 20
 def seconds_left(environment: Mapping[str, str]) -> float | None:
     """Seconds until the batch system ends this job; None where there is none, or it does not say.
 
-    A batch system that does not answer is no reason not to train: the run then goes on without an end in sight.
+    A batch system that does not answer is no reason not to train: the run then goes on without an
+    end in sight.
 
     Args:
         environment: of a process of the job.
@@ -67,7 +68,8 @@ def parse_bjobs(text: str) -> float | None:
 def parse_qstat(text: str, now: float) -> float | None:
     """Read what ``qstat -f`` printed of one job.
 
-    What a job has used is noted now and then only, so the time at which it started is believed before it.
+    What a job has used is noted now and then only, so the time at which it started is believed
+    before it.
 
     Args:
         now: seconds of the epoch.
@@ -97,7 +99,7 @@ def _seconds(text: str) -> float | None:
 
 
 def _output(command: Sequence[str]) -> str:
-    """What a command prints; nothing where it is not there, fails, or does not answer."""
+    """Return the output of a command; "" if it is missing, fails or does not answer."""
     try:
         return call(command, timeout_s=TIMEOUT_S)
     except (InputError, OSError):

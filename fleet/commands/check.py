@@ -1,10 +1,11 @@
 """Check a spec and list its networks, before any rank is started.
 
-Every network is built as in a run, with its optimizer and learning rate schedule. It takes a training step on samples
-of the data, and networks of functions of your own are exported and loaded again. A process of its own does that, so a
-function may exit, crash or hang. The command looks at the keys first, then at the data, and builds networks when
-nothing is wrong there. It says all mistakes that it finds at once, with the lines of the spec. The memory is an
-estimate of what a GPU needs.
+Every network is built as in a run, with its optimizer and learning rate schedule. It takes a
+training step on samples of the data, and networks of functions of your own are exported and loaded
+again. A process of its own does that, so a function may exit, crash or hang. The command looks at
+the keys first, then at the data, and builds networks when nothing is wrong there. It says all
+mistakes that it finds at once, with the lines of the spec. The memory is an estimate of what a GPU
+needs.
 """
 
 from __future__ import annotations
@@ -166,7 +167,7 @@ def _check(path: str, steps: bool) -> _CheckResult:
 
 
 def _choose_cache(spec: Spec, opened: Inputs) -> tuple[CacheChosen, list[SpecMistake]]:
-    """What becomes of decoded samples; and why they cannot be kept as the spec says."""
+    """Choose where decoded samples are stored; return mistakes if the spec's choice cannot be used."""
     paths = RunPaths(spec.output)
     preprocessors = 0 if spec.policy.own_samples else 1
     means = HostResources(preprocessors, 1, False, free_shared_memory(), free_disk(paths))
@@ -180,7 +181,7 @@ def _choose_cache(spec: Spec, opened: Inputs) -> tuple[CacheChosen, list[SpecMis
 
 
 def _data_mistake(spec: Spec, message: str) -> SpecMistake:
-    """What is wrong with the data, at the key that it names itself, as in ``data.test: ...``."""
+    """Return the mistake for a message about the data, at the key that it names."""
     match = re.match(r"(?:models\[(\d+)\]\.)?data(?:\.(\w+))?: ", message)
     if match is None:
         return spec.origin.mistake(("data",), message)
@@ -193,7 +194,7 @@ def _data_mistake(spec: Spec, message: str) -> SpecMistake:
 def _try_networks(
     spec: Spec, opened: Inputs, steps: bool
 ) -> tuple[dict[int, SmokeTestResult], list[SpecMistake]]:
-    """The networks, tried out; and what is wrong with the engine."""
+    """Try the networks; return their trials and mistakes of the engine."""
     indices = range(len(spec.networks))
     if spec.schedule.rates is None or not spec.engine.needs_rates:
         rates = None
@@ -232,7 +233,7 @@ def _try_networks(
 
 
 def _some_samples(spec: Spec, opened: Inputs) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """A few samples of each feed that can be used, ready for a network."""
+    """Return a few usable samples of each input pipeline, ready for a network."""
     samples = {}
     for key, feed in (
         opened.pipelines or {"": InputPipeline(opened.data, opened.transforms, opened.samples, 0)}
@@ -251,7 +252,7 @@ def _some_samples(spec: Spec, opened: Inputs) -> dict[str, tuple[np.ndarray, np.
 
 
 def _misfit(spec: Spec, trial: SmokeTestResult) -> Misfit:
-    """What is wrong with a network that was tried, and where that stands."""
+    """Return the problem of a network that was tried, with its key."""
     network = spec.networks[trial.network]
     if trial.setting:
         return network, spec.place_of(network, *trial.setting), trial.problem, ""
@@ -338,7 +339,7 @@ def _print(path: str, result: _CheckResult) -> None:
 
 
 def _counts(data: DataSet) -> dict[str, dict[str, int]]:
-    """How many samples of each part have each class or label; nothing of other targets."""
+    """Return how many samples of each part have each class or label; nothing of other targets."""
     counts_by_split = {}
     for split, source in data.splits().items():
         if split != "train" and source is data.train:  # of folds

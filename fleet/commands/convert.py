@@ -1,8 +1,9 @@
 """Put a data set into one HDF5 file, which a spec reads with `source: hdf5`.
 
-Any source of a spec can be packed, with its targets and weights: an image folder unless --source names another. Files
-stay encoded as they are; with --decoded they become uint8 pixels of one size, which costs space and saves decoding in
-every epoch. Samples that cannot be read or decoded are left out and named.
+Any source of a spec can be packed, with its targets and weights: an image folder unless --source
+names another. Files stay encoded as they are; with --decoded they become uint8 pixels of one size,
+which costs space and saves decoding in every epoch. Samples that cannot be read or decoded are left
+out and named.
 """
 
 from __future__ import annotations
@@ -152,7 +153,7 @@ def _option(text: str) -> tuple[str, Any]:
 
 
 def _target(text: str) -> TargetWish:
-    """A kind of targets, or a mapping of what a spec may say of them."""
+    """Read a kind of targets, or a mapping as in `data.target` of a spec."""
     content = _yaml(text)
     try:
         target = TargetWish(**content) if isinstance(content, dict) else TargetWish(content)
@@ -176,7 +177,7 @@ def _yaml(text: str) -> Any:
 
 
 def _transforms(args: argparse.Namespace) -> tuple[Transform, ...]:
-    """What is done to each image before it is written."""
+    """Return the transforms that are applied to each image before it is written."""
     size = args.decoded
     if size is None:
         return ()

@@ -4,10 +4,11 @@
     mpirun -n 9 python -m fleet doctor --startup photos.yaml
     python -m fleet doctor
 
-It looks at the launcher and at the cores, threads and GPUs of every rank; with a spec also at the libraries of its
-engine, the data, the disk and the memory that ranks share, on every node. Each finding is a line that says what to do
-about it. The exit status is 0 if there is no finding, and 1 otherwise. With --startup it times what each rank imports,
-and says whether an image and a broadcast would help.
+It looks at the launcher and at the cores, threads and GPUs of every rank; with a spec also at the
+libraries of its engine, the data, the disk and the memory that ranks share, on every node. Each
+finding is a line that says what to do about it. The exit status is 0 if there is no finding, and 1
+otherwise. With --startup it times what each rank imports, and says whether an image and a broadcast
+would help.
 """
 
 from __future__ import annotations
@@ -203,7 +204,7 @@ def _show(
 
 
 def _open(path: str | None) -> tuple[Spec | None, Inputs | None, str]:
-    """The spec and its data; what is wrong with the one or the other."""
+    """Open the spec and its data; return the problem of either as text."""
     if path is None:
         return None, None, ""
     try:
@@ -271,7 +272,7 @@ def _roles(
 def _check_room(
     spec: Spec, opened: Inputs | None, roles: Roles | None, facts: Sequence[checks.RankFacts]
 ) -> tuple[list[checks.Finding], str]:
-    """Whether checkpoints and samples have room, and what becomes of decoded samples.
+    """Return True if checkpoints and samples have room, and what becomes of decoded samples.
 
     Of networks that cannot be built nobody knows how large their checkpoints would be.
     """
@@ -346,7 +347,7 @@ def _try_lease(world: World, node_of: Sequence[int], spec: Spec) -> checks.Lease
 
 
 def _make_probe(spec: Spec) -> str:
-    """A folder for a lease that is only tried; nothing if none can be made, which the finding about the disk tells."""
+    """Make a folder for a trial lease; return "" if that fails, which another finding reports."""
     try:
         return tempfile.mkdtemp(prefix=".fleet-doctor-", dir=nearest_folder(RunPaths(spec.output)))
     except OSError:
@@ -354,7 +355,7 @@ def _make_probe(spec: Spec) -> str:
 
 
 def _notices(fence: Fence) -> bool:
-    """Whether a holder finds out within some seconds that it holds the lease no more."""
+    """Return True if a holder finds out within some seconds that it holds the lease no more."""
     for _ in range(20):
         try:
             fence.check()

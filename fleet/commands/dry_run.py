@@ -5,15 +5,16 @@
   fleet dry-run spec.yaml --gpus 64 --gpus-per-node 4 --rates profile.json
   fleet dry-run spec.yaml --gpus 16 --time-scale 0.001 --output runs/rehearsal
 
-First all policies are simulated, as if moves cost nothing. Then the data of the spec is opened and its networks are
-drawn, and as many ranks as the real run has trainers, and one more on each node, go through all of it: groups,
-stream, rounds, checkpoints. Instead of training they sleep for as long as the rates say, scaled down. Rates come from
---rates, from `schedule.rates`, from the profile that a run of the spec has left, or from the cache of your
-measurements. If there are none, they are estimated from the numbers of parameters, which says nothing about how long
-the run will take. Networks train for the epochs that the rates file gives them, otherwise for as many as the spec
-allows. The estimate of the run includes the time in which rates are measured, if the run will have to measure them.
-Without --gpus or --ranks the run is rehearsed on one node: with as many GPUs as the spec says, or with one for each
-network, at most 8.
+First all policies are simulated, as if moves cost nothing. Then the data of the spec is opened and
+its networks are drawn, and as many ranks as the real run has trainers, and one more on each node,
+go through all of it: groups, stream, rounds, checkpoints. Instead of training they sleep for as
+long as the rates say, scaled down. Rates come from --rates, from `schedule.rates`, from the profile
+that a run of the spec has left, or from the cache of your measurements. If there are none, they are
+estimated from the numbers of parameters, which says nothing about how long the run will take.
+Networks train for the epochs that the rates file gives them, otherwise for as many as the spec
+allows. The estimate of the run includes the time in which rates are measured, if the run will have
+to measure them. Without --gpus or --ranks the run is rehearsed on one node: with as many GPUs as
+the spec says, or with one for each network, at most 8.
 """
 
 from __future__ import annotations
@@ -149,7 +150,7 @@ def _check_output(folder: Path) -> None:
 
 
 def _is_rehearsal(content: dict[str, Any]) -> bool:
-    """Whether a spec trains nothing."""
+    """Return True if a spec trains nothing."""
     resources = content.get("resources")
     try:
         return (
@@ -197,7 +198,7 @@ def _some_gpus(spec: Spec, per_node: int | None) -> int:
 def _profiling(
     args: argparse.Namespace, spec: Spec, sample: SampleSpec, rates: RateTable, cluster: Cluster
 ) -> MeasurementEstimate:
-    """What the run will measure before it trains, as far as this machine's cache does not know it."""
+    """Estimate the measurements before training that this machine's cache does not have."""
     if (
         spec.schedule.rates is not None
         or not spec.policy.needs_rates
@@ -227,7 +228,7 @@ def _perform(
 
 
 def _written(rehearsal: DryRun, folder: Path, output: Path) -> Path:
-    """The spec file of a rehearsal, which names the rates file beside it."""
+    """Write the spec and the rates file of a dry run; return the spec's path."""
     rates = folder / "rates.json"
     spec = folder / "spec.yaml"
     write_json(rates, write_rates(rehearsal.rates))

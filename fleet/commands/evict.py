@@ -4,13 +4,14 @@
     fleet evict --slurm --site site.json --nodes 8 --deadline 15 --aggregate-bandwidth 250 --node-bandwidth 2
     fleet evict --slurm --nodes 8 --deadline 15 --carry-out [--for 4711] [--yes]
 
-The jobs come from a file (CSV with a header, or JSON), or are those that run on this Slurm cluster now. A
-file has the columns id,nodes,loss,app_time,sys_time (in node-seconds and minutes; empty if not possible), or
-id,nodes,memory_gb,critical_gb,since_checkpoint_min,interval_min, from which these follow by the bandwidths.
-The plan for a deadline has the least loss and, among those, takes the least time. Nothing is done to any job
-without --carry-out --yes. With them jobs save upon the signal that their comment names, are requeued or cancelled, in
-the order and at the times of the plan, until the nodes are free. Jobs that were requeued are held in the queue until
-the job of --for has begun, or without --for until the deadline. --carry-out alone says what would be done. Only your
+The jobs come from a file (CSV with a header, or JSON), or are those that run on this Slurm cluster
+now. A file has the columns id,nodes,loss,app_time,sys_time (in node-seconds and minutes; empty if
+not possible), or id,nodes,memory_gb,critical_gb,since_checkpoint_min,interval_min, from which these
+follow by the bandwidths. The plan for a deadline has the least loss and, among those, takes the
+least time. Nothing is done to any job without --carry-out --yes. With them jobs save upon the
+signal that their comment names, are requeued or cancelled, in the order and at the times of the
+plan, until the nodes are free. Jobs that were requeued are held in the queue until the job of --for
+has begun, or without --for until the deadline. --carry-out alone says what would be done. Only your
 own jobs are touched, unless you are an operator of Slurm.
 """
 
@@ -175,7 +176,7 @@ def _jobs(args: argparse.Namespace) -> list[RunningJob]:
 def _costs(
     args: argparse.Namespace, storage: FileSystem | None
 ) -> Callable[[Sequence[SlurmJob]], list[RunningJob]]:
-    """What Slurm's jobs would lose and how long they take to save, by the site's file and their comments."""
+    """Return the function that reads costs of Slurm jobs from the site's file and their comments."""
     site = SiteCheckpoints() if args.site is None else read_site(args.site)
     warned: set[str] = set()
 
@@ -321,7 +322,7 @@ def _print(jobs: Sequence[RunningJob], nodes: int, plans: Sequence[Plan]) -> Non
 
 
 def _changes(plans: Sequence[Plan]) -> list[Plan]:
-    """The plans that differ from the one before."""
+    """Return the plans that differ from the one before."""
     return [
         plan
         for before, plan in zip([None, *plans], plans, strict=False)

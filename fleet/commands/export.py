@@ -5,8 +5,8 @@
   fleet export runs/digits --mlflow mlflow --wandb wandb --optuna studies.log
   fleet export runs/digits cnn-1 --onnx          runs/digits/models/cnn-1/best.onnx, of a finished network
 
-Given again, it adds to the store of a tracker what has come since, and nothing twice. No server is spoken to. The
-libraries of trackers are those of pip install 'fleet-ensemble[track]'.
+Given again, it adds to the store of a tracker what has come since, and nothing twice. No server is
+spoken to. The libraries of trackers are those of pip install 'fleet-ensemble[track]'.
 """
 
 from __future__ import annotations

@@ -4,13 +4,14 @@
     fleet harvest a.yaml b.yaml --system slurm --walltime 4h --dry-run -- --partition=low
     fleet harvest photos.yaml --system slurm --end
 
-Each job is an ordinary launch on networks that it holds by lease; when it is ended, others take them over, and at most
-an epoch is trained again. This command hands in the first jobs. From then on each job keeps --backlog jobs in the
-queue as long as networks wait, and takes back what is left when all are done. What follows -- goes to sbatch, bsub or
-qsub. The nodes that are idle now, and what was measured in the runs, decide which run the next job is for, and how
-large it is. jobs/harvest.jsonl in the folder of each run has all that was done. After three launches in a row
-that finished no epoch no more jobs are handed in; the same command begins again. Jobs that you cancel are replaced as
-those that others preempt, until you say --end.
+Each job is an ordinary launch on networks that it holds by lease; when it is ended, others take
+them over, and at most an epoch is trained again. This command hands in the first jobs. From then on
+each job keeps --backlog jobs in the queue as long as networks wait, and takes back what is left
+when all are done. What follows -- goes to sbatch, bsub or qsub. The nodes that are idle now, and
+what was measured in the runs, decide which run the next job is for, and how large it is.
+jobs/harvest.jsonl in the folder of each run has all that was done. After three launches in a row
+that finished no epoch no more jobs are handed in; the same command begins again. Jobs that you
+cancel are replaced as those that others preempt, until you say --end.
 """
 
 from __future__ import annotations
@@ -187,7 +188,7 @@ def _begin(
 
 
 def _replaced(plan: HarvestPlan, scripts: Mapping[Path, str]) -> list[str]:
-    """What a harvest that is going on had in another way, in words: old -> new. The newest counts for all its jobs."""
+    """Return the settings of a running harvest that this one changes, as ``old -> new``."""
     changes: dict[str, None] = {}
     for run_ in plan.runs:
         if not run_.paths.harvest.exists() or is_cancelled(run_.paths):
@@ -262,7 +263,7 @@ def _call_off(args: argparse.Namespace, roots: Sequence[Path], system: System) -
 
 
 def _apart(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The specs, and the options behind them.
+    """Split words into the specs and the options after them.
 
     Raises:
         UserError: there is no spec.

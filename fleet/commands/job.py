@@ -2,11 +2,12 @@
 
     fleet job RUN --system slurm --jobs 20 --retries 2 -- mpirun ... python -m fleet.run SPEC
 
-It starts the launch, and passes SIGTERM and SIGUSR2 on to it as SIGUSR2, upon which the launch saves everything and
-ends with status 75. If networks are left then, it sees to it that another job follows. It ends with the status of the
-launch.
+It starts the launch, and passes SIGTERM and SIGUSR2 on to it as SIGUSR2, upon which the launch
+saves everything and ends with status 75. If networks are left then, it sees to it that another job
+follows. It ends with the status of the launch.
 
-With --harvest it makes one launch, beside those of other jobs, and keeps jobs in the queue as long as networks wait.
+With --harvest it makes one launch, beside those of other jobs, and keeps jobs in the queue as long
+as networks wait.
 """
 
 from __future__ import annotations
@@ -94,7 +95,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _spec_of(command: Sequence[str]) -> str:
-    """The spec in the command of a launch: what follows ``fleet.run``, or the last word."""
+    """Return the spec in the command of a launch: the word after ``fleet.run``, or the last one."""
     if "fleet.run" in command[:-1]:
         index = command.index("fleet.run") + 1
     else:

@@ -61,7 +61,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def find_site(name: str) -> Site:
-    """The site of a name, or of a file.
+    """Return the site of a name, or of a file.
 
     Raises:
         UserError: there is none.
@@ -76,7 +76,7 @@ def find_site(name: str) -> Site:
 
 
 def with_gpus(args: argparse.Namespace, spec: Spec, site: Site) -> Site:
-    """A site that knows nothing of GPUs, with those that are asked for, or that the spec counts on."""
+    """Return the site with the requested GPUs, or the spec's, if it has none."""
     requested = args.gpus_per_node
     assumed = spec.resources.gpus_per_node
     if requested is not None and site.gpus:
@@ -91,14 +91,15 @@ def with_gpus(args: argparse.Namespace, spec: Spec, site: Site) -> Site:
         gpus = assumed
     if not gpus or site.gpus:
         return site
-    # One rank trains on each, two prepare; a number of ranks that the site's file names is kept if it will do.
+    # One rank trains on each, two prepare; a number of ranks that the site's file names is kept if
+    # it will do.
     return replace(
         site, gpus=gpus, ranks=3 * gpus if site.ranks == Site.ranks else max(site.ranks, gpus + 1)
     )
 
 
 def system_of(name: str | None, site: Site, source: str) -> System:
-    """The batch system that is asked for, or that a site has.
+    """Return the requested batch system, or the site's.
 
     Raises:
         UserError: neither, or they differ.
@@ -120,7 +121,7 @@ def job_of(
     site: Site,
     walltime: float | None,
 ) -> Job:
-    """The launch of a spec as one job, with what every command asks for it.
+    """Return the job that launches a spec, with the options that all commands share.
 
     Args:
         path: of the spec, as the user named it.
@@ -160,7 +161,8 @@ def _warning(args: argparse.Namespace, walltime: float | None, system: System) -
 def ranks_of(args: argparse.Namespace, spec: Spec, site: Site) -> int | None:
     """Ranks of a node: what is asked for, what the spec's preprocessors and slots want beside the GPUs, or the site's.
 
-    With slots (``resources.networks_per_gpu: K``) a GPU has K trainers, and as many ranks prepare as without.
+    With slots (``resources.networks_per_gpu: K``) a GPU has K trainers, and as many ranks prepare
+    as without.
     """
     requested: int | None = args.ranks_per_node
     preparing = spec.resources.preprocessors
@@ -178,7 +180,7 @@ def ranks_of(args: argparse.Namespace, spec: Spec, site: Site) -> int | None:
 
 
 def trainers_of(args: argparse.Namespace, spec: Spec, site: Site) -> int | None:
-    """How many ranks of a node train where several may share a GPU; None for one on each."""
+    """Return how many ranks of a node train where several may share a GPU; None for one on each."""
     if spec.resources.networks_per_gpu == 1 or not site.gpus:
         return None
     roles = roles_of_job(args, spec, site)
@@ -186,7 +188,7 @@ def trainers_of(args: argparse.Namespace, spec: Spec, site: Site) -> int | None:
 
 
 def roles_of_job(args: argparse.Namespace, spec: Spec, site: Site) -> Roles:
-    """What the ranks of the job will do."""
+    """Return the roles of the job's ranks."""
     ranks = ranks_of(args, spec, site) or site.ranks
     return assign_roles(
         spec, [rank // ranks for rank in range(args.nodes * ranks)], site.gpus or None

@@ -42,7 +42,7 @@ def known_rates_of(
 
 
 def known_beside_steps(spec: Spec) -> Overheads | None:
-    """What the newest launch on such a machine took beside steps; None where there was none."""
+    """Return the overheads of the newest launch on such a machine, or None."""
     cached_overheads = read_cache(cache_path()).get(
         beside_steps_key(spec.resources.engine, hardware()), {}
     )
@@ -55,7 +55,7 @@ def known_beside_steps(spec: Spec) -> Overheads | None:
 def cached(
     spec: Spec, spec_path: str, sample: SampleSpec, cluster: Cluster
 ) -> tuple[dict[str, str], dict[str, dict[int, float]]]:
-    """The key of each network in the cache of rates, and what is in there."""
+    """Return the key of each network in the cache of rates, and the contents of the cache."""
     machine = Machine(hardware(), (cluster.gpus_per_node + 1) / len(process_cores().usable))
     codes = hash_all_sources(spec, Path(spec_path).absolute().parent)
     keys = {
@@ -66,7 +66,7 @@ def cached(
 
 
 def recorded_sharing(spec: Spec) -> tuple[float, ...]:
-    """What networks that share a GPU train together: as a file of rates says, as the run has shown, or earlier ones."""
+    """Return the speed-ups of networks that share a GPU: from the rates file, the run or the cache."""
     if spec.schedule.rates is not None:
         try:
             return read_rates(spec.schedule.rates).sharing
@@ -82,7 +82,7 @@ def recorded_sharing(spec: Spec) -> tuple[float, ...]:
 
 
 def shared_cluster(spec: Spec, cluster: Cluster) -> Cluster:
-    """A cluster of whole GPUs with the slots that the networks of a spec may use, if ranks are started for them."""
+    """Return a cluster of whole GPUs with the slots that the networks of a spec may use."""
     requested = spec.resources.networks_per_gpu
     max_slots = min(
         MAX_SLOTS, math.ceil(spec.max_networks / max(1, cluster.gpus))

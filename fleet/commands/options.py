@@ -51,7 +51,7 @@ def add_cluster(parser: argparse.ArgumentParser) -> None:
 def cluster_of(
     args: argparse.Namespace, gpus_per_node: int, slots: int = 1, fills: bool = False
 ) -> Cluster:
-    """The cluster that the options describe.
+    """Return the cluster that the options describe.
 
     Args:
         args: of the command.
@@ -68,7 +68,7 @@ def cluster_of(
 
 
 def describe_gpus(cluster: Cluster) -> str:
-    """How many GPUs a cluster has, in words.
+    """Return how many GPUs a cluster has, in words.
 
     >>> describe_gpus(Cluster.of(4, 2)), describe_gpus(Cluster.of(4, 2, slots=3))
     ('4 GPUs, 2 a node', '4 GPUs, 2 a node, up to 3 networks on each')
@@ -137,7 +137,7 @@ def _readers(setting: str) -> str:
 def options_of(
     args: argparse.Namespace, policies: Sequence[Policy], default: Options | None = None, *read: str
 ) -> Options:
-    """The settings that the options describe.
+    """Return the settings that the options describe.
 
     Args:
         args: of the command.
@@ -206,7 +206,7 @@ def add_law_parameters(parser: argparse.ArgumentParser) -> None:
 
 
 def law_of(args: argparse.Namespace) -> Law | None:
-    """The law that the options describe, None when they describe none.
+    """Return the law that the options describe, or None.
 
     Raises:
         UserError: there are parameters and no ``--distribution``.

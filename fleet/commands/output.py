@@ -124,7 +124,7 @@ def add_plot(parser: argparse.ArgumentParser, subject: str) -> None:
 
 @contextmanager
 def figure_file(path: Path, width: float, height: float) -> Iterator[Figure]:
-    """A figure to draw on, which is written to a file at the end.
+    """Provide a figure to draw on, and write it to a file at the end.
 
     Args:
         path: of the file; its ending says in which format.

@@ -88,7 +88,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _gpus(member: Member, cluster: Cluster) -> tuple[int, ...]:
-    """The GPUs of a group, whichever of their slots it has."""
+    """Return the GPUs of a group, whichever of their slots it has."""
     return tuple(map(cluster.gpu, member.devices))
 
 

@@ -6,9 +6,9 @@
   fleet predict runs/digits --top 5 --save five.keras    write them as one Keras model (of PyTorch .safetensors)
   fleet predict runs/wine new.csv > predicted.csv        for each row of a table
 
-Inputs are prepared as the run prepares its validation samples. A .npy file holds inputs as rows of an array. The
-columns of a table are found by their names, and what is predicted for its rows is printed as CSV. fleet report says how
-good the networks are together.
+Inputs are prepared as the run prepares its validation samples. A .npy file holds inputs as rows of
+an array. The columns of a table are found by their names, and what is predicted for its rows is
+printed as CSV. fleet report says how good the networks are together.
 """
 
 from __future__ import annotations
@@ -178,7 +178,7 @@ def _print(predictor: Predictor, predictions: list[dict[str, Any]], saved: str |
 
 
 def _joined(predictor: Predictor) -> str:
-    """What is joined, in a line: the networks, and of how many folds each is the mean."""
+    """Describe the averaged networks, and the number of folds of each, in one line."""
     weights = predictor.weights
     shares = {
         name: sum(map(weights.__getitem__, parts)) for name, parts in predictor.folds.items()

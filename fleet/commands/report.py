@@ -5,9 +5,9 @@
   fleet report runs/digits --at 350s    as it stood then
   fleet report runs/digits --every 30s    write the page anew while the run goes on
 
-It also writes RUN/report.html if it may: one file that needs no server and no internet. It has the leaderboard,
-learning curves, what searches found and pruned, which network had which GPU when, where the time went, and the same run
-simulated.
+It also writes RUN/report.html if it may: one file that needs no server and no internet. It has the
+leaderboard, learning curves, what searches found and pruned, which network had which GPU when,
+where the time went, and the same run simulated.
 """
 
 from __future__ import annotations

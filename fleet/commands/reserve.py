@@ -3,9 +3,10 @@
     fleet reserve --distribution truncnorm --mu 8 --sigma 2 --low 0 --high 20
     fleet reserve --log runs.txt --backfill-rate 0.2
 
-A job that outlives its request is stopped and asks for the next one. Its run time is known as a distribution,
-a table, or a log of past runs. Answers are in the unit in which times are given. With fewer than 5 past runs, or
-for a job that has outlived all times known, the answer is twice the longest time known.
+A job that outlives its request is stopped and asks for the next one. Its run time is known as a
+distribution, a table, or a log of past runs. Answers are in the unit in which times are given. With
+fewer than 5 past runs, or for a job that has outlived all times known, the answer is twice the
+longest time known.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _best(args: argparse.Namespace) -> tuple[Discrete, asking.RequestSequence, bool]:
-    """The run times that are known, the best requests, and whether too few runs are known to learn from."""
+    """Return the known run times, the best requests, and whether too few runs are known."""
     law = law_of(args)
     if args.log is not None:
         runs = read_runs(args.log)

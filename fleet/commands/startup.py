@@ -18,7 +18,8 @@ from fleet.terminal import print_table
 from launch.systems import SYSTEMS
 
 _SLOW = 2.0  # times as long as alone; more cores than ranks make no such difference
-# An engine may import MPI, which takes this process for the rank that waits for it, and waits for the others.
+# An engine may import MPI, which takes this process for the rank that waits for it, and waits for
+# the others.
 _TIMED = """import importlib, json, sys, time
 import mpi4py
 mpi4py.rc.initialize = False
@@ -130,7 +131,7 @@ def _first(*programs: str) -> str | None:
 
 
 def print_startup(startup: Startup) -> None:
-    """A line for each rank, and what to do."""
+    """Print a line for each rank, and the advice."""
     names = list(startup.alone.seconds)
     print_table(
         ["rank", "host", *names, "all"],

@@ -7,11 +7,12 @@
 
 With --walltime auto it asks for what is likely to cost least, by what past runs took, and says why.
 
-The job saves everything shortly before its walltime ends. With --chain it is then put into the queue again, or
-followed by another job, until all networks are done. The folder of the run has the script, what the jobs print, and
-jobs/stops.jsonl with every stop and its reason. --end RUN ends the chain of a run: its next job is taken back, the one
-that runs saves and ends, and no other follows. `--system local` runs on this machine, now. --fresh-network,
---accept-changes and --remeasure count for the first launch of the chain that gets so far as to start.
+The job saves everything shortly before its walltime ends. With --chain it is then put into the
+queue again, or followed by another job, until all networks are done. The folder of the run has the
+script, what the jobs print, and jobs/stops.jsonl with every stop and its reason. --end RUN ends the
+chain of a run: its next job is taken back, the one that runs saves and ends, and no other follows.
+`--system local` runs on this machine, now. --fresh-network, --accept-changes and --remeasure count
+for the first launch of the chain that gets so far as to start.
 """
 
 from __future__ import annotations
@@ -153,7 +154,7 @@ def _end(args: argparse.Namespace) -> int:
 def _automatic(
     args: argparse.Namespace, spec: Spec, system: System, site: Site
 ) -> WalltimeRequests | None:
-    """What to ask for, where that is left to us; said on the screen."""
+    """Compute and print the requests of ``--walltime auto``; None for other walltimes."""
     if args.walltime != AUTO:
         return None
     requests = automatic(args, spec, system, site)
@@ -229,7 +230,7 @@ def _job(
 
 
 def _image(args: argparse.Namespace) -> Path | None:
-    """The image in which ranks run, as all nodes see it."""
+    """Return the absolute path of the image in which ranks run."""
     if args.image is None:
         if args.broadcast:
             raise UserError(
@@ -247,7 +248,7 @@ def _image(args: argparse.Namespace) -> Path | None:
 
 
 def _folders_to_bind(path: str, spec: Spec) -> tuple[Path, ...]:
-    """The folders of the spec and of the data, as far as they lie outside of the working folder and that of the run."""
+    """Return the folders of spec and data outside of the working folder and the run's folder."""
     data = spec.document.data
     named = [
         str(Path(path).parent),
@@ -270,7 +271,7 @@ def _folders_to_bind(path: str, spec: Spec) -> tuple[Path, ...]:
 
 
 def _once(args: argparse.Namespace, spec: Spec) -> tuple[str, ...]:
-    """What the first launch is to do besides, in the words of ``python -m fleet.run``."""
+    """Return the options of ``python -m fleet.run`` for the first launch only."""
     check_fresh(spec, args.fresh_network)
     if args.remeasure:
         check_remeasuring(spec)
@@ -282,7 +283,7 @@ def _once(args: argparse.Namespace, spec: Spec) -> tuple[str, ...]:
 
 
 def _limits(args: argparse.Namespace, system: System) -> tuple[int, int]:
-    """How many jobs there may be, and after how many failures of the machine another one follows."""
+    """Return how many jobs there may be, and after how many failures of the machine another one follows."""
     if args.chain and system.has_queue and not (system.after or system.requeue):
         raise UserError(
             f"--chain: {system.name} has neither after nor requeue, so no job can follow another"
@@ -295,7 +296,7 @@ def _limits(args: argparse.Namespace, system: System) -> tuple[int, int]:
 
 
 def _slots_that_pay(args: argparse.Namespace, spec: Spec, site: Site) -> str:
-    """How many networks should share a GPU where the job lets fewer; nothing where that is not so, or not known."""
+    """Return how many networks should share a GPU where the job lets fewer; nothing where that is not so, or not known."""
     gpus = args.nodes * site.gpus
     networks = spec.max_networks
     if not spec.engine.uses_gpus or not 0 < gpus < networks:

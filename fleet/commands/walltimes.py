@@ -67,7 +67,7 @@ class WalltimeRequests:
     reason: str
 
     def lines(self, nodes: int, is_chain: bool) -> list[str]:
-        """It in words."""
+        """Describe the requests, one line each."""
         first, *later = map(format_duration, self.chain.requests)
         then = f", then {', '.join(later)} if that is not enough" if later else ""
         if is_chain or not later:
@@ -91,7 +91,7 @@ class WalltimeRequests:
         return lines
 
     def numbers(self) -> dict[str, object]:
-        """It for programs; seconds of one node."""
+        """Return the requests for JSON; seconds of one node."""
         return {
             "requests_s": list(self.chain.requests),
             "why": self.reason,
@@ -109,7 +109,7 @@ def _hours(seconds: float, nodes: int) -> str:
 
 
 def automatic(args: argparse.Namespace, spec: Spec, system: System, site: Site) -> WalltimeRequests:
-    """The requests that are expected to ask for the least node time.
+    """Return the requests with the least expected node time.
 
     Raises:
         UserError: nothing is known of how long the ensemble takes.
@@ -184,7 +184,7 @@ def _known_times(
 
 
 def _accounted(name: str, system: System) -> tuple[list[float], str]:
-    """What accounting knows of jobs of this name, and what there is to say if that is nothing."""
+    """Return the seconds of past jobs of this name, and the reason if there are none."""
     try:
         runs = past_runs(system, name, slurm_control.current_user())
     except InputError as error:
@@ -200,7 +200,7 @@ def _range(seconds: tuple[float, ...] | list[float]) -> str:
 
 
 def _remaining_times(times: KnownTimes, past: ChainTimes) -> KnownTimes:
-    """What is left after what the newest chain has done; where it outlived all that is known, as long again."""
+    """Subtract the time of the newest chain; double it if it exceeds all known times."""
     if past.so_far <= 0:
         return times
     done = f"; {format_duration(past.so_far)} of it are done"
@@ -231,10 +231,11 @@ def _start_s(spec: Spec, paths: RunPaths) -> float:
 
 
 def _simulated(args: argparse.Namespace, spec: Spec, site: Site) -> KnownTimes | None:
-    """The law of the times that the ensemble takes with known rates; None where none are known.
+    """Simulate how long the ensemble takes with known rates; return None if there are none.
 
-    How long networks go on improving is not known. For those that stop early by ``patience`` or ``stop_at``, the epoch
-    of the last improvement is drawn log-uniformly from all that they may train.
+    How long networks go on improving is not known. For those that stop early by ``patience`` or
+    ``stop_at``, the epoch of the last improvement is drawn log-uniformly from all that they may
+    train.
     """
     opened = open_inputs(spec)
     roles = roles_of_job(args, spec, site)
@@ -295,7 +296,8 @@ class _InputRates:
         decoding_s: seconds that decoding takes which is done once.
         is_beside: whether that goes on while the first epoch is trained on.
         judging: samples that each network is judged by after an epoch.
-        past: what was beside steps in an earlier launch of the run, or on this machine; None where there was none.
+        past: what was beside steps in an earlier launch of the run, or on this machine; None where
+            there was none.
     """
 
     stream: Stream
@@ -340,7 +342,8 @@ def _read_input_rates(spec: Spec, opened: Inputs, roles: Roles) -> _InputRates:
     hands = len(roles.preprocessors or roles.trainers)
     means = HostResources(len(roles.preprocessors), roles.gpus_per_node)
     cache = choose_cache(spec, opened, means, run.cache).cache
-    # What is kept in memory each trainer finishes for itself; a row of a file is read in no time beside the rest.
+    # What is kept in memory each trainer finishes for itself; a row of a file is read in no time
+    # beside the rest.
     each_s = look.varying_s + look.fixed_s * (cache == "none")
     rate = hands / each_s if roles.shared and cache != "memory" else 1 / each_s
     if (

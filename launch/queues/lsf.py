@@ -1,7 +1,7 @@
 """The queue of LSF.
 
-Written by the manual of LSF 10.1 (``bjobs``, ``bqueues``, ``bhosts``, ``bkill``), and tested with what that shows they
-print; there was no LSF to try it on.
+Written by the manual of LSF 10.1 (``bjobs``, ``bqueues``, ``bhosts``, ``bkill``), and tested with
+what that shows they print; there was no LSF to try it on.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _NO_JOB = "No (unfinished )?job found|is not found"
 
 
 def own_jobs(names: Sequence[str]) -> list[QueuedJob]:
-    """The jobs of this user that have one of some names, and wait or run.
+    """Return this user's waiting and running jobs that have one of some names.
 
     Raises:
         InputError: LSF does not answer, or not in the format that was asked for.
@@ -62,7 +62,7 @@ def parse_jobs(text: str) -> list[QueuedJob]:
 
 
 def idle_nodes(queue: str | None) -> int:
-    """How many hosts have no job now.
+    """Return how many hosts have no job now.
 
     Args:
         queue: of which; of all, if that is None.
@@ -78,7 +78,7 @@ def idle_nodes(queue: str | None) -> int:
 
 
 def parse_hosts(text: str) -> list[str]:
-    """The hosts and groups of hosts of a queue, as ``bqueues`` tells them; none where it may use all.
+    """Read the hosts and host groups of a queue from ``bqueues``; none if it may use all.
 
     >>> parse_hosts("batch_nodes/ h17+2 \\n"), parse_hosts("all \\n")
     (['batch_nodes', 'h17'], [])

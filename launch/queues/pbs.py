@@ -1,7 +1,7 @@
 """The queue of PBS.
 
-Written by the manual of PBS Professional 2021 and OpenPBS (``qselect``, ``qstat``, ``pbsnodes``, ``qdel``), and tested
-with what that shows they print; there was no PBS to try it on.
+Written by the manual of PBS Professional 2021 and OpenPBS (``qselect``, ``qstat``, ``pbsnodes``,
+``qdel``), and tested with what that shows they print; there was no PBS to try it on.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _RUNNING = "RESUB"
 
 
 def own_jobs(names: Sequence[str]) -> list[QueuedJob]:
-    """The jobs of this user that have one of some names, and wait or run.
+    """Return this user's waiting and running jobs that have one of some names.
 
     Raises:
         InputError: PBS does not answer, or not in the format that was asked for.
@@ -50,13 +50,14 @@ def parse_jobs(text: str) -> list[QueuedJob]:
 
 
 def idle_nodes(queue: str | None) -> int:
-    """How many nodes have no job now.
+    """Return how many nodes have no job now.
 
     Args:
         queue: nodes that belong to another one do not count, where that is not None.
 
     Raises:
-        InputError: PBS does not answer, or not in the format that was asked for, or there is no such queue.
+        InputError: PBS does not answer, or not in the format that was asked for, or there is no
+            such queue.
     """
     if queue is not None:
         call(["qstat", "-Q", queue])

@@ -40,7 +40,7 @@ class Queue:
     options: tuple[str, ...]
 
     def queue_of(self, options: Sequence[str]) -> str | None:
-        """The queue that options of a submission name; None where they name none."""
+        """Return the queue that options of a submission name, or None."""
         parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
         parser.add_argument(*self.options, dest="queue", nargs="?")
         queue: str | None = parser.parse_known_args(options)[0].queue

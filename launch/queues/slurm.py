@@ -11,7 +11,7 @@ from launch.slurm_jobs import find_jobs
 
 
 def own_jobs(names: Sequence[str]) -> list[QueuedJob]:
-    """The jobs of this user that have one of some names, and wait or run.
+    """Return this user's waiting and running jobs that have one of some names.
 
     Raises:
         InputError: Slurm does not answer, or not in the format that was asked for.
@@ -26,7 +26,7 @@ def own_jobs(names: Sequence[str]) -> list[QueuedJob]:
 
 
 def idle_nodes(partition: str | None) -> int:
-    """How many nodes have no job now.
+    """Return how many nodes have no job now.
 
     Args:
         partition: of which; of the default one, or of all where there is none, if that is None.

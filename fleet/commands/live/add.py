@@ -2,8 +2,9 @@
 
   fleet add runs/digits entry.yaml
 
-The file holds what an entry of `models` in a spec holds: a family or a build: function, args, train, gpus, ... The
-names of its networks are printed once the run has accepted them. A network whose values are wrong fails by itself.
+The file holds what an entry of `models` in a spec holds: a family or a build: function, args,
+train, gpus, ... The names of its networks are printed once the run has accepted them. A network
+whose values are wrong fails by itself.
 """
 
 from __future__ import annotations

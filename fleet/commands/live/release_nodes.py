@@ -2,11 +2,12 @@
 
   fleet release-nodes runs/digits --nodes 1 --within 2min
 
-The launch chooses the nodes on which stopping costs least. The groups there save and leave, at their next step; where
-the time is too short for that, they give up what they have trained since their last checkpoint. Their networks go on
-elsewhere. The command ends once the nodes are free. Under mpirun --with-ft ulfm their processes end as well, and with
---shrink JOB Slurm takes the nodes out of its job then. In any other launch they wait, without work, for its end, since
-MPI lets no rank leave before the others.
+The launch chooses the nodes on which stopping costs least. The groups there save and leave, at
+their next step; where the time is too short for that, they give up what they have trained since
+their last checkpoint. Their networks go on elsewhere. The command ends once the nodes are free.
+Under mpirun --with-ft ulfm their processes end as well, and with --shrink JOB Slurm takes the nodes
+out of its job then. In any other launch they wait, without work, for its end, since MPI lets no
+rank leave before the others.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
   fleet skip runs/digits cnn-3           from the next launch on, cnn-3 is not trained; its row says `skipped`
   fleet skip runs/digits cnn-3 --undo    the launches after that train it again, from where it was
 
-It takes effect when a launch begins, so it can be given at any time. A launch that is at work goes on with the network:
-`fleet stop` drops it there.
+It takes effect when a launch begins, so it can be given at any time. A launch that is at work goes
+on with the network: `fleet stop` drops it there.
 """
 
 from __future__ import annotations

@@ -4,9 +4,9 @@
   fleet watch runs/digits --json    one JSON object a line, for the ends of epochs alone
   fleet watch runs/digits --from 0s --speed 60    the run once more, from its beginning, a minute in a second
 
-It shows what comes from now on, and ends with the launch. Of several launches that share the networks of a run it shows
-what all of them do, until none is at work. With --from it shows the run again; if the run goes on, it catches up with
-the present and follows it.
+It shows what comes from now on, and ends with the launch. Of several launches that share the
+networks of a run it shows what all of them do, until none is at work. With --from it shows the run
+again; if the run goes on, it catches up with the present and follows it.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _again(state: RunState, tail: RunTail, from_s: float, speed: float) -> Iterator[Event]:
-    """What has happened so far from some time on, as fast as is wanted."""
+    """Replay the events so far from some time on, at the given speed."""
     logs: defaultdict[Path, list[LoggedEvent]] = defaultdict(list)
     for dated in tail.poll():
         logs[dated.log].append(LoggedEvent(dated.t_s, dated.event))

@@ -4,9 +4,10 @@
   fleet simulate autoscale --jobs jobs.json --drop --json
 
 Jobs come from a file, or are drawn at random. The batch of an elastic job follows its number of
-GPUs; that of a fixed job, the baseline, does not. A file gives the scaling of each job, so there the
-policy changes nothing. The completion time of a job is counted from its arrival; efficiency is the
-work of the jobs that completed over the GPU-minutes they held. docs/elastic.md says what is assumed.
+GPUs; that of a fixed job, the baseline, does not. A file gives the scaling of each job, so there
+the policy changes nothing. The completion time of a job is counted from its arrival; efficiency is
+the work of the jobs that completed over the GPU-minutes they held. docs/elastic.md says what is
+assumed.
 """
 
 from __future__ import annotations
@@ -149,7 +150,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _jobs(args: argparse.Namespace) -> tuple[int, Sequence[ElasticJob], float]:
-    """The cluster's GPUs, the jobs, and when to end."""
+    """Return the cluster's GPUs, the jobs, and when to end."""
     if args.jobs == "generate":
         gpus = 400 if args.gpus is None else args.gpus
         return (
@@ -218,7 +219,7 @@ def _print(jobs: Sequence[ElasticJob], outcome: Outcome) -> None:
 
 
 def moments(jobs: Sequence[ElasticJob], outcome: Outcome) -> tuple[list[float], list[float]]:
-    """When jobs arrived and when jobs completed, each in order."""
+    """Return when jobs arrived and when jobs completed, each in order."""
     arrived = sorted(job.arrival_min for job in jobs)
     ended = sorted(
         job.arrival_min + took
@@ -260,7 +261,7 @@ def plot(path: Path, jobs: Sequence[ElasticJob], outcome: Outcome, settings: Aut
 
 
 def _gpus_in_use(outcome: Outcome) -> tuple[list[float], list[int]]:
-    """The minutes at which the number of GPUs in use changes, and that number from then on."""
+    """Return the minutes at which the number of GPUs in use changes, and that number from then on."""
     changes: Counter[float] = Counter()
     for holding in outcome.holdings:
         changes[holding.start_min] += holding.gpus

@@ -4,9 +4,10 @@
     fleet simulate batch-queue trace.swf --requests recent --convention work-conserving
     fleet simulate batch-queue trace.swf --fit
 
-Jobs are drawn from a law (times in hours) or read from a trace in the Standard Workload Format. Utilisation
-counts runs that complete; the response of a job is the time from its arrival to its completion. When
-reservations start decides which rule is best: docs/reservations.md has the numbers.
+Jobs are drawn from a law (times in hours) or read from a trace in the Standard Workload Format.
+Utilisation counts runs that complete; the response of a job is the time from its arrival to its
+completion. When reservations start decides which rule is best: docs/reservations.md has the
+numbers.
 """
 
 from __future__ import annotations

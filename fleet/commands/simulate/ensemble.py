@@ -8,12 +8,13 @@
 
 The policies are those of a real run. FILE is a rates file whose networks have epochs, which the
 policies do not know. By default `global` trains in lockstep and the others at free pace. Moves cost
-what they cost in each kind of system: `adaptive` pays 5 s for every group that starts or changes; the
-paper's policies pay a checkpoint of 34 s for every group that stops unfinished, and 0.46 s for a
-decision (Table 4 of the paper); `baseline` and `homogeneous` pay nothing. With `--profile online`,
-policies begin with guesses, and learn rates while networks train. With `--networks-per-gpu`,
-networks share GPUs while they outnumber them: K on each, or with auto as many as pay. No schedule can
-be shorter than the bound, even if moves cost nothing and the epochs are known.
+what they cost in each kind of system: `adaptive` pays 5 s for every group that starts or changes;
+the paper's policies pay a checkpoint of 34 s for every group that stops unfinished, and 0.46 s for
+a decision (Table 4 of the paper); `baseline` and `homogeneous` pay nothing. With `--profile
+online`, policies begin with guesses, and learn rates while networks train. With
+`--networks-per-gpu`, networks share GPUs while they outnumber them: K on each, or with auto as many
+as pay. No schedule can be shorter than the bound, even if moves cost nothing and the epochs are
+known.
 """
 
 from __future__ import annotations
@@ -207,14 +208,14 @@ def _when_profiled(text: str) -> str:
 
 
 def _slots(text: str) -> int | None:
-    """How many networks may share a GPU; None for auto."""
+    """Return how many networks may share a GPU; None for auto."""
     if text == "auto":
         return None
     return integer(1, MAX_SLOTS)(text)
 
 
 def _sharing(text: str) -> tuple[float, ...]:
-    """What 1, 2, ... networks on one GPU train together, as times of what one does."""
+    """Read the speed-ups of 1, 2, ... networks on one GPU over one network."""
     speedups = tuple(map(positive, text.split(",")))
     if speedups[0] != 1 or len(speedups) > MAX_SLOTS:
         raise argparse.ArgumentTypeError(
@@ -225,7 +226,7 @@ def _sharing(text: str) -> tuple[float, ...]:
 
 
 def _cluster(args: argparse.Namespace, rates: RateTable) -> Cluster:
-    """The cluster that the options describe, with its slots.
+    """Return the cluster that the options describe, with its slots.
 
     Raises:
         UserError: nobody says what networks train that share a GPU, or it is said and none do.

@@ -2,8 +2,9 @@
 
     fleet simulate eviction --running 24 --nodes 1024 --deadline 15 --step 5
 
-Batch jobs like those of Theta are drawn. For each deadline the plan is carried out, minute by minute, until all
-jobs have ended. Numbers are means over the draws. docs/eviction.md says what is assumed.
+Batch jobs like those of Theta are drawn. For each deadline the plan is carried out, minute by
+minute, until all jobs have ended. Numbers are means over the draws. docs/eviction.md says what is
+assumed.
 """
 
 from __future__ import annotations

@@ -159,7 +159,7 @@ def _placement(args: argparse.Namespace) -> str:
 
 
 def _trace(args: argparse.Namespace) -> files.Trace:
-    """The part of the trace that was asked for, its nodes arranged by name if they are placed so."""
+    """Read the requested part of the trace; sort its nodes by name if they are placed so."""
     first, last = args.nodes
     pace = ProgressLine("fleet simulate idle-nodes", f"{args.events}: read", "bytes")
     full_trace = files.read_events(args.events, pace)
