@@ -1,7 +1,5 @@
 """Architecture search by aging evolution (Real et al., AAAI 2019).
 
-The best of a few random parents is mutated, and the oldest members are removed.
-
     models:
       - family: cnn
         space: {"filters.0": [16, 32, 64], "filters.1": [32, 64, 128], kernel: [3, 5]}
@@ -9,6 +7,8 @@ The best of a few random parents is mutated, and the oldest members are removed.
           sampler: evolution_searcher:Searcher
           max_trials: 100
           options: {population: 20, sample: 5}
+
+The best of a few random parents is mutated, and the oldest members are removed.
 """
 
 import random
@@ -18,33 +18,25 @@ class Searcher:
     """Mutate one value of a good network at a time."""
 
     def __init__(self, space, seed, mode, population=20, sample=5):
-        self.space, self.random, self.sign = (
-            space,
-            random.Random(seed),
-            1 if mode == "maximize" else -1,
-        )
-        self.population, self.sample, self.members, self.living = (
-            population,
-            min(sample, population),
-            {},
-            [],
-        )
+        self.space = space
+        self.random = random.Random(seed)
+        self.sign = 1 if mode == "maximize" else -1
+        self.population = population
+        self.sample = min(sample, population)
+        self.members = {}  # number -> values
+        self.living = []  # (score, number) of possible parents
 
     def draw(self, name):
         values = self.space[name]
-        return (
-            self.random.choice(values)
-            if isinstance(values, tuple)
-            else values.at(self.random.random())
-        )
+        if isinstance(values, tuple):
+            return self.random.choice(values)
+        return values.at(self.random.random())
 
     def propose(self):
         if len(self.members) < self.population or len(self.living) < self.sample:
             return {name: self.draw(name) for name in self.space}
-        parent, name = (
-            max(self.random.sample(self.living, self.sample))[1],
-            self.random.choice(list(self.space)),
-        )
+        parent = max(self.random.sample(self.living, self.sample))[1]
+        name = self.random.choice(list(self.space))
         return {**self.members[parent], name: self.draw(name)}
 
     def ask(self, number):

@@ -28,15 +28,14 @@ def main(spec, ranks, trials):
         def begin():
             trial = study.ask()
             rate = trial.suggest_float("learning_rate", 1e-4, 0.5, log=True)
-            training[
-                running.add({"family": "softmax", "train": {"optimizer": {"learning_rate": rate}}})
-            ] = trial
+            entry = {"family": "softmax", "train": {"optimizer": {"learning_rate": rate}}}
+            training[running.add(entry)] = trial
 
         for _ in range(min(AT_ONCE, trials)):
             begin()
         for report in running.reports():
             trial = training.get(report.network)
-            if trial is None:  # it was stopped, and has ended one epoch more
+            if trial is None:  # it was stopped and has finished one more epoch
                 continue
             trial.report(report.value, report.epoch)
             if report.is_last:

@@ -62,7 +62,8 @@ class Searcher:
             pruner=PRUNERS[pruner](**pruner_options or {}),
             sampler=SAMPLERS[sampler](seed=seed, **options),
         )
-        self.trials, self.proposed = {}, []
+        self.trials = {}
+        self.proposed = []
 
     def ask(self, number):
         for _ in range(20):  # a small space is used up at some time
@@ -92,11 +93,10 @@ class Searcher:
             and value is not None
             and (not self.has_several or not any(map(math.isnan, value)))
         )
-        state = (
-            TrialState.COMPLETE
-            if done
-            else TrialState.PRUNED
-            if outcome == "pruned"
-            else TrialState.FAIL
-        )
+        if done:
+            state = TrialState.COMPLETE
+        elif outcome == "pruned":
+            state = TrialState.PRUNED
+        else:
+            state = TrialState.FAIL
         self.study.tell(self.trials.pop(number), value if done else None, state=state)

@@ -21,19 +21,17 @@ class Searcher:
     """Give each child the age that its parent had when the child was proposed."""
 
     def __init__(self, space, seed, mode, population=8, every=3, quarter=0.25, factors=(0.8, 1.25)):
-        self.space, self.random, self.sign = (
-            space,
-            random.Random(seed),
-            1 if mode == "maximize" else -1,
-        )
-        self.population, self.every, self.quarter, self.factors = (
-            population,
-            every,
-            quarter,
-            factors,
-        )
-        self.members, self.ages, self.peers = {}, {}, {}  # by number, by number, by age
-        self.waiting = []  # parents of the children that will be asked for
+        self.space = space
+        self.random = random.Random(seed)
+        self.sign = 1 if mode == "maximize" else -1
+        self.population = population
+        self.every = every
+        self.quarter = quarter
+        self.factors = factors
+        self.members = {}  # number -> values
+        self.ages = {}  # number -> epochs, with those of its ancestors
+        self.peers = {}  # age -> sorted scores
+        self.waiting = []  # parents of the next children
 
     def ask(self, number):
         if self.waiting:
@@ -53,13 +51,11 @@ class Searcher:
         self.ages[number] += 1
         if self.ages[number] % self.every:
             return "go_on"
-        score = (
-            self.sign * value if value == value else float("-inf"),
-            number,
-        )  # one that is no number is the worst
-        self.peers[self.ages[number]] = peers = sorted(
-            [*self.peers.get(self.ages[number], ()), score]
-        )
+        if value != value:  # NaN is the worst
+            value = -self.sign * float("inf")
+        score = (self.sign * value, number)
+        age = self.ages[number]
+        self.peers[age] = peers = sorted([*self.peers.get(age, ()), score])
         few = int(self.quarter * len(peers))
         if score not in peers[:few]:
             return "go_on"
@@ -70,11 +66,9 @@ class Searcher:
         """Do nothing: the outcome of a network is not used."""
 
     def draw(self, values):
-        return (
-            self.random.choice(values)
-            if isinstance(values, tuple)
-            else values.at(self.random.random())
-        )
+        if isinstance(values, tuple):
+            return self.random.choice(values)
+        return values.at(self.random.random())
 
     def near(self, name, value):
         values = self.space[name]

@@ -26,9 +26,12 @@ class Searcher:
     """Propose points from an optimizer; networks still training count as the worst so far."""
 
     def __init__(self, space, seed, mode, **options):
-        self.space, self.seed, self.options = space, seed, options
+        self.space = space
+        self.seed = seed
+        self.options = options
         self.sign = -1 if mode == "maximize" else 1  # scikit-optimize minimizes
-        self.proposed, self.losses = {}, {}
+        self.proposed = {}
+        self.losses = {}
 
     def ask(self, number):
         optimizer = Optimizer(
@@ -43,7 +46,7 @@ class Searcher:
                 [self.losses.get(trial, worst) for trial in self.proposed],
             )
         point = optimizer.ask()
-        if point in self.proposed.values():  # a small space, or trial whose best point is known
+        if point in self.proposed.values():  # a small space, or its best point is known
             fresh = (
                 draw
                 for draw in optimizer.space.rvs(100, random_state=self.seed + number)
@@ -54,8 +57,8 @@ class Searcher:
             return None
         self.proposed[number] = point
         return {
-            name: values[values_of_point] if isinstance(values, tuple) else values_of_point
-            for (name, values), values_of_point in zip(self.space.items(), point, strict=True)
+            name: values[coordinate] if isinstance(values, tuple) else coordinate
+            for (name, values), coordinate in zip(self.space.items(), point, strict=True)
         }
 
     def add_prior_trial(self, number, values):

@@ -420,7 +420,9 @@ class TargetedSource(RandomAccess):
             self.labels = targets.values
             self.classes = targets.names
         else:
-            self.target, self.targets, self.classes = targets.spec(), targets.values, targets.names
+            self.target = targets.spec()
+            self.targets = targets.values
+            self.classes = targets.names
         if weights is not None:
             self.weights = weights
 
